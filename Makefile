@@ -1,5 +1,7 @@
 # Every target makes what it needs first (.venv, torch, the native module), and only what is missing or out of date.
 PYTHON ?= python3
+# Another torch than the one that is there, or the newest that was tested: make build TORCH=2.13.0
+TORCH ?=
 JOBS ?= $(shell nproc)
 
 # Python tests at a time, since most of them wait most of the time; 0: one, without pytest-xdist.
@@ -24,7 +26,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export UBSAN_OPTIONS ?= print_stacktrace=1
 PIP := $(PY) -m pip --disable-pip-version-check -qq
 
-.PHONY: help build demo test test-fast cpp-test python-test bench bench-codec bench-cost bench-train lint format all-tests hostile hostile-build sanitize asan tsan fuzz fuzz-long cuda-check cuda-compile soak soak-elastic wheel ecosystem emulated model clean ucx-came-later
+.PHONY: help build demo test test-fast cpp-test python-test bench bench-codec bench-cost bench-train lint format all-tests hostile hostile-build sanitize asan tsan fuzz fuzz-long cuda-check cuda-compile soak soak-elastic wheel ecosystem emulated model clean ucx-came-later torch-asked
 .NOTPARALLEL:
 
 # What follows `## GROUP:` after a target is its line in this list.
@@ -35,9 +37,11 @@ help: ## quick: this list
 	    sub(/:.*/, "", $$1); printf "  make %-14s %s\n", $$1, substr($$2, length(group) + 3) }' Makefile; \
 	done
 
-$(BASE): tools/setup_env.sh pyproject.toml
-	@PYTHON="$(PYTHON)" tools/setup_env.sh base
+$(BASE): tools/setup_env.sh pyproject.toml $(if $(TORCH),torch-asked)
+	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" tools/setup_env.sh base
 	@touch $@
+
+torch-asked:
 
 $(ENVIRONMENT): $(BASE)
 	@tools/setup_env.sh packages
@@ -132,6 +136,21 @@ MUTANT_SEED ?= 0
 .PHONY: mutants
 mutants: $(NATIVE) ## full: which of MUTANTS (40) faults in each of MUTANT_PACKAGES the unit tests see
 	@$(PY) tools/mutants.py $(MUTANT_PACKAGES) --number $(MUTANTS) --seed $(MUTANT_SEED)
+
+# Each has a copy of the tree and a .venv of its own in build/torch-VERSION; the copies are kept, and built anew where they
+# changed.
+TORCH_MATRIX ?= $(shell sed -n '1p;$$p' tools/tested_torch.txt)
+MATRIX_TESTS ?= tests/unit/backend tests/unit/gradients tests/multiprocess
+.PHONY: torch-matrix
+torch-matrix: ## full: MATRIX_TESTS on the oldest and the newest torch (TORCH_MATRIX)
+	@for version in $(TORCH_MATRIX); do \
+	  echo "torch-matrix: torch $$version"; \
+	  tools/copy_tree.sh build/torch-$$version && \
+	  $(OWN_MAKE) -s -C build/torch-$$version build TORCH=$$version && \
+	  (cd build/torch-$$version && .venv/bin/python -m pytest -q -m "not slow" -n $(TEST_WORKERS) --dist loadgroup \
+	    $(MATRIX_TESTS)) || exit 1; \
+	done
+	@echo "make torch-matrix: passed on torch $(TORCH_MATRIX)"
 
 bench: $(NATIVE) ## bench: all-reduce over the emulated WAN, geocomm against Gloo
 	@$(PY) benchmarks/bench_wan.py

@@ -5,14 +5,15 @@
 #   PYTHON=python3.12 tools/setup_env.sh base
 #   tools/setup_env.sh packages
 #
-# A torch (2.11 or later) that $PYTHON can import is used as it is. Otherwise torch 2.13.0 is installed: the CPU build where
-# there is no NVIDIA driver. Debian packages are installed only when missing, and only by root.
+# TORCH=2.13.0 installs that torch. Without it, one (2.11 or later) that $PYTHON can import is used as it is; else the newest
+# of tools/tested_torch.txt is installed. Where there is no NVIDIA driver it is a CPU build, the newest that there is one of.
+# Debian packages are installed only when missing, and only by root.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 PYTHON=${PYTHON:-python3}
 VENV=.venv
-TORCH=torch==2.13.0
+TORCH=${TORCH-}
 CPU_INDEX=https://download.pytorch.org/whl/cpu
 export TORCH_DEVICE_BACKEND_AUTOLOAD=0 PIP_DISABLE_PIP_VERSION_CHECK=1
 # Modules of the user's PYTHONPATH are not the environment's.
@@ -57,7 +58,7 @@ ensure_debian_packages() {
 
 make_venv() {
   local folder
-  if folder=$(torch_folder "$PYTHON"); then
+  if [ -z "$TORCH" ] && folder=$(torch_folder "$PYTHON"); then
     say "making $VENV around the torch in $folder"
     "$PYTHON" -m venv --system-site-packages "$VENV"
     # Where $PYTHON is itself a virtual environment, "system" means the interpreter below it, which has no torch.
@@ -70,16 +71,39 @@ make_venv() {
   fi
 }
 
+# The versions of torch that pip knows CPU builds of; asks indexes for their lists alone. Arguments: pip's.
+cpu_builds() {
+  "$VENV/bin/python" -m pip index versions torch --retries 0 --timeout 15 "$@" 2>/dev/null |
+    sed -n 's/^Available versions: //p' | tr -d ' ' | tr ',' '\n' | sed -n 's/+cpu$//p'
+}
+
+# The newest version of tools/tested_torch.txt among the lines of stdin.
+newest_tested() {
+  tac tools/tested_torch.txt | grep -Fx -m 1 -f <(cat) || true
+}
+
 install_torch() {
+  local wanted=$TORCH newest
+  newest=$(tail -n 1 tools/tested_torch.txt)
   if [ -e /proc/driver/nvidia/version ] || command -v nvidia-smi >/dev/null; then
-    say "installing $TORCH for CUDA (several GB)"
-    pip_install "$TORCH"
+    say "installing torch ${wanted:=$newest} for CUDA (several GB)"
+    pip_install "torch==$wanted"
     return
   fi
-  say "installing $TORCH for the CPU"
-  pip_install --retries 0 --timeout 15 --index-url "$CPU_INDEX" "$TORCH" >/dev/null 2>&1 && return
-  say "$CPU_INDEX does not answer; taking the default index instead (whose build may be the large one, for CUDA)"
-  pip_install "$TORCH"
+  [ -n "$wanted" ] || wanted=$(cpu_builds --index-url "$CPU_INDEX" | newest_tested)
+  [ -n "$wanted" ] || wanted=$(cpu_builds | newest_tested)  # of the machine's own index or folder of wheels
+  : "${wanted:=$newest}"
+  say "installing torch $wanted for the CPU"
+  pip_install --retries 0 --timeout 15 --index-url "$CPU_INDEX" "torch==$wanted+cpu" >/dev/null 2>&1 && return
+  pip_install "torch==$wanted+cpu" >/dev/null 2>&1 && return
+  say "there is no CPU build of torch $wanted; taking the default index instead (whose build may be the large one, for CUDA)"
+  pip_install "torch==$wanted"
+}
+
+# Whether .venv has the torch that was asked for.
+has_torch() {
+  torch_folder "$VENV/bin/python" >/dev/null || return 1
+  [ -z "$TORCH" ] || [ "$("$VENV/bin/python" -c 'from importlib.metadata import version; print(version("torch").split("+")[0])')" = "$TORCH" ]
 }
 
 # Requirements of pyproject.toml, one per line: `build` those of the build, `extras` what the driver and the tests need.
@@ -97,7 +121,7 @@ END
 
 make_base() {
   local version build_requirements
-  command -v "$PYTHON" >/dev/null || fail "$PYTHON is not there; name a Python 3.11 to 3.13 with make PYTHON=..."
+  command -v "$PYTHON" >/dev/null || fail "$PYTHON is not there; name a Python 3.11 to 3.14 with make PYTHON=..."
   version=$("$PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
   "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
     fail "$PYTHON is Python $version, geocomm needs 3.11 or later: make PYTHON=..."
@@ -105,7 +129,7 @@ make_base() {
   "$VENV/bin/python" -m pip --version >/dev/null 2>&1 || { rm -rf "$VENV"; make_venv; }
   touch "$VENV/constraints.txt"
   pip_install "pip>=24"
-  torch_folder "$VENV/bin/python" >/dev/null || { : >"$VENV/constraints.txt"; install_torch; }
+  has_torch || { : >"$VENV/constraints.txt"; install_torch; }
   torch_folder "$VENV/bin/python" >/dev/null ||
     fail "torch does not import in $VENV: $VENV/bin/python -c 'import torch' says why"
   "$VENV/bin/python" -c 'from importlib.metadata import version; print("torch==" + version("torch"))' >"$VENV/constraints.txt"

@@ -8,15 +8,23 @@ from typing import TYPE_CHECKING
 
 from geocomm.core.environment import cpu_level, log_level, tensor_threads
 from geocomm.core.errors import CLASS_OF_CODE, InternalError, VersionMismatchError
-from geocomm.core.message_log import write_through
+from geocomm.core.message_log import logger, write_through
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+OLDEST_TORCH = "2.11"
+NEWEST_TESTED_TORCH = "2.15"
+"""A newer one is warned of."""
 
 
 def rdma_plugin() -> str:
     """Where the library is that uses UCX, if this geocomm was built with UCX's headers."""
     return str(Path(__file__).parents[1] / "_bin" / "libgeocomm_ucx.so")
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")[:2]))
 
 
 @functools.cache
@@ -41,6 +49,12 @@ def native() -> ModuleType:
             f"this geocomm was built for torch {TORCH_VERSION}, but torch {torch.__version__} is installed; install "
             f"the wheel for torch {here}, or rebuild it in its source tree: pip install --no-build-isolation "
             "--force-reinstall --no-deps ."
+        )
+    if _minor(TORCH_VERSION) > _minor(NEWEST_TESTED_TORCH):
+        logger().warning(
+            f"geocomm was tested with torch {OLDEST_TORCH} to {NEWEST_TESTED_TORCH}, and this is torch "
+            f"{torch.__version__}, in which parts of torch that it uses may have changed. `make torch-matrix "
+            f"TORCH_MATRIX={torch.__version__.split('+')[0]}` in its source tree runs its tests with it"
         )
     try:
         from geocomm import _C

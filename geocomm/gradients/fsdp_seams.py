@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from geocomm.core.errors import UnsupportedError
 from geocomm.gradients.shard import Shard
 
-CHECKED_TORCH = ("2.11", "2.13")
+CHECKED_TORCH = ("2.11", "2.13", "2.15")
 """The minor versions of torch whose private parts were looked at and run."""
 
 _PARTS_OF_A_GROUP = ("fsdp_params", "device", "mesh_info", "_all_reduce_hook", "gradient_divide_factor")
@@ -28,7 +28,7 @@ def require_known_parts(groups: Iterable[Any], version: str = torch.__version__)
     groups: torch's FSDPParamGroups of the model.
     """
     missing = sorted(set(_missing_parts(groups)))
-    checked = " and ".join(CHECKED_TORCH)
+    checked = ", ".join(CHECKED_TORCH)
     if missing:
         raise UnsupportedError(
             f"fsdp_hook uses private parts of FSDP2, which were checked with torch {checked}; torch {version} has no "

@@ -49,7 +49,7 @@ def test_parts_that_are_missing_are_named() -> None:
         require_known_parts([group], "2.16.0")
     text = str(caught.value)
     assert "torch 2.16.0 has no FSDPParam.padded_sharded_param_size, FSDPParamGroup._all_reduce_hook" in text
-    assert " and ".join(CHECKED_TORCH) in text
+    assert ", ".join(CHECKED_TORCH) in text
 
 
 def test_builds_of_a_version_that_was_checked_are_let_through() -> None:
