@@ -15,6 +15,7 @@ from types import TracebackType
 
 from geocomm.core.environment import under_geocomm_run
 from geocomm.core.message_log import logger
+from geocomm.core.place import local_rank
 
 _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
@@ -61,6 +62,10 @@ def _tell_shortly(error: BaseException, trace: TracebackType | None) -> bool:
     hidden = (_PACKAGE, str(Path(sys.modules["torch"].__file__ or "").resolve().parent) + os.sep)
     own = traceback.StackSummary.from_list([one for one in frames if not _inside(one.filename, hidden)])
     told = traceback.format_exception_only(type(error), error)
+    if local_rank() > 0:  # most errors are those of all ranks: the first one of a machine tells more
+        where = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+        print(f"{''.join(told).rstrip()}{where}", file=sys.stderr, flush=True)
+        return True
     left_out = [f"  (calls inside geocomm and torch are left out: {len(frames) - len(own)}; GEOCOMM_LOG=debug)\n"]
     lines = ["Traceback (most recent call last):\n", *own.format(), *left_out, *told]
     print("".join(lines), end="", file=sys.stderr, flush=True)

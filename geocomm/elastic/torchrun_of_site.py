@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
 from geocomm.core.site import site_name
 from geocomm.elastic.rank_forks import RankForks, preload
-from geocomm.rendezvous.first_error import hide_torchruns_line, tell_failure
+from geocomm.rendezvous.first_error import hide_torchruns_lines, tell_failure
 from geocomm.rendezvous.launch_checks import check_program
 
 run = cast(Any, torchrun)  # without types
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
     except BadInput as error:
         print(f"geocomm run: {error}", file=sys.stderr, flush=True)
         return EXIT_BAD_INPUT
-    hide_torchruns_line()
+    hide_torchruns_lines()
     lets_one = hasattr(api, "get_subprocess_handler") and hasattr(SubprocessHandler, "_popen")
     if lets_one and not chosen.no_python and not chosen.run_path and preload():
         fork_ranks()

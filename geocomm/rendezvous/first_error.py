@@ -68,10 +68,10 @@ def tell_failure(error: ChildFailedError, site: str, store: dist.Store | None = 
     _print(f"first error: {found}")
 
 
-def hide_torchruns_line() -> None:
-    """torchrun logs each failed rank; `tell_failure` says the same."""
+def hide_torchruns_lines() -> None:
+    """torchrun logs each failed rank, and each that it ends; `tell_failure` says the same."""
     api = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
-    api.addFilter(lambda record: not str(record.msg).startswith("failed (exitcode"))
+    api.addFilter(lambda record: not str(record.msg).startswith(("failed (exitcode", "Sending process")))
 
 
 def _first_of_all(store: dist.Store, own: RankFailure, nodes: int) -> RankFailure:

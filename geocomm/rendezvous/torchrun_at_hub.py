@@ -30,7 +30,7 @@ from geocomm.core.environment import keep_keys_from_ranks
 from geocomm.core.errors import InvalidArgumentError, UnsupportedError
 from geocomm.core.port_holder import port_holder
 from geocomm.core.site import site_name
-from geocomm.rendezvous.first_error import hide_torchruns_line, tell_failure
+from geocomm.rendezvous.first_error import hide_torchruns_lines, tell_failure
 from geocomm.rendezvous.hub_rendezvous import HubRendezvousMaker, keys_or_refusal
 from geocomm.rendezvous.launch_checks import (
     check_codec,
@@ -76,7 +76,7 @@ def main(arguments: list[str]) -> None:
     chosen.rdzv_backend, chosen.rdzv_endpoint = "geocomm", hub
     chosen.rdzv_conf = ",".join(filter(None, [chosen.rdzv_conf, f"rank={chosen.node_rank or 0}"]))
     chosen.node_rank = 0  # torchrun warns of a node rank, since it does not know this backend
-    hide_torchruns_line()
+    hide_torchruns_lines()
     try:
         cast(Any, run).run(chosen)
     except InvalidArgumentError as error:

@@ -158,3 +158,18 @@ def test_frames_of_geocomm_are_shown_at_the_level_debug_alone(job: Job, level: s
     assert ("core/options.py" in job.output()) is (level == "debug")
     assert 'wrong.py", line 2' in job.output()
     assert "first error: rank 0 (site a): InvalidArgumentError: option codec" in lines_of(job, 0)[-1]
+
+
+def test_error_of_all_ranks_of_a_node_is_told_in_few_lines(job: Job) -> None:
+    program = job.folder.parent / "wrong.py"
+    program.write_text("import geocomm, torch\ngeocomm.Options(codec='int9')\n")
+    job.start(
+        *("-m", "geocomm", "run", "--hub", f"{HUB_HOST}:{free_port(HUB_HOST)}", "--"),
+        *("--nproc-per-node", "4", str(program)),
+        GEOCOMM_KEYS=str(job.folder.parent / "keys" / "a"),
+        GEOCOMM_ONE_SITE="1",
+    )
+    assert job.end() == [1], job.output()
+    lines = lines_of(job, 0)
+    assert len(lines) <= MOST_LINES, job.output()
+    assert "(site a): InvalidArgumentError: option codec" in lines[-1]
