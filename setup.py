@@ -131,7 +131,7 @@ class CMakeBuild(build_ext):
 
 
 def metadata() -> dict[str, object]:
-    """Version (a wheel: 0.2.0+torch2.13.cpu, 0.2.0+torch2.11.cu130) and requirements, by the torch that is there."""
+    """Version (a wheel: 0.3.0+torch2.13.cpu, 0.3.0+torch2.11.cu130) and requirements, by the torch that is there."""
     if "sdist" in sys.argv:
         version, torch = VERSION, "torch>=2.11"
     else:

@@ -1,3 +1,3 @@
 """The version of geocomm, which setup.py reads too."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
