@@ -29,6 +29,7 @@ _MODULES = (
     "export",
     "serve",
     "run",
+    "up",
     "top",
     "why",
     "dashboard",

@@ -180,7 +180,7 @@ class HubRendezvous(RendezvousHandler):
         self._hub, self._way, self._keys, self._node, self._nodes = hub, way, keys, node, nodes
         self._run_id, self._limit = run_id, limit
         own = {"site": site_name(), "one_site": one_site(), "machine": socket.gethostname(), "agent": uuid.uuid4().hex}
-        self._own = json.dumps({**own, "telemetry": collector_socket() is not None})
+        self._own = json.dumps({**own, "nodes": nodes, "telemetry": collector_socket() is not None})
         self._round = 0
         self._called = 0
         self._sites: dict[int, str | None] = {}  # of the nodes of the last round
@@ -297,6 +297,12 @@ class HubRendezvous(RendezvousHandler):
     def _check_nodes(self, store: dist.Store) -> None:
         nodes = [json.loads(store.get(f"{self._round}/{node}")) for node in range(self._nodes)]
         self._sites = {number: node["site"] for number, node in enumerate(nodes)}
+        for number, node in enumerate(nodes):
+            if (other := node.get("nodes", self._nodes)) != self._nodes:
+                raise InvalidArgumentError(
+                    f"node {self._node} counts --nnodes {self._nodes}, node {number} (site {node['site']}) counts "
+                    f"{other}; say the same on all, or copy the sites' folders of keys there again"
+                )
         check_nodes([node["site"] for node in nodes], one_site=all(node["one_site"] for node in nodes))
         if self._round == 1 and (silent := without_telemetry([node.get("telemetry") for node in nodes], self._sites)):
             log(silent)

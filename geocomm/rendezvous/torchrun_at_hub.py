@@ -26,7 +26,7 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from geocomm.core.addresses import HubAddress
 from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
-from geocomm.core.environment import keep_keys_from_ranks
+from geocomm.core.environment import keep_keys_from_ranks, one_site
 from geocomm.core.errors import InvalidArgumentError, UnsupportedError
 from geocomm.core.port_holder import port_holder
 from geocomm.core.site import site_name
@@ -44,7 +44,7 @@ from geocomm.rendezvous.run_at_hub import IS_HUB
 from geocomm.rendezvous.store_process import log
 from geocomm.rendezvous.store_session import ProtocolError, Refused
 from geocomm.rendezvous.tunnel import probe
-from geocomm.security.keys import Keys, KeysError
+from geocomm.security.keys import Keys, KeysError, sites_of
 
 
 def main(arguments: list[str]) -> None:
@@ -62,6 +62,7 @@ def main(arguments: list[str]) -> None:
     if given := [name for name, used in own.items() if used]:
         _refuse(f"leave out {', '.join(given)}: the ranks meet at the hub, {hub}")
     try:
+        _number_by_sites(chosen)
         check_nodes(chosen)
         check_program(chosen)
         check_codec()
@@ -113,12 +114,25 @@ def _find_hub(hub: HubAddress, wait_s: float) -> None:
 
 
 def _parsed(arguments: list[str]) -> Namespace:
-    """torchrun's arguments; node_rank is None where neither they nor torchrun's variable say it."""
+    """torchrun's arguments; nnodes and node_rank are None where neither they nor torchrun's variables say them."""
     parser = run.get_args_parser()
     cast(Any, parser).error = _refuse  # its own prints forty lines of usage before what is wrong
-    if "PET_NODE_RANK" not in os.environ:
-        parser.set_defaults(node_rank=None)
+    unsaid = {name: None for name in ("nnodes", "node_rank") if f"PET_{name.upper()}" not in os.environ}
+    parser.set_defaults(**unsaid)
     return parser.parse_args(arguments)
+
+
+def _number_by_sites(chosen: Namespace) -> None:
+    """What is not said of nnodes and node_rank: one node for each site that the folder of keys lists, in that order.
+
+    KeysError where that list has a bad name."""
+    sites = [] if one_site() else sites_of(keys_or_refusal())
+    fits = site_name() in sites and chosen.nnodes in (None, str(len(sites)))
+    if fits and (chosen.nnodes is None or chosen.node_rank is None):
+        chosen.nnodes = str(len(sites))
+        chosen.node_rank = sites.index(str(site_name())) if chosen.node_rank is None else chosen.node_rank
+        log(f"node {chosen.node_rank} of {chosen.nnodes}: one for each site with keys, {', '.join(sites)}")
+    chosen.nnodes = chosen.nnodes or "1"
 
 
 def _say(message: str) -> None:

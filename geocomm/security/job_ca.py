@@ -1,7 +1,8 @@
 """The certificate authority of a job: makes, renews and revokes the keys of its sites. Behind `geocomm keys`.
 
 A folder DIR holds the CA (ca-key.pem, which signs and never leaves it; ca.pem), a copy of every certificate that was
-issued (issued/), crl.pem once something was revoked, and one folder per site, which is copied to that site as it is.
+issued (issued/), the list of sites (sites.txt), crl.pem once something was revoked, and one folder per site, which is
+copied to that site as it is.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ from geocomm.security.keys import (
     CERTIFICATE_FILE,
     KEY_FILE,
     REVOKED_FILE,
+    SITES_FILE,
     Identity,
     KeysError,
     check_identity,
     identity_of,
+    sites_of,
 )
 
 CA_KEY_FILE = "ca-key.pem"
@@ -101,6 +104,7 @@ class JobCa:
             ca = cls(beside, key, _self_signed(key, job))
             _write(beside / CA_KEY_FILE, _key_pem(key), 0o600)
             _write(beside / CA_FILE, _pem(ca._certificate))
+            _write(beside / SITES_FILE, _lines(sites))
             for site in sites:
                 ca._issue(site, days)
         ca.folder = folder
@@ -124,12 +128,17 @@ class JobCa:
         return cls(folder, key, certificate)
 
     def add(self, site: str, days: int) -> Path:
-        """Keys for a site that has none here; returns its folder."""
+        """Keys for a site that has none here; returns its folder. All folders list it then."""
         check_identity(Identity(self.job, site))
         _check_days(days)
         if (self.folder / site).exists():
             raise KeysError(f"{self.folder / site} exists already; new keys for it: geocomm keys renew {site}")
-        return self._issue(site, days)
+        known = sites_of(self.folder) or self.sites
+        _write(self.folder / SITES_FILE, _lines([*known, site]))
+        added = self._issue(site, days)
+        for name in self.sites:
+            _write(self.folder / name / SITES_FILE, _lines([*known, site]))
+        return added
 
     def renew(self, site: str, days: int) -> Path:
         """A new key and certificate for a site, in place; the old certificate stays good until it expires."""
@@ -174,14 +183,14 @@ class JobCa:
         certificate = self._sign(key, Identity(self.job, site), days)
         (self.folder / ISSUED_FOLDER).mkdir(exist_ok=True)
         _write(self.folder / ISSUED_FOLDER / f"{site}-{certificate.serial_number:x}.pem", _pem(certificate))
-        revoked = self.folder / REVOKED_FILE
+        beside_it = [name for name in (REVOKED_FILE, SITES_FILE) if (self.folder / name).exists()]
         # Files of one folder change together: key and certificate must fit each other at every moment.
         with _replaced(self.folder / site) as beside:
             _write(beside / CA_FILE, _pem(self._certificate))
             _write(beside / CERTIFICATE_FILE, _pem(certificate))
             _write(beside / KEY_FILE, _key_pem(key), 0o600)
-            if revoked.exists():
-                _write(beside / REVOKED_FILE, revoked.read_bytes())
+            for name in beside_it:
+                _write(beside / name, (self.folder / name).read_bytes())
         return self.folder / site
 
     def _sign(self, key: ec.EllipticCurvePrivateKey, identity: Identity, days: int) -> x509.Certificate:
@@ -235,6 +244,10 @@ def _authority(key: ec.EllipticCurvePrivateKey) -> x509.AuthorityKeyIdentifier:
 
 def _pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _lines(names: Sequence[str]) -> bytes:
+    return "".join(f"{name}\n" for name in names).encode()
 
 
 def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:

@@ -23,6 +23,8 @@ CERTIFICATE_FILE = "cert.pem"
 KEY_FILE = "key.pem"
 REVOKED_FILE = "crl.pem"
 """Optional: certificates of the job that are no longer good."""
+SITES_FILE = "sites.txt"
+"""Optional: the sites of the job, one a line, in the order in which they got keys. Nobody is trusted for it."""
 
 _URI = re.compile(r"geocomm://([^/]*)/(.*)", re.DOTALL)
 _Stamp = tuple[int, int, int]
@@ -160,13 +162,42 @@ def identity_of(certificate: x509.Certificate) -> Identity:
     return Identity.of_uris(names.get_values_for_type(x509.UniformResourceIdentifier))
 
 
+def sites_of(folder: str | Path) -> list[str]:
+    """The sites of the job, as a folder of keys lists them; empty where it does not. KeysError for a bad name."""
+    try:
+        names = (Path(folder) / SITES_FILE).read_text(encoding="utf-8").split()
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        raise KeysError(f"cannot read {Path(folder) / SITES_FILE}: {error}") from None
+    try:
+        return [check_site_name(name) for name in dict.fromkeys(names)]
+    except SiteNameError as error:
+        raise KeysError(f"{Path(folder) / SITES_FILE}: {error}") from None
+
+
 def certificate_ends(folder: str | Path) -> float | None:
     """When the certificate of a folder of keys expires, in Unix seconds; None: it cannot be read."""
+    certificate = _certificate(folder)
+    return None if certificate is None else certificate.not_valid_after_utc.timestamp()
+
+
+def certificate_fault(folder: str | Path, now: float) -> str:
+    """What is wrong with the dates of a folder's certificate at a moment, in Unix seconds: "is not valid before …";
+    empty: nothing."""
+    certificate = _certificate(folder)
+    if certificate is not None and now < certificate.not_valid_before_utc.timestamp():
+        return f"is not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
+    if certificate is not None and now > certificate.not_valid_after_utc.timestamp():
+        return f"expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
+    return ""
+
+
+def _certificate(folder: str | Path) -> x509.Certificate | None:
     from cryptography import x509
 
     try:
-        pem = (Path(folder) / CERTIFICATE_FILE).read_bytes()
-        return x509.load_pem_x509_certificate(pem).not_valid_after_utc.timestamp()
+        return x509.load_pem_x509_certificate((Path(folder) / CERTIFICATE_FILE).read_bytes())
     except (OSError, ValueError):
         return None
 

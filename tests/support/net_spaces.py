@@ -29,8 +29,9 @@ class NetSpaces:
         self._spaces: list[str] = []
         self._started: list[subprocess.Popen[str]] = []
 
-    def add(self, name: str, hosts: str = "") -> None:
-        """A machine. hosts: lines of its /etc/hosts after that of localhost; no name server answers there."""
+    def add(self, name: str, hosts: str = "", home: Path | None = None) -> None:
+        """A machine. hosts: lines of its /etc/hosts after that of localhost; no name server answers there. home: of
+        root there, in place of the usual one."""
         space = self._space(name)
         self._spaces.append(space)
         _run("ip", "netns", "add", space)
@@ -38,6 +39,10 @@ class NetSpaces:
         etc.mkdir(parents=True)
         (etc / "hosts").write_text(f"127.0.0.1 localhost\n::1 localhost\n{hosts}\n")
         (etc / "resolv.conf").write_text("nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")
+        if home is not None:
+            users = Path("/etc/passwd").read_text().splitlines()
+            others = [line for line in users if not line.startswith("root:")]
+            (etc / "passwd").write_text("\n".join([f"root:x:0:0::{home}:/bin/sh", *others, ""]))
         self.ip(name, "link set lo up")
 
     def link(self, left: str, right: str, *addresses: tuple[str, str]) -> list[str]:

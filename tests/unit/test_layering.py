@@ -77,7 +77,7 @@ FLOORS = (
     ("integrations", "elastic"),
     ("telemetry",),
     ("gradients", "local_sgd", "diagnostics", "bench", "export", "serve"),
-    ("train", "demo", "dashboard"),
+    ("train", "demo", "dashboard", "ssh_sites"),
     ("cli",),
 )
 FLOOR_OF = {package: floor for floor, packages in enumerate(FLOORS) for package in packages}

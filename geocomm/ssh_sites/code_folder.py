@@ -1,0 +1,94 @@
+"""The folder that goes to every site: that of the script, without keys, repositories and environments."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+from geocomm.core.bad_input import BadInput
+from geocomm.security.job_ca import CA_KEY_FILE
+from geocomm.security.keys import KEY_FILE
+
+MOST_BYTES = 1 << 30
+_NEVER = (".git", "__pycache__", ".venv", "*.pyc", CA_KEY_FILE, KEY_FILE)
+"""Private keys go to their own site alone, and another way."""
+
+
+@dataclass(frozen=True)
+class CodeFolder:
+    """A folder, and what of it is left here."""
+
+    path: Path
+    arguments: tuple[str, ...]
+    """Of torchrun, with the script as it is called inside the folder."""
+    excluded: tuple[str, ...]
+    """Patterns, as rsync and tar both take them."""
+    keys: tuple[str, ...]
+    """Folders of keys inside, relative: never copied."""
+    size_bytes: int
+
+    @classmethod
+    def of(cls, arguments: Sequence[str], exclude: Sequence[str], own_keys: Path) -> CodeFolder:
+        """That of the script among torchrun's arguments; the current folder for `-m module`. BadInput."""
+        words = list(arguments)
+        script = next(
+            (number for number, word in enumerate(words) if word in ("-m", "--module") or _is_file(word)), None
+        )
+        if script is None:
+            raise BadInput(f"no script in {' '.join(words)!r}: write -- train.py, or -- -m module, after the options")
+        if words[script].startswith("-"):
+            path = Path.cwd()
+        else:
+            path = Path(words[script]).resolve().parent
+            words[script] = Path(words[script]).name
+        if path in (Path.home(), Path("/")):
+            raise BadInput(f"{path} would be copied to every site: put the script into a folder of its own")
+        excluded = (*_NEVER, *exclude)
+        keys, size_bytes = _look(path, excluded, own_keys.resolve())
+        if size_bytes > MOST_BYTES:
+            raise BadInput(
+                f"{path} has over {MOST_BYTES >> 30} GiB, too much to copy to each site: name what the script does not "
+                'need with exclude = ["data", …] in sites.toml, or put the script into a folder of its own'
+            )
+        return cls(path, tuple(words), excluded, keys, size_bytes)
+
+    def rsync(self, ssh: str, destination: str) -> list[str]:
+        """What copies it. ssh: the command that rsync runs, as one word."""
+        leave = [f"--exclude={pattern}" for pattern in (*self.excluded, *(f"/{folder}" for folder in self.keys))]
+        return ["rsync", "-rlptz", "--protect-args", "-e", ssh, *leave, f"{self.path}/", destination]
+
+    def tar(self) -> list[str]:
+        """What writes it to standard output, packed."""
+        leave = [f"--exclude={pattern}" for pattern in (*self.excluded, *(f"./{folder}" for folder in self.keys))]
+        return ["tar", "-C", str(self.path), *leave, "-czf", "-", "."]
+
+
+def _is_file(word: str) -> bool:
+    return not word.startswith("-") and Path(word).is_file()
+
+
+def _look(path: Path, excluded: Sequence[str], own_keys: Path) -> tuple[tuple[str, ...], int]:
+    """The folders of keys inside, and the bytes of the rest. Stops counting beyond MOST_BYTES."""
+    keys = [str(own_keys.relative_to(path))] if own_keys.is_relative_to(path) else []  # it may be made later
+    size_bytes = 0
+    for folder, folders, files in os.walk(path):
+        if CA_KEY_FILE in files:
+            if Path(folder) == path:
+                raise BadInput(f"{path} is a folder of keys: its script would take them to every site")
+            keys.append(str(Path(folder).relative_to(path)))
+            folders.clear()
+            continue
+        folders[:] = [name for name in folders if not _matches(name, excluded)]
+        for name in files:
+            if not _matches(name, excluded):
+                size_bytes += os.lstat(os.path.join(folder, name)).st_size
+        if size_bytes > MOST_BYTES:
+            break
+    return tuple(keys), size_bytes
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
