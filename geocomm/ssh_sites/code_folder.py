@@ -87,7 +87,7 @@ def _look(path: Path, excluded: Sequence[str], own_keys: Path) -> tuple[tuple[st
                 size_bytes += os.lstat(os.path.join(folder, name)).st_size
         if size_bytes > MOST_BYTES:
             break
-    return tuple(keys), size_bytes
+    return tuple(dict.fromkeys(keys)), size_bytes
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

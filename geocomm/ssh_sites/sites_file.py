@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 from geocomm.core.addresses import HubAddress, is_loopback
 from geocomm.core.bad_input import BadInput
 from geocomm.core.config_section import Section
-from geocomm.core.model_errors import Location, first_problem, location_text, problem_text
+from geocomm.core.model_errors import Location, location_text, problem_text
 from geocomm.core.site import check_name, check_site_name
 
 
@@ -126,7 +126,7 @@ class SitesFile(Section):
             twice = "; each site has one table" if "twice" in str(error) else ""
             raise BadInput(f"{path}: {error}{twice}") from None
         except ValidationError as error:
-            raise BadInput(f"{path}: {_told(first_problem(error))}") from None
+            raise BadInput(f"{path}: {_told(error)}") from None
         folder = path.parent
         config = found.ssh_config and folder / found.ssh_config.expanduser()
         return found.model_copy(update={"keys": folder / found.keys.expanduser(), "ssh_config": config})
@@ -160,7 +160,9 @@ class Node:
         return self.site_name if len(self.site.ssh) == 1 else f"{self.site_name} ({self.ssh})"
 
 
-def _told(problem: Any) -> str:
+def _told(error: ValidationError) -> str:
+    found: list[Any] = error.errors(include_url=False)
+    problem = next((one for one in found if one["type"] == "extra_forbidden"), found[0])  # it may be what is missing
     location: Location = problem["loc"]
     if problem["type"] == "extra_forbidden":
         inside = len(location) > 2 and location[0] == "sites"

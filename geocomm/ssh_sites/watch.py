@@ -27,11 +27,12 @@ GIVE_UP_S = 30.0
 _LEAVE_AT = 3
 """Ctrl+C for so many times leaves a run alone that does not end."""
 _AGAIN_S = 5.0
-_KEPT_LINES = 50
+_KEPT_LINES = 500
 _FOLLOWS = re.compile(
     r"PeerLost|lost peer|has ended on another node|RendezvousClosed|lost to the hub|SIGTERM|Signal 15"
 )
 """What the others say when one has failed."""
+_ERROR = re.compile(r"(?:\[rank\d+\]:\s*)?[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b")
 
 
 @dataclass
@@ -47,8 +48,11 @@ class _Run:
 
     @property
     def cause(self) -> str:
-        """What it said last."""
-        return self.why or (self.lines[-1] if self.lines else "it wrote nothing")
+        """What geocomm said last, or else the first error, or the last line."""
+        last = self.lines[-1] if self.lines else "it wrote nothing"
+        if self.why or last.startswith("geocomm"):
+            return self.why or last
+        return next((line for line in self.lines if _ERROR.match(line)), last)
 
 
 class Watch:
@@ -200,7 +204,7 @@ class Watch:
             self._board.tell(f"the run has ended at {'the other' if left else 'all'} sites")
             return 130 if self._interrupts else int(bool(left))
         status = 0
-        for node, run in sorted(failed.items(), key=lambda item: not _FOLLOWS.search(_tail(item[1]))):
+        for node, run in sorted(failed.items(), key=lambda item: not _FOLLOWS.search(item[1].cause)):
             status = run.status or 1
             how = "" if run.status is None else f" (status {run.status})"
             self._board.tell(f"{node.ssh}:{node.folder}/node-{node.number}.log has more")
@@ -211,10 +215,6 @@ class Watch:
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.add(asyncio.create_task(work))
-
-
-def _tail(run: _Run) -> str:
-    return "\n".join([*run.lines][-5:])
 
 
 async def _lines(stream: asyncio.StreamReader | None) -> AsyncIterator[str]:

@@ -130,14 +130,17 @@ def start_node(
     sites: str = "ab",
     node_rank: int | None = None,
     telemetry: Path | None = None,
+    numbered: bool = True,
     **variables: str,
 ) -> None:
+    """numbered: with --nnodes and --node-rank."""
     number = node if node_rank is None else node_rank
     job.start(
         *("-m", "geocomm", "run", "--hub", f"{HUB_HOST}:{port}"),
         *(() if telemetry is None else ("--telemetry", str(telemetry))),
         "--",
-        *("--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", "1", *torchrun),
+        *(("--nnodes", "2", "--node-rank", str(number)) if numbered else ()),
+        *("--nproc-per-node", "1", *torchrun),
         *(str(RANKS), work, str(job.folder)),
         GEOCOMM_KEYS=str(keys / sites[node]),
         GEOCOMM_SECURITY=SECURITY,

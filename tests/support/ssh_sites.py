@@ -33,6 +33,7 @@ class SshSites:
 
     def __init__(self, nets: NetSpaces, folder: Path, names: str) -> None:
         self.nets, self.folder, self.names = nets, folder, names
+        self._interfaces: dict[str, str] = {}
         nets.add("sw")
         nets.ip("sw", "link add name sw0 type bridge")
         nets.ip("sw", "link set sw0 up")
@@ -40,6 +41,7 @@ class SshSites:
             nets.add(name, home=self.home(name))
             own, port = nets.link(name, "sw")
             nets.ip(name, f"address add 10.0.0.{number or 100}/24 dev {own}")
+            self._interfaces[name] = own
             nets.ip("sw", f"link set {port} master sw0")
             (self.home(name) / ".ssh").mkdir(parents=True, mode=0o700)
         self._keygen(self.home("l") / ".ssh/id_ed25519")
@@ -77,11 +79,18 @@ class SshSites:
         path.write_text(text)
         return path
 
-    def at_laptop(self, *arguments: str) -> subprocess.Popen[str]:
-        """`geocomm` in the laptop's folder work, in a session of its own."""
-        there = ["sh", "-c", 'cd "$0" && exec "$@"', str(self.home("l") / "work")]
+    def interface(self, name: str) -> str:
+        """Of a machine."""
+        return self._interfaces[name]
+
+    def at_laptop(self, *arguments: str, to: Path | None = None) -> subprocess.Popen[str]:
+        """`geocomm` in the laptop's folder work, in a session of its own. to: a file of what it says."""
+        aside = "" if to is None else ' >"$OUTPUT" 2>&1'
+        there = ["sh", "-c", f'cd "$0" && exec "$@"{aside}', str(self.home("l") / "work")]
         command = [sys.executable, "-m", "geocomm", *arguments]
-        return self.nets.start("l", *there, *command, HOME=str(self.home("l")))
+        if to is not None:
+            to.touch()
+        return self.nets.start("l", *there, *command, HOME=str(self.home("l")), OUTPUT=str(to))
 
     def _start_sshd(self, name: str) -> None:
         folder = self.folder / f"sshd-{name}"

@@ -142,6 +142,29 @@ def test_run_of_nodes_that_declare_one_site_passes(job: Job, tmp_path: Path) -> 
     assert [job.fact(f"end{rank}")["total"] for rank in range(2)] == [3.0, 3.0]
 
 
+def test_run_without_numbers_has_one_node_for_each_site_of_its_keys(job: Job, tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", "ba")  # in this order
+    (job.folder / "go").touch()
+    port = free_port(HUB_HOST)
+    for node in range(2):
+        start_node(job, tmp_path / "keys", port, node, "stay", sites="ab", numbered=False)
+    assert job.end() == [0, 0], job.output()
+    assert [job.fact(f"rank{rank}")["GEOCOMM_SITE"] for rank in range(2)] == ["b", "a"]
+    assert "node 1 of 2: one for each site with keys, b, a" in job.log(0).read_text()
+
+
+@pytest.mark.slow
+def test_run_of_nodes_that_count_differently_is_refused(job: Job, tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys")
+    (tmp_path / "keys/b/sites.txt").write_text("a\nb\nc\n")
+    port = free_port(HUB_HOST)
+    for node in range(2):
+        start_node(job, tmp_path / "keys", port, node, "stay", numbered=False)
+    assert all(status != 0 for status in job.end()), job.output()
+    assert "node 0 counts --nnodes 2, node 1 (site b) counts 3" in job.log(0).read_text()
+    assert not list(job.folder.glob("rank*"))
+
+
 @pytest.mark.slow
 def test_run_restarts_both_nodes_when_one_rank_fails(job: Job, tmp_path: Path) -> None:
     make_keys(tmp_path / "keys")
@@ -300,13 +323,13 @@ def test_run_with_another_way_to_meet_is_refused(job: Job, tmp_path: Path) -> No
     assert "--rdzv-backend, --master-port" in text
 
 
-def test_run_of_two_nodes_without_a_node_rank_is_refused(job: Job, tmp_path: Path) -> None:
+def test_run_of_more_nodes_than_sites_without_a_node_rank_is_refused(job: Job, tmp_path: Path) -> None:
     make_keys(tmp_path / "keys")
     text = refused(
-        *(job, "--hub", f"{HUB_HOST}:{free_port(HUB_HOST)}", "--", "--nnodes", "2", "train.py"),
+        *(job, "--hub", f"{HUB_HOST}:{free_port(HUB_HOST)}", "--", "--nnodes", "3", "train.py"),
         GEOCOMM_KEYS=str(tmp_path / "keys/a"),
     )
-    assert "--nnodes 2 needs --node-rank: 0 to 1" in text
+    assert "--nnodes 3 needs --node-rank: 0 to 2" in text
 
 
 def test_a_node_that_waits_for_another_says_so_and_torch_is_silent(job: Job, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from geocomm.cli.main import build_app
 from geocomm.security import job_ca
 from geocomm.security.job_ca import JobCa
-from geocomm.security.keys import Identity, Keys, KeysError, peer_identity
+from geocomm.security.keys import Identity, Keys, KeysError, peer_identity, sites_of
 from geocomm.security.tls_errors import explain
 
 
@@ -94,7 +94,7 @@ def test_certificate_names_job_and_site_and_is_for_both_ends(ca: JobCa) -> None:
 
 def test_folders_hold_the_keys_of_one_site_unreadable_by_others(ca: JobCa) -> None:
     for site in ("a", "b"):
-        assert sorted(os.listdir(ca.folder / site)) == ["ca.pem", "cert.pem", "key.pem"]
+        assert sorted(os.listdir(ca.folder / site)) == ["ca.pem", "cert.pem", "key.pem", "sites.txt"]
         assert (ca.folder / site / "key.pem").stat().st_mode & 0o777 == 0o600
         assert Keys.load(ca.folder / site).identity == Identity("run7", site)
     assert (ca.folder / "ca-key.pem").stat().st_mode & 0o777 == 0o600
@@ -102,6 +102,28 @@ def test_folders_hold_the_keys_of_one_site_unreadable_by_others(ca: JobCa) -> No
 
 def test_sites_of_one_job_know_each_other(ca: JobCa) -> None:
     assert meet(ca.folder / "a", ca.folder / "b") == (Identity("run7", "b"), Identity("run7", "a"))
+
+
+def test_all_folders_list_the_sites_in_the_order_in_which_they_came(ca: JobCa, tmp_path: Path) -> None:
+    JobCa.open(ca.folder).add("0", 30)
+    JobCa.open(ca.folder).renew("a", 30)
+    assert {site: sites_of(ca.folder / site) for site in "ab0"} == {key: ["a", "b", "0"] for key in "ab0"}
+    assert sites_of(tmp_path) == []
+
+
+def test_folder_of_an_older_version_lists_its_sites_once_one_is_added(ca: JobCa) -> None:
+    for path in ca.folder.rglob("sites.txt"):
+        path.unlink()
+    JobCa.open(ca.folder).renew("a", 30)
+    assert sites_of(ca.folder / "a") == []
+    JobCa.open(ca.folder).add("0", 30)
+    assert sites_of(ca.folder / "b") == ["a", "b", "0"]
+
+
+def test_list_of_sites_with_a_bad_name_is_refused(ca: JobCa) -> None:
+    (ca.folder / "a/sites.txt").write_text("a\n../b\n")
+    with pytest.raises(KeysError, match=r"site '\.\./b'"):
+        sites_of(ca.folder / "a")
 
 
 def test_site_that_is_added_later_is_let_in(ca: JobCa) -> None:
