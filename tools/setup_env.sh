@@ -56,6 +56,21 @@ ensure_debian_packages() {
   apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 }
 
+# What tests alone need, and skip their work without. Not where systemd runs: it would start these servers.
+ensure_test_packages() {
+  local pair missing=()
+  if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null || [ -d /run/systemd/system ]; then return 0; fi
+  for pair in nft:nftables etcd:etcd-server sshd:openssh-server ssh:openssh-client rsync:rsync ip:iproute2; do
+    command -v "${pair%%:*}" >/dev/null || missing+=("${pair#*:}")
+  done
+  [ ${#missing[@]} -eq 0 ] && return
+  say "installing what tests need: ${missing[*]}"
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null 2>&1 || {
+    apt-get update -qq && apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+  } || say "not installed: some tests will be skipped"
+}
+
 make_venv() {
   local folder
   if [ -z "$TORCH" ] && folder=$(torch_folder "$PYTHON"); then
@@ -140,6 +155,7 @@ make_base() {
 
 install_packages() {
   local extra_requirements
+  ensure_test_packages
   say "installing the packages of pyproject.toml"
   mapfile -t extra_requirements < <(requirements extras)
   # torch is there, so that DeepSpeed, which imports it to build, needs no isolated (second, CUDA) copy of it.

@@ -20,7 +20,8 @@ Give every node the same --hub and torchrun's arguments, less those that say whe
     GEOCOMM_KEYS=keys/frankfurt geocomm run --hub 192.0.2.10:29400 --
       --nnodes 2 --node-rank 0 --nproc-per-node 8 train.py
 
-The node that has the host's address is the hub. The site's name comes from its keys. torch's C++ parts log errors alone
+With one node at each site with keys, leave out --nnodes and --node-rank: the folders of keys list the sites. The node
+that has the host's address is the hub. The site's name comes from its keys. torch's C++ parts log errors alone
 unless TORCH_CPP_LOG_LEVEL is set. The exit status is torchrun's.
 
 With --elastic each site is a job of its own, which may die, leave and come back while the others train on:

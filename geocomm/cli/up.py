@@ -51,7 +51,7 @@ def up(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[SITES] [-- TORCHRUN-ARGUMENTS...]",
+            metavar="[SITES] [-- TORCHRUN-ARGUMENTS]",
             help="The sites, in a file that ends in .toml. After --, as for geocomm run: options, script, arguments.",
         ),
     ] = None,
