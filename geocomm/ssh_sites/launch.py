@@ -67,6 +67,8 @@ async def attach(sites: SitesFile, nodes: list[Node], *, logs: bool, ending: boo
     async with Ssh(sites.ssh_config) as ssh:
         await _connect(ssh, nodes, strict=False)
         async with Board(nodes) as board:
+            for node in nodes:
+                board.say(node, "looking at its log", waiting=False)
             hub = None if ending else await _hub_of_run(ssh, sites, nodes)
             # Whether it is elastic is not known here: a site that fails ends no others.
             return await Watch(ssh, board, nodes, elastic=True, logs=logs).run(hub, ending=ending)

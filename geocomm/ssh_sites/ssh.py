@@ -26,6 +26,8 @@ _PERSIST_S = 60
 _LOST = 255
 """ssh's own exit status for an error."""
 _CHUNK_BYTES = 1 << 16
+_CHANGED = 1
+"""tar's exit status where a file has changed while it was read."""
 _ASKS = ("Permission denied", "Host key verification failed")
 _TO_DO = {
     "Permission denied": "ssh does not let you in. Try ssh {ssh} true; ssh-add or ssh-copy-id {ssh} helps most often",
@@ -112,7 +114,9 @@ class Ssh:
         """Carry out an order. SshError where the connection is lost."""
         process = await self._begin(node, order)
         try:
-            _, out, err = await asyncio.gather(_feed(process, order), _all_of(process.stdout), _all_of(process.stderr))
+            _, out, err = await asyncio.gather(
+                self._feed(node, process, order), _all_of(process.stdout), _all_of(process.stderr)
+            )
             status = await process.wait()
         finally:
             await end(process)
@@ -134,6 +138,27 @@ class Ssh:
             start_new_session=True,  # Ctrl+C is for this process alone
             limit=1 << 22,
         )
+
+    async def _feed(self, node: Node, process: asyncio.subprocess.Process, order: Order) -> None:
+        to_node = _input(process)
+        with contextlib.suppress(ConnectionError):  # a script that ends early says why
+            to_node.write(order.input.encode())
+            if order.feed:
+                pipe = subprocess.PIPE
+                source = await asyncio.create_subprocess_exec(
+                    *order.feed, stdout=pipe, stderr=pipe, start_new_session=True
+                )
+                try:
+                    while source.stdout is not None and (chunk := await source.stdout.read(_CHUNK_BYTES)):
+                        to_node.write(chunk)
+                        await to_node.drain()
+                    errors = await _all_of(source.stderr)
+                    if await source.wait() > _CHANGED:
+                        raise SshError(node, f"{order.feed[0]} fails here: {errors.strip()}")
+                finally:
+                    await end(source)
+            await to_node.drain()
+        to_node.close()
 
     @contextlib.asynccontextmanager
     async def running(self, node: Node, script: str) -> AsyncGenerator[asyncio.subprocess.Process]:
@@ -195,23 +220,6 @@ def _input(process: asyncio.subprocess.Process) -> asyncio.StreamWriter:
     if process.stdin is None:
         raise ValueError("started without a pipe")
     return process.stdin
-
-
-async def _feed(process: asyncio.subprocess.Process, order: Order) -> None:
-    to_node = _input(process)
-    with contextlib.suppress(ConnectionError):  # a script that ends early says why
-        to_node.write(order.input.encode())
-        if order.feed:
-            source = await asyncio.create_subprocess_exec(*order.feed, stdout=subprocess.PIPE, start_new_session=True)
-            try:
-                while source.stdout is not None and (chunk := await source.stdout.read(_CHUNK_BYTES)):
-                    to_node.write(chunk)
-                    await to_node.drain()
-                await source.wait()
-            finally:
-                await end(source)
-        await to_node.drain()
-    to_node.close()
 
 
 async def _all_of(stream: asyncio.StreamReader | None) -> str:
