@@ -236,8 +236,11 @@ async def _connect(ssh: Ssh, nodes: Sequence[Node], *, strict: bool) -> None:
             with contextlib.suppress(SshError):
                 await ssh.connect(error.node, ask=True)
                 failed.remove(error)
+    problems = [f"{error.node}: {error}" for error in failed]
     if strict:
-        _refuse([f"{error.node}: {error}" for error in failed])
+        _refuse(problems)
+    for problem in problems:
+        board.tell(problem)
 
 
 async def _hub_of_run(ssh: Ssh, sites: SitesFile, nodes: Sequence[Node]) -> Node | None:

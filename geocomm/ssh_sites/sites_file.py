@@ -127,7 +127,7 @@ class SitesFile(Section):
             raise BadInput(f"{path}: {error}{twice}") from None
         except ValidationError as error:
             raise BadInput(f"{path}: {_told(error)}") from None
-        folder = path.parent
+        folder = path.resolve().parent
         config = found.ssh_config and folder / found.ssh_config.expanduser()
         return found.model_copy(update={"keys": folder / found.keys.expanduser(), "ssh_config": config})
 

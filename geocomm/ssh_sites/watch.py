@@ -28,15 +28,15 @@ _LEAVE_AT = 3
 """Ctrl+C for so many times leaves a run alone that does not end."""
 _AGAIN_S = 5.0
 _KEPT_LINES = 500
-_FOLLOWS = re.compile(
-    r"PeerLost|lost peer|has ended on another node|RendezvousClosed|lost to the hub|SIGTERM|Signal 15"
-)
+_FOLLOWS = re.compile(r"PeerLost|has ended on another node|RendezvousClosed|the hub at .* is gone|SIGTERM|signal: 15")
 """What the others say when one has failed."""
+_OWN = re.compile(r"(?:\S+Z )?geocomm \w+: ")
+"""A line of geocomm itself."""
 _ERROR = re.compile(r"(?:\[rank\d+\]:\s*)?[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b")
 
 
 @dataclass
-class _Run:
+class RunAtNode:
     """What is known of a node's run."""
 
     lines: deque[str] = field(default_factory=lambda: deque[str](maxlen=_KEPT_LINES))
@@ -50,7 +50,7 @@ class _Run:
     def cause(self) -> str:
         """What geocomm said last, or else the first error, or the last line."""
         last = self.lines[-1] if self.lines else "it wrote nothing"
-        if self.why or last.startswith("geocomm"):
+        if self.why or last.startswith("geocomm run: "):
             return self.why or last
         return next((line for line in self.lines if _ERROR.match(line)), last)
 
@@ -60,7 +60,7 @@ class Watch:
 
     def __init__(self, ssh: Ssh, board: Board, nodes: Sequence[Node], *, elastic: bool, logs: bool) -> None:
         self._ssh, self._board = ssh, board
-        self._runs = {node: _Run() for node in nodes}
+        self._runs = {node: RunAtNode() for node in nodes}
         self._elastic, self._logs = elastic, logs
         self._interrupts = 0
         self._ending_since: float | None = None
@@ -142,6 +142,8 @@ class Watch:
                 await asyncio.sleep(_AGAIN_S)
                 await self._ssh.connect(node)
                 lost_since = None
+                if self._ending_since is not None:
+                    await self._ssh.run(node, scripts.stop(node))
                 self._board.say(node, "runs", waiting=False)
             except SshError as error:
                 self._board.last(node, str(error))
@@ -159,7 +161,7 @@ class Watch:
             if self._ending_since is None:
                 self._board.say(node, "runs", waiting=False)
             self._board.last(node, line.strip())
-            if self._logs or line.startswith("geocomm"):
+            if self._logs or _OWN.match(line):
                 self._board.tell(f"{node}: {line}")
 
     def _judge(self, node: Node, status: int, said: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,6 +63,13 @@ def until_steps(sites: SshSites, count: int = 3, names: str = "") -> None:
         "the sites train",
         LIMIT_S,
     )
+
+
+def until_told(file: Path, *words: str) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not all(word in file.read_text() for word in words):
+        assert time.monotonic() < end, f"{words}: {file.read_text()[:2000]} ... {file.read_text()[-1000:]}"
+        time.sleep(0.1)
 
 
 def is_running(sites: SshSites, name: str) -> bool:
@@ -126,13 +134,27 @@ def test_run_outlives_the_laptops_process_and_is_watched_again_and_interrupted(t
 
         told = tmp_path / "attached"
         again = sites.at_laptop("up", "--attach", "--logs", to=told)
-        wait_until(lambda: "a: step " in told.read_text() and "b: step " in told.read_text(), "it is watched", LIMIT_S)
-        wait_until(lambda: "b: step " in told.read_text() and "loss" in told.read_text(), "steps are told", LIMIT_S)
+        until_told(told, "a: step ", "b: step ", "loss")
         status, _ = interrupted(again)
         assert status == 130
         assert "the run has ended at all sites" in told.read_text()
         assert not is_running(sites, "a")
         assert not is_running(sites, "b")
+
+
+def test_printed_commands_start_the_same_run(tmp_path: Path) -> None:
+    with ssh_sites(tmp_path) as sites:
+        ready(sites)
+        outcome(sites.at_laptop("keys", "create", "a", "b"), 60)
+        status, text = outcome(sites.at_laptop("up", "--no-doctor", "--print", "--", "train.py", "5", "it's"), 60)
+        assert status == 0
+        script = sites.home("l") / "work/pasted.sh"
+        script.write_text(f"set -e\n{text}")
+        status, text = outcome(sites.nets.start("l", "sh", str(script)), 60)
+        assert status == 0, text
+        status, text = outcome(sites.at_laptop("up", "--attach"), LIMIT_S)
+        assert status == 0, text
+        assert all("step 4" in sites.log(name) for name in "ab")
 
 
 def test_down_ends_the_run_and_a_new_one_may_start(tmp_path: Path) -> None:
