@@ -11,7 +11,7 @@ _LONGEST_PATH = 100
 
 def socket_in(folder: Path, name: str) -> Path:
     """The socket `name` of a folder: in it, or in a folder of this user's where that path is too long."""
-    path = folder.absolute() / name
+    path = folder.resolve() / name  # one name, whichever way a process has to the folder
     if len(os.fsencode(path)) <= _LONGEST_PATH:
         return path
     place = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]

@@ -30,6 +30,7 @@ _AGAIN_S = 5.0
 _KEPT_LINES = 500
 _FOLLOWS = re.compile(r"PeerLost|has ended on another node|RendezvousClosed|the hub at .* is gone|SIGTERM|signal: 15")
 """What the others say when one has failed."""
+_RUN_SAYS = "geocomm run: "
 _OWN = re.compile(r"(?:\S+Z )?geocomm \w+: ")
 """A line of geocomm itself."""
 _ERROR = re.compile(r"(?:\[rank\d+\]:\s*)?[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b")
@@ -50,9 +51,16 @@ class RunAtNode:
     def cause(self) -> str:
         """What geocomm said last, or else the first error, or the last line."""
         last = self.lines[-1] if self.lines else "it wrote nothing"
-        if self.why or last.startswith("geocomm run: "):
-            return self.why or last
-        return next((line for line in self.lines if _ERROR.match(line)), last)
+        if self.why or (last.startswith(_RUN_SAYS) and not last.endswith("say why")):
+            return self.why or last.removeprefix(_RUN_SAYS)
+        others = [line for line in self.lines if not line.startswith(_RUN_SAYS)] or [last]
+        return next((line for line in others if _ERROR.match(line)), others[-1])
+
+    def follows(self, site: str) -> bool:
+        """Whether another site's failure is its cause, as far as what it says tells."""
+        last = self.lines[-1] if self.lines else ""
+        first_error = "first error: " in last
+        return f"(site {site})" not in last if first_error else _FOLLOWS.search(self.cause) is not None
 
 
 class Watch:
@@ -206,7 +214,7 @@ class Watch:
             self._board.tell(f"the run has ended at {'the other' if left else 'all'} sites")
             return 130 if self._interrupts else int(bool(left))
         status = 0
-        for node, run in sorted(failed.items(), key=lambda item: not _FOLLOWS.search(item[1].cause)):
+        for node, run in sorted(failed.items(), key=lambda item: not item[1].follows(item[0].site_name)):
             status = run.status or 1
             how = "" if run.status is None else f" (status {run.status})"
             self._board.tell(f"{node.ssh}:{node.folder}/node-{node.number}.log has more")
