@@ -131,7 +131,7 @@ def hub_node(sites: SitesFile, facts: Mapping[Node, Facts]) -> Node | str:
 def bad_findings(done: Done) -> list[str]:
     """What `geocomm doctor --json` found bad, each with its fix."""
     try:
-        findings: Sequence[Mapping[str, Any]] = json.loads(done.out)
+        findings: Sequence[Mapping[str, Any]] = json.loads(done.out[done.out.index("[\n") :])  # after a greeting
     except ValueError:
         said = (done.err.strip().splitlines() or [f"nothing, and ended with status {done.status}"])[-1]
         return [f"geocomm doctor says: {said}"]

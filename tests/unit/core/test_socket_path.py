@@ -22,4 +22,4 @@ def test_every_way_to_a_folder_leads_to_the_same_socket(
     ways = [folder, Path("..") / folder.name, tmp_path / "code" / ".." / folder.name, tmp_path / "link"]
     (found,) = {socket_in(way, "a.sock") for way in ways}
     assert len(str(found)) <= 107
-    assert {socket_in(folder, "a.sock"), socket_in(folder, "b.sock"), socket_in(beside, "a.sock")} != {found}
+    assert len({found, socket_in(folder, "b.sock"), socket_in(beside, "a.sock")}) == 3

@@ -109,7 +109,7 @@ def test_doctor_counts_what_is_bad_and_tells_why_it_could_not_look() -> None:
         {"name": "keys", "value": "expired", "state": "bad", "fix": "renew"},
         {"name": "x", "value": "y", "state": "warning", "fix": "z"},
     ]
-    assert bad_findings(Done(1, json.dumps(findings), "")) == ["keys: expired. renew"]
+    assert bad_findings(Done(1, "Welcome!\n" + json.dumps(findings, indent=1), "")) == ["keys: expired. renew"]
     assert bad_findings(Done(2, "", "geocomm doctor: GEOCOMM_PORT: bad\n")) == [
         "geocomm doctor says: geocomm doctor: GEOCOMM_PORT: bad"
     ]
