@@ -51,7 +51,7 @@ for step in range(int(sys.argv[1])):
 """
 
 
-def ready(sites: SshSites, script: str = WORK, **named: str) -> None:
+def ready(sites: SshSites, script: str = WORK, /, **named: str) -> None:
     """sites.toml and train.py are on the laptop. The script needs no torch: torchrun's is enough on a busy machine."""
     file = sites.write(**named)
     (file.parent / "train.py").write_text(script)
@@ -155,6 +155,20 @@ def test_printed_commands_start_the_same_run(tmp_path: Path) -> None:
         status, text = outcome(sites.at_laptop("up", "--attach"), LIMIT_S)
         assert status == 0, text
         assert all("step 4" in sites.log(name) for name in "ab")
+
+
+def test_site_of_two_nodes_one_of_them_behind_a_jump_host_takes_part_with_both(tmp_path: Path) -> None:
+    with ssh_sites(tmp_path, "abc") as sites:
+        ready(sites, sites="ab", b='ssh = ["b", "c"]')
+        config = sites.home("l") / ".ssh/config"
+        config.write_text(f"Host c\n  ProxyJump b\n{config.read_text()}")
+        sites.nets.ip("l", "route add unreachable 10.0.0.3")
+        status, text = outcome(sites.at_laptop("up", "--", "train.py", "5"), LIMIT_S)
+        assert status == 0, text
+        for name, folder, number in (("a", "a", 0), ("b", "b", 1), ("c", "b", 2)):
+            run = sites.home(name) / f"geocomm-up/job/{folder}"
+            assert "step 4" in (run / f"node-{number}.log").read_text()
+            assert (run / "keys/key.pem").exists()
 
 
 def test_down_ends_the_run_and_a_new_one_may_start(tmp_path: Path) -> None:
