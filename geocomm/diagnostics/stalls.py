@@ -113,6 +113,16 @@ def _by_number(window: RunWindow) -> dict[int, float]:
     return {number: statistics.fmean(seconds) for number, seconds in found.items()}
 
 
+def _spans(window: RunWindow) -> dict[int, tuple[float, float]]:
+    """From when to when each step was at any rank: others wait for one that has stopped in their next step, too."""
+    found: dict[int, tuple[float, float]] = {}
+    for rank in window.ranks:
+        for step in rank.steps:
+            began, ended = found.get(step.number, (step.began, step.ended))
+            found[step.number] = min(began, step.began), max(ended, step.ended)
+    return found
+
+
 def usual_seconds(seconds: Iterable[float]) -> float:
     """Of steps of which some may have paused."""
     ordered = sorted(seconds)
@@ -134,6 +144,7 @@ def _pauses(window: RunWindow, delays: Mapping[int, float], taken: set[int]) -> 
     """By site, or all sites where they pause in the same steps."""
     above: dict[int, dict[str, float]] = defaultdict(dict)
     stopped: set[tuple[int, str]] = set()
+    spans = _spans(window)
     for rank in window.ranks:
         site = rank.place[0]
         own = {step.number: own_seconds(rank, step) for step in rank.steps}
@@ -143,7 +154,7 @@ def _pauses(window: RunWindow, delays: Mapping[int, float], taken: set[int]) -> 
             if not delay or step.number in taken:
                 continue
             extra = own[step.number] - usual if is_stall(own[step.number], usual) else 0.0
-            silent = max((_common((step.began, step.ended), stop) for stop in rank.stops), default=0.0)
+            silent = max((_common(spans[step.number], stop) for stop in rank.stops), default=0.0)
             if extra < _OVERLAP * delay and silent > _OVERLAP * delay:
                 extra = min(delay, silent)
                 stopped.add((step.number, site))
