@@ -219,7 +219,7 @@ def _verdict(cause: Cause, where: str, cost: _Cost, count: int, total: float) ->
         )
     evidence = [("steps that paused", many), ("each, in the median", seconds_text(each))]
     if cost.stopped:
-        evidence.append(("of these, the process did not even report", f"{cost.stopped} steps"))
+        evidence.append(("of these, the process did not even report in", str(cost.stopped)))
     return Verdict(
         cause,
         "" if where == _ALL_SITES else where,

@@ -123,8 +123,21 @@ def link_states(seen: LastReports) -> Iterator[LinkState]:
     for received in seen.last:
         planned |= _planned(received.report.stats)
     clocks = _clocks(seen)
+    down = _down(seen)
     for way, (there, back) in links.items():
-        yield _link(way, there, back, planned.get(way), clocks.get(way))
+        yield _link(way, there, back, planned.get(way), clocks.get(way), is_down=way in down)
+
+
+def _down(seen: LastReports) -> set[Direction]:
+    """From the site that sees it: a pair that was connected has no connection now, and neither has ended."""
+    ended = {(one.report.site, one.report.rank) for one in seen.last if one.report.final}
+    return {
+        (received.report.site, peer["site"])
+        for received in seen.last
+        if not received.report.final
+        for peer in far_peers(received)
+        if peer["streams"] == 0 and peer["tcp_bytes_sent"] > 0 and (peer["site"], peer.get("rank")) not in ended
+    }
 
 
 def _clocks(seen: LastReports) -> dict[Direction, tuple[float, float]]:
@@ -154,6 +167,8 @@ def _link(
     back: list[PairOfRanks],
     planned: float | None,
     clock: tuple[float, float] | None,
+    *,
+    is_down: bool,
 ) -> LinkState:
     """there: as the ranks of `source` see it; back: as those of `target` do."""
     rated = [pair for pair in there if pair.seconds]
@@ -178,7 +193,7 @@ def _link(
         outages=sum(row["outages"] for row in rows),
         most_outages=max((row["outages"] for row in rows), default=0),
         outage_seconds=sum(row["outage_us"] for row in rows) / 1e6,
-        is_down=any(row["streams"] == 0 and row["tcp_bytes_sent"] > 0 for row in rows),
+        is_down=is_down,
         resumes=sum(row["resumes"] for row in rows),
         streams=sum(row["streams"] for row in rows),
         planned_bytes_per_second=planned,
