@@ -29,6 +29,8 @@ _LATE = 0.1
 """Of a step: who is late by less is so for the sake of others, such as of messages that it waited for."""
 _SLOW_SCORE = 0.7
 _REPLAY_OFF = 0.15
+_FEWEST = 4
+"""Of fewer steps nothing is said."""
 _EXPLAINED = 0.8
 """Where the causes explain less of what is lost, that is what has to be said first."""
 _NOTHING_TO_WIN = "There is nothing to win between the sites."
@@ -60,6 +62,8 @@ def diagnose(window: RunWindow) -> Diagnosis:
     """What the last steps of a run lost most time to."""
     if not window.ranks or window.step_seconds <= 0:
         return Diagnosis(0.0, {}, [_unknown("no steps and no operations were reported yet")], [])
+    if window.steps_known and window.step_count < _FEWEST:
+        return Diagnosis(window.step_seconds, {}, [_unknown(f"only {window.step_count} steps are known")], [])
     return (_LocalExamination if window.waited_by_site else _Examination)(window).diagnosis()
 
 
@@ -161,6 +165,11 @@ class _Examination(_Parts):
         """Also what no cause explains: first, where it is a good part of all that was lost."""
         without = functools.reduce(Without.and_also, (one.explains for one in judged), Without())
         rest = self._replay.replayed(links.at_best(without)).waited + self._stalls.unexplained
+        # What goes only with several causes at once is no cause's, such as delays that look like a full line one way.
+        together = functools.reduce(Without.and_also, (one.without for one in judged), Without())
+        alone = sum(one.verdict.saved_seconds for one in judged)
+        only_together = self._replay.seen - self._replay.seconds(together) - alone
+        rest += only_together if only_together > alone else 0.0
         step = self._steady.step_seconds
         if rest < _HIDDEN * step:
             return ranked

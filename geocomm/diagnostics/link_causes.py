@@ -81,6 +81,7 @@ class LinkFacts:
     limited: float  # share of TCP's busy time in which a window held data back
     by_receiver: bool
     lost: float  # share of bytes
+    spread: float  # share of the bytes over which these losses are spread
     size: float  # of a message, the mean
     fastest: float  # seconds for a byte, of the fastest tenth of messages
     pace: float  # the same of the median message
@@ -108,8 +109,8 @@ class LinkFacts:
 
     @property
     def loses(self) -> bool:
-        """Packets are lost, and not since it is full."""
-        return not self.full and not self.narrow and self.lost > _LOSS
+        """Packets are lost, all the time, and not since it is full."""
+        return not self.full and not self.narrow and self.lost > _LOSS and self.spread > _HALF
 
 
 def _fell(link: LinkUse) -> bool:
@@ -146,7 +147,8 @@ class LinkCauses:
         """The same, also without what bytes take on a line that is as fast as it ever was."""
 
         def service(one: Message) -> float:
-            return max(0.0, without.service(one) - self._wire(one))
+            usual = self._facts[one.way].pace * one.size  # TCP's best rate is that of little to send, at times
+            return max(0.0, without.service(one) - min(self._wire(one), usual))
 
         return replace(without, service=service)
 
@@ -177,6 +179,7 @@ class LinkCauses:
             min(1.0, limited_s / data) if data else 0.0,
             link.receiver_limited_s >= link.buffer_limited_s,
             link.retransmitted / link.bytes_sent if link.bytes_sent else 0.0,
+            link.spread,
             size / len(messages),
             fastest,
             pace,
@@ -384,7 +387,7 @@ class LinkCauses:
             for one in self._facts.values()
             if not self._full(one.way)
             and not one.narrow
-            and not self._loses(one.way)
+            and one.lost <= _LOSS
             and (one.use < _IDLE_USE or not one.lasting)
         }
 

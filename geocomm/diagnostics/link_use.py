@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ Place = tuple[str, int]
 """A rank: its site and its number."""
 _STALE = 2
 """The first rates of a window are from before it: TCP tells the last one that it saw."""
+_OF_THE_MEAN = 0.3
 _FEW_RATES = 5
 """Of fewer samples nothing is said."""
 
@@ -41,6 +43,8 @@ class LinkUse:
     """The same of the time before; 0: not known."""
     congestion_control: str = ""
     streams: int = 0
+    spread: float = 1.0
+    """Share of the bytes that were sent while about as many were lost as in the mean. Little: all were lost at once."""
 
 
 def peers(report: Received) -> Iterable[Mapping[str, Any]]:
@@ -106,4 +110,17 @@ def _link_use(place: Place, target: Place, told: Sequence[Mapping[str, Any]], gr
         good_rate=_good_rate(told),
         congestion_control=str(end.get("congestion_control", "")),
         streams=max(peer.get("streams", 0) or 0 for peer in told),
+        spread=_spread(told),
     )
+
+
+def _spread(told: Sequence[Mapping[str, Any]]) -> float:
+    """Over which share of the bytes the losses are spread; 1: not known."""
+    grown = [
+        tuple(max(0, later.get(name, 0) - one.get(name, 0)) for name in ("tcp_bytes_sent", "retransmitted_bytes"))
+        for one, later in itertools.pairwise(told)
+    ]
+    sent, lost = (sum(column) for column in zip(*grown, strict=True)) if grown else (0, 0)
+    if len(grown) < _FEW_RATES or not lost:
+        return 1.0
+    return sum(of for of, bad in grown if bad > _OF_THE_MEAN * lost / sent * of) / sent

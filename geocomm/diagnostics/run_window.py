@@ -23,6 +23,8 @@ _LOOK_BACK_S = (120.0, 600.0, 3600.0)
 """The store has operations of an hour."""
 _EARLIER_S, _EARLIER_EVERY_S = 3600.0, 120.0
 """So far back, and at these intervals, is looked for what links carried before."""
+_IN_A_ROW = 10
+"""So many of the newest steps are enough. Where reports were lost, the longest row of steps says more than fewer."""
 _LATE_REPORT_S = 1.6
 """Reports come once a second."""
 _LAST_REPORTS = 10
@@ -303,10 +305,16 @@ def _common_steps(steps: Mapping[Rank, list[dict[str, Any]]], last: int) -> set[
         return set()
     told: list[set[int]] = [{row["step"] for row in rows} for rows in steps.values()]
     common = sorted(told[0].intersection(*told[1:]))[-last:]
-    for i in range(len(common) - 1, 1, -1):
-        if common[i - 1] - common[i - 2] != common[-1] - common[-2]:
-            return set(common[i - 1 :])  # a replay needs steps in a row
-    return set(common)
+    if len(common) < 3:
+        return set(common)
+    apart = statistics.mode(later - one for one, later in itertools.pairwise(common))
+    rows: list[list[int]] = [[common[0]]]  # a replay needs steps in a row
+    for one, later in itertools.pairwise(common):
+        if later - one == apart:
+            rows[-1].append(later)
+        else:
+            rows.append([later])
+    return set(rows[-1] if len(rows[-1]) >= _IN_A_ROW else max(rows, key=len))
 
 
 def _step(row: Mapping[str, Any], offset: float) -> Step:
