@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from geocomm.diagnostics.link_use import link_uses
 from geocomm.telemetry.report import Report
@@ -36,6 +39,20 @@ def test_the_first_rates_of_a_window_are_those_of_before_it() -> None:
     assert link.best_rate == 2e6
     ((short,), _) = link_uses(("a", 0), reports[:2], [], 1000 * S, 1001 * S + 1)
     assert short.best_rate == 4e7
+
+
+def lossy(bad: Callable[[int], bool]) -> float:
+    """`spread` of 20 seconds in which a tenth is lost where `bad` says so."""
+    lost = [sum(10**6 for second in range(end) if bad(second)) for end in range(21)]
+    reports = [told(second, 0, retransmitted_bytes=lost[second]) for second in range(21)]
+    ((link,), _) = link_uses(("a", 0), reports, [], 1, 19 * S)
+    return link.spread
+
+
+def test_losses_of_all_the_time_are_told_from_those_at_once() -> None:
+    assert lossy(lambda second: True) == 1
+    assert lossy(lambda second: 5 <= second < 8) == pytest.approx(3 / 19, abs=0.02)
+    assert lossy(lambda second: False) == 1  # nothing is known of them
 
 
 def test_without_a_report_of_before_counters_began_in_the_window() -> None:

@@ -76,6 +76,21 @@ def test_messages_that_lay_on_the_way_for_no_known_reason_are_not_known() -> Non
     assert said.verdict.saved_seconds == pytest.approx(4.0 / STEPS, rel=0.1)
 
 
+def test_losses_at_once_are_no_lossy_line() -> None:
+    counters = {"best_rate": 25e6, "retransmitted": 3 * 10**6}
+    lossy = Run(rate=5e6, counters=counters)
+    assert lossy.said().verdict.cause is Cause.LOSS
+    at_once = replace(lossy, counters={**counters, "spread": 0.2}, repairs=(1.0, 3.0, 0.5, 2.0)).said()
+    assert Cause.LOSS not in {cause for cause, _ in causes(at_once)}
+    assert at_once.verdict.cause is Cause.UNKNOWN
+
+
+def test_of_three_steps_nothing_is_said() -> None:
+    window = FULL.window()
+    few = [RankWindow(rank.place, rank.steps[:3], rank.operations[:6]) for rank in window.ranks]
+    assert diagnose(replace(window, ranks=few)).verdict.cause is Cause.UNKNOWN
+
+
 def test_a_full_line_with_a_rest_that_is_smaller_stays_first() -> None:
     said = replace(FULL, held={5: 3.0}).said()
     assert [cause for cause, _ in causes(said)] == [Cause.BANDWIDTH, Cause.UNKNOWN]
