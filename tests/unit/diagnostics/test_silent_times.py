@@ -93,6 +93,6 @@ def test_where_reports_were_lost_the_longest_row_of_steps_counts(tmp_path: Path)
     for second in (*range(1, 21), *range(24, 28)):
         step = {"step": second, "ended_ns": second * S, "seconds": 1.0}
         report = {"site": "a", "rank": 0, "process": "0123456789abcdef", "sequence": second, "time": 0.0}
-        more = {"now_ns": second * S, "stats": {"peers": [], "local_steps": []}, "steps": [step]}
+        more: dict[str, Any] = {"now_ns": second * S, "stats": {"peers": [], "local_steps": []}, "steps": [step]}
         keep(store, Report.model_validate(report | more), 1e6 + second)
     assert [step.number for step in read_window(store, 50).ranks[0].steps] == [*range(1, 21)]
