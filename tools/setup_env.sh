@@ -88,13 +88,19 @@ make_venv() {
 
 # The versions of torch that pip knows CPU builds of; asks indexes for their lists alone. Arguments: pip's.
 cpu_builds() {
-  "$VENV/bin/python" -m pip index versions torch --retries 0 --timeout 15 "$@" 2>/dev/null |
-    sed -n 's/^Available versions: //p' | tr -d ' ' | tr ',' '\n' | sed -n 's/+cpu$//p'
+  local told
+  told=$("$VENV/bin/python" -m pip index versions torch --retries 0 --timeout 15 "$@" 2>/dev/null) || return 0
+  sed -n 's/^Available versions: //p' <<<"$told" | tr -d ' ' | tr ',' '\n' | sed -n 's/+cpu$//p'
 }
 
-# The newest version of tools/tested_torch.txt among the lines of stdin.
+# The newest version of tools/tested_torch.txt among the lines of stdin; nothing where there is none.
 newest_tested() {
-  tac tools/tested_torch.txt | grep -Fx -m 1 -f <(cat) || true
+  local known version newest=
+  known=$(cat)
+  for version in $(cat tools/tested_torch.txt); do  # the newest is the last one
+    if grep -Fxq -- "$version" <<<"$known"; then newest=$version; fi
+  done
+  echo "$newest"
 }
 
 install_torch() {
