@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # `as`: the form by which type checkers take a name for publi
     from geocomm.core.errors import UnsupportedError as UnsupportedError
     from geocomm.core.errors import VersionMismatchError as VersionMismatchError
     from geocomm.core.options import Options as Options
+    from geocomm.data.site_dataset import SiteDataset as SiteDataset
     from geocomm.diagnostics.replica_check import check_replicas as check_replicas
     from geocomm.gradients.ddp_hook import ddp_hook as ddp_hook
     from geocomm.gradients.feedback_state import reshard_feedback as reshard_feedback
@@ -83,6 +84,7 @@ _MODULE_OF = {
     "Nesterov": "local_sgd.nesterov",
     "SimulatedSites": "local_sgd.simulated_rounds",
     "Links": "planning.link_table",
+    "SiteDataset": "data.site_dataset",
     "GeocommError": "core.errors",
     "InvalidArgumentError": "core.errors",
     "UnsupportedError": "core.errors",

@@ -39,6 +39,7 @@ _MODULES = (
     "members",
     "log",
     "snapshot",
+    "data",
     "keys",
     "doctor",
     "probe",

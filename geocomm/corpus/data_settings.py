@@ -13,10 +13,11 @@ from geocomm.core.config_section import Fraction, Section
 class DataConfig(Section):
     """Text, tokenizer and packing."""
 
-    source: Literal["builtin", "text", "jsonl", "dataset"] = Field(
+    source: Literal["builtin", "text", "jsonl", "dataset", "catalog"] = Field(
         "builtin",
         description="builtin: the English text of Python's own help (pydoc_data). text: UTF-8 files. jsonl: one JSON "
-        "object per line. dataset: a folder written by Hugging Face `Dataset.save_to_disk`.",
+        "object per line. dataset: a folder written by Hugging Face `Dataset.save_to_disk`. catalog: `FOLDER@VERSION` "
+        "of `geocomm data add`, tokenized already.",
     )
     paths: tuple[Path, ...] = Field(
         (), description="Files or folders of `source`; of a folder, all files with the source's suffix, in name order."
@@ -40,4 +41,6 @@ class DataConfig(Section):
             raise ValueError("paths are given but source is builtin; set source to text, jsonl or dataset")
         if self.source != "builtin" and not self.paths:
             raise ValueError(f"source {self.source} needs at least one entry in paths")
+        if self.source == "catalog" and len(self.paths) > 1:
+            raise ValueError("source catalog takes one entry in paths")
         return self

@@ -78,7 +78,7 @@ def require_run_loss(loss: float, run_loss: float, exported: Dtype, computed: Dt
 
 def _rows(sequences: int, text: HeldOutText | None, hf_config: PreTrainedConfig) -> NDArray[np.int64]:
     if text is not None:
-        numbers = [int(number) for number in text.data.held_out_numbers[:sequences]]
+        numbers = [int(number) for number in text.data.held_out(sequences)]
         return text.data.rows(numbers)[:, :_LONGEST]
     longest = min(_LONGEST, getattr(hf_config, "max_position_embeddings", None) or _LONGEST)
     return np.random.default_rng(_RANDOM_SEED).integers(0, int(hf_config.vocab_size), (sequences, longest))

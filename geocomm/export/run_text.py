@@ -12,9 +12,10 @@ from pydantic import ValidationError
 from geocomm.core.bad_input import BadInput
 from geocomm.core.model_errors import first_problem, problem_text
 from geocomm.corpus.data_settings import DataConfig
-from geocomm.corpus.packing import PackedSequences
+from geocomm.corpus.packing import Sequences
 from geocomm.corpus.text_tokenizer import load_tokenizer
-from geocomm.corpus.token_store import load_tokens
+from geocomm.data.run_sequences import run_sequences
+from geocomm.data.shard_sequences import Reading
 from geocomm.export.export_record import HeldOut
 from geocomm.runs.run_folder import RunFolder
 
@@ -23,7 +24,7 @@ from geocomm.runs.run_folder import RunFolder
 class HeldOutText:
     """The held-out sequences of a run, as its evaluation divides them."""
 
-    data: PackedSequences
+    data: Sequences
     limit: int
     """The most sequences that the run evaluates."""
     batch_size: int
@@ -33,7 +34,7 @@ class HeldOutText:
     @property
     def sequences(self) -> int:
         """How many it evaluates."""
-        return min(self.limit, len(self.data.held_out_numbers))
+        return min(self.limit, self.data.held_out_count)
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,12 @@ def held_out_text(config: dict[str, Any], manifest: dict[str, Any]) -> HeldOutTe
         raise BadInput(f"the run's configuration has no {error}") from None
     except ValidationError as error:
         raise BadInput(f"the run's configuration: data.{problem_text(first_problem(error))}") from None
-    tokens = load_tokens(settings, load_tokenizer(settings.tokenizer))
-    data = PackedSequences(tokens, settings.sequence_length, settings.held_out_fraction, seed)
+    readings = [Reading(*one) for one in manifest.get("readings", [])]
+    site = next(iter(manifest["sites"]))
+    data = run_sequences(settings, load_tokenizer(settings.tokenizer), seed, site, readings=readings)
     if data.fingerprint != manifest["data"]:
         raise BadInput("the text here is not that of the run")
-    if not len(data.held_out_numbers):
+    if not data.held_out_count:
         raise BadInput("the run holds no text out")
     # With local steps the site of rank 0, which is the first, evaluates by itself.
     sites: dict[str, int] = manifest["sites"]

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import torch
 
-from geocomm.corpus.packing import PackedSequences
+from geocomm.corpus.packing import Sequences
 
 
 def held_out_sums(
     loss_of: Callable[[torch.Tensor], torch.Tensor],
-    data: PackedSequences,
+    data: Sequences,
     rank: int,
     ranks: int,
     limit: int,
@@ -24,14 +24,14 @@ def held_out_sums(
     loss_of: mean loss of a batch of token ids. Every rank calls it as often, as ZeRO-3 requires; what it then computes
     beyond its share counts for nothing.
     """
-    total = min(limit, len(data.held_out_numbers))
+    total = min(limit, data.held_out_count)
     share = data.held_out_share(rank, ranks, limit)
     rounds = math.ceil(math.ceil(total / ranks) / batch_size)
     sums = torch.zeros(2, dtype=torch.float64, device=device)
     with torch.no_grad():
         for index in range(rounds):
             numbers = share[index * batch_size : (index + 1) * batch_size]
-            rows = torch.from_numpy(data.rows(numbers or [int(data.held_out_numbers[0])])).to(device)
+            rows = torch.from_numpy(data.rows(numbers or [int(data.held_out(1)[0])])).to(device)
             loss = loss_of(rows)
             sums += torch.tensor([len(numbers) * float(loss), len(numbers)], dtype=torch.float64).to(sums)
     return sums

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from geocomm.core.place import Place
-from geocomm.corpus.packing import PackedSequences
+from geocomm.corpus.packing import Sequences
+from geocomm.data.run_sequences import readings_of
 from geocomm.train.train_config import RunConfig
 
 
@@ -20,7 +21,7 @@ class Agreed:
     resume_step: int | None
     site_of_rank: tuple[str, ...]
     """The site of every rank."""
-    data: PackedSequences
+    data: Sequences
     model_config: Any
     """The configuration of transformers."""
     elastic: bool = False
@@ -43,6 +44,7 @@ class Agreed:
         return {
             "model": model_identity(self.model_config),
             "data": self.data.fingerprint,
+            "readings": readings_of(self.data),
             "world_size": self.place.world_size,
             "zero_stage": self.config.training.zero_stage,
             "precision": self.config.training.precision,

@@ -18,9 +18,9 @@ from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
 from geocomm.core.environment import agent_socket
 from geocomm.core.folder_mark import FolderMarkError, folder_mark
 from geocomm.core.place import Place, find_place
-from geocomm.corpus.packing import PackedSequences
+from geocomm.corpus.packing import Sequences
 from geocomm.corpus.text_tokenizer import load_tokenizer
-from geocomm.corpus.token_store import load_tokens
+from geocomm.data.run_sequences import renewed, run_sequences, version_text
 from geocomm.export.export_record import RECORD
 from geocomm.integrations.deepspeed_version import deepspeed_problem
 from geocomm.membership.job_store import Rendezvous
@@ -125,7 +125,7 @@ class Prepared:
     config: RunConfig
     options: Options | None
     """Options of the process group; None with another backend than geocomm."""
-    data: PackedSequences
+    data: Sequences
     model_config: Any
     """The configuration of transformers."""
     record: dict[str, Any]
@@ -151,8 +151,11 @@ def _run_rank(place: Place, config_path: Path | None, assignments: Sequence[str]
     except BadInput:
         rendezvous.linger()
         raise
+    data = found.data
+    if plan.resume_step is not None and not elastic:
+        data = renewed(data, found.record["checkpoints"][str(plan.resume_step)])
     sites = tuple(record["site"] for record in records)
-    agreed = Agreed(found.config, place, plan.device, plan.resume_step, sites, found.data, found.model_config, elastic)
+    agreed = Agreed(found.config, place, plan.device, plan.resume_step, sites, data, found.model_config, elastic)
     return _train(agreed, found.options, rendezvous)
 
 
@@ -177,13 +180,8 @@ def _prepare(place: Place, config: RunConfig) -> Prepared:
     if elastic:
         _require_own_folder(folder, place.site)
     tokenizer = load_tokenizer(config.data.tokenizer)
-    data = PackedSequences(
-        load_tokens(config.data, tokenizer),
-        config.data.sequence_length,
-        config.data.held_out_fraction,
-        config.seed,
-        place.site if elastic else "",  # each site reads the text in an order of its own
-    )
+    # Each site of an elastic run reads the text in an order of its own.
+    data = run_sequences(config.data, tokenizer, config.seed, place.site, place.site if elastic else "")
     evaluates = config.evaluation.at_end or config.evaluation.every_steps > 0
     data.require(config.global_batch(place.world_size), evaluates)
     from geocomm.models import model_factory
@@ -199,6 +197,7 @@ def _prepare(place: Place, config: RunConfig) -> Prepared:
     record = {
         "fields": shared_fields(config),
         "data": data.fingerprint,
+        "data_version": version_text(data),
         "model": model_factory.model_identity(model_config),
         "gpus": visible_gpus(),
         "presence": presence,

@@ -6,12 +6,12 @@ import deepspeed
 import torch
 import torch.distributed as dist
 
-from geocomm.corpus.packing import PackedSequences
+from geocomm.corpus.packing import Sequences
 from geocomm.models.held_out_loss import held_out_sums
 
 
 def evaluate(
-    engine: deepspeed.DeepSpeedEngine, data: PackedSequences, group: dist.ProcessGroup, limit: int, batch_size: int
+    engine: deepspeed.DeepSpeedEngine, data: Sequences, group: dist.ProcessGroup, limit: int, batch_size: int
 ) -> tuple[float, int]:
     """Mean loss per token over the first `limit` held-out sequences, and how many there were. Collective over `group`,
     whose ranks share the work."""

@@ -20,6 +20,7 @@ from geocomm.train.train_config import RunConfig
 
 # Places differ between machines; what is found there is compared by content.
 _DATA = "Python version, files, tokenizer"
+_VERSION = "version of the catalog, what the site may read"
 _LOCAL_FIELDS = frozenset({"output_dir", "model.path", "data.paths", "data.cache_dir", "data.tokenizer"})
 
 
@@ -66,7 +67,8 @@ def decide(records: list[dict[str, Any]], config: RunConfig, *, elastic: bool = 
     if error := first_error(records):
         raise error
     _require_equal(records, "{}", [record["fields"] for record in records])
-    _require_equal(records, "the tokenized corpus ({})", [{_DATA: record["data"]} for record in records])
+    data = [{_DATA: record["data"], _VERSION: record.get("data_version", "")} for record in records]
+    _require_equal(records, "the tokenized corpus ({})", data)
     _require_equal(records, "the model's {}", [record["model"] for record in records])
     _require_declared_site(records)
     sites = list(dict.fromkeys(record["site"] for record in records))

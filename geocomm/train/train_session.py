@@ -111,8 +111,8 @@ def _start_entry(agreed: Agreed, restored: Restored, progress: Progress, paramet
         "device": agreed.device,
         "sites": agreed.sites,
         "parameters": parameters,
-        "train_sequences": len(agreed.data.train_numbers),
-        "held_out_sequences": len(agreed.data.held_out_numbers),
+        "train_sequences": agreed.data.train_count,
+        "held_out_sequences": agreed.data.held_out_count,
         "config": agreed.config.model_dump(mode="json"),
     }
 

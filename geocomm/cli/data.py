@@ -1,0 +1,153 @@
+"""`geocomm data`: data sets of tokens, as numbered versions in a catalog."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from geocomm.cli.command_end import fail
+
+if TYPE_CHECKING:
+    from geocomm.data.catalog import Catalog, Version
+
+_HELP = """Keep data sets of tokens: what they consist of, and who may read which part.
+
+Nothing is copied. A catalog names ranges of the files that datatrove, Megatron or geocomm have written.
+"""
+_MOST_SAID = 10
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    data = typer.Typer(help=_HELP, no_args_is_help=True)
+    data.command("add")(add)
+    data.command("ls")(ls)
+    data.command("check")(check)
+    app.add_typer(data, name="data")
+
+
+_Set = Annotated[str, typer.Argument(metavar="CATALOG[@VERSION]", help="The catalog's folder. Default: the newest.")]
+
+
+def add(
+    rules: Annotated[Path, typer.Argument(metavar="RULES.toml", help="Catalog, stores, labels.")],
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH...", help="Files or folders: .ds, .bin, .tokens, .txt, .jsonl.")
+    ],
+    tokenizer: Annotated[
+        str | None, typer.Option(metavar="NAME", help="byte, or a tokenizer's folder. For text, and the first time.")
+    ] = None,
+    label: Annotated[list[str] | None, typer.Option(metavar="LABEL", help="Of these files; may be repeated.")] = None,
+    store: Annotated[str | None, typer.Option(metavar="STORE", help="Where the tokens of text go.")] = None,
+    text_field: Annotated[str, typer.Option(metavar="NAME", help="Field of .jsonl that holds the text.")] = "text",
+) -> None:
+    """Add files to a data set, as its next version.
+
+    Reads them once, for their hashes and to check their ids. Text is tokenized here, a file on each core.
+
+    Example:
+
+        geocomm data add web.toml /data/tokens/day1 --tokenizer tok/
+    """
+    from geocomm.core.bad_input import BadInput
+    from geocomm.data.additions import add_files
+    from geocomm.data.catalog import read_rules
+
+    try:
+        read = read_rules(rules)
+        version = add_files(read, paths, tokenizer=tokenizer, labels=label or (), store=store, text_field=text_field)
+    except BadInput as error:
+        fail("data", str(error))
+    part = version.parts[-1]
+    typer.echo(f"{read.catalog}@{version.number}: {part.tokens} tokens in {part.shards} shards were added")
+
+
+def ls(
+    catalog: _Set, as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False
+) -> None:
+    """List the versions of a data set.
+
+    Example:
+
+        geocomm data ls /data/catalog/web
+    """
+    from geocomm.core.bad_input import BadInput
+    from geocomm.data.catalog import Catalog
+    from geocomm.data.shard_sequences import SetName
+
+    try:
+        name = SetName.parse(catalog)
+        opened = Catalog(name.url)
+        opened.read(name.number)  # refuses what is none
+        rows = [_row(opened, opened.read(one)) for one in ([name.number] if name.number else opened.numbers())]
+    except BadInput as error:
+        fail("data", str(error))
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    table = Table(box=SIMPLE, pad_edge=False, padding=(0, 1))
+    for column in rows[0]:
+        table.add_column(column, justify="left" if column == "labels" else "right")
+    for row in rows:
+        table.add_row(*(str(value) for value in row.values()))
+    Console(markup=False).print(table)
+
+
+def _row(catalog: Catalog, version: Version) -> dict[str, int | float | str]:
+    shards = catalog.shards(version)
+    tokens = sum(one.tokens for one in shards)
+    by_label: Counter[str] = Counter()
+    for one in shards:
+        by_label.update(dict.fromkeys(one.labels, one.tokens))
+    return {
+        "version": version.number,
+        "shards": len(shards),
+        "tokens": tokens,
+        "GiB": round(tokens * version.width / 2**30, 3),
+        "labels": ", ".join(f"{label}: {count}" for label, count in sorted(by_label.items())),
+    }
+
+
+def check(
+    catalog: _Set,
+    site: Annotated[str | None, typer.Option(metavar="SITE", help="Say what this site may read.")] = None,
+    deep: Annotated[bool, typer.Option("--deep", help="Read every shard, and compare its hash.")] = False,
+) -> None:
+    """Look whether all files of a data set are there, and whole.
+
+    Exit status 2 where one is not.
+
+    Example:
+
+        geocomm data check /data/catalog/web --site virginia --deep
+    """
+    from geocomm.core.bad_input import BadInput
+    from geocomm.data.catalog import Catalog
+    from geocomm.data.set_check import problems, readable
+    from geocomm.data.shard_sequences import SetName
+
+    try:
+        name = SetName.parse(catalog)
+        opened = Catalog(name.url)
+        version = opened.read(name.number)
+        shards = opened.shards(version)
+        found = list(islice(problems(version, shards, deep=deep), _MOST_SAID + 1))
+        told = "" if site is None else f"; site {site} may read {readable(version, shards, site)} tokens"
+    except BadInput as error:
+        fail("data", str(error))
+    for problem in found[:_MOST_SAID]:
+        typer.echo(problem, err=True)
+    what = f"{name.url}@{version.number}"
+    if found:
+        more = f"the first {_MOST_SAID}" if len(found) > _MOST_SAID else str(len(found))
+        fail("data", f"{what} is not whole; {more} of its problems stand above: restore these files")
+    seen = "hashes are right" if deep else "files are there"
+    typer.echo(f"{what}: {len(shards)} shards, {sum(one.tokens for one in shards)} tokens, all {seen}{told}")

@@ -1,0 +1,261 @@
+"""A catalog: the numbered versions of a data set, each a JSON file in a folder, that name shards and rules for them.
+
+    CATALOG/000017.json    {"geocomm_data":1,"number":17,"tokenizer":…,"vocabulary":…,"dtype":"<u4","rules":…,"parts":…}
+    CATALOG/parts/SHA256   one shard a line: [sha256, store, path, offset, tokens, [label, …]]
+
+A version is never changed, and of two writers of one number the second is refused. What is read is hostile until it is
+validated. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tomllib
+import uuid
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Literal, NamedTuple, Self
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
+
+from geocomm.core.bad_input import BadInput, did_you_mean
+from geocomm.core.config_section import Section
+from geocomm.core.model_errors import first_problem, problem_text
+from geocomm.data.shard_stores import folder_of
+from geocomm.data.token_files import Dtype
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Count = Annotated[int, Field(ge=1, lt=2**53)]
+
+
+class Store(Section):
+    """Where shards lie."""
+
+    url: str
+    region: str = ""
+    near: tuple[str, ...] = ()
+    """Sites that read from it first."""
+    price: Annotated[float, Field(ge=0)] = 0.0
+    """Dollars per GB to other sites."""
+
+
+class Label(Section):
+    """A rule for shards."""
+
+    readers: tuple[str, ...]
+    """Regions or sites: nobody else reads them."""
+
+
+class Rules(Section):
+    """What lies where, and who may read it."""
+
+    sites: dict[str, str] = Field(default_factory=dict[str, str])
+    """Site -> region."""
+    stores: dict[str, Store]
+    labels: dict[str, Label] = Field(default_factory=dict[str, Label])
+
+    @model_validator(mode="after")
+    def _names_are_known(self) -> Self:
+        regions = set(self.sites.values())
+        for name, store in self.stores.items():
+            if store.region and store.region not in regions:
+                raise ValueError(f"stores.{name}: unknown region '{store.region}'{did_you_mean(store.region, regions)}")
+            for site in store.near:
+                if site not in self.sites:
+                    raise ValueError(f"stores.{name}: unknown site '{site}'{did_you_mean(site, self.sites)}")
+        for name, label in self.labels.items():
+            for reader in label.readers:
+                if reader not in regions and reader not in self.sites:
+                    near = did_you_mean(reader, [*regions, *self.sites])
+                    raise ValueError(f"labels.{name}: unknown region or site '{reader}'{near}")
+        return self
+
+    def may_read(self, site: str, labels: Iterable[str]) -> bool:
+        """Whether all of the labels let the site read."""
+        who = {site, self.sites.get(site, site)}
+        return all(who.intersection(self.labels[label].readers) for label in labels)
+
+    def require_labels(self, labels: Collection[str]) -> None:
+        """Raise BadInput for a label that is unknown, or for several that no site may read together."""
+        for label in labels:
+            if label not in self.labels:
+                raise BadInput(f"unknown label '{label}'{did_you_mean(label, self.labels)}: no [labels.{label}]")
+        if labels and not any(self.may_read(site, labels) for site in self.sites):
+            raise BadInput(f"no site of [sites] may read the label {' with '.join(labels)}: nobody would read these")
+
+    def require_store(self, name: str) -> Store:
+        """The store of that name. Raises BadInput."""
+        if name not in self.stores:
+            raise BadInput(f"unknown store '{name}'{did_you_mean(name, self.stores)}: no [stores.{name}]")
+        return self.stores[name]
+
+
+class RulesFile(Rules):
+    """What `geocomm data add` is given: the rules, and which catalog they are for."""
+
+    catalog: str
+
+
+def read_rules(path: Path) -> RulesFile:
+    """The rules in a TOML file. Raises BadInput."""
+    try:
+        return RulesFile.model_validate(tomllib.loads(path.read_text("utf-8")))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BadInput(f"{path}: {' '.join(str(error).split())}") from None
+    except ValidationError as error:
+        raise BadInput(f"{path}: {problem_text(first_problem(error), RulesFile.model_fields)}") from None
+
+
+class Shard(NamedTuple):
+    """A range of a flat file of token ids."""
+
+    sha256: Sha256
+    store: str
+    path: str
+    """In the store."""
+    offset: Annotated[int, Field(ge=0, lt=2**53)]
+    """In bytes."""
+    tokens: Count
+    labels: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> tuple[str, str, int]:
+        """Where it lies: no two shards of a version share it."""
+        return self.store, self.path, self.offset
+
+
+class Part(NamedTuple):
+    """Shards that were added together."""
+
+    sha256: Sha256
+    shards: Count
+    tokens: Count
+
+
+class Version(BaseModel, frozen=True, extra="forbid"):
+    """A state of a data set."""
+
+    geocomm_data: Literal[1] = 1
+    number: Annotated[int, Field(ge=1, le=999_999)]
+    tokenizer: str
+    """Its identity."""
+    vocabulary: Annotated[int, Field(ge=1, le=2**32)]
+    dtype: Dtype
+    rules: Rules
+    parts: tuple[Part, ...]
+
+    @property
+    def width(self) -> int:
+        """Bytes of an id."""
+        return int(self.dtype[-1])
+
+
+_SHARD = TypeAdapter[Shard](Shard)
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """The versions of one data set."""
+
+    url: str
+
+    @cached_property
+    def folder(self) -> Path:
+        """Where it lies. Raises BadInput for a URL that cannot be opened."""
+        return folder_of(self.url)
+
+    def numbers(self) -> list[int]:
+        """Of the versions, ascending."""
+        return sorted(int(path.stem) for path in self.folder.glob("[0-9]" * 6 + ".json"))
+
+    def read(self, number: int | None = None) -> Version:
+        """A version; None: the newest. Raises BadInput."""
+        numbers = self.numbers()
+        if not numbers:
+            raise BadInput(f"{self.url} has no version of a data set; geocomm data add makes one")
+        wanted = numbers[-1] if number is None else number
+        if wanted not in numbers:
+            raise BadInput(f"{self.url} has no version {wanted}; it has {numbers[0]} to {numbers[-1]}")
+        path = self._path(wanted)
+        try:
+            version = Version.model_validate_json(path.read_bytes())
+        except OSError as error:
+            raise BadInput(f"{path} cannot be read: {error}") from None
+        except ValidationError as error:
+            raise BadInput(f"{path}: {problem_text(first_problem(error), Version.model_fields)}") from None
+        if version.number != wanted:
+            raise BadInput(f"{path} says that it is version {version.number}")
+        return version
+
+    def digest(self, number: int) -> str:
+        """SHA-256 of a version's file, and so of all that it names. OSError."""
+        return hashlib.sha256(self._path(number).read_bytes()).hexdigest()
+
+    def shards(self, version: Version) -> list[Shard]:
+        """All shards of a version, in order. Raises BadInput for a part that is missing or damaged."""
+        found: list[Shard] = []
+        for part in version.parts:
+            path = self.folder / "parts" / part.sha256
+            try:
+                content = path.read_bytes()
+                shards = [_SHARD.validate_json(line) for line in content.splitlines()]
+            except OSError as error:
+                raise BadInput(f"version {version.number}: its part {path} cannot be read: {error}") from None
+            except ValidationError as error:
+                raise BadInput(f"{path}: {problem_text(first_problem(error))}") from None
+            if hashlib.sha256(content).hexdigest() != part.sha256:
+                raise BadInput(f"version {version.number}: its part {path} has another hash than its name: restore it")
+            if (len(shards), sum(one.tokens for one in shards)) != part[1:]:
+                raise BadInput(f"version {version.number}: its part {path} has other shards than the version says")
+            found += shards
+        for shard in found:
+            _require_sound(shard, version)
+        return found
+
+    def add(self, version: Version, shards: Collection[Shard]) -> Version:
+        """Write `version` with these shards as one more part. Raises BadInput where its number is there already."""
+        content = b"".join(json.dumps(one, separators=(",", ":")).encode() + b"\n" for one in shards)
+        part = Part(hashlib.sha256(content).hexdigest(), len(shards), sum(one.tokens for one in shards))
+        whole = version.model_copy(update={"parts": (*version.parts, part)})
+        try:
+            (self.folder / "parts").mkdir(parents=True, exist_ok=True)
+            _put(self.folder / "parts" / part.sha256, content)
+            if not _put(self._path(whole.number), whole.model_dump_json().encode()):
+                raise BadInput(f"{self.url} has version {whole.number} since just now: somebody else adds. Try again")
+        except OSError as error:
+            raise BadInput(f"{self.url} cannot be written: {error}") from None
+        return whole
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number:06}.json"
+
+
+def _require_sound(shard: Shard, version: Version) -> None:
+    """What a catalog says must stay inside its stores and rules."""
+    version.rules.require_store(shard.store)
+    for label in shard.labels:
+        if label not in version.rules.labels:
+            raise BadInput(f"version {version.number}: unknown label '{label}' of {shard.path}")
+    path = PurePosixPath(shard.path)
+    if path.is_absolute() or ".." in path.parts:
+        raise BadInput(f"version {version.number}: {shard.path} is no path inside a store")
+
+
+def _put(path: Path, content: bytes) -> bool:
+    """Write a file whole or not at all; False: it is there already."""
+    partial = path.with_name(f".{uuid.uuid4().hex}")
+    try:
+        with partial.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(partial, path)
+    except FileExistsError:
+        return False
+    finally:
+        partial.unlink(missing_ok=True)
+    return True

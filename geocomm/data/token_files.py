@@ -1,0 +1,132 @@
+"""Flat files of token ids that others have written, and the shards that they are cut into. Nothing is copied.
+
+datatrove writes `.ds`, Megatron `.bin` with an `.idx` beside it, geocomm `.tokens`: ids one after the other, of 16 or
+32 bits, little-endian.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from os import cpu_count
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from geocomm.core.bad_input import BadInput
+
+Dtype = Literal["<u2", "<u4"]
+SHARD_BYTES = 64 << 20
+SUFFIXES = (".ds", ".bin", ".tokens")
+U16: Dtype = "<u2"
+U32: Dtype = "<u4"
+
+_MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
+_MEGATRON_TYPES: dict[int, Dtype] = {4: U32, 8: U16}
+"""By the code in an .idx; its signed 32 bits hold the same ids."""
+_READ_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """A flat file of token ids."""
+
+    path: Path
+    dtype: Dtype
+    tokens: int
+
+
+@dataclass(frozen=True)
+class TokenRange:
+    """At most SHARD_BYTES of a file."""
+
+    sha256: str
+    offset: int
+    """In bytes."""
+    tokens: int
+
+
+def narrowest(vocabulary: int) -> Dtype:
+    """The dtype that holds all ids of so many tokens, as datatrove and geocomm choose it."""
+    return U16 if vocabulary <= 1 << 16 else U32
+
+
+def token_file(path: Path, vocabulary: int) -> TokenFile:
+    """The file at `path`, by what lies beside it, or else by the vocabulary. Raises BadInput for what is none."""
+    try:
+        dtype = _dtype_beside(path) or narrowest(vocabulary)
+        size = path.stat().st_size
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        raise BadInput(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+    width = np.dtype(dtype).itemsize
+    if size == 0:
+        raise BadInput(f"{path} is empty")
+    if size % width:
+        raise BadInput(
+            f"{path} has {size} bytes, which is no multiple of {width}: it is cut, or its ids are not {dtype}"
+        )
+    return TokenFile(path, dtype, size // width)
+
+
+def _dtype_beside(path: Path) -> Dtype | None:
+    """What the writer's own note says; None: there is none."""
+    if path.suffix == ".bin":
+        with path.with_suffix(".idx").open("rb") as index:
+            head = index.read(18)
+        if head[:9] != _MEGATRON_MAGIC:
+            raise ValueError(f"{path.with_suffix('.idx')} is no index of Megatron")
+        if (code := head[17]) not in _MEGATRON_TYPES:
+            raise ValueError(f"its .idx says type {code}, and ids have 16 or 32 bits (types 8 and 4)")
+        return _MEGATRON_TYPES[code]
+    note = Path(f"{path}.metadata")
+    if path.suffix == ".ds" and note.is_file():
+        width = note.read_text("utf-8").splitlines()[0].rpartition("|")[2]
+        return U16 if width == "2" else U32 if width == "4" else None
+    note = path.with_suffix(".json")
+    if path.suffix == ".tokens" and note.is_file():
+        said = json.loads(note.read_text("utf-8"))["dtype"]
+        if said not in (U16, U32):
+            raise ValueError(f"{note} says dtype {said}")
+        return said
+    return None
+
+
+def ranges(file: TokenFile, vocabulary: int) -> list[TokenRange]:
+    """The file's shards, read once for their hashes, on all cores. Raises BadInput for ids beyond the vocabulary."""
+    offsets = range(0, file.tokens * np.dtype(file.dtype).itemsize, SHARD_BYTES)
+    with ThreadPoolExecutor(cpu_count()) as pool:  # hashing and looking for the largest hold no lock
+        return list(pool.map(partial(_read, file, vocabulary), offsets))
+
+
+def _read(file: TokenFile, vocabulary: int, offset: int) -> TokenRange:
+    digest, left, largest = hashlib.sha256(), SHARD_BYTES, 0
+    try:
+        with file.path.open("rb") as source:
+            source.seek(offset)
+            while left and (content := source.read(min(left, _READ_BYTES))):
+                digest.update(content)
+                largest = max(largest, int(np.frombuffer(content, file.dtype).max()))
+                left -= len(content)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{file.path} cannot be read: {error}") from None
+    if largest >= vocabulary:
+        raise BadInput(
+            f"{file.path} has id {largest} in the {SHARD_BYTES >> 20} MiB after byte {offset}, and the tokenizer has "
+            f"{vocabulary} tokens: it was written with another tokenizer, or its ids are not {file.dtype}"
+        )
+    return TokenRange(digest.hexdigest(), offset, (SHARD_BYTES - left) // np.dtype(file.dtype).itemsize)
+
+
+def hash_of_range(path: Path, offset: int, size: int) -> str:
+    """SHA-256 of so many bytes of a file. OSError."""
+    digest, left = hashlib.sha256(), size
+    with path.open("rb") as source:
+        source.seek(offset)
+        while left and (content := source.read(min(left, _READ_BYTES))):
+            digest.update(content)
+            left -= len(content)
+    return digest.hexdigest()
