@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,7 +12,7 @@ from typing_extensions import override
 
 from geocomm.core.bad_input import BadInput
 from geocomm.core.errors import InvalidArgumentError
-from geocomm.core.site import UNNAMED_SITE
+from geocomm.core.site import UNNAMED_SITE, site_name
 from geocomm.core.typed_torch import from_numpy
 from geocomm.data.shard_sequences import Reading, SetName, ShardSequences
 
@@ -30,7 +29,8 @@ class SiteDataset(IterableDataset[torch.Tensor]):
     def __init__(
         self, name: str, *, batch_size: int, sequence_length: int, seed: int = 0, held_out_fraction: float = 0.0
     ) -> None:
-        """
+        """Open the data set, at its beginning.
+
         Args:
             name: `FOLDER@17`, the catalog's folder and the version; the newest without `@`.
             batch_size: Sequences of this rank in a batch.
@@ -49,7 +49,7 @@ class SiteDataset(IterableDataset[torch.Tensor]):
             )
         self._batch_size = batch_size
         self._position = 0
-        site = os.environ.get("GEOCOMM_SITE") or UNNAMED_SITE
+        site = site_name() or UNNAMED_SITE
         try:
             self._data = ShardSequences(SetName.parse(name), site, sequence_length, held_out_fraction, seed)
         except BadInput as error:
@@ -86,7 +86,14 @@ class SiteDataset(IterableDataset[torch.Tensor]):
         return {"position": self._position, "readings": [list(one) for one in self._data.readings], **self._given}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on there. Raises InvalidArgumentError for a state of other data or another sequence length."""
+        """Go on where a state was taken.
+
+        Args:
+            state: From `state_dict`, of the same data set.
+
+        Raises:
+            InvalidArgumentError: The state is of other data, a newer version, or another sequence length.
+        """
         for name, own in self._given.items():
             if state[name] != own:
                 raise InvalidArgumentError(f"SiteDataset: the state has {name} {state[name]}, and this one {own}")

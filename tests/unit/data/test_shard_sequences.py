@@ -218,3 +218,16 @@ def test_file_that_has_shrunk_since_is_said(data_set: DataSet) -> None:
     (data_set.folder / "0.tokens").write_bytes(b"\0\0")
     with pytest.raises(BadInput, match="geocomm data check"):
         seen(data_set.read(), 0, 3)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_any_number_of_ranks_reads_the_same_batches(data_set: DataSet, ranks: int) -> None:
+    data_set.add(*[3] * 20)
+    whole = data_set.read().micro_batch(0, 0, 0, 1, 40)
+    size = 8 // ranks
+    steps = [
+        data_set.read().micro_batch(consumed, 0, rank, ranks, size)
+        for consumed in range(0, 40, 8)
+        for rank in range(ranks)
+    ]
+    assert np.array_equal(np.concatenate(steps), whole)
