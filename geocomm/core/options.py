@@ -88,7 +88,7 @@ def _checked_transport(text: str) -> str:
     return text
 
 
-def _check_codec(name: str, codec: str) -> None:
+def _check_codec(codec: str) -> None:
     from geocomm.core.errors import InvalidArgumentError
     from geocomm.core.native import native
 
@@ -96,7 +96,7 @@ def _check_codec(name: str, codec: str) -> None:
         native().CodecSpec.parse(codec)
     except InvalidArgumentError as error:
         told = str(error).removeprefix(f"{error.code}: ")
-        raise ValueError(f"option {name} ({variable_of(name)}): {told}") from None
+        raise ValueError(f"option codec ({variable_of('codec')}): {told}") from None
 
 
 def _whole(low: int, high: int) -> tuple[Any, Kind]:
@@ -227,12 +227,10 @@ class Options(BaseModel, metaclass=ShortHelp):
                 raise _refusal_of(error, values) from None
 
     @model_validator(mode="after")
-    def _check_codecs(self) -> Self:
+    def _check_grammar(self) -> Self:
         """The native core has the grammar of codecs; it is loaded only where there is one to look at."""
         if self.codec not in _NEED_NO_GRAMMAR:
-            _check_codec("codec", self.codec)
-        for codec in self.codecs if self.codec == "auto" else ():
-            _check_codec("codecs", codec)
+            _check_codec(self.codec)
         return self
 
     @model_validator(mode="after")

@@ -42,9 +42,12 @@ def check_ports(options: Options, ranks: int) -> None:
 def check_codec() -> None:
     """GEOCOMM_CODEC and GEOCOMM_CODECS."""
     from geocomm.codecs.collective_codec import AUTO, without_feedback
+    from geocomm.planning.codec_choice import candidates
 
     options = Options()
-    if options.codec != AUTO:
+    if options.codec == AUTO:
+        candidates(options)
+    else:
         without_feedback(options.codec)
 
 

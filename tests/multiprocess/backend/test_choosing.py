@@ -135,9 +135,9 @@ def test_refresh_links_that_one_rank_leaves_out_names_what_was_missing() -> None
 @pytest.mark.parametrize(
     ("of_rank_2", "mentions"),
     [
-        ({"GEOCOMM_LINKS": "other.json"}, ["links", "rank 2"]),
-        ({"GEOCOMM_LINKS": ""}, ["links", "not given", "rank 2"]),
-        ({"GEOCOMM_CODEC": "auto", "GEOCOMM_CODECS": "int4"}, ["codecs", "int4", "rank 2"]),
+        ({"GEOCOMM_LINKS": "other.json"}, ["links", "site c"]),
+        ({"GEOCOMM_LINKS": ""}, ["links", "not given", "site c"]),
+        ({"GEOCOMM_CODEC": "auto", "GEOCOMM_CODECS": "int4"}, ["codecs", "int4", "site c"]),
     ],
 )
 def test_links_or_codecs_that_differ_are_refused_on_every_rank(

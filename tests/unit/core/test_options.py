@@ -307,8 +307,6 @@ def test_copies_and_pickles_are_equal_whatever_the_environment_is_then(environme
 def test_codec_that_cannot_be_is_refused_where_it_is_written() -> None:
     with pytest.raises(InvalidArgumentError, match=r"^option codec \(GEOCOMM_CODEC\): .*did you mean 'int8'"):
         Options(codec="int9")
-    with pytest.raises(InvalidArgumentError, match=r"^option codecs \(GEOCOMM_CODECS\): .*int4:blok"):
-        Options(codec="auto", codecs=("int8", "int4:blok=64"))
     assert Options(codec="int4:block=64+huffman").codec == "int4:block=64+huffman"
 
 
