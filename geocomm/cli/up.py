@@ -123,12 +123,13 @@ def _refusals(command: str) -> Generator[None]:
     """Ends the command with the reason why it could not be done."""
     from geocomm.core.bad_input import BadInput
     from geocomm.security.keys import KeysError
+    from geocomm.ssh_sites.board import printable
     from geocomm.ssh_sites.launch import NotStartedError
 
     try:
         yield
     except (BadInput, KeysError, NotStartedError) as error:
-        fail(command, str(error))
+        fail(command, printable(str(error)))
     except OSError as error:
         fail(command, f"{error.filename or 'ssh'}: {error.strerror}")
     except KeyboardInterrupt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,8 +11,8 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.live import Live
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from geocomm.core.patience import Patience
 from geocomm.core.units import duration_text
@@ -20,6 +21,12 @@ from geocomm.ssh_sites.sites_file import Node
 _STEPS_EVERY_S = 30.0
 """Without a terminal."""
 _MOST_LETTERS = 200
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[mK]")
+
+
+def printable(text: str) -> str:
+    """What another machine has said, without what a terminal would obey."""
+    return "".join(one if one.isprintable() or one in "\n\t" else "?" for one in _COLOURS.sub("", text))
 
 
 @dataclass
@@ -66,7 +73,7 @@ class Board:
 
     def tell(self, text: str) -> None:
         """A line that stays."""
-        self._console.print(text, markup=False)
+        self._console.print(printable(text), markup=False)
 
     async def __aenter__(self) -> Board:
         if self._console.is_terminal:
@@ -96,7 +103,6 @@ class Board:
         table.add_column(no_wrap=True, overflow="ellipsis")
         for node, line in self._lines.items():
             age = duration_text(time.monotonic() - line.since, ".0f")
-            table.add_row(
-                f"[bold]{escape(str(node))}[/bold]", escape(line.state), age, escape(line.last[:_MOST_LETTERS])
-            )
+            last = printable(line.last[:_MOST_LETTERS])
+            table.add_row(Text(str(node), "bold"), Text(line.state), age, Text(last))
         return table

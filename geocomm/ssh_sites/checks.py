@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from geocomm._version import __version__
 from geocomm.security.job_ca import CA_KEY_FILE, JobCa
@@ -23,7 +22,7 @@ _NEEDED_BYTES = 16 << 20
 class Facts(BaseModel):
     """What `facts.py` said."""
 
-    now: float
+    now: Annotated[float, Field(ge=0, le=1e11)]
     """Unix seconds there."""
     python: str
     problem: str
@@ -38,6 +37,18 @@ class Facts(BaseModel):
     running: bool
     skew_s: float = 0.0
     """How far that clock is before the one here."""
+
+
+class Finding(BaseModel):
+    """What `geocomm doctor --json` says of one thing."""
+
+    name: str
+    value: Any
+    state: str
+    fix: str
+
+
+_FINDINGS = TypeAdapter(list[Finding])
 
 
 def make_keys(sites: SitesFile) -> dict[str, Path]:
@@ -64,8 +75,8 @@ def make_keys(sites: SitesFile) -> dict[str, Path]:
 def read_facts(node: Node, done: Done, before: float, after: float) -> Facts | str:
     """The facts; or why there are none. before, after: when they were asked for, in Unix seconds."""
     try:
-        facts = Facts.model_validate(json.loads(done.out.strip().splitlines()[-1]))
-    except (IndexError, ValueError, ValidationError):
+        facts = Facts.model_validate_json(done.out.strip().splitlines()[-1])
+    except (IndexError, ValidationError):
         said = (done.err.strip().splitlines() or ["nothing"])[-1]
         return (
             f"its Python does not run as {node.site.python!r} ({said}). Name the one that has geocomm in sites.toml: "
@@ -131,8 +142,8 @@ def hub_node(sites: SitesFile, facts: Mapping[Node, Facts]) -> Node | str:
 def bad_findings(done: Done) -> list[str]:
     """What `geocomm doctor --json` found bad, each with its fix."""
     try:
-        findings: Sequence[Mapping[str, Any]] = json.loads(done.out[done.out.index("[\n") :])  # after a greeting
-    except ValueError:
+        findings = _FINDINGS.validate_json(done.out[done.out.index("[\n") :])  # after a greeting
+    except ValueError:  # a ValidationError is one
         said = (done.err.strip().splitlines() or [f"nothing, and ended with status {done.status}"])[-1]
         return [f"geocomm doctor says: {said}"]
-    return [f"{one['name']}: {one['value']}. {one['fix']}" for one in findings if one["state"] == "bad"]
+    return [f"{one.name}: {one.value}. {one.fix}" for one in findings if one.state == "bad"]

@@ -15,6 +15,7 @@ from geocomm.security.keys import KEY_FILE
 MOST_BYTES = 1 << 30
 _NEVER = (".git", "__pycache__", ".venv", "*.pyc", CA_KEY_FILE, KEY_FILE)
 """Private keys go to their own site alone, and another way."""
+_NO_PYTHON = {"--no-python", "--no_python"}
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,13 @@ class CodeFolder:
         if words[script].startswith("-"):
             path = Path.cwd()
         else:
-            path = Path(words[script]).resolve().parent
-            words[script] = Path(words[script]).name
+            program = Path(words[script]).resolve()
+            path = program.parent
+            # Without Python, torchrun looks a bare name up in PATH.
+            words[script] = f"./{program.name}" if _NO_PYTHON.intersection(words[:script]) else program.name
         if path in (Path.home(), Path("/")):
             raise BadInput(f"{path} would be copied to every site: put the script into a folder of its own")
-        excluded = (*_NEVER, *exclude)
+        excluded = (*_NEVER, *(pattern.removeprefix("./").rstrip("/") for pattern in exclude))
         keys, size_bytes = _look(path, excluded, own_keys.resolve())
         if size_bytes > MOST_BYTES:
             raise BadInput(
@@ -81,14 +84,18 @@ def _look(path: Path, excluded: Sequence[str], own_keys: Path) -> tuple[tuple[st
             keys.append(str(Path(folder).relative_to(path)))
             folders.clear()
             continue
-        folders[:] = [name for name in folders if not _matches(name, excluded)]
+        inside = os.path.relpath(folder, path)
+        folders[:] = [name for name in folders if not _matches(os.path.join(inside, name), excluded)]
         for name in files:
-            if not _matches(name, excluded):
+            if not _matches(os.path.join(inside, name), excluded):
                 size_bytes += os.lstat(os.path.join(folder, name)).st_size
         if size_bytes > MOST_BYTES:
             break
     return tuple(dict.fromkeys(keys)), size_bytes
 
 
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatch(name, pattern) for pattern in patterns)
+def _matches(path: str, patterns: Sequence[str]) -> bool:
+    """Whether a pattern is that of the end of a path, from the start of a name on."""
+    parts = path.split("/")
+    ends = ["/".join(parts[number:]) for number in range(len(parts))]
+    return any(fnmatch(end, pattern) for end in ends for pattern in patterns)

@@ -30,7 +30,7 @@ def main(folder: Path, host: str, port: int, number: str) -> None:
     except ImportError as error:  # what has no version is a ModuleNotFoundError
         facts["problem"] = str(error)
     there = folder.absolute()
-    while not there.exists():
+    while not os.path.exists(there):  # where it may not look, too
         there = there.parent
     facts["free_bytes"] = shutil.disk_usage(there).free
     facts["writable"] = os.access(there, os.W_OK | os.X_OK)

@@ -31,6 +31,8 @@ from geocomm.ssh_sites.ssh import DeniedError, Order, Ssh, SshError, end, shown
 from geocomm.ssh_sites.watch import Watch
 
 _LISTEN_LIMIT_S = 30.0
+_VANISHED = 24
+"""rsync's exit status where a file has gone while it copied."""
 _T = TypeVar("_T")
 
 
@@ -151,7 +153,7 @@ class _Launch:
             _, err = await process.communicate()
         finally:
             await end(process)
-        if process.returncode:
+        if process.returncode not in (0, _VANISHED):
             raise NotStartedError(_copy_failed(node, "the script's folder", err.decode(errors="replace")))
 
     async def _checked(self, node: Node, order: Order, what: str) -> None:
@@ -183,10 +185,13 @@ class _Launch:
         _refuse(problems, "geocomm doctor advises against it; --no-doctor starts all the same")
 
     async def _start_all(self) -> None:
+        others: set[Node] = set()  # at which somebody else's run goes on, begun since `_look`
+
         async def one(node: Node) -> None:
             order = scripts.start(node, self._sites, self._what.code.arguments, self._what.elastic)
             done = await self._ssh.run(node, order)
             if done.status == scripts.RUNNING:
+                others.add(node)
                 raise SshError(node, "a run goes on there. geocomm up --attach shows it, geocomm down ends it")
             if done.status:
                 raise SshError(node, f"geocomm run does not start: {_last(done.err)}")
@@ -196,9 +201,8 @@ class _Launch:
             await self._each("starting", one)
         except BaseException:
             # Those that have started would wait for the others.
-            await asyncio.gather(
-                *(self._ssh.run(node, scripts.stop(node)) for node in self._nodes), return_exceptions=True
-            )
+            begun = [node for node in self._nodes if node not in others]
+            await asyncio.gather(*(self._ssh.run(node, scripts.stop(node)) for node in begun), return_exceptions=True)
             raise
 
     async def _each(self, state: str, work: Callable[[Node], Awaitable[_T]]) -> list[_T]:

@@ -31,10 +31,16 @@ def _checked_address(text: str) -> str:
 
 
 def _checked_destination(text: str) -> str:
-    if not text or text.startswith("-") or text != "".join(text.split()) or "/" in text:
+    if not text or text.startswith("-") or "@-" in text or {" ", "/"} & {*text} or not text.isprintable():
         raise ValueError(
             f"{text!r} is not what ssh takes as user@host; a port or a jump host belongs into ssh's configuration"
         )
+    return text
+
+
+def _checked_path(text: str) -> str:
+    if not text.isprintable() or text.startswith("-") or text in ("~", "~/"):
+        raise ValueError(f"{text!r} is not a path at the site, such as ~/folder/name")
     return text
 
 
@@ -64,9 +70,9 @@ class Site(Section):
         tuple[Annotated[str, AfterValidator(_checked_destination)], ...], BeforeValidator(_as_list), Field(min_length=1)
     ]
     """Its nodes, each as ssh takes it."""
-    python: Annotated[str, Field(min_length=1)] = "python3"
+    python: Annotated[str, Field(min_length=1), AfterValidator(_checked_path)] = "python3"
     """What has geocomm there."""
-    folder: str = ""
+    folder: Annotated[str, AfterValidator(_checked_path)] = ""
     """Of this run at the site; relative to the home there. Empty: geocomm-up/JOB/SITE."""
     ranks: Annotated[int, Field(ge=1)] | None = None
     """Of each node: torchrun's --nproc-per-node."""

@@ -26,6 +26,8 @@ _PERSIST_S = 60
 _LOST = 255
 """ssh's own exit status for an error."""
 _CHUNK_BYTES = 1 << 16
+_MOST_BYTES = 16 << 20
+"""Of an answer."""
 _CHANGED = 1
 """tar's exit status where a file has changed while it was read."""
 _ASKS = ("Permission denied", "Host key verification failed")
@@ -90,7 +92,9 @@ class Ssh:
         """ssh up to the host, over the node's connection where it stands, without questions."""
         limits = {"ServerAliveInterval": 5, "ServerAliveCountMax": 3, "ConnectTimeout": CONNECT_LIMIT_S}
         alive = [word for name, value in limits.items() for word in ("-o", f"{name}={value}")]
-        return ["ssh", *self._config, "-S", self._socket(node), "-o", "BatchMode=yes", *alive]
+        # The user's own configuration may have each command begin a connection that stays, and keeps its output open.
+        own = ["-S", self._socket(node), "-o", "ControlMaster=no", "-o", "BatchMode=yes"]
+        return ["ssh", *self._config, *own, *alive]
 
     async def connect(self, node: Node, *, ask: bool = False) -> None:
         """Make the node's connection. ask: ssh may ask at the terminal, for a password or the host's key."""
@@ -115,11 +119,14 @@ class Ssh:
         process = await self._begin(node, order)
         try:
             _, out, err = await asyncio.gather(
-                self._feed(node, process, order), _all_of(process.stdout), _all_of(process.stderr)
+                self._feed(node, process, order), _all_of(process, process.stdout), _all_of(process, process.stderr)
             )
             status = await process.wait()
         finally:
             await end(process)
+        if max(len(out), len(err)) > _MOST_BYTES:
+            told = f"sends over {_MOST_BYTES >> 20} MiB where an answer is due. Look at what ssh {node.ssh} true prints"
+            raise SshError(node, told)
         done = Done(status, out, err)
         if status == _LOST:
             raise self._lost(node, err)
@@ -152,7 +159,7 @@ class Ssh:
                     while source.stdout is not None and (chunk := await source.stdout.read(_CHUNK_BYTES)):
                         to_node.write(chunk)
                         await to_node.drain()
-                    errors = await _all_of(source.stderr)
+                    errors = await _all_of(source, source.stderr)
                     if await source.wait() > _CHANGED:
                         raise SshError(node, f"{order.feed[0]} fails here: {errors.strip()}")
                 finally:
@@ -222,8 +229,15 @@ def _input(process: asyncio.subprocess.Process) -> asyncio.StreamWriter:
     return process.stdin
 
 
-async def _all_of(stream: asyncio.StreamReader | None) -> str:
-    return "" if stream is None else (await stream.read()).decode(errors="replace")
+async def _all_of(process: asyncio.subprocess.Process, stream: asyncio.StreamReader | None) -> str:
+    """What it writes; a little more than _MOST_BYTES and no end of it: it is killed."""
+    kept = bytearray()
+    while stream is not None and (chunk := await stream.read(_CHUNK_BYTES)):
+        if len(kept) <= _MOST_BYTES:
+            kept += chunk
+        else:
+            _kill(process)
+    return kept.decode("latin-1" if len(kept) > _MOST_BYTES else "utf-8", errors="replace")
 
 
 async def _ended(process: asyncio.subprocess.Process) -> int:
@@ -237,6 +251,10 @@ async def _ended(process: asyncio.subprocess.Process) -> int:
 async def end(process: asyncio.subprocess.Process) -> None:
     """Kill a process that has not ended."""
     if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)  # its own method would collect the status, which asyncio waits for
+        _kill(process)
         await process.wait()
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGKILL)  # its own method would collect the status, which asyncio waits for

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
 import signal
 import time
@@ -12,6 +11,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from geocomm.ssh_sites import scripts
 from geocomm.ssh_sites.board import Board
@@ -28,6 +29,10 @@ _LEAVE_AT = 3
 """Ctrl+C for so many times leaves a run alone that does not end."""
 _AGAIN_S = 5.0
 _KEPT_LINES = 500
+_MOST_LETTERS = 10_000
+"""Of a line that a site writes."""
+_STEPS = TypeAdapter(dict[str, str])
+_STATUS = re.compile(r"[0-9]{1,2}|1[0-9]{2}|2[0-4][0-9]|25[0-5]")
 _FOLLOWS = re.compile(r"PeerLost|has ended on another node|RendezvousClosed|the hub at .* is gone|SIGTERM|signal: 15")
 """What the others say when one has failed."""
 _RUN_SAYS = "geocomm run: "
@@ -118,7 +123,7 @@ class Watch:
             self._following.cancel()
 
     async def _end_all(self) -> None:
-        await self._order_all(scripts.stop, "ending")
+        self._begin(self._order_all(scripts.stop, "ending"))  # a node that does not answer holds up no others
         await asyncio.sleep(STOP_LIMIT_S)
         await self._order_all(scripts.kill, "killing it")
 
@@ -180,7 +185,7 @@ class Watch:
             return
         run.ended = True
         told = last.removeprefix(scripts.STATUS_LINE).strip() if last is not None else ""
-        if told.isdigit():
+        if _STATUS.fullmatch(told):
             run.status = int(told)
             self._board.say(node, f"ended with status {run.status}", waiting=False)
         else:
@@ -201,7 +206,7 @@ class Watch:
             with contextlib.suppress(SshError, ValueError):
                 async with self._ssh.running(hub, scripts.steps(hub)) as process:
                     async for line in _lines(process.stdout):
-                        self._board.steps(json.loads(line))
+                        self._board.steps(_STEPS.validate_json(line))
             await asyncio.sleep(_AGAIN_S)
 
     def _outcome(self, *, asked: bool) -> int:
@@ -231,7 +236,7 @@ async def _lines(stream: asyncio.StreamReader | None) -> AsyncIterator[str]:
     """Its lines; parts of what a progress bar draws over are lines too."""
     while stream is not None and (line := await _line(stream)):
         for part in line.decode(errors="replace").replace("\r", "\n").splitlines():
-            yield part
+            yield part[:_MOST_LETTERS]
 
 
 async def _line(stream: asyncio.StreamReader) -> bytes:

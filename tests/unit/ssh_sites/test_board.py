@@ -32,10 +32,13 @@ def test_terminal_has_a_line_for_each_machine_with_state_and_steps(nodes: list[N
             board.steps({"paris": "step 5, loss 0.1"})
             board.last(nodes[1], "[bold]not markup")
             board.tell("an [event]")
+            board.tell("\x1b[31mred\x1b[0m, \x1b]52;c;eA==\x07 of a site")
 
     asyncio.run(work())
     last = file.getvalue().splitlines()[-4:-1]
     assert "an [event]" in file.getvalue()
+    assert "red, ?]52;c;eA==? of a site" in file.getvalue()
+    assert "[bold]paris" not in file.getvalue()
     assert all(name in line for name, line in zip(("paris", "oslo ([x])", "oslo (n2)"), last, strict=True)), last
     assert "step 5, loss 0.1" in last[0]
     assert "[bold]not markup" in last[1]

@@ -65,6 +65,21 @@ def test_script_elsewhere_is_called_by_its_name_there(work: Path) -> None:
     code = CodeFolder.of(["--max-restarts=2", "src/main.py", "src/main.py"], [], KEYS)
     assert code.path == work / "src"
     assert code.arguments == ("--max-restarts=2", "main.py", "src/main.py")
+    Path("link.py").symlink_to("src/main.py")
+    assert CodeFolder.of(["link.py"], [], KEYS).arguments == ("main.py",)
+    assert CodeFolder.of(["link.py"], [], KEYS).path == work / "src"
+    assert CodeFolder.of(["--no-python", "./link.py"], [], KEYS).arguments == ("--no-python", "./main.py")
+
+
+def test_folder_is_excluded_however_it_is_written(work: Path, tmp_path: Path) -> None:
+    Path("data/raw").mkdir()
+    Path("data/raw/huge").write_text("12345678")
+    for number, pattern in enumerate(("data/raw", "data/raw/", "./data/raw/", "raw/")):
+        code = CodeFolder.of(["train.py"], [pattern], KEYS)
+        assert packed(code) == {"train.py", "a b.py", "data/large"}
+        assert code.size_bytes == 12
+        (tmp_path / str(number)).mkdir()
+        assert synced(code, tmp_path / str(number)) == packed(code)
 
 
 def test_module_takes_the_current_folder(work: Path) -> None:

@@ -98,6 +98,8 @@ def test_answer_that_is_no_facts_tells_what_python_said(sites: SitesFile) -> Non
     assert isinstance(told, str)
     assert "none: not found" in told
     assert "python = " in told
+    for nonsense in ("[" * 100_000, '{"now": NaN}', GOOD.model_copy(update={"now": 1e300}).model_dump_json()):
+        assert isinstance(read_facts(sites.nodes[0], Done(0, nonsense, ""), 0, 1), str)
     greeting = "Welcome!\n" + GOOD.model_dump_json()  # of a login script that prints
     found = read_facts(sites.nodes[0], Done(0, greeting, ""), GOOD.now - 3, GOOD.now - 1)
     assert isinstance(found, Facts)
@@ -113,6 +115,8 @@ def test_doctor_counts_what_is_bad_and_tells_why_it_could_not_look() -> None:
     assert bad_findings(Done(2, "", "geocomm doctor: GEOCOMM_PORT: bad\n")) == [
         "geocomm doctor says: geocomm doctor: GEOCOMM_PORT: bad"
     ]
+    for nonsense in ("[\n1]", '[\n{"state": "bad"}]', "[\n" * 100_000):
+        assert bad_findings(Done(3, nonsense, "")) == ["geocomm doctor says: nothing, and ended with status 3"]
 
 
 def test_keys_are_made_kept_and_added(sites: SitesFile) -> None:
