@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import os
 import socket
 import time
+import warnings
+import zipfile
 from argparse import Namespace
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -81,18 +84,21 @@ def local_ranks(chosen: Namespace) -> int:
 def check_program(chosen: Namespace) -> None:
     """That the program is there, and is Python as far as can be known without running it."""
     program = str(chosen.training_script)
-    if chosen.no_python or chosen.run_path:
+    if chosen.no_python or chosen.run_path or os.environ.get("PYTHON_EXEC"):  # torchrun's, for another Python
         return
     if chosen.module:
         if importlib.util.find_spec(program.partition(".")[0]) is None:
             raise BadInput(f"-m {program}: there is no such module here")
         return
     path = Path(program)
+    if (path / "__main__.py").is_file() or zipfile.is_zipfile(path) or path.suffix == ".pyc":
+        return  # Python runs these, too
     if not path.is_file():
         where = "" if path.is_absolute() else f" in {Path.cwd()}"
         raise BadInput(f"{program}: there is no such file{where}")
     try:
-        compile(path.read_bytes(), program, "exec", dont_inherit=True)
+        with warnings.catch_warnings(action="ignore"):  # the ranks tell them
+            compile(path.read_bytes(), program, "exec", dont_inherit=True)
     except SyntaxError as error:
         raise BadInput(f"{program}, line {error.lineno}: {type(error).__name__}: {error.msg}") from None
     except ValueError as error:  # null bytes

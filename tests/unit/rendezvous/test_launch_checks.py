@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import py_compile
 import socket
+import zipapp
 from argparse import Namespace
 from pathlib import Path
 
@@ -121,6 +123,12 @@ def test_program_that_cannot_run_is_refused(tmp_path: Path) -> None:
     check_program(program(good))
     check_program(program("json.tool", module=True))
     check_program(program("no such program", no_python=True))
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/__main__.py").write_text("")
+    check_program(program(tmp_path / "folder"))
+    zipapp.create_archive(tmp_path / "folder", tmp_path / "app")
+    check_program(program(tmp_path / "app"))
+    check_program(program(py_compile.compile(str(good), str(tmp_path / "good.pyc"))))
     with pytest.raises(BadInput, match=r"bad\.py, line 2: SyntaxError: "):
         check_program(program(bad))
     with pytest.raises(BadInput, match=r"nothere\.py: there is no such file in /"):
@@ -129,3 +137,18 @@ def test_program_that_cannot_run_is_refused(tmp_path: Path) -> None:
         check_program(program(tmp_path / "nothere.py"))
     with pytest.raises(BadInput, match="no such module"):
         check_program(program("geocom.train", module=True))
+
+
+def test_program_of_another_python_is_not_judged_by_this_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    newer = tmp_path / "newer.py"
+    newer.write_text("syntax of tomorrow\n")
+    monkeypatch.setenv("PYTHON_EXEC", "/opt/python99/bin/python")
+    check_program(program(newer))
+    check_program(program("only.there", module=True))
+
+
+def test_program_that_warns_is_not_told_of_twice(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    warns = tmp_path / "warns.py"
+    warns.write_text("1 is 1\n")
+    check_program(program(warns))
+    assert recwarn.list == []
