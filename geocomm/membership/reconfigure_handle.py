@@ -13,15 +13,30 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from geocomm.core.errors import AuthenticationError, InvalidArgumentError
 from geocomm.core.model_errors import first_problem, problem_text
+from geocomm.core.site import check_site_name
 from geocomm.membership.rank_record import RankInfo, ranks_text
 
 _MOST_CHARACTERS = 1 << 20
+_PROCESS_ID_BYTES = 16
+_LONGEST_HOST = 255
+
+
+def _checked(info: RankInfo) -> RankInfo:
+    """What the transport would find wrong once the ranks of before are gone."""
+    check_site_name(info.site)
+    if not 0 <= info.port <= 65535:
+        raise ValueError(f"port {info.port}")
+    if len(base64.b64decode(info.process_id, validate=True)) != _PROCESS_ID_BYTES:
+        raise ValueError("process_id names no process")
+    if not info.hosts or any(len(host) > _LONGEST_HOST or not host.isprintable() for host in info.hosts):
+        raise ValueError("hosts are no addresses")
+    return info
 
 
 class Handle(BaseModel):
@@ -39,7 +54,7 @@ class Handle(BaseModel):
     """Of its keys (`authority_of`); empty: it has none."""
     store: str
     """Equal for ranks that share the store which init_process_group was given; empty: it cannot tell."""
-    rank: RankInfo
+    rank: Annotated[RankInfo, AfterValidator(_checked)]
 
     def text(self) -> str:
         """As it is handed on."""
@@ -86,6 +101,8 @@ def members_of(own: Handle, uuid: int, texts: Sequence[str] | set[str]) -> Membe
         )
     if twice := [number for number, member in enumerate(members) if member in members[:number]]:
         raise InvalidArgumentError(f"reconfigure (uuid {uuid}): the handle of {ranks_text(twice)} is there twice")
+    if len({handle.rank.process_id for handle in handles}) < len(handles):
+        raise InvalidArgumentError(f"reconfigure (uuid {uuid}): two handles name the same process")
     own_rank = members.index(own.member)
     if handles[own_rank] != own:
         old = handles[own_rank].turn < own.turn

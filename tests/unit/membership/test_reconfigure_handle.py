@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from dataclasses import replace
 
@@ -13,7 +14,8 @@ from geocomm.membership.reconfigure_handle import Handle, members_of
 
 
 def _handle(member: str, site: str, *, store: str = "", authority: str = "ours", **of_rank: str) -> Handle:
-    info = RankInfo(rank=9, global_rank=9, site=site, hosts=["10.0.0.1"], port=4000, process_id=member, **of_rank)
+    process_id = base64.b64encode(member.encode() * 16).decode()
+    info = RankInfo(rank=9, global_rank=9, site=site, hosts=["10.0.0.1"], port=4000, process_id=process_id, **of_rank)
     return Handle(member=member, turn=3, authority=authority, store=store, rank=info)
 
 
@@ -63,6 +65,34 @@ def test_group_differs_with_uuid_and_with_any_handle() -> None:
 def test_handle_that_is_not_one_is_refused_with_its_number(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match="handle 1 of reconfigure"):
         members_of(A, 5, [A.text(), text])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"port": -1},
+        {"port": 1 << 40},
+        {"process_id": "!!"},
+        {"process_id": ""},
+        {"hosts": []},
+        {"hosts": ["x" * 1000]},
+        {"hosts": ["a\0b"]},
+        {"site": None},
+        {"site": "../b\x1b"},
+    ],
+)
+def test_rank_that_the_transport_could_not_take_is_refused(wrong: dict[str, object]) -> None:
+    changed = json.loads(B.text())
+    changed["rank"] |= wrong
+    with pytest.raises(InvalidArgumentError, match="handle 1 of reconfigure cannot be read"):
+        members_of(A, 5, [A.text(), json.dumps(changed)])
+
+
+def test_two_handles_of_one_process_are_refused() -> None:
+    changed = json.loads(B.text())
+    changed["rank"]["process_id"] = A.rank.process_id
+    with pytest.raises(InvalidArgumentError, match="two handles name the same process"):
+        members_of(A, 5, [A.text(), json.dumps(changed)])
 
 
 def test_handles_without_this_rank_or_with_one_twice_are_refused() -> None:
