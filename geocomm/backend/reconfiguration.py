@@ -43,6 +43,7 @@ from geocomm.core.errors import (
     OperationTimeoutError,
     UnsupportedError,
 )
+from geocomm.core.message_log import announce
 from geocomm.core.native import native
 from geocomm.core.options import Options, transport_keys
 from geocomm.membership import roll_call
@@ -55,12 +56,14 @@ from geocomm.planning.link_table import Links
 from geocomm.security.keys import CA_FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
     from geocomm._C import ReconfigurableGroup
 
 _BELIEVED_REFUSAL = timedelta(seconds=2)
 """Shorter than of groups that end with a rank: a verdict in error costs a reconfigure."""
+_WORD_S = 10.0
+"""After so long a wait for other ranks, a word."""
 _STORE_KEY = "geocomm/reconfigure/store"
 
 
@@ -150,8 +153,10 @@ class Member:
             group.leave()
             self._process_ids = [info.process_id for info in members.infos]
             self._forget_others(self._process_ids)
+            who = ranks_text([info.rank for info in members.infos if info.rank != members.own])
             try:
-                made = self._meet(members, group.options._timeout, until)
+                with _told_of(f"reconfigure (uuid {uuid}) at rank {members.own} still waits for {who} to call it"):
+                    made = self._meet(members, group.options._timeout, until)
             except GeocommError as error:
                 raise type(error)(
                     f"reconfigure (uuid {uuid}) of {len(members.infos)} ranks failed at rank {members.own}: {error}. "
@@ -270,6 +275,18 @@ class FromFirst(dist.Store):
         options = dist.BroadcastOptions()
         options.rootRank = 0
         self._backend.broadcast([tensor], options).wait()
+
+
+@contextlib.contextmanager
+def _told_of(wait: str) -> Generator[None]:
+    """Says it where what is done inside takes long."""
+    timer = threading.Timer(_WORD_S, announce, [wait])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _left(until: float) -> timedelta:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import shutil
 import signal
 import time
@@ -149,6 +151,26 @@ def test_ranks_that_do_not_meet_hear_of_it_and_can_try_again(three: Ranks) -> No
 
 def _abort() -> None:
     dist.group.WORLD.abort()
+
+
+def _words_of_a_wait(uuid: int, handles: list[str]) -> list[str]:
+    """What is said while others do not come."""
+    from geocomm.backend import reconfiguration
+
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("geocomm").addHandler(handler)
+    reconfiguration._WORD_S = 0.1
+    with contextlib.suppress(dist.DistError):
+        reconfigure(uuid, handles, 2)
+    return said
+
+
+def test_long_wait_is_told_with_who_is_waited_for(three: Ranks) -> None:
+    handles = values(three.outcomes(handle, ranks=[0, 1, 2]))
+    (said,) = values(three.outcomes(_words_of_a_wait, 7, handles, ranks=[0]))
+    assert "reconfigure (uuid 7) at rank 0 still waits for ranks 1, 2 to call it" in said
 
 
 def test_abort_ends_operations_and_the_group_can_be_formed_again(three: Ranks) -> None:
