@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from geocomm._version import __version__
 from geocomm.security.job_ca import CA_KEY_FILE, JobCa
-from geocomm.security.keys import CERTIFICATE_FILE, Keys, KeysError, certificate_fault
+from geocomm.security.keys import CA_FILE, CERTIFICATE_FILE, Keys, KeysError, certificate_fault
 from geocomm.ssh_sites.sites_file import Node, SitesFile
 from geocomm.ssh_sites.ssh import Done
 
@@ -35,6 +36,8 @@ class Facts(BaseModel):
     rsync: bool
     lacks: list[str]
     running: bool
+    ca: str = ""
+    """SHA-256 of the certificate authority's file in the folder of the run."""
     skew_s: float = 0.0
     """How far that clock is before the one here."""
 
@@ -91,6 +94,12 @@ def against_start(node: Node, facts: Facts, keys: Path, code_bytes: int) -> list
     python = node.site.python
     if facts.running:
         found.append("a run goes on there. geocomm up --attach shows it, geocomm down ends it")
+    elif facts.ca not in ("", hashlib.sha256((keys / CA_FILE).read_bytes()).hexdigest()):
+        found.append(
+            f"its keys in {node.folder}/keys are of another certificate authority than those in {keys.parent}. Name "
+            f"the folder of keys that the last start used in sites.toml: keys = ; or, for new keys, remove "
+            f"{node.folder}/keys there"
+        )
     if facts.problem:
         found.append(
             f"{python} (Python {facts.python}) lacks geocomm or torch ({facts.problem}). Install geocomm "

@@ -1,10 +1,12 @@
 """What a machine is, before a run starts there: `geocomm up` sends this program to its Python, which may lack geocomm.
 
-Arguments: the folder of the run, the hub's host and port, the number of the node. Prints JSON.
+Arguments: the folder of the run, the hub's host and port, the number of the node, the name of a certificate authority's
+file. Prints JSON.
 """
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -14,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 
-def main(folder: Path, host: str, port: int, number: str) -> None:
+def main(folder: Path, host: str, port: int, number: str, ca_file: str) -> None:
     """Print the facts."""
     facts: dict[str, Any] = {"now": time.time(), "python": sys.version.split()[0], "problem": "", "hub_here": False}
     try:
@@ -37,6 +39,9 @@ def main(folder: Path, host: str, port: int, number: str) -> None:
     facts["rsync"] = shutil.which("rsync") is not None
     facts["lacks"] = [name for name in ("flock", "setsid", "nohup", "tail", "tar") if shutil.which(name) is None]
     facts["running"] = is_locked(folder / f"node-{number}.lock")
+    facts["ca"] = ""
+    with contextlib.suppress(OSError):
+        facts["ca"] = hashlib.sha256((folder / "keys" / ca_file).read_bytes()).hexdigest()
     print(json.dumps(facts))
 
 
@@ -53,4 +58,4 @@ def is_locked(path: Path) -> bool:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4])
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), *sys.argv[4:])

@@ -42,7 +42,7 @@ def facts(node: Node, hub: str) -> Order:
     """Ask what the machine is (`facts.py`)."""
     program = resources.files("geocomm.ssh_sites").joinpath("facts.py")
     where = HubAddress.parse(hub)
-    arguments = shlex.join([node.folder, where.host, str(where.port), str(node.number)])
+    arguments = shlex.join([node.folder, where.host, str(where.port), str(node.number), CA_FILE])
     return Order(f"exec {python(node)} - {arguments}", ("cat", str(program)))
 
 

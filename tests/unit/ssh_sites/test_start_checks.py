@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from pathlib import Path
@@ -51,12 +52,15 @@ def against(sites: SitesFile, **other: object) -> list[str]:
 
 def test_good_machine_may_start(sites: SitesFile) -> None:
     assert against(sites) == []
+    own = hashlib.sha256((make_keys(sites)["b"] / "ca.pem").read_bytes()).hexdigest()
+    assert against(sites, ca=own) == []
 
 
 @pytest.mark.parametrize(
     ("other", "told"),
     [
         ({"running": True}, "geocomm up --attach shows it, geocomm down ends it"),
+        ({"ca": "0" * 64}, "are of another certificate authority than those in"),
         ({"problem": "No module named 'geocomm'"}, "lacks geocomm or torch (No module named 'geocomm')"),
         ({"geocomm": "0.0.1"}, f"has geocomm 0.0.1, this machine {__version__}. Install the same"),
         ({"lacks": ["flock"]}, "it lacks flock"),
