@@ -12,6 +12,7 @@ import asyncio
 import os
 import sys
 from argparse import Namespace
+from collections.abc import Sequence
 from typing import Any, NoReturn, cast
 
 from torch.distributed import run
@@ -47,6 +48,13 @@ from geocomm.rendezvous.tunnel import probe
 from geocomm.security.keys import Keys, KeysError, sites_of
 
 
+def _as_given(option: str, words: Sequence[str]) -> str:
+    """An option of torchrun as the user gave it: torchrun reads variables, too, which some launchers of jobs set."""
+    variable = "PET_" + option.removeprefix("--").replace("-", "_").upper()
+    is_written = any(word.partition("=")[0].replace("_", "-") == option for word in words)
+    return option if is_written or variable not in os.environ else f"the variable {variable}"
+
+
 def main(arguments: list[str]) -> None:
     """Run torchrun; exits with a line for arguments that would have it meet elsewhere, for what ranks would refuse, and
     nodes that do not fit together."""
@@ -59,7 +67,7 @@ def main(arguments: list[str]) -> None:
         "--master-addr": chosen.master_addr != "127.0.0.1",
         "--master-port": chosen.master_port not in (None, 29500),  # torch's default, that of 2.11
     }
-    if given := [name for name, used in own.items() if used]:
+    if given := [_as_given(name, rest) for name, used in own.items() if used]:
         _refuse(f"leave out {', '.join(given)}: the ranks meet at the hub, {hub}")
     try:
         _number_by_sites(chosen)

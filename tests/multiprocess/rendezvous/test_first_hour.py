@@ -173,3 +173,9 @@ def test_error_of_all_ranks_of_a_node_is_told_in_few_lines(job: Job) -> None:
     lines = lines_of(job, 0)
     assert len(lines) <= MOST_LINES, job.output()
     assert "(site a): InvalidArgumentError: option codec" in lines[-1]
+
+
+def test_option_of_torchrun_that_a_variable_gives_is_told_by_its_name(job: Job) -> None:
+    start(job, free_port(HUB_HOST), 0, PET_MASTER_ADDR="10.0.0.1")
+    assert job.end() == [2], job.output()
+    assert "leave out the variable PET_MASTER_ADDR: the ranks meet at the hub" in lines_of(job, 0)[-1]
