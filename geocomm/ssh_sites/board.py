@@ -43,7 +43,7 @@ class Board:
     that shows it until its end."""
 
     def __init__(self, nodes: Sequence[Node], console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        self._console = console or Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
         self._lines = {node: _Line() for node in nodes}
         self._live = Live(get_renderable=self._table, console=self._console, refresh_per_second=2)
         self._reminding: asyncio.Task[None] | None = None
