@@ -34,7 +34,6 @@ class LoadingAhead:
         self._loading: asyncio.Task[None] | None = None
         self._ending = False
         self._news = asyncio.Event()
-        self._rounds_came = 0
 
     def begin(self) -> None:
         """The site has no ranks."""
@@ -44,7 +43,6 @@ class LoadingAhead:
 
     def came(self) -> None:
         """A round is decided."""
-        self._rounds_came += 1
         self._news.set()
 
     async def end(self) -> None:
@@ -78,7 +76,6 @@ class LoadingAhead:
         left = self._states.state_bytes(fragment, base)
         asked, lost = set[Wanted](), list[Wanted]()
         while not self._ending and not lost and not self._outweighs(fragment, base):
-            came = self._rounds_came
             new = [wanted for wanted in self._lacking(fragment, base) if wanted not in asked]
             left -= sum(wanted.bytes for wanted in new)
             if left < 0:
@@ -86,9 +83,8 @@ class LoadingAhead:
             asked.update(new)
             for wanted in new:
                 self._life.start(self._get(wanted, lost))
-            if came == self._rounds_came and not self._ending:
-                self._news.clear()
-                await self._news.wait()
+            self._news.clear()  # nothing has come since `_lacking` was asked: there was no await
+            await self._news.wait()
 
     async def _get(self, wanted: Wanted, lost: list[Wanted]) -> None:
         """A frame; one that does not come is lost: the ranks ask for it, for as long as it takes."""

@@ -13,6 +13,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from geocomm.core.printable import printable
+
 FIRST_PREV = "0" * 64
 """`prev` of the first entry."""
 
@@ -210,7 +212,7 @@ _ENTRY: TypeAdapter[Entry] = TypeAdapter(Entry)
 def words(text: str) -> Text:
     """What others have said, as a text for a person: of the length that an entry takes, and without control characters,
     which a terminal would obey."""
-    return "".join(one if one.isprintable() else "?" for one in text[:MAX_TEXT])
+    return printable(text[:MAX_TEXT])
 
 
 def line_of(record: Record) -> str:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from pydantic import TypeAdapter, ValidationError
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
+from geocomm.core.printable import printable
 from geocomm.membership.rank_record import ranks_text
 
 WAIT_S = 5.0
@@ -44,8 +45,7 @@ class RankFailure:
     """Another rank's error is probably its cause."""
 
     def __str__(self) -> str:
-        text = f"rank {self.rank} (site {self.site}): {self.told}"
-        shown = "".join(one if one.isprintable() else "?" for one in text)  # another site has said it
+        shown = printable(f"rank {self.rank} (site {self.site}): {self.told}")  # another site has said it
         return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]} …"
 
 

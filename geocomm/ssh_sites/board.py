@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from geocomm.core.patience import Patience
+from geocomm.core.printable import printable
 from geocomm.core.units import duration_text
 from geocomm.ssh_sites.sites_file import Node
 
@@ -24,9 +25,9 @@ _MOST_LETTERS = 200
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[mK]")
 
 
-def printable(text: str) -> str:
-    """What another machine has said, without what a terminal would obey."""
-    return "".join(one if one.isprintable() or one in "\n\t" else "?" for one in _COLOURS.sub("", text))
+def shown(text: str) -> str:
+    """What another machine has said, without colours and what a terminal would obey."""
+    return printable(_COLOURS.sub("", text), keep="\n\t")
 
 
 @dataclass
@@ -73,7 +74,7 @@ class Board:
 
     def tell(self, text: str) -> None:
         """A line that stays."""
-        self._console.print(printable(text), markup=False)
+        self._console.print(shown(text), markup=False)
 
     async def __aenter__(self) -> Board:
         if self._console.is_terminal:
@@ -103,6 +104,6 @@ class Board:
         table.add_column(no_wrap=True, overflow="ellipsis")
         for node, line in self._lines.items():
             age = duration_text(time.monotonic() - line.since, ".0f")
-            last = printable(line.last[:_MOST_LETTERS])
+            last = shown(line.last[:_MOST_LETTERS])
             table.add_row(Text(str(node), "bold"), Text(line.state), age, Text(last))
         return table
