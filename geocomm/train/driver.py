@@ -148,12 +148,12 @@ def _run_rank(place: Place, config_path: Path | None, assignments: Sequence[str]
             raise first_error(records) or found
         elastic = agent_socket() is not None
         plan = decide(records, found.config, elastic=elastic)
+        data = found.data
+        if plan.resume_step is not None and not elastic:
+            data = renewed(data, found.record["checkpoints"][str(plan.resume_step)])
     except BadInput:
         rendezvous.linger()
         raise
-    data = found.data
-    if plan.resume_step is not None and not elastic:
-        data = renewed(data, found.record["checkpoints"][str(plan.resume_step)])
     sites = tuple(record["site"] for record in records)
     agreed = Agreed(found.config, place, plan.device, plan.resume_step, sites, data, found.model_config, elastic)
     return _train(agreed, found.options, rendezvous)
