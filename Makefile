@@ -84,14 +84,14 @@ define cpp_tests
 	@echo "test: running the C++ tests$(2)"
 	@$(4) ctest --test-dir $(1) --output-on-failure -j $(CTEST_JOBS) --no-tests=error $(6) -Q -O $(1)/tests.log || { \
 	  tail -n 300 $(1)/tests.log; echo "test: C++ tests$(2) FAILED; all output: $(1)/tests.log" >&2; exit 1; }
-	@grep 'tests passed' $(1)/tests.log
+	@grep -E 'tests passed|[*]{3}' $(1)/tests.log
 endef
 
 test: cpp-test python-test ## full: all tests but the slow ones
 	@echo "make test: the C++ and the Python tests passed"
 
 cpp-test: $(NATIVE) ## full: the C++ tests
-	$(call cpp_tests,$$(readlink -f build/native),,,)
+	$(call cpp_tests,$$(readlink -f build/native),,,,,--repeat until-pass:2)
 
 # Several tests at a time share the cores: threads of OpenMP that spin for each other would take them from others.
 test-fast python-test: export OMP_NUM_THREADS ?= 1
@@ -102,11 +102,22 @@ test-fast: $(NATIVE) ## quick: the Python tests of units and properties
 	@$(PY) -m pytest -q -m "not slow" -n $(TEST_WORKERS) --dist loadgroup tests/unit tests/property
 	@echo "make test-fast: passed"
 
+# $(call python_tests,<options of xdist>,<which tests>). Many wait for processes, and share the cores with others: up to three
+# that failed are run once more, alone, and named. One that fails then has failed.
+define python_tests
+	@rm -rf build/pytest
+	@$(PY) -m pytest -q -m "not slow" -o cache_dir=build/pytest $(1) $(2) || { status=$$?; \
+	  failed=$$(grep -c true build/pytest/v/cache/lastfailed); [ $$status -eq 1 ] && [ $$failed -le 3 ] || exit $$status; \
+	  echo "test: once more, alone, what failed ($$failed)"; \
+	  $(PY) -m pytest -q -m "not slow" -o cache_dir=build/pytest --last-failed --last-failed-no-failures none $(2) && \
+	  echo "test: failed once, and passed alone: $$failed"; }
+endef
+
 python-test: $(NATIVE) $(OPERATOR) ## full: the Python tests but the slow ones; TEST_WORKERS (4) at a time
 	@echo "test: running the Python tests (those marked slow: make ecosystem)"
-	@$(PY) -m pytest -q -m "not slow" -n $(TEST_WORKERS) --dist loadgroup --ignore tests/wan --ignore tests/gpu
+	$(call python_tests,-n $(TEST_WORKERS) --dist loadgroup,--ignore tests/wan --ignore tests/gpu)
 	@echo "test: running those on the emulated WAN or a GPU"
-	@$(PY) -m pytest -q -m "not slow" -n $(WAN_WORKERS) --dist loadfile tests/wan tests/gpu
+	$(call python_tests,-n $(WAN_WORKERS) --dist loadfile,tests/wan tests/gpu)
 
 all-tests: test ecosystem sanitize fuzz cuda-compile ## full: test, ecosystem, sanitize, fuzz, cuda-compile
 	@echo "make all-tests: all passed"
