@@ -126,6 +126,13 @@ def told(entry: Entry) -> str:
             return "sites keep their states as a snapshot"
         case kinds.Kept():
             return f"snapshot {entry.snapshot} is kept: {', '.join(entry.sites)} have it"
+        case kinds.Data():
+            return f"deals are of version {entry.number} of {entry.set}, in sequences of {entry.sequence_length} tokens"
+        case kinds.Deal():
+            what = f"shards {entry.shards}" if entry.shards else f"the rest of deal {entry.rest} from {entry.start} on"
+            return f"{entry.site} reads {what}: {entry.sequences} sequences"
+        case kinds.TakenBack():
+            return f"what {entry.site} has not counted goes to others, from its token {entry.taken} on: {entry.why}"
         case kinds.TermBegun():
             return f"{entry.site} leads from now on, at {entry.address}: term {entry.term}"
         case kinds.End():

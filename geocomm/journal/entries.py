@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from geocomm.core.printable import printable
+from geocomm.journal.dealt_shards import shards_of
 
 FIRST_PREV = "0" * 64
 """`prev` of the first entry."""
@@ -187,6 +188,63 @@ class Kept(EntryBase):
     """Who said so first."""
 
 
+class Data(EntryBase):
+    """From now on, deals are of this version of the run's data set."""
+
+    kind: Literal["data"] = "data"
+    set: Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
+    """Where its catalog lies: a URL, or a folder."""
+    number: Annotated[int, Field(ge=1, le=999_999)]
+    """Of the version."""
+    sha256: Hash
+    """Of the version's file, and so of all that it names."""
+    sequence_length: Annotated[int, Field(ge=1, lt=2**31)]
+    """In tokens; of the run."""
+    held_out_every: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """One of so many sequences of a shard is never trained on; 0: all are. Of the run."""
+
+
+def _checked(shards: str) -> str:
+    if shards:
+        shards_of(shards)
+    return shards
+
+
+class Deal(EntryBase):
+    """A site reads these sequences next, after all that was dealt to it before.
+
+    They are all of some shards, mixed by an order that the run and this entry's index give; or a part of an earlier
+    deal, which was taken back.
+    """
+
+    kind: Literal["deal"] = "deal"
+    site: SiteName
+    shards: Annotated[str, Field(max_length=1024), AfterValidator(_checked)] = ""
+    """Of the version in force, as in `dealt_shards`; empty: a part of a deal."""
+    rest: Whole = 0
+    """The index of the entry that dealt the shards; 0: this one does."""
+    start: Whole = 0
+    """The first sequence, in the order of that deal."""
+    sequences: Annotated[int, Field(ge=1, lt=2**63)]
+    """How many; those that are held out are not among them."""
+
+    @model_validator(mode="after")
+    def _is_one_of_the_two(self) -> Self:
+        if bool(self.shards) == bool(self.rest) or (self.shards and self.start):
+            raise ValueError("a deal has shards, or is the rest of one")
+        return self
+
+
+class TakenBack(EntryBase):
+    """What was dealt to a site, and does not count, is dealt to others: it begins again as one that joins."""
+
+    kind: Literal["taken_back"] = "taken_back"
+    site: SiteName
+    taken: Whole
+    """Tokens of the site that count in every fragment, in whole sequences: these stay its own."""
+    why: Text
+
+
 class TermBegun(EntryBase):
     """Another leader has taken over for good; `term` is its own."""
 
@@ -203,7 +261,21 @@ class End(EntryBase):
 
 
 Entry = Annotated[
-    Genesis | Join | Ready | Away | Left | Removed | Round | Skip | Snapshot | Kept | TermBegun | End,
+    Genesis
+    | Join
+    | Ready
+    | Away
+    | Left
+    | Removed
+    | Round
+    | Skip
+    | Snapshot
+    | Kept
+    | Data
+    | Deal
+    | TakenBack
+    | TermBegun
+    | End,
     Field(discriminator="kind"),
 ]
 _ENTRY: TypeAdapter[Entry] = TypeAdapter(Entry)

@@ -33,7 +33,7 @@ from geocomm.journal.entries import (
 )
 from geocomm.journal.run_state import RunState
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 MAX_LINE_BYTES = 1 << 20
 MAX_UP_BYTES = MAX_LINE_BYTES // 2
 """Of what a site says: where the leader says it on, with a little more, that fits a line too."""

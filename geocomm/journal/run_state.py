@@ -17,6 +17,8 @@ from geocomm.journal.entries import (
     MOST_STEPS,
     Away,
     BadLineError,
+    Data,
+    Deal,
     Digest,
     End,
     Entry,
@@ -32,11 +34,13 @@ from geocomm.journal.entries import (
     Round,
     Skip,
     Snapshot,
+    TakenBack,
     TermBegun,
     Whole,
     hash_of,
     line_of,
 )
+from geocomm.journal.site_line import DealtShards, Line, Piece, cut, length
 
 KEPT_SNAPSHOTS = 16
 """Of so many newest ones a state says that they are kept."""
@@ -91,6 +95,10 @@ class SiteRecord:
     """Of these frames: steps, or tokens. Those of all fragments are added up."""
     read: tuple[Marks, ...] = ()
     """By fragment: how far the site had read in its data by its frames that count there."""
+    line: Line = ()
+    """What was dealt to it, and was not taken back: it reads that in this order."""
+    anew: bool = False
+    """Deals were taken back from it, and it has not joined since."""
 
     @property
     def taken(self) -> int:
@@ -111,6 +119,11 @@ class SiteRecord:
         """The same where this round of the fragment, and with it all later ones, is void."""
         marks = self.read[fragment]
         return self._with_marks(fragment, tuple(mark for mark in marks if mark[0] < version))
+
+    def taken_back(self, line: Line, tokens: int) -> SiteRecord:
+        """The same where this is left of its line, of which these tokens count: other fragments have more."""
+        read = tuple(tuple((version, min(most, tokens)) for version, most in marks) for marks in self.read)
+        return replace(self, read=read, line=line, anew=True)
 
     def _with_marks(self, fragment: int, marks: Marks) -> SiteRecord:
         return replace(self, read=(*self.read[:fragment], marks, *self.read[fragment + 1 :]))
@@ -156,6 +169,9 @@ class RunState:
         every_is_said: Whether the last round entry says so, or those before: not where its sites were removed since.
         step: Of the run: the most that a listed frame says, or the genesis. Frames of sites that were removed do not
             count: so the run outlives one that has lied, or whose memory is broken.
+        data: By the index of its entry: the versions of the data set that deals are of, the one in force last.
+        deals: By the index of its entry: the shards that were dealt. Rests of deals are not among them.
+        rests: What was taken back, and is to be dealt to others, the oldest first.
         ended: Whether the run is over.
     """
 
@@ -179,6 +195,9 @@ class RunState:
         self.step = 0
         self.steps: dict[str, int] = {}
         """By site: the most that a listed frame of it says."""
+        self.data: dict[int, Data] = {}
+        self.deals: dict[int, DealtShards] = {}
+        self.rests: Line = ()
         self.ended = False
 
     @staticmethod
@@ -234,6 +253,21 @@ class RunState:
         said = "" if self.genesis is None else self.genesis.settings.get(FRAME_BYTES, "")
         return min(int(said), MAX_FRAME_BYTES) if said.isdecimal() else MAX_FRAME_BYTES
 
+    @property
+    def data_in_force(self) -> Data | None:
+        """The version that deals are of; None: the run deals no data."""
+        return self.data[max(self.data)] if self.data else None
+
+    def position(self, site: str) -> int:
+        """Sequences of a site's line that count in every fragment."""
+        data, known = self.data_in_force, self.sites.get(site)
+        return 0 if data is None or known is None else min(known.taken // data.sequence_length, length(known.line))
+
+    def left(self, site: str) -> int:
+        """Sequences that were dealt to a site and do not count yet."""
+        known = self.sites.get(site)
+        return 0 if known is None else length(known.line) - self.position(site)
+
     def base(self, fragment: int, version: int) -> Digest | None:
         """The digest of the fragment at `version`, where the last round entry says it, and no later one changes it."""
         last = self.rounds.get(fragment)
@@ -261,9 +295,12 @@ class RunState:
                 kept = before or SiteRecord(
                     entry.site, Standing.JOINING, entry.store, entry.index, read=((),) * len(self.versions)
                 )
-                self._place(replace(kept, store=entry.store), Standing.JOINING, entry.index)
+                self._place(replace(kept, store=entry.store, anew=False), Standing.JOINING, entry.index)
             case Ready():
-                self._place(self._from(entry, entry.site, Standing.READY), Standing.READY, entry.index)
+                site = self._from(entry, entry.site, Standing.READY)
+                if site.anew:
+                    raise self._misfit(entry, f"{entry.site} has to join: its deals were taken back")
+                self._place(site, Standing.READY, entry.index)
             case Away():
                 self._place(self._from(entry, entry.site, Standing.AWAY), Standing.AWAY, entry.index, entry.why)
             case Left():
@@ -293,6 +330,12 @@ class RunState:
                     raise self._misfit(entry, f"there is no snapshot {entry.snapshot}")
                 self.kept[entry.snapshot] = entry
                 self.kept = {index: self.kept[index] for index in sorted(self.kept)[-KEPT_SNAPSHOTS:]}
+            case Data():
+                self._take_data(entry)
+            case Deal():
+                self._take_deal(entry)
+            case TakenBack():
+                self._take_back(entry)
             case TermBegun():
                 self.terms[entry.term] = entry.index
                 self.taken_over = entry
@@ -336,6 +379,45 @@ class RunState:
             if listed.step <= MOST_STEPS:
                 self.steps[listed.site] = max(listed.step, self.steps.get(listed.site, 0))
                 self.step = max(self.step, listed.step)
+
+    def _take_data(self, entry: Data) -> None:
+        before = self.data_in_force
+        if before is None and any(self.versions):
+            raise self._misfit(entry, "rounds have counted before there was a data set")
+        if before is not None:
+            for name in ("set", "sequence_length", "held_out_every"):
+                if (here := getattr(entry, name)) != (there := getattr(before, name)):
+                    raise self._misfit(entry, f"{name} is {there} in this run, not {here}")
+            if entry.number <= before.number:
+                raise self._misfit(entry, f"version {entry.number} after {before.number}")
+        self.data[entry.index] = entry
+
+    def _take_deal(self, entry: Deal) -> None:
+        site = self.sites.get(entry.site)
+        if site is None or site.standing is not Standing.READY:
+            raise self._misfit(entry, f"{entry.site} is {'unknown' if site is None else site.standing}")
+        if not self.data:
+            raise self._misfit(entry, "the run has no data set")
+        if entry.shards:
+            piece = Piece(entry.index, 0, entry.sequences)
+            self.deals[entry.index] = DealtShards(max(self.data), entry.shards, entry.sequences)
+        else:
+            piece = Piece(entry.rest, entry.start, entry.sequences)
+            if piece not in self.rests:
+                raise self._misfit(entry, f"there is no such rest of deal {entry.rest}")
+            self.rests = tuple(one for one in self.rests if one != piece)
+        self.sites[entry.site] = replace(site, line=(*site.line, piece))
+
+    def _take_back(self, entry: TakenBack) -> None:
+        site, data = self.sites.get(entry.site), self.data_in_force
+        if site is None or data is None or site.standing is Standing.READY:
+            raise self._misfit(entry, f"{entry.site} is {'unknown' if site is None else site.standing}")
+        position = self.position(entry.site)
+        kept, rests = cut(site.line, position)
+        if not rests or entry.taken != position * data.sequence_length:
+            raise self._misfit(entry, f"of {length(site.line)} sequences that {entry.site} has, {position} count")
+        self.sites[entry.site] = site.taken_back(kept, entry.taken)
+        self.rests = (*self.rests, *rests)
 
     def _void(self, site: str) -> None:
         """What a removed site has set for all does not count any more."""
@@ -383,6 +465,9 @@ class FoldedRun(Record):
     every_by: tuple[str, ...]
     step: Whole
     steps: dict[str, Whole]
+    data: dict[int, Data]
+    deals: dict[int, DealtShards]
+    rests: Line
     ended: bool
 
     @model_validator(mode="after")
