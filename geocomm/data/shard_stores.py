@@ -1,14 +1,19 @@
-"""Where the files of data sets and their catalogs lie: the one place that opens what a URL names."""
+"""The stores of a data set, as one site may read them: the only way to the bytes of shards."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from geocomm.core.bad_input import BadInput
+
+if TYPE_CHECKING:
+    from geocomm.data.catalog import Shard, Version
 
 
 def folder_of(url: str) -> Path:
@@ -28,3 +33,41 @@ def mapped(path: Path, dtype: str) -> NDArray[np.unsignedinteger]:
         return np.memmap(path, dtype=dtype, mode="r")
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} cannot be read: {error}") from None
+
+
+class ShardStores:
+    """What lies where, for one site."""
+
+    def __init__(self, version: Version, shards: Iterable[Shard], site: str) -> None:
+        """shards: all of the version, since a shard may lie in several stores. site: the own one."""
+        self.dtype, self.width = version.dtype, version.width
+        self._rules, self._site = version.rules, site
+        self._copies: dict[str, list[Shard]] = {}
+        for shard in shards:
+            self._copies.setdefault(shard.sha256, []).append(shard)
+
+    def copies(self, shard: Shard) -> list[Shard]:
+        """Where the bytes of a shard lie, nearest first. Raises BadInput where this site may not read it."""
+        self._require_reader(shard)
+        found = [one for one in self._copies.get(shard.sha256, [shard]) if self._may_read(one)]
+        return sorted(found, key=self._distance)
+
+    def path(self, shard: Shard) -> Path:
+        """The file that a shard of a folder is a range of. Raises BadInput where this site may not read it."""
+        self._require_reader(shard)
+        return folder_of(self._rules.require_store(shard.store).url) / shard.path
+
+    def _require_reader(self, shard: Shard) -> None:
+        if not self._may_read(shard):
+            raise BadInput(
+                f"site {self._site} may not read {shard.path} of store {shard.store}: "
+                f"[labels] {', '.join(shard.labels)} say who may"
+            )
+
+    def _may_read(self, shard: Shard) -> bool:
+        return self._rules.may_read(self._site, shard.labels)
+
+    def _distance(self, shard: Shard) -> tuple[bool, bool, float]:
+        store = self._rules.require_store(shard.store)
+        own_region = self._rules.sites.get(self._site, self._site)
+        return self._site not in store.near, store.region != own_region, store.price

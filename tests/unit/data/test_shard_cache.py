@@ -1,0 +1,66 @@
+"""What is read of shards: only right bytes, only by who may, from any store that has them."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from geocomm.core.bad_input import BadInput
+from geocomm.data.catalog import Rules, Shard, Version
+from geocomm.data.shard_cache import ShardCache
+from geocomm.data.shard_stores import ShardStores
+
+IDS = np.arange(64, dtype="<u2")
+
+
+def version_of(**stores: object) -> Version:
+    """Of a data set whose label `personal` is read in the EU alone; stores: name -> URL, or all of its table."""
+    tables = {name: one if isinstance(one, dict) else {"url": str(one)} for name, one in stores.items()}
+    rules = {
+        "sites": {"frankfurt": "eu", "virginia": "us"},
+        "stores": tables,
+        "labels": {"personal": {"readers": ["eu"]}},
+    }
+    return Version(number=1, tokenizer="byte", vocabulary=257, dtype="<u2", rules=Rules.model_validate(rules), parts=())
+
+
+def shard_of(ids: np.ndarray, store: str, path: str, offset: int = 0, labels: tuple[str, ...] = ()) -> Shard:
+    return Shard(hashlib.sha256(ids.tobytes()).hexdigest(), store, path, offset, len(ids), labels)
+
+
+def test_shards_of_a_folder_are_mapped_where_they_lie(tmp_path: Path) -> None:
+    (tmp_path / "a.ds").write_bytes(IDS.tobytes())
+    shards = [shard_of(IDS[:32], "disk", "a.ds"), shard_of(IDS[32:], "disk", "a.ds", 64)]
+    cache = ShardCache(ShardStores(version_of(disk=tmp_path), shards, "frankfurt"))
+    cache.want(shards)
+    assert cache.ids(shards[1]).tolist() == list(range(32, 64))
+    assert cache.ids(shards[0]).tolist() == list(range(32))
+    cache.close()
+
+
+def test_wrong_bytes_are_read_from_another_store_or_refused(tmp_path: Path) -> None:
+    for store, ids in {"lies": IDS + 1, "tells": IDS}.items():
+        (tmp_path / store).mkdir()
+        (tmp_path / store / "a.ds").write_bytes(ids.tobytes())
+    lies, tells = (shard_of(IDS, store, "a.ds") for store in ("lies", "tells"))
+    version = version_of(
+        lies={"url": str(tmp_path / "lies"), "near": ["frankfurt"]}, tells=tmp_path / "tells", gone=tmp_path / "gone"
+    )
+    cache = ShardCache(ShardStores(version, [tells, lies], "frankfurt"))
+    assert cache.ids(lies).tolist() == IDS.tolist()
+    gone = shard_of(IDS, "gone", "a.ds")
+    with pytest.raises(BadInput, match=r"gone.* cannot be read.*lies.* other bytes"):
+        ShardCache(ShardStores(version, [gone, lies], "virginia")).ids(gone)
+
+
+def test_labelled_shard_is_not_opened_from_outside(tmp_path: Path) -> None:
+    (tmp_path / "a.ds").write_bytes(IDS.tobytes())
+    shard = shard_of(IDS, "disk", "a.ds", labels=("personal",))
+    version = version_of(disk=tmp_path)
+    assert len(ShardCache(ShardStores(version, [shard], "frankfurt")).ids(shard)) == 64
+    for site in ("virginia", "tokyo", "local"):
+        with pytest.raises(BadInput, match="may not read"):
+            ShardCache(ShardStores(version, [shard], site)).ids(shard)
