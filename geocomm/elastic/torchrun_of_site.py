@@ -7,6 +7,7 @@ python -m geocomm.elastic.torchrun_of_site TORCHRUN-ARGUMENTS
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Any, cast
 
@@ -48,6 +49,9 @@ def main(arguments: list[str]) -> int:
         print(f"geocomm run: {error}", file=sys.stderr, flush=True)
         return EXIT_BAD_INPUT
     hide_torchruns_lines()
+    # A second signal, while torchrun formats its line about the first, would show as a traceback.
+    agent = logging.getLogger("torch.distributed.elastic.agent.server.api")
+    agent.addFilter(lambda record: not str(record.msg).startswith("Received %s death signal"))
     lets_one = hasattr(api, "get_subprocess_handler") and hasattr(SubprocessHandler, "_popen")
     if lets_one and not chosen.no_python and not chosen.run_path and preload():
         fork_ranks()

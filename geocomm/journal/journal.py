@@ -103,10 +103,11 @@ class SqliteJournal:
         self.path = path
         try:
             self._open(read_only)
-            self._head = self._read_head()
-            self._state_at = max((index for index, _ in self._states()), default=EMPTY.index)
-            if not read_only:
-                self._check_end()
+            with self._one_view():
+                self._head = self._read_head()
+                self._state_at = max((index for index, _ in self._states()), default=EMPTY.index)
+                if not read_only:
+                    self._check_end()
         except sqlite3.DatabaseError as error:
             self.close()
             raise NoJournalError(f"{path} is not a journal of geocomm: {error}") from None
@@ -401,12 +402,10 @@ class SqliteJournal:
         return RunState()
 
     def _check_end(self) -> None:
-        """The last entries, so that opening a long journal stays cheap."""
+        """The last entries, so that opening a long journal stays cheap. Within `_one_view`."""
         first = max(self._head.index + 1 - _CHECKED_AT_OPEN, self.base.index + 1)
         prev = self.hash_at(first - 1)
         for entry in self.read(first):
-            if entry.index > self._head.index:  # another process has appended meanwhile
-                break
             if entry.prev != prev:
                 raise BadLineError(f"{self.path}: the chain is broken before entry {entry.index}")
             prev = hash_of(entry)

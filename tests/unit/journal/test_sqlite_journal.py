@@ -275,3 +275,24 @@ def test_states_go_while_another_process_reads_them(tmp_path: Path, entries: tup
     assert not rest
     assert reader.state().head == writer.head
     assert writer.verify()[0].head == writer.head
+
+
+def test_journal_is_opened_while_another_process_puts_a_state_in_its_place(
+    tmp_path: Path, entries: tuple[Entry, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As what lets go of entries does, while the agent takes the state that the leader sends."""
+    writer = SqliteJournal(tmp_path / "j")
+    writer.append_all(entries, EMPTY)
+    state, begun = writer.state(), list[int]()
+    hash_at = SqliteJournal.hash_at
+
+    def meanwhile(journal: SqliteJournal, index: int) -> str | None:
+        if journal is not writer and not begun:
+            begun.append(index)
+            writer.begin_at(state)
+        return hash_at(journal, index)
+
+    monkeypatch.setattr(SqliteJournal, "hash_at", meanwhile)
+    opened = SqliteJournal(tmp_path / "j")
+    assert begun
+    assert opened.state().head == writer.head == state.head
