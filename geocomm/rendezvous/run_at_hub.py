@@ -58,7 +58,7 @@ def run_at_hub(
     # This node may not reach itself by the address that it has for others: behind a NAT, say.
     way = hub if listener is None else reached_here(listener)
     its_wait = IS_HUB if listener is not None else str(wait_s)
-    command = [sys.executable, "-m", "geocomm.rendezvous.torchrun_at_hub", str(hub), str(way), its_wait, *arguments]
+    command = [sys.executable, "-m", "geocomm.rendezvous.torchrun_process", str(hub), str(way), its_wait, *arguments]
     if listener is not None:
         if telemetry is None or collector_socket() is not None:
             return asyncio.run(_be_hub(listener, keys, command, environment, telemetry))

@@ -1,9 +1,7 @@
-"""torchrun with the hub as its rendezvous: what `geocomm run` starts on every node.
+"""torchrun with the hub as its rendezvous: what `geocomm run` starts on every node, by `torchrun_process`.
 
-python -m geocomm.rendezvous.torchrun_at_hub HUB WAY WAIT_S TORCHRUN-ARGUMENTS
-
-HUB and WAY are host:port: of the hub for all nodes, and as this one reaches it. WAIT_S: how long it has to answer;
-IS_HUB: it is this node.
+Its arguments are HUB WAY WAIT_S TORCHRUN-ARGUMENTS. HUB and WAY are host:port: of the hub for all nodes, and as this
+one reaches it. WAIT_S: how long it has to answer; IS_HUB: it is this node.
 """
 
 from __future__ import annotations
@@ -150,7 +148,3 @@ def _say(message: str) -> None:
 def _refuse(message: str) -> NoReturn:
     _say(message)
     sys.exit(EXIT_BAD_INPUT)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,0 +1,63 @@
+"""A signal that comes while a program loads ends it with a line.
+
+Imports of torch and DeepSpeed take tens of seconds. Python's own handlers run in the main thread alone, which may be
+inside of C++ for long, as in a wait for other ranks: a thread listens here.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType
+
+_DEFAULTS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+
+
+def end_in_a_line(command: str, *, speaks: bool = True) -> None:
+    """From here on SIGINT and SIGTERM end this process with status 128 + the signal, until a handler takes their place.
+
+    For the main thread of a program that has nothing to save yet. What is ignored, as below nohup, stays ignored.
+
+    Args:
+        command: The command of geocomm, for the line on stderr.
+        speaks: Whether there is a line: of several ranks of a machine one is enough.
+    """
+    ours, theirs = os.pipe()
+    os.set_blocking(theirs, False)
+    signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
+    for number, default in _DEFAULTS.items():
+        if signal.getsignal(number) == default:
+            signal.signal(number, _left_to_the_thread)
+    # A forked process has no thread that listens, and until it is as before would write to the one of its parent.
+    os.register_at_fork(before=_hold_back, after_in_parent=_let_through, after_in_child=_as_before)
+    threading.Thread(target=_listen, args=(ours, command, speaks), name="signals", daemon=True).start()
+
+
+def _left_to_the_thread(number: int, frame: FrameType | None) -> None:
+    pass
+
+
+def _hold_back() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, _DEFAULTS)
+
+
+def _let_through() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _DEFAULTS)
+
+
+def _as_before() -> None:
+    signal.set_wakeup_fd(-1)
+    for number, default in _DEFAULTS.items():
+        if signal.getsignal(number) is _left_to_the_thread:
+            signal.signal(number, default)
+    _let_through()
+
+
+def _listen(descriptor: int, command: str, speaks: bool) -> None:
+    while heard := os.read(descriptor, 1):
+        number = signal.Signals(heard[0])
+        if signal.getsignal(number) is _left_to_the_thread:  # others have a handler of their own
+            if speaks:
+                os.write(2, f"geocomm {command}: ended by {number.name}\n".encode())
+            os._exit(128 + number)
