@@ -265,6 +265,14 @@ def _ensure_server() -> None:
         forkserver.ensure_running()
 
 
+def start_server() -> None:
+    """Start what ranks are forked from and wait until it has imported all, a minute and more on a busy machine."""
+    _ensure_server()
+    first = _CONTEXT.Process(target=int)
+    first.start()
+    first.join()
+
+
 def _serve(pipe: Connection, log: str, variables: dict[str, str]) -> None:
     """A rank process: runs what comes until the pipe closes."""
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -36,6 +36,7 @@ def dials(hub: str) -> bool:
 def test_program_that_waits_for_a_hub_leaves_nobody_behind(tmp_path: Path, number: signal.Signals) -> None:
     keys = make_keys(tmp_path / "keys")["b"].folder
     hub = f"127.0.0.1:{free_port()}"
+    before = signal.signal(number, signal.SIG_DFL)  # a program that is to ignore it, as below nohup, lives on
     program = subprocess.Popen(
         [sys.executable, "-c", WAITS, f"geocomm://{hub}"],
         env=os.environ | {"PYTHONPATH": IMPORTS, "GEOCOMM_KEYS": str(keys), "GEOCOMM_SITE": "b"},
@@ -43,6 +44,7 @@ def test_program_that_waits_for_a_hub_leaves_nobody_behind(tmp_path: Path, numbe
         text=True,
         start_new_session=True,
     )
+    signal.signal(number, before)
     try:
         wait_until(lambda: dials(hub), "it waits for the hub", 60)
         os.killpg(program.pid, number)  # as Ctrl+C does, to the whole group
