@@ -149,17 +149,22 @@ mutants: $(NATIVE) ## full: which of MUTANTS (40) faults in each of MUTANT_PACKA
 	@$(PY) tools/mutants.py $(MUTANT_PACKAGES) --number $(MUTANTS) --seed $(MUTANT_SEED)
 
 # Each has a copy of the tree and a .venv of its own in build/torch-VERSION; the copies are kept, and built anew where they
-# changed.
+# changed. The tests are those that see most of torch's inner parts; MATRIX_TESTS=tests/multiprocess takes all of several
+# processes, and hours where cores are few.
 TORCH_MATRIX ?= $(shell sed -n '1p;$$p' tools/tested_torch.txt)
-MATRIX_TESTS ?= tests/unit/backend tests/unit/gradients tests/multiprocess
+MATRIX_TESTS ?= tests/unit/backend tests/unit/gradients \
+  $(addprefix tests/multiprocess/,backend collectives gradients local_sgd)
 .PHONY: torch-matrix
 torch-matrix: ## full: MATRIX_TESTS on the oldest and the newest torch (TORCH_MATRIX)
 	@for version in $(TORCH_MATRIX); do \
-	  echo "torch-matrix: torch $$version"; \
+	  say() { echo "torch-matrix: torch $$version: $$* ($$(date +%H:%M:%S))"; }; \
+	  say "building in build/torch-$$version" && \
 	  tools/copy_tree.sh build/torch-$$version && \
 	  $(OWN_MAKE) -s -C build/torch-$$version build TORCH=$$version && \
+	  say "testing" && \
 	  (cd build/torch-$$version && .venv/bin/python -m pytest -q -m "not slow" -n $(TEST_WORKERS) --dist loadgroup \
-	    $(MATRIX_TESTS)) || exit 1; \
+	    $(MATRIX_TESTS)) && \
+	  say "passed" || exit 1; \
 	done
 	@echo "make torch-matrix: passed on torch $(TORCH_MATRIX)"
 

@@ -22,7 +22,7 @@ from geocomm.core.ended_by_signal import end_in_a_line
 _HELP = """Train large models across distant sites.
 
 Exit status of every command, unless its help says otherwise: 0; 1 where something failed; 2 where it could not begin,
-as for wrong input; 125 where no WAN can be emulated, or no emulator answers; 128 + the signal that ended it.
+as for wrong input; 128 + the signal that ended it. 125: no WAN can be emulated, or no emulator answers.
 """
 # Each the module of the command of that name, and of commands that go with it.
 _MODULES = (
