@@ -94,9 +94,9 @@ cpp-test: $(NATIVE) ## full: the C++ tests
 	$(call cpp_tests,$$(readlink -f build/native),,,,,--repeat until-pass:2)
 
 # Several tests at a time share the cores: threads of OpenMP that spin for each other would take them from others.
-test-fast python-test: export OMP_NUM_THREADS ?= 1
+test-fast python-test matrix-tests: export OMP_NUM_THREADS ?= 1
 # Without a cache of bytecode each worker compiles all tests, and each process that one starts all of geocomm.
-test-fast python-test: export PYTHONDONTWRITEBYTECODE :=
+test-fast python-test matrix-tests: export PYTHONDONTWRITEBYTECODE :=
 
 test-fast: $(NATIVE) ## quick: the Python tests of units and properties
 	@$(PY) -m pytest -q -m "not slow" -n $(TEST_WORKERS) --dist loadgroup tests/unit tests/property
@@ -154,19 +154,19 @@ mutants: $(NATIVE) ## full: which of MUTANTS (40) faults in each of MUTANT_PACKA
 TORCH_MATRIX ?= $(shell sed -n '1p;$$p' tools/tested_torch.txt)
 MATRIX_TESTS ?= tests/unit/backend tests/unit/gradients \
   $(addprefix tests/multiprocess/,backend collectives gradients local_sgd)
-.PHONY: torch-matrix
+.PHONY: torch-matrix matrix-tests
 torch-matrix: ## full: MATRIX_TESTS on the oldest and the newest torch (TORCH_MATRIX)
 	@for version in $(TORCH_MATRIX); do \
-	  say() { echo "torch-matrix: torch $$version: $$* ($$(date +%H:%M:%S))"; }; \
-	  say "building in build/torch-$$version" && \
+	  echo "torch-matrix: torch $$version, in build/torch-$$version ($$(date +%H:%M))"; \
 	  tools/copy_tree.sh build/torch-$$version && \
-	  $(OWN_MAKE) -s -C build/torch-$$version build TORCH=$$version && \
-	  say "testing" && \
-	  (cd build/torch-$$version && .venv/bin/python -m pytest -q -m "not slow" -n $(TEST_WORKERS) --dist loadgroup \
-	    $(MATRIX_TESTS)) && \
-	  say "passed" || exit 1; \
+	  $(OWN_MAKE) -s -C build/torch-$$version matrix-tests TORCH=$$version || exit 1; \
+	  echo "torch-matrix: torch $$version: passed ($$(date +%H:%M))"; \
 	done
 	@echo "make torch-matrix: passed on torch $(TORCH_MATRIX)"
+
+matrix-tests: build
+	@echo "test: running $(MATRIX_TESTS)"
+	$(call python_tests,-n $(TEST_WORKERS) --dist loadgroup,$(MATRIX_TESTS))
 
 bench: $(NATIVE) ## bench: all-reduce over the emulated WAN, geocomm against Gloo
 	@$(PY) benchmarks/bench_wan.py
