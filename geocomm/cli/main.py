@@ -6,7 +6,6 @@ nothing heavy (torch, transformers, matplotlib) at module level, so that `geocom
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -18,6 +17,7 @@ from geocomm._version import __version__
 from geocomm.cli.help_text import fit_help
 from geocomm.core.build_facts import build_facts
 from geocomm.core.ended_by_signal import end_in_a_line
+from geocomm.core.place import speaks_here
 
 _HELP = """Train large models across distant sites.
 
@@ -91,5 +91,5 @@ def _print_version(asked: bool) -> None:
 def main() -> None:
     """Run the command line. Of the commands, only the one that is asked for is imported."""
     if sys.argv[1:2] and sys.argv[1] in _LOAD_LONG:
-        end_in_a_line(sys.argv[1], speaks=os.environ.get("LOCAL_RANK", "0") == "0")
+        end_in_a_line(sys.argv[1], speaks=speaks_here())
     build_app([name for name in sys.argv[1:2] if name in _MODULES] or _MODULES)()

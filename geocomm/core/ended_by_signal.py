@@ -15,7 +15,7 @@ _DEFAULTS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.S
 
 
 def end_in_a_line(command: str, *, speaks: bool = True) -> None:
-    """From here on SIGINT and SIGTERM end this process with status 128 + the signal, until a handler takes their place.
+    """From here on SIGINT and SIGTERM end this process with status 128 + the signal, until `begun` or another handler.
 
     For the main thread of a program that has nothing to save yet. What is ignored, as below nohup, stays ignored.
 
@@ -30,8 +30,16 @@ def end_in_a_line(command: str, *, speaks: bool = True) -> None:
         if signal.getsignal(number) == default:
             signal.signal(number, _left_to_the_thread)
     # A forked process has no thread that listens, and until it is as before would write to the one of its parent.
-    os.register_at_fork(before=_hold_back, after_in_parent=_let_through, after_in_child=_as_before)
+    os.register_at_fork(before=_hold_back, after_in_parent=_let_through, after_in_child=_of_child)
     threading.Thread(target=_listen, args=(ours, command, speaks), name="signals", daemon=True).start()
+
+
+def begun() -> None:
+    """Signals act again as they did before `end_in_a_line`. For handlers that put back what they found."""
+    signal.set_wakeup_fd(-1)
+    for number, default in _DEFAULTS.items():
+        if signal.getsignal(number) is _left_to_the_thread:
+            signal.signal(number, default)
 
 
 def _left_to_the_thread(number: int, frame: FrameType | None) -> None:
@@ -46,11 +54,8 @@ def _let_through() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _DEFAULTS)
 
 
-def _as_before() -> None:
-    signal.set_wakeup_fd(-1)
-    for number, default in _DEFAULTS.items():
-        if signal.getsignal(number) is _left_to_the_thread:
-            signal.signal(number, default)
+def _of_child() -> None:
+    begun()
     _let_through()
 
 

@@ -104,6 +104,11 @@ def local_rank(environ: Mapping[str, str] = os.environ) -> int:
     return int(environ.get("LOCAL_RANK") or 0)
 
 
+def speaks_here(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether this one of a machine's ranks says what one has to say: the first, or one without a launcher."""
+    return environ.get("LOCAL_RANK", "0") in ("0", "")
+
+
 def local_world_size(environ: Mapping[str, str] = os.environ) -> int:
     """Ranks on this machine; 1 without a launcher. LOCAL_SIZE is what deepspeed's launcher sets."""
     return _count(environ.get("LOCAL_WORLD_SIZE") or environ.get("LOCAL_SIZE"))

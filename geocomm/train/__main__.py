@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-
 import typer
 
 from geocomm.cli.train import register
 from geocomm.core.ended_by_signal import end_in_a_line
+from geocomm.core.place import speaks_here
 
 if __name__ == "__main__":
-    end_in_a_line("train", speaks=os.environ.get("LOCAL_RANK", "0") == "0")
+    end_in_a_line("train", speaks=speaks_here())
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     register(app)
     app(prog_name="python -m geocomm.train")

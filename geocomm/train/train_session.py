@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from geocomm.core.config_section import flat_fields
+from geocomm.core.ended_by_signal import begun
 from geocomm.core.site import UNNAMED_SITE
 from geocomm.core.units import count_text
 from geocomm.membership.collective_verdict import together
@@ -86,6 +87,7 @@ def train_session(agreed: Agreed) -> int:
             log.say("the checkpoint is of local steps: per-step training begins from what its sites shared")
         loop = TrainLoop(agreed, trained, checkpoints, log)
         stop = StopRequest()
+        begun()
         with stop.listening():
             progress = loop.run(progress, stop)
         end = {"step": progress.step, "complete": progress.step >= config.training.steps}
