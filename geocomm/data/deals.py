@@ -1,0 +1,211 @@
+"""Which shards a site reads next: the rule of an elastic run's leader. Pure; imports no torch.
+
+Shards that cost each site the same and have the same readers are a class: a handful for any number of shards. A plan
+says how many tokens of each class each site shall read: all of them in the least time, and of such plans the one of
+least dollars. Each deal's class is drawn by the plan's shares, so the mix of classes is the same from the begin of a
+pass to its end. Inside a class the weighted rendezvous hash of shard and site decides (Thaler and Ravishankar 1998;
+weights as in Schindelhauer and Schomaker 2005): in the next pass, and after sites have come or gone, a site gets what
+it has cached.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geocomm.data.catalog import Rules, Shard
+from geocomm.data.shard_sequences import SHARDS_OF_DEAL
+
+_SLACK = 1.02
+"""A plan may take so many times the least time, if that costs less."""
+_DEALS_OF_PLAN = 100
+_MOST_UNIONS = 4096
+"""Sets of sites that are looked at for the least time: labels in a catalog may ask for more."""
+_UNITS = 1_000_000
+"""What is left is cut into so many for the plan, whose numbers are integers."""
+
+
+@dataclass(frozen=True)
+class ShardClass:
+    """Shards that lie in the same stores and have the same labels."""
+
+    stores: tuple[str, ...]
+    labels: tuple[str, ...]
+
+    def price(self, rules: Rules, site: str) -> float:
+        """Dollars per GB for a site: none where one of the stores is near it, or in its region."""
+        stores = [rules.stores[name] for name in self.stores]
+        region = rules.sites.get(site)
+        return min(0.0 if site in one.near or (region and region == one.region) else one.price for one in stores)
+
+
+def least_time(
+    left: Mapping[ShardClass, float], readers: Mapping[ShardClass, frozenset[str]], speeds: Mapping[str, float]
+) -> float:
+    """Seconds in which sites with these speeds (tokens a second) can read what is left (tokens), at the least: Hall's
+    condition for work that can be divided. Of some set of sites, what they alone may read takes them longest; unions of
+    reader sets are enough to look at. What nobody may read is left out."""
+    there = {key: readers[key].intersection(speeds) for key, tokens in left.items() if tokens > 0}
+    of = {key: sites for key, sites in there.items() if sites}
+    unions: set[frozenset[str]] = set()
+    for one in sorted(set(of.values()), key=sorted):
+        unions |= {one, *(one | other for other in unions)}
+        if len(unions) > _MOST_UNIONS:
+            break
+    return max(
+        (sum(left[key] for key in of if of[key] <= one) / sum(speeds[site] for site in one) for one in unions),
+        default=0.0,
+    )
+
+
+def cheapest(
+    left: Mapping[ShardClass, float],
+    readers: Mapping[ShardClass, frozenset[str]],
+    speeds: Mapping[str, float],
+    rules: Rules,
+) -> dict[tuple[ShardClass, str], float]:
+    """Tokens of each class for each site: the plan of least dollars among those of the least time, or a little more. A
+    transport problem, by the network simplex of networkx."""
+    networkx: Any = import_module("networkx")  # it has no types, and takes long to import
+    work = {key: n for key, n in left.items() if n > 0 and not readers[key].isdisjoint(speeds)}
+    unit = max(sum(work.values()) / _UNITS, 1e-9)
+    units = {key: max(1, round(n / unit)) for key, n in work.items()}
+    seconds = least_time(work, readers, speeds) * _SLACK
+    while work:
+        graph = networkx.DiGraph()
+        graph.add_node("from", demand=-sum(units.values()))
+        graph.add_node("to", demand=sum(units.values()))
+        for key, n in units.items():
+            graph.add_edge("from", key, capacity=n, weight=0)
+            for site in sorted(readers[key].intersection(speeds)):
+                graph.add_edge(key, site, capacity=n, weight=round(1e6 * key.price(rules, site)))
+        for site, speed in sorted(speeds.items()):
+            graph.add_edge(site, "to", capacity=math.ceil(speed * seconds / unit) + 1, weight=0)
+        try:
+            _, flow = networkx.network_simplex(graph)
+        except networkx.NetworkXUnfeasible:  # the least time was that of some sets alone, or rounding took a unit
+            seconds *= 1.1
+            continue
+        return {(key, site): n * unit for key in units for site, n in flow[key].items() if n}
+    return {}
+
+
+class Dealer:
+    """Gives a site its next shards, of one version of a data set and for one run."""
+
+    def __init__(self, rules: Rules, shards: Sequence[Shard], run: int) -> None:
+        """Shards of equal SHA-256 are one shard in several stores."""
+        self._rules, self._run = rules, run
+        rows: dict[str, list[int]] = {}
+        for row, shard in enumerate(shards):
+            rows.setdefault(shard.sha256, []).append(row)
+        self._rows = list(rows.values())
+        """By shard: where it lies."""
+        self._stores = [shard.store for shard in shards]
+        first = np.array([own[0] for own in self._rows], np.int64)
+        self._first = first
+        self._tokens = np.array([shard.tokens for shard in shards], np.float64)[first]
+        self._hashes = np.array([int(shard.sha256[:16], 16) for shard in shards], np.uint64)[first]
+        keys = [
+            ShardClass(
+                tuple(sorted({shards[row].store for row in own})),
+                tuple(sorted({label for row in own for label in shards[row].labels})),
+            )
+            for own in self._rows
+        ]
+        self._classes = sorted(set(keys), key=lambda key: (key.stores, key.labels))
+        number_of = {key: number for number, key in enumerate(self._classes)}
+        self._class = np.array([number_of[key] for key in keys], np.int64)
+        self._plan: dict[tuple[ShardClass, str], float] = {}
+        self._planned_for: frozenset[str] = frozenset()
+        self._deals = 0
+
+    def next_shards(self, site: str, number: int, speeds: Mapping[str, float], dealt: NDArray[np.int32]) -> list[int]:
+        """Up to `SHARDS_OF_DEAL` shards, the best first; none where there is nothing that the site may read.
+
+        Args:
+            site: That is to read them.
+            number: Of the deal, in the run.
+            speeds: Tokens a second, of all sites that are there.
+            dealt: How often each of `shards` has been dealt.
+        """
+        counts = dealt[self._first]
+        readable = np.array([self._rules.may_read(site, key.labels) for key in self._classes], bool)[self._class]
+        if not readable.any():
+            return []
+        least = readable & (counts == counts[readable].min())
+        here = [self._classes[int(index)] for index in np.unique(self._class[least])]
+        if site not in speeds:
+            speeds = {**speeds, site: max(speeds.values(), default=1.0)}
+        speeds = {name: max(speed, 1e-9) for name, speed in speeds.items()}
+        key = self._drawn(site, number, here, speeds, counts)
+        rows = np.flatnonzero(least & (self._class == self._classes.index(key)))
+        best = rows[np.argsort(self._margins(site, key, speeds, rows), kind="stable")][:SHARDS_OF_DEAL]
+        if (key, site) in self._plan:
+            self._plan[key, site] -= float(self._tokens[best].sum())
+        return [self._nearest(site, self._rows[int(shard)]) for shard in best]
+
+    def _drawn(
+        self, site: str, number: int, here: Sequence[ShardClass], speeds: Mapping[str, float], counts: NDArray[np.int32]
+    ) -> ShardClass:
+        """The class of a deal, by the shares that the plan has for this site."""
+        self._deals += 1
+        planned = any(self._plan.get((key, site), 0.0) > 0 for key in here)
+        if self._deals > _DEALS_OF_PLAN or self._planned_for != frozenset(speeds) or not planned:
+            self._plan = self._new_plan(speeds, counts)
+            self._planned_for, self._deals = frozenset(speeds), 0
+        weights = [max(self._plan.get((key, site), 0.0), 0.0) for key in here]
+        if not any(weights):
+            weights = [1.0] * len(here)
+        place = _unit("deal", self._run, number) * sum(weights)
+        return next((key for key, end in zip(here, accumulate(weights), strict=True) if place < end), here[-1])
+
+    def _new_plan(self, speeds: Mapping[str, float], counts: NDArray[np.int32]) -> dict[tuple[ShardClass, str], float]:
+        """For what is left of this pass."""
+        passes = max(int(counts.max()), int(counts.min()) + 1)
+        reads = np.bincount(self._class, self._tokens * (passes - counts), len(self._classes))
+        left = {key: float(tokens) for key, tokens in zip(self._classes, reads, strict=True)}
+        return cheapest(left, readers_of(self._classes, self._rules, speeds), speeds, self._rules)
+
+    def _margins(
+        self, site: str, key: ShardClass, speeds: Mapping[str, float], rows: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """By how much this site is ahead of the best other reader in the hash of each shard; the least is the best."""
+        own = _scores(self._hashes[rows], site, speeds[site])
+        others = [name for name in speeds if name != site and self._rules.may_read(name, key.labels)]
+        if not others:
+            return own
+        return own - np.min([_scores(self._hashes[rows], name, speeds[name]) for name in others], axis=0)
+
+    def _nearest(self, site: str, rows: Sequence[int]) -> int:
+        return min(rows, key=lambda row: (ShardClass((self._stores[row],), ()).price(self._rules, site), row))
+
+
+def readers_of(
+    classes: Collection[ShardClass], rules: Rules, sites: Collection[str]
+) -> dict[ShardClass, frozenset[str]]:
+    """Which of the sites may read each class."""
+    return {key: frozenset(site for site in sites if rules.may_read(site, key.labels)) for key in classes}
+
+
+def _scores(hashes: NDArray[np.uint64], site: str, speed: float) -> NDArray[np.float64]:
+    """-ln(u) / speed, with u from shard and site: of several sites the least one wins with a chance by its speed."""
+    mixed = hashes ^ np.uint64(int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "little"))
+    with np.errstate(over="ignore"):  # splitmix64's finalizer
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    unit = ((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) + 0.5
+    return -np.log(unit / 2.0**53) / speed
+
+
+def _unit(*what: object) -> float:
+    """From 0 to 1, by a hash."""
+    return int.from_bytes(hashlib.sha256(repr(what).encode()).digest()[:8], "little") / 2.0**64

@@ -1,0 +1,146 @@
+"""Which site reads which shards next."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from geocomm.data.catalog import Label, Rules, Shard, Store
+from geocomm.data.deals import Dealer, ShardClass, cheapest, least_time, readers_of
+
+SITES = {"frankfurt": "eu", "virginia": "us", "tokyo": "asia"}
+RULES = Rules(
+    sites=SITES,
+    stores={
+        "eu": Store(url="/eu", region="eu", price=0.02),
+        "us": Store(url="/us", region="us", price=0.02),
+        "asia": Store(url="/asia", region="asia", price=0.09),
+    },
+    labels={"personal": Label(readers=("eu",)), "west": Label(readers=("eu", "us"))},
+)
+SPEEDS = {"frankfurt": 16.0, "virginia": 64.0, "tokyo": 16.0}
+
+
+def shard(number: int, store: str, *labels: str) -> Shard:
+    return Shard(f"{number * 0x9E3779B97F4A7C15 % 2**64:016x}".ljust(64, "0"), store, f"{number}", 0, 1000, labels)
+
+
+def read_all(
+    shards: list[Shard], speeds: dict[str, float], passes: int = 1, run: int = 1
+) -> list[tuple[str, list[int]]]:
+    """Deals until each shard was dealt so often, to whichever site has read its last one first."""
+    dealer, dealt = Dealer(RULES, shards, run), np.zeros(len(shards), np.int32)
+    ready, deals = dict.fromkeys(speeds, 0.0), list[tuple[str, list[int]]]()
+    while (dealt < passes).any():
+        site = min(ready, key=lambda name: (ready[name], name))
+        found = dealer.next_shards(site, len(deals), speeds, dealt)
+        if not found:
+            ready[site] = float("inf")
+            continue
+        dealt[found] += 1
+        deals.append((site, found))
+        ready[site] += sum(shards[row].tokens for row in found) / speeds[site]
+    return deals
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["eu", "us", "asia"]), st.sampled_from([(), ("personal",), ("west",)])), min_size=1
+    ),
+    st.dictionaries(st.sampled_from(list(SITES)), st.floats(0.1, 100), min_size=1).filter(
+        lambda one: "frankfurt" in one
+    ),
+    st.integers(1, 3),
+)
+def test_each_shard_is_dealt_to_its_readers_alone_and_none_twice_before_all_once(
+    kinds: list[tuple[str, tuple[str, ...]]], speeds: dict[str, float], passes: int
+) -> None:
+    shards = [shard(number, store, *labels) for number, (store, labels) in enumerate(kinds)]
+    dealt = np.zeros(len(shards), np.int32)
+    for site, found in read_all(shards, speeds, passes):
+        assert 0 < len(found) == len(set(found)) <= 8
+        readable = np.array([RULES.may_read(site, one.labels) for one in shards])
+        assert readable[found].all()
+        assert (dealt[found] == dealt[readable].min()).all()
+        dealt[found] += 1
+
+
+@given(
+    st.dictionaries(st.sampled_from(["personal", "west", ""]), st.integers(0, 1000), min_size=1),
+    st.dictionaries(st.sampled_from(list(SITES)), st.floats(0.1, 100), min_size=1),
+)
+def test_least_time_is_that_of_all_sets_of_sites(tokens: dict[str, int], speeds: dict[str, float]) -> None:
+    left = {ShardClass(("eu",), (label,) if label else ()): float(count) for label, count in tokens.items()}
+    readers = readers_of(left, RULES, speeds)
+    by_hand = 0.0
+    for count in range(1, len(speeds) + 1):
+        for some in itertools.combinations(speeds, count):
+            inside = sum(n for key, n in left.items() if readers[key] and readers[key] <= set(some))
+            by_hand = max(by_hand, inside / sum(speeds[site] for site in some))
+    assert least_time(left, readers, speeds) == pytest.approx(by_hand)
+
+
+def test_plan_takes_the_least_time_and_what_is_near() -> None:
+    left = {ShardClass((store,), ()): 1000.0 for store in RULES.stores}
+    plan = cheapest(left, readers_of(left, RULES, SPEEDS), SPEEDS, RULES)
+    by_site = dict.fromkeys(SITES, 0.0)
+    for (_, site), tokens in plan.items():
+        by_site[site] += tokens
+    for site, tokens in by_site.items():
+        assert tokens / SPEEDS[site] <= 1.03 * 3000 / sum(SPEEDS.values())
+    assert sum(by_site.values()) == pytest.approx(3000, rel=1e-4)
+    own = {
+        site: sum(n for (key, to), n in plan.items() if to == site and key.stores == (SITES[site],)) for site in SITES
+    }
+    assert own["virginia"] == pytest.approx(1000, rel=1e-3)
+    assert own["frankfurt"] == pytest.approx(by_site["frankfurt"], rel=1e-3)
+
+
+def test_mix_of_stores_stays_the_same_over_a_pass() -> None:
+    shards = [shard(number, ("eu", "us", "us", "asia")[number % 4]) for number in range(4000)]
+    deals = read_all(shards, SPEEDS)
+    rows = [row for _, found in deals for row in found]
+    for tenth in np.array_split(np.array(rows)[:3600], 9):  # the last deals take what is left
+        mix = Counter(shards[int(row)].store for row in tenth)
+        assert mix["us"] / len(tenth) == pytest.approx(0.5, abs=0.15)
+
+
+def test_a_site_gets_in_the_next_pass_what_it_has_read_in_this_one() -> None:
+    shards = [shard(number, ("eu", "us", "asia")[number % 3]) for number in range(3000)]
+    deals = read_all(shards, SPEEDS, passes=2)
+    reader = [dict[int, str](), dict[int, str]()]
+    dealt = Counter[int]()
+    for site, found in deals:
+        for row in found:
+            reader[dealt[row]][row] = site
+            dealt[row] += 1
+    same = sum(reader[0][row] == reader[1][row] for row in range(len(shards)))
+    assert same > 0.8 * len(shards)
+
+
+def test_copies_in_several_stores_are_one_shard() -> None:
+    shards = [shard(1, "us"), shard(1, "asia")]
+    dealer, dealt = Dealer(RULES, shards, 1), np.zeros(2, np.int32)
+    assert dealer.next_shards("tokyo", 0, SPEEDS, dealt) == [1]
+    assert dealer.next_shards("virginia", 0, SPEEDS, dealt) == [0]
+    assert dealer.next_shards("frankfurt", 0, SPEEDS, dealt) == [0]
+
+
+def test_site_that_may_read_nothing_gets_nothing() -> None:
+    dealer = Dealer(RULES, [shard(1, "eu", "personal")], 1)
+    assert dealer.next_shards("tokyo", 0, SPEEDS, np.zeros(1, np.int32)) == []
+    assert dealer.next_shards("elsewhere", 0, SPEEDS, np.zeros(1, np.int32)) == []
+
+
+def test_deals_are_those_of_every_machine() -> None:
+    shards = [shard(number, ("eu", "us", "asia")[number % 3]) for number in range(30)]
+    assert read_all(shards, SPEEDS, run=7)[:3] == [
+        ("frankfurt", [6, 15, 12, 18, 21, 27, 3, 24]),
+        ("tokyo", [20, 5, 8, 14, 29, 17, 26, 11]),
+        ("virginia", [9, 0]),
+    ]
