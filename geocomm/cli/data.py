@@ -34,13 +34,16 @@ def register(app: typer.Typer) -> None:
     app.add_typer(data, name="data")
 
 
-_Set = Annotated[str, typer.Argument(metavar="CATALOG[@VERSION]", help="The catalog's folder. Default: the newest.")]
+_Set = Annotated[
+    str, typer.Argument(metavar="CATALOG[@VERSION]", help="The catalog's folder or URL. Default: the newest.")
+]
 
 
 def add(
     rules: Annotated[Path, typer.Argument(metavar="RULES.toml", help="Catalog, stores, labels.")],
     paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH...", help="Files or folders: .ds, .bin, .tokens, .txt, .jsonl.")
+        list[str],
+        typer.Argument(metavar="PATH...", help="Files, folders or URLs in a store: .ds, .bin, .tokens, .txt, .jsonl."),
     ],
     tokenizer: Annotated[
         str | None, typer.Option(metavar="NAME", help="byte, or a tokenizer's folder. For text, and the first time.")
@@ -118,7 +121,9 @@ def _row(catalog: Catalog, version: Version) -> dict[str, int | float | str]:
 
 def check(
     catalog: _Set,
-    site: Annotated[str | None, typer.Option(metavar="SITE", help="Say what this site may read.")] = None,
+    site: Annotated[
+        str | None, typer.Option(metavar="SITE", help="Only what this site may read. Default: GEOCOMM_SITE.")
+    ] = None,
     deep: Annotated[bool, typer.Option("--deep", help="Read every shard, and compare its hash.")] = False,
 ) -> None:
     """Look whether all files of a data set are there, and whole.
@@ -130,6 +135,7 @@ def check(
         geocomm data check /data/catalog/web --site virginia --deep
     """
     from geocomm.core.bad_input import BadInput
+    from geocomm.core.site import site_name
     from geocomm.data.catalog import Catalog
     from geocomm.data.set_check import problems, readable
     from geocomm.data.shard_sequences import SetName
@@ -139,8 +145,9 @@ def check(
         opened = Catalog(name.url)
         version = opened.read(name.number)
         shards = opened.shards(version)
-        found = list(islice(problems(version, shards, deep=deep), _MOST_SAID + 1))
+        site = site or site_name()
         told = "" if site is None else f"; site {site} may read {readable(version, shards, site)} tokens"
+        found = list(islice(problems(version, shards, deep=deep, site=site), _MOST_SAID + 1))
     except BadInput as error:
         fail("data", str(error))
     for problem in found[:_MOST_SAID]:

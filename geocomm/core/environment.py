@@ -15,7 +15,7 @@ from typing import TypeVar
 from geocomm.core.addresses import HubAddress, HubAddressError
 from geocomm.core.bad_input import did_you_mean
 from geocomm.core.place import local_world_size
-from geocomm.core.units import parse_boolean
+from geocomm.core.units import parse_boolean, parse_size
 
 CPU_LEVELS = ("scalar", "avx2", "avx512")
 MAX_THREADS = 1024
@@ -43,6 +43,9 @@ OTHER_VARIABLES: tuple[tuple[str, str, str], ...] = (
     ("GEOCOMM_ETCD_CA", "", "file of the authority of etcd's certificates; unset: etcd is spoken to without TLS"),
     ("GEOCOMM_ETCD_CERT", "", "this site's certificate for etcd"),
     ("GEOCOMM_ETCD_KEY", "", "its private key"),
+    ("GEOCOMM_STORES", "", "TOML file with keys of stores of data, a table for each; unset: the environment's keys"),
+    ("GEOCOMM_DATA_CACHE", "`~/.cache/geocomm/data`", "folder for what is fetched of a data set; nodes may share one"),
+    ("GEOCOMM_DATA_CACHE_SIZE", "what the disk has", "the most that this folder may hold, such as 200gb"),
     ("GEOCOMM_LOG", "`warning`", "level of the log: debug, info, warning, error or off"),
     ("GEOCOMM_CPU", "all that it has", "the most that codecs use of the CPU: scalar, avx2 or avx512; same bytes"),
     ("GEOCOMM_RDMA_ALLOW_TCP", "`0`", "transport=rdma may run over UCX's TCP and shared memory, for a trial"),
@@ -156,6 +159,19 @@ def egress_price() -> float | None:
 def egress_budget() -> float | None:
     """Dollars a day that this site's egress may cost, from GEOCOMM_EGRESS_BUDGET; None: there is no limit."""
     return read("GEOCOMM_EGRESS_BUDGET", _dollars, default=None)
+
+
+def stores_file() -> Path | None:
+    """Where the keys of stores of data are, from GEOCOMM_STORES; None: in the environment."""
+    path = os.environ.get("GEOCOMM_STORES")
+    return Path(path) if path else None
+
+
+def data_cache() -> tuple[Path, int | None]:
+    """Folder for what is fetched of data sets, and the most bytes in it, None: what the disk has. From
+    GEOCOMM_DATA_CACHE and GEOCOMM_DATA_CACHE_SIZE."""
+    folder = Path(os.environ.get("GEOCOMM_DATA_CACHE") or "~/.cache/geocomm/data").expanduser()
+    return folder, read("GEOCOMM_DATA_CACHE_SIZE", parse_size, default=None)
 
 
 def _dollars(text: str) -> float:

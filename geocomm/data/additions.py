@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from fnmatch import fnmatchcase
 from functools import partial
 from multiprocessing import get_context
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,42 +18,53 @@ from geocomm.corpus.data_settings import DataConfig
 from geocomm.corpus.documents import documents
 from geocomm.corpus.text_tokenizer import load_tokenizer
 from geocomm.data.catalog import Catalog, Rules, RulesFile, Shard, Version
-from geocomm.data.shard_stores import folder_of
+from geocomm.data.places import Folder, Place, open_place, require_writable
 from geocomm.data.token_files import SUFFIXES, U16, narrowest, ranges, token_file
 
 _TEXT = {".txt": "text", ".jsonl": "jsonl"}
 _FLUSH_TOKENS = 1 << 20
 
 
+class _File(NamedTuple):
+    """A file of tokens."""
+
+    store: str
+    place: Place
+    path: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.path} of store {self.store}"
+
+
 def add_files(
     rules: RulesFile,
-    given: Sequence[Path],
+    given: Sequence[str],
     *,
     tokenizer: str | None,
     labels: Collection[str] = (),
     store: str | None = None,
     text_field: str = "text",
 ) -> Version:
-    """Put the next version of a data set: the newest one, and these files and folders. store: for the tokens of text.
-    Raises BadInput, and then there is no new version."""
+    """Put the next version of a data set: the newest one, and what `given` names, which are paths, or URLs in a store,
+    with * for any text. store: for the tokens of text. Raises BadInput, and then there is no new version."""
     rules.require_labels(labels)
     catalog = Catalog(rules.catalog)
+    require_writable(catalog.place, "catalog")
     before = catalog.read() if catalog.numbers() else None
     known = [] if before is None else catalog.shards(before)
     for shard in known:
         rules.require_store(shard.store)
         rules.require_labels(shard.labels)
     version = _next(before, rules, tokenizer)
-    files = _files(given)
-    texts = [path for path in files if path.suffix in _TEXT]
+    files, texts = _files(given, rules)
     if texts:
         if tokenizer is None or store is None:
             raise BadInput(f"{texts[0]} is text: say --tokenizer, and the --store that its tokens go to")
-        folder = folder_of(rules.require_store(store).url)
-        files = [path for path in files if path not in texts] + _tokenized(texts, folder, tokenizer, text_field)
+        files += _tokenized(texts, rules, store, tokenizer, text_field)
     shards: list[Shard] = []
-    for path in files:
-        shards += _shards(path, rules, version, sorted(labels))
+    for file in files:
+        shards += _shards(file, rules, version, sorted(labels))
     twice = {one.place for one in known} & {one.place for one in shards}
     if twice:
         raise BadInput(f"{min(twice)[1]} of store {min(twice)[0]} is in version {version.number - 1} already")
@@ -77,63 +91,106 @@ def _next(before: Version | None, rules: RulesFile, tokenizer: str | None) -> Ve
     return before.model_copy(update={"number": before.number + 1, "rules": own})
 
 
-def _files(given: Sequence[Path]) -> list[Path]:
-    found: list[Path] = []
-    for path in given:
-        if path.is_dir():
-            inside = sorted(one for one in path.rglob("*") if one.suffix in (*SUFFIXES, *_TEXT) and one.is_file())
-            if not inside:
-                raise BadInput(f"the folder {path} has no {', '.join((*SUFFIXES, *_TEXT))}")
-            found += inside
-        elif not path.is_file():
-            raise BadInput(f"{path} does not exist")
-        elif path.suffix not in (*SUFFIXES, *_TEXT):
-            raise BadInput(f"{path} is neither a file of tokens ({', '.join(SUFFIXES)}) nor text ({', '.join(_TEXT)})")
-        else:
-            found.append(path)
-    return found
+def _files(given: Sequence[str], rules: RulesFile) -> tuple[list[_File], list[Path]]:
+    """Files of tokens in their stores, and of text."""
+    found: list[_File] = []
+    texts: list[Path] = []
+    for text in given:
+        if "://" in text:
+            found += _listed(text, rules)
+            continue
+        for path in _local(Path(text)):
+            if path.suffix in _TEXT:
+                texts.append(path)
+            else:
+                found.append(_stored(path, rules))
+    return found, texts
 
 
-def _shards(path: Path, rules: RulesFile, version: Version, labels: list[str]) -> list[Shard]:
-    store, inside = _place(path, rules)
-    file = token_file(path, version.vocabulary)
-    if file.dtype == U16 and version.vocabulary > 1 << 16:
-        raise BadInput(
-            f"{path} has ids of 16 bits, and the tokenizer has {version.vocabulary}: ids above 65535 wrapped"
-        )
-    if file.dtype != version.dtype:
-        raise BadInput(
-            f"{path} has ids of type {file.dtype}, and the data set {version.dtype}: make a data set for each"
-        )
-    found = ranges(file, version.vocabulary)
-    return [Shard(one.sha256, store, inside, one.offset, one.tokens, tuple(labels)) for one in found]
+def _listed(url: str, rules: RulesFile) -> list[_File]:
+    """Files of tokens by a URL in a store: one of them, a pattern, or all that lie below it."""
+    store = next((one for one, table in rules.stores.items() if _below(url, table.url)), None)
+    if store is None:
+        raise BadInput(f"{url} lies in no store: [stores.…] has {', '.join(one.url for one in rules.stores.values())}")
+    place = open_place(rules.stores[store].url, store)
+    inside = url.removeprefix(place.url.rstrip("/")).strip("/")
+    if PurePosixPath(inside).suffix in SUFFIXES and "*" not in inside:
+        return [_File(store, place, inside)]
+    try:
+        names = [one for one in place.names(inside.partition("*")[0]) if PurePosixPath(one).suffix in SUFFIXES]
+    except OSError as error:
+        raise BadInput(f"{url} cannot be listed: {error}; name the files one by one") from None
+    if "*" in inside:
+        names = [one for one in names if fnmatchcase(one, inside)]
+    if not names:
+        raise BadInput(f"{url} has no {', '.join(SUFFIXES)}")
+    return [_File(store, place, one) for one in names]
 
 
-def _place(path: Path, rules: RulesFile) -> tuple[str, str]:
-    """The store that a file lies in, and where."""
+def _below(url: str, base: str) -> bool:
+    return f"{url.rstrip('/')}/".startswith(f"{base.rstrip('/')}/")
+
+
+def _local(path: Path) -> list[Path]:
+    if path.is_dir():
+        inside = sorted(one for one in path.rglob("*") if one.suffix in (*SUFFIXES, *_TEXT) and one.is_file())
+        if not inside:
+            raise BadInput(f"the folder {path} has no {', '.join((*SUFFIXES, *_TEXT))}")
+        return inside
+    if not path.is_file():
+        raise BadInput(f"{path} does not exist")
+    if path.suffix not in (*SUFFIXES, *_TEXT):
+        raise BadInput(f"{path} is neither a file of tokens ({', '.join(SUFFIXES)}) nor text ({', '.join(_TEXT)})")
+    return [path]
+
+
+def _stored(path: Path, rules: RulesFile) -> _File:
+    """A file of this machine, in the store that it lies in."""
     whole = path.resolve()
     for name, store in rules.stores.items():
-        folder = folder_of(store.url).resolve()
-        if whole.is_relative_to(folder):
-            return name, whole.relative_to(folder).as_posix()
+        place = open_place(store.url, name)
+        if isinstance(place, Folder) and whole.is_relative_to(place.path.resolve()):
+            return _File(name, place, whole.relative_to(place.path.resolve()).as_posix())
     raise BadInput(f"{path} lies in no store: [stores.…] has {', '.join(one.url for one in rules.stores.values())}")
 
 
-def _tokenized(texts: list[Path], folder: Path, tokenizer: str, text_field: str) -> list[Path]:
+def _shards(source: _File, rules: RulesFile, version: Version, labels: list[str]) -> list[Shard]:
+    file = token_file(source.place, source.path, version.vocabulary)
+    if file.dtype == U16 and version.vocabulary > 1 << 16:
+        raise BadInput(
+            f"{source.text} has ids of 16 bits, and the tokenizer has {version.vocabulary}: ids above 65535 wrapped"
+        )
+    if file.dtype != version.dtype:
+        raise BadInput(
+            f"{source.text} has ids of type {file.dtype}, and the data set {version.dtype}: make a data set for each"
+        )
+    found = ranges(file, version.vocabulary)
+    return [Shard(one.sha256, source.store, source.path, one.offset, one.tokens, tuple(labels)) for one in found]
+
+
+def _tokenized(texts: list[Path], rules: RulesFile, store: str, tokenizer: str, text_field: str) -> list[_File]:
     """The tokens of each text, in a file of its own in the store."""
-    targets = [folder / f"{path.stem}.tokens" for path in texts]
-    taken = [path for path in targets if path.exists() or targets.count(path) > 1]
-    if taken:
-        raise BadInput(f"{taken[0]} is there already, or would be written twice: rename the text")
-    folder.mkdir(parents=True, exist_ok=True)
+    place = open_place(rules.require_store(store).url, store)
+    require_writable(place, f"store {store},")
+    names = [f"{path.stem}.tokens" for path in texts]
     work = partial(_tokenize, tokenizer=tokenizer, text_field=text_field)
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        failures = [failure for failure in pool.map(work, texts, targets) if failure]
-    if failures:
-        for target in targets:
-            target.unlink(missing_ok=True)
-        raise BadInput(failures[0])
-    return targets
+    try:
+        there = set(place.names())
+        taken = [name for name in names if name in there or names.count(name) > 1]
+        if taken:
+            raise BadInput(f"{taken[0]} is in store {store} already, or would be written twice: rename the text")
+        # A folder's files are only renamed at the end.
+        with TemporaryDirectory(dir=place.made() if isinstance(place, Folder) else None, prefix=".") as folder:
+            targets = [Path(folder) / f"{name}.partial" for name in names]
+            with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+                failures = [failure for failure in pool.map(work, texts, targets) if failure]
+            if failures:
+                raise BadInput(failures[0])
+            for name, target in zip(names, targets, strict=True):
+                place.put(name, target)
+    except OSError as error:
+        raise BadInput(f"store {store}, {place.url}, cannot be written: {error}") from None
+    return [_File(store, place, name) for name in names]
 
 
 def _tokenize(source: Path, target: Path, tokenizer: str, text_field: str) -> str:
@@ -142,9 +199,8 @@ def _tokenize(source: Path, target: Path, tokenizer: str, text_field: str) -> st
         loaded = load_tokenizer(tokenizer)
         dtype = narrowest(loaded.vocab_size)
         config = DataConfig(source=_TEXT[source.suffix], paths=(source,), text_field=text_field)  # type: ignore[arg-type]
-        beside = target.with_suffix(".partial")
         pending: list[int] = []
-        with beside.open("wb") as file:
+        with target.open("wb") as file:
             for pieces in documents(config):
                 empty = True
                 for piece in pieces:
@@ -156,8 +212,6 @@ def _tokenize(source: Path, target: Path, tokenizer: str, text_field: str) -> st
                 if not empty:
                     pending.append(loaded.end_of_text)
             file.write(np.asarray(pending, dtype).tobytes())
-        beside.rename(target)
     except (BadInput, OSError) as error:
-        target.with_suffix(".partial").unlink(missing_ok=True)
         return str(error)
     return ""

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+import re
 import tomllib
-import uuid
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal, NamedTuple, Self
 
@@ -25,7 +23,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_valid
 from geocomm.core.bad_input import BadInput, did_you_mean
 from geocomm.core.config_section import Section
 from geocomm.core.model_errors import first_problem, problem_text
-from geocomm.data.shard_stores import folder_of
+from geocomm.data.places import Place, open_place
 from geocomm.data.token_files import Dtype
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -154,6 +152,7 @@ class Version(BaseModel, frozen=True, extra="forbid"):
         return int(self.dtype[-1])
 
 
+_VERSION = re.compile(r"[0-9]{6}\.json")
 _SHARD = TypeAdapter[Shard](Shard)
 
 
@@ -163,45 +162,52 @@ class Catalog:
 
     url: str
 
-    @cached_property
-    def folder(self) -> Path:
+    @property
+    def place(self) -> Place:
         """Where it lies. Raises BadInput for a URL that cannot be opened."""
-        return folder_of(self.url)
+        return open_place(self.url, self.url)
 
     def numbers(self) -> list[int]:
-        """Of the versions, ascending."""
-        return sorted(int(path.stem) for path in self.folder.glob("[0-9]" * 6 + ".json"))
+        """Of the versions, ascending. Raises BadInput."""
+        try:
+            names = self.place.names()
+        except OSError as error:
+            raise BadInput(f"{self.url} cannot be listed: {error}") from None
+        return sorted(int(name[:6]) for name in names if _VERSION.fullmatch(name))
 
     def read(self, number: int | None = None) -> Version:
         """A version; None: the newest. Raises BadInput."""
-        numbers = self.numbers()
-        if not numbers:
-            raise BadInput(f"{self.url} has no version of a data set; geocomm data add makes one")
-        wanted = numbers[-1] if number is None else number
-        if wanted not in numbers:
-            raise BadInput(f"{self.url} has no version {wanted}; it has {numbers[0]} to {numbers[-1]}")
-        path = self._path(wanted)
+        if number is None:
+            numbers = self.numbers()
+            if not numbers:
+                raise BadInput(f"{self.url} has no version of a data set; geocomm data add makes one")
+            number = numbers[-1]
+        path = _path(number)
         try:
-            version = Version.model_validate_json(path.read_bytes())
+            version = Version.model_validate_json(self.place.read(path))
+        except FileNotFoundError:
+            raise BadInput(f"{self.url} has no version {number}") from None
         except OSError as error:
-            raise BadInput(f"{path} cannot be read: {error}") from None
+            raise BadInput(f"{path} of {self.url} cannot be read: {error}") from None
         except ValidationError as error:
-            raise BadInput(f"{path}: {problem_text(first_problem(error), Version.model_fields)}") from None
-        if version.number != wanted:
-            raise BadInput(f"{path} says that it is version {version.number}")
+            raise BadInput(
+                f"{path} of {self.url}: {problem_text(first_problem(error), Version.model_fields)}"
+            ) from None
+        if version.number != number:
+            raise BadInput(f"{path} of {self.url} says that it is version {version.number}")
         return version
 
     def digest(self, number: int) -> str:
         """SHA-256 of a version's file, and so of all that it names. OSError."""
-        return hashlib.sha256(self._path(number).read_bytes()).hexdigest()
+        return hashlib.sha256(self.place.read(_path(number))).hexdigest()
 
     def shards(self, version: Version) -> list[Shard]:
         """All shards of a version, in order. Raises BadInput for a part that is missing or damaged."""
         found: list[Shard] = []
         for part in version.parts:
-            path = self.folder / "parts" / part.sha256
+            path = f"parts/{part.sha256} of {self.url}"
             try:
-                content = path.read_bytes()
+                content = self.place.read(f"parts/{part.sha256}")
                 shards = [_SHARD.validate_json(line) for line in content.splitlines()]
             except OSError as error:
                 raise BadInput(f"version {version.number}: its part {path} cannot be read: {error}") from None
@@ -222,16 +228,16 @@ class Catalog:
         part = Part(hashlib.sha256(content).hexdigest(), len(shards), sum(one.tokens for one in shards))
         whole = version.model_copy(update={"parts": (*version.parts, part)})
         try:
-            (self.folder / "parts").mkdir(parents=True, exist_ok=True)
-            _put(self.folder / "parts" / part.sha256, content)
-            if not _put(self._path(whole.number), whole.model_dump_json().encode()):
+            self.place.create(f"parts/{part.sha256}", content)
+            if not self.place.create(_path(whole.number), whole.model_dump_json().encode()):
                 raise BadInput(f"{self.url} has version {whole.number} since just now: somebody else adds. Try again")
         except OSError as error:
             raise BadInput(f"{self.url} cannot be written: {error}") from None
         return whole
 
-    def _path(self, number: int) -> Path:
-        return self.folder / f"{number:06}.json"
+
+def _path(number: int) -> str:
+    return f"{number:06}.json"
 
 
 def _require_sound(shard: Shard, version: Version) -> None:
@@ -243,19 +249,3 @@ def _require_sound(shard: Shard, version: Version) -> None:
     path = PurePosixPath(shard.path)
     if path.is_absolute() or ".." in path.parts:
         raise BadInput(f"version {version.number}: {shard.path} is no path inside a store")
-
-
-def _put(path: Path, content: bytes) -> bool:
-    """Write a file whole or not at all; False: it is there already."""
-    partial = path.with_name(f".{uuid.uuid4().hex}")
-    try:
-        with partial.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(partial, path)
-    except FileExistsError:
-        return False
-    finally:
-        partial.unlink(missing_ok=True)
-    return True

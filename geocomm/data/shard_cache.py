@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from geocomm.core.bad_input import BadInput
 from geocomm.data.catalog import Shard
+from geocomm.data.places import Folder
 from geocomm.data.shard_stores import ShardStores, mapped
 from geocomm.data.token_files import hash_of_range
 
@@ -42,7 +43,7 @@ class ShardCache:
         for copy in self.stores.copies(shard):
             path = self.stores.path(copy)
             try:
-                found = hash_of_range(path, copy.offset, copy.tokens * self.stores.width)
+                found = hash_of_range(Folder("", path.parent), path.name, copy.offset, copy.tokens * self.stores.width)
             except OSError as error:
                 said += f"; {path} of store {copy.store} cannot be read: {error}"
                 continue

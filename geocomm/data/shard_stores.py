@@ -11,19 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geocomm.core.bad_input import BadInput
+from geocomm.data.places import Folder, open_place
 
 if TYPE_CHECKING:
     from geocomm.data.catalog import Shard, Version
 
 
 def folder_of(url: str) -> Path:
-    """The folder that a store or a catalog names: a path, or file:. Raises BadInput for what cannot be opened yet."""
-    scheme, found, rest = url.partition("://")
-    if not found:
-        return Path(url.removeprefix("file:")).expanduser()
-    if scheme != "file":
-        raise BadInput(f"{url}: {scheme} cannot be opened yet; mount it as a folder")
-    return Path(rest)
+    """Raises BadInput for what is no folder."""
+    place = open_place(url, "")
+    if not isinstance(place, Folder):
+        raise BadInput(f"{url} is no folder")
+    return place.path
 
 
 @lru_cache(maxsize=64)

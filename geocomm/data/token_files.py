@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from os import cpu_count
-from pathlib import Path
+from pathlib import PurePosixPath
 from typing import Literal
 
 import numpy as np
 
 from geocomm.core.bad_input import BadInput
+from geocomm.data.places import Folder, Place
 
 Dtype = Literal["<u2", "<u4"]
 SHARD_BYTES = 64 << 20
@@ -35,7 +38,8 @@ _READ_BYTES = 4 << 20
 class TokenFile:
     """A flat file of token ids."""
 
-    path: Path
+    place: Place
+    path: str
     dtype: Dtype
     tokens: int
 
@@ -55,78 +59,83 @@ def narrowest(vocabulary: int) -> Dtype:
     return U16 if vocabulary <= 1 << 16 else U32
 
 
-def token_file(path: Path, vocabulary: int) -> TokenFile:
+def token_file(place: Place, path: str, vocabulary: int) -> TokenFile:
     """The file at `path`, by what lies beside it, or else by the vocabulary. Raises BadInput for what is none."""
     try:
-        dtype = _dtype_beside(path) or narrowest(vocabulary)
-        size = path.stat().st_size
+        dtype = _dtype_beside(place, PurePosixPath(path)) or narrowest(vocabulary)
+        size = place.size(path)
     except (OSError, ValueError, KeyError, IndexError) as error:
-        raise BadInput(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+        raise BadInput(f"{path} of {place.url} cannot be read: {' '.join(str(error).split())}") from None
     width = np.dtype(dtype).itemsize
     if size == 0:
-        raise BadInput(f"{path} is empty")
+        raise BadInput(f"{path} of {place.url} is empty")
     if size % width:
         raise BadInput(
-            f"{path} has {size} bytes, which is no multiple of {width}: it is cut, or its ids are not {dtype}"
+            f"{path} of {place.url} has {size} bytes, which is no multiple of {width}: it is cut, or its ids are not "
+            f"{dtype}"
         )
-    return TokenFile(path, dtype, size // width)
+    return TokenFile(place, path, dtype, size // width)
 
 
-def _dtype_beside(path: Path) -> Dtype | None:
+def _dtype_beside(place: Place, path: PurePosixPath) -> Dtype | None:
     """What the writer's own note says; None: there is none."""
     if path.suffix == ".bin":
-        with path.with_suffix(".idx").open("rb") as index:
-            head = index.read(18)
+        index = str(path.with_suffix(".idx"))
+        head = place.read(index, 0, 18)
         if head[:9] != _MEGATRON_MAGIC:
-            raise ValueError(f"{path.with_suffix('.idx')} is no index of Megatron")
+            raise ValueError(f"{index} is no index of Megatron")
         if (code := head[17]) not in _MEGATRON_TYPES:
             raise ValueError(f"its .idx says type {code}, and ids have 16 or 32 bits (types 8 and 4)")
         return _MEGATRON_TYPES[code]
-    note = Path(f"{path}.metadata")
-    if path.suffix == ".ds" and note.is_file():
-        width = note.read_text("utf-8").splitlines()[0].rpartition("|")[2]
-        return U16 if width == "2" else U32 if width == "4" else None
-    note = path.with_suffix(".json")
-    if path.suffix == ".tokens" and note.is_file():
-        said = json.loads(note.read_text("utf-8"))["dtype"]
-        if said not in (U16, U32):
-            raise ValueError(f"{note} says dtype {said}")
-        return said
+    with suppress(FileNotFoundError):
+        if path.suffix == ".ds":
+            width = place.read(f"{path}.metadata").decode().splitlines()[0].rpartition("|")[2]
+            return U16 if width == "2" else U32 if width == "4" else None
+        if path.suffix == ".tokens":
+            note = str(path.with_suffix(".json"))
+            said = json.loads(place.read(note))["dtype"]
+            if said not in (U16, U32):
+                raise ValueError(f"{note} says dtype {said}")
+            return said
     return None
 
 
 def ranges(file: TokenFile, vocabulary: int) -> list[TokenRange]:
     """The file's shards, read once for their hashes, on all cores. Raises BadInput for ids beyond the vocabulary."""
     offsets = range(0, file.tokens * np.dtype(file.dtype).itemsize, SHARD_BYTES)
-    with ThreadPoolExecutor(cpu_count()) as pool:  # hashing and looking for the largest hold no lock
+    # Hashing and looking for the largest hold no lock; a bucket is waited for.
+    with ThreadPoolExecutor(max(cpu_count() or 1, 1 if isinstance(file.place, Folder) else 8)) as pool:
         return list(pool.map(partial(_read, file, vocabulary), offsets))
 
 
 def _read(file: TokenFile, vocabulary: int, offset: int) -> TokenRange:
-    digest, left, largest = hashlib.sha256(), SHARD_BYTES, 0
+    digest, size, largest = hashlib.sha256(), 0, 0
     try:
-        with file.path.open("rb") as source:
-            source.seek(offset)
-            while left and (content := source.read(min(left, _READ_BYTES))):
-                digest.update(content)
-                largest = max(largest, int(np.frombuffer(content, file.dtype).max()))
-                left -= len(content)
+        left = file.tokens * np.dtype(file.dtype).itemsize - offset
+        for content in _pieces(file.place, file.path, offset, min(left, SHARD_BYTES)):
+            digest.update(content)
+            largest = max(largest, int(np.frombuffer(content, file.dtype).max()))
+            size += len(content)
     except (OSError, ValueError) as error:
-        raise BadInput(f"{file.path} cannot be read: {error}") from None
+        raise BadInput(f"{file.path} of {file.place.url} cannot be read: {error}") from None
     if largest >= vocabulary:
         raise BadInput(
             f"{file.path} has id {largest} in the {SHARD_BYTES >> 20} MiB after byte {offset}, and the tokenizer has "
             f"{vocabulary} tokens: it was written with another tokenizer, or its ids are not {file.dtype}"
         )
-    return TokenRange(digest.hexdigest(), offset, (SHARD_BYTES - left) // np.dtype(file.dtype).itemsize)
+    return TokenRange(digest.hexdigest(), offset, size // np.dtype(file.dtype).itemsize)
 
 
-def hash_of_range(path: Path, offset: int, size: int) -> str:
+def _pieces(place: Place, path: str, offset: int, size: int) -> Iterator[bytes]:
+    """So many bytes of a file, a few MiB at a time. OSError."""
+    end = offset + size
+    for start in range(offset, end, _READ_BYTES):
+        yield place.read(path, start, min(_READ_BYTES, end - start))
+
+
+def hash_of_range(place: Place, path: str, offset: int, size: int) -> str:
     """SHA-256 of so many bytes of a file. OSError."""
-    digest, left = hashlib.sha256(), size
-    with path.open("rb") as source:
-        source.seek(offset)
-        while left and (content := source.read(min(left, _READ_BYTES))):
-            digest.update(content)
-            left -= len(content)
+    digest = hashlib.sha256()
+    for content in _pieces(place, path, offset, size):
+        digest.update(content)
     return digest.hexdigest()

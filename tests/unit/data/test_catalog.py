@@ -111,7 +111,7 @@ def test_text_is_tokenized_into_the_store(place: Place, tmp_path: Path) -> None:
     shards = place.catalog.shards(place.catalog.read())
     ids = [np.fromfile(place.store / one.path, "<u2").tolist() for one in shards]
     assert ids == [[97, 98, 99, 256], [100, 101, 256, 102, 256]]
-    assert "is there already" in place.refuses(texts, "--tokenizer", "byte", "--store", "disk")
+    assert "in store disk already" in place.refuses(texts, "--tokenizer", "byte", "--store", "disk")
     (texts / "two.jsonl").write_text("{}\n")
     assert "no text" in place.refuses(texts / "two.jsonl", "--tokenizer", "byte", "--store", "other")
     assert not list((tmp_path / "other").iterdir())  # nothing half done
@@ -154,7 +154,7 @@ def test_what_cannot_be_added_is_refused_in_a_line(place: Place, tmp_path: Path)
         ('region = "eu"', 'region = "eur"', "unknown region 'eur'; did you mean 'eu'"),
         ('near = ["frankfurt"]', 'near = ["frankfort"]', "unknown site 'frankfort'"),
         ('readers = ["virginia"]', 'readers = ["virgina"]', "unknown region or site 'virgina'"),
-        ("file://", "s3://", "s3 cannot be opened yet"),
+        ("file://", "s3://", "cannot be"),
         ("[sites]", "[sties]", "sties"),
         ("[sites]", "[sites", "web.toml"),
     ],
@@ -183,7 +183,7 @@ def test_second_writer_of_a_version_is_refused(place: Place) -> None:
     with pytest.raises(BadInput, match="somebody else"):
         place.catalog.add(following, [Shard("0" * 64, "disk", "a.tokens", 4, 1)])
     assert place.catalog.digest(2) == first
-    assert not list(place.catalog.folder.glob(".*"))
+    assert not list(Path(place.catalog.url).glob(".*"))
 
 
 def test_check_finds_what_is_gone_short_or_other(place: Place) -> None:
@@ -204,7 +204,7 @@ def test_check_finds_what_is_gone_short_or_other(place: Place) -> None:
 
 def test_damaged_or_lying_part_is_refused(place: Place) -> None:
     place.add(place.write("a.tokens", [1, 2, 3]), "--tokenizer", "byte")
-    [part] = (place.catalog.folder / "parts").iterdir()
+    [part] = (Path(place.catalog.url) / "parts").iterdir()
     right = part.read_bytes()
     for wrong in (right + right, right.replace(b'"disk"', b'"dusk"'), b"[]\n", b""):
         part.write_bytes(wrong)
@@ -244,14 +244,14 @@ JSON = st.recursive(
 )
 def test_any_other_version_or_part_is_read_or_refused(one_version: Place, field: str, value: object, cut: int) -> None:
     place = one_version
-    path = place.catalog.folder / "000001.json"
+    path = Path(place.catalog.url) / "000001.json"
     right = json.loads(path.read_text())
     for content in (json.dumps({**right, field: value}), json.dumps(right)[:cut]):
         path.write_text(content)
         with contextlib.suppress(BadInput):
             place.catalog.shards(place.catalog.read())
     path.write_text(json.dumps(right))
-    [part] = (place.catalog.folder / "parts").iterdir()
+    [part] = (Path(place.catalog.url) / "parts").iterdir()
     kept = part.read_bytes()
     part.write_text(json.dumps(value))
     with pytest.raises(BadInput):

@@ -1,0 +1,242 @@
+"""Where the files of data sets and their catalogs lie: a folder, or a bucket by its URL. The one place that opens them.
+
+Buckets are opened with obstore, which is imported where the first one is. Keys come from the environment, or by the
+name of the store from the TOML file that GEOCOMM_STORES names, whose tables go to obstore as they are.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+import uuid
+from abc import ABC, abstractmethod
+from datetime import timedelta
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from geocomm.core.bad_input import BadInput
+from geocomm.core.environment import stores_file
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+_TIMEOUTS = {"timeout": "60s", "connect_timeout": "5s"}
+"""Of a request, which asks for 4 MiB at the most."""
+_RETRIES = {"max_retries": 3, "retry_timeout": timedelta(seconds=20)}
+"""Then another store is asked, or the same one later."""
+
+
+class Place(ABC):
+    """Files by their paths below a URL. Its methods raise OSError; FileNotFoundError where there is no such file."""
+
+    writable = True
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    @abstractmethod
+    def names(self, below: str = "") -> list[str]:
+        """Paths of all files whose path begins so, in order."""
+
+    @abstractmethod
+    def size(self, path: str) -> int:
+        """Bytes of a file."""
+
+    @abstractmethod
+    def read(self, path: str, start: int = 0, count: int | None = None) -> bytes:
+        """So many bytes of a file, fewer at its end; None: all."""
+
+    @abstractmethod
+    def create(self, path: str, content: bytes) -> bool:
+        """Write a file whole or not at all; False: it is there already, with other bytes."""
+
+    @abstractmethod
+    def put(self, path: str, source: Path) -> None:
+        """Write a local file here, over what was there. A folder takes it itself, from the same disk."""
+
+
+class Folder(Place):
+    """A folder that this machine sees."""
+
+    def __init__(self, url: str, path: Path) -> None:
+        super().__init__(url)
+        self.path = path
+
+    @override
+    def names(self, below: str = "") -> list[str]:
+        folder = self.path / below.rpartition("/")[0]
+        found = (one.relative_to(self.path).as_posix() for one in folder.rglob("*") if one.is_file())
+        return sorted(name for name in found if name.startswith(below))
+
+    @override
+    def size(self, path: str) -> int:
+        return (self.path / path).stat().st_size
+
+    @override
+    def read(self, path: str, start: int = 0, count: int | None = None) -> bytes:
+        with (self.path / path).open("rb") as file:
+            file.seek(start)
+            return file.read(-1 if count is None else count)
+
+    @override
+    def create(self, path: str, content: bytes) -> bool:
+        whole = self.path / path
+        whole.parent.mkdir(parents=True, exist_ok=True)
+        partial = whole.with_name(f".{uuid.uuid4().hex}")
+        try:
+            with partial.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(partial, whole)
+        except FileExistsError:
+            return whole.read_bytes() == content
+        finally:
+            partial.unlink(missing_ok=True)
+        return True
+
+    @override
+    def put(self, path: str, source: Path) -> None:
+        source.rename(self.made() / path)
+
+    def made(self) -> Path:
+        """The folder itself, which is there then."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        return self.path
+
+
+class Bucket(Place):
+    """A prefix of a bucket, or a web server to read from."""
+
+    def __init__(self, url: str, name: str) -> None:
+        """name: of its table of keys."""
+        super().__init__(url)
+        self._name = name
+        self._store = _opened(url, name)
+        self.writable = not url.startswith(("http://", "https://"))
+
+    @override
+    def names(self, below: str = "") -> list[str]:
+        import obstore
+
+        folder = below.rpartition("/")[0]  # obstore takes a prefix for a folder
+        try:
+            pages: Any = obstore.list(self._store, folder or None)  # pyright: ignore[reportUnknownMemberType]
+            found = [str(one["path"]) for page in pages for one in page]
+        except Exception as error:
+            raise self._failure(error) from None
+        return sorted(name for name in found if name.startswith(below))
+
+    @override
+    def size(self, path: str) -> int:
+        import obstore
+
+        try:
+            return int(obstore.head(self._store, path)["size"])
+        except Exception as error:
+            raise self._failure(error) from None
+
+    @override
+    def read(self, path: str, start: int = 0, count: int | None = None) -> bytes:
+        import obstore
+
+        try:
+            if count is None:
+                return bytes(obstore.get(self._store, path).bytes())
+            return bytes(obstore.get_range(self._store, path, start=start, length=count))
+        except Exception as error:
+            raise self._failure(error) from None
+
+    @override
+    def create(self, path: str, content: bytes) -> bool:
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
+
+        try:
+            obstore.put(self._store, path, content, mode="create")
+        except AlreadyExistsError:
+            return self.read(path) == content  # or a request was repeated whose answer was lost
+        except Exception as error:
+            raise self._failure(error) from None
+        return True
+
+    @override
+    def put(self, path: str, source: Path) -> None:
+        import obstore
+
+        try:
+            obstore.put(self._store, path, source)
+        except Exception as error:
+            raise self._failure(error) from None
+
+    def _failure(self, error: Exception) -> OSError:
+        said = error_line(error)
+        if isinstance(error, FileNotFoundError):
+            return FileNotFoundError(said)
+        if any(status in said for status in ("401 Unauthorized", "403 Forbidden")):
+            return PermissionError(f"{said} (keys: {_keys_text(self._name)})")
+        return OSError(said)
+
+
+@lru_cache(maxsize=256)
+def open_place(url: str, name: str) -> Place:
+    """What a URL names: a path, file:, s3:, gs:, az:, https:. name: of its table of keys: the store's, a catalog's URL.
+
+    Raises BadInput for what cannot be opened. Nothing is asked for yet.
+    """
+    scheme, found, rest = url.partition("://")
+    if not found:
+        return Folder(url, Path(url.removeprefix("file:")).expanduser())
+    return Folder(url, Path(rest)) if scheme == "file" else Bucket(url, name)
+
+
+def require_writable(place: Place, what: str) -> None:
+    """Raise BadInput for a web server. what: it is."""
+    if not place.writable:
+        raise BadInput(f"{what} {place.url}: a web server is only read from; name a folder, s3://, gs:// or az://")
+
+
+def error_line(error: BaseException) -> str:
+    """What obstore or the system says, without what follows for programmers."""
+    lines = str(error).strip().splitlines()
+    return " ".join(lines[0].partition(": <?xml")[0].split())[:400] if lines else type(error).__name__
+
+
+def _opened(url: str, name: str) -> ObjectStore:
+    try:
+        from obstore.store import from_url
+    except ImportError:
+        raise BadInput(
+            f"{url} is no folder, and obstore, which reads buckets, is missing: pip install geocomm[data]"
+        ) from None
+    options = dict(_tables().get(name, {}))
+    client = _TIMEOUTS | ({"allow_http": True} if url.startswith("http://") else {}) | options.pop("client_options", {})
+    retries: Any = options.pop("retry_config", _RETRIES)
+    try:
+        return from_url(url, client_options=client, retry_config=retries, **options)
+    except Exception as error:  # what a table or the environment may say wrong is as wide as obstore
+        raise BadInput(f"{url} cannot be opened: {error_line(error)} (keys: {_keys_text(name)})") from None
+
+
+def _keys_text(name: str) -> str:
+    path = stores_file()
+    return f"[{name}] of {path}" if path is not None and name in _tables() else "the environment's"
+
+
+@lru_cache(maxsize=1)
+def _tables() -> dict[str, dict[str, Any]]:
+    """By store, from GEOCOMM_STORES."""
+    path = stores_file()
+    if path is None:
+        return {}
+    try:
+        tables = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BadInput(f"GEOCOMM_STORES, {path}: {' '.join(str(error).split())}") from None
+    wrong = [name for name, table in tables.items() if not isinstance(table, dict)]
+    if wrong:
+        raise BadInput(f"GEOCOMM_STORES, {path}: {wrong[0]} is no table; a store's keys stand in [NAME]")
+    return tables

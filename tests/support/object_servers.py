@@ -1,0 +1,196 @@
+"""Real stores for tests: S3 by moto, a process each with a key of its own; a web server that is slow, lies and dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+_BUCKET = "tokens"
+_SET_UP_REQUESTS = 4
+"""Then moto looks at signatures."""
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """moto with one bucket; every request needs its key."""
+
+    endpoint: str
+    key: str
+    secret: str
+    log: Path
+    url: str = f"s3://{_BUCKET}/web"
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """For GEOCOMM_STORES."""
+        return {
+            "access_key_id": self.key,
+            "secret_access_key": self.secret,
+            "endpoint": self.endpoint,
+            "region": "us-east-1",
+            "client_options": {"allow_http": True},
+        }
+
+    def requests(self, about: str = "") -> list[str]:
+        """Lines of the access log since the bucket was made, of paths with `about` in them."""
+        lines = self.log.read_text().splitlines()
+        made = next(index for index, line in enumerate(lines) if f'"PUT /{_BUCKET} ' in line)
+        return [line for line in lines[made + 1 :] if '" ' in line and about in line]
+
+
+@contextmanager
+def s3_server(folder: Path, name: str) -> Iterator[S3Server]:
+    """name: of its log in the folder."""
+    import boto3
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = folder / f"{name}.log"
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    environment = os.environ | {"INITIAL_NO_AUTH_ACTION_COUNT": str(_SET_UP_REQUESTS)}
+    environment.pop("PYTHONPATH", None)
+    with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=output, env=environment) as server:
+        try:
+            _await_port(server, port)
+            options: dict[str, Any] = {
+                "endpoint_url": f"http://127.0.0.1:{port}",
+                "aws_access_key_id": "any",
+                "aws_secret_access_key": "any",
+                "region_name": "us-east-1",
+            }
+            iam: Any = boto3.client("iam", **options)  # pyright: ignore[reportUnknownMemberType]
+            iam.create_user(UserName=name)
+            policy = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}
+            iam.put_user_policy(UserName=name, PolicyName="all", PolicyDocument=json.dumps(policy))
+            key = iam.create_access_key(UserName=name)["AccessKey"]
+            boto3.client("s3", **options).create_bucket(Bucket=_BUCKET)  # pyright: ignore[reportUnknownMemberType]
+            yield S3Server(options["endpoint_url"], key["AccessKeyId"], key["SecretAccessKey"], log)
+        finally:
+            server.kill()
+
+
+def _await_port(server: subprocess.Popen[bytes], port: int) -> None:
+    while server.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+        except OSError:
+            time.sleep(0.1)
+        else:
+            return
+    raise RuntimeError("moto ended at once")
+
+
+@dataclass
+class WebServer:
+    """Serves files from memory, by ranges."""
+
+    files: dict[str, bytes]
+    """By path, with the / before it. May be changed while it runs, which is how it lies."""
+    bytes_per_second: float = 1e9
+    dead: bool = False
+    """It takes connections, and closes them."""
+    asked: list[tuple[str, int, float]] = field(default_factory=list[tuple[str, int, float]])
+    """Path, first byte, and when (monotonic)."""
+    port: int = 0
+    most_at_once: int = 0
+    _now: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def begun(self, change: int) -> None:
+        """Count requests that are answered now."""
+        with self._lock:
+            self._now += change
+            self.most_at_once = max(self.most_at_once, self._now)
+
+
+@contextmanager
+def web_server(files: dict[str, bytes]) -> Iterator[WebServer]:
+    """Until the block ends."""
+    state = WebServer(files)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing: `asked` has it."""
+
+        def do_HEAD(self) -> None:
+            self._answer(with_body=False)
+
+        def do_GET(self) -> None:
+            self._answer(with_body=True)
+
+        def _answer(self, *, with_body: bool) -> None:
+            if state.dead:
+                self.close_connection = True
+                return
+            state.begun(1)
+            try:
+                self._send(with_body=with_body)
+            finally:
+                state.begun(-1)
+
+        def _send(self, *, with_body: bool) -> None:
+            content = state.files.get(self.path)
+            found = re.match(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+            first, last = (int(found[1]), int(found[2])) if found else (0, len(content or b"") - 1)
+            state.asked.append((self.path, first, time.monotonic()))
+            body = b"" if content is None else content[first : last + 1]
+            self.send_response(404 if content is None else 206 if found else 200)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("ETag", '"1"')
+            self.send_header("Last-Modified", "Wed, 21 Oct 2015 07:28:00 GMT")
+            if found and content is not None:
+                self.send_header("Content-Range", f"bytes {first}-{last}/{len(content)}")
+            self.end_headers()
+            for start in range(0, len(body) if with_body else 0, 65536):
+                if state.dead:
+                    self.close_connection = True
+                    return
+                self.wfile.write(body[start : start + 65536])
+                time.sleep(65536 / state.bytes_per_second)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    state.port = server.server_address[1]
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield state
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def write_tables(path: Path, tables: dict[str, dict[str, Any]]) -> Path:
+    """The TOML file of GEOCOMM_STORES."""
+    lines: list[str] = []
+    for name, table in tables.items():
+        lines.append(f'["{name}"]')
+        for key, value in table.items():
+            inner = (
+                ", ".join(f"{one} = {json.dumps(other)}" for one, other in value.items())
+                if key.endswith("options")
+                else ""
+            )
+            lines.append(f"{key} = {{{inner}}}" if inner else f"{key} = {json.dumps(value)}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
