@@ -1,8 +1,8 @@
 """Time, dollars and mix of rules that say which site reads which shards: `python benchmarks/bench_data_rule.py`.
 
 Three stores and three sites as of a run of 2.3 TB of tokens; a site asks for eight shards when it has read its last
-ones. With labels, a part of Frankfurt's data may be read in its region alone. Nothing is read; the rule is geocomm's own
-(geocomm/data/deals.py), and that of the peers is written here:
+ones. With labels, a part of Frankfurt's data may be read in its region alone. Nothing is read; the rule is geocomm's
+own (geocomm/data/deals.py), and that of the peers is written here:
 
 - own store first: what few may read, then the nearest store, then the others
 - hash rings: each shard's site by consistent hashing, with 3 points a site, or 100 a unit of speed
@@ -193,9 +193,9 @@ def _page(conditions: Conditions, samples: Sequence[Sample]) -> str:
             load_at_end(),
             "",
             "Stores of 0.9 TB in Frankfurt, 1.0 in Virginia and 0.4 in Tokyo; 16, 64 and 16 GPUs of 9,500 tokens a "
-            f"second; {len(shards_of(0)):,} shards; 0.02 dollars a GB out of the first two, 0.09 out of the third. Nothing "
-            "is read: a site asks for eight shards when it would have read its last ones. *Drift*: the most by which the "
-            "share of a store in a twentieth of the time, while all sites read, differs from its share of all.",
+            f"second; {len(shards_of(0)):,} shards; 0.02 dollars a GB out of the first two, 0.09 out of the third. "
+            "Nothing is read: a site asks for eight shards when it would have read its last ones. *Drift*: the most by "
+            "which the share of a store in a twentieth of the time, while all sites read, differs from its share of all.",
             "",
             "| data | rule | time over the least | dollars (least) | drift | forbidden shards | ms a deal (longest) |",
             "|---|---|---:|---:|---:|---:|---:|",
