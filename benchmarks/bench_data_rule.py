@@ -175,7 +175,7 @@ def judged(story: str, rule: str, shards: Sequence[Shard], deals: Sequence[Deal]
     drift = max(
         abs(part[store] / part.total() - whole[store] / len(shards)) for part in slices[:-1] for store in STORES
     )
-    over = max(ends.values()) / least_time(classes, readers, SPEEDS)
+    over = max(ends.values()) / least_time(classes, readers, SPEEDS)[0]
     return Sample(story, rule, over, dollars, least_dollars, drift, forbidden, statistics.median(took), max(took))
 
 
@@ -194,8 +194,9 @@ def _page(conditions: Conditions, samples: Sequence[Sample]) -> str:
             "",
             "Stores of 0.9 TB in Frankfurt, 1.0 in Virginia and 0.4 in Tokyo; 16, 64 and 16 GPUs of 9,500 tokens a "
             f"second; {len(shards_of(0)):,} shards; 0.02 dollars a GB out of the first two, 0.09 out of the third. "
-            "Nothing is read: a site asks for eight shards when it would have read its last ones. *Drift*: the most by "
-            "which the share of a store in a twentieth of the time, while all sites read, differs from its share of all.",
+            "Nothing is read: a site asks for eight shards when it would have read its last ones. *Drift*: the most "
+            "by which the share of a store in a twentieth of the time, while all sites read, differs from its share of "
+            "all.",
             "",
             "| data | rule | time over the least | dollars (least) | drift | forbidden shards | ms a deal (longest) |",
             "|---|---|---:|---:|---:|---:|---:|",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _STEP_CODECS = ("none", "int8", "int4", "balanced", "small")
 _LOCAL_CODECS = ("int8", "int4")
+_DATA = "Who reads a data set"
 _WORTHWHILE = 1.05
 """Local steps cost quality, so per-step reduction may take longer by this factor and is still what a plan names."""
 
@@ -69,6 +70,14 @@ def plan(
     element_bytes: Annotated[int, typer.Option(min=2, max=4, help="Of what is exchanged: 4 or 2.")] = 4,
     threads: Annotated[int, typer.Option(min=1, max=1024, help="Codec threads of a rank.")] = 1,
     price: Annotated[float | None, typer.Option(min=0.0, help="Dollars per GB that leaves a site.")] = None,
+    data: Annotated[
+        str, typer.Option(metavar="CATALOG", help="Plan who reads a data set, and nothing else.", rich_help_panel=_DATA)
+    ] = "",
+    gpus: Annotated[str, typer.Option(metavar="SITE=N,…", help="GPUs of each site.", rich_help_panel=_DATA)] = "",
+    tokens_per_second: Annotated[float, typer.Option(help="Of one GPU.", rich_help_panel=_DATA)] = 0.0,
+    gpu_price: Annotated[
+        str, typer.Option(metavar="SITE=P,…", help="Dollars of a GPU for an hour.", rich_help_panel=_DATA)
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Estimate bytes, step time, use of the links and egress of data-parallel training across sites.
@@ -79,7 +88,15 @@ def plan(
 
         geocomm plan --parameters 7b --sites 3 --rate 1gbit --access 2gbit
         geocomm plan --model deepseek-v3 --links links.json --codec int8 --mode step
+        geocomm plan --data /data/catalog/web --gpus frankfurt=16,tokyo=16 --tokens-per-second 9500
     """
+    if data or gpus or tokens_per_second or gpu_price:
+        from geocomm.cli.plan_data import plan_data
+
+        if not data:
+            fail("plan", "--gpus, --tokens-per-second and --gpu-price are for --data")
+        plan_data(data, gpus, tokens_per_second, gpu_price, as_json=as_json)
+        return
     from geocomm.core.errors import GeocommError
     from geocomm.core.units import parse_duration
     from geocomm.planning.codec_choice import Speed, measure

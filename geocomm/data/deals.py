@@ -40,6 +40,12 @@ class ShardClass:
     stores: tuple[str, ...]
     labels: tuple[str, ...]
 
+    @classmethod
+    def of(cls, copies: Sequence[Shard]) -> ShardClass:
+        """That of a shard which lies in so many places."""
+        labels = {label for one in copies for label in one.labels}
+        return cls(tuple(sorted({one.store for one in copies})), tuple(sorted(labels)))
+
     def price(self, rules: Rules, site: str) -> float:
         """Dollars per GB for a site: none where one of the stores is near it, or in its region."""
         stores = [rules.stores[name] for name in self.stores]
@@ -49,10 +55,10 @@ class ShardClass:
 
 def least_time(
     left: Mapping[ShardClass, float], readers: Mapping[ShardClass, frozenset[str]], speeds: Mapping[str, float]
-) -> float:
-    """Seconds in which sites with these speeds (tokens a second) can read what is left (tokens), at the least: Hall's
-    condition for work that can be divided. Of some set of sites, what they alone may read takes them longest; unions of
-    reader sets are enough to look at. What nobody may read is left out."""
+) -> tuple[float, frozenset[str]]:
+    """Seconds in which sites with these speeds (tokens a second) can read what is left (tokens), at the least, and the
+    sites that it is up to: what they alone may read takes them so long. That is Hall's condition for work that can be
+    divided; unions of reader sets are enough to look at. What nobody may read is left out."""
     there = {key: readers[key].intersection(speeds) for key, tokens in left.items() if tokens > 0}
     of = {key: sites for key, sites in there.items() if sites}
     unions: set[frozenset[str]] = set()
@@ -60,10 +66,12 @@ def least_time(
         unions |= {one, *(one | other for other in unions)}
         if len(unions) > _MOST_UNIONS:
             break
-    return max(
-        (sum(left[key] for key in of if of[key] <= one) / sum(speeds[site] for site in one) for one in unions),
-        default=0.0,
-    )
+    times: list[tuple[float, int, list[str]]] = [
+        (sum(left[key] for key in of if of[key] <= one) / sum(speeds[site] for site in one), -len(one), sorted(one))
+        for one in unions
+    ]
+    seconds, _, sites = max(times) if times else (0.0, 0, list[str]())
+    return seconds, frozenset(sites)
 
 
 def cheapest(
@@ -78,7 +86,7 @@ def cheapest(
     work = {key: n for key, n in left.items() if n > 0 and not readers[key].isdisjoint(speeds)}
     unit = max(sum(work.values()) / _UNITS, 1e-9)
     units = {key: max(1, round(n / unit)) for key, n in work.items()}
-    seconds = least_time(work, readers, speeds) * _SLACK
+    seconds = least_time(work, readers, speeds)[0] * _SLACK
     while work:
         graph = networkx.DiGraph()
         graph.add_node("from", demand=-sum(units.values()))
@@ -104,23 +112,14 @@ class Dealer:
     def __init__(self, rules: Rules, shards: Sequence[Shard], run: int) -> None:
         """Shards of equal SHA-256 are one shard in several stores."""
         self._rules, self._run = rules, run
-        rows: dict[str, list[int]] = {}
-        for row, shard in enumerate(shards):
-            rows.setdefault(shard.sha256, []).append(row)
-        self._rows = list(rows.values())
+        self._rows = copies(shards)
         """By shard: where it lies."""
         self._stores = [shard.store for shard in shards]
         first = np.array([own[0] for own in self._rows], np.int64)
         self._first = first
         self._tokens = np.array([shard.tokens for shard in shards], np.float64)[first]
         self._hashes = np.array([int(shard.sha256[:16], 16) for shard in shards], np.uint64)[first]
-        keys = [
-            ShardClass(
-                tuple(sorted({shards[row].store for row in own})),
-                tuple(sorted({label for row in own for label in shards[row].labels})),
-            )
-            for own in self._rows
-        ]
+        keys = [ShardClass.of([shards[row] for row in own]) for own in self._rows]
         self._classes = sorted(set(keys), key=lambda key: (key.stores, key.labels))
         number_of = {key: number for number, key in enumerate(self._classes)}
         self._class = np.array([number_of[key] for key in keys], np.int64)
@@ -187,6 +186,14 @@ class Dealer:
 
     def _nearest(self, site: str, rows: Sequence[int]) -> int:
         return min(rows, key=lambda row: (ShardClass((self._stores[row],), ()).price(self._rules, site), row))
+
+
+def copies(shards: Sequence[Shard]) -> list[list[int]]:
+    """The numbers of the shards, those of equal SHA-256 together: they are one shard in several places."""
+    rows: dict[str, list[int]] = {}
+    for row, shard in enumerate(shards):
+        rows.setdefault(shard.sha256, []).append(row)
+    return list(rows.values())
 
 
 def readers_of(

@@ -1,0 +1,96 @@
+"""Which sites to read a data set with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from geocomm.cli.main import build_app
+from geocomm.core.bad_input import BadInput
+from geocomm.data.catalog import Catalog, Label, Rules, Shard, Store, Version
+from geocomm.data.pass_estimate import Machines, advice, estimates
+
+TOKENS = 10_000_000_000
+RULES = Rules(
+    sites={"frankfurt": "eu", "virginia": "us", "tokyo": "asia"},
+    stores={
+        "eu": Store(url="/eu", region="eu", price=0.02),
+        "us": Store(url="/us", region="us", price=0.02),
+        "asia": Store(url="/asia", region="asia", price=0.09),
+    },
+    labels={"personal": Label(readers=("eu",)), "lost": Label(readers=())},
+)
+MACHINES = Machines(
+    {"frankfurt": 16, "virginia": 64, "tokyo": 16}, 9500, {"frankfurt": 2.2, "virginia": 1.8, "tokyo": 2.6}
+)
+
+
+def shards(personal: int, *more: str) -> list[Shard]:
+    """22 x 10 G tokens in Frankfurt, so many of them to stay; 25 in Virginia, 10 in Tokyo."""
+    found: list[Shard] = []
+    for store, count in {"eu": 22, "us": 25, "asia": 10}.items():
+        for number in range(count):
+            labels = (*(("personal",) if store == "eu" and number < personal else ()), *more)
+            found.append(Shard(f"{len(found):064x}", store, f"{number}", 0, TOKENS, labels))
+    return found
+
+
+def test_all_sites_read_in_the_time_of_their_speeds_and_what_few_read_decides() -> None:
+    free, *_ = estimates(RULES, shards(0), 4, MACHINES)
+    assert free.days == pytest.approx(57 * TOKENS / (96 * 9500) / 86400)
+    assert free.up_to == ("frankfurt", "tokyo", "virginia")
+    assert free.gpu_dollars == pytest.approx(free.days * 24 * (16 * 2.2 + 64 * 1.8 + 16 * 2.6))
+    assert 0 < free.data_dollars < 15  # 1.2 TB are not near
+
+    found = estimates(RULES, shards(12), 4, MACHINES)
+    assert found[0].days == pytest.approx(12 * TOKENS / (16 * 9500) / 86400)
+    assert found[0].up_to == ("frankfurt",)
+    assert advice(found) == "tokyo adds nothing: only frankfurt may read 120 G tokens."
+    without = next(one for one in found if one.sites == ("tokyo", "virginia"))
+    assert without.unread_tokens == 12 * TOKENS
+    assert found.index(without) > len(found) / 2  # what reads all comes first
+
+
+def test_of_many_sites_one_is_left_out_at_a_time() -> None:
+    rules = Rules(stores={"one": Store(url="/one")})
+    gpus = {f"site{number}": 8 for number in range(8)}
+    found = estimates(rules, [Shard("0" * 64, "one", "a", 0, TOKENS)], 2, Machines(gpus, 1000, {}))
+    assert len(found) == 9
+    assert advice(found).startswith("Take all: site0, ")
+
+
+@pytest.mark.parametrize(
+    ("machines", "labels", "words"),
+    [
+        (Machines({"frankfrt": 1}, 1, {}), (), "unknown site 'frankfrt'; did you mean 'frankfurt'"),
+        (Machines({"tokyo": 1, "virginia": 1}, 1, {"tokyo": 2.0}), (), "virginia is in one of them alone"),
+        (MACHINES, ("lost",), "no site of [sites] may read the label lost"),
+    ],
+)
+def test_bad_input(machines: Machines, labels: tuple[str, ...], words: str) -> None:
+    with pytest.raises(BadInput) as error:
+        estimates(RULES, shards(0, *labels), 4, machines)
+    assert words in str(error.value)
+
+
+def test_command(tmp_path: Path) -> None:
+    catalog = Catalog(f"{tmp_path}/web")
+    version = Version(number=1, tokenizer="byte", vocabulary=257, dtype="<u2", rules=RULES, parts=())
+    catalog.add(version, shards(12))
+    run = CliRunner(env={"COLUMNS": "200"}).invoke
+    options = ["--gpus", "frankfurt=16,virginia=64,tokyo=16", "--tokens-per-second", "9500"]
+    told = run(build_app(), ["plan", "--data", catalog.url, *options])
+    assert told.exit_code == 0, told.output
+    assert "frankfurt tokyo virginia" in told.output
+    assert "tokyo adds nothing" in told.output
+    for wrong, words in (
+        (["--data", catalog.url], "needs --gpus"),
+        (["--data", catalog.url, *options[:1], "frankfurt", *options[2:]], "expected SITE=NUMBER"),
+        (["--data", f"{tmp_path}/none", *options], "has no version"),
+        (options, "are for --data"),
+    ):
+        told = run(build_app(), ["plan", *wrong])
+        assert told.exit_code == 2
+        assert words in told.output
