@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from geocomm.cli.command_end import fail
+from geocomm.cli.data_options import DataOption, DoubtOption, HeldOutOption, LengthOption, dealt_set
 
 if TYPE_CHECKING:
     from geocomm.core.addresses import HubAddress
@@ -50,18 +51,19 @@ def ls(
 ) -> None:
     """List the sites: what they are, where they stand, and what counted of them.
 
-    since: the entry of the journal that made it so. tokens: read by its last frame that counted. in: fragments whose
-    last round counted the site. heard: ago.
+    since: the entry of the journal that made it so. tokens: read by its last frame that counted. dealt: tokens that it
+    reads next, of a run with --data. in: fragments whose last round counted the site. heard: ago.
 
     Example:
 
         geocomm members ls --run-dir run
     """
     state = _state(run_dir)
-    seen, problem = _asked(run_dir, state)
+    seen, problem, waits = _asked(run_dir, state)
     rows = [_row(record, state, seen.get(record.name)) for record in sorted(state.sites.values(), key=lambda r: r.name)]
     if as_json:
-        typer.echo(json.dumps({"head": state.head.index, "step": state.step, "sites": rows, "leader": problem or "ok"}))
+        told = {"head": state.head.index, "step": state.step, "sites": rows, "leader": problem or "ok", "waits": waits}
+        typer.echo(json.dumps(told))
         return
     run = "-" if state.genesis is None else state.genesis.run[:8]
     tokens = sum(record.taken for record in state.sites.values())
@@ -75,11 +77,16 @@ def ls(
     for row in rows:
         table.add_row(*("" if row[name] is None else str(row[name]) for name in _COLUMNS))
     Console(markup=False).print(table)
+    for wait in waits:
+        Console(markup=False).print(wait, style="yellow")
     if problem and not state.ended:
         Console(stderr=True, markup=False).print(f"The leader does not answer: {problem}", style="yellow")
 
 
-_COLUMNS = ("site", "state", "since", "rounds", "weight", "tokens", "in", "step", "heard", "s/step", "GiB", "why")
+_COLUMNS = (
+    *("site", "state", "since", "rounds", "weight", "tokens", "dealt"),
+    *("in", "step", "heard", "s/step", "GiB", "why"),
+)
 
 
 def _row(record: SiteRecord, state: RunState, seen: SeenSite | None) -> dict[str, str | int | float | None]:
@@ -92,6 +99,7 @@ def _row(record: SiteRecord, state: RunState, seen: SeenSite | None) -> dict[str
         "rounds": record.rounds,
         "weight": record.weight,
         "tokens": record.taken or None,
+        "dealt": None if state.data_in_force is None else state.left(record.name) * state.data_in_force.sequence_length,
         "in": f"{len(listed)}/{len(state.versions)}",
         "step": None if beat is None else beat.step,
         "heard": None if seen is None else f"{seen.heard_s:.0f} s",
@@ -115,7 +123,7 @@ def show(
         geocomm members show tokyo --run-dir run
     """
     from geocomm.cli.log import told
-    from geocomm.journal.entries import Away, Join, Left, Ready, Removed, Round
+    from geocomm.journal.entries import Away, Deal, Join, Left, Ready, Removed, Round, TakenBack
 
     state, moves, rounds = _state(run_dir), deque[str](maxlen=_MOVES_SHOWN), deque[Round](maxlen=_ROUNDS_SHOWN)
     record = state.sites.get(site)
@@ -125,9 +133,9 @@ def show(
         for entry in journal.read(max(0, state.head.index - _ENTRIES_READ)):
             if isinstance(entry, Round):
                 rounds.append(entry)
-            elif isinstance(entry, Join | Ready | Away | Left | Removed) and entry.site == site:
+            elif isinstance(entry, Join | Ready | Away | Left | Removed | Deal | TakenBack) and entry.site == site:
                 moves.append(f"{entry.index:>6} {told(entry)}")
-    seen, problem = _asked(run_dir, state)
+    seen, problem, _ = _asked(run_dir, state)
     row = _row(record, state, seen.get(site))
     row["address"] = seen[site].fetch if site in seen else None
     row["store"] = record.store
@@ -192,6 +200,10 @@ def lead(
         str, typer.Option(metavar="A,B", help="At the leader: no round before these sites are there.")
     ] = "",
     min_sites: Annotated[int, typer.Option(min=1, help="At the leader: no round counts fewer sites.")] = 1,
+    data: DataOption = "",
+    sequence_length: LengthOption = 0,
+    held_out_fraction: HeldOutOption = 0.0,
+    doubt: DoubtOption = 60,
 ) -> None:
     """Lead a run from a machine that trains nothing itself.
 
@@ -233,6 +245,8 @@ def lead(
         ranks=False,
         min_sites=min_sites,
         wait_for=tuple(filter(None, wait_for.split(","))),
+        data=dealt_set("members", data, sequence_length, held_out_fraction),
+        doubt_s=60 * doubt,
     )
     command = config.command()
     os.execv(command[0], command)
@@ -299,13 +313,14 @@ def _journal(run_dir: Path) -> Generator[SqliteJournal]:
         fail("members", str(error))
 
 
-def _asked(run_dir: Path, state: RunState) -> tuple[dict[str, SeenSite], str]:
+def _asked(run_dir: Path, state: RunState) -> tuple[dict[str, SeenSite], str, list[str]]:
+    """By site, what the leader sees of it; why it does not answer; and which data waits for whom."""
     from geocomm.elastic.questions import MembersAsked
 
     answer = _ask(run_dir, state, MembersAsked())
     if isinstance(answer, str):
-        return {}, answer
-    return {one.site: one for one in answer.sites}, answer.problem
+        return {}, answer, []
+    return {one.site: one for one in answer.sites}, answer.problem, [*answer.waits]
 
 
 def _ask(run_dir: Path, state: RunState, question: MembersAsked | RemovalAsked) -> LeaderAnswer | str:

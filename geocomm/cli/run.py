@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from geocomm.cli.command_end import fail
+from geocomm.cli.data_options import DataOption, DoubtOption, HeldOutOption, LengthOption, dealt_set
 
 if TYPE_CHECKING:
     from geocomm.elastic.site_job import ElasticRun, SiteJob
@@ -133,6 +134,10 @@ def run(
             help="Where this site copies each kept snapshot to, by fsspec.", metavar="URL", rich_help_panel=_ELASTIC
         ),
     ] = "",
+    data: DataOption = "",
+    sequence_length: LengthOption = 0,
+    held_out_fraction: HeldOutOption = 0.0,
+    doubt: DoubtOption = 60,
     site_nodes: Annotated[int, typer.Option(min=1, help="Nodes of this site.", rich_help_panel=_ELASTIC)] = 1,
     node_rank: Annotated[
         int, typer.Option(min=0, help="This node of the site; the run folder is on node 0.", rich_help_panel=_ELASTIC)
@@ -193,10 +198,12 @@ def run(
                 snapshot_s=60 * snapshot_every,
                 copies=copies,
                 snapshot_url=snapshot_url,
+                data=dealt_set("run", data, sequence_length, held_out_fraction),
+                doubt_s=60 * doubt,
             )
             status = _run_elastic(config, SiteJob(tuple(arguments), site_nodes, node_rank, site_hub), loaded)
-        elif run_dir is not None or wait_for or min_sites != 1 or snapshot_url or site_nodes != 1 or site_hub:
-            given = "--run-dir, --wait-for, --min-sites, --snapshot-url, --site-nodes and --site-hub"
+        elif run_dir is not None or wait_for or min_sites != 1 or snapshot_url or data or site_nodes != 1 or site_hub:
+            given = "--run-dir, --wait-for, --min-sites, --snapshot-url, --data, --site-nodes and --site-hub"
             fail("run", f"{given} are for --elastic")
         else:
             from geocomm.rendezvous.run_at_hub import run_at_hub

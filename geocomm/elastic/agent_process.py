@@ -18,7 +18,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 from geocomm.core.addresses import HubAddress, HubAddressError, is_loopback, reached_here
-from geocomm.core.bad_input import EXIT_BAD_INPUT
+from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
 from geocomm.elastic.agent import Agent
 from geocomm.elastic.agent_life import AgentEnded
 from geocomm.elastic.etcd import EtcdAddress, EtcdAddressError, LeaderSaid
@@ -34,7 +34,8 @@ from geocomm.elastic.snapshots import SnapshotError
 from geocomm.elastic.whereabouts import write_about
 from geocomm.journal.entries import Record, line_of
 from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
-from geocomm.journal.sequencer_events import Terms
+from geocomm.journal.run_state import RunState
+from geocomm.journal.sequencer_events import DealtSet, Terms
 from geocomm.membership.own_address import own_addresses
 from geocomm.rendezvous.doorway import Doorway, raise_descriptor_limit
 from geocomm.rendezvous.store_process import log
@@ -84,6 +85,10 @@ class AgentConfig(Record):
     """A snapshot is kept once so many sites have it."""
     snapshot_url: str = ""
     """Where each kept snapshot is copied to; empty: nowhere."""
+    data: DealtSet | None = None
+    """That the run deals; None: sites bring their own data, or the journal says it."""
+    doubt_s: float = Terms.doubt_s
+    """The deals of a site that is gone for so long are dealt to others; 0: never."""
     parent: int = 0
     """Process that it ends with; 0: none."""
     again: bool = False
@@ -186,6 +191,7 @@ async def _run_once(
     begun: Begun,
 ) -> None:
     """Until another site leads, or this one: StartAgain."""
+    await _require_data(config.data, begun)
     own_at = reached_here(begun.listener)
     about = {
         "leader": begun.leader,
@@ -205,6 +211,8 @@ async def _run_once(
             wait_for=frozenset(config.wait_for),
             snapshot_s=config.snapshot_s,
             copies=config.copies,
+            data=config.data,
+            doubt_s=config.doubt_s,
         )
         leader = Leader(journal, terms, at, known, log, begun.shared, begun.term)
     elif not config.ranks and not leadership.passes_on:
@@ -234,6 +242,8 @@ async def _run_once(
     if config.ranks:
         ranks = RankServer(socket_path(store.run_dir), agent.rank_came, agent.rank_said, agent.rank_gone, log)
         works.append(ranks.serve())
+    if config.data is not None:
+        works.append(_refuse_other_data(config.data, begun.state))
     tasks = [asyncio.create_task(work) for work in works]
     following: asyncio.Task[None] | None = None
     if config.ranks or leader is None:  # one without ranks has what it needs to lead, once nobody does
@@ -268,6 +278,47 @@ async def _run_once(
             task.cancel()
         agent.ended.cancel()
         await asyncio.gather(*tasks, agent.ended, return_exceptions=True)
+
+
+async def _require_data(data: DealtSet | None, begun: Begun) -> None:
+    """AgentEnded: this site is to lead with a data set that the run cannot have."""
+    if data is None:
+        return
+    from geocomm.data.catalog import Catalog  # brings numpy, which agents do without
+
+    _require_equal(data, begun.state)
+    if begun.leads and not begun.state.data:
+        if any(begun.state.versions):
+            raise AgentEnded(
+                f"--data {data.url}: this run has begun without a data set. Leave --data out, or begin a new run",
+                refused=True,
+            )
+        try:
+            await asyncio.to_thread(Catalog(data.url).read)
+        except (BadInput, OSError) as error:
+            raise AgentEnded(f"--data: {error}", refused=True) from None
+
+
+async def _refuse_other_data(data: DealtSet, state: RunState) -> None:
+    """AgentEnded: the run that this site comes into has another data set."""
+    while not state.data:
+        await asyncio.sleep(1)
+    _require_equal(data, state)
+    await asyncio.Event().wait()
+
+
+def _require_equal(data: DealtSet, state: RunState) -> None:
+    if (run := state.data_in_force) is None:
+        return
+    for what, here, there in (
+        ("--data", data.url, run.set),
+        ("--sequence-length", data.sequence_length, run.sequence_length),
+        ("--held-out-fraction: one of", data.held_out_every, run.held_out_every),
+    ):
+        if here != there:
+            raise AgentEnded(
+                f"{what} {here} here, and {there} in the run: say what the run has, or nothing", refused=True
+            )
 
 
 async def _leave(agent: Agent, leader: Leader | None, has_ranks: bool, asked: asyncio.Event, passes_on: bool) -> None:

@@ -11,8 +11,10 @@ import secrets
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from geocomm.core.addresses import HubAddress, HubAddressError
+from geocomm.core.bad_input import BadInput
 from geocomm.elastic.agent_link import LineStream
 from geocomm.elastic.etcd import EtcdAwayError
 from geocomm.elastic.forgetting import forget
@@ -27,6 +29,7 @@ from geocomm.journal.sequencer_events import (
     Append,
     Came,
     Close,
+    DataRead,
     Ended,
     Event,
     Log,
@@ -42,7 +45,12 @@ from geocomm.rendezvous.store_session import PacketKind, offset_bytes, write_pac
 from geocomm.rendezvous.tls_stream import TlsStream
 from geocomm.rendezvous.waiting import Waiting
 
+if TYPE_CHECKING:
+    from geocomm.elastic.run_catalog import CatalogData
+
 TICK_S = 0.25
+_LOOKED_AT_EVERY_S, _RETRIED_AFTER_S = 60.0, 5.0
+"""The catalog, for newer versions; and one that cannot be read."""
 MOST_UNDONE = 10_000
 """Actions that wait for etcd. Sites say again what they said, so that a leader that begins anew has lost nothing."""
 
@@ -103,13 +111,19 @@ class Leader:
         return self._sequencer.state
 
     @property
+    def waits(self) -> list[str]:
+        """Data that no site which is there may read, in words."""
+        return self._sequencer.waits
+
+    @property
     def doubt(self) -> tuple[str, ...]:
         """Why this leader may not be the run's; none: it is."""
         return self._sequencer.doubt
 
     async def lead(self) -> None:
         """Watch the clock until cancelled. Raises what kept the journal from being written: this leader has ended."""
-        tasks = [self._failed, asyncio.create_task(self._tick()), asyncio.create_task(self._do_in_turn())]
+        works = (self._tick(), self._do_in_turn(), self._watch_catalog())
+        tasks = [self._failed, *map(asyncio.create_task, works)]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -169,6 +183,40 @@ class Leader:
                         f"{'is' if len(live) == 1 else 'are'} {', '.join(live)}"
                     )
                 )
+
+    async def _watch_catalog(self) -> None:
+        """Tell the sequencer of the run's data set, and of newer versions of it. Its files are read in a thread."""
+        known: CatalogData | None = None
+        told = ""
+        while True:
+            if asked := self._data_asked():
+                from geocomm.elastic.run_catalog import read_data  # brings numpy, which most agents do without
+
+                problem, data = "", known
+                try:
+                    data = await asyncio.to_thread(read_data, *asked, known)
+                except (BadInput, OSError) as error:
+                    goes_on = (
+                        "until then, no site is dealt more" if known is None else f"version {known.number} goes on"
+                    )
+                    problem = f"the run's data set cannot be read ({error}): {goes_on}"
+                if problem and problem != told:
+                    self._log(problem)
+                told = problem
+                if data is not None and data is not known:
+                    known = data
+                    self._on(DataRead(data))
+            await asyncio.sleep(_RETRIED_AFTER_S if known is None else _LOOKED_AT_EVERY_S)
+
+    def _data_asked(self) -> tuple[str, dict[int, str], int, int] | None:
+        """Catalog, SHA-256 by number of the versions that deals are of, sequence length, and which are held out; None:
+        the run has no data set."""
+        now = self.state.data_in_force
+        if now is None:
+            said = self._terms.data
+            return None if said is None else (said.url, {}, said.sequence_length, said.held_out_every)
+        versions = {one.number: one.sha256 for one in self.state.data.values()}
+        return now.set, versions, now.sequence_length, now.held_out_every
 
     def _said(self, site: str, lines: LineStream, line: bytes) -> None:
         if lines not in (self._newcomers.get(site), self._sessions.get(site)):

@@ -98,6 +98,8 @@ class LeaderAnswer(Record):
     problem: Text = ""
     """Why what was asked for was not done; empty: it was."""
     sites: tuple[SeenSite, ...] = ()
+    waits: tuple[Text, ...] = ()
+    """Data that no site which is there may read."""
 
 
 class AgentStanding(Record):
@@ -162,7 +164,7 @@ def answer_of(leader: Leader, asked: MembersAsked | RemovalAsked) -> LeaderAnswe
         )
         for site, seen in sorted(leader.seen.items())
     )
-    return LeaderAnswer(problem=problem, sites=sites)
+    return LeaderAnswer(problem=problem, sites=sites, waits=tuple(leader.waits))
 
 
 async def ask(agent: HubAddress, keys: Keys, question: Question, kind: type[_A], limit_s: float = _LIMIT_S) -> _A:

@@ -6,6 +6,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from geocomm.journal.sequencer_events import DealtSet
+
 
 @dataclass(frozen=True)
 class SiteJob:
@@ -55,3 +57,7 @@ class ElasticRun:
     """A snapshot is kept once so many sites have it."""
     snapshot_url: str
     """Where this site copies each kept snapshot to; empty: nowhere."""
+    data: DealtSet | None = None
+    """That the run deals; None: sites bring their own data, or the journal says it."""
+    doubt_s: float = 3600.0
+    """The deals of a site that is gone for so long are dealt to others; 0: never."""

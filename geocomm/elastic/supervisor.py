@@ -251,6 +251,8 @@ def run_elastic(run: ElasticRun, job: SiteJob, keys: Keys) -> int:
         snapshot_s=run.snapshot_s,
         copies=run.copies,
         snapshot_url=run.snapshot_url,
+        data=run.data,
+        doubt_s=run.doubt_s,
         parent=os.getpid(),
     )
     return asyncio.run(Supervisor(agent, job, keys).run())

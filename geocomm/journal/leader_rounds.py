@@ -186,7 +186,8 @@ class LeaderRounds:
             self._announce(fragment)
 
     def _may_open(self) -> bool:
-        return bool(self._state.live) and not self._waited_for and not self._state.ended
+        lacks_data = self._terms.data is not None and not self._state.data
+        return bool(self._state.live) and not self._waited_for and not self._state.ended and not lacks_data
 
     def _begin(self, fragment: int) -> None:
         self._due.discard(fragment)

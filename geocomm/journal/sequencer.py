@@ -33,6 +33,7 @@ from geocomm.journal.entries import (
     words,
 )
 from geocomm.journal.foreign_journals import ForeignJournals
+from geocomm.journal.leader_deals import LeaderDeals
 from geocomm.journal.leader_rounds import LeaderRounds
 from geocomm.journal.leader_snapshots import LeaderSnapshots
 from geocomm.journal.led_run import LedRun
@@ -63,6 +64,7 @@ from geocomm.journal.said_digests import Difference, SaidDigests
 from geocomm.journal.sequencer_events import (
     Action,
     Came,
+    DataRead,
     Ended,
     Event,
     Remove,
@@ -99,6 +101,7 @@ class Sequencer:
         self._sites, self._terms = self._run.sites, terms
         self._digests = SaidDigests(state)
         self._rounds = LeaderRounds(self._run, self._digests, self._stop, fetch, start)
+        self._deals = LeaderDeals(self._run, self._rounds.forget)
         self._snapshots = LeaderSnapshots(self._run)
         self._lost = LostFrames(self._run)
         self._foreign = ForeignJournals()
@@ -119,6 +122,11 @@ class Sequencer:
         """Why this leader may not be the run's; none: it is."""
         return self._foreign.doubt(self._run.now)
 
+    @property
+    def waits(self) -> list[str]:
+        """Data that no site which is there may read, in words."""
+        return self._deals.waits
+
     # ---- events
 
     def on(self, event: Event, now: float) -> list[Action]:
@@ -136,8 +144,11 @@ class Sequencer:
                 self._run.drop(event.site, event.why)
             case Remove():
                 self._remove(event.site, event.why)
+            case DataRead():
+                self._deals.read(event.data)
             case Tick():
                 self._look_at_clock()
+                self._deals.look()
         self._rounds.look()
         return self._run.take_actions()
 
@@ -178,6 +189,7 @@ class Sequencer:
             return
         if isinstance(message, Beat):
             site.heard, site.beat = self._run.now, message
+            self._deals.beat(name, message)
         elif isinstance(message, RanksUp):
             self._ranks_up(name, site, message)
         elif isinstance(message, Offer | Pass | Hold | Due | Applied | Lost) and (why := self._misfit(message)):
@@ -316,7 +328,7 @@ class Sequencer:
                 f"{len(message.owners)} that own fragments",
             )
             return
-        if self.state.sites[name].standing is Standing.LEFT:
+        if self.state.sites[name].standing is Standing.LEFT or self.state.sites[name].anew:
             if not self._may_come(name, site):
                 return
             self._run.append(Join, site=name, store=site.store)
@@ -352,6 +364,8 @@ class Sequencer:
             for fragment, version in enumerate(site.goals):
                 site.applied[fragment] = max(version, site.applied.get(fragment, 0))
         if known is None or not site.has_ranks or known.standing not in (Standing.JOINING, Standing.AWAY):
+            return
+        if known.anew:
             return
         if not self._may_come(name, site):
             return

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from geocomm.journal.entries import Entry
 from geocomm.journal.messages import Down, Up
+from geocomm.journal.run_data import RunData
 
 # ---- events
 
@@ -49,11 +50,18 @@ class Remove:
 
 
 @dataclass(frozen=True)
+class DataRead:
+    """The catalog of the run's data set was read."""
+
+    data: RunData
+
+
+@dataclass(frozen=True)
 class Tick:
     """Time has passed: to be told every half second or so."""
 
 
-Event = Came | Ended | Said | Unbelieved | Remove | Tick
+Event = Came | Ended | Said | Unbelieved | Remove | DataRead | Tick
 
 # ---- actions
 
@@ -101,6 +109,18 @@ Action = Append | Send | SendEntries | Close | Log
 
 
 @dataclass(frozen=True)
+class DealtSet:
+    """The data set that a run deals."""
+
+    url: str
+    """Of its catalog."""
+    sequence_length: int
+    """In tokens."""
+    held_out_every: int = 0
+    """One of so many sequences of a shard is never trained on; 0: all are."""
+
+
+@dataclass(frozen=True)
 class Terms:
     """How long the leader waits for what, and for whom. All in seconds on the leader's own clock."""
 
@@ -129,3 +149,9 @@ class Terms:
     """From one snapshot to the next; 0: there are none."""
     copies: int = 2
     """A snapshot is kept once so many sites have it."""
+    data: DealtSet | None = None
+    """That a new run deals; None: sites bring their own data."""
+    ahead_s: float = 3600.0
+    """A site has deals for so long."""
+    doubt_s: float = 3600.0
+    """The deals of a site that is gone for so long are dealt to others; 0: never."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from geocomm.journal.entries import Entry, Kept, Left, Round, Skip, Snapshot, hash_of
+from geocomm.journal.entries import Deal, Entry, Kept, Left, Round, Skip, Snapshot, TakenBack, hash_of
 from geocomm.journal.member import Frame
 from geocomm.journal.messages import (
     PROTOCOL_VERSION,
@@ -121,7 +121,8 @@ class SimulatedAgents:
 
     def _beat(self, site: Site) -> None:
         site.later(3, lambda: self._beat(site))
-        self._leader.say(site, Beat(step=site.steps, tokens=0, step_s=site.step_s, line_s=0, free_bytes=0))
+        read = 0 if site.ranks is None else site.ranks.read
+        self._leader.say(site, Beat(step=site.steps, tokens=read, step_s=site.step_s, line_s=0, free_bytes=0))
 
     # ---- the journal
 
@@ -192,6 +193,8 @@ class SimulatedAgents:
         if isinstance(entry, Left) and entry.site == site.name:
             site.up, site.gone = False, True
             return
+        if isinstance(entry, TakenBack) and entry.site == site.name and site.ranks is not None:
+            self._ranks.end(site, "others read what they have read")
         self._ranks.tell(site, EntrySaid(entry=entry))
         self._caught_up(site)
         self._ranks.changed(site)
@@ -202,7 +205,11 @@ class SimulatedAgents:
         right = RunState.of(chain.entries[: state.head.index + 1])
         if state.text != right.text or state.head.index <= known.head.index:
             raise BrokenRunError(f"1: {site.name} is to go on from a state that the leader's journal does not have")
-        diverges = any(term > known.term and index <= known.head.index for term, index in state.terms.items())
+        own, now = (one.sites.get(site.name) for one in (known, state))
+        is_void = own is not None and now is not None and now.line[: len(own.line)] != own.line
+        diverges = is_void or any(
+            term > known.term and index <= known.head.index for term, index in state.terms.items()
+        )
         if diverges:
             site.disk.states.clear()
         site.disk.base, site.disk.journal = RunState.read(state.text), []
@@ -210,7 +217,7 @@ class SimulatedAgents:
         self.forget_leader(site)
         member = None if site.ranks is None else site.ranks.member
         if member is not None and (
-            diverges or any(member.versions[p] < version for p, version in enumerate(state.versions))
+            diverges or is_void or any(member.versions[p] < version for p, version in enumerate(state.versions))
         ):
             self._ranks.end(site, "they lack rounds that the journal does not have any more")
 
@@ -218,15 +225,17 @@ class SimulatedAgents:
         """Its journal ends outside the run's: it begins again where the two part."""
         if site.welcome is None or site.state.term >= site.welcome.term:
             raise BrokenRunError(f"1: {site.name} has another entry {first} than the leader, of the same term")
-        dropped = [entry for entry in site.disk.cut(first) if isinstance(entry, Round | Skip)]
+        cut = site.disk.cut(first)
+        dropped = [entry for entry in cut if isinstance(entry, Round | Skip)]
+        dealt = [entry for entry in cut if isinstance(entry, Deal | TakenBack) and entry.site == site.name]
         for entry in dropped:
             state = site.disk.states.get(entry.fragment)
             if state is not None and state.version > entry.version:
                 del site.disk.states[entry.fragment]
         site.state = site.disk.state
         self.forget_leader(site)
-        if dropped and site.ranks is not None:
-            self._ranks.end(site, "they have rounds that the run does not have")
+        if (dropped or dealt) and site.ranks is not None:
+            self._ranks.end(site, "they have rounds or deals that the run does not have")
 
     def _caught_up(self, site: Site) -> None:
         if site.welcome is not None and not site.caught_up and site.state.head.index >= site.welcome.head:

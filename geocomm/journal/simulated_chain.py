@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from geocomm.journal.entries import Digest, Entry, Hash, Round, Skip, hash_of
 from geocomm.journal.member import Frame
+from geocomm.journal.simulated_data import Sequence
 
 FRAGMENTS = 2
 
@@ -41,8 +42,8 @@ class Content:
     coded: int
     base: Digest
     steps: frozenset[int]
-    read: frozenset[int]
-    """Numbers of the tokens, as the site counts its own, that these steps have read."""
+    read: frozenset[Sequence]
+    """That these steps have read."""
 
 
 class Chain:
@@ -54,8 +55,8 @@ class Chain:
         self.hashes: list[Hash] = []
         self.counted: list[set[int]] = [set() for _ in range(FRAGMENTS)]
         """By fragment: the steps that count."""
-        self.read: list[dict[str, Counter[int]]] = [defaultdict(Counter) for _ in range(FRAGMENTS)]
-        """By fragment and site: how often a token of its data counts."""
+        self.read: list[Counter[Sequence]] = [Counter() for _ in range(FRAGMENTS)]
+        """By fragment: how often each counts."""
         self.rounds: list[list[Round]] = [[] for _ in range(FRAGMENTS)]
         self.truth: list[list[State]] = [[State(0)] for _ in range(FRAGMENTS)]
         self.digests: dict[tuple[int, int], list[tuple[int, Digest]]] = {}
@@ -83,7 +84,7 @@ class Chain:
         p, v = entry.fragment, entry.version
         self.counted[p] = self.counted[p].union(*(self._contents[one.frame].steps for one in entry.members))
         for one in entry.members:
-            self.read[p][one.site].update(self._contents[one.frame].read)
+            self.read[p].update(self._contents[one.frame].read)
         self.rounds[p].append(entry)
         self.truth[p].append(self.truth[p][v].after([self._contents[one.frame].coded for one in entry.members]))
         self.digests[p, v + 1] = [(entry.index, self.truth[p][v + 1].digest)]
@@ -93,7 +94,7 @@ class Chain:
         p = entry.fragment
         for listed in self.rounds[p][entry.version].members:
             self.counted[p] -= self._contents[listed.frame].steps
-            self.read[p][listed.site].subtract(self._contents[listed.frame].read)
+            self.read[p].subtract(self._contents[listed.frame].read)
         skips = {(one.fragment, one.version) for one in self.entries if isinstance(one, Skip)}
         for version in range(entry.version, len(self.rounds[p])):
             members = self.rounds[p][version].members

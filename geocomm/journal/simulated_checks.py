@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from geocomm.journal.entries import Hash, Round
 from geocomm.journal.member import Frame
-from geocomm.journal.run_state import SiteRecord, Standing
+from geocomm.journal.run_state import RunState, SiteRecord, Standing
 from geocomm.journal.simulated_chain import Chain, Content
+from geocomm.journal.simulated_data import Sequence, sequences_of
 from geocomm.journal.simulated_site import Part, Site
 
 
@@ -32,6 +34,10 @@ class Checks:
         self.repaired_in_vain = 0
         """Times that a site with right bits had to start again, or was stopped, for the wrong ones of another, though
         a third was there."""
+        self.read_again = 0
+        """How much may count twice, of all fragments."""
+        self.most_again = 0
+        """At one death."""
 
     def repairs(self, site: Site) -> None:
         """A site is told to repair, or is stopped for its bits."""
@@ -65,17 +71,32 @@ class Checks:
             if content.steps & counted:
                 raise BrokenRunError(f"12: entry {entry.index} counts steps of {listed.site} again")
             counted = counted | content.steps
+            if not content.read <= {*sequences_of(sites[listed.site].line)}:
+                raise BrokenRunError(f"14: entry {entry.index} counts what was not dealt to {listed.site}")
 
-    def check_read(self, chain: Chain, sites: Mapping[str, SiteRecord]) -> None:
-        """An entry was appended. sites: as they stand after it."""
-        for name, site in sites.items():
+    def check_read(self, chain: Chain, state: RunState) -> None:
+        """An entry was appended. state: after it."""
+        lines = {name: sequences_of(site.line) for name, site in state.sites.items()}
+        for name, line in lines.items():
             for fragment, read in enumerate(chain.read):
-                missed = [token for token in range(site.taken) if read[name][token] < 1]
+                missed = [one for one in line[: state.position(name)] if read[one] < 1]
                 if missed:
                     raise BrokenRunError(
-                        f"13: {name} would read on from {site.taken}, but token {missed[0]} does not count in fragment "
-                        f"{fragment}"
+                        f"13: {name} would read on from {state.position(name)}, but {missed[0]} does not count in "
+                        f"fragment {fragment}"
                     )
+        found = Counter(one for line in [*lines.values(), sequences_of(state.rests)] for one in line)
+        whole = {(index, i) for index, deal in state.deals.items() for i in range(deal.sequences)}
+        if found.keys() != whole or max(found.values(), default=1) > 1:
+            raise BrokenRunError(f"14: entry {state.head.index}: what was dealt is not in one place each")
+        if (repeated := repeats(chain)) > self.read_again:
+            raise BrokenRunError(f"16: {repeated} count twice, and {self.read_again} could")
+
+    def reads_again(self, chain: Chain, sequences: Iterable[Sequence]) -> None:
+        """A site begins to read these, or others do: what counts of them in some fragments may count there again."""
+        again = sum(max(0, read[one]) for one in sequences for read in chain.read)
+        self.read_again += again
+        self.most_again = max(self.most_again, again)
 
     def check_part(self, site: Site, fragment: int, part: Part) -> None:
         """A rank of the site has settled a round."""
@@ -87,3 +108,8 @@ class Checks:
             raise BrokenRunError(
                 f"6: {site.name} has other uncounted steps in fragment {fragment} than its weights say"
             )
+
+
+def repeats(chain: Chain) -> int:
+    """How much counts more often than once, of all fragments."""
+    return sum(max(0, often - 1) for read in chain.read for often in read.values())

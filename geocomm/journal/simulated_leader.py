@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from geocomm.journal.entries import End, Entry, Genesis, Hash, Kept, Round, TermBegun
+from geocomm.journal.entries import Deal, End, Entry, Genesis, Hash, Kept, Round, TakenBack, TermBegun
 from geocomm.journal.messages import Applied, Down, Due, EntrySaid, Hello, Hold, Offer, Pass, Up, parts_of
 from geocomm.journal.run_state import EMPTY, RunState, Standing
 from geocomm.journal.sequencer import Sequencer
-from geocomm.journal.sequencer_events import Append, Came, Close, Ended, Event, Said, Send, SendEntries, Terms, Tick
+from geocomm.journal.sequencer_events import (
+    Append,
+    Came,
+    Close,
+    DataRead,
+    Ended,
+    Event,
+    Said,
+    Send,
+    SendEntries,
+    Terms,
+    Tick,
+)
 from geocomm.journal.simulated_chain import Chain
 from geocomm.journal.simulated_checks import BrokenRunError, Checks, RunHasEnded
+from geocomm.journal.simulated_data import SimulatedData, sequences_of
 from geocomm.journal.simulated_lines import LEADER, Lines, Link
 from geocomm.journal.simulated_site import Site
 from geocomm.journal.simulated_time import SimulatedTime
@@ -40,6 +53,7 @@ class SimulatedLeader:
         self._checks = checks
         self._terms = terms
         self._sequencer_type = sequencer
+        self._data = SimulatedData(self._random, sites)
         self.chain = chain
         """Its journal."""
         self.sequencer: Sequencer | None = None
@@ -68,6 +82,7 @@ class SimulatedLeader:
             LEADER,
             self._starts,
         )
+        self.lead(DataRead(self._data))
         self._tick(self._starts)
 
     def _hash_at(self, index: int) -> Hash | None:
@@ -119,8 +134,14 @@ class SimulatedLeader:
         if isinstance(entry, Round):
             self._checks.check_round(entry, self.chain, state.sites)
         self.chain.append(entry)
+        if isinstance(entry, Deal) and not self._data.may_read(
+            state, entry.site, state.deals[entry.rest or entry.index]
+        ):
+            raise BrokenRunError(f"15: {entry.site} is to read what it may not")
+        if isinstance(entry, TakenBack):
+            self._checks.reads_again(self.chain, sequences_of(state.rests))
         if state.head.index == entry.index:  # else others are to be appended too, which it knows already
-            self._checks.check_read(self.chain, state.sites)
+            self._checks.check_read(self.chain, state)
         if isinstance(entry, Kept):
             self._first = max(self._first, state.needed_from)
         if isinstance(entry, End):

@@ -25,6 +25,7 @@ from geocomm.journal.messages import (
 )
 from geocomm.journal.simulated_chain import FRAGMENTS, Content, State
 from geocomm.journal.simulated_checks import BrokenRunError, Checks, RunHasEnded
+from geocomm.journal.simulated_data import sequences_of
 from geocomm.journal.simulated_leader import SimulatedLeader
 from geocomm.journal.simulated_lines import LEADER, Lines
 from geocomm.journal.simulated_site import OwnFrame, Part, Ranks, Site, Step
@@ -113,6 +114,7 @@ class SimulatedRanks:
         ranks.parts = [Part(state, state.anchor) for state in states]
         ranks.goals = [*site.state.versions]
         ranks.read = site.state.sites[site.name].taken
+        self._checks.reads_again(site.chain, sequences_of(site.state.sites[site.name].line)[ranks.read :])
         versions = {p: state.version for p, state in enumerate(states)}
         ranks.member = self._member(site.name, versions, sorted(site.disk.frames), site.state.head.index)
         for entry in site.disk.journal:
@@ -167,12 +169,16 @@ class SimulatedRanks:
             if ranks.member is not None:
                 self._settle(site, ranks)
             return
+        line = sequences_of(site.state.sites[site.name].line)
+        if ranks.read >= len(line):  # it waits for the leader
+            self._settle(site, ranks)
+            return
         site.steps += 1
         self._steps += 1
         for part in ranks.parts:
             added = self._random.randint(1, 99)
             part.local += added
-            part.uncounted.append(Step(self._steps, added, ranks.read))
+            part.uncounted.append(Step(self._steps, added, ranks.read, line[ranks.read]))
         ranks.read += 1
         self._settle(site, ranks)
         for fragment in range(FRAGMENTS):
@@ -194,7 +200,7 @@ class SimulatedRanks:
         coded = delta // 8 * 8
         text = f"{self._time.hex()} {coded}"
         frame = Frame(fragment, version, site.name, hashlib.sha256(text.encode()).hexdigest())
-        steps, read = frozenset(step.number for step in counted), frozenset(step.token for step in counted)
+        steps, read = frozenset(step.number for step in counted), frozenset(step.sequence for step in counted)
         self._contents[frame.hash] = Content(frame, coded, part.state.digest, steps, read)
         part.frames[frame.hash] = OwnFrame(delta - coded, part.local - rest, len(counted))
         offer = Offer(

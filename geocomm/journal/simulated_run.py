@@ -8,8 +8,9 @@ What is checked, by the numbers of the rules: 1 one chain, which a site stores b
 entry for each fragment and version; 3 a listed frame lay on two live sites' disks; 4 equal journals give equal states;
 5 who offers has the state of the journal; 6 residual and uncounted steps change with a listed frame only; 10 terms
 never fall; 11 no two clocks are compared (each leader has another one, and members have none); 12 a step counts once
-for each fragment; 13 what a site has read, so that it reads on behind it, counts in every fragment. And once the faults
-are over, the run goes on.
+for each fragment; 13 what a site has read, so that it reads on behind it, counts in every fragment; 14 what was dealt
+is one site's to read, or waits for one, and no site counts anything else; 15 it may read it; 16 no more counts twice
+than sites that died had in some fragments alone. And once the faults are over, the run goes on.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ from geocomm.journal.sequencer import Sequencer
 from geocomm.journal.sequencer_events import Terms
 from geocomm.journal.simulated_agents import SimulatedAgents
 from geocomm.journal.simulated_chain import FRAGMENTS, Chain, Content
-from geocomm.journal.simulated_checks import BrokenRunError, Checks, RunHasEnded
+from geocomm.journal.simulated_checks import BrokenRunError, Checks, RunHasEnded, repeats
+from geocomm.journal.simulated_data import DATA
 from geocomm.journal.simulated_leader import SimulatedLeader
 from geocomm.journal.simulated_lines import LEADER, Lines
 from geocomm.journal.simulated_ranks import SimulatedRanks
 from geocomm.journal.simulated_site import Disk, Site
 from geocomm.journal.simulated_time import SimulatedTime
 
-TERMS = Terms(attempt_s=12.0, lost_s=20.0, lost_said_s=12.0, snapshot_s=6.0)
+TERMS = Terms(attempt_s=12.0, lost_s=20.0, lost_said_s=12.0, snapshot_s=6.0, data=DATA, doubt_s=10.0, ahead_s=30.0)
 """Those of a real run, but for what takes minutes there."""
 
 FAULTS = {
@@ -77,6 +79,10 @@ class History:
     """Of virtual time."""
     repaired_in_vain: int
     """See `Checks`."""
+    counted: int
+    """Sequences that count, of all fragments."""
+    repeated: int
+    """Of these, those that count more than once."""
 
 
 class SimulatedRun:
@@ -138,6 +144,8 @@ class SimulatedRun:
             self._faults,
             self._time.now,
             self._checks.repaired_in_vain,
+            sum(sum(read.values()) for read in self._leader.chain.read),
+            repeats(self._leader.chain),
         )
 
     def _goes_on(self) -> bool:

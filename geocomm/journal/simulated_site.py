@@ -10,6 +10,7 @@ from geocomm.journal.member import Frame, Member
 from geocomm.journal.messages import Open, Welcome
 from geocomm.journal.run_state import RunState
 from geocomm.journal.simulated_chain import Chain, State
+from geocomm.journal.simulated_data import Sequence
 from geocomm.journal.simulated_lines import Link
 from geocomm.journal.simulated_time import SimulatedTime
 
@@ -90,7 +91,9 @@ class Step:
     added: int
     """To the fragment."""
     token: int
-    """Which one of the site's data it has read."""
+    """Which one of the site's line it has read."""
+    sequence: Sequence
+    """What stood there."""
 
 
 @dataclass
@@ -113,7 +116,7 @@ class Ranks:
         self.parts: list[Part] = []
         self.goals: list[int] = []
         self.read = 0
-        """Tokens of the site's data, those of earlier starts that count included."""
+        """Tokens of the site's line, those of earlier starts that count included."""
         self.opens: dict[int, Open] = {}
         """The last of each fragment."""
         self.introduced_to: Welcome | None = None

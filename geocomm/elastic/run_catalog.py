@@ -1,0 +1,168 @@
+"""The run's data set as its leader reads it from the catalog, and which shards of it a site reads next."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geocomm.core.bad_input import BadInput
+from geocomm.data.catalog import Catalog, Rules, Shard, Version
+from geocomm.journal.dealt_shards import shards_of, text_of
+from geocomm.journal.run_state import RunState
+from geocomm.journal.site_line import DealtShards
+
+_TOO_FEW = 2
+"""A person hears of data that was dealt so many times less often than other data."""
+_DEALS_OF_A_PASS = 4
+"""Of a site, at least, where a data set is so small that deals of eight shards are fewer."""
+
+
+@dataclass(frozen=True)
+class ReadVersion:
+    """A version, with its shards."""
+
+    version: Version
+    sha256: str
+    """Of its file."""
+    shards: tuple[Shard, ...]
+
+    @cached_property
+    def places(self) -> list[tuple[int, int]]:
+        """By shard: its part, and its number there."""
+        return [(part, number) for part, one in enumerate(self.version.parts) for number in range(one.shards)]
+
+    def dealt(self, text: str) -> list[Shard]:
+        """The shards of a deal."""
+        firsts = np.cumsum([0, *(part.shards for part in self.version.parts)])
+        return [self.shards[int(firsts[part]) + number] for part, number in shards_of(text)]
+
+
+def read_data(
+    name: str, versions: Mapping[int, str], sequence_length: int, held_out_every: int, known: CatalogData | None
+) -> CatalogData:
+    """The newest version of a catalog, and those that deals are of: SHA-256 by number. `known`, where that is the same;
+    else it is not read again. It may take seconds. Raises BadInput, OSError."""
+    catalog = Catalog(name)
+    before: Mapping[int, ReadVersion] = {} if known is None else known.versions
+    numbers = catalog.numbers()
+    wanted = {*versions, *numbers[-1:]} or {1}
+    if known is not None and wanted <= before.keys() and max(wanted) == known.number:
+        return known
+    found = {number: before.get(number) or _read(catalog, number) for number in wanted}
+    for number, sha256 in versions.items():
+        if found[number].sha256 != sha256:
+            raise BadInput(f"version {number} of {name} is another one than the run has read: restore its file")
+    return CatalogData(found, sequence_length, held_out_every)
+
+
+def _read(catalog: Catalog, number: int) -> ReadVersion:
+    version = catalog.read(number)
+    return ReadVersion(version, catalog.digest(number), tuple(catalog.shards(version)))
+
+
+class Dealer:
+    """For now: the shard that was dealt least, in an order that the site's name gives."""
+
+    def __init__(self, rules: Rules, shards: Sequence[Shard], run: int) -> None:
+        self._rules, self._shards, self._run = rules, shards, run
+
+    def next_shards(self, site: str, number: int, speeds: Mapping[str, float], dealt: NDArray[np.int32]) -> list[int]:
+        """Up to 8 of the shards."""
+        mine = [row for row, shard in enumerate(self._shards) if self._rules.may_read(site, shard.labels)]
+        mine.sort(key=lambda row: (dealt[row], hash((self._run, site, self._shards[row].sha256))))
+        return mine[:8]
+
+
+class CatalogData:
+    """`RunData` of these versions, the newest one and those that deals are of."""
+
+    def __init__(self, versions: Mapping[int, ReadVersion], sequence_length: int, held_out_every: int) -> None:
+        self.versions = versions
+        self._newest = versions[max(versions)]
+        self._rules = self._newest.version.rules
+        counts = np.array([shard.tokens for shard in self._newest.shards], np.int64) // sequence_length
+        self._sequences = counts - (counts // held_out_every if held_out_every else 0)
+        self._rows = np.flatnonzero(self._sequences)
+        """Shards of less than a sequence are never dealt."""
+        self._shards = [self._newest.shards[row] for row in self._rows]
+        self._rows_of: dict[str, list[int]] = {}
+        for row, shard in enumerate(self._shards):
+            self._rows_of.setdefault(shard.sha256, []).append(row)
+        self._labels = {shard.sha256: shard.labels for shard in self._newest.shards}
+        self._classes = sorted({shard.labels for shard in self._shards})
+        """Labels that shards have together."""
+        class_of = {labels: number for number, labels in enumerate(self._classes)}
+        self._class = np.array([class_of[shard.labels] for shard in self._shards], np.int64)
+        """By row."""
+        self._dealt = np.zeros(len(self._shards), np.int32)
+        self._counted = -1
+        """The index of the last deal that is in `dealt`."""
+        self._dealer: Dealer | None = None
+        self._readable: dict[str, int] = {}
+        """By site, in a pass."""
+
+    @property
+    def number(self) -> int:
+        """See `RunData`."""
+        return self._newest.version.number
+
+    @property
+    def sha256(self) -> str:
+        """See `RunData`."""
+        return self._newest.sha256
+
+    def next_deal(self, state: RunState, site: str, speeds: Mapping[str, float]) -> tuple[str, int] | None:
+        """See `RunData`."""
+        if state.genesis is None:
+            return None
+        if self._dealer is None:
+            self._dealer = Dealer(self._rules, self._shards, int(state.genesis.run[:16], 16))
+        self._count(state)
+        found = self._dealer.next_shards(site, state.head.index + 1, speeds, self._dealt)
+        most = max(1, len(self._shards) // (_DEALS_OF_A_PASS * len(speeds)))
+        rows = [int(self._rows[row]) for row in found[:most]]
+        if not rows:
+            return None
+        return text_of(self._newest.places[row] for row in rows), int(self._sequences[rows].sum())
+
+    def may_read(self, state: RunState, site: str, deal: DealtShards) -> bool:
+        """See `RunData`."""
+        shards = self.versions[state.data[deal.data].number].dealt(deal.shards)
+        labels = [self._labels.get(shard.sha256) for shard in shards]
+        return all(one is not None and self._rules.may_read(site, one) for one in labels)
+
+    def readable(self, site: str) -> int:
+        """See `RunData`."""
+        if site not in self._readable:
+            readable = np.array([self._rules.may_read(site, labels) for labels in self._classes], bool)
+            self._readable[site] = int(self._sequences[self._rows][readable[self._class]].sum())
+        return self._readable[site]
+
+    def waits(self, state: RunState, sites: Collection[str]) -> list[str]:
+        """See `RunData`."""
+        self._count(state)
+        most, found = self._dealt.max(initial=0), list[str]()
+        for number, labels in enumerate(self._classes):
+            name, rows = " with ".join(labels), self._class == number
+            readers = [site for site in self._rules.sites if self._rules.may_read(site, labels)]
+            if not set(readers).isdisjoint(sites) or not labels:
+                if most - self._dealt[rows].min() >= _TOO_FEW:
+                    found.append(
+                        f"{f'label {name}' if name else 'data without a label'} is read less often than other data"
+                    )
+            elif self._dealt[rows].min() < max(1, most):
+                found.append(f"label {name} waits for {' or '.join(readers)}, and nobody else may read it")
+        return found
+
+    def _count(self, state: RunState) -> None:
+        """How often each shard was dealt, whatever the version: by what is in it."""
+        for index, deal in state.deals.items():
+            if index > self._counted:
+                for shard in self.versions[state.data[deal.data].number].dealt(deal.shards):
+                    for row in self._rows_of.get(shard.sha256, []):
+                        self._dealt[row] += 1
+        self._counted = max(self._counted, state.head.index)
