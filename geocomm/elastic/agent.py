@@ -28,19 +28,7 @@ from geocomm.elastic.rank_socket import RankConnection
 from geocomm.elastic.run_view import RunView
 from geocomm.elastic.site_ranks import SiteRanks
 from geocomm.elastic.snapshots import SnapshotError, Snapshots
-from geocomm.journal.entries import (
-    BadLineError,
-    Deal,
-    Entry,
-    Join,
-    Kept,
-    Removed,
-    Round,
-    Skip,
-    Snapshot,
-    TakenBack,
-    hash_of,
-)
+from geocomm.journal.entries import BadLineError, Entry, Join, Kept, Removed, Round, Skip, Snapshot, hash_of
 from geocomm.journal.journal import SqliteJournal
 from geocomm.journal.messages import (
     MAX_STATE_CHARS,
@@ -220,23 +208,21 @@ class Agent:
         void: dict[int, int] = {}
         if first <= self._view.journal.base.index:
             void = dict.fromkeys(range(len(self._view.state.versions)), -1)
-        ends = False
         for entry in self._view.journal.read(first):
             if isinstance(entry, Round | Skip):
                 void[entry.fragment] = min(entry.version, void.get(entry.fragment, entry.version))
-            ends |= isinstance(entry, Deal | TakenBack) and entry.site == self.site
         why = (
             f"the entries of site {self.site} from {first} on are those of a leader before, and not a part of the run: "
             f"it goes on from where the leader at {self._view.leader_at} took over"
         )
-        await self._void(first, void, why, ends=ends)
+        await self._void(first, void, why)
         aside = self._view.journal.cut(first)
         self._life.start_again(f"{why}. The entries are kept in {aside.name}")
 
-    async def _void(self, first: int, versions: dict[int, int], why: str, *, ends: bool = False) -> None:
+    async def _void(self, first: int, versions: dict[int, int], why: str) -> None:
         """What came of the entries from `first` on is no part of the run. versions: by fragment, from where on that
-        is. ends: the ranks read what was not dealt."""
-        if versions or ends:
+        is."""
+        if versions:
             await self._ranks.end_those_with(first, why)
         for fragment, version in versions.items():
             self._store.remove_states_after(fragment, version)
@@ -508,7 +494,6 @@ class Agent:
         """The connection of a rank has ended: the agent lives, so the rank does not."""
         if self._ranks.knows(connection) and self._ranks.gone(connection):
             self.ranks_ended.set()
-            self._beat = None
             self._view.say(RanksGone(why="its ranks have ended"))
 
     async def _watch_for_ranks(self) -> None:

@@ -54,6 +54,11 @@ class LeaderDeals:
         """What no site that is there may read, in words."""
         return sorted(self._waits)
 
+    @property
+    def lacks_catalog(self) -> bool:
+        """Whether a run cannot begin, since it is to deal data and the catalog was not read yet."""
+        return self._run.terms.data is not None and not self._run.state.data and self._data is None
+
     def read(self, data: RunData) -> None:
         """The catalog was read."""
         self._data = data
@@ -74,7 +79,7 @@ class LeaderDeals:
 
     def look(self) -> None:
         """Take over a newer version, take back what nobody reads, and deal to those who have too little left."""
-        self._take_version()
+        self.take_version()
         if not self._run.state.data:
             return
         for name, site in sorted(self._run.state.sites.items()):
@@ -85,7 +90,8 @@ class LeaderDeals:
                 if not self._lacks(name) or not self._deal(name):
                     break
 
-    def _take_version(self) -> None:
+    def take_version(self) -> None:
+        """Deal the newest version of the data set: from the run's beginning on, or from now on."""
         state, data, terms = self._run.state, self._data, self._run.terms
         if data is None or state.genesis is None:
             return

@@ -186,8 +186,7 @@ class LeaderRounds:
             self._announce(fragment)
 
     def _may_open(self) -> bool:
-        lacks_data = self._terms.data is not None and not self._state.data
-        return bool(self._state.live) and not self._waited_for and not self._state.ended and not lacks_data
+        return bool(self._state.live) and not self._waited_for and not self._state.ended
 
     def _begin(self, fragment: int) -> None:
         self._due.discard(fragment)

@@ -99,8 +99,6 @@ class SiteRecord:
     """What was dealt to it, and was not taken back: it reads that in this order."""
     anew: bool = False
     """Deals were taken back from it, and it has not joined since."""
-    taken_back_at: int = -1
-    """The index of the last entry that took deals back; ranks that were welcomed before read what is void."""
 
     @property
     def taken(self) -> int:
@@ -122,10 +120,10 @@ class SiteRecord:
         marks = self.read[fragment]
         return self._with_marks(fragment, tuple(mark for mark in marks if mark[0] < version))
 
-    def taken_back(self, line: Line, tokens: int, index: int) -> SiteRecord:
+    def taken_back(self, line: Line, tokens: int) -> SiteRecord:
         """The same where this is left of its line, of which these tokens count: other fragments have more."""
         read = tuple(tuple((version, min(most, tokens)) for version, most in marks) for marks in self.read)
-        return replace(self, read=read, line=line, anew=True, taken_back_at=index)
+        return replace(self, read=read, line=line, anew=True)
 
     def _with_marks(self, fragment: int, marks: Marks) -> SiteRecord:
         return replace(self, read=(*self.read[:fragment], marks, *self.read[fragment + 1 :]))
@@ -418,7 +416,7 @@ class RunState:
         kept, rests = cut(site.line, position)
         if not rests or entry.taken != position * data.sequence_length:
             raise self._misfit(entry, f"of {length(site.line)} sequences that {entry.site} has, {position} count")
-        self.sites[entry.site] = site.taken_back(kept, entry.taken, entry.index)
+        self.sites[entry.site] = site.taken_back(kept, entry.taken)
         self.rests = (*self.rests, *rests)
 
     def _void(self, site: str) -> None:

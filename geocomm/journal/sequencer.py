@@ -299,7 +299,7 @@ class Sequencer:
         if len(message.digests) != message.model.fragments:
             self._run.drop(name, f"it has {len(message.digests)} digests of {message.model.fragments} fragments")
             return
-        if genesis is None and self._foreign.there(self._run.now):
+        if genesis is None and (self._foreign.there(self._run.now) or self._deals.lacks_catalog):
             self._held_back[name] = message
             return
         if genesis is None:
@@ -313,6 +313,7 @@ class Sequencer:
                 every=model.every,
                 step=model.step,
             )
+            self._deals.take_version()
             for other, one in sorted(self._sites.items()):
                 if one.welcomed and one.ranks:
                     self._run.append(Join, site=other, store=one.store)
@@ -403,7 +404,7 @@ class Sequencer:
 
     def _look_at_clock(self) -> None:
         terms = self._terms
-        if self._held_back and not self._foreign.there(self._run.now):
+        if self._held_back and not self._foreign.there(self._run.now) and not self._deals.lacks_catalog:
             held_back, self._held_back = self._held_back, {}
             for name, message in sorted(held_back.items()):
                 if self._sites[name].welcomed:

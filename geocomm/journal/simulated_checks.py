@@ -98,6 +98,10 @@ class Checks:
         self.read_again += again
         self.most_again = max(self.most_again, again)
 
+    def counts_late(self, frame: Hash) -> None:
+        """Ranks that have ended made it: those that came since may have read the same."""
+        self.read_again += len(self._contents[frame].read)
+
     def check_part(self, site: Site, fragment: int, part: Part) -> None:
         """A rank of the site has settled a round."""
         head = site.state.head.index

@@ -133,13 +133,19 @@ class SimulatedLeader:
             raise BrokenRunError("1: a second genesis")
         if isinstance(entry, Round):
             self._checks.check_round(entry, self.chain, state.sites)
+            for listed in entry.members:
+                ranks = self._sites[listed.site].ranks
+                if ranks is None or not ranks.parts or listed.frame not in ranks.parts[entry.fragment].frames:
+                    self._checks.counts_late(listed.frame)
         self.chain.append(entry)
         if isinstance(entry, Deal) and not self._data.may_read(
             state, entry.site, state.deals[entry.rest or entry.index]
         ):
             raise BrokenRunError(f"15: {entry.site} is to read what it may not")
         if isinstance(entry, TakenBack):
-            self._checks.reads_again(self.chain, sequences_of(state.rests))
+            before = RunState.of(self.chain.entries[:-1])
+            line = sequences_of(before.sites[entry.site].line)
+            self._checks.reads_again(self.chain, line[before.position(entry.site) :])
         if state.head.index == entry.index:  # else others are to be appended too, which it knows already
             self._checks.check_read(self.chain, state)
         if isinstance(entry, Kept):

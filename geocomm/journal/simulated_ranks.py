@@ -114,7 +114,7 @@ class SimulatedRanks:
         ranks.parts = [Part(state, state.anchor) for state in states]
         ranks.goals = [*site.state.versions]
         ranks.read = site.state.sites[site.name].taken
-        self._checks.reads_again(site.chain, sequences_of(site.state.sites[site.name].line)[ranks.read :])
+        self._checks.reads_again(self._leader.chain, sequences_of(site.state.sites[site.name].line)[ranks.read :])
         versions = {p: state.version for p, state in enumerate(states)}
         ranks.member = self._member(site.name, versions, sorted(site.disk.frames), site.state.head.index)
         for entry in site.disk.journal:

@@ -117,6 +117,7 @@ class Led:
         lr: float = 0.0,
         step: int | None = None,
         by_mail: bool = True,
+        taken: int = 0,
     ) -> str:
         """The frame that the site makes in the last attempt; who else holds it."""
         attempt = self.messages(Open)[-1].attempt if attempt is None else attempt
@@ -134,6 +135,7 @@ class Led:
             squared_norm=1.0,
             lr=lr,
             every=0,
+            taken=taken,
         )
         self.say(site, offer)
         for other in held_by:

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from geocomm.journal.entries import Round
+from geocomm.journal.leader_deals import LeaderDeals
 from geocomm.journal.member import Member
 from geocomm.journal.messages import Fetch, Hello, Offer, Refused
 from geocomm.journal.sequencer import Sequencer
@@ -21,6 +22,8 @@ from geocomm.journal.sequencer_events import Action, Event, Send
 from geocomm.journal.simulated_run import FAULTS, TERMS, History, SimulatedRun
 
 BUDGET_S = 8.0
+IN_DOUBT = replace(TERMS, doubt_s=0.5, silent_s=3.0, disconnected_s=0.5)
+"""Deals are taken back from sites that have hardly gone."""
 # `make test` looks at the same histories each time; others are the matter of benchmarks/journal_histories.py.
 SAME_HISTORIES = settings(
     max_examples=400,
@@ -113,6 +116,14 @@ class ReadsOnBehindVoidRounds(Member):
         super().__init__(site, versions, on_disk)
 
 
+class CountsWhatWasTakenBack(Sequencer):
+    """A leader that still counts what a site has offered before its deals were taken back."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._deals = LeaderDeals(self._run, lambda site: None)
+
+
 MISTAKES = [
     ({"member": BelievesWhatWasOpen, "faults": {"leader": 1.0}}, "stands still"),
     (
@@ -132,6 +143,7 @@ MISTAKES = [
     ({"sequencer": NeverSkips, "faults": {"disk": 1.0}, "sites": 2}, "stands still"),
     ({"member": KnowsItsLastFrameOnly, "faults": {"line": 1.0, "leader": 1.0}}, "12"),
     ({"member": ReadsOnBehindVoidRounds, "faults": {"disk": 1.0}}, "13"),
+    ({"sequencer": CountsWhatWasTakenBack, "faults": {"line": 1.0, "uplink": 2.0}, "terms": IN_DOUBT}, "14"),
 ]
 
 
@@ -139,7 +151,7 @@ def verdict(history: History) -> str:
     return "stands still" if history.stood_still else history.broken.partition(":")[0]
 
 
-@pytest.mark.parametrize(("mistake", "found"), MISTAKES, ids=["open", "fetch", "store", "skip", "frames", "read"])
+@pytest.mark.parametrize(("mistake", "found"), MISTAKES, ids=["open", "fetch", "store", "skip", "frames", "read", "deals"])
 def test_mistake_of_a_member_or_leader_is_found(mistake: Mapping[str, Any], found: str) -> None:
     right = {name: value for name, value in mistake.items() if name not in ("member", "sequencer")}
     if "terms" in right and right["terms"].attempt_s == math.inf:
