@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from geocomm.core.bad_input import BadInput
-from geocomm.data.catalog import Catalog, Rules, Shard, Version
+from geocomm.data.catalog import Catalog, Shard, Version
+from geocomm.data.deals import Dealer
 from geocomm.journal.dealt_shards import shards_of, text_of
 from geocomm.journal.run_state import RunState
 from geocomm.journal.site_line import DealtShards
@@ -64,19 +64,6 @@ def _read(catalog: Catalog, number: int) -> ReadVersion:
     return ReadVersion(version, catalog.digest(number), tuple(catalog.shards(version)))
 
 
-class Dealer:
-    """For now: the shard that was dealt least, in an order that the site's name gives."""
-
-    def __init__(self, rules: Rules, shards: Sequence[Shard], run: int) -> None:
-        self._rules, self._shards, self._run = rules, shards, run
-
-    def next_shards(self, site: str, number: int, speeds: Mapping[str, float], dealt: NDArray[np.int32]) -> list[int]:
-        """Up to 8 of the shards."""
-        mine = [row for row, shard in enumerate(self._shards) if self._rules.may_read(site, shard.labels)]
-        mine.sort(key=lambda row: (dealt[row], hash((self._run, site, self._shards[row].sha256))))
-        return mine[:8]
-
-
 class CatalogData:
     """`RunData` of these versions, the newest one and those that deals are of."""
 
@@ -92,7 +79,10 @@ class CatalogData:
         self._rows_of: dict[str, list[int]] = {}
         for row, shard in enumerate(self._shards):
             self._rows_of.setdefault(shard.sha256, []).append(row)
-        self._labels = {shard.sha256: shard.labels for shard in self._newest.shards}
+        self._labels: dict[str, set[str]] = {}
+        """By SHA-256, those of all the places that it lies in."""
+        for shard in self._newest.shards:
+            self._labels.setdefault(shard.sha256, set()).update(shard.labels)
         self._classes = sorted({shard.labels for shard in self._shards})
         """Labels that shards have together."""
         class_of = {labels: number for number, labels in enumerate(self._classes)}
@@ -151,9 +141,8 @@ class CatalogData:
             readers = [site for site in self._rules.sites if self._rules.may_read(site, labels)]
             if not set(readers).isdisjoint(sites) or not labels:
                 if most - self._dealt[rows].min() >= _TOO_FEW:
-                    found.append(
-                        f"{f'label {name}' if name else 'data without a label'} is read less often than other data"
-                    )
+                    what = f"label {name}" if name else "data without a label"
+                    found.append(f"{what} is read less often than other data")
             elif self._dealt[rows].min() < max(1, most):
                 found.append(f"label {name} waits for {' or '.join(readers)}, and nobody else may read it")
         return found

@@ -151,7 +151,9 @@ def verdict(history: History) -> str:
     return "stands still" if history.stood_still else history.broken.partition(":")[0]
 
 
-@pytest.mark.parametrize(("mistake", "found"), MISTAKES, ids=["open", "fetch", "store", "skip", "frames", "read", "deals"])
+@pytest.mark.parametrize(
+    ("mistake", "found"), MISTAKES, ids=["open", "fetch", "store", "skip", "frames", "read", "deals"]
+)
 def test_mistake_of_a_member_or_leader_is_found(mistake: Mapping[str, Any], found: str) -> None:
     right = {name: value for name, value in mistake.items() if name not in ("member", "sequencer")}
     if "terms" in right and right["terms"].attempt_s == math.inf:

@@ -1,0 +1,159 @@
+"""What the leader knows of the run's data set, and what it deals of it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from geocomm.core.bad_input import BadInput
+from geocomm.data.catalog import Catalog, Part, Rules, Shard, Version
+from geocomm.elastic.run_catalog import CatalogData, read_data
+from geocomm.journal.dealt_shards import shards_of
+from geocomm.journal.entries import Data, Deal, Genesis, Join, Ready
+from geocomm.journal.run_state import RunState
+
+LENGTH = 10
+RULES = {
+    "sites": {"a": "eu", "b": "us", "c": "us"},
+    "stores": {"s": {"url": "/nowhere"}},
+    "labels": {"eu": {"readers": ["eu"]}},
+}
+
+
+def shard(number: int, tokens: int = 45, labels: tuple[str, ...] = ()) -> Shard:
+    return Shard(f"{number:064x}", "s", f"{number}.tokens", 0, tokens, labels)
+
+
+def add(folder: Path, number: int, *parts: list[Shard]) -> Version:
+    """A version of these parts."""
+    catalog, whole = Catalog(str(folder)), tuple[Part, ...]()
+    version = None
+    for at, part in enumerate(parts):
+        temporary = folder / f"draft{number}-{at}"
+        draft = Version(
+            number=1, tokenizer="byte", vocabulary=256, dtype="<u2", rules=Rules.model_validate(RULES), parts=whole
+        )
+        version = Catalog(str(temporary)).add(draft, part)
+        whole = version.parts
+        (folder / "parts").mkdir(parents=True, exist_ok=True)
+        for file in (temporary / "parts").iterdir():
+            file.replace(folder / "parts" / file.name)
+    assert version is not None
+    whole_version = version.model_copy(update={"number": number})
+    (folder / f"{number:06}.json").write_text(whole_version.model_dump_json())
+    assert catalog.shards(catalog.read(number))
+    return whole_version
+
+
+def run_of(data: CatalogData, sites: str = "abc") -> RunState:
+    state = RunState()
+    put(state, Genesis, run="1" * 32, settings={}, layout="3" * 32, digests=("4" * 32,), every=10)
+    version_of(state, data)
+    for site in sites:
+        put(state, Join, site=site, store=f"{ord(site):032x}")
+        put(state, Ready, site=site)
+    return state
+
+
+def put(state: RunState, kind: Any, **fields: Any) -> None:
+    state.apply(kind(index=state.head.index + 1, prev=state.head.hash, term=0, **fields))
+
+
+def version_of(state: RunState, data: CatalogData) -> None:
+    put(state, Data, set="cat", number=data.number, sha256=data.sha256, sequence_length=LENGTH, held_out_every=4)
+
+
+def deal(state: RunState, data: CatalogData, site: str) -> list[tuple[int, int]]:
+    found = data.next_deal(state, site, dict.fromkeys("abc", 1.0))
+    if found is None:
+        return []
+    put(state, Deal, site=site, shards=found[0], sequences=found[1])
+    return shards_of(found[0])
+
+
+def read(folder: Path, state: RunState | None = None, known: CatalogData | None = None) -> CatalogData:
+    versions = {} if state is None else {one.number: one.sha256 for one in state.data.values()}
+    return read_data(str(folder), versions, LENGTH, 4, known)
+
+
+def test_each_shard_is_dealt_once_a_pass_to_those_who_may_read_it(tmp_path: Path) -> None:
+    eu = [shard(100 + i, labels=("eu",)) for i in range(3)]
+    add(tmp_path, 1, [shard(i) for i in range(20)] + [shard(50, tokens=9)], eu)
+    data = read(tmp_path)
+    state = run_of(data)
+    dealt: Counter[tuple[int, int]] = Counter()
+    by_b: set[tuple[int, int]] = set()
+    for turn in range(60):
+        site = "abc"[turn % 3]
+        found = deal(state, data, site)
+        dealt.update(found)
+        by_b |= set(found) if site != "a" else set()
+        if len(dealt) == 23:
+            break
+    assert dealt == {**{(0, i): 1 for i in range(20)}, **{(1, i): 1 for i in range(3)}}  # the short one has no sequence
+    assert all(part == 0 for part, _ in by_b)
+    assert {one.sequences for one in state.deals.values()} <= {3 * n for n in range(1, 9)}  # 4 in a shard, 1 held out
+
+
+def test_deals_of_a_small_data_set_leave_some_for_others(tmp_path: Path) -> None:
+    add(tmp_path, 1, [shard(i) for i in range(24)])
+    data = read(tmp_path)
+    assert len(deal(run_of(data), data, "a")) == 2
+
+
+def test_newer_version_counts_what_was_dealt_before_and_erased_shards_are_dealt_no_more(tmp_path: Path) -> None:
+    add(tmp_path, 1, [shard(i) for i in range(8)])
+    data = read(tmp_path)
+    state = run_of(data)
+    first = deal(state, data, "a")
+    [old] = state.deals.values()
+    assert read(tmp_path, state, data) is data
+    add(tmp_path, 2, [shard(i) for i in range(8) if (0, i) != first[0]], [shard(9)])
+    newer = read(tmp_path, state, data)
+    assert (newer.number, newer is data) == (2, False)
+    version_of(state, newer)
+    assert data.may_read(state, "b", old)
+    assert not newer.may_read(state, "b", old)
+    seen = [place for _ in range(8) for place in deal(state, newer, "b")]
+    assert sorted(seen)[-1] == (1, 0)
+    again = read(tmp_path, state)  # another leader
+    assert again.next_deal(state, "c", {"c": 1.0}) == newer.next_deal(state, "c", {"c": 1.0})
+
+
+def test_label_that_nobody_who_is_there_may_read_waits(tmp_path: Path) -> None:
+    add(tmp_path, 1, [shard(0)], [shard(1, labels=("eu",))])
+    data = read(tmp_path)
+    state = run_of(data)
+    assert data.waits(state, ["a", "b"]) == []
+    assert data.waits(state, ["b", "c"]) == ["label eu waits for a, and nobody else may read it"]
+    for _ in range(3):
+        deal(state, data, "b")
+    assert data.waits(state, ["a", "b"]) == ["label eu is read less often than other data"]
+
+
+def test_version_that_is_another_one_than_the_run_has_read_is_refused(tmp_path: Path) -> None:
+    add(tmp_path, 1, [shard(i) for i in range(4)])
+    state = run_of(read(tmp_path))
+    path = tmp_path / "000001.json"
+    path.write_text(json.dumps(json.loads(path.read_text())))
+    with pytest.raises(BadInput, match="another one than the run has read"):
+        read(tmp_path, state)
+
+
+def test_catalog_without_a_version_or_with_a_damaged_part_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no version"):
+        read(tmp_path)
+    add(tmp_path, 1, [shard(i) for i in range(4)])
+    next((tmp_path / "parts").iterdir()).write_bytes(b"")
+    with pytest.raises(BadInput, match="part"):
+        read(tmp_path)
+
+
+def test_counts_are_of_whole_sequences_that_are_not_held_out(tmp_path: Path) -> None:
+    add(tmp_path, 1, [shard(0, tokens=99), shard(1, tokens=31, labels=("eu",))])
+    data = read(tmp_path)
+    assert (data.readable("a"), data.readable("b")) == (7 + 3, 7)
