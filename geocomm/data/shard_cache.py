@@ -1,58 +1,287 @@
 """What a site's ranks read of their shards: ids in memory, whose hash was compared before.
 
-A shard of a folder is mapped where it lies. Imports no torch.
+A shard of a folder is mapped where it lies. One of a bucket is fetched ahead into a folder that all ranks of a node, or
+of a site, share: each has a thread, and a lock on the file says whose thread fetches it. Imports no torch.
 """
 
 from __future__ import annotations
 
+import threading
+import time
+from collections import OrderedDict
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from geocomm.core.bad_input import BadInput
+from geocomm.core.environment import data_cache
+from geocomm.core.message_log import logger
+from geocomm.data.cache_folder import CacheFolder
 from geocomm.data.catalog import Shard
 from geocomm.data.places import Folder
-from geocomm.data.shard_stores import ShardStores, mapped
+from geocomm.data.shard_fetch import Pace, fetch
+from geocomm.data.shard_stores import ShardStores
 from geocomm.data.token_files import hash_of_range
+from geocomm.metrics import sources
+
+SHARDS_AT_LEAST = 16
+"""Two deals: what a cache must hold."""
+_OPEN_MAPS = 64
+_TELL_SECONDS = 10.0
+_TELL_AGAIN_SECONDS = 60.0
+_POLL_SECONDS = 0.2
+"""How soon is seen what another process has fetched."""
+_LEAST_RATE = float(1 << 20)
+_FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 30.0
+"""Seconds until a store is asked again that has failed."""
 
 
 class ShardCache:
     """The shards of one data set, for one process."""
 
-    def __init__(self, stores: ShardStores) -> None:
+    def __init__(self, stores: ShardStores, *, folder: Path | None = None, row_bytes: int = 0) -> None:
+        """folder: in place of GEOCOMM_DATA_CACHE. row_bytes: what one call of `ids` stands for at all ranks of the site
+        together: what is fetched ahead from afar goes at most at twice that rate; 0: as fast as it goes.
+
+        Raises BadInput where the cache cannot hold two deals.
+        """
         self.stores = stores
         """May be replaced by those of a newer version."""
-        self._ids: dict[str, NDArray[np.unsignedinteger]] = {}
+        own, size = data_cache()
+        self._folder = CacheFolder(folder or own, size)
+        self._row_bytes = row_bytes
+        self._maps: OrderedDict[str, NDArray[np.unsignedinteger]] = OrderedDict()
+        self._seen: dict[str, Path] = {}
+        self._changed = threading.Condition()
+        self._wanted: list[Shard] = []
+        self._urgent: Shard | None = None
+        self._failed: dict[str, Exception] = {}
+        self._wrong: dict[tuple[str, str, int], list[str]] = {}
+        """By place: what was wrong with it, each time."""
+        self._pauses: dict[str, tuple[float, float]] = {}
+        """Of a store, or of a shard that is not in it: until when, and how long the pause is."""
+        self._troubles: dict[str, str] = {}
+        """By shard: what was wrong at last."""
+        self._pace = Pace(self._rate)
+        self._began, self._eaten = 0.0, 0
+        self.waited_seconds = 0.0
+        self.fetched_bytes = 0
+        self.fetched_dollars = 0.0
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        if needed := stores.largest_fetched(SHARDS_AT_LEAST):
+            self._folder.require(needed)
+        sources.register("data", self.counts)
+
+    def counts(self) -> dict[str, float]:
+        """Of this process, since the cache was made."""
+        return {
+            "waited_seconds": self.waited_seconds,
+            "fetched_bytes": self.fetched_bytes,
+            "fetched_dollars": self.fetched_dollars,
+        }
 
     def want(self, shards: Sequence[Shard]) -> None:
-        """Say what will be read next, in this order. It replaces what was said before."""
+        """Say what is read now and next, in this order: what is not there is fetched, and none of it is removed. It
+        replaces what was said before."""
+        with self._changed:
+            self._wanted = list(shards)
+            self._start()
 
     def ids(self, shard: Shard) -> NDArray[np.unsignedinteger]:
         """All ids of a shard, mapped; waits where they are not there yet.
 
-        Raises BadInput where this site may not read it, or no store has the right bytes.
+        Raises BadInput where this site may not read it, no store has the right bytes, or the cache's disk is full.
         """
-        found = self._ids.get(shard.sha256)
+        if not self._began:
+            self._began = time.monotonic()
+        self._eaten += self._row_bytes
+        found = self._maps.get(shard.sha256)
         if found is None:
-            found = self._ids[shard.sha256] = self._mapped(shard)
+            found = self._maps[shard.sha256] = self._mapped(shard, self._there(shard) or self._awaited(shard))
+            if len(self._maps) > _OPEN_MAPS:
+                self._maps.popitem(last=False)
+        self._maps.move_to_end(shard.sha256)
         return found
-
-    def _mapped(self, shard: Shard) -> NDArray[np.unsignedinteger]:
-        said = ""
-        for copy in self.stores.copies(shard):
-            path = self.stores.path(copy)
-            try:
-                found = hash_of_range(Folder("", path.parent), path.name, copy.offset, copy.tokens * self.stores.width)
-            except OSError as error:
-                said += f"; {path} of store {copy.store} cannot be read: {error}"
-                continue
-            if found == shard.sha256:
-                begin = copy.offset // self.stores.width
-                return mapped(path, self.stores.dtype)[begin : begin + copy.tokens]
-            said += f"; {path} of store {copy.store} has other bytes from {copy.offset} on than were added"
-        raise BadInput(f"shard {shard.sha256[:16]} cannot be read{said}: geocomm data check --deep says what is whole")
 
     def close(self) -> None:
         """Stop fetching."""
-        self._ids.clear()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        self._maps.clear()
+
+    def _mapped(self, shard: Shard, place: tuple[Path, int]) -> NDArray[np.unsignedinteger]:
+        path, offset = place
+        try:
+            whole = np.memmap(path, self.stores.dtype, mode="r", offset=offset, shape=(shard.tokens,))
+        except (OSError, ValueError) as error:
+            raise BadInput(f"{path} cannot be mapped: {error}") from None
+        self._folder.was_read(shard.sha256)
+        return whole
+
+    def _there(self, shard: Shard) -> tuple[Path, int] | None:
+        """The file that has a shard's right bytes, and where in it. Raises BadInput where this site may not read it."""
+        copies = self.stores.copies(shard)
+        cached = self._folder.shard(shard.sha256, self.stores.size(shard))
+        if cached is not None:
+            return cached, 0
+        seen = self._seen.get(shard.sha256) or self._folder.seen(shard.sha256)
+        if seen is not None:
+            for copy in copies:
+                if self.stores.file(copy) == seen:
+                    return seen, copy.offset
+        return None
+
+    def _awaited(self, shard: Shard) -> tuple[Path, int]:
+        began = time.monotonic()
+        tell_at = began + _TELL_SECONDS
+        with self._changed:
+            self._urgent = shard
+            self._start()
+            try:
+                while (found := self._there(shard)) is None:
+                    if shard.sha256 in self._failed:
+                        raise self._failed.pop(shard.sha256)
+                    if self._closed:
+                        raise BadInput("the cache of shards was closed while it was read")
+                    if time.monotonic() > tell_at:
+                        tell_at += _TELL_AGAIN_SECONDS
+                        self._tell(shard, time.monotonic() - began)
+                    self._changed.wait(_POLL_SECONDS)
+            finally:
+                self._urgent = None
+                self.waited_seconds += time.monotonic() - began
+        return found
+
+    def _tell(self, shard: Shard, seconds: float) -> None:
+        trouble = self._troubles.get(shard.sha256, "it is being fetched")
+        logger().warning("data: has waited %.0f s for %s of store %s: %s", seconds, shard.path, shard.store, trouble)
+
+    def _start(self) -> None:
+        if self._thread is None:
+            # No daemon: the interpreter must not end below a thread that is inside of obstore.
+            self._thread = threading.Thread(target=self._work, name="geocomm-shards")
+            self._thread.start()
+        self._changed.notify_all()
+
+    def _stopped(self) -> bool:
+        return self._closed or not threading.main_thread().is_alive()
+
+    def _rate(self) -> float | None:
+        """The cap, in bytes a second; None while nothing was read yet, or somebody waits."""
+        if not self._row_bytes or not self._began or self._urgent is not None:
+            return None
+        seconds = time.monotonic() - self._began - self.waited_seconds
+        return max(2 * self._eaten / max(seconds, 1.0), _LEAST_RATE)
+
+    def _work(self) -> None:
+        while not self._stopped():
+            with self._changed:
+                shard = self._next()
+                if shard is None:
+                    self._changed.wait(_POLL_SECONDS)
+                    continue
+            try:
+                if not self._load(shard):
+                    time.sleep(_POLL_SECONDS)  # another process does it
+            except Exception as error:  # for whoever reads it
+                self._failed[shard.sha256] = error
+            with self._changed:
+                self._changed.notify_all()
+
+    def _next(self) -> Shard | None:
+        for shard in ([self._urgent] if self._urgent else []) + self._wanted:
+            if shard.sha256 in self._failed or self._paused(shard.sha256):
+                continue
+            try:
+                if self._there(shard) is None:
+                    return shard
+            except BadInput as error:
+                self._failed[shard.sha256] = error
+        return None
+
+    def _load(self, shard: Shard) -> bool:
+        """Get a shard from the nearest store that has it; False: another process is about it. Raises BadInput."""
+        copies = self.stores.copies(shard)
+        tries = 2 if len(copies) == 1 else 1
+        left = [one for one in copies if len(self._wrong.get(one.place, ())) < tries]
+        if not left:
+            said = "; ".join(self._wrong[one.place][-1] for one in copies)
+            raise BadInput(f"shard {shard.sha256[:16]}: {said}. geocomm data check --deep says what is whole")
+        for copy in left:
+            if self._paused(copy.store):
+                continue
+            try:
+                if not self._try(copy):
+                    return False
+            except FileNotFoundError as error:
+                self._is_wrong(copy, str(error))
+            except PermissionError as error:
+                self._troubles[shard.sha256] = f"store {copy.store}: {error}"
+            except InterruptedError:
+                return True
+            except OSError as error:
+                self._troubles[shard.sha256] = f"store {copy.store}: {error}"
+                self._pause(copy.store)
+            else:
+                self._pauses.pop(copy.store, None)
+                if self._there(shard) is not None:
+                    return True
+        if len(left) == len(copies):
+            self._pause(shard.sha256)
+        return True
+
+    def _try(self, copy: Shard) -> bool:
+        """One copy; False: another process is about it. Where its bytes are wrong, that is counted. OSError."""
+        path = self.stores.file(copy)
+        if path is not None:
+            place = Folder(str(path.parent), path.parent)
+            if hash_of_range(place, path.name, copy.offset, self.stores.size(copy)) == copy.sha256:
+                self._seen[copy.sha256] = path
+                self._folder.saw(copy.sha256, path)
+            else:
+                self._is_wrong(copy, "other bytes than were added")
+            return True
+        try:
+            with self._folder.claimed(copy.sha256) as partial:
+                return partial is not None and self._fetched(copy, partial)
+        except OSError as error:
+            if error.errno is None:  # the store's: those of the system have a number
+                raise
+            raise BadInput(f"the cache {self._folder.path} cannot be used: {error.strerror}") from None
+
+    def _fetched(self, copy: Shard, partial: int) -> bool:
+        size, near, kept = self.stores.size(copy), self.stores.is_near(copy), False
+        wanted = {one.sha256 for one in [*self._wanted, *([self._urgent] if self._urgent else [])]}
+        try:
+            if self._there(copy) is None:  # nobody was faster
+                self._folder.make_room(size, wanted)
+                found = fetch(self.stores, copy, partial, None if near else self._pace, self._stopped)
+                self.fetched_bytes += size
+                self.fetched_dollars += size / 1e9 * self.stores.price(copy)
+                if kept := found == copy.sha256:
+                    self._folder.keep(copy.sha256, partial)
+                else:
+                    self._is_wrong(copy, "other bytes than were added")
+        finally:
+            if not kept:
+                self._folder.drop(copy.sha256)
+        return True
+
+    def _is_wrong(self, copy: Shard, said: str) -> None:
+        text = f"{copy.path} of store {copy.store}: {said}"
+        self._wrong.setdefault(copy.place, []).append(text)
+        self._troubles[copy.sha256] = text
+        logger().warning("data: %s; it is not used", text)
+
+    def _pause(self, key: str) -> None:
+        pause = min(self._pauses.get(key, (0.0, _FIRST_PAUSE / 2))[1] * 2, _LONGEST_PAUSE)
+        self._pauses[key] = time.monotonic() + pause, pause
+
+    def _paused(self, key: str) -> bool:
+        return time.monotonic() < self._pauses.get(key, (0.0, 0.0))[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
+from heapq import nlargest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geocomm.core.bad_input import BadInput
-from geocomm.data.places import Folder, open_place
+from geocomm.data.places import Folder, Place, open_place
 
 if TYPE_CHECKING:
-    from geocomm.data.catalog import Shard, Version
+    from geocomm.data.catalog import Shard, Store, Version
 
 
 def folder_of(url: str) -> Path:
@@ -51,10 +52,44 @@ class ShardStores:
         found = [one for one in self._copies.get(shard.sha256, [shard]) if self._may_read(one)]
         return sorted(found, key=self._distance)
 
-    def path(self, shard: Shard) -> Path:
-        """The file that a shard of a folder is a range of. Raises BadInput where this site may not read it."""
+    def read(self, shard: Shard, start: int, count: int) -> bytes:
+        """So many bytes of a shard. Raises BadInput where this site may not read it; OSError."""
+        place = self._place(shard)
+        content = place.read(shard.path, shard.offset + start, count)
+        if len(content) != count:
+            raise OSError(f"{shard.path} of {place.url} is shorter than what was added")
+        return content
+
+    def file(self, shard: Shard) -> Path | None:
+        """The file that a shard is a range of; None: it lies in a bucket. Raises BadInput as `read` does."""
+        place = self._place(shard)
+        return place.path / shard.path if isinstance(place, Folder) else None
+
+    def size(self, shard: Shard) -> int:
+        """Bytes of a shard."""
+        return shard.tokens * self.width
+
+    def is_near(self, shard: Shard) -> bool:
+        """Whether it is fetched without a cap."""
+        return self._site in self._store(shard).near
+
+    def price(self, shard: Shard) -> float:
+        """Dollars per GB for this site."""
+        return 0.0 if self.is_near(shard) else self._store(shard).price
+
+    def largest_fetched(self, number: int) -> int:
+        """Bytes of so many shards that this site may have to fetch, the largest ones."""
+        fetched = {name for name, table in self._rules.stores.items() if not _is_folder(table.url)}
+        firsts = (copies[0] for copies in self._copies.values())
+        sizes = (self.size(one) for one in firsts if one.store in fetched and self._may_read(one))
+        return sum(nlargest(number, sizes))
+
+    def _place(self, shard: Shard) -> Place:
         self._require_reader(shard)
-        return folder_of(self._rules.require_store(shard.store).url) / shard.path
+        return open_place(self._store(shard).url, shard.store)
+
+    def _store(self, shard: Shard) -> Store:
+        return self._rules.require_store(shard.store)
 
     def _require_reader(self, shard: Shard) -> None:
         if not self._may_read(shard):
@@ -67,6 +102,10 @@ class ShardStores:
         return self._rules.may_read(self._site, shard.labels)
 
     def _distance(self, shard: Shard) -> tuple[bool, bool, float]:
-        store = self._rules.require_store(shard.store)
+        store = self._store(shard)
         own_region = self._rules.sites.get(self._site, self._site)
         return self._site not in store.near, store.region != own_region, store.price
+
+
+def _is_folder(url: str) -> bool:
+    return "://" not in url or url.startswith("file://")

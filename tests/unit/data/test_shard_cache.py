@@ -13,7 +13,13 @@ from geocomm.data.catalog import Rules, Shard, Version
 from geocomm.data.shard_cache import ShardCache
 from geocomm.data.shard_stores import ShardStores
 
+pytestmark = pytest.mark.timeout(120)
 IDS = np.arange(64, dtype="<u2")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEOCOMM_DATA_CACHE", str(tmp_path / "cache"))
 
 
 def version_of(**stores: object) -> Version:
@@ -51,16 +57,40 @@ def test_wrong_bytes_are_read_from_another_store_or_refused(tmp_path: Path) -> N
     )
     cache = ShardCache(ShardStores(version, [tells, lies], "frankfurt"))
     assert cache.ids(lies).tolist() == IDS.tolist()
+    cache.close()
     gone = shard_of(IDS, "gone", "a.ds")
-    with pytest.raises(BadInput, match=r"gone.* cannot be read.*lies.* other bytes"):
-        ShardCache(ShardStores(version, [gone, lies], "virginia")).ids(gone)
+    cache = ShardCache(ShardStores(version, [gone, lies], "virginia"))
+    with pytest.raises(BadInput, match=r"No such file.*lies: other bytes"):
+        cache.ids(gone)
+    cache.close()
 
 
 def test_labelled_shard_is_not_opened_from_outside(tmp_path: Path) -> None:
     (tmp_path / "a.ds").write_bytes(IDS.tobytes())
     shard = shard_of(IDS, "disk", "a.ds", labels=("personal",))
     version = version_of(disk=tmp_path)
-    assert len(ShardCache(ShardStores(version, [shard], "frankfurt")).ids(shard)) == 64
+    cache = ShardCache(ShardStores(version, [shard], "frankfurt"))
+    assert len(cache.ids(shard)) == 64
+    cache.close()
     for site in ("virginia", "tokyo", "local"):
         with pytest.raises(BadInput, match="may not read"):
             ShardCache(ShardStores(version, [shard], site)).ids(shard)
+
+
+def test_hash_of_a_folders_shard_is_compared_once_until_the_file_changes(tmp_path: Path) -> None:
+    file = tmp_path / "a.ds"
+    file.write_bytes(IDS.tobytes())
+    shard = shard_of(IDS, "disk", "a.ds")
+    stores = ShardStores(version_of(disk=tmp_path), [shard], "frankfurt")
+    first = ShardCache(stores)
+    first.ids(shard)
+    first.close()
+    again = ShardCache(stores)
+    again.ids(shard)
+    assert again.counts()["waited_seconds"] == 0  # nothing was hashed
+    again.close()
+    file.write_bytes((IDS + 1).tobytes())
+    changed = ShardCache(stores)
+    with pytest.raises(BadInput, match="other bytes"):
+        changed.ids(shard)
+    changed.close()
