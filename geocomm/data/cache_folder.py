@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -56,7 +56,7 @@ class CacheFolder:
             os.utime(self.path / sha256)
 
     @contextmanager
-    def claimed(self, sha256: str) -> Iterator[int | None]:
+    def claimed(self, sha256: str) -> Generator[int | None]:
         """The partial file of a shard, for the one who fetches it, until the block ends; None: another one does."""
         path = self.path / f"{sha256}.partial"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)

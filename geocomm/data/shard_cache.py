@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -111,8 +111,8 @@ class ShardCache:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
+        if (thread := self._thread) is not None:
+            thread.join()
         self._maps.clear()
 
     def _mapped(self, shard: Shard, place: tuple[Path, int]) -> NDArray[np.unsignedinteger]:
@@ -183,6 +183,9 @@ class ShardCache:
         while not self._stopped():
             with self._changed:
                 shard = self._next()
+                if shard is None and not any(self._missing()):
+                    self._thread = None  # the next one begins where something is wanted
+                    return
                 if shard is None:
                     self._changed.wait(_POLL_SECONDS)
                     continue
@@ -195,15 +198,16 @@ class ShardCache:
                 self._changed.notify_all()
 
     def _next(self) -> Shard | None:
-        for shard in ([self._urgent] if self._urgent else []) + self._wanted:
-            if shard.sha256 in self._failed or self._paused(shard.sha256):
-                continue
+        return next((one for one in self._missing() if not self._paused(one.sha256)), None)
+
+    def _missing(self) -> Iterator[Shard]:
+        """What is wanted and can still come."""
+        for shard in [*([self._urgent] if self._urgent else []), *self._wanted]:
             try:
-                if self._there(shard) is None:
-                    return shard
+                if shard.sha256 not in self._failed and self._there(shard) is None:
+                    yield shard
             except BadInput as error:
                 self._failed[shard.sha256] = error
-        return None
 
     def _load(self, shard: Shard) -> bool:
         """Get a shard from the nearest store that has it; False: another process is about it. Raises BadInput."""
