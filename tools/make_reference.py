@@ -57,6 +57,11 @@ with each `init_process_group`. Bytes before compression are known per process, 
         schema.MEMORY,
     ),
     (
+        "Data",
+        'In `stats()["data"]`: shards of the data set that this process reads from a catalog.',
+        schema.DATA,
+    ),
+    (
         "Gradient hooks",
         'One row of `stats()["gradients"]` per living hook, as of the last step that it has settled.',
         schema.GRADIENTS,

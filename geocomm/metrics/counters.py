@@ -21,6 +21,7 @@ def stats() -> dict[str, Any]:
         - `groups`: a dict for each living process group that spans sites.
         - `peers`: a dict for each peer process at another site.
         - `memory`: a dict, the memory of all groups.
+        - `data`: a dict, what was fetched of a data set.
         - `gradients`: a dict for each living gradient hook.
         - `local_steps`: a dict for each living handle of `local_steps`.
 
@@ -42,6 +43,7 @@ def stats() -> dict[str, Any]:
         "groups": groups,
         "peers": sources.read("peers", []),
         "memory": sources.read("memory", {}),
+        "data": sources.read("data", {}),
         "gradients": handle_stats("gradients"),
         "local_steps": handle_stats("local_steps"),
     }

@@ -172,6 +172,14 @@ TOTALS = (
         in_prometheus=False,
     ),
     Metric(
+        "data",
+        "",
+        Kind.ROWS,
+        "of the data set that it reads; {} where it reads none from a catalog",
+        PROCESS,
+        in_prometheus=False,
+    ),
+    Metric(
         "gradients",
         "",
         Kind.ROWS,
@@ -330,6 +338,22 @@ MEMORY = (
 )
 """What stats()["memory"] holds."""
 
+DATA = (
+    Metric(
+        "waited_seconds", "seconds", Kind.COUNTER, "that its reader waited for shards", PROCESS, in_prometheus=False
+    ),
+    Metric("fetched_bytes", "bytes", Kind.COUNTER, "of shards that it fetched", PROCESS, in_prometheus=False),
+    Metric(
+        "fetched_dollars",
+        "",
+        Kind.COUNTER,
+        "what these cost, by the price of their store",
+        PROCESS,
+        in_prometheus=False,
+    ),
+)
+"""What stats()["data"] holds."""
+
 GRADIENTS = (
     Metric("kind", "", Kind.TEXT, "ddp, dgc, fsdp or driver", HOOK, in_prometheus=False),
     Metric("steps", "steps", Kind.COUNTER, "steps begun", HOOK),
@@ -424,6 +448,7 @@ TABLES: dict[str, tuple[Metric, ...]] = {
     'stats()["groups"]': GROUPS,
     'stats()["peers"]': PEERS,
     'stats()["memory"]': MEMORY,
+    'stats()["data"]': DATA,
     'stats()["gradients"]': GRADIENTS,
     'stats()["gradients"][…]["buckets"]': BUCKETS,
     'stats()["local_steps"]': LOCAL_STEPS,

@@ -85,6 +85,12 @@ class SiteState:
     """That this has cost, with headers and repeats."""
     egress_dollars_per_day: float | None
     """That it may cost."""
+    data_waited_seconds: float | None
+    """That a rank waited for shards of the data set, in the mean."""
+    data_fetched_bytes: float | None
+    """Of these, by all its ranks."""
+    data_fetched_dollars: float | None
+    """What they cost."""
     ranks_not_finite: int
     """Ranks whose last loss is NaN or infinite."""
     rounds_not_finite: int
@@ -134,6 +140,7 @@ def site_states(store: RunStore, seen: LastReports) -> Iterator[SiteState]:
         windows: list[Row] = [one["losses"] for one in training if one.get("losses")]
         losses = [one["loss"] for one in training if isinstance(one.get("loss"), float)]
         stats = [received.report.stats for received in own]
+        data: list[Row] = [one["data"] for one in stats if one.get("data")]
         disk = min((rank for rank in ranks if rank.disk_free_bytes is not None), key=_free_bytes, default=None)
         saved = moments(store.events(seen.at - DAY_S, seen.at, site=name, kind="checkpoint"))
         checkpoints = list(itertools.islice(saved, 2))
@@ -158,6 +165,9 @@ def site_states(store: RunStore, seen: LastReports) -> Iterator[SiteState]:
             bytes_sent=sum(peer["bytes_sent"] for received in own for peer in far_peers(received)),
             egress_dollars=total(_egress_dollars(received) for received in own),
             egress_dollars_per_day=max(known(one.report.egress_dollars_per_day for one in own), default=None),
+            data_waited_seconds=mean(one.get("waited_seconds") for one in data),
+            data_fetched_bytes=total(one.get("fetched_bytes") for one in data),
+            data_fetched_dollars=total(one.get("fetched_dollars") for one in data),
             ranks_not_finite=sum(not math.isfinite(loss) for loss in losses),
             rounds_not_finite=sum(
                 run.get("rounds_not_finite", 0) for one in stats for run in one.get("local_steps", ())

@@ -51,6 +51,9 @@ SITE_GAUGES: tuple[tuple[str, str, Callable[[SiteState], float | None]], ...] = 
 SITE_COUNTERS: tuple[tuple[str, str, Callable[[SiteState], float | None]], ...] = (
     ("train_rounds_not_finite", "rounds of local steps that left it out: NaN or Inf", lambda s: s.rounds_not_finite),
     ("site_egress_dollars", "what its bytes to other sites cost", lambda site: site.egress_dollars),
+    ("site_data_waited_seconds", "that a rank waited for its data set", lambda site: site.data_waited_seconds),
+    ("site_data_fetched_bytes", "of its data set, from buckets", lambda site: site.data_fetched_bytes),
+    ("site_data_fetched_dollars", "what these cost", lambda site: site.data_fetched_dollars),
     ("site_reports", "reports that its ranks made", lambda site: site.reports),
     ("site_reports_dropped", "of these, not taken by its collector", lambda site: site.reports_dropped),
 )
