@@ -68,6 +68,8 @@ class Faults:
         self._phase = random.Random(text("SEED")).randrange(1, 8)
         if number("LOCK") and SITE == "site0":
             threading.Thread(target=self._lock, daemon=True).start()
+        if number("FREEZE") and SITE == "site0":
+            threading.Thread(target=self._freeze, daemon=True).start()
         self._here = text("PAUSE_SITE") == SITE
 
     def before(self, step: int) -> None:
@@ -90,6 +92,12 @@ class Faults:
                 threading.Thread(target=cut_line, args=(number("DOWN"),), daemon=True).start()
         if SITE == "site0" and text("JUMPS") and step > 2:
             change_line(text("JUMPS").split(",")[self._turn.random() < 0.75])
+
+    def _freeze(self) -> None:
+        """The line stops now and then."""
+        while True:
+            time.sleep(self._chance.uniform(0.5, 2.0))
+            cut_line(number("FREEZE"))
 
     def _lock(self) -> None:
         """Python's lock is held now and then."""

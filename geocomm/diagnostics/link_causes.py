@@ -32,8 +32,8 @@ _FELL = 0.7
 """A line that delivers less than so much of what it did before has become slower."""
 _RELAYS = 0.05
 _MOST_PAIRS = 6
-_CLEARLY_MORE = 1.25
-"""By so much more than a part of them must links save together to be named."""
+_MOST = 0.5
+"""Of what all links cost: the link of two sites that has so much of it is named, else the site whose links have."""
 
 
 class Judged(NamedTuple):
@@ -218,7 +218,7 @@ class LinkCauses:
         at_most: bool = False,
         explains: Callable[[set[Way]], Without] | None = None,
     ) -> Iterable[Judged]:
-        """One verdict: of the two sites whose link costs most; of a site, or of all links, where that explains more."""
+        """One verdict, of the narrowest place that most of it is at: the link of two sites, a site, or all links."""
         pairs: dict[str, list[LinkFacts]] = defaultdict(list)
         sites: dict[str, list[LinkFacts]] = defaultdict(list)
         everywhere = list(ways)
@@ -249,11 +249,11 @@ class LinkCauses:
         most = verdict("", everywhere)
         if most.verdict.share < NAMED_FROM:  # nor does a part of them cost more
             return
-        best = worst(pairs)
-        for wider in (worst(sites), most):
-            if wider.verdict.saved_seconds > _CLEARLY_MORE * best.verdict.saved_seconds:
-                best = wider
-        yield best
+        for narrower in (worst(pairs), worst(sites)):
+            if narrower.verdict.share >= max(NAMED_FROM, _MOST * most.verdict.share):
+                yield narrower
+                return
+        yield most
 
     def _bandwidth(self) -> Iterable[Judged]:
         def without(ways: set[Way]) -> Without:

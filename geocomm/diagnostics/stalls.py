@@ -205,7 +205,7 @@ def _common(one: tuple[float, float], other: tuple[float, float]) -> float:
 
 def _verdict(cause: Cause, where: str, cost: _Cost, count: int, total: float) -> Verdict:
     saved, share = cost.seconds / count, cost.seconds / total
-    each = statistics.median(cost.steps.values())
+    each = cost.seconds / len(cost.steps)
     many = f"{len(cost.steps)} of {count} steps"
     if cause is Cause.OUTAGE:
         return Verdict(
@@ -217,7 +217,7 @@ def _verdict(cause: Cause, where: str, cost: _Cost, count: int, total: float) ->
             "The run continued by itself. geocomm top counts the outages of each link; ask the carrier.",
             text=f"Outage of {where}, {duration_text(cost.seconds, '.0f')}: {share:.0%} of the time.",
         )
-    evidence = [("steps that paused", many), ("each, in the median", seconds_text(each))]
+    evidence = [("steps that paused", many), ("each, in the mean", seconds_text(each))]
     if cost.stopped:
         evidence.append(("of these, the process did not even report in", str(cost.stopped)))
     return Verdict(

@@ -75,10 +75,9 @@ def headline(verdict: Verdict) -> str:
         return "Not known."
     where = f", {verdict.where}" if verdict.where else ""
     most = "at most " if verdict.at_most else ""
-    return (
-        f"{str(verdict.cause).capitalize()}{where}: without it, a step would be {most}{verdict.saved_seconds:.3f} s "
-        f"shorter ({verdict.share:.0%})."
-    )
+    name = verdict.cause[0].upper() + verdict.cause[1:]
+    saved = f"{most}{verdict.saved_seconds:.3f} s shorter ({verdict.share:.0%})"
+    return f"{name}{where}: without it, a step would be {saved}."
 
 
 def seconds_text(seconds: float) -> str:

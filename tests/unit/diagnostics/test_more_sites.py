@@ -30,6 +30,16 @@ LARGE = replace(PLAIN, size=3 << 20, counters={"rtt_s": 0.03, "best_rate": 50e6}
         (Cause.LATENCY, "", replace(SMALL, delay=0.1), {"delay": 0.0}),
         (Cause.BANDWIDTH, "a - b", replace(LARGE, rates={"ab": 5e6}), {"rates": {"ab": 1e12}}),
         (Cause.BANDWIDTH, "a", replace(LARGE, rates={"ab": 5e6, "ac": 5e6}), {"rates": {"ab": 1e12, "ac": 1e12}}),
+        # The other links are full, too, but more than half is at the slow one.
+        (
+            *(Cause.BANDWIDTH, "a - b", replace(LARGE, rates={"ab": 5e6, "ac": 12e6, "bc": 12e6})),
+            {"rates": {"ab": 1e12, "ac": 12e6, "bc": 12e6}},
+        ),
+        # A third of it.
+        (
+            *(Cause.BANDWIDTH, "", replace(LARGE, rates={"ab": 5e6, "ac": 7e6, "bc": 7e6})),
+            {"rates": dict.fromkeys(PAIRS, 1e12)},
+        ),
         (Cause.BANDWIDTH, "", replace(LARGE, rates=dict.fromkeys(PAIRS, 10e6)), {"rates": dict.fromkeys(PAIRS, 1e12)}),
     ],
 )
