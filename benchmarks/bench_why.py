@@ -33,11 +33,13 @@ from why_causes import NOT_KNOWN, Scenario, scenarios
 from geocomm.bench.bench_report import Conditions, load_at_end, write_pair
 from geocomm.emulator.emulated_keys import site_environment, site_keys
 from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
-from geocomm.emulator.emulated_wan import WanRun
+from geocomm.emulator.emulated_wan import LATENESS_LIMIT_S, WanReport, WanRun
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKER = ROOT / "benchmarks" / "bench_why_worker.py"
 STEPS = 30
+_EMULATOR = "emulator.json"
+"""In a store: what the emulator reported."""
 WITHOUT_BBR = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -77,6 +79,8 @@ class Row:
     others: Sequence[str] = ()
     outcome: str = WRONG
     group: str = "single"
+    late_s: float | None = None
+    """By so much the emulator was late with a packet, at the most; None: not known."""
 
     @property
     def off(self) -> float | None:
@@ -116,9 +120,18 @@ def train(
             seed=seed,
         ) as wan:
             status = wan.wait(limit_s)
+            outcome = wan.report()
         if status != 0:
             log.seek(0)
             raise RunError(f"exit status {status}\n{log.read()[-6000:]}")
+        if outcome is not None:
+            (store / _EMULATOR).write_text(outcome.to_json())
+
+
+def late_s(store: Path) -> float | None:
+    """How late the emulator was with a packet of the run, at the most; None: not kept."""
+    kept = store / _EMULATOR
+    return WanReport.from_json(kept.read_text()).max_lateness_s if kept.exists() else None
 
 
 def judged(store: Path) -> dict[str, Any]:
@@ -182,6 +195,7 @@ def measure(scenario: Scenario, seed: int, stores: Path, library: Path) -> Row:
         *(scenario.name, seed, scenario.verdict, first["cause"], answer["step_seconds"], saved, fixed, others),
         outcome=outcome(scenario, first["cause"], first["where"]),
         group=scenario.group,
+        late_s=late_s(stores / name),
     )
 
 
@@ -235,13 +249,24 @@ def report(rows: Sequence[Row], failed: Sequence[str], conditions: Conditions, u
         if own:
             lines += ["", f"## {title}", "", *_table(own)]
     lines += ["", "Medians over the seeds; off: the least and the most of all seeds."]
+    late = [row.late_s for row in rows if row.late_s is not None]
+    if late:
+        busy = sum(one > LATENESS_LIMIT_S for one in late)
+        lines.append(
+            f"The emulator was late with a packet by more than {LATENESS_LIMIT_S * 1e3:.0f} ms in {busy} of the "
+            f"{len(late)} runs where that is known, by {statistics.median(late) * 1e3:.0f} ms in the median."
+        )
     wrong = [row for row in rows if row.outcome in (UNKNOWN, WRONG)]
     if wrong:
         lines += ["", "Not right:", ""]
-        lines += [f"- {row.scenario}, seed {row.seed}: {', '.join(row.others)}" for row in wrong]
+        lines += [f"- {row.scenario}, seed {row.seed}{_lateness(row)}: {', '.join(row.others)}" for row in wrong]
     if failed:
         lines += ["", f"Runs that failed: {'; '.join(failed)}."]
     return "\n".join([*lines, ""])
+
+
+def _lateness(row: Row) -> str:
+    return f" (a packet {row.late_s:.2f} s late)" if row.late_s is not None and row.late_s > LATENESS_LIMIT_S else ""
 
 
 def _sum(rows: Sequence[Row]) -> str:
