@@ -1,7 +1,7 @@
 """Whether `geocomm why` names the right cause.
 
-    bench_why.py [--seeds 3] [--first-seed 1] [--minutes 60] [--only rate,codec] [--pairs pairs,more] [--unseen 5]
-                 [--stores FOLDER] [--out benchmarks/results]
+    bench_why.py [--seeds 3] [--first-seed 1] [--minutes 60] [--jobs 1] [--only rate,codec] [--pairs pairs,more]
+                 [--unseen 5] [--stores FOLDER] [--out benchmarks/results]
 
 Each cause is injected into a run of two or three sites over the emulated WAN with TLS, and the verdict is read from its
 run store; a seed varies rate, delay and loss pattern. Where a scenario has a fix, the run is repeated with it: the
@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -311,6 +312,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=60, help="begin no run after so long")
+    parser.add_argument("--jobs", type=int, default=1, help="so many runs at once: each needs two cores, or three")
     parser.add_argument("--only", default="", help="these scenarios, or groups of them, by commas")
     parser.add_argument("--pairs", default="pairs", help="the seeds, by commas, with which ten pairs are drawn each")
     parser.add_argument("--unseen", type=int, help="no run of this seed or a later one was used to make the rules")
@@ -330,16 +332,21 @@ def main() -> int:
         stores = (arguments.stores or Path(made, "stores")).absolute()
         stores.mkdir(parents=True, exist_ok=True)
         for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
-            for scenario in chosen:
+
+            def attempt(scenario: Scenario, seed: int = seed) -> Row | None:
                 if time.monotonic() > until and not made_before(scenario, seed, stores):
-                    continue
+                    return None
                 try:
-                    rows.append(measure(scenario, seed, stores, library))
+                    row = measure(scenario, seed, stores, library)
                 except RunError as error:
                     failed.append(f"{scenario.name}, seed {seed}")
                     print(f"{failed[-1]}: {error}", file=sys.stderr)
-                else:
-                    print(rows[-1], flush=True)
+                    return None
+                print(row, flush=True)
+                return row
+
+            with ThreadPoolExecutor(arguments.jobs) as pool:
+                rows += [row for row in pool.map(attempt, chosen) if row is not None]
             write_pair(
                 arguments.out / "why.md",
                 report(rows, failed, conditions, arguments.unseen),

@@ -31,8 +31,6 @@ _SLOW_SCORE = 0.7
 _REPLAY_OFF = 0.15
 _FEWEST = 4
 """Of fewer steps nothing is said."""
-_EXPLAINED = 0.8
-"""Where the causes explain less of what is lost, that is what has to be said first."""
 _NOTHING_TO_WIN = "There is nothing to win between the sites."
 _TELLING = "docs/how-to/tell-what-steps-wait-for.md"
 _CLEARLY_MORE = 1.1
@@ -162,7 +160,7 @@ class _Examination(_Parts):
         return replace(verdict, share=verdict.saved_seconds / self._steady.step_seconds)
 
     def _with_rest(self, ranked: list[Verdict], judged: Sequence[Judged], links: LinkCauses) -> list[Verdict]:
-        """Also what no cause explains: first, where it is a good part of all that was lost."""
+        """Also what no cause explains: first where it is more than any cause, else last."""
         without = functools.reduce(Without.and_also, (one.explains for one in judged), Without())
         rest = self._replay.replayed(links.at_best(without)).waited + self._stalls.unexplained
         # What goes only with several causes at once is no cause's, such as delays that look like a full line one way.
@@ -173,8 +171,6 @@ class _Examination(_Parts):
         step = self._steady.step_seconds
         if rest < _HIDDEN * step:
             return ranked
-        named = [*self._stalls.verdicts, *(one.verdict for one in judged)]
-        lost = rest + sum(one.saved_seconds for one in named)
         share = rest / step
         evidence = [
             ("waiting for other sites", f"{self._exposed / self._step:.0%} of a step"),
@@ -183,8 +179,7 @@ class _Examination(_Parts):
         fix = "No cause that is known here explains this. geocomm trace shows these steps, operation by operation."
         text = f"Not known: {share:.0%} of a step is waiting that no known cause explains."
         unknown = Verdict(Cause.UNKNOWN, "", rest, share, evidence, fix, text=text)
-        first = lost - rest < _EXPLAINED * lost and (not ranked or ranked[0].saved_seconds < rest)
-        return [unknown, *ranked] if first else [*ranked, unknown]
+        return [unknown, *ranked] if not ranked or ranked[0].saved_seconds < rest else [*ranked, unknown]
 
     def _all_notes(self, off: float) -> Iterable[str]:
         yield from self._notes()

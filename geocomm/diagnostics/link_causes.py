@@ -16,8 +16,6 @@ from geocomm.diagnostics.verdict import NAMED_FROM, Cause, Verdict, bytes_text, 
 
 _STEADY = 0.8
 """Messages on a full line are equally fast. Losses strike some and not others."""
-_STEADY_IN_LOSS = 0.85
-"""The same where packets are lost, since a full line loses them too."""
 _ODD_MESSAGES = 2
 """So many of few messages may be far faster or slower than all others, such as those before a line changed."""
 _ODD = 3.0
@@ -104,7 +102,7 @@ class LinkFacts:
         if self.lost > _LOSS:  # many losses delay many messages alike, and their repair looks like a queue: not both
             if min(self.steady, self.even) >= _STEADY and self.capped >= _GOOD_USE:
                 return True  # no queue is there to be seen, but a rate that TCP never goes beyond
-            return self.steady >= _STEADY_IN_LOSS and (self.queue >= _QUEUE or self.use >= _GOOD_USE)
+            return self.steady >= _STEADY and (self.queue >= _QUEUE or self.use >= _GOOD_USE)
         return self.queue >= _QUEUE or self.steady >= _STEADY
 
     @property
