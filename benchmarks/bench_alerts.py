@@ -52,8 +52,8 @@ def main() -> int:
         print(line)
     print(load_at_end())
     alerts = ", ".join(f"{line['alert']} {line['labels']} after {line['time'] - first:.0f} s" for line in fired)
-    print(f"\nReports of {(last - first) / 60:.1f} minutes, steps of {said['step_seconds']:.2f} s: {len(fired)} alerts")
-    print(f"({alerts or 'none'}). `geocomm why`: {said['verdicts'][0]['cause']}.")
+    print(f"\nReports of {(last - first) / 60:.1f} minutes, steps of {said.step_seconds:.2f} s: {len(fired)} alerts")
+    print(f"({alerts or 'none'}). `geocomm why`: {said.verdict.cause}.")
     return 1 if fired else 0
 
 

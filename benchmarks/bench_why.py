@@ -12,7 +12,6 @@ run failed.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import shlex
@@ -27,18 +26,22 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from why_causes import NOT_KNOWN, Scenario, scenarios
 
 from geocomm.bench.bench_report import Conditions, load_at_end, write_pair
+from geocomm.diagnostics.bottleneck import Diagnosis, diagnose
+from geocomm.diagnostics.run_window import read_window
 from geocomm.emulator.emulated_keys import site_environment, site_keys
 from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.emulator.emulated_wan import LATENESS_LIMIT_S, WanReport, WanRun
+from geocomm.telemetry.run_store import RunStore
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKER = ROOT / "benchmarks" / "bench_why_worker.py"
 STEPS = 30
+_LAST = 50
+"""Steps, as `geocomm why` looks at."""
 _EMULATOR = "emulator.json"
 """In a store: what the emulator reported."""
 WITHOUT_BBR = """
@@ -135,10 +138,9 @@ def late_s(store: Path) -> float | None:
     return WanReport.from_json(kept.read_text()).max_lateness_s if kept.exists() else None
 
 
-def judged(store: Path) -> dict[str, Any]:
-    """What `geocomm why --json` says of a run."""
-    command = [sys.executable, "-m", "geocomm", "why", store, "--json"]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+def judged(store: Path) -> Diagnosis:
+    """What `geocomm why` says of a run."""
+    return diagnose(read_window(RunStore(store), _LAST))
 
 
 def run(scenario: Scenario, seed: int, store: Path, library: Path) -> None:
@@ -166,7 +168,7 @@ def run(scenario: Scenario, seed: int, store: Path, library: Path) -> None:
     train(topology, store, environment, before=scenario.before, elastic=scenario.elastic, seed=seed)
 
 
-def said(scenario: Scenario, seed: int, store: Path, library: Path) -> dict[str, Any]:
+def said(scenario: Scenario, seed: int, store: Path, library: Path) -> Diagnosis:
     """What is said of a run, which is made if its store is not there."""
     if not store.exists():
         with tempfile.TemporaryDirectory(dir=store.parent) as made:  # a run that fails leaves nothing to be judged
@@ -185,16 +187,15 @@ def measure(scenario: Scenario, seed: int, stores: Path, library: Path) -> Row:
     """The run, and where there is a fix the run with it."""
     name = f"{scenario.name} {seed}"
     answer = said(scenario, seed, stores / name, library)
-    verdicts = answer["verdicts"]
-    saved = next((one["saved_seconds"] for one in verdicts if one["cause"] == scenario.verdict), 0.0)
+    saved = next((one.saved_seconds for one in answer.verdicts if one.cause == scenario.verdict), 0.0)
     fixed = None
     if scenario.fix:
-        fixed = said(replace(scenario, **scenario.fix), seed, stores / f"{name} fixed", library)["step_seconds"]
-    others = [f"{one['cause']} ({one['where'] or 'everywhere'}) {one['share']:.0%}" for one in verdicts]
-    first = verdicts[0]
+        fixed = said(replace(scenario, **scenario.fix), seed, stores / f"{name} fixed", library).step_seconds
+    others = [f"{one.cause} ({one.where or 'everywhere'}) {one.share:.0%}" for one in answer.verdicts]
+    first = answer.verdict
     return Row(
-        *(scenario.name, seed, scenario.verdict, first["cause"], answer["step_seconds"], saved, fixed, others),
-        outcome=outcome(scenario, first["cause"], first["where"]),
+        *(scenario.name, seed, scenario.verdict, str(first.cause), answer.step_seconds, saved, fixed, others),
+        outcome=outcome(scenario, first.cause, first.where),
         group=scenario.group,
         late_s=late_s(stores / name),
     )

@@ -175,7 +175,12 @@ UNKNOWN = tuple(
             settings={**_STEPS, "JUMPS": "rtt=500ms,rtt=20ms", "KIB": "64"},
             or_else={"latency": None},
         ),
-        Scenario("line that stops", "", settings={**_STEPS, "FREEZE": "0.3", "KIB": "64"}, or_else={"outage": None}),
+        # All packets of these times are lost.
+        Scenario(
+            *("line that stops", ""),
+            settings={**_STEPS, "FREEZE": "0.3", "KIB": "64"},
+            or_else={"outage": None, "packet loss": None},
+        ),
         Scenario("resets", "", reset=0.0005, settings={**_STEPS, "KIB": "512"}, or_else={"outage": None}),
         Scenario(
             *("lock", ""),
