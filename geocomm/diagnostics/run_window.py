@@ -239,6 +239,7 @@ def _window(
     ranks: list[RankWindow] = []
     links: list[LinkUse] = []
     outages: list[Outage] = []
+    silences: list[tuple[Place, Outage]] = []
     lost = 0
     for rank, received in living.items():
         place = (rank.site, rank.rank)
@@ -261,10 +262,14 @@ def _window(
         links += uses
         stops = _stops(reports[rank], offset)
         ranks.append(RankWindow(place, told, [_operation(row, offset) for row in rows], error, relayed, stops))
-        outages += [outage for outage in _outages(place[0], reports[rank], offset) if outage.ended > began - offset]
+        counted, silent = _outages(place[0], reports[rank], offset)
+        outages += [outage for outage in counted if outage.ended > began - offset]
+        silences += [(there, outage) for there, outage in silent if outage.ended > began - offset]
         numbers = [row["number"] for row in rows]
         lost += max(numbers) - min(numbers) + 1 - len(set(numbers)) if numbers else 0
         lost += int(received.report.stats.get("reports_dropped", 0) or 0)
+    stopped = {rank.place: rank.stops for rank in ranks}
+    outages += [outage for there, outage in silences if not _in_a_stop(outage, stopped.get(there, ()))]
     return RunWindow(
         ranks,
         links,
@@ -368,10 +373,12 @@ def _stops(reports: Sequence[Received], offset: float) -> list[tuple[float, floa
     return found
 
 
-def _outages(site: str, reports: Sequence[Received], offset: float) -> list[Outage]:
+def _outages(site: str, reports: Sequence[Received], offset: float) -> tuple[list[Outage], list[tuple[Place, Outage]]]:
     """Times in which a rank's links may have been away, by its counters: those that it counted as outages, once all
-    connections were there again; and those in which data waited for its acknowledgement and nothing came at all."""
-    found: list[Outage] = []
+    connections were there again; and, with the rank at the other end, those in which data waited for its
+    acknowledgement and nothing came at all."""
+    counted: list[Outage] = []
+    silent: list[tuple[Place, Outage]] = []
     for before, after in itertools.pairwise(reports):
         began, ended = (one.report.now_ns / 1e9 - offset for one in (before, after))
         known = {peer["peer"]: peer for peer in peers(before)}
@@ -382,11 +389,17 @@ def _outages(site: str, reports: Sequence[Received], offset: float) -> list[Outa
             between = " - ".join(sorted((site, str(peer["site"]))))
             grown = {name: peer.get(name, 0) - was.get(name, 0) for name in _OF_A_SILENT_LINE}
             if grown["outage_us"] > 0:
-                found.append(Outage(between, began - grown["outage_us"] / 1e6, ended))
+                counted.append(Outage(between, began - grown["outage_us"] / 1e6, ended))
             waited_s = (grown["busy_us"] - grown["stalled_by_receiver_us"]) / 1e6
             if grown["bytes_received"] == 0 and waited_s > _SILENT_SHARE * (ended - began):
-                found.append(Outage(between, began, ended))
-    return found
+                silent.append(((str(peer["site"]), int(peer["rank"])), Outage(between, began, ended)))
+    return counted, silent
+
+
+def _in_a_stop(outage: Outage, stops: Iterable[tuple[float, float]]) -> bool:
+    """Whether a process that was stopped is reason enough that nothing came from it."""
+    common = (min(outage.ended, ended) - max(outage.began, began) for began, ended in stops)
+    return max(common, default=0.0) > (outage.ended - outage.began) / 2
 
 
 def _element_bytes(dtype: str) -> int:

@@ -79,6 +79,28 @@ def test_a_line_on_which_nothing_waits_or_something_comes_is_not_out(silent: boo
     assert Cause.OUTAGE not in {cause for cause, _ in causes(seen)}
 
 
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_line_is_not_out_where_the_process_at_its_other_end_has_stopped(stopped: bool, tmp_path: Path) -> None:
+    store = RunStore(tmp_path, write=True)
+    began, ended = LONG
+    for second in range(1, SECONDS + 1):
+        still = min(max(0, second - began), ended - began)
+        for number, site in enumerate("ab"):
+            if site == "b" and stopped and began < second < ended:
+                continue
+            peer = PEER | {"site": "ba"[number], "rank": 1 - number, "peer": f"rank {1 - number}"}
+            peer |= {"clock_offset_us": 0, "clock_error_us": 100}
+            if site == "a":
+                peer |= {"bytes_received": 1000 * (second - still), "busy_us": 1_000_000 * still}
+            sequence = second - (still if second < ended else ended - began - 1) * (site == "b" and stopped)
+            step = {"step": second, "ended_ns": second * S, "seconds": 1.0 if second != ended else ended - began + 1.0}
+            report = {"site": site, "rank": number, "process": f"{number:016x}", "sequence": sequence, "time": 0.0}
+            stats = {"peers": [peer], "local_steps": []}
+            more = {"now_ns": second * S, "stats": stats, "steps": [] if began <= second < ended else [step]}
+            keep(store, Report.model_validate(report | more), 1e6 + second)
+    assert {outage.between for outage in read_window(store, 50).outages} == (set() if stopped else {"a - b"})
+
+
 def test_a_process_that_did_not_report_is_known_with_when(tmp_path: Path) -> None:
     seen = window(tmp_path, silent=False, waits=False, without=range(11, 15))
     assert seen.ranks[0].stops == [(pytest.approx(10.1), pytest.approx(15.1))]
