@@ -17,7 +17,8 @@ import geocomm
 from geocomm.core.bad_input import BadInput
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.data.catalog import Catalog, Label, Rules, Shard, Store, Version
-from geocomm.data.shard_sequences import SetName, ShardSequences, argsort
+from geocomm.data.deal_sequences import argsort
+from geocomm.data.shard_sequences import SetName, ShardSequences
 
 LENGTH = 4
 GOLDEN_DEAL = [2, 5, 7, 3, 0, 6, 4, 1]

@@ -1,0 +1,131 @@
+"""The sequences of shards in the order of deals: some shards at a time, mixed inside of a deal. Imports no torch."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from geocomm.core.bad_input import BadInput
+from geocomm.corpus.packing import Sequences
+from geocomm.data.catalog import Shard, Version
+from geocomm.data.shard_stores import folder_of, mapped
+
+
+class DealtTo(NamedTuple):
+    """Shards that are read next, or a part of their sequences."""
+
+    at: int
+    """The position of the first sequence that is read."""
+    key: int
+    """Of the order: equal for all parts of one deal, and for no others."""
+    shards: NDArray[np.int64]
+    """Their numbers."""
+    first: int = 0
+    """In the order: the first sequence that is read."""
+
+
+class DealSequences(Sequences):
+    """The whole sequences of shards, which are numbered as they come; who deals them, a subclass says."""
+
+    version: Version
+    """The newest one that is read."""
+    url: str
+    """Of the catalog, for messages."""
+
+    def __init__(self, sequence_length: int, every: int, run: int) -> None:
+        """every: one of so many sequences of a shard is held out; 0: none. run: what the orders follow from, with the
+        keys of deals."""
+        super().__init__(sequence_length)
+        self._every, self._run = every, run
+        self._shards: list[Shard] = []
+        self._numbers: dict[tuple[str, str, str, int], int] = {}
+        self._first = np.zeros(1, np.int64)
+        """By shard: the number of its first sequence."""
+        self._held_out_shards = self._first[:0]
+        self._order: tuple[int, NDArray[np.int64]] = (-1, self._first[:0])
+
+    @abstractmethod
+    def _deal_at(self, position: int) -> DealtTo:
+        """The deal that has the sequence at this position."""
+
+    def _numbered(self, shards: Iterable[Shard]) -> NDArray[np.int64]:
+        """The numbers of shards; new ones get the next."""
+        numbers: list[int] = []
+        for shard in shards:
+            numbers.append(self._numbers.setdefault((shard.sha256, *shard.place), len(self._shards)))
+            if numbers[-1] == len(self._shards):
+                self._shards.append(shard)
+        counts = [shard.tokens // self.sequence_length for shard in self._shards[len(self._first) - 1 :]]
+        self._first = np.append(self._first, self._first[-1] + np.cumsum(counts, dtype=np.int64))
+        return np.array(numbers, dtype=np.int64)
+
+    def _train_count(self, shards: NDArray[np.int64]) -> int:
+        """How many sequences of these shards are not held out."""
+        counts = self._first[shards + 1] - self._first[shards]
+        return int((counts - counts // self._every if self._every else counts).sum())
+
+    @override
+    def sequence_number(self, position: int) -> int:
+        deal = self._deal_at(position)
+        if self._order[0] != deal.key:
+            self._order = deal.key, self._mixed(deal)
+        return int(self._order[1][deal.first + position - deal.at])
+
+    def _mixed(self, deal: DealtTo) -> NDArray[np.int64]:
+        """Numbers of a deal's sequences, in its order."""
+        bounds = [self._bounds(shard) for shard in deal.shards]
+        numbers = np.concatenate([np.arange(first, end) for first, end in bounds])
+        if self._every:
+            within = np.concatenate([np.arange(end - first) for first, end in bounds])
+            numbers = numbers[within % self._every != self._every - 1]
+        return numbers[argsort(self._run, deal.key, len(numbers))]
+
+    def _bounds(self, shard: np.int64) -> tuple[int, int]:
+        return int(self._first[shard]), int(self._first[shard + 1])
+
+    @property
+    @override
+    def held_out_count(self) -> int:
+        pool = self._held_out_shards
+        return int((self._first[pool + 1] - self._first[pool]).sum()) - self._train_count(pool)
+
+    @override
+    def held_out(self, limit: int) -> NDArray[np.int64]:
+        found: list[NDArray[np.int64]] = []
+        for shard in self._held_out_shards:
+            if limit <= 0 or not self._every:
+                break
+            first, end = self._bounds(shard)
+            numbers = np.arange(first + self._every - 1, end, self._every)[:limit]
+            limit -= len(numbers)
+            found.append(numbers)
+        return np.concatenate(found) if found else self._first[:0]
+
+    @override
+    def rows(self, numbers: Sequence[int]) -> NDArray[np.int64]:
+        return np.stack([self._row(number) for number in numbers])
+
+    def _row(self, number: int) -> NDArray[np.int64]:
+        index = int(np.searchsorted(self._first, number, side="right")) - 1
+        begin = (number - int(self._first[index])) * self.sequence_length
+        row = self._ids(self._shards[index])[begin : begin + self.sequence_length]
+        if len(row) < self.sequence_length:
+            raise BadInput(
+                f"{self._shards[index].path} of {self.url} is shorter than its shards: geocomm data check says more"
+            )
+        return row.astype(np.int64)
+
+    def _ids(self, shard: Shard) -> NDArray[np.unsignedinteger]:
+        path = folder_of(self.version.rules.require_store(shard.store).url) / shard.path
+        begin = shard.offset // self.version.width
+        return mapped(path, self.version.dtype)[begin : begin + shard.tokens]
+
+
+def argsort(run: int, key: int, count: int) -> NDArray[np.int64]:
+    """An order of 0 to count - 1, by a run and a key: sorted raw output of Philox, whose stream numpy guarantees."""
+    return np.argsort(np.random.Philox(key=np.array([run, key], np.uint64)).random_raw(count), kind="stable")
