@@ -45,6 +45,11 @@ def future_of(work: dist.Work) -> torch.futures.Future[Any]:
     return cast(Any, work).get_future()
 
 
+def default_store() -> dist.Store:
+    """The store that the default process group was made with."""
+    return cast(Any, dist).distributed_c10d._get_default_store()
+
+
 def from_numpy(values: np.ndarray) -> torch.Tensor:
     """torch.from_numpy: a tensor over the same memory."""
     return cast(Any, torch).from_numpy(values)

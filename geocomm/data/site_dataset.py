@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,18 @@ from geocomm.core.bad_input import BadInput
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.site import UNNAMED_SITE, site_name
 from geocomm.core.typed_torch import from_numpy
+from geocomm.data.dealt_sequences import DealtSequences
 from geocomm.data.shard_sequences import Reading, SetName, ShardSequences
+from geocomm.data.site_deals import SiteDeals, SiteLeft
+
+
+class ReadsDeals(Protocol):
+    """What `geocomm.local_steps` returns."""
+
+    @property
+    def deals(self) -> SiteDeals | None:
+        """None: no data is dealt."""
+        ...
 
 
 class SiteDataset(IterableDataset[torch.Tensor]):
@@ -24,43 +35,76 @@ class SiteDataset(IterableDataset[torch.Tensor]):
     missed, whatever their number. Iterating goes on where it stood. `state_dict` and `load_state_dict` are those of
     torchdata's `StatefulDataLoader`; a state fits any number of ranks, and may be of an older version of the data set,
     whose sequences are not read again in this pass.
+
+    In an elastic run whose leader deals data, the batches are those that were dealt to this site. A site that comes
+    back reads on where the journal says, whatever `load_state_dict` is given. Where nothing is left, iterating waits
+    for the next deal, and says so; meanwhile the site takes part in rounds. It ends when the site has left the run.
     """
 
     def __init__(
-        self, name: str, *, batch_size: int, sequence_length: int, seed: int = 0, held_out_fraction: float = 0.0
+        self,
+        source: str | ReadsDeals,
+        *,
+        batch_size: int,
+        sequence_length: int | None = None,
+        seed: int = 0,
+        held_out_fraction: float = 0.0,
     ) -> None:
-        """Open the data set, at its beginning.
+        """Open the data set, at its beginning, or where the site is in the run's.
 
         Args:
-            name: `FOLDER@17`, the catalog's folder and the version; the newest without `@`.
+            source: `FOLDER@17`, the catalog's folder and the version; the newest without `@`. Or what `local_steps` has
+                returned in an elastic run that was started with `--data`: the three others are the run's then.
             batch_size: Sequences of this rank in a batch.
             sequence_length: Tokens of a sequence.
             seed: Of the order.
             held_out_fraction: Every n-th sequence of a shard (1 / fraction, rounded) is never read.
 
         Raises:
-            InvalidArgumentError: There is no such version, it cannot be read, or its sequences do not fill a batch.
+            InvalidArgumentError: There is no such version, it cannot be read, its sequences do not fill a batch, or the
+                run deals no data.
+
+        Example:
+            A site of an elastic run:
+
+                data = geocomm.SiteDataset(outer, batch_size=8)
+                for rows in data:
+                    outer.count_tokens(data.batch_tokens)
+                    ...
         """
         super().__init__()
-        if batch_size < 1 or sequence_length < 1 or not 0 <= held_out_fraction < 1 or not 0 <= seed < 1 << 63:
+        if batch_size < 1 or not 0 <= held_out_fraction < 1 or not 0 <= seed < 1 << 63 or (sequence_length or 1) < 1:
             raise InvalidArgumentError(
                 f"SiteDataset: batch_size {batch_size} and sequence_length {sequence_length} must be 1 or more, "
                 f"held_out_fraction {held_out_fraction} and seed {seed} at least 0, the first below 1"
             )
         self._batch_size = batch_size
         self._position = 0
+        self._given = {"sequence_length": sequence_length, "held_out_fraction": held_out_fraction, "seed": seed}
         site = site_name() or UNNAMED_SITE
         try:
-            self._data = ShardSequences(SetName.parse(name), site, sequence_length, held_out_fraction, seed)
+            if isinstance(source, str):
+                if sequence_length is None:
+                    raise BadInput(f"{source} needs a sequence_length")
+                self._data = ShardSequences(SetName.parse(source), site, sequence_length, held_out_fraction, seed)
+            else:
+                self._data = self._dealt(source, site)
         except BadInput as error:
             raise InvalidArgumentError(f"SiteDataset: {error}") from None
-        self._given = {"sequence_length": sequence_length, "held_out_fraction": held_out_fraction, "seed": seed}
         ranks = _place()[1]
         if self._data.train_count < batch_size * ranks:
             raise InvalidArgumentError(
-                f"SiteDataset: {name} has {self._data.train_count} sequences of {sequence_length} tokens for this "
-                f"site, and a batch of {ranks} ranks takes {batch_size * ranks}"
+                f"SiteDataset: {self._data.url} has {self._data.train_count} sequences of {self._data.sequence_length} "
+                f"tokens for this site, and a batch of {ranks} ranks takes {batch_size * ranks}"
             )
+
+    def _dealt(self, outer: ReadsDeals, site: str) -> DealtSequences:
+        if outer.deals is None:
+            raise BadInput("the run deals no data: start its leader with --data, or name a catalog here")
+        if self._given != {"sequence_length": None, "held_out_fraction": 0.0, "seed": 0}:
+            raise BadInput("sequence_length, seed and held_out_fraction are the run's, which the leader was given")
+        self._position = outer.deals.position
+        return DealtSequences(outer.deals, site)
 
     @property
     def batch_tokens(self) -> int:
@@ -77,12 +121,17 @@ class SiteDataset(IterableDataset[torch.Tensor]):
             )
         while True:
             rank, ranks = _place()
-            rows = self._data.micro_batch(self._position, 0, rank, ranks, self._batch_size)
+            try:
+                rows = self._data.micro_batch(self._position, 0, rank, ranks, self._batch_size)
+            except SiteLeft:
+                return
             self._position += self._batch_size * ranks
             yield from_numpy(rows)
 
     def state_dict(self) -> dict[str, Any]:
         """Where all ranks together are: plain values."""
+        if isinstance(self._data, DealtSequences):
+            return {"position": self._position, "dealt": True}
         return {"position": self._position, "readings": [list(one) for one in self._data.readings], **self._given}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -94,6 +143,12 @@ class SiteDataset(IterableDataset[torch.Tensor]):
         Raises:
             InvalidArgumentError: The state is of other data, a newer version, or another sequence length.
         """
+        if isinstance(self._data, DealtSequences) or state.get("dealt"):
+            if not (isinstance(self._data, DealtSequences) and state.get("dealt")):
+                raise InvalidArgumentError(
+                    "SiteDataset: the data of one is dealt by a run's leader, and the other's is not"
+                )
+            return
         for name, own in self._given.items():
             if state[name] != own:
                 raise InvalidArgumentError(f"SiteDataset: the state has {name} {state[name]}, and this one {own}")

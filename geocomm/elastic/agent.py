@@ -28,7 +28,19 @@ from geocomm.elastic.rank_socket import RankConnection
 from geocomm.elastic.run_view import RunView
 from geocomm.elastic.site_ranks import SiteRanks
 from geocomm.elastic.snapshots import SnapshotError, Snapshots
-from geocomm.journal.entries import BadLineError, Entry, Join, Kept, Removed, Round, Skip, Snapshot, hash_of
+from geocomm.journal.entries import (
+    BadLineError,
+    Deal,
+    Entry,
+    Join,
+    Kept,
+    Removed,
+    Round,
+    Skip,
+    Snapshot,
+    TakenBack,
+    hash_of,
+)
 from geocomm.journal.journal import SqliteJournal
 from geocomm.journal.messages import (
     MAX_STATE_CHARS,
@@ -208,13 +220,17 @@ class Agent:
         void: dict[int, int] = {}
         if first <= self._view.journal.base.index:
             void = dict.fromkeys(range(len(self._view.state.versions)), -1)
+        has_deals = False
         for entry in self._view.journal.read(first):
             if isinstance(entry, Round | Skip):
                 void[entry.fragment] = min(entry.version, void.get(entry.fragment, entry.version))
+            has_deals |= isinstance(entry, Deal | TakenBack) and entry.site == self.site
         why = (
             f"the entries of site {self.site} from {first} on are those of a leader before, and not a part of the run: "
             f"it goes on from where the leader at {self._view.leader_at} took over"
         )
+        if has_deals:
+            await self._ranks.end_those_with(first, why)
         await self._void(first, void, why)
         aside = self._view.journal.cut(first)
         self._life.start_again(f"{why}. The entries are kept in {aside.name}")
@@ -432,6 +448,8 @@ class Agent:
         self._ranks.tell(EntrySaid(entry=entry))
         if isinstance(entry, Join) and entry.site == self.site and self._has_ranks:
             self._ranks.load_ahead()
+        if isinstance(entry, Deal | TakenBack) and entry.site == self.site:
+            self._ranks.dealt(entry)
         if isinstance(entry, Kept):
             self._life.start(self._let_go())
         if isinstance(entry, Removed) and entry.site == self.site:

@@ -9,15 +9,28 @@ from geocomm.elastic.agent_life import AgentLife
 from geocomm.elastic.join_states import StatesOfOthers
 from geocomm.elastic.loading_ahead import LoadingAhead
 from geocomm.elastic.other_agents import OtherAgents
+from geocomm.elastic.own_deals import own_deals
 from geocomm.elastic.rank_socket import RankConnection
 from geocomm.elastic.run_view import RunView
-from geocomm.journal.entries import BadLineError, Round, Skip
-from geocomm.journal.messages import Applied, Down, EntrySaid, Peers, RanksUp, RankWelcome, ReadySaid, Stop
+from geocomm.journal.entries import BadLineError, Deal, Round, Skip, TakenBack
+from geocomm.journal.messages import (
+    Applied,
+    Down,
+    EntrySaid,
+    Peers,
+    RanksGone,
+    RanksUp,
+    RankWelcome,
+    ReadySaid,
+    Stop,
+)
 from geocomm.journal.run_state import Standing
+from geocomm.journal.site_line import length
 from geocomm.rendezvous.store_process import log
 from geocomm.rendezvous.waiting import Waiting
 
 _RANKS_END_S = 60.0
+_TAKEN_BACK = "what was dealt to this site was taken back, and others read it: what it has not counted is void"
 ALONE_AFTER_S = 10.0
 """Without a leader for so long, ranks that come up begin with what their site has."""
 
@@ -100,6 +113,10 @@ class SiteRanks:
             )
             connection.close()
             return
+        if hello.trains and self._was_taken_back_since(hello.head):
+            connection.say(Stop(why=_TAKEN_BACK))
+            connection.close()
+            return
         others = [rank.connection.hello for place, rank in self._ranks.items() if place != hello.place]
         if any((other.owners, other.model) != (hello.owners, hello.model) for other in others):
             connection.say(Stop(why="the ranks of this site have different models or settings"))
@@ -159,6 +176,31 @@ class SiteRanks:
         for rank in self._ranks.values():
             if rank.welcomed:
                 rank.goals = {fragment: self._view.state.versions[fragment] for fragment in rank.versions}
+
+    def dealt(self, entry: Deal | TakenBack) -> None:
+        """The journal says what this site reads next; or that what it read and has not counted is void."""
+        known = self._view.state.sites[self._view.site]
+        if isinstance(entry, Deal):
+            for deal in own_deals(self._view.state, self._view.site, length(known.line) - entry.sequences):
+                self.tell_owner(0, deal)
+            return
+        # They have been told the entry, and end: what they still say is not heard.
+        void = {place: rank for place, rank in self._ranks.items() if rank.welcomed}
+        for place, rank in void.items():
+            del self._ranks[place]
+            rank.connection.close()
+        if void:
+            log(f"the ranks of this site end, and start again: {_TAKEN_BACK}")
+            self._view.say(RanksGone(why=_TAKEN_BACK))
+
+    def _was_taken_back_since(self, head: int) -> bool:
+        """Whether deals of this site were, in an entry after this one."""
+        if not self._view.state.data:
+            return False
+        if head < self._view.journal.base.index:
+            return True  # who knows
+        since = self._view.journal.read(head + 1)
+        return any(isinstance(entry, TakenBack) and entry.site == self._view.site for entry in since)
 
     async def end_those_with(self, first: int, why: str) -> None:
         """Stop the ranks that may have rounds of entry `first` on, and wait for their end."""
@@ -245,9 +287,11 @@ class SiteRanks:
         self.say_ready()
 
     def _welcome_rank(self, rank: _Rank, bases: dict[int, tuple[int, bool]], goals: dict[int, int]) -> None:
-        genesis = self._view.state.genesis
+        genesis, data = self._view.state.genesis, self._view.state.data_in_force
         if genesis is None:  # never: welcome has looked
             return
+        taken = own_site.taken if (own_site := self._view.state.sites.get(self._view.site)) else 0
+        position = self._view.state.position(self._view.site)
         own = sorted(rank.versions)
         rank.goals = {fragment: goals[fragment] for fragment in own}
         rank.versions = {fragment: bases[fragment][0] for fragment in own}
@@ -261,9 +305,14 @@ class SiteRanks:
                 states={fragment: bases[fragment][0] for fragment in own if bases[fragment][1]},
                 every=self._view.state.every,
                 step=self._view.state.step,
-                taken=own_site.taken if (own_site := self._view.state.sites.get(self._view.site)) else 0,
+                taken=taken if data is None else position * data.sequence_length,
+                data=data,
+                leader=self._leader_text(),
             )
         )
+        if 0 in own:
+            for deal in own_deals(self._view.state, self._view.site, position):
+                rank.connection.say(deal)
         # A snapshot may have been asked for while this rank had no agent.
         if (last := self._view.state.snapshot) is not None and self._view.state.lacks_snapshot:
             rank.connection.say(EntrySaid(entry=last))
@@ -278,3 +327,10 @@ class SiteRanks:
                         rank.connection.say(EntrySaid(entry=entry))
         for opened in self._view.opens.values():
             rank.connection.say(opened)
+
+    def _leader_text(self) -> str:
+        """Who leads, as far as it is known."""
+        at = self._view.leader_at
+        found = [site for site, address in self._view.known.addresses.items() if address == at]
+        name = self._view.site if self._view.leader is not None else next(iter(found), "")
+        return f"the leader, {name} at {at}," if name else f"the leader at {at}"

@@ -22,6 +22,7 @@ from geocomm.journal.entries import (
     MAX_FRAME_BYTES,
     MOST_FRAGMENTS,
     BadLineError,
+    Data,
     Digest,
     Entry,
     Hash,
@@ -401,7 +402,32 @@ class RankWelcome(Record):
     step: Whole
     """Of the run: the most that a listed frame says."""
     taken: Whole = 0
-    """Tokens that the site has read and that count in every fragment, at `head`."""
+    """Tokens that the site has read and that count in every fragment, at `head`; of dealt data in whole sequences."""
+    data: Data | None = None
+    """The version of the data set that deals are of, at `head`; None: the run deals no data."""
+    leader: Text = ""
+    """Who deals."""
+
+
+class SiteDeal(Record):
+    """From the agent to its ranks, after RankWelcome: what the site reads next, in the order of its line."""
+
+    kind: Literal["site_deal"] = "site_deal"
+    at: Whole
+    """The place in the site's line of the first sequence; this and what follows in sequences."""
+    sequences: Annotated[int, Field(ge=1, lt=2**63)]
+    start: Whole
+    """The first one, in the order of the deal."""
+    deal: Whole
+    """The index of the entry that dealt the shards."""
+    shards: Text
+    """All of that deal, as in `dealt_shards`."""
+    of: Annotated[int, Field(ge=1, lt=2**63)]
+    """How many that deal had."""
+    number: Annotated[int, Field(ge=1, le=999_999)]
+    """Of the version that the shards are of."""
+    sha256: Hash
+    """Of that version."""
 
 
 class Leaving(Record):
@@ -436,6 +462,7 @@ Down = Annotated[
     | Fetched
     | TakeState
     | RankWelcome
+    | SiteDeal
     | Leaving
     | Repair
     | Stop,

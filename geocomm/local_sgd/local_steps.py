@@ -11,6 +11,7 @@ import torch
 
 from geocomm.core.environment import agent_socket
 from geocomm.core.errors import GeocommError, InvalidArgumentError
+from geocomm.data.site_deals import SiteDeals
 from geocomm.local_sgd.elastic_site import ElasticSite
 from geocomm.local_sgd.fragments import Fragment
 from geocomm.local_sgd.group_rounds import GroupRounds
@@ -145,6 +146,11 @@ class LocalSteps:
         """
         return self._own.tokens
 
+    @property
+    def deals(self) -> SiteDeals | None:
+        """What the leader of an elastic run deals to this site, for `SiteDataset`; None where no data is dealt."""
+        return self._own.deals
+
     def begin(self) -> None:
         """Compare everything with the other sites, and begin: `local_steps` calls it.
 
@@ -164,7 +170,7 @@ class LocalSteps:
             tokens: Of the whole site, 1 or more; the same number at each of its ranks.
 
         Raises:
-            InvalidArgumentError: `tokens` is below 1.
+            InvalidArgumentError: `tokens` is below 1, or no whole number of the sequences that the run deals.
         """
         if tokens < 1:
             raise InvalidArgumentError(f"tokens is {tokens}; it must be 1 or more")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,7 @@ from geocomm.core.errors import AbortedError, InvalidArgumentError, ReplicaMisma
 from geocomm.core.message_log import logger
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.snapshots import Layout
-from geocomm.journal.entries import Away, Join, Left, Removed, Round, Skip, Snapshot
+from geocomm.journal.entries import Away, Join, Left, Removed, Round, Skip, Snapshot, TakenBack, TermBegun
 from geocomm.journal.member import Act, Frame, Member, Recompute, Say, SendFrame, Settled, StartAgain
 from geocomm.journal.messages import (
     Beat,
@@ -38,6 +39,7 @@ from geocomm.journal.messages import (
     RankHello,
     RankWelcome,
     Refused,
+    SiteDeal,
     StateKept,
     Stop,
 )
@@ -111,6 +113,9 @@ class MemberRounds:
         """The site is to end in good order: `say_leave` once its last steps have counted."""
         self.has_left = False
         """Whether the journal says that this site has left: nothing of it counts any more."""
+        self.leader = ""
+        """Who deals, for messages."""
+        self._dealt = deque[SiteDeal]()
         self._records = MemberRecords(site, self._fragments)
         # Of the training thread and the other one: changed under the lock.
         self._lock = threading.Lock()
@@ -157,6 +162,10 @@ class MemberRounds:
             raise self._thread.failure
         with self._lock:
             return dict(self._decided)
+
+    def take_dealt(self) -> list[SiteDeal]:
+        """What was dealt to the site since the last call; at the rank that owns fragment 0."""
+        return [self._dealt.popleft() for _ in range(len(self._dealt))]
 
     def to_begin(self) -> dict[int, Open]:
         """The own fragments of which a frame is to be made now: `offer` or `give_nothing` follows for each."""
@@ -298,6 +307,10 @@ class MemberRounds:
                 self._follow(message)
             case Leaving():
                 self.is_leaving = True
+            case SiteDeal():
+                self._dealt.append(message)
+            case RankWelcome():
+                self.leader = message.leader
             case _:
                 pass
         self._act(self._require_member().on_down(message))
@@ -307,6 +320,13 @@ class MemberRounds:
             self._records.decided(said.entry)
         if isinstance(said.entry, Left) and said.entry.site == self.site:
             self.has_left = True
+        if isinstance(said.entry, TermBegun):
+            self.leader = f"the leader, {said.entry.site} at {said.entry.address},"
+        if isinstance(said.entry, TakenBack) and said.entry.site == self.site:
+            raise AbortedError(
+                f"local steps: what was dealt to this site was taken back, and others read it: {said.entry.why}; start "
+                "the ranks of this site again"
+            )
         if isinstance(said.entry, Away | Left | Removed):
             self._frame_mail.forget(said.entry.site)
         if isinstance(said.entry, Snapshot):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -10,15 +11,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from typing_extensions import override
 
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.message_log import logger
 from geocomm.core.patience import Patience
 from geocomm.core.typed_torch import norm
+from geocomm.data.site_deals import SiteDeals, Waits
 from geocomm.elastic.snapshots import Layout
 from geocomm.journal.entries import FRAME_BYTES, MOST_STEPS, Round
-from geocomm.journal.messages import Beat, Model, Open
+from geocomm.journal.messages import Beat, Model, Open, RankWelcome
 from geocomm.local_sgd.anchor import AnchoredFragment, digest
 from geocomm.local_sgd.elastic_settings import require_elastic
 from geocomm.local_sgd.fragments import BYTES_PER_ELEMENT, Fragment
@@ -99,6 +102,7 @@ class MemberSiteRounds(SiteState):
         self._kept_at = time.monotonic() + _FIRST_KEPT_S - _KEPT_EVERY_S  # the moments
         self._leaves = False
         self._run, self._head_step = "", 0
+        self._welcome: RankWelcome | None = None
         self._ahead = 0  # steps that the site with most has more than this one
 
     @property
@@ -138,7 +142,7 @@ class MemberSiteRounds(SiteState):
     def _load(self) -> None:
         if self._rounds is None:
             return
-        welcome = self._rounds.begin({index: held.digest() for index, held in self._held.items()})
+        self._welcome = welcome = self._rounds.begin({index: held.digest() for index, held in self._held.items()})
         for index, version in welcome.states.items():
             self._rounds.read_state(self._held[index], version)
         if self.ranks.place == 0:
@@ -170,8 +174,16 @@ class MemberSiteRounds(SiteState):
                 missing = sum(self._heads[index] - held.version for index, held in self._held.items())
                 say(patience, f"the replay of {missing} rounds", "frames that other sites have")
         # All owners heard the same journal's head or a later one; the most is where the run is.
-        told = [self._begun_at, self._taken] if rounds is not None and self.ranks.place == 0 else [0, 0]
-        begun, self.tokens = self.ranks.sum(told)
+        is_first = rounds is not None and self.ranks.place == 0
+        told = [self._begun_at, self._taken, secrets.randbits(62)] if is_first else [0, 0, 0]
+        begun, self.tokens, name = self.ranks.sum(told)
+        waits = Waits(
+            self._meet_in_wait, lambda: rounds is not None and rounds.has_left, lambda: rounds.leader if rounds else ""
+        )
+        heard = rounds.take_dealt if is_first and rounds is not None else None
+        self.deals = SiteDeals.open(
+            self.ranks.store(f"deals {name}"), self._welcome if is_first else None, heard, waits
+        )
         self.step = begun
         self._step_at_begin = [begun] * len(self.fragments)
         self._tokens_at_begin = [self.tokens] * len(self.fragments)
@@ -201,6 +213,22 @@ class MemberSiteRounds(SiteState):
         super().count_step()
         self._time_step()
         self._meet_members()
+
+    @override
+    def count_tokens(self, tokens: int) -> None:
+        length = 1 if self.deals is None else self.deals.data.sequence_length
+        if tokens % length:
+            raise InvalidArgumentError(
+                f"{tokens} tokens were counted, and the sequences of this run's data have {length}: count whole ones, "
+                "as SiteDataset.batch_tokens does"
+            )
+        super().count_tokens(tokens)
+
+    @torch.no_grad()
+    def _meet_in_wait(self) -> None:
+        """Take part while the training loop waits for data, which is not time that a step takes."""
+        self._meet_members()
+        self._last_step_at = None
 
     def _meet_members(self) -> None:
         """Apply what is decided, and begin what is open: the same at all ranks of the site."""

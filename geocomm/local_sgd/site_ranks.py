@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import HashStore, PrefixStore, Store
 
 from geocomm.core.errors import GeocommError, InvalidArgumentError, error_of
-from geocomm.core.typed_torch import all_gather, all_gather_object, all_reduce, to_list
+from geocomm.core.typed_torch import all_gather, all_gather_object, all_reduce, default_store, to_list
 from geocomm.local_sgd.fragments import Fragment, Range
 from geocomm.local_sgd.host_memory import host_empty
 from geocomm.local_sgd.parameter_view import ParameterView
@@ -24,7 +25,7 @@ _Piece = tuple[Range, slice]
 class SiteRanks:
     """The ranks of this site, in one order. Of each fragment one of them is the owner, which has its outer state.
 
-    Every method but `owns` is collective over the ranks of the site.
+    Every method but `owns` and `store` is collective over the ranks of the site.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, place: int = 0, owners: int = 1) -> None:
@@ -44,6 +45,12 @@ class SiteRanks:
     def owns(self, fragment: int) -> bool:
         """Whether this rank has the outer state of the fragment of this index."""
         return self._owner(fragment) == self.place
+
+    def store(self, name: str) -> Store:
+        """One that all ranks of the site share, under a name that no other use of it has."""
+        if self._group is None:
+            return HashStore()
+        return PrefixStore(f"geocomm {name}", default_store())
 
     def tell(self, fragment: int, numbers: Sequence[int] | None, count: int) -> list[int]:
         """The `count` numbers of the fragment's owner, at all ranks; the others pass None."""

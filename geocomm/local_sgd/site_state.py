@@ -12,6 +12,7 @@ from geocomm.codecs.codec_spec import codec_spec
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.message_log import logger
 from geocomm.core.place import local_world_size
+from geocomm.data.site_deals import SiteDeals
 from geocomm.local_sgd.anchor import AnchoredFragment, digest, least_memory
 from geocomm.local_sgd.fragments import Fragment, make_fragments
 from geocomm.local_sgd.host_memory import available_memory, require_memory
@@ -70,6 +71,8 @@ class SiteState(ABC):
         """Steps or tokens so far."""
         self.tokens = 0
         """That the site has read so far, as far as it was told of them."""
+        self.deals: SiteDeals | None = None
+        """What the leader of an elastic run deals to the site; None: nothing is dealt."""
         self._weight_at_begin = [0] * len(self.fragments)
         self._step_at_begin = [0] * len(self.fragments)
         self._tokens_at_begin = [0] * len(self.fragments)

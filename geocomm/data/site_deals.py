@@ -1,0 +1,136 @@
+"""What the leader of an elastic run deals to a site, as all ranks of the site hear of it.
+
+The first rank hears of deals from the site's agent, and writes them down in the store of the site's process group; all
+ranks, the first one too, take what is written there in its order. So they agree without a collective, also on what they
+do while they wait.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch.distributed import Store
+
+from geocomm.core.errors import CorruptDataError
+from geocomm.core.message_log import logger
+from geocomm.core.patience import Patience
+from geocomm.journal.entries import Data, line_of
+from geocomm.journal.messages import RankWelcome, SiteDeal, down_of
+
+_LOOK_S = 0.05
+_MEET_S = 1.0
+"""How often a site that waits takes part in rounds."""
+_BEGIN, _MEET, _LEFT = "begin", "meet", "left"
+
+
+class SiteLeft(Exception):
+    """The site has left the run while it waited for data."""
+
+
+@dataclass
+class Waits:
+    """What a site does while it waits for data."""
+
+    meet: Callable[[], None]
+    """Take part in rounds; collective over the ranks of the site."""
+    has_left: Callable[[], bool]
+    """At the first rank: the journal says that the site has left."""
+    leader: Callable[[], str]
+    """At the first rank: whom the wait is for."""
+
+
+class SiteDeals:
+    """The site's line of deals, from where it is in its data on. Used in the training thread, alike at all ranks."""
+
+    @staticmethod
+    def open(
+        store: Store, welcome: RankWelcome | None, heard: Callable[[], Sequence[SiteDeal]] | None, waits: Waits
+    ) -> SiteDeals | None:
+        """None: the run deals no data. welcome: at the first rank. heard: there, the deals since the last call."""
+        if welcome is not None:
+            store.set(_BEGIN, line_of(welcome))
+        told = down_of(store.get(_BEGIN))
+        if not isinstance(told, RankWelcome) or told.data is None:
+            return None
+        return SiteDeals(store, told.run, told.data, told.taken // told.data.sequence_length, heard, waits)
+
+    def __init__(
+        self,
+        store: Store,
+        run: str,
+        data: Data,
+        position: int,
+        heard: Callable[[], Sequence[SiteDeal]] | None,
+        waits: Waits,
+    ) -> None:
+        """position: in sequences, where the line begins."""
+        self._store, self._heard, self._waits = store, heard, waits
+        self.run, self.data = run, data
+        self.position = position
+        """Where the site was in its line, in sequences, when its ranks began."""
+        self.line: list[SiteDeal] = []
+        self._end = self._written_end = position
+        self._taken = self._written = 0
+        self._looked_at = 0.0
+
+    def reach(self, end: int) -> None:
+        """Return once the line has all sequences before `end`. Alike at all ranks: meanwhile the site takes part in
+        rounds. Raises SiteLeft; CorruptDataError for a line with a gap."""
+        self._write_heard()
+        if self._end >= end and time.monotonic() < self._looked_at + 1:
+            return
+        self._looked_at = time.monotonic()
+        while self._take(waits=False):
+            pass
+        patience, meets_at = Patience(), time.monotonic() + _MEET_S
+        while self._end < end:
+            self._write_heard()
+            if self._heard is not None and self._taken == self._written:
+                if self._waits.has_left():
+                    self._write(_LEFT)
+                elif time.monotonic() >= meets_at:
+                    self._write(_MEET)
+                    meets_at = time.monotonic() + _MEET_S
+                if patience.left_s <= 0:
+                    logger().warning(
+                        f"data: this site has read all that was dealt to it, and has waited {patience.waited_s:.0f} s "
+                        f"for {self._waits.leader()} to deal more"
+                    )
+                    patience.put_off()
+            if not self._take(waits=True):
+                time.sleep(_LOOK_S)
+
+    def _write_heard(self) -> None:
+        for deal in () if self._heard is None else self._heard():
+            if deal.at + deal.sequences <= self._written_end:
+                continue  # said again, by an agent that has started anew
+            if deal.at > self._written_end:
+                raise CorruptDataError(f"data: deals up to {self._written_end} are here, and the next is at {deal.at}")
+            self._written_end = deal.at + deal.sequences
+            self._write(line_of(deal))
+
+    def _write(self, text: str) -> None:
+        self._store.set(f"deals/{self._written}", text)
+        self._written += 1
+
+    def _take(self, *, waits: bool) -> bool:
+        """Take the next that is written; whether there was one. What is not a deal is for when the site waits."""
+        key = f"deals/{self._taken}"
+        if not self._store.check([key]):
+            return False
+        text = self._store.get(key).decode()
+        if text in (_MEET, _LEFT) and not waits:
+            return False
+        self._taken += 1
+        if text == _LEFT:
+            raise SiteLeft
+        if text == _MEET:
+            self._waits.meet()
+            return True
+        deal = down_of(text)
+        if isinstance(deal, SiteDeal):
+            self.line.append(deal)
+            self._end = deal.at + deal.sequences
+        return True
