@@ -12,8 +12,9 @@ from typing_extensions import override
 
 from geocomm.core.bad_input import BadInput
 from geocomm.corpus.packing import Sequences
-from geocomm.data.catalog import Shard, Version
-from geocomm.data.shard_stores import folder_of, mapped
+from geocomm.data.catalog import Catalog, Shard, Version
+from geocomm.data.shard_cache import ShardCache
+from geocomm.data.shard_stores import ShardStores
 
 
 class DealtTo(NamedTuple):
@@ -34,13 +35,14 @@ class DealSequences(Sequences):
 
     version: Version
     """The newest one that is read."""
-    url: str
-    """Of the catalog, for messages."""
 
-    def __init__(self, sequence_length: int, every: int, run: int) -> None:
-        """every: one of so many sequences of a shard is held out; 0: none. run: what the orders follow from, with the
-        keys of deals."""
+    def __init__(self, url: str, sequence_length: int, every: int, run: int) -> None:
+        """url: of the catalog. every: one of so many sequences of a shard is held out; 0: none. run: what the orders
+        follow from, with the keys of deals."""
         super().__init__(sequence_length)
+        self.url = url
+        self._catalog = Catalog(url)
+        self._cache: ShardCache | None = None
         self._every, self._run = every, run
         self._shards: list[Shard] = []
         self._numbers: dict[tuple[str, str, str, int], int] = {}
@@ -63,6 +65,18 @@ class DealSequences(Sequences):
         counts = [shard.tokens // self.sequence_length for shard in self._shards[len(self._first) - 1 :]]
         self._first = np.append(self._first, self._first[-1] + np.cumsum(counts, dtype=np.int64))
         return np.array(numbers, dtype=np.int64)
+
+    def _read_from(self, version: Version, shards: Iterable[Shard], site: str) -> None:
+        """Read shards where this version says that they lie. shards: all of the version."""
+        self.version, stores = version, ShardStores(version, shards, site)
+        if self._cache is None:
+            self._cache = ShardCache(stores)
+        self._cache.stores = stores
+
+    def _want(self, deals: Iterable[DealtTo]) -> None:
+        """These are read next."""
+        if self._cache is not None:
+            self._cache.want([self._shards[int(number)] for deal in deals for number in deal.shards])
 
     def _train_count(self, shards: NDArray[np.int64]) -> int:
         """How many sequences of these shards are not held out."""
@@ -113,17 +127,13 @@ class DealSequences(Sequences):
     def _row(self, number: int) -> NDArray[np.int64]:
         index = int(np.searchsorted(self._first, number, side="right")) - 1
         begin = (number - int(self._first[index])) * self.sequence_length
-        row = self._ids(self._shards[index])[begin : begin + self.sequence_length]
+        shard = self._shards[index]
+        if self._cache is None:
+            raise BadInput(f"{self.url}: no version is read")
+        row = self._cache.ids(shard)[begin : begin + self.sequence_length]
         if len(row) < self.sequence_length:
-            raise BadInput(
-                f"{self._shards[index].path} of {self.url} is shorter than its shards: geocomm data check says more"
-            )
+            raise BadInput(f"{shard.path} of {self.url} is shorter than its shards: geocomm data check says more")
         return row.astype(np.int64)
-
-    def _ids(self, shard: Shard) -> NDArray[np.unsignedinteger]:
-        path = folder_of(self.version.rules.require_store(shard.store).url) / shard.path
-        begin = shard.offset // self.version.width
-        return mapped(path, self.version.dtype)[begin : begin + shard.tokens]
 
 
 def argsort(run: int, key: int, count: int) -> NDArray[np.int64]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from geocomm.core.bad_input import BadInput
-from geocomm.data.catalog import Catalog, Shard, Version
+from geocomm.data.catalog import Shard, Version
 from geocomm.data.deal_sequences import DealSequences, DealtTo
 from geocomm.data.site_deals import SiteDeals
 from geocomm.journal.dealt_shards import shards_of
@@ -25,14 +25,13 @@ class DealtSequences(DealSequences):
     def __init__(self, deals: SiteDeals, site: str) -> None:
         """site: the own one. Raises BadInput for a version that is not the run's, or not there."""
         data = deals.data
-        super().__init__(data.sequence_length, data.held_out_every, int(deals.run[:16], 16))
+        super().__init__(data.set, data.sequence_length, data.held_out_every, int(deals.run[:16], 16))
         self.deals = deals
-        self.url, self._site = data.set, site
-        self._catalog = Catalog(data.set)
+        self._site = site
         self._listed: tuple[int, Version, list[Shard]] | None = None
-        self._current: tuple[int, DealtTo] = -1, DealtTo(0, -1, self._first[:0])
-        self.version, shards = self._list(data.number, data.sha256)
-        rules = self.version.rules
+        self._known: list[DealtTo] = []
+        version, shards = self._list(data.number, data.sha256)
+        rules = version.rules
         own = self._numbered(shard for shard in shards if rules.may_read(site, shard.labels))
         common = (one for one in shards if all(rules.may_read(name, one.labels) for name in rules.sites))
         self._held_out_shards = self._numbered(common)
@@ -45,14 +44,17 @@ class DealtSequences(DealSequences):
     def micro_batch(self, consumed: int, micro_step: int, rank: int, world_size: int, size: int) -> NDArray[np.int64]:
         """Waits until the batch of all ranks is dealt. Raises SiteLeft."""
         self.deals.reach(consumed + (micro_step + 1) * world_size * size)
+        if new := self.deals.line[len(self._known) :]:
+            self._known += [self._dealt(deal) for deal in new]
+            self._want(self._known[self._index_at(consumed) :])
         return super().micro_batch(consumed, micro_step, rank, world_size, size)
 
     @override
     def _deal_at(self, position: int) -> DealtTo:
-        index = bisect_right(self.deals.line, position, key=lambda deal: deal.at) - 1
-        if self._current[0] != index:
-            self._current = index, self._dealt(self.deals.line[index])
-        return self._current[1]
+        return self._known[self._index_at(position)]
+
+    def _index_at(self, position: int) -> int:
+        return bisect_right(self._known, position, key=lambda deal: deal.at) - 1
 
     def _dealt(self, deal: SiteDeal) -> DealtTo:
         version, listed = self._list(deal.number, deal.sha256)
@@ -63,9 +65,6 @@ class DealtSequences(DealSequences):
             raise BadInput(
                 f"version {deal.number} of {self.url} has no shards {deal.shards}, which were dealt"
             ) from None
-        for shard in shards:
-            if not version.rules.may_read(self._site, shard.labels):
-                raise BadInput(f"{shard.path} of {self.url} was dealt to {self._site}, which may not read it")
         numbers = self._numbered(shards)
         if (count := self._train_count(numbers)) != deal.of:
             raise BadInput(
@@ -81,4 +80,6 @@ class DealtSequences(DealSequences):
             if self._catalog.digest(number) != sha256:
                 raise BadInput(f"version {number} of {self.url} is not the one that the run reads")
             self._listed = number, version, self._catalog.shards(version)
+            if self._cache is None or number > self.version.number:
+                self._read_from(*self._listed[1:], self._site)
         return self._listed[1:]

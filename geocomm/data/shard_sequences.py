@@ -19,7 +19,6 @@ from typing_extensions import override
 
 from geocomm.core.bad_input import BadInput
 from geocomm.corpus.packing import held_out_every, named_seed
-from geocomm.data.catalog import Catalog
 from geocomm.data.deal_sequences import DealSequences, DealtTo, argsort
 
 SHARDS_OF_DEAL = 8
@@ -71,14 +70,13 @@ class ShardSequences(DealSequences):
     ) -> None:
         """site: the own one, which the rules of the data set are applied to. readings: what the run has read before; it
         goes on with these. Raises BadInput."""
-        super().__init__(sequence_length, held_out_every(held_out_fraction), named_seed(seed, order))
-        self.name, self.url, self._site = name, name.url, site
+        super().__init__(name.url, sequence_length, held_out_every(held_out_fraction), named_seed(seed, order))
+        self.name, self._site = name, site
         self._given = held_out_fraction, seed, order
-        self._catalog = Catalog(name.url)
         text = f"catalog {sequence_length} {held_out_fraction} {seed}"
         self.fingerprint = hashlib.sha256(text.encode()).hexdigest()
-        self.version = self._catalog.read(name.number)
-        own = Reading(self.version.number, self._catalog.digest(self.version.number), 0)
+        number = self._catalog.read(name.number).number
+        own = Reading(number, self._catalog.digest(number), 0)
         self.readings = tuple(readings) or (own,)
         self._pools = [self._pool(reading) for reading in self.readings]
         self._held_out_shards = newest = self._pools[-1]
@@ -101,6 +99,7 @@ class ShardSequences(DealSequences):
             raise BadInput(
                 f"{self.name.url} has labels, and its [sites] lack this site, {self._site}: GEOCOMM_SITE names it"
             )
+        self._read_from(version, shards, self._site)
         return self._numbered(shard for shard in shards if version.rules.may_read(self._site, shard.labels))
 
     def renewed(self, readings: Sequence[Reading], position: int) -> ShardSequences:
@@ -116,8 +115,9 @@ class ShardSequences(DealSequences):
 
     @override
     def _deal_at(self, position: int) -> DealtTo:
-        while not self._deals or self._end(self._deals[-1]) <= position:
+        while not self._deals or self._deals[-1].at <= position:  # one more, which is fetched meanwhile
             self._deals.append(self._next_deal())
+            self._want(self._deals[-2:])
         return self._deals[bisect_right(self._deals, position, key=lambda deal: deal.at) - 1]
 
     def _end(self, deal: DealtTo) -> int:
