@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import Protocol
 
 from torch.distributed import Store
 
@@ -29,16 +29,17 @@ class SiteLeft(Exception):
     """The site has left the run while it waited for data."""
 
 
-@dataclass
-class Waits:
-    """What a site does while it waits for data."""
+class FirstRank(Protocol):
+    """The rounds of the first rank of a site, which its agent tells of deals."""
 
-    meet: Callable[[], None]
-    """Take part in rounds; collective over the ranks of the site."""
-    has_left: Callable[[], bool]
-    """At the first rank: the journal says that the site has left."""
-    leader: Callable[[], str]
-    """At the first rank: whom the wait is for."""
+    has_left: bool
+    """Whether the journal says that this site has left."""
+    leader: str
+    """Who deals, for messages."""
+
+    def take_dealt(self) -> Sequence[SiteDeal]:
+        """The deals since the last call."""
+        ...
 
 
 class SiteDeals:
@@ -46,15 +47,16 @@ class SiteDeals:
 
     @staticmethod
     def open(
-        store: Store, welcome: RankWelcome | None, heard: Callable[[], Sequence[SiteDeal]] | None, waits: Waits
+        store: Store, welcome: RankWelcome | None, first: FirstRank | None, meet: Callable[[], None]
     ) -> SiteDeals | None:
-        """None: the run deals no data. welcome: at the first rank. heard: there, the deals since the last call."""
+        """None: the run deals no data. store: shared by the ranks, for this alone. welcome, first: at the first rank.
+        meet: takes part in rounds; collective over the ranks."""
         if welcome is not None:
             store.set(_BEGIN, line_of(welcome))
         told = down_of(store.get(_BEGIN))
         if not isinstance(told, RankWelcome) or told.data is None:
             return None
-        return SiteDeals(store, told.run, told.data, told.taken // told.data.sequence_length, heard, waits)
+        return SiteDeals(store, told.run, told.data, told.taken // told.data.sequence_length, first, meet)
 
     def __init__(
         self,
@@ -62,11 +64,11 @@ class SiteDeals:
         run: str,
         data: Data,
         position: int,
-        heard: Callable[[], Sequence[SiteDeal]] | None,
-        waits: Waits,
+        first: FirstRank | None,
+        meet: Callable[[], None],
     ) -> None:
         """position: in sequences, where the line begins."""
-        self._store, self._heard, self._waits = store, heard, waits
+        self._store, self._first, self._meet = store, first, meet
         self.run, self.data = run, data
         self.position = position
         """Where the site was in its line, in sequences, when its ranks began."""
@@ -87,8 +89,8 @@ class SiteDeals:
         patience, meets_at = Patience(), time.monotonic() + _MEET_S
         while self._end < end:
             self._write_heard()
-            if self._heard is not None and self._taken == self._written:
-                if self._waits.has_left():
+            if self._first is not None and self._taken == self._written:
+                if self._first.has_left:
                     self._write(_LEFT)
                 elif time.monotonic() >= meets_at:
                     self._write(_MEET)
@@ -96,14 +98,14 @@ class SiteDeals:
                 if patience.left_s <= 0:
                     logger().warning(
                         f"data: this site has read all that was dealt to it, and has waited {patience.waited_s:.0f} s "
-                        f"for {self._waits.leader()} to deal more"
+                        f"for {self._first.leader} to deal more"
                     )
                     patience.put_off()
             if not self._take(waits=True):
                 time.sleep(_LOOK_S)
 
     def _write_heard(self) -> None:
-        for deal in () if self._heard is None else self._heard():
+        for deal in () if self._first is None else self._first.take_dealt():
             if deal.at + deal.sequences <= self._written_end:
                 continue  # said again, by an agent that has started anew
             if deal.at > self._written_end:
@@ -127,7 +129,7 @@ class SiteDeals:
         if text == _LEFT:
             raise SiteLeft
         if text == _MEET:
-            self._waits.meet()
+            self._meet()
             return True
         deal = down_of(text)
         if isinstance(deal, SiteDeal):

@@ -18,7 +18,7 @@ from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.message_log import logger
 from geocomm.core.patience import Patience
 from geocomm.core.typed_torch import norm
-from geocomm.data.site_deals import SiteDeals, Waits
+from geocomm.data.site_deals import SiteDeals
 from geocomm.elastic.snapshots import Layout
 from geocomm.journal.entries import FRAME_BYTES, MOST_STEPS, Round
 from geocomm.journal.messages import Beat, Model, Open, RankWelcome
@@ -177,13 +177,8 @@ class MemberSiteRounds(SiteState):
         is_first = rounds is not None and self.ranks.place == 0
         told = [self._begun_at, self._taken, secrets.randbits(62)] if is_first else [0, 0, 0]
         begun, self.tokens, name = self.ranks.sum(told)
-        waits = Waits(
-            self._meet_in_wait, lambda: rounds is not None and rounds.has_left, lambda: rounds.leader if rounds else ""
-        )
-        heard = rounds.take_dealt if is_first and rounds is not None else None
-        self.deals = SiteDeals.open(
-            self.ranks.store(f"deals {name}"), self._welcome if is_first else None, heard, waits
-        )
+        first, welcome = (rounds, self._welcome) if is_first else (None, None)
+        self.deals = SiteDeals.open(self.ranks.store(f"deals {name}"), welcome, first, self._meet_in_wait)
         self.step = begun
         self._step_at_begin = [begun] * len(self.fragments)
         self._tokens_at_begin = [self.tokens] * len(self.fragments)
