@@ -84,6 +84,13 @@ class DealSequences(Sequences):
         return int((counts - counts // self._every if self._every else counts).sum())
 
     @override
+    def micro_batch(self, consumed: int, micro_step: int, rank: int, world_size: int, size: int) -> NDArray[np.int64]:
+        """See `Sequences`."""
+        if self._cache is not None:
+            self._cache.row_bytes = self.sequence_length * self.version.width * world_size
+        return super().micro_batch(consumed, micro_step, rank, world_size, size)
+
+    @override
     def sequence_number(self, position: int) -> int:
         deal = self._deal_at(position)
         if self._order[0] != deal.key:

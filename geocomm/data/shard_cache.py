@@ -51,7 +51,7 @@ class ShardCache:
         """May be replaced by those of a newer version."""
         own, size = data_cache()
         self._folder = CacheFolder(folder or own, size)
-        self._row_bytes = row_bytes
+        self.row_bytes = row_bytes
         self._maps: OrderedDict[str, NDArray[np.unsignedinteger]] = OrderedDict()
         self._seen: dict[str, Path] = {}
         self._changed = threading.Condition()
@@ -97,7 +97,7 @@ class ShardCache:
         """
         if not self._began:
             self._began = time.monotonic()
-        self._eaten += self._row_bytes
+        self._eaten += self.row_bytes
         found = self._maps.get(shard.sha256)
         if found is None:
             found = self._maps[shard.sha256] = self._mapped(shard, self._there(shard) or self._awaited(shard))
@@ -174,7 +174,7 @@ class ShardCache:
 
     def _rate(self) -> float | None:
         """The cap, in bytes a second; None while nothing was read yet, or somebody waits."""
-        if not self._row_bytes or not self._began or self._urgent is not None:
+        if not self.row_bytes or not self._began or self._urgent is not None:
             return None
         seconds = time.monotonic() - self._began - self.waited_seconds
         return max(2 * self._eaten / max(seconds, 1.0), _LEAST_RATE)

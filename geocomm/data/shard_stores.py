@@ -3,36 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 from heapq import nlargest
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import numpy as np
-from numpy.typing import NDArray
 
 from geocomm.core.bad_input import BadInput
 from geocomm.data.places import Folder, Place, open_place
 
 if TYPE_CHECKING:
     from geocomm.data.catalog import Shard, Store, Version
-
-
-def folder_of(url: str) -> Path:
-    """Raises BadInput for what is no folder."""
-    place = open_place(url, "")
-    if not isinstance(place, Folder):
-        raise BadInput(f"{url} is no folder")
-    return place.path
-
-
-@lru_cache(maxsize=64)
-def mapped(path: Path, dtype: str) -> NDArray[np.unsignedinteger]:
-    """The ids of a file, mapped into memory. Raises BadInput where it is not there."""
-    try:
-        return np.memmap(path, dtype=dtype, mode="r")
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path} cannot be read: {error}") from None
 
 
 class ShardStores:

@@ -24,6 +24,7 @@ from geocomm.elastic.known_agents import KnownAgents, TermNotKeptError
 from geocomm.elastic.leader import Leader
 from geocomm.elastic.loading_ahead import LoadingAhead
 from geocomm.elastic.other_agents import OtherAgents
+from geocomm.elastic.own_deals import begins_with
 from geocomm.elastic.rank_socket import RankConnection
 from geocomm.elastic.run_view import RunView
 from geocomm.elastic.site_ranks import SiteRanks
@@ -420,6 +421,8 @@ class Agent:
         later = [index for term, index in state.terms.items() if term > known.term and index <= known.head.index]
         if later:
             await self._void(min(later), dict.fromkeys(range(len(known.versions)), -1), why)
+        elif not begins_with(state, known, self.site):
+            await self._ranks.end_those_with(0, f"what was dealt to site {self.site} was taken back. {why}")
         self._view.journal.begin_at(state)
         self._life.start_again(why)
 
@@ -450,6 +453,7 @@ class Agent:
             self._ranks.load_ahead()
         if isinstance(entry, Deal | TakenBack) and entry.site == self.site:
             self._ranks.dealt(entry)
+            self._beat = None if isinstance(entry, TakenBack) else self._beat  # its tokens are void
         if isinstance(entry, Kept):
             self._life.start(self._let_go())
         if isinstance(entry, Removed) and entry.site == self.site:

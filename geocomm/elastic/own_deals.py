@@ -26,3 +26,9 @@ def own_deals(state: RunState, site: str, after: int) -> Iterator[SiteDeal]:
                 sha256=data.sha256,
             )
         at += piece.sequences
+
+
+def begins_with(state: RunState, before: RunState, site: str) -> bool:
+    """Whether what was dealt to a site before is still its own: nothing of it was taken back."""
+    old = before.sites[site].line if site in before.sites else ()
+    return not old or (site in state.sites and state.sites[site].line[: len(old)] == old)

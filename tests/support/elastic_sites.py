@@ -18,6 +18,7 @@ from geocomm.elastic.rank_socket import socket_path
 from geocomm.journal.entries import Entry, Round
 from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
 from geocomm.journal.run_state import RunState
+from geocomm.journal.sequencer_events import DealtSet, Terms
 from geocomm.security.keys import Keys
 from support.warm_python import WarmProcess
 
@@ -46,6 +47,8 @@ class ElasticSite:
     lead: bool = False
     snapshot_url: str = ""
     mail: bool = True
+    data: DealtSet | None = None
+    doubt_s: float = Terms.doubt_s
     agent: subprocess.Popen[str] | None = None
     rank: subprocess.Popen[str] | WarmProcess | None = None
     logs: list[Path] = field(default_factory=list[Path])
@@ -65,6 +68,8 @@ class ElasticSite:
             snapshot_s=self.snapshot_s,
             ranks=ranks,
             snapshot_url=self.snapshot_url,
+            data=self.data,
+            doubt_s=self.doubt_s,
             parent=os.getpid(),
         )
         self.agent = self._popen(config.command(), "agent")

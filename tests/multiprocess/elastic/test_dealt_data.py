@@ -1,0 +1,150 @@
+"""Sites of an elastic run share one data set: each sequence counts once, whichever sites die, leave and join."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from geocomm.data.catalog import Catalog, Rules, Shard, Store, Version
+from geocomm.data.deal_sequences import argsort
+from geocomm.journal.dealt_shards import shards_of
+from geocomm.journal.entries import Deal, TakenBack
+from geocomm.journal.sequencer_events import DealtSet
+from support.elastic_sites import ElasticSite, ElasticSites
+from support.hub_support import make_keys
+from support.warm_ranks import warm_elastic
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("elastic-training")]  # one process to fork from
+LENGTH = 16
+BATCH = 4
+OF_SHARD = 24
+
+
+class DataSet:
+    """A catalog of shards whose tokens are the number of their sequence."""
+
+    def __init__(self, folder: Path, shards: int) -> None:
+        folder.mkdir()
+        self.catalog = Catalog(str(folder / "catalog"))
+        self.ids = np.arange(shards * OF_SHARD).reshape(shards, OF_SHARD)
+        found: list[Shard] = []
+        for number, ids in enumerate(self.ids):
+            content = np.repeat(ids, LENGTH).astype("<u4").tobytes()
+            (folder / f"{number}.tokens").write_bytes(content)
+            sha256 = hashlib.sha256(content).hexdigest()
+            found.append(Shard(sha256, "disk", f"{number}.tokens", 0, OF_SHARD * LENGTH))
+        rules = Rules(stores={"disk": Store(url=str(folder))})
+        version = Version(number=1, tokenizer="t", vocabulary=1 << 20, dtype="<u4", rules=rules, parts=())
+        self.catalog.add(version, found)
+
+
+@dataclass
+class DataSite(ElasticSite):
+    """A site whose ranks are those of `support.data_rank`."""
+
+    ranks: int = 1
+    step_s: float = 0.05
+
+    def start_rank(self) -> None:
+        module, arguments = "support.data_rank", [str(self.folder.parent), str(BATCH), str(self.step_s)]
+        environment = {
+            "GEOCOMM_SITE": self.name,
+            "GEOCOMM_KEYS": str(self.keys.folder),
+            "GEOCOMM_ONE_SITE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        if self.ranks > 1:
+            torchrun = ["--standalone", "--nproc-per-node", str(self.ranks), "--no-python"]
+            arguments = [*torchrun, *warm_elastic().command(module), *arguments]
+            module = "torch.distributed.run"
+        with self.log("rank").open("w") as log:
+            self.rank = warm_elastic().start(module, arguments, self.environment(environment), log=log)
+
+    def read(self) -> dict[int, int]:
+        """By position in the site's line: the number of the sequence that was read there last."""
+        found: dict[int, int] = {}
+        for rank in range(self.ranks):
+            path = self.folder.parent / f"{self.name}.{rank}.jsonl"
+            for line in path.read_text().splitlines() if path.exists() else ():
+                row = json.loads(line)
+                found |= {row["at"] + place: number for place, number in enumerate(row.get("ids", ()))}
+        return found
+
+
+class DataSites(ElasticSites):
+    """The first one leads, and deals."""
+
+    def __init__(self, folder: Path, names: str, data: DataSet, doubt_s: float, ranks: int = 1) -> None:
+        super().__init__(folder, make_keys(folder / "keys", names))
+        self.data = data
+        for number, (name, site) in enumerate(self.items()):
+            self[name] = DataSite(**vars(site), ranks=ranks if number == 1 else 1)
+        self["a"].data, self["a"].doubt_s = DealtSet(data.catalog.url, LENGTH), doubt_s
+
+    def site(self, name: str) -> DataSite:
+        site = self[name]
+        assert isinstance(site, DataSite)
+        return site
+
+    def counted(self) -> Counter[int]:
+        """How often each sequence counts, by the journal and what each site has read there."""
+        state, found = self["a"].state(), Counter[int]()
+        for name in state.sites:
+            read = self.site(name).read()
+            found.update(read[position] for position in range(state.position(name)))
+        return found
+
+    def assert_each_counts_once(self) -> None:
+        """Of each deal every sequence is read at one place, and is the one that a single process would read there."""
+        state = self["a"].state()
+        assert state.genesis is not None
+        run, starts = int(state.genesis.run[:16], 16), [0]
+        assert len(self.data.catalog.read().parts) == len(starts)
+        orders: dict[int, np.ndarray] = {}
+        for index, deal in state.deals.items():
+            ids = np.concatenate([self.data.ids[starts[part] + number] for part, number in shards_of(deal.shards)])
+            orders[index] = ids[argsort(run, index, len(ids))]
+        dealt = Counter(dict.fromkeys(orders, 0))
+        places = Counter[tuple[int, int]]()
+        for name, record in state.sites.items():
+            read, at, position = self.site(name).read(), 0, state.position(name)
+            for piece in record.line:
+                dealt[piece.deal] += piece.sequences
+                for offset in range(piece.sequences):
+                    places[piece.deal, piece.start + offset] += 1
+                    if at + offset < position:
+                        assert read[at + offset] == orders[piece.deal][piece.start + offset], (name, at + offset)
+                at += piece.sequences
+        for piece in state.rests:
+            dealt[piece.deal] += piece.sequences
+            places.update((piece.deal, piece.start + offset) for offset in range(piece.sequences))
+        assert dealt == {index: len(order) for index, order in orders.items()}
+        assert set(places.values()) == {1}
+
+    def until_all_count(self) -> None:
+        every = range(self.data.ids.size)
+        self.until(lambda: set(every) <= set(self.counted()), "every sequence counts")
+
+
+def test_others_read_what_a_dead_site_leaves(tmp_path: Path) -> None:
+    data = DataSet(tmp_path / "data", shards=24)
+    with DataSites(tmp_path, "abc", data, doubt_s=4, ranks=2) as sites:
+        sites.start()
+        sites.until(lambda: sites["a"].state().position("c") > 0, "c counts")
+        sites["c"].kill_agent()
+        sites["c"].kill_rank()
+
+        def rest_is_dealt() -> bool:
+            entries = sites["a"].entries()
+            back = [one.index for one in entries if isinstance(one, TakenBack) and one.site == "c"]
+            return any(isinstance(one, Deal) and one.rest and one.index > back[0] for one in entries if back)
+
+        sites.until(rest_is_dealt, "the rest of c is dealt to others")
+        sites.until_all_count()
+        sites.assert_each_counts_once()
