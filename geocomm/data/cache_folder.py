@@ -33,6 +33,9 @@ class CacheFolder:
         """Make the folder. Raises BadInput where it cannot be written, or cannot hold so many bytes."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(self.path)
+            if free.free - int(free.total * _RESERVE) >= needed <= (self._size or needed):
+                return  # what is in it need not be looked through
             room = self._room()
         except OSError as error:
             raise BadInput(f"the cache {self.path} cannot be used: {error}; GEOCOMM_DATA_CACHE names another") from None
