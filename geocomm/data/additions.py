@@ -39,7 +39,7 @@ class _File(NamedTuple):
 
 def add_files(
     rules: RulesFile,
-    given: Sequence[str],
+    given: Sequence[str | Path],
     *,
     tokenizer: str | None,
     labels: Collection[str] = (),
@@ -91,15 +91,15 @@ def _next(before: Version | None, rules: RulesFile, tokenizer: str | None) -> Ve
     return before.model_copy(update={"number": before.number + 1, "rules": own})
 
 
-def _files(given: Sequence[str], rules: RulesFile) -> tuple[list[_File], list[Path]]:
+def _files(given: Sequence[str | Path], rules: RulesFile) -> tuple[list[_File], list[Path]]:
     """Files of tokens in their stores, and of text."""
     found: list[_File] = []
     texts: list[Path] = []
-    for text in given:
-        if "://" in text:
-            found += _listed(text, rules)
+    for one in given:
+        if isinstance(one, str) and "://" in one:
+            found += _listed(one, rules)
             continue
-        for path in _local(Path(text)):
+        for path in _local(Path(one)):
             if path.suffix in _TEXT:
                 texts.append(path)
             else:

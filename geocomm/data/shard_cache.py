@@ -42,16 +42,14 @@ class ShardCache:
     """The shards of one data set, for one process."""
 
     def __init__(self, stores: ShardStores, *, folder: Path | None = None, row_bytes: int = 0) -> None:
-        """folder: in place of GEOCOMM_DATA_CACHE. row_bytes: what one call of `ids` stands for at all ranks of the site
-        together: what is fetched ahead from afar goes at most at twice that rate; 0: as fast as it goes.
-
-        Raises BadInput where the cache cannot hold two deals.
-        """
+        """folder: in place of GEOCOMM_DATA_CACHE. Raises BadInput where the cache cannot hold two deals."""
         self.stores = stores
         """May be replaced by those of a newer version."""
+        self.row_bytes = row_bytes
+        """What one call of `ids` stands for at all ranks of the site together. What is fetched ahead from afar comes at
+        most at twice that rate; 0: as fast as it goes."""
         own, size = data_cache()
         self._folder = CacheFolder(folder or own, size)
-        self.row_bytes = row_bytes
         self._maps: OrderedDict[str, NDArray[np.unsignedinteger]] = OrderedDict()
         self._seen: dict[str, Path] = {}
         self._changed = threading.Condition()

@@ -48,7 +48,7 @@ class Buckets:
         self.rules.write_text(RULES)
         self.catalog = "s3://tokens/web/catalog"
         eu, us = (servers[name].table for name in ("eu", "us"))
-        others = {f"s3://tokens/web/{name}": eu for name in ("race", "checked", "nothing")}
+        others = {f"s3://tokens/web/{name}": eu for name in ("race", "checked", "nothing", "read")}
         tables = {"acme-eu": eu, "acme-us": us, self.catalog: eu} | others
         self.keys = write_tables(folder / "stores.toml", tables)
 
@@ -172,6 +172,38 @@ def test_check_names_what_is_gone_or_other_in_a_bucket(buckets: Buckets) -> None
         assert result.returncode == 2
         assert len(result.stderr.splitlines()) == found + 1
         assert "gone.tokens of store acme-us cannot be read" in result.stderr
+
+
+_READER = """
+import sys
+import geocomm
+data = geocomm.SiteDataset(sys.argv[1], batch_size=4, sequence_length=2)
+print(sorted(next(iter(data)).flatten().tolist()))
+"""
+
+
+def test_each_site_reads_its_rows_from_the_buckets(buckets: Buckets) -> None:
+    url, rules = "s3://tokens/web/read", buckets.folder / "read.toml"
+    rules.write_text(RULES.replace(buckets.catalog, url))
+    for name in ("a", "b"):
+        buckets.put("us", f"read/{name}.tokens", [1, 2, 3, 4])
+    buckets.put("eu", "read/c.tokens", [5, 6, 7, 8, 9, 10, 11, 12])
+    buckets.run("add", rules, "s3://tokens/web/us/read", "--tokenizer", "byte")
+    buckets.run("add", rules, "s3://tokens/web/eu/read", "--label", "personal")
+    before = len(buckets.servers["eu"].requests("/eu/"))
+    for site, version, ids in (("virginia", 2, [1, 1, 2, 2, 3, 3, 4, 4]), ("frankfurt", 2, None)):
+        result = subprocess.run(
+            [sys.executable, "-c", _READER, f"{url}@{version}"],
+            env=os.environ | {"GEOCOMM_SITE": site, "GEOCOMM_DATA_CACHE": str(buckets.folder / f"cache-{site}")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert result.returncode == 0, result.stderr
+        if ids is not None:
+            assert json.loads(result.stdout) == ids
+            assert len(buckets.servers["eu"].requests("/eu/")) == before
+    assert len(buckets.servers["eu"].requests("/eu/")) > before
 
 
 def test_catalog_of_a_web_server_is_read_by_its_version(buckets: Buckets, tmp_path: Path) -> None:
