@@ -225,7 +225,7 @@ GROUPS = {
 
 
 def report(rows: Sequence[Row], failed: Sequence[str], conditions: Conditions, unseen: int | None) -> str:
-    """Markdown. unseen: no run of this seed or a later one was looked at when the rules were made; None: not told."""
+    """Markdown. unseen: the runs of this seed and later ones came after the rules; None: not told."""
     lines = [
         "# Verdicts of geocomm why",
         "",
@@ -243,7 +243,7 @@ def report(rows: Sequence[Row], failed: Sequence[str], conditions: Conditions, u
     if unseen is not None:
         lines += [
             "",
-            f"Of these, the runs of seeds from {unseen} on, which were only judged: "
+            f"Of these, the runs that came after the rules (seeds from {unseen} on): "
             + _sum([row for row in rows if row.seed >= unseen]),
         ]
     for group, title in GROUPS.items():
@@ -316,7 +316,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="so many runs at once: each needs two cores, or three")
     parser.add_argument("--only", default="", help="these scenarios, or groups of them, by commas")
     parser.add_argument("--pairs", default="pairs", help="the seeds, by commas, with which ten pairs are drawn each")
-    parser.add_argument("--unseen", type=int, help="no run of this seed or a later one was used to make the rules")
+    parser.add_argument("--unseen", type=int, help="from this seed on, runs came after the rules")
     parser.add_argument("--stores", type=Path, help="keep the run stores here; what is there is judged again, not run")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     arguments = parser.parse_args()
