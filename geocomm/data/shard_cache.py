@@ -6,6 +6,7 @@ of a site, share: each has a thread, and a lock on the file says whose thread fe
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections import OrderedDict
@@ -34,7 +35,7 @@ _TELL_AGAIN_SECONDS = 60.0
 _POLL_SECONDS = 0.2
 """How soon is seen what another process has fetched."""
 _LEAST_RATE = float(1 << 20)
-_FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 30.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 10.0
 """Seconds until a store is asked again that has failed."""
 
 
@@ -140,6 +141,7 @@ class ShardCache:
         tell_at = began + _TELL_SECONDS
         with self._changed:
             self._urgent = shard
+            self._pauses.pop(shard.sha256, None)
             self._start()
             try:
                 while (found := self._there(shard)) is None:
@@ -234,7 +236,7 @@ class ShardCache:
                 self._pauses.pop(copy.store, None)
                 if self._there(shard) is not None:
                     return True
-        if len(left) == len(copies):
+        if any(len(self._wrong.get(one.place, ())) < tries for one in copies):
             self._pause(shard.sha256)
         return True
 
@@ -255,11 +257,20 @@ class ShardCache:
         except OSError as error:
             if error.errno is None:  # the store's: those of the system have a number
                 raise
+            if error.errno == errno.ENOSPC and copy.sha256 != self._urgent_sha256:
+                return True  # there may be room when it is needed
             raise BadInput(f"the cache {self._folder.path} cannot be used: {error.strerror}") from None
+
+    @property
+    def _urgent_sha256(self) -> str:
+        urgent = self._urgent
+        return "" if urgent is None else urgent.sha256
 
     def _fetched(self, copy: Shard, partial: int) -> bool:
         size, near, kept = self.stores.size(copy), self.stores.is_near(copy), False
-        wanted = {one.sha256 for one in [*self._wanted, *([self._urgent] if self._urgent else [])]}
+        # What is waited for goes before what is read later.
+        nearest = self._wanted[:SHARDS_AT_LEAST] if copy.sha256 == self._urgent_sha256 else self._wanted
+        wanted = {one.sha256 for one in nearest}
         try:
             if self._there(copy) is None:  # nobody was faster
                 self._folder.make_room(size, wanted)

@@ -164,9 +164,14 @@ def test_what_was_read_last_goes_when_room_is_needed(
     cache.want([shards[3]])
     wait_for(cache_folder, [shards[3]])
     assert cached(cache_folder) == {shards[number].sha256 for number in (1, 2, 3)}
-    cache.want(shards[1:5])
+    cache.want([shards[number] for number in (1, 2, 3, 4, 0)])  # more than there is room for
+    time.sleep(1)
+    assert len(cache.ids(shards[4])) == TOKENS  # in place of what is read later
+    assert len(cached(cache_folder)) == 3
+    monkeypatch.setattr("geocomm.data.shard_cache.SHARDS_AT_LEAST", 16)
+    [gone] = (shards[number] for number in (2, 3) if shards[number].sha256 not in cached(cache_folder))
     with pytest.raises(BadInput, match=f"the cache {cache_folder} cannot be used: no room"):
-        cache.ids(shards[4])
+        cache.ids(gone)
     cache.close()
 
 
