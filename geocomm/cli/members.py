@@ -70,12 +70,13 @@ def ls(
     counted = f", {tokens} tokens" if tokens else ""
     ended = ", ended" if state.ended else ""
     table = Table(
-        title=f"run {run}, entry {state.head.index}{counted}{ended}", box=None, pad_edge=False, padding=(0, 2, 0, 0)
+        title=f"run {run}, entry {state.head.index}{counted}{ended}", box=None, pad_edge=False, padding=(0, 1, 0, 0)
     )
-    for name in _COLUMNS:
+    columns = [name for name in _COLUMNS if any(row[name] is not None for row in rows) or not rows]
+    for name in columns:
         table.add_column(name, no_wrap=name != "why", justify="left" if name in ("site", "state", "why") else "right")
     for row in rows:
-        table.add_row(*("" if row[name] is None else str(row[name]) for name in _COLUMNS))
+        table.add_row(*(_cell(row[name]) for name in columns))
     Console(markup=False).print(table)
     for wait in waits:
         Console(markup=False).print(wait, style="yellow")
@@ -87,6 +88,13 @@ _COLUMNS = (
     *("site", "state", "since", "rounds", "weight", "tokens", "dealt"),
     *("in", "step", "heard", "s/step", "GiB", "why"),
 )
+
+
+def _cell(value: str | int | float | None) -> str:
+    """80 columns hold a row. --json has all digits."""
+    if isinstance(value, int) and value >= 1_000_000:
+        return f"{value / 1e9:.2f} G" if value >= 1e9 else f"{value / 1e6:.2f} M"
+    return "" if value is None else str(value)
 
 
 def _row(record: SiteRecord, state: RunState, seen: SeenSite | None) -> dict[str, str | int | float | None]:
