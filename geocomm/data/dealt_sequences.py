@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +14,11 @@ from typing_extensions import override
 from geocomm.core.bad_input import BadInput
 from geocomm.data.catalog import Shard, Version
 from geocomm.data.deal_sequences import DealSequences, DealtTo
-from geocomm.data.site_deals import SiteDeals
 from geocomm.journal.dealt_shards import shards_of
 from geocomm.journal.messages import SiteDeal
+
+if TYPE_CHECKING:
+    from geocomm.data.site_deals import SiteDeals
 
 
 class DealtSequences(DealSequences):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from geocomm.core.bad_input import BadInput
 from geocomm.corpus.data_settings import DataConfig
-from geocomm.corpus.packing import PackedSequences, Sequences
+from geocomm.corpus.packing import PackedSequences, Sequences, held_out_every
 from geocomm.corpus.text_tokenizer import TextTokenizer
 from geocomm.corpus.token_store import load_tokens
+from geocomm.data.dealt_sequences import DealtSequences
 from geocomm.data.shard_sequences import Reading, SetName, ShardSequences
+
+if TYPE_CHECKING:
+    from geocomm.data.site_deals import SiteDeals
 
 
 def run_sequences(
@@ -49,3 +53,22 @@ def renewed(data: Sequences, manifest: Mapping[str, Any]) -> Sequences:
     """The same for a run that goes on from a checkpoint with this manifest. Raises BadInput where it cannot."""
     readings = [Reading(*one) for one in manifest.get("readings", [])]
     return data.renewed(readings, manifest["consumed"]) if isinstance(data, ShardSequences) and readings else data
+
+
+def dealt_sequences(config: DataConfig, own: Sequences, deals: SiteDeals, site: str) -> DealtSequences:
+    """What an elastic run deals to this site, in place of what the configuration alone names (`own`). Raises BadInput
+    where they do not fit."""
+    if not isinstance(own, ShardSequences):
+        raise BadInput(f"data.source is {config.source}, and the run deals {deals.data.set}: set data.source=catalog")
+    every = held_out_every(config.held_out_fraction)
+    data = DealtSequences(deals, site)
+    for name, here, there in (
+        ("data.sequence_length", config.sequence_length, deals.data.sequence_length),
+        ("data.held_out_fraction: one sequence of", every, deals.data.held_out_every),
+        ("the tokenizer of data.paths", own.version.tokenizer[:16], data.version.tokenizer[:16]),
+        ("the dtype of data.paths", own.version.dtype, data.version.dtype),
+    ):
+        if here != there:
+            raise BadInput(f"{name}: {here} here, and {there} in the data that the run deals; they must be equal")
+    data.fingerprint = own.fingerprint
+    return data

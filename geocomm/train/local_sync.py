@@ -15,6 +15,7 @@ import torch
 from geocomm.backend.sites import Sites
 from geocomm.core.bad_input import BadInput
 from geocomm.core.errors import GeocommError
+from geocomm.data.site_deals import SiteDeals
 from geocomm.integrations.deepspeed_seams import load_optimizer_state, optimizer_state
 from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.local_steps import LocalSteps, local_steps
@@ -69,13 +70,19 @@ class LocalSync:
         """Collective over all ranks at the end of the joint steps. Raises BadInput there, on all ranks."""
         if self.is_joint and steps_done >= self._joint_steps:
             self.begin()
+
+    def before_update(self) -> None:
+        """Called between the last backward of an accumulation and `engine.step()`; collective in joint steps. What was
+        read counts from here on: a site may wait for its data, and offer what it has learned before, until then."""
+        if self._joint is not None:
+            self._joint.before_update()
         if self._handle is not None:
             self._handle.count_tokens(self._tokens)
 
-    def before_update(self) -> None:
-        """Called between the last backward of an accumulation and `engine.step()`; collective in joint steps."""
-        if self._joint is not None:
-            self._joint.before_update()
+    @property
+    def deals(self) -> SiteDeals | None:
+        """What the leader of an elastic run deals to this site; None where no data is dealt."""
+        return None if self._handle is None else self._handle.deals
 
     @property
     def run_step(self) -> int:

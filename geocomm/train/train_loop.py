@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from geocomm.core.environment import codec_name
+from geocomm.data.site_deals import SiteLeft
 from geocomm.membership.collective_verdict import agree
 from geocomm.metrics import schema
 from geocomm.metrics.events import events
@@ -102,7 +103,11 @@ class TrainLoop:
             self._finish()
         while progress.step < config.training.steps:
             before = progress.step
-            progress, wants = self._one_step(progress, stop)
+            try:
+                progress, wants = self._one_step(progress, stop)
+            except SiteLeft:  # while it waited for data
+                self._save(progress)
+                break
             last = progress.step >= config.training.steps
             if last:
                 self._finish()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from geocomm.core.config_section import flat_fields
 from geocomm.core.ended_by_signal import begun
 from geocomm.core.site import UNNAMED_SITE
 from geocomm.core.units import count_text
+from geocomm.data.run_sequences import dealt_sequences
 from geocomm.membership.collective_verdict import together
 from geocomm.metrics.events import EventReader, events
 from geocomm.runs.run_folder import RunFolder
@@ -47,6 +49,9 @@ def train_session(agreed: Agreed) -> int:
         trained.local.begin(progress.step)
         # Not by steps: another site may have made more, and this one may have had other batches.
         progress = Progress(trained.local.run_step, trained.local.tokens // agreed.data.sequence_length)
+        if (deals := trained.local.deals) is not None:
+            data = together(place, lambda: dealt_sequences(config.data, agreed.data, deals, place.site))
+            agreed = replace(agreed, data=data)
     anew = agreed.elastic or agreed.resume_step is None or restored.of_local
     if anew or restored.ranks != place.world_size:
         # Draws during training differ by rank, do not depend on how the model was built, and do not repeat.
