@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from geocomm.data.catalog import Catalog, Rules, Shard, Store, Version
 from geocomm.data.deal_sequences import argsort
 from geocomm.journal.dealt_shards import shards_of
 from geocomm.journal.entries import Deal, TakenBack
+from geocomm.journal.run_state import Standing
 from geocomm.journal.sequencer_events import DealtSet
 from support.elastic_sites import ElasticSite, ElasticSites
 from support.hub_support import make_keys
@@ -146,5 +148,60 @@ def test_others_read_what_a_dead_site_leaves(tmp_path: Path) -> None:
             return any(isinstance(one, Deal) and one.rest and one.index > back[0] for one in entries if back)
 
         sites.until(rest_is_dealt, "the rest of c is dealt to others")
+        sites.until_all_count()
+        sites.assert_each_counts_once()
+
+
+def test_site_without_a_leader_waits_for_it_by_name_and_goes_on(tmp_path: Path) -> None:
+    data = DataSet(tmp_path / "data", shards=16)
+    with DataSites(tmp_path, "ab", data, doubt_s=0) as sites:
+        sites.start()
+        sites["a"].kill_agent()
+        sites.until(lambda: "for the leader, a at 127.0.0.1" in sites["b"].text(), "b says whom it waits for")
+        read = max(sites.site("b").read())
+        sites["a"].start_agent()
+        sites.until(lambda: max(sites.site("b").read()) > read, "b reads on")
+        sites.until_all_count()
+        sites.assert_each_counts_once()
+
+
+def test_site_whose_deals_were_taken_back_begins_again_as_one_that_joins(tmp_path: Path) -> None:
+    """It was silent, and has read on meanwhile: that is void, and its ranks are new."""
+    data = DataSet(tmp_path / "data", shards=24)
+    with DataSites(tmp_path, "abc", data, doubt_s=3) as sites:
+        sites.start()
+        with sites["c"].paused():
+            sites.until(
+                lambda: any(isinstance(one, TakenBack) for one in sites["a"].entries()), "its deals are taken back"
+            )
+        first = sites["c"].rank
+        assert first is not None
+        assert first.wait(120) != 0
+        sites["c"].start_rank()
+        position = sites["a"].state().position("c")
+        sites.until(lambda: sites["a"].state().position("c") > position, "c counts again")
+        sites.until_all_count()
+        sites.assert_each_counts_once()
+
+
+@pytest.mark.slow
+def test_sites_go_from_four_to_three_to_five_and_nothing_is_missed(tmp_path: Path) -> None:
+    """In mid-pass, one of them with two ranks: one dies, two come, one leaves in order, the dead one is back."""
+    data = DataSet(tmp_path / "data", shards=120)
+    with DataSites(tmp_path, "abcdef", data, doubt_s=4, ranks=2) as sites:
+        sites.start_all([sites[name] for name in "abcd"])
+        sites["d"].kill_agent()
+        sites["d"].kill_rank()
+        sites.until(lambda: any(isinstance(one, TakenBack) for one in sites["a"].entries()), "d is taken back")
+        for name in "ef":
+            sites[name].start()
+        sites.until(lambda: all(sites["a"].state().position(name) > 0 for name in "ef"), "e and f count")
+        assert len(set(sites.counted())) < data.ids.size
+        assert sites["c"].agent is not None
+        sites["c"].agent.send_signal(signal.SIGTERM)
+        sites.until(lambda: sites["a"].state().sites["c"].standing is Standing.LEFT, "c has left")
+        before = sites["a"].state().position("d")
+        sites["d"].start()
+        sites.until(lambda: sites["a"].state().position("d") > before, "d counts again")
         sites.until_all_count()
         sites.assert_each_counts_once()
