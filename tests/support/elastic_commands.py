@@ -32,11 +32,16 @@ class Supervised:
         log = site.folder.parent / f"{name}-run-{len(site.logs)}.log"
         site.logs.append(log)
         wait_for = ["--wait-for", ",".join(site.wait_for)] if site.wait_for else []
+        dealt: list[str] = []
+        if (data := site.data) is not None:
+            dealt = ["--data", data.url, "--sequence-length", str(data.sequence_length)]
+            dealt += ["--held-out-fraction", str(1 / data.held_out_every)] if data.held_out_every else []
         command = [
             *[sys.executable, *program, "run", "--elastic", "--keys", str(site.keys.folder), *wait_for],
             *(["--journal", site.journal] if site.journal else ["--hub", site.leader]),
             *(["--address", site.address] if site.address else []),
             *([] if site.may_lead else ["--never-lead"]),
+            *dealt,
             *["--listen", site.listen, "--run-dir", str(site.folder), "--"],
             *(ranks or ("--nproc-per-node", "1", "-m", "support.elastic_rank")),
         ]

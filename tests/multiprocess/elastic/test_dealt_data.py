@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import signal
 from collections import Counter
@@ -12,38 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from geocomm.data.catalog import Catalog, Rules, Shard, Store, Version
 from geocomm.data.deal_sequences import argsort
 from geocomm.journal.dealt_shards import shards_of
 from geocomm.journal.entries import Deal, TakenBack
 from geocomm.journal.run_state import Standing
 from geocomm.journal.sequencer_events import DealtSet
+from support.dealt_sets import DataSet
 from support.elastic_sites import ElasticSite, ElasticSites
 from support.hub_support import make_keys
 from support.warm_ranks import warm_elastic
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("elastic-training")]  # one process to fork from
-LENGTH = 16
 BATCH = 4
-OF_SHARD = 24
-
-
-class DataSet:
-    """A catalog of shards whose tokens are the number of their sequence."""
-
-    def __init__(self, folder: Path, shards: int) -> None:
-        folder.mkdir()
-        self.catalog = Catalog(str(folder / "catalog"))
-        self.ids = np.arange(shards * OF_SHARD).reshape(shards, OF_SHARD)
-        found: list[Shard] = []
-        for number, ids in enumerate(self.ids):
-            content = np.repeat(ids, LENGTH).astype("<u4").tobytes()
-            (folder / f"{number}.tokens").write_bytes(content)
-            sha256 = hashlib.sha256(content).hexdigest()
-            found.append(Shard(sha256, "disk", f"{number}.tokens", 0, OF_SHARD * LENGTH))
-        rules = Rules(stores={"disk": Store(url=str(folder))})
-        version = Version(number=1, tokenizer="t", vocabulary=1 << 20, dtype="<u4", rules=rules, parts=())
-        self.catalog.add(version, found)
 
 
 @dataclass
@@ -87,7 +66,7 @@ class DataSites(ElasticSites):
         self.data = data
         for number, (name, site) in enumerate(self.items()):
             self[name] = DataSite(**vars(site), ranks=ranks if number == 1 else 1)
-        self["a"].data, self["a"].doubt_s = DealtSet(data.catalog.url, LENGTH), doubt_s
+        self["a"].data, self["a"].doubt_s = DealtSet(data.catalog.url, data.LENGTH), doubt_s
 
     def site(self, name: str) -> DataSite:
         site = self[name]

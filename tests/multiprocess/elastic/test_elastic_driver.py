@@ -15,9 +15,12 @@ pytest.importorskip("transformers")
 
 from geocomm.checkpoint.checkpoint_folder import complete_checkpoints
 from geocomm.core.folder_mark import folder_mark
+from geocomm.data.additions import add_files
+from geocomm.data.catalog import RulesFile, Store
 from geocomm.export.export_record import read_record
 from geocomm.journal.entries import Round
 from geocomm.journal.run_state import Standing
+from geocomm.journal.sequencer_events import DealtSet
 from geocomm.runs.run_folder import RunFolder
 from geocomm.telemetry.run_store import RunStore
 from support.elastic_commands import Supervised, supervised
@@ -104,6 +107,35 @@ def told(run_dir: Path) -> dict[tuple[str, int], bool]:
     """Who has reported there, and whether it has told steps."""
     with contextlib.closing(RunStore(run_dir)) as store:
         return {(one.report.site, one.report.rank): "step" in one.report.training for one in store.latest()}
+
+
+def test_driver_reads_what_the_leader_deals(tmp_path: Path) -> None:
+    """It dies and reads on where it counts; sites evaluate the same sequences."""
+    rules = RulesFile(catalog=str(tmp_path / "web"), stores={"disk": Store(url=str(tmp_path))})
+    for number in range(12):
+        text = tmp_path / f"{number}.txt"
+        text.write_text(f"Text of number {number}, which is read once. " * 200)
+        add_files(rules, [text], tokenizer="byte", labels=(), store="disk")
+    catalog = ("data.source=catalog", f"data.paths=['{rules.catalog}']", "data.held_out_fraction=0.1")
+    with supervised(tmp_path, "ab", together=True) as run:
+        run.sites["a"].data = DealtSet(rules.catalog, SEQUENCE_LENGTH, 10)
+        leader, second = start(run, "a", *catalog), start(run, "b", *catalog)
+        run.until(lambda: run.sites["a"].state().position("b") > 0, "b counts", 200)
+        second.kill()
+        run.until(lambda: run.sites["a"].state().sites["b"].standing is Standing.AWAY, "b is away")
+        position = run.sites["a"].state().position("b")
+        second = start(run, "b", *catalog)
+        run.until(lambda: run.sites["a"].state().position("b") > position, "b counts again", 200)
+        first, again = entries(tmp_path / "disk-b", "start")
+        assert first["consumed"] == 0
+        assert again["consumed"] == position
+        assert again["held_out_sequences"] == entries(tmp_path / "disk-a", "start")[0]["held_out_sequences"] > 0
+        for process in (second, leader):
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(120) == 0, run.sites["a"].text() + run.sites["b"].text()
+        state = run.sites["a"].state()
+        assert state.ended
+        assert {one.shards.partition(":")[0] for one in state.deals.values()} <= {str(part) for part in range(12)}
 
 
 def test_checkpoint_of_fixed_sites_begins_an_elastic_run_and_the_other_way(tmp_path: Path) -> None:

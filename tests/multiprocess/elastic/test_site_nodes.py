@@ -18,6 +18,7 @@ from geocomm.core.addresses import free_port
 from geocomm.journal.entries import Round
 from geocomm.journal.journal import FILE_NAME, SqliteJournal
 from geocomm.telemetry.run_store import RunStore
+from support.dealt_sets import DataSet
 from support.elastic_sites import ENVIRONMENT
 from support.hub_support import make_keys
 
@@ -32,6 +33,9 @@ class Nodes:
         self.keys = make_keys(folder / "keys", "ab")
         self.hub, self.site_hub = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
         self.started: list[subprocess.Popen[bytes]] = []
+        self.of_b: list[str] = []
+        self.script: list[str] = []
+        """In place of `support.elastic_training`."""
 
     def start_a(self, wrap: str, *of_second: str) -> list[subprocess.Popen[bytes]]:
         nodes = ["--site-nodes", "2", "--site-hub", self.site_hub]
@@ -44,11 +48,12 @@ class Nodes:
         return [first, self._start("a", wrap, "--node-rank", "1", *nodes, *of_second)]
 
     def start_b(self) -> subprocess.Popen[bytes]:
-        return self._start("b", "plain", "--run-dir", str(self.folder / "b"))
+        return self._start("b", "plain", "--run-dir", str(self.folder / "b"), *self.of_b)
 
     def _start(self, site: str, wrap: str, *options: str) -> subprocess.Popen[bytes]:
         own = ["--hub", self.hub, *options]
-        script = ["-m", "support.elastic_training", str(self.folder), str(self.steps), "0.05", "8", wrap]
+        training = ["-m", "support.elastic_training", str(self.folder), str(self.steps), "0.05", "8", wrap]
+        script = self.script or training
         command = [sys.executable, "-m", "geocomm", "run", "--elastic", *own, "--", "--nproc-per-node", "1", *script]
         environment = ENVIRONMENT | {"GEOCOMM_KEYS": str(self.keys[site].folder), "OMP_NUM_THREADS": "1"}
         log = (self.folder / f"{site}{len(self.started)}.log").open("wb")
@@ -86,6 +91,28 @@ def test_a_site_of_two_nodes_trains_beside_another(nodes: Nodes) -> None:
     store = RunStore(nodes.folder / "a")
     assert {one.rank.rank for one in store.latest() if one.rank.site == "a"} == {0, 1}, "reports of the second node"
     store.close()
+
+
+def test_the_nodes_of_a_site_read_what_is_dealt_to_it_together(nodes: Nodes) -> None:
+    data = DataSet(nodes.folder / "data", shards=24)
+    nodes.of_b = ["--data", data.catalog.url, "--sequence-length", str(data.LENGTH)]
+    nodes.script = ["-m", "support.data_rank", str(nodes.folder), "2", "0.02"]
+    b = nodes.start_b()  # it leads, since it is there first
+    while "leads the run" not in nodes.said():
+        assert b.poll() is None, nodes.said()
+        time.sleep(0.1)
+    nodes.start_a("ddp")
+    until = time.monotonic() + 200
+    while sum(map(len, (nodes.lines(f"a.{rank}") for rank in range(2)))) < 100:
+        assert time.monotonic() < until, nodes.said()
+        time.sleep(0.2)
+    (nodes.folder / "stop").touch()
+    assert [process.wait(100) for process in nodes.started] == [0, 0, 0], nodes.said()
+    read = {rank: [row for row in nodes.lines(f"a.{rank}") if "ids" in row] for rank in range(2)}
+    assert [row["at"] for row in read[1]] == [row["at"] + 2 for row in read[0]]
+    ids = [number for rows in read.values() for row in rows for number in row["ids"]]
+    first_pass = ids[: data.ids.size // 4]
+    assert len(set(first_pass)) == len(first_pass)
 
 
 @pytest.mark.parametrize(("wrap", "own_folder"), [("ddp", False), ("fsdp2", True)])
