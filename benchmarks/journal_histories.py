@@ -34,6 +34,9 @@ class Counts:
     faults: Counter[str] = field(default_factory=Counter[str])
     broken: list[str] = field(default_factory=list[str])
     stood_still: list[int] = field(default_factory=list[int])
+    counted: int = 0
+    repeated: int = 0
+    """Of the sequences that counted, those that did before."""
 
     def add(self, other: Counts) -> None:
         """Take in those of others."""
@@ -44,6 +47,8 @@ class Counts:
         self.faults += other.faults
         self.broken += other.broken
         self.stood_still += other.stood_still
+        self.counted += other.counted
+        self.repeated += other.repeated
 
 
 def run(seeds: range, lost_disks: bool) -> Counts:
@@ -57,6 +62,8 @@ def run(seeds: range, lost_disks: bool) -> Counts:
         counts.entries += Counter(entry.kind for entry in history.entries)
         counts.frames += sum(len(entry.members) for entry in history.entries if isinstance(entry, Round))
         counts.faults += history.faults
+        counts.counted += history.counted
+        counts.repeated += history.repeated
         if history.broken:
             counts.broken.append(f"seed {seed}: {history.broken}")
         if history.stood_still:
@@ -75,9 +82,11 @@ def table(rows: dict[str, Counts]) -> str:
     line("histories", [one.histories for one in counts])
     line("virtual hours", [one.virtual_s / 3600 for one in counts])
     line("entries", [one.entries.total() for one in counts])
-    for kind in ("round", "skip", "join", "ready", "away", "left", "snapshot", "kept"):
+    for kind in ("round", "skip", "join", "ready", "away", "left", "snapshot", "kept", "deal", "taken_back"):
         line(f"entries: {kind}", [one.entries[kind] for one in counts])
     line("frames that counted", [one.frames for one in counts])
+    line("sequences that counted, in each fragment", [one.counted for one in counts])
+    line("repeated, since a site died", [one.repeated for one in counts])
     line("faults", [one.faults.total() for one in counts])
     for kind in FAULTS:
         line(f"faults: {kind}", [one.faults[kind] for one in counts])

@@ -107,7 +107,7 @@ def _row(record: SiteRecord, state: RunState, seen: SeenSite | None) -> dict[str
         "rounds": record.rounds,
         "weight": record.weight,
         "tokens": record.taken or None,
-        "dealt": None if state.data_in_force is None else state.left(record.name) * state.data_in_force.sequence_length,
+        "dealt": None if state.data_in_force is None else state.left_tokens(record.name),
         "in": f"{len(listed)}/{len(state.versions)}",
         "step": None if beat is None else beat.step,
         "heard": None if seen is None else f"{seen.heard_s:.0f} s",

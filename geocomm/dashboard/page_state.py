@@ -54,7 +54,15 @@ def _members(folder: StoreFolder) -> list[dict[str, Any]] | None:
     """Sites of an elastic run as its journal has them; None: the run is not elastic."""
     if folder.members is None:
         return None
-    return [{"site": one.name, "standing": one.standing.value, "rounds": one.rounds} for one in folder.members]
+    return [
+        {
+            "site": one.name,
+            "standing": one.standing.value,
+            "rounds": one.rounds,
+            "dealt": folder.dealt_tokens.get(one.name),
+        }
+        for one in folder.members
+    ]
 
 
 def plain(value: Any) -> Any:

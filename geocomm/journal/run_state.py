@@ -268,6 +268,11 @@ class RunState:
         known = self.sites.get(site)
         return 0 if known is None else length(known.line) - self.position(site)
 
+    def left_tokens(self, site: str) -> int:
+        """The same in tokens."""
+        data = self.data_in_force
+        return 0 if data is None else self.left(site) * data.sequence_length
+
     def base(self, fragment: int, version: int) -> Digest | None:
         """The digest of the fragment at `version`, where the last round entry says it, and no later one changes it."""
         last = self.rounds.get(fragment)

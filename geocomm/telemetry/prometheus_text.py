@@ -172,6 +172,12 @@ def metric_rows(seen: Overview, folder: StoreFolder) -> Iterator[MetricRow]:
             [((member.name,), _is_away(member)) for member in folder.members],
         )
         yield MetricRow(
+            "geocomm_member_dealt_tokens",
+            "dealt to a member of an elastic run with --data, and not counted yet",
+            site_names,
+            [((name,), float(tokens)) for name, tokens in folder.dealt_tokens.items()],
+        )
+        yield MetricRow(
             "geocomm_snapshot_not_kept",
             "1: too few sites have the last snapshot of the elastic run yet",
             (),

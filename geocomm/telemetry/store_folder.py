@@ -6,7 +6,8 @@ import contextlib
 import functools
 import shutil
 import sqlite3
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -38,18 +39,20 @@ class StoreFolder:
     """Fewer sites have the last snapshot of an elastic run than are to keep one, though several take part."""
     is_in_doubt: bool = False
     """Its site leads an elastic run, and may not be the only one, or not be the run's leader."""
+    dealt_tokens: Mapping[str, int] = field(default_factory=dict[str, int])
+    """By site of an elastic run that deals data: dealt to it, and not counted yet."""
 
     @classmethod
     def look(cls, folder: Path) -> Self:
         """Read it. What cannot be read is None."""
-        (members, lacks), started, site = _run(folder), 0.0, site_of(folder)
+        (members, lacks, dealt), started, site = _run(folder), 0.0, site_of(folder)
         with contextlib.suppress(OSError):
             started = (folder / COLLECTOR_LOCK).stat().st_mtime
         try:
             disk = shutil.disk_usage(folder)
         except OSError:
-            return cls(None, None, members, started, site, lacks, bool(doubt(folder)))
-        return cls(disk.free, disk.free + disk.used, members, started, site, lacks, bool(doubt(folder)))
+            return cls(None, None, members, started, site, lacks, bool(doubt(folder)), dealt)
+        return cls(disk.free, disk.free + disk.used, members, started, site, lacks, bool(doubt(folder)), dealt)
 
     def has_left(self, site: str) -> bool:
         """Whether the site is no member any more."""
@@ -57,19 +60,20 @@ class StoreFolder:
         return any(member.name == site and member.standing in gone for member in self.members or ())
 
 
-def _run(folder: Path) -> tuple[tuple[SiteRecord, ...] | None, bool]:
-    """The members, and whether they lack the last snapshot."""
+def _run(folder: Path) -> tuple[tuple[SiteRecord, ...] | None, bool, dict[str, int]]:
+    """The members, whether they lack the last snapshot, and what was dealt to whom."""
     if not (folder / JOURNAL).is_file():
-        return None, False
+        return None, False, {}
     try:
         return _reader(folder).look(
             lambda run: (
                 tuple(run.sites[name] for name in sorted(run.sites)),
                 run.lacks_snapshot and len(run.live) > 1,
+                {name: run.left_tokens(name) for name in sorted(run.sites)} if run.data else {},
             )
         )
     except (NoJournalError, BadLineError, sqlite3.Error):
-        return None, False
+        return None, False, {}
 
 
 @functools.lru_cache(maxsize=8)

@@ -287,7 +287,8 @@ function showMembers(run) {
   if (run.members) {
     const members = element("table", {});
     table(members, [["site", (one) => one.site], ["standing", (one) => one.standing],
-      ["rounds that counted", (one) => one.rounds, "number"]], run.members);
+      ["rounds that counted", (one) => one.rounds, "number"],
+      ["tokens dealt, not counted", (one) => one.dealt ?? "", "number"]], run.members);
     parts.push(members);
   }
   if (run.rounds.length > 0) {

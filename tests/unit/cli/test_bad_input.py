@@ -16,6 +16,7 @@ from geocomm.core.place import VARIABLES
 from geocomm.journal.journal import FILE_NAME, SqliteJournal
 from support.command_tree import COMMANDS
 
+ELASTIC = "run --elastic --hub h:1 --run-dir {away} --keys {keys}/a"
 # (command line, exit status, words of the line). {file}: a text file, {folder}: a folder, {run}: the run
 # folder of a run that has not begun, {away}: nothing.
 CASES = [
@@ -111,6 +112,11 @@ CASES = [
     ("data check {folder}@new", 2, "the version after @ is no number"),
     ("members promote --run-dir {away}", 2, "not the run folder of a site"),
     ("members lead --hub nowhere --run-dir {away} --keys {away}", 2, "nowhere"),
+    (f"{ELASTIC} --data {{away}}@17 --sequence-length 8 -- x.py", 2, "leave out @"),
+    (f"{ELASTIC} --data {{away}} -- x.py", 2, "--data needs --sequence-length"),
+    (f"{ELASTIC} --sequence-length 8 -- x.py", 2, "are for --data"),
+    ("run --hub h:1 --data {away} --keys {keys}/a -- x.py", 2, "are for --elastic"),
+    ("members lead --hub h:1 --run-dir {away} --keys {keys}/a --data {away}", 2, "--data needs --sequence-length"),
     ("members lead --hub h:1 --journal etcd://h --run-dir {away}", 2, "--journal may instead"),
     ("keys create a/b --out {away}", 2, "'a/b'"),
     ("keys create a --out {file}/keys", 2, "cannot write"),

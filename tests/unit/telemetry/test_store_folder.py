@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from geocomm.journal.entries import Genesis, Join, Left, Ready
+from geocomm.journal.entries import Data, Deal, Genesis, Join, Left, Ready
 from geocomm.journal.journal import FILE_NAME, SqliteJournal
 from geocomm.journal.run_state import Standing
 from geocomm.telemetry.store_folder import COLLECTOR_LOCK, StoreFolder
@@ -28,6 +28,18 @@ def test_members_of_an_elastic_run_are_those_of_its_journal_and_who_has_left_is_
     found = StoreFolder.look(tmp_path)
     assert [(one.name, one.standing) for one in found.members or ()] == [("a", Standing.READY), ("b", Standing.LEFT)]
     assert [found.has_left(site) for site in "abc"] == [False, True, False]
+
+
+def test_members_of_a_run_that_deals_data_have_what_was_dealt_and_does_not_count(tmp_path: Path) -> None:
+    journal = SqliteJournal(tmp_path / FILE_NAME)
+    put(journal, Genesis, run="1" * 32, settings={}, layout="3" * 32, digests=("4" * 32,), every=10)
+    put(journal, Data, set="cat", number=1, sha256="7" * 64, sequence_length=10)
+    for site in "ab":
+        put(journal, Join, site=site, store="5" * 32)
+    put(journal, Ready, site="a")
+    put(journal, Deal, site="a", shards="0:0", sequences=7)
+    journal.close()
+    assert StoreFolder.look(tmp_path).dealt_tokens == {"a": 70, "b": 0}
 
 
 def test_folder_of_another_run_has_no_members_but_a_disk_and_the_start_of_its_collector(tmp_path: Path) -> None:
