@@ -196,10 +196,8 @@ class Leader:
                 try:
                     data = await asyncio.to_thread(read_data, *asked, known)
                 except (BadInput, OSError) as error:
-                    goes_on = (
-                        "until then, no site is dealt more" if known is None else f"version {known.number} goes on"
-                    )
-                    problem = f"the run's data set cannot be read ({error}): {goes_on}"
+                    goes_on = "no site is dealt more" if known is None else f"version {known.number} goes on"
+                    problem = f"the run's data set cannot be read ({error}): until it can, {goes_on}"
                 if problem and problem != told:
                     self._log(problem)
                 told = problem

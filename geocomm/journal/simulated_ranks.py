@@ -137,7 +137,7 @@ class SimulatedRanks:
             if state is not None and knows and least <= state.version <= most:
                 site.disk.states[fragment] = state
                 return state
-        if not any(self._goes_on(one, fragment) for one in self._sites.values()):
+        if not any(self._goes_on(one, fragment) for one in self._sites.values() if not one.gone):
             raise RunHasEnded  # all that had a state have lost their disks
         return None
 
@@ -145,7 +145,7 @@ class SimulatedRanks:
     def _goes_on(site: Site, fragment: int) -> bool:
         """Whether it has a state of the fragment, or begins at one of its own disk."""
         own = site.disk.states.get(fragment, State(0))
-        member = None if site.ranks is None or site.gone else site.ranks.member
+        member = None if site.ranks is None else site.ranks.member
         return member is not None or own.version >= site.disk.replayed_from(fragment)
 
     def _say_ready(self, site: Site, ranks: Ranks) -> None:

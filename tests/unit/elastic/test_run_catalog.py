@@ -10,43 +10,13 @@ from typing import Any
 import pytest
 
 from geocomm.core.bad_input import BadInput
-from geocomm.data.catalog import Catalog, Part, Rules, Shard, Version
 from geocomm.elastic.run_catalog import CatalogData, read_data
 from geocomm.journal.dealt_shards import shards_of
 from geocomm.journal.entries import Data, Deal, Genesis, Join, Ready
 from geocomm.journal.run_state import RunState
+from support.small_catalog import add_version, shard
 
 LENGTH = 10
-RULES = {
-    "sites": {"a": "eu", "b": "us", "c": "us"},
-    "stores": {"s": {"url": "/nowhere"}},
-    "labels": {"eu": {"readers": ["eu"]}},
-}
-
-
-def shard(number: int, tokens: int = 45, labels: tuple[str, ...] = ()) -> Shard:
-    return Shard(f"{number:064x}", "s", f"{number}.tokens", 0, tokens, labels)
-
-
-def add(folder: Path, number: int, *parts: list[Shard]) -> Version:
-    """A version of these parts."""
-    catalog, whole = Catalog(str(folder)), tuple[Part, ...]()
-    version = None
-    for at, part in enumerate(parts):
-        temporary = folder / f"draft{number}-{at}"
-        draft = Version(
-            number=1, tokenizer="byte", vocabulary=256, dtype="<u2", rules=Rules.model_validate(RULES), parts=whole
-        )
-        version = Catalog(str(temporary)).add(draft, part)
-        whole = version.parts
-        (folder / "parts").mkdir(parents=True, exist_ok=True)
-        for file in (temporary / "parts").iterdir():
-            file.replace(folder / "parts" / file.name)
-    assert version is not None
-    whole_version = version.model_copy(update={"number": number})
-    (folder / f"{number:06}.json").write_text(whole_version.model_dump_json())
-    assert catalog.shards(catalog.read(number))
-    return whole_version
 
 
 def run_of(data: CatalogData, sites: str = "abc") -> RunState:
@@ -82,7 +52,7 @@ def read(folder: Path, state: RunState | None = None, known: CatalogData | None 
 
 def test_each_shard_is_dealt_once_a_pass_to_those_who_may_read_it(tmp_path: Path) -> None:
     eu = [shard(100 + i, labels=("eu",)) for i in range(3)]
-    add(tmp_path, 1, [shard(i) for i in range(20)] + [shard(50, tokens=9)], eu)
+    add_version(tmp_path, 1, [shard(i) for i in range(20)] + [shard(50, tokens=9)], eu)
     data = read(tmp_path)
     state = run_of(data)
     dealt: Counter[tuple[int, int]] = Counter()
@@ -100,19 +70,19 @@ def test_each_shard_is_dealt_once_a_pass_to_those_who_may_read_it(tmp_path: Path
 
 
 def test_deals_of_a_small_data_set_leave_some_for_others(tmp_path: Path) -> None:
-    add(tmp_path, 1, [shard(i) for i in range(24)])
+    add_version(tmp_path, 1, [shard(i) for i in range(24)])
     data = read(tmp_path)
     assert len(deal(run_of(data), data, "a")) == 2
 
 
 def test_newer_version_counts_what_was_dealt_before_and_erased_shards_are_dealt_no_more(tmp_path: Path) -> None:
-    add(tmp_path, 1, [shard(i) for i in range(8)])
+    add_version(tmp_path, 1, [shard(i) for i in range(8)])
     data = read(tmp_path)
     state = run_of(data)
     first = deal(state, data, "a")
     [old] = state.deals.values()
     assert read(tmp_path, state, data) is data
-    add(tmp_path, 2, [shard(i) for i in range(8) if (0, i) != first[0]], [shard(9)])
+    add_version(tmp_path, 2, [shard(i) for i in range(8) if (0, i) != first[0]], [shard(9)])
     newer = read(tmp_path, state, data)
     assert (newer.number, newer is data) == (2, False)
     version_of(state, newer)
@@ -125,7 +95,7 @@ def test_newer_version_counts_what_was_dealt_before_and_erased_shards_are_dealt_
 
 
 def test_label_that_nobody_who_is_there_may_read_waits(tmp_path: Path) -> None:
-    add(tmp_path, 1, [shard(0)], [shard(1, labels=("eu",))])
+    add_version(tmp_path, 1, [shard(0)], [shard(1, labels=("eu",))])
     data = read(tmp_path)
     state = run_of(data)
     assert data.waits(state, ["a", "b"]) == []
@@ -136,7 +106,7 @@ def test_label_that_nobody_who_is_there_may_read_waits(tmp_path: Path) -> None:
 
 
 def test_version_that_is_another_one_than_the_run_has_read_is_refused(tmp_path: Path) -> None:
-    add(tmp_path, 1, [shard(i) for i in range(4)])
+    add_version(tmp_path, 1, [shard(i) for i in range(4)])
     state = run_of(read(tmp_path))
     path = tmp_path / "000001.json"
     path.write_text(json.dumps(json.loads(path.read_text())))
@@ -147,13 +117,13 @@ def test_version_that_is_another_one_than_the_run_has_read_is_refused(tmp_path: 
 def test_catalog_without_a_version_or_with_a_damaged_part_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no version"):
         read(tmp_path)
-    add(tmp_path, 1, [shard(i) for i in range(4)])
+    add_version(tmp_path, 1, [shard(i) for i in range(4)])
     next((tmp_path / "parts").iterdir()).write_bytes(b"")
     with pytest.raises(BadInput, match="part"):
         read(tmp_path)
 
 
 def test_counts_are_of_whole_sequences_that_are_not_held_out(tmp_path: Path) -> None:
-    add(tmp_path, 1, [shard(0, tokens=99), shard(1, tokens=31, labels=("eu",))])
+    add_version(tmp_path, 1, [shard(0, tokens=99), shard(1, tokens=31, labels=("eu",))])
     data = read(tmp_path)
     assert (data.readable("a"), data.readable("b")) == (7 + 3, 7)

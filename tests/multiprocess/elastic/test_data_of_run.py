@@ -1,0 +1,52 @@
+"""An agent that is told of a data set which the run cannot have ends with one line and exit status 2."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from geocomm.elastic.agent_process import AgentConfig
+from geocomm.journal.entries import Data, Genesis, Join, Listed, Ready, Round
+from geocomm.journal.journal import FILE_NAME, SqliteJournal
+from geocomm.journal.sequencer_events import DealtSet
+from support.hub_support import HUB_HOST, make_keys
+from support.local_jobs import environment, free_port
+
+GENESIS = (Genesis, {"run": "1" * 32, "settings": {}, "layout": "3" * 32, "digests": ("4" * 32,), "every": 10})
+DATA = (Data, {"set": "/cat", "number": 1, "sha256": "7" * 64, "sequence_length": 32, "held_out_every": 100})
+FRAME = Listed(site="a", frame="a" * 64, coded_bytes=1, exact_bytes=0, weight=7, step=30, squared_norm=1.0, lr=0.1)
+ROUND = (Round, {"fragment": 0, "version": 0, "members": (FRAME,), "every": 0, "base": None})
+BEGUN = [GENESIS, (Join, {"site": "a", "store": "5" * 32}), (Ready, {"site": "a"}), ROUND]
+
+
+@pytest.mark.parametrize(
+    ("entries", "data", "line"),
+    [
+        ([GENESIS, DATA], DealtSet("/other", 32, 100), "--data /other here, and /cat in the run"),
+        ([GENESIS, DATA], DealtSet("/cat", 64, 100), "--sequence-length 64 here, and 32 in the run"),
+        ([GENESIS, DATA], DealtSet("/cat", 32, 50), "--held-out-fraction: one of 50 here, and 100 in the run"),
+        (BEGUN, DealtSet("/cat", 32, 100), "this run has begun without a data set"),
+        ([], DealtSet("/cat", 32, 100), "/cat has no version"),
+    ],
+)
+def test_data_set_that_the_run_cannot_have_is_refused(
+    tmp_path: Path, entries: list[tuple[Any, dict[str, Any]]], data: DealtSet, line: str
+) -> None:
+    keys = make_keys(tmp_path / "keys")
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    with contextlib.closing(SqliteJournal(run_dir / FILE_NAME)) as journal:
+        for kind, fields in entries:
+            head = journal.head
+            journal.append(kind(index=head.index + 1, prev=head.hash, term=0, **fields), head)
+    config = AgentConfig(
+        leader=f"{HUB_HOST}:{free_port(HUB_HOST)}", keys=str(keys["a"].folder), run_dir=str(run_dir), data=data
+    )
+    ended = subprocess.run(config.command(), env=environment(), capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith("geocomm agent: "), ended.stderr
+    assert line in ended.stderr
