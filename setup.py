@@ -96,6 +96,8 @@ class CMakeBuild(build_ext):
         configure += [f"-DGEOCOMM_CUDA={'OFF' if why_not else 'ON'}"]
         if architectures := os.environ.get("GEOCOMM_CUDA_ARCHITECTURES"):  # in place of all that are supported
             configure += [f"-DGEOCOMM_CUDA_ARCHITECTURES={architectures}"]
+        if unity := os.environ.get("GEOCOMM_UNITY"):  # OFF: a change compiles one file, and a whole build twice as much
+            configure += [f"-DGEOCOMM_UNITY={unity}"]
         subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
         build = [sys.executable, ROOT / "tools/build_progress.py", "build", cmake, "--build", build_dir]
         sys.stdout.flush()  # what was printed comes before what the program prints

@@ -14,7 +14,7 @@ namespace geocomm::binding {
 namespace {
 
 // What peers and callbacks get to end their part.
-constexpr std::chrono::seconds kShutdownGrace{5};
+constexpr std::chrono::seconds kEndGrace{5};
 
 }  // namespace
 
@@ -33,7 +33,7 @@ void ProcessResources::end(ProcessResources* last) {
   // With a task, which would wait for itself.
   if (last->pool.is_worker()) return blocking_executor().submit([last] { end(last); });
   const GilRelease released;  // the IO thread may be about to free a tensor
-  (void)last->endpoint->shutdown(core::Deadline::after(kShutdownGrace));  // if nobody has
+  (void)last->endpoint->shutdown(core::Deadline::after(kEndGrace));  // if nobody has
   if (!last->endpoint->is_over()) return;
   delete last;
 #ifdef __GLIBC__

@@ -10,7 +10,7 @@
 namespace geocomm::binding {
 namespace {
 
-std::span<float> floats_of(const at::Tensor& tensor, const char* name) {
+std::span<float> row_of(const at::Tensor& tensor, const char* name) {
   if (tensor.scalar_type() != at::kFloat || !tensor.device().is_cpu() || tensor.dim() != 1 ||
       !is_flat_view(tensor)) {
     throw_status(core::StatusCode::InvalidArgument,
@@ -23,9 +23,9 @@ std::span<float> floats_of(const at::Tensor& tensor, const char* name) {
 
 void learn_scales(const at::Tensor& values, std::int64_t first, double weight, std::int64_t floor_bits,
                   const at::Tensor& mean_square, const at::Tensor& scale) {
-  const std::span<const float> all = floats_of(values, "values");
-  const std::span<float> squares = floats_of(mean_square, "mean_square");
-  const std::span<float> scales = floats_of(scale, "scale");
+  const std::span<const float> all = row_of(values, "values");
+  const std::span<float> squares = row_of(mean_square, "mean_square");
+  const std::span<float> scales = row_of(scale, "scale");
   const auto begin = static_cast<std::size_t>(first);
   if (first < 0 || begin > all.size() || squares.size() > all.size() - begin ||
       scales.size() != squares.size()) {

@@ -11,7 +11,7 @@ namespace {
 // Stripes are cut in several chunks so that encoding, the wire and decoding overlap, unless the chunks became
 // smaller than is worth a frame.
 constexpr std::uint64_t kPipelineChunks = 4;
-constexpr std::uint64_t kMinChunkBytes = 64 * 1024;
+constexpr std::uint64_t kWorthwhileChunkBytes = 64 * 1024;
 // A frame of raw elements fits a buffer of chunk_bytes, header included.
 constexpr std::uint64_t kFrameReserveBytes = 64;
 constexpr std::uint64_t kChunkAlignment = 256;  // elements
@@ -82,7 +82,7 @@ std::uint64_t chunk_elements(std::uint64_t elements, Flow flow, const PlanSettin
   };
   const std::uint64_t most =
       aligned(settings.chunk_bytes - std::min<std::size_t>(settings.chunk_bytes, kFrameReserveBytes));
-  const std::uint64_t least = std::min(most, aligned(kMinChunkBytes));
+  const std::uint64_t least = std::min(most, aligned(kWorthwhileChunkBytes));
   const auto parts = [&](std::uint64_t size) { return (elements + size - 1) / size; };
   const bool has_owners = flow == Flow::OwnerReduces;
   const std::uint64_t unit = has_owners ? settings.scheme->shares.size() : 1;

@@ -7,7 +7,7 @@ namespace geocomm::collective {
 
 namespace {
 
-constexpr double kWorthwhile = 2.0;
+constexpr double kWorthwhileGain = 2.0;
 
 // What has been given out of the links so far.
 class RelayChooser {
@@ -21,7 +21,7 @@ class RelayChooser {
   void choose_for(std::size_t from, std::size_t to) {
     if (passing_[from * links_.sites + to] > 0) return;  // part of a path
     std::size_t best = links_.sites;
-    double best_rate = kWorthwhile * links_.rate(from, to);
+    double best_rate = kWorthwhileGain * links_.rate(from, to);
     for (std::size_t relay = 0; relay < links_.sites; ++relay) {
       if (relay == from || relay == to || over(from, relay) >= 0 || over(relay, to) >= 0) continue;
       const double rate = path_rate(from, relay, to);
