@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from geocomm.journal.entries import BadLineError, Entry, Join, Kept, Snapshot, hash_of, line_of
+from geocomm.journal.entries import BadLineError, Deal, Entry, Join, Kept, Snapshot, hash_of, line_of
 from geocomm.journal.journal import HeadMovedError, NoJournalError, SqliteJournal
 from geocomm.journal.messages import parts_of
 from geocomm.journal.run_state import EMPTY, Head, RunState
@@ -79,8 +79,13 @@ def chain(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
         made.append(make(**fields | {"index": state.head.index + 1, "prev": state.head.hash}))
         state.apply(made[-1])
 
+    moved = dict[int, int]()
     for number, entry in enumerate(entries):
-        add(type(entry), **dict(entry))
+        fields = dict(entry)
+        if isinstance(entry, Deal) and entry.rest:
+            fields["rest"] = moved[entry.rest]
+        add(type(entry), **fields)
+        moved[number] = state.head.index
         if number and number % 10 == 0:
             add(Snapshot, term=state.term, versions=tuple(state.versions), state=state.digest)
             index = state.head.index
