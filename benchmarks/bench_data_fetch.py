@@ -144,7 +144,7 @@ def main() -> int:
     conditions = Conditions.here(shlex.join(["python", "benchmarks/bench_data_fetch.py", *sys.argv[1:]]))
     first_s = [first_batch_s() for _ in range(3)]
     samples, report = over_the_line("8", "2", "0", "alone", "geocomm", "obstore", "alone")
-    [dead], report_of_dead = over_the_line("22", "22", "300", "geocomm")
+    [dead], report_of_dead = over_the_line("26", "26", "300", "geocomm")
     text = page(conditions, samples, dead, first_s, lateness([report, report_of_dead]))
     print(text)
     document = {"samples": samples, "dead": dead, "first_batch_s": first_s}

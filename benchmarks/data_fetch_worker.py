@@ -38,7 +38,7 @@ ROUND_ELEMENTS = 4 << 20
 ROUND_S = 0.9
 """Of a round, about, for the time of a step."""
 WARM_STEPS = 50
-DEAD_FROM = 700
+DEAD_FROM = 1000
 PORT = 5557
 RANK = int(os.environ["NODE_RANK"])
 
@@ -115,8 +115,14 @@ def steps(waits: Iterator[float], count: int, dead: tuple[int, int], server: sub
             began = time.monotonic()
             dist.all_reduce(weights)
             rounds.append(time.monotonic() - began)
-    late = [seconds for seconds in waited[WARM_STEPS:] if seconds > 0.01]
-    return {"steps": count - WARM_STEPS, "waited_steps": len(late), "waited_s": sum(late), "rounds_s": rounds[1:]}
+    late = [step for step in range(WARM_STEPS, count) if waited[step] > 0.01]
+    return {
+        "steps": count - WARM_STEPS,
+        "waited_steps": len(late),
+        "waited_at": late,
+        "waited_s": sum(waited[step] for step in late),
+        "rounds_s": rounds[1:],
+    }
 
 
 def main() -> None:
