@@ -108,7 +108,7 @@ CASES = [
     ("snapshot restore --into {away} --run-dir {run}", 2, "--snapshot-every"),
     ("data add {away} {folder}", 2, "{away}: "),
     ("data ls {folder}", 2, "{folder} has no version of a data set"),
-    ("data ls s3://bucket/web", 2, "s3 cannot be opened yet"),
+    ("data ls foo://bucket/web", 2, "foo://bucket/web cannot be opened"),
     ("data check {folder}@new", 2, "the version after @ is no number"),
     ("members promote --run-dir {away}", 2, "not the run folder of a site"),
     ("members lead --hub nowhere --run-dir {away} --keys {away}", 2, "nowhere"),
