@@ -102,22 +102,22 @@ test-fast: $(NATIVE) ## quick: the Python tests of units and properties
 	@$(PY) -m pytest -q -m "not slow" -n $(TEST_WORKERS) --dist loadgroup tests/unit tests/property
 	@echo "make test-fast: passed"
 
-# $(call python_tests,<options of xdist>,<which tests>). Many wait for processes, and share the cores with others: up to three
+# $(call python_tests,<workers>,<how xdist deals tests>,<which tests>). Many wait for processes, and share the cores with others: up to three
 # that failed are run once more, alone, and named. One that fails then has failed.
 define python_tests
 	@rm -rf build/pytest
-	@$(PY) -m pytest -q -m "not slow" -o cache_dir=build/pytest $(1) $(2) || { status=$$?; \
+	@$(PY) -m pytest -q -m "not slow" -o cache_dir=build/pytest -n $(1) --dist $(2) $(3) || { status=$$?; \
 	  failed=$$(grep -c true build/pytest/v/cache/lastfailed); [ $$status -eq 1 ] && [ $$failed -le 3 ] || exit $$status; \
 	  echo "test: once more, alone, what failed ($$failed)"; \
-	  $(PY) -m pytest -q -m "not slow" -o cache_dir=build/pytest --last-failed --last-failed-no-failures none $(2) && \
+	  $(PY) -m pytest -q -m "not slow" -o cache_dir=build/pytest -n 1 --dist $(2) --lf --lfnf none $(3) && \
 	  echo "test: failed once, and passed alone: $$failed"; }
 endef
 
 python-test: $(NATIVE) $(OPERATOR) ## full: the Python tests but the slow ones; TEST_WORKERS (4) at a time
 	@echo "test: running the Python tests (those marked slow: make ecosystem)"
-	$(call python_tests,-n $(TEST_WORKERS) --dist loadgroup,--ignore tests/wan --ignore tests/gpu)
+	$(call python_tests,$(TEST_WORKERS),loadgroup,--ignore tests/wan --ignore tests/gpu)
 	@echo "test: running those on the emulated WAN or a GPU"
-	$(call python_tests,-n $(WAN_WORKERS) --dist loadfile,tests/wan tests/gpu)
+	$(call python_tests,$(WAN_WORKERS),loadfile,tests/wan tests/gpu)
 
 all-tests: test ecosystem sanitize fuzz cuda-compile ## full: test, ecosystem, sanitize, fuzz, cuda-compile
 	@echo "make all-tests: all passed"
@@ -166,7 +166,7 @@ torch-matrix: ## full: MATRIX_TESTS on the oldest and the newest torch (TORCH_MA
 
 matrix-tests: build
 	@echo "test: running $(MATRIX_TESTS)"
-	$(call python_tests,-n $(TEST_WORKERS) --dist loadgroup,$(MATRIX_TESTS))
+	$(call python_tests,$(TEST_WORKERS),loadgroup,$(MATRIX_TESTS))
 
 bench: $(NATIVE) ## bench: all-reduce over the emulated WAN, geocomm against Gloo
 	@$(PY) benchmarks/bench_wan.py

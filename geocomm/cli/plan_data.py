@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import TypeVar
@@ -25,7 +26,7 @@ def plan_data(name: str, gpus: str, tokens_per_second: float, gpu_price: str, *,
 
     try:
         machines = Machines(_by_site(gpus, int, "--gpus"), tokens_per_second, _by_site(gpu_price, float, "--gpu-price"))
-        if not machines.gpus or tokens_per_second <= 0:
+        if not machines.gpus or not 0 < tokens_per_second < math.inf:
             raise BadInput("--data needs --gpus SITE=NUMBER,… and --tokens-per-second of one GPU")
         where = SetName.parse(name)
         catalog = Catalog(where.url)
@@ -63,10 +64,12 @@ def _by_site(text: str, number: Callable[[str], _Number], option: str) -> dict[s
     found: dict[str, _Number] = {}
     for part in filter(None, text.split(",")):
         site, _, value = part.partition("=")
+        if site in found:
+            raise BadInput(f"{option} names {site} twice")
         try:
             found[site] = number(value)
         except ValueError:
             raise BadInput(f"{option} {part}: expected SITE=NUMBER, such as frankfurt=16") from None
-        if found[site] <= 0 or not site:
+        if not 0 < found[site] < math.inf or not site:
             raise BadInput(f"{option} {part}: expected a site, and a number above 0")
     return found

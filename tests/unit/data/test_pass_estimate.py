@@ -88,6 +88,8 @@ def test_command(tmp_path: Path) -> None:
     for wrong, words in (
         (["--data", catalog.url], "needs --gpus"),
         (["--data", catalog.url, *options[:1], "frankfurt", *options[2:]], "expected SITE=NUMBER"),
+        (["--data", catalog.url, *options, "--gpu-price", "tokyo=nan"], "a number above 0"),
+        (["--data", catalog.url, *options, "--gpu-price", "tokyo=1,tokyo=2"], "names tokyo twice"),
         (["--data", f"{tmp_path}/none", *options], "has no version"),
         (options, "are for --data"),
     ):
