@@ -151,7 +151,7 @@ def test_functional_collectives_over_sites_give_the_sums(ranks: Ranks) -> None:
     assert ranks.run(_functional) == [[True] * 3] * ranks.size
 
 
-NO_COUNTERS = {"ratio", "groups", "peers", "memory", "gradients", "local_steps"}  # of stats()
+NO_COUNTERS = {"ratio", "groups", "peers", "memory", "gradients", "local_steps", "data"}  # of stats()
 
 
 def _counted() -> dict[str, float]:
