@@ -289,10 +289,7 @@ async def _require_data(data: DealtSet | None, begun: Begun) -> None:
     _require_equal(data, begun.state)
     if begun.leads and not begun.state.data:
         if any(begun.state.versions):
-            raise AgentEnded(
-                f"--data {data.url}: this run has begun without a data set. Leave --data out, or begin a new run",
-                refused=True,
-            )
+            raise _without_data(data)
         try:
             await asyncio.to_thread(Catalog(data.url).read)
         except (BadInput, OSError) as error:
@@ -302,9 +299,19 @@ async def _require_data(data: DealtSet | None, begun: Begun) -> None:
 async def _refuse_other_data(data: DealtSet, state: RunState) -> None:
     """AgentEnded: the run that this site comes into has another data set."""
     while not state.data:
-        await asyncio.sleep(1)
+        if state.head.index > 0:  # a run's data set comes with its first entry
+            raise _without_data(data)
+        await asyncio.sleep(0.2)
     _require_equal(data, state)
     await asyncio.Event().wait()
+
+
+def _without_data(data: DealtSet) -> AgentEnded:
+    return AgentEnded(
+        f"--data {data.url}: this run has begun without a data set. Leave --data out, or begin a new run, whose first "
+        "leader has --data",
+        refused=True,
+    )
 
 
 def _require_equal(data: DealtSet, state: RunState) -> None:

@@ -20,7 +20,27 @@ GENESIS = (Genesis, {"run": "1" * 32, "settings": {}, "layout": "3" * 32, "diges
 DATA = (Data, {"set": "/cat", "number": 1, "sha256": "7" * 64, "sequence_length": 32, "held_out_every": 100})
 FRAME = Listed(site="a", frame="a" * 64, coded_bytes=1, exact_bytes=0, weight=7, step=30, squared_norm=1.0, lr=0.1)
 ROUND = (Round, {"fragment": 0, "version": 0, "members": (FRAME,), "every": 0, "base": None})
-BEGUN = [GENESIS, (Join, {"site": "a", "store": "5" * 32}), (Ready, {"site": "a"}), ROUND]
+BEGUN: list[tuple[Any, dict[str, Any]]] = [
+    GENESIS,
+    (Join, {"site": "a", "store": "5" * 32}),
+    (Ready, {"site": "a"}),
+    ROUND,
+]
+
+
+def ended_agent(
+    folder: Path, entries: list[tuple[Any, dict[str, Any]]], data: DealtSet, leader: str
+) -> subprocess.CompletedProcess[str]:
+    """An agent of site a whose journal has these entries."""
+    keys = make_keys(folder / "keys")
+    run_dir = folder / "run"
+    run_dir.mkdir()
+    with contextlib.closing(SqliteJournal(run_dir / FILE_NAME)) as journal:
+        for kind, fields in entries:
+            head = journal.head
+            journal.append(kind(index=head.index + 1, prev=head.hash, term=0, **fields), head)
+    config = AgentConfig(leader=leader, keys=str(keys["a"].folder), run_dir=str(run_dir), data=data)
+    return subprocess.run(config.command(), env=environment(), capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -36,17 +56,13 @@ BEGUN = [GENESIS, (Join, {"site": "a", "store": "5" * 32}), (Ready, {"site": "a"
 def test_data_set_that_the_run_cannot_have_is_refused(
     tmp_path: Path, entries: list[tuple[Any, dict[str, Any]]], data: DealtSet, line: str
 ) -> None:
-    keys = make_keys(tmp_path / "keys")
-    run_dir = tmp_path / "run"
-    run_dir.mkdir()
-    with contextlib.closing(SqliteJournal(run_dir / FILE_NAME)) as journal:
-        for kind, fields in entries:
-            head = journal.head
-            journal.append(kind(index=head.index + 1, prev=head.hash, term=0, **fields), head)
-    config = AgentConfig(
-        leader=f"{HUB_HOST}:{free_port(HUB_HOST)}", keys=str(keys["a"].folder), run_dir=str(run_dir), data=data
-    )
-    ended = subprocess.run(config.command(), env=environment(), capture_output=True, text=True, timeout=60)
+    ended = ended_agent(tmp_path, entries, data, f"{HUB_HOST}:{free_port(HUB_HOST)}")
     assert ended.returncode == 2, ended.stderr
     assert ended.stderr.splitlines()[-1].startswith("geocomm agent: "), ended.stderr
     assert line in ended.stderr
+
+
+def test_data_set_at_a_site_whose_leader_has_none_is_refused(tmp_path: Path) -> None:
+    ended = ended_agent(tmp_path, BEGUN, DealtSet("/cat", 32, 100), "192.0.2.1:29400")
+    assert ended.returncode == 2, ended.stderr
+    assert "this run has begun without a data set" in ended.stderr
