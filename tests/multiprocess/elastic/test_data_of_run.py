@@ -16,11 +16,12 @@ from geocomm.journal.sequencer_events import DealtSet
 from support.hub_support import HUB_HOST, make_keys
 from support.local_jobs import environment, free_port
 
-GENESIS = (Genesis, {"run": "1" * 32, "settings": {}, "layout": "3" * 32, "digests": ("4" * 32,), "every": 10})
-DATA = (Data, {"set": "/cat", "number": 1, "sha256": "7" * 64, "sequence_length": 32, "held_out_every": 100})
+Made = tuple[Any, dict[str, Any]]
+GENESIS: Made = (Genesis, {"run": "1" * 32, "settings": {}, "layout": "3" * 32, "digests": ("4" * 32,), "every": 10})
+DATA: Made = (Data, {"set": "/cat", "number": 1, "sha256": "7" * 64, "sequence_length": 32, "held_out_every": 100})
 FRAME = Listed(site="a", frame="a" * 64, coded_bytes=1, exact_bytes=0, weight=7, step=30, squared_norm=1.0, lr=0.1)
-ROUND = (Round, {"fragment": 0, "version": 0, "members": (FRAME,), "every": 0, "base": None})
-BEGUN: list[tuple[Any, dict[str, Any]]] = [
+ROUND: Made = (Round, {"fragment": 0, "version": 0, "members": (FRAME,), "every": 0, "base": None})
+BEGUN: list[Made] = [
     GENESIS,
     (Join, {"site": "a", "store": "5" * 32}),
     (Ready, {"site": "a"}),
@@ -28,9 +29,7 @@ BEGUN: list[tuple[Any, dict[str, Any]]] = [
 ]
 
 
-def ended_agent(
-    folder: Path, entries: list[tuple[Any, dict[str, Any]]], data: DealtSet, leader: str
-) -> subprocess.CompletedProcess[str]:
+def ended_agent(folder: Path, entries: list[Made], data: DealtSet, leader: str) -> subprocess.CompletedProcess[str]:
     """An agent of site a whose journal has these entries."""
     keys = make_keys(folder / "keys")
     run_dir = folder / "run"
@@ -54,7 +53,7 @@ def ended_agent(
     ],
 )
 def test_data_set_that_the_run_cannot_have_is_refused(
-    tmp_path: Path, entries: list[tuple[Any, dict[str, Any]]], data: DealtSet, line: str
+    tmp_path: Path, entries: list[Made], data: DealtSet, line: str
 ) -> None:
     ended = ended_agent(tmp_path, entries, data, f"{HUB_HOST}:{free_port(HUB_HOST)}")
     assert ended.returncode == 2, ended.stderr
