@@ -93,7 +93,7 @@ class Corpus:
             self.rows.append(packed.rows([packed.sequence_number(index) for index in range(parts * PER_PART)]))
             chosen = np.random.default_rng(0).permutation(packed.held_out_numbers)[: parts * HELD_OUT]
             self.held_out.append(packed.rows(chosen.tolist()))
-        self._settings = ModelConfig(preset="tiny", overrides=SIZES["0.4m"])
+        self._settings = ModelConfig.model_validate({"preset": "tiny", "overrides": SIZES["0.4m"]})
         config = DataConfig.model_validate({"sequence_length": LENGTH})
         self._model_config = model_config(self._settings, config, load_tokenizer(config.tokenizer))
         self._seed = seed
@@ -189,8 +189,8 @@ def _page(conditions: Conditions, found: list[Loss], every: int, rate: float) ->
             "",
             f"Three simulated sites, {BATCH} sequences of {LENGTH} bytes each a step, {STEPS} steps; 389,520 "
             f"parameters; a round every {every} steps, int4 with error feedback, AdamW at a rate of {rate:g}. Topics: "
-            f"{parts}, of {PER_PART * LENGTH:,} bytes a part. Loss: nats a byte, of held-out text, weighted as the corpus; by "
-            f"topic the mean of the seeds ({', '.join(map(str, seeds))}).",
+            f"{parts}, of {PER_PART * LENGTH:,} bytes a part. Loss: nats a byte, of held-out text, weighted as the "
+            f"corpus; by topic the mean of the seeds ({', '.join(map(str, seeds))}).",
             "",
             f"| read | loss of each seed | over per-step | each seed | {' | '.join(topics())} |",
             "|---|---|---:|---|---:|---:|---:|",
