@@ -85,6 +85,12 @@ class Rules(Section):
         if labels and not any(self.may_read(site, labels) for site in self.sites):
             raise BadInput(f"no site of [sites] may read the label {' with '.join(labels)}: nobody would read these")
 
+    def require_site(self, site: str) -> None:
+        """Raise BadInput for a site that [sites] lacks."""
+        if site not in self.sites:
+            near = did_you_mean(site, self.sites)
+            raise BadInput(f"unknown site '{site}'{near}: [sites] has {', '.join(self.sites)}")
+
     def require_store(self, name: str) -> Store:
         """The store of that name. Raises BadInput."""
         if name not in self.stores:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from geocomm.core.bad_input import BadInput, did_you_mean
+from geocomm.core.bad_input import BadInput
 from geocomm.core.units import count_text
 from geocomm.data.catalog import Rules, Shard
 from geocomm.data.deals import ShardClass, cheapest, copies, least_time, readers_of
@@ -60,10 +60,8 @@ def estimates(rules: Rules, shards: Sequence[Shard], width: int, machines: Machi
         key = ShardClass.of([shards[row] for row in rows])
         left[key] = left.get(key, 0.0) + shards[rows[0]].tokens
     for site in sites:
-        if rules.sites and site not in rules.sites:
-            raise BadInput(
-                f"unknown site '{site}'{did_you_mean(site, rules.sites)}: [sites] has {', '.join(rules.sites)}"
-            )
+        if rules.sites:
+            rules.require_site(site)
     if lacking := sorted(set(machines.prices).symmetric_difference(sites)) if machines.prices else []:
         raise BadInput(f"--gpu-price and --gpus must name the same sites, and {lacking[0]} is in one of them alone")
     for key in left:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from geocomm.core.bad_input import BadInput, did_you_mean
 from geocomm.data.catalog import Rules, Shard, Version
 from geocomm.data.places import open_place
 from geocomm.data.token_files import hash_of_range
@@ -50,6 +49,5 @@ def _hash(rules: Rules, shard: Shard, size: int) -> str:
 def readable(version: Version, shards: Sequence[Shard], site: str) -> int:
     """Tokens that the site may read. Raises BadInput for an unknown one."""
     rules = version.rules
-    if site not in rules.sites:
-        raise BadInput(f"unknown site '{site}'{did_you_mean(site, rules.sites)}: [sites] has {', '.join(rules.sites)}")
+    rules.require_site(site)
     return sum(shard.tokens for shard in shards if rules.may_read(site, shard.labels))

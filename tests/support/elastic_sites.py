@@ -21,6 +21,7 @@ from geocomm.journal.run_state import RunState
 from geocomm.journal.sequencer_events import DealtSet, Terms
 from geocomm.security.keys import Keys
 from support.warm_python import WarmProcess
+from support.warm_ranks import warm_elastic
 
 TESTS = Path(__file__).resolve().parents[1]
 _PATHS = [str(TESTS.parent), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -77,6 +78,21 @@ class ElasticSite:
     def start_rank(self) -> None:
         flags = ["--leave-on-end"] if self.mail else ["--leave-on-end", "--no-mail"]
         self.rank = self._popen([sys.executable, "-m", "support.elastic_rank", *flags], "rank")
+
+    def fork_ranks(self, module: str, *arguments: str, ranks: int = 1) -> None:
+        """Start ranks of another program, below torchrun where there are several."""
+        environment = {
+            "GEOCOMM_SITE": self.name,
+            "GEOCOMM_KEYS": str(self.keys.folder),
+            "GEOCOMM_ONE_SITE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        if ranks > 1:
+            torchrun = ("--standalone", "--nproc-per-node", str(ranks), "--no-python")
+            arguments = (*torchrun, *warm_elastic().command(module), *arguments)
+            module = "torch.distributed.run"
+        with self.log("rank").open("w") as log:
+            self.rank = warm_elastic().start(module, arguments, self.environment(environment), log=log)
 
     def start(self) -> None:
         self.start_agent()

@@ -20,7 +20,6 @@ from geocomm.journal.sequencer_events import DealtSet
 from support.dealt_sets import DataSet
 from support.elastic_sites import ElasticSite, ElasticSites
 from support.hub_support import make_keys
-from support.warm_ranks import warm_elastic
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("elastic-training")]  # one process to fork from
 BATCH = 4
@@ -34,19 +33,8 @@ class DataSite(ElasticSite):
     step_s: float = 0.05
 
     def start_rank(self) -> None:
-        module, arguments = "support.data_rank", [str(self.folder.parent), str(BATCH), str(self.step_s)]
-        environment = {
-            "GEOCOMM_SITE": self.name,
-            "GEOCOMM_KEYS": str(self.keys.folder),
-            "GEOCOMM_ONE_SITE": "1",
-            "OMP_NUM_THREADS": "1",
-        }
-        if self.ranks > 1:
-            torchrun = ["--standalone", "--nproc-per-node", str(self.ranks), "--no-python"]
-            arguments = [*torchrun, *warm_elastic().command(module), *arguments]
-            module = "torch.distributed.run"
-        with self.log("rank").open("w") as log:
-            self.rank = warm_elastic().start(module, arguments, self.environment(environment), log=log)
+        folder, step = str(self.folder.parent), str(self.step_s)
+        self.fork_ranks("support.data_rank", folder, str(BATCH), step, ranks=self.ranks)
 
     def read(self) -> dict[int, int]:
         """By position in the site's line: the number of the sequence that was read there last."""

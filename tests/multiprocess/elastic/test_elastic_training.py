@@ -25,7 +25,6 @@ from geocomm.security.keys import Keys
 from support.elastic_sites import ENVIRONMENT, ElasticSite, ElasticSites
 from support.elastic_training import build_model
 from support.hub_support import make_keys
-from support.warm_ranks import warm_elastic
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("elastic-training")]  # one process to fork from
 STEPS = 100_000  # until the file "stop" is there
@@ -42,20 +41,8 @@ class TrainingSite(ElasticSite):
     fragments: int = 2
 
     def start_rank(self) -> None:
-        module = "support.elastic_training"
         arguments = [str(self.folder.parent), str(STEPS), "0.05", str(self.every), self.wrap, str(self.fragments)]
-        environment = {
-            "GEOCOMM_SITE": self.name,
-            "GEOCOMM_KEYS": str(self.keys.folder),
-            "GEOCOMM_ONE_SITE": "1",
-            "OMP_NUM_THREADS": "1",
-        }
-        if self.ranks > 1:
-            torchrun = ["--standalone", "--nproc-per-node", str(self.ranks), "--no-python"]
-            arguments = [*torchrun, *warm_elastic().command(module), *arguments]
-            module = "torch.distributed.run"
-        with self.log("rank").open("w") as log:
-            self.rank = warm_elastic().start(module, arguments, self.environment(environment), log=log)
+        self.fork_ranks("support.elastic_training", *arguments, ranks=self.ranks)
 
     def steps(self, rank: int = 0) -> list[dict[str, Any]]:
         path = self.folder.parent / f"{self.name}.{rank}.jsonl"
