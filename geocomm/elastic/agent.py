@@ -146,6 +146,11 @@ class Agent:
         return self._life.ended
 
     @property
+    def files_idle_since(self) -> float:
+        """Since when nobody has got a frame or a state here, by the monotonic clock."""
+        return self._files.idle_since
+
+    @property
     def is_followed(self) -> bool:
         """Whether the leader hears this site, and counts it."""
         known = self._view.state.sites.get(self.site)

@@ -46,7 +46,11 @@ LAST_STEPS_S = 30.0
 """The ranks of a site that leaves have so long to make their last steps count."""
 LEAVE_LIMIT_S = 35.0
 """A site that leaves gives its last offers so long to count."""
-LINGER_S = 10.0
+_QUIET_S = 4.0
+"""An agent that has left ends once nobody has asked it for a frame for so long: others miss one after a second of
+silence, and dial three round trips."""
+_LINGER_S = 60.0
+"""And after so long in any case."""
 """A site that has left goes on giving out files for so long: a frame of its last round may be on no other disk."""
 _ALONE_LIMIT_S = 3.0
 _SENT_LIMIT_S = 5.0
@@ -264,8 +268,8 @@ async def _run_once(
             if following is not None:
                 following.cancel()
                 await asyncio.gather(following, return_exceptions=True)
-            log(f"this site has left; it gives out its last frames for {LINGER_S:g} s to {', '.join(others)}")
-            await _either(leaving, LINGER_S)
+            log(f"this site has left; it gives out its last frames to {', '.join(others)}")
+            await _give_out(agent, leaving)
     except StartAgain:
         sent_limit_s = 0.0
         if agent.asked_to_leave:
@@ -341,13 +345,22 @@ async def _leave(agent: Agent, leader: Leader | None, has_ranks: bool, asked: as
         await _either(asked, LEAVE_LIMIT_S if agent.is_followed else _ALONE_LIMIT_S, agent.left)
     if leader is not None and (others := leader.others_connected(agent.site)):
         if passes_on:
-            log(f"this agent leads on for {LINGER_S:g} s, while {', '.join(others)} get its last frames")
-            await _either(asked, LINGER_S)
+            log(f"this agent leads on while {', '.join(others)} get its last frames")
+            await _give_out(agent, asked)
             return
         log(f"this agent leads on for {', '.join(others)}; a second SIGTERM ends it, and rounds stand until it is back")
         while leader.others_connected(agent.site):
             if await _either(asked, 1.0):
                 return
+
+
+async def _give_out(agent: Agent, asked: asyncio.Event) -> None:
+    """Wait until nobody gets frames here any more, or for `asked`."""
+    begin = time.monotonic()
+    while (now := time.monotonic()) < begin + _LINGER_S:
+        quiet_s = now - max(begin, agent.files_idle_since)
+        if quiet_s >= _QUIET_S or await _either(asked, _QUIET_S - quiet_s):
+            return
 
 
 async def _either(asked: asyncio.Event, limit_s: float, *done: asyncio.Event) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import math
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -146,6 +147,13 @@ class FileServer:
         self._get_frame = get_frame
         self._digests: dict[tuple[int, int, int], str] = {}
         """Of states, by fragment, version and the time at which the file was written."""
+        self._under_way = 0
+        self._asked_at = -math.inf
+
+    @property
+    def idle_since(self) -> float:
+        """Since when nobody has asked for anything, by the monotonic clock; now, while an answer is under way."""
+        return time.monotonic() if self._under_way else self._asked_at
 
     async def serve(self, stream: TlsStream) -> None:
         """Answer one connection until it ends. ProtocolError for what cannot be answered."""
@@ -163,7 +171,7 @@ class FileServer:
                     states = await asyncio.to_thread(self._states, asked.fragment) if knows else ()
                     await stream.write(_line(StatesAnswer(states=states)))
                 else:
-                    await self._give(stream, await self._path(asked), asked.offset)
+                    await self._give(stream, asked)
             except ValueError as error:  # ValidationError, SiteNameError
                 raise ProtocolError(f"not a question for files: {str(error)[:200]}") from None
 
@@ -175,7 +183,15 @@ class FileServer:
             await self._get_frame(Wanted(asked.fragment, asked.version, asked.site, asked.frame, asked.bytes))
         return path
 
-    async def _give(self, stream: TlsStream, path: Path, offset: int) -> None:
+    async def _give(self, stream: TlsStream, asked: FrameAsked | StateAsked) -> None:
+        self._under_way += 1
+        try:
+            await self._give_range(stream, await self._path(asked), asked.offset)
+        finally:
+            self._under_way -= 1
+            self._asked_at = time.monotonic()
+
+    async def _give_range(self, stream: TlsStream, path: Path, offset: int) -> None:
         try:
             size, content = await asyncio.to_thread(_read_range, path, offset)
         except OSError:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections import OrderedDict
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +89,17 @@ async def _be_hub(
     hub = Hub(listener, keys, stores.port, log, telemetry)
     serving = asyncio.create_task(hub.serve())
     first = asyncio.create_task(stores.port("agents"))  # torch takes seconds to import, here as in torchrun
-    # In a session of its own: a Ctrl+C reaches it once, from here. A second one would keep it from waiting for ranks.
-    process = await asyncio.create_subprocess_exec(*ending_with_this(command), env=environment, start_new_session=True)
-    with _passed_on(process):
+    with _passed_on() as pass_on_to:
+        # In a session of its own: a Ctrl+C reaches it once, from here. A second one would keep it from waiting for
+        # its ranks.
+        process = await asyncio.create_subprocess_exec(
+            *ending_with_this(command), env=environment, start_new_session=True
+        )
+        pass_on_to(process)
         status = await process.wait()
         await hub.drained(_LINGER_S)  # other nodes may still say good-bye
+    if -status in (signal.SIGINT, signal.SIGTERM):  # before it could say so itself
+        print(f"geocomm run: ended by {signal.Signals(-status).name}", file=sys.stderr)
     first.cancel()
     serving.cancel()
     await asyncio.gather(first, serving, return_exceptions=True)
@@ -100,19 +107,33 @@ async def _be_hub(
 
 
 @contextlib.contextmanager
-def _passed_on(process: asyncio.subprocess.Process) -> Any:
-    """Signals go to torchrun, which ends its workers; the hub stays until they are gone."""
+def _passed_on() -> Generator[Callable[[asyncio.subprocess.Process], None]]:
+    """Signals go to torchrun, which ends its workers; the hub stays until they are gone.
+
+    Yields what to call with torchrun's process. A signal that comes before that is passed on then.
+    """
+    torchrun: asyncio.subprocess.Process | None = None
+    early: list[signal.Signals] = []
 
     def pass_on(number: signal.Signals) -> None:
+        if torchrun is None:
+            early.append(number)
+            return
         with contextlib.suppress(ProcessLookupError):
-            process.send_signal(number)
+            torchrun.send_signal(number)
+
+    def started(process: asyncio.subprocess.Process) -> None:
+        nonlocal torchrun
+        torchrun = process
+        for number in early:
+            pass_on(number)
 
     loop = asyncio.get_running_loop()
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     for number in numbers:
         loop.add_signal_handler(number, pass_on, number)
     try:
-        yield
+        yield started
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)

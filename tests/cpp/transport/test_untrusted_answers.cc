@@ -186,14 +186,14 @@ TEST_F(UntrustedAnswers, test_certificate_that_stays_expired_is_named_at_the_lin
   start(true, options);
   begin_to_connect();
   expect_connected();
+  LoggedWarnings warnings;
   CertificatePlan expired;
   expired.valid_to_seconds = -60;
   authority_.write_keys(keys_a_, expired);
+  // No reset after that: one in the middle of the last handshake would be what ended the link.
+  reset_until_logged(warnings, "expired on");
   const Deadline end = patience();
-  while (high_channel_->status().is_ok() && !end.expired()) {
-    if (proxy_->open() > 0) proxy_->reset_all();
-    std::this_thread::sleep_for(50ms);
-  }
+  while (high_channel_->status().is_ok() && !end.expired()) std::this_thread::sleep_for(50ms);
   const Status status = high_channel_->status();
   EXPECT_EQ(status.code(), StatusCode::PeerLost) << status.to_string();
   EXPECT_NE(status.message().find("link_deadline"), std::string::npos) << status.to_string();

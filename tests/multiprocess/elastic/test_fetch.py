@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import random
 import socket
+import time
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,7 @@ class Sites:
         self.keys = make_keys(folder / "keys", "abcd")
         self.stores = {site: FragmentStore(folder / site) for site in "abcd"}
         self.lines: list[str] = []
+        self.servers: dict[str, FileServer] = {}
 
     def fetcher(self, site: str, most_frame_bytes: int = 1 << 40) -> Fetcher:
         return Fetcher(self.stores[site], self.keys[site], self.lines.append, lambda: most_frame_bytes)
@@ -55,7 +57,7 @@ class Sites:
     @contextlib.asynccontextmanager
     async def serving(self, site: str, get_frame: GetFrame | None = None) -> AsyncGenerator[str]:
         """The address at which a site gives files."""
-        server = FileServer(self.stores[site], lambda: (4, 1), get_frame)
+        server = self.servers[site] = FileServer(self.stores[site], lambda: (4, 1), get_frame)
 
         async def serve(stream: TlsStream, greeting: Greeting, peer: Identity) -> None:
             await server.serve(stream)
@@ -86,7 +88,10 @@ def test_a_frame_comes_from_all_who_have_it_past_who_has_not(tmp_path: Path) -> 
             assert await sites.fetcher("d").frame(WANTED, [c]) is Outcome.ABSENT
             assert await sites.fetcher("d").frame(WANTED, [c, nobody()]) is Outcome.ABSENT
             assert await sites.fetcher("d").frame(WANTED, [nobody()]) is Outcome.FAILED
+            before = time.monotonic()
+            assert all(sites.servers[site].idle_since < before for site in "ab")
             assert await sites.fetcher("d").frame(WANTED, [nobody(), c, a, b]) is Outcome.HERE
+            assert before < max(sites.servers[site].idle_since for site in "ab") <= time.monotonic()
         assert sites.stores["d"].read_frame(2, 9, "a", FRAME) == CONTENT
         assert not list(tmp_path.rglob("*.part"))
 
