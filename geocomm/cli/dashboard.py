@@ -30,14 +30,14 @@ def dashboard(
     ] = "127.0.0.1",
     host: Annotated[
         list[str] | None,
-        typer.Option(help="Without a token: another name by which browsers ask for the page, such as a proxy's."),
+        typer.Option(help="Without a token: another name of this page's host, such as a proxy's."),
     ] = None,
     token: Annotated[
         str | None,
         typer.Option(envvar="GEOCOMM_DASHBOARD_TOKEN", help="Ask for this token. Default: one is made with --address."),
     ] = None,
     export: Annotated[
-        Path | None, typer.Option(help="Write the page to this file, to send it on, and end.", metavar="FILE.html")
+        Path | None, typer.Option(help="Write the page to this file, and end.", metavar="FILE.html")
     ] = None,
 ) -> None:
     """Show all sites of a run on one page: steps, links, rounds, what is slow, and who is silent.

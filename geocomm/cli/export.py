@@ -55,7 +55,7 @@ def export(
         Dtype | None, typer.Option(help="Type of the weights; fp32: the masters. Default: as trained.")
     ] = None,
     verify: Annotated[
-        int, typer.Option(min=0, help="Load the result and compare it on so many sequences; 0: do not.")
+        int, typer.Option(min=0, help="Compare the result on so many sequences; 0: do not.")
     ] = 32,
     shards: Annotated[
         list[Path] | None,

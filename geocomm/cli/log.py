@@ -28,15 +28,14 @@ def register(app: typer.Typer) -> None:
 
 def log(
     run_dir: Annotated[
-        Path | None, typer.Argument(help="The run folder of a site, which has journal.sqlite.", metavar="[RUN_DIR]")
+        Path | None, typer.Argument(help="The run folder of a site.", metavar="[RUN_DIR]")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print each entry as the line of JSON that it is.")] = False,
-    follow: Annotated[bool, typer.Option(help="Go on with what is appended, until the run ends or Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print each entry as JSON.")] = False,
+    follow: Annotated[bool, typer.Option(help="Then show what is appended, until the run ends or Ctrl-C.")] = False,
     verify: Annotated[
         bool,
         typer.Option(
-            help="Print no entries: check every hash, every entry in its place, and say from which entry on that was "
-            "possible."
+            help="Print no entries: check every hash and place, and say from which entry on that was possible."
         ),
     ] = False,
     simulated: Annotated[
@@ -45,7 +44,7 @@ def log(
 ) -> None:
     """Show the journal of an elastic run: who joined, left or was away, and whose frames counted in which round.
 
-    Any site's copy will do, also while the run goes on. Exit status: 1 for a damaged journal.
+    Any site's copy will do, during the run and after. Exit status: 1 for a damaged journal.
 
     Example:
 

@@ -65,7 +65,7 @@ def plan(
     ] = None,
     step_time: Annotated[str, typer.Option(help="Compute time of one step.")] = "1s",
     hidden: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Part of a step's computing that its exchange may hide under.")
+        float, typer.Option(min=0.0, max=1.0, help="Part of a step's computing that hides its exchange.")
     ] = 0.0,
     element_bytes: Annotated[int, typer.Option(min=2, max=4, help="Of what is exchanged: 4 or 2.")] = 4,
     threads: Annotated[int, typer.Option(min=1, max=1024, help="Codec threads of a rank.")] = 1,

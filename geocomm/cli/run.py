@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 _HELP = """Run torchrun on this node; the nodes meet at HUB, over TLS, on that one port.
 
-Give every node the same --hub and torchrun's arguments, less those that say where to meet:
+Give every node the same --hub, and torchrun's arguments but for those that say where to meet:
 
     GEOCOMM_KEYS=keys/frankfurt geocomm run --hub 192.0.2.10:29400 --
       --nnodes 2 --node-rank 0 --nproc-per-node 8 train.py
 
-With one node at each site with keys, leave out --nnodes and --node-rank: the folders of keys list the sites. The node
-that has the host's address is the hub. The site's name comes from its keys. torch's C++ parts log errors alone
-unless TORCH_CPP_LOG_LEVEL is set. The exit status is torchrun's.
+With keys and one node at each site, leave out --nnodes and --node-rank. The node that has the host's address is the
+hub. The site's name comes from its keys. torch's C++ parts log errors alone unless TORCH_CPP_LOG_LEVEL is set. The exit
+status is torchrun's.
 
 With --elastic each site is a job of its own, which may die, leave and come back while the others train on:
 
@@ -51,7 +51,7 @@ def run(
     listen: Annotated[
         str | None,
         typer.Option(
-            help="This node is the hub and listens here, since --hub is a translated address.",
+            help="This node is the hub and listens here, since --hub is translated.",
             metavar="ADDRESS:PORT",
         ),
     ] = None,
@@ -60,8 +60,8 @@ def run(
     telemetry: Annotated[
         Path | None,
         typer.Option(
-            help="The hub collects here what ranks do, for geocomm why and others. Say it on all nodes. An elastic "
-            "run does so always, in its run folder.",
+            help="On all nodes: the hub collects here what ranks do, for geocomm why and others. An elastic run always "
+            "does, in its run folder.",
             metavar="FOLDER",
         ),
     ] = None,
@@ -81,16 +81,15 @@ def run(
         bool,
         typer.Option(
             "--lead",
-            help="This site leads, though --hub is a translated address of it. With --journal: etcd gets from its run "
-            "folder what it lacks.",
+            help="This site leads, though --hub is translated. With --journal: etcd gets what it lacks from its run "
+            "folder.",
             rich_help_panel=_ELASTIC,
         ),
     ] = False,
     journal: Annotated[
         str,
         typer.Option(
-            help="In place of --hub, the same at all sites: the run's journal is in etcd, and a site takes over "
-            "from a lost leader.",
+            help="In place of --hub, at all sites: the journal is in etcd, and a site takes over from a lost leader.",
             metavar="etcd://HOST:PORT,HOST:PORT/NAME",
             rich_help_panel=_ELASTIC,
         ),

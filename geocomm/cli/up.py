@@ -18,22 +18,20 @@ if TYPE_CHECKING:
 
 _HELP = """Start a run at all sites from this machine, over ssh, and watch it.
 
-SITES says how the machines are reached:
+SITES says how the machines are reached (docs/how-to/start-all-sites.md):
 
     hub = "192.0.2.10:29400"         # where the sites meet: a machine of one of them, and a port
-    environment = {GEOCOMM_PORT = 29600}
     [sites.frankfurt]
     ssh = "ubuntu@192.0.2.10"        # or several: ["a", "b"]
-    python = "~/venv/bin/python"     # with geocomm
     [sites.virginia]
     ssh = "virginia"                 # a host of ~/.ssh/config
 
-It makes keys where there are none, copies each site's own ones and the script's folder, checks the machines with
-geocomm doctor, and starts geocomm run at each:
+It makes keys if there are none, copies each site's own and the script's folder, checks the machines, and starts geocomm
+run at each:
 
     geocomm up sites.toml -- --nproc-per-node 8 train.py --lr 0.1
 
-The run goes on without this machine. Ctrl+C ends it at all sites. --attach comes back to it.
+The run needs this machine no more. Ctrl+C ends it at all sites; --attach comes back to it.
 """
 
 _Sites = Annotated[Path, typer.Argument(help="The sites, in TOML.", metavar="[SITES]", show_default=False)]
@@ -52,11 +50,11 @@ def up(
         list[str] | None,
         typer.Argument(
             metavar="[SITES] [-- TORCHRUN-ARGUMENTS]",
-            help="The sites, in a file that ends in .toml. After --, as for geocomm run: options, script, arguments.",
+            help="The sites, in a .toml file. After --, as for geocomm run: options, script, arguments.",
         ),
     ] = None,
     elastic: Annotated[bool, typer.Option("--elastic", help="Each site is a job in an elastic run.")] = False,
-    attach: Annotated[bool, typer.Option("--attach", help="Watch the run that goes on.")] = False,
+    attach: Annotated[bool, typer.Option("--attach", help="Watch the run that is there.")] = False,
     only: _Only = "",
     print_: Annotated[bool, typer.Option("--print", help="Print the commands that it would run, and end.")] = False,
     logs: Annotated[bool, typer.Option("--logs", help="Show all lines that the sites write.")] = False,
@@ -88,7 +86,7 @@ def up(
 
 
 def down(sites: _Sites = _SITES, only: _Only = "") -> None:
-    """End the run that geocomm up has started, at all sites. What has not ended after 90 s is killed.
+    """End the run of geocomm up at all sites. What has not ended after 90 s is killed.
 
     Example:
 

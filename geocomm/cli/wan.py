@@ -35,9 +35,7 @@ _RUN_HELP = """Run COMMAND once per emulated site, with a wide-area network betw
 Takes root or an unprivileged user namespace. COMMAND's environment has GEOCOMM_SITE, NNODES, NODE_RANK, MASTER_ADDR,
 MASTER_PORT and GLOO_SOCKET_IFNAME:
 
-    geocomm wan run --rtt 80ms -- bash -c 'python -m torch.distributed.run
-      --nnodes $NNODES --node-rank $NODE_RANK --nproc-per-node 1
-      --master-addr $MASTER_ADDR --master-port $MASTER_PORT train.py'
+    geocomm wan run --rtt 80ms -- python -m geocomm.train --config run.yaml
 
 The exit status is the first non-zero one of a site.
 
