@@ -27,9 +27,7 @@ def register(app: typer.Typer) -> None:
 
 
 def log(
-    run_dir: Annotated[
-        Path | None, typer.Argument(help="The run folder of a site.", metavar="[RUN_DIR]")
-    ] = None,
+    run_dir: Annotated[Path | None, typer.Argument(help="The run folder of a site.", metavar="[RUN_DIR]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print each entry as JSON.")] = False,
     follow: Annotated[bool, typer.Option(help="Then show what is appended, until the run ends or Ctrl-C.")] = False,
     verify: Annotated[
