@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -65,7 +65,8 @@ PLATFORM = re.compile(
     r"|sanitizer/[a-z_]+\.h$|(unistd|getopt|poll|fcntl|sched|pthread|signal|netdb|malloc|dirent|dlfcn|ifaddrs|spawn)\.h$"
 )
 
-# The packages of geocomm, the lowest first. One may import itself, and those that stand in a line before its own.
+# The rooms of geocomm, the lowest first, each by its wing and its name; what a wing has beside its rooms stands by the
+# wing's name. One may import itself, and those that stand in a line before its own.
 FLOORS = (
     ("core",),
     ("codecs", "security"),
@@ -81,10 +82,12 @@ FLOORS = (
     ("train", "demo", "dashboard", "ssh_sites"),
     ("cli",),
 )
-FLOOR_OF = {package: floor for floor, packages in enumerate(FLOORS) for package in packages}
-# What lies beside the packages: Python modules, each with the packages that it may import; what setup.py puts there.
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+WINGS = {room.split("/")[0] for room in FLOOR_OF}
+MOST_ARROWS = 131
+# What lies beside the wings: Python modules, each with the wings that it may import; what setup.py puts there.
 BESIDE = {
-    "__init__.py": set(FLOOR_OF),
+    "__init__.py": WINGS,
     "__main__.py": {"cli"},
     "_autoload.py": {"backend", "rendezvous"},
     "_version.py": set(),
@@ -149,22 +152,34 @@ def parts() -> list[Path]:
     return sorted(file for file in PACKAGE.rglob("*.py") if file.name != "_build_info.py")
 
 
-def package_of(module: str) -> str | None:
-    """What `module`, a dotted name, is of below geocomm ("": names of geocomm itself); None: not of geocomm."""
-    names = [*module.split("."), ""]
-    return names[1] if names[0] == "geocomm" else None
+def python_room(names: Sequence[str]) -> str:
+    """The room in which a module lies whose names below geocomm these are: the longest that the table has."""
+    ways = ["/".join(names[:length]) for length in range(len(names), 0, -1)]
+    return next((way for way in ways if way in FLOOR_OF), "/".join(names[:1]))
 
 
 def may_import(file: Path, module: str) -> bool:
     """Whether a file of geocomm may. What `python -m` runs is a command, wherever it lies."""
-    other = package_of(module)
-    if other is None or other in FOR_EVERYBODY:
+    names = module.split(".")
+    if names[0] != "geocomm" or names[1:2] and names[1] in FOR_EVERYBODY:
         return True
+    other = python_room(names[1:])
     parts = file.relative_to(PACKAGE).parts
     if len(parts) == 1:
-        return other in BESIDE[parts[0]]
-    own = "cli" if parts[-1] == "__main__.py" else parts[0]
+        return other.split("/")[0] in BESIDE[parts[0]]
+    own = "cli" if parts[-1] == "__main__.py" else python_room(parts[:-1])
     return other == own or (other in FLOOR_OF and FLOOR_OF[other] < FLOOR_OF[own])
+
+
+def arrows_of_wings() -> set[tuple[str, str]]:
+    """(wing, another one that it imports)."""
+    return {
+        (wing, names[1])
+        for file in parts()
+        if (wing := file.relative_to(PACKAGE).parts[0]) in WINGS and file.name != "__main__.py"
+        for name in imported(ast.parse(file.read_text()), types=True)
+        if (names := name.split("."))[0] == "geocomm" and names[1] in WINGS - {wing}
+    }
 
 
 def modules_imported(file: Path, deep: bool) -> set[Path]:
@@ -312,24 +327,32 @@ def test_torch_headers_are_included_by_few_files() -> None:
     assert 1 <= len(users) <= MOST_FILES_WITH_TORCH, users
 
 
-def test_every_package_is_in_the_table_and_nothing_else_lies_beside_them() -> None:
+def test_every_room_is_in_the_table_and_nothing_else_lies_beside_the_wings() -> None:
     there = {file.name for file in PACKAGE.iterdir() if file.name != "__pycache__" and file.suffix != ".so"}
-    assert there - BUILT == {*FLOOR_OF, *BESIDE, *NOT_PYTHON}
+    assert there - BUILT == {*WINGS, *BESIDE, *NOT_PYTHON}
+    rooms = {file.parent.relative_to(PACKAGE).as_posix() for file in parts() if file.parent != PACKAGE}
+    assert rooms == {*FLOOR_OF, *WINGS}
 
 
-def test_every_package_says_what_it_is_for() -> None:
-    for package in FLOOR_OF:
-        (statement,) = ast.parse((PACKAGE / package / "__init__.py").read_text()).body
-        assert isinstance(statement, ast.Expr), f"{package}: more than a docstring"
+def test_every_room_says_what_it_is_for() -> None:
+    for room in {*FLOOR_OF, *WINGS}:
+        (statement,) = ast.parse((PACKAGE / room / "__init__.py").read_text()).body
+        assert isinstance(statement, ast.Expr), f"{room}: more than a docstring"
 
 
-def test_tests_lie_in_folders_named_as_what_they_test() -> None:
+def test_tests_lie_in_folders_named_as_the_wing_that_they_test() -> None:
     for kind, others in (("unit", {"docs"}), ("multiprocess", {"collectives", "docs", "installation"})):
         folders = {file.parent.name for file in (ROOT / "tests" / kind).glob("*/test_*.py")}
-        assert folders <= {*FLOOR_OF, *others}
+        assert folders <= {*WINGS, *others}
 
 
-def test_module_imports_only_what_its_package_may() -> None:
+def test_wings_import_each_other_in_no_circle_and_along_few_arrows() -> None:
+    arrows = arrows_of_wings()
+    assert not in_circles({PACKAGE / wing: {PACKAGE / other for one, other in arrows if one == wing} for wing in WINGS})
+    assert len(arrows) <= MOST_ARROWS
+
+
+def test_module_imports_only_what_its_room_may() -> None:
     bad = [
         f"{file.relative_to(ROOT)} imports {name}"
         for file in parts()
@@ -412,8 +435,8 @@ def private_parts(tree: ast.AST) -> set[str]:
 def test_private_parts_of_torch_and_deepspeed_are_used_in_the_seams_only() -> None:
     bad = {
         f"{file.relative_to(PACKAGE)}: {name}"
-        for package in ("gradients", "local_sgd", "train")
-        for file in (PACKAGE / package).glob("*.py")
+        for room in ("gradients", "local_sgd", "train")
+        for file in (PACKAGE / room).glob("*.py")
         if file.name != "fsdp_seams.py"
         for name in private_parts(ast.parse(file.read_text()))
     }
