@@ -142,7 +142,7 @@ soak-elastic: $(NATIVE) ## full: SOAK_MINUTES (60) of an elastic run whose sites
 
 # MUTANT_SEED=N draws others. `tools/mutants.py --wide` adds the tests of several processes, which take long.
 MUTANTS ?= 40
-MUTANT_PACKAGES ?= gradients planning
+MUTANT_PACKAGES ?= gradients group/planning
 MUTANT_SEED ?= 0
 .PHONY: mutants
 mutants: $(NATIVE) ## full: which of MUTANTS (40) faults in each of MUTANT_PACKAGES the unit tests see
@@ -152,7 +152,7 @@ mutants: $(NATIVE) ## full: which of MUTANTS (40) faults in each of MUTANT_PACKA
 # changed. The tests are those that see most of torch's inner parts; MATRIX_TESTS=tests/multiprocess takes all of several
 # processes, and hours where cores are few.
 TORCH_MATRIX ?= $(shell sed -n '1p;$$p' tools/tested_torch.txt)
-MATRIX_TESTS ?= tests/unit/backend tests/unit/gradients \
+MATRIX_TESTS ?= tests/unit/group tests/unit/gradients \
   $(addprefix tests/multiprocess/,backend collectives gradients local_sgd)
 .PHONY: torch-matrix matrix-tests
 torch-matrix: ## full: MATRIX_TESTS on the oldest and the newest torch (TORCH_MATRIX)

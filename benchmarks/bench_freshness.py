@@ -48,9 +48,9 @@ from geocomm.emulator.emulated_keys import site_environment, site_keys
 from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.emulator.emulated_wan import WanRun
 from geocomm.emulator.local_job import bare_environment
-from geocomm.rendezvous.hub import Hub
-from geocomm.rendezvous.tls_stream import TlsStream
-from geocomm.rendezvous.to_collector import rank_socket
+from geocomm.group.rendezvous.hub import Hub
+from geocomm.group.rendezvous.tls_stream import TlsStream
+from geocomm.group.rendezvous.to_collector import rank_socket
 from geocomm.security.keys import Keys
 from geocomm.telemetry.collector import Collector
 from geocomm.telemetry.run_store import RunStore

@@ -198,7 +198,7 @@ def main() -> int:
     arguments = parser.parse_args()
     from geocomm.security.job_ca import JobCa
 
-    multiprocessing.set_forkserver_preload(["torch", "geocomm.backend.reconfiguration"])
+    multiprocessing.set_forkserver_preload(["torch", "geocomm.group.backend.reconfiguration"])
     conditions = Conditions.here(shlex.join(["python", "benchmarks/bench_reconfigure.py", *sys.argv[1:]]))
     samples: list[Sample] = []
     with tempfile.TemporaryDirectory() as folder:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from geocomm.membership.own_address import own_address
+from geocomm.group.membership.own_address import own_address
 
 _LIGHTHOUSE_PORT = 29700
 _TIMEOUT = timedelta(seconds=600)

@@ -12,10 +12,6 @@ from typing import TYPE_CHECKING, Any
 from geocomm._version import __version__ as __version__
 
 if TYPE_CHECKING:  # `as`: the form by which type checkers take a name for public
-    from geocomm.backend.device_mesh import device_mesh as device_mesh
-    from geocomm.backend.policy_epochs import refresh_links as refresh_links
-    from geocomm.backend.sites import Sites as Sites
-    from geocomm.backend.sites import sites as sites
     from geocomm.codecs.tensor_codec import codec_names as codec_names
     from geocomm.codecs.tensor_codec import codec_presets as codec_presets
     from geocomm.codecs.tensor_codec import compress as compress
@@ -43,6 +39,11 @@ if TYPE_CHECKING:  # `as`: the form by which type checkers take a name for publi
     from geocomm.gradients.fsdp_hook import fsdp_hook as fsdp_hook
     from geocomm.gradients.gradient_hook import GradientHook as GradientHook
     from geocomm.gradients.hook_settings import HookSettings as HookSettings
+    from geocomm.group.backend.device_mesh import device_mesh as device_mesh
+    from geocomm.group.backend.policy_epochs import refresh_links as refresh_links
+    from geocomm.group.backend.sites import Sites as Sites
+    from geocomm.group.backend.sites import sites as sites
+    from geocomm.group.planning.link_table import Links as Links
     from geocomm.local_sgd.local_settings import LocalSettings as LocalSettings
     from geocomm.local_sgd.local_steps import LocalSteps as LocalSteps
     from geocomm.local_sgd.local_steps import local_steps as local_steps
@@ -53,7 +54,6 @@ if TYPE_CHECKING:  # `as`: the form by which type checkers take a name for publi
     from geocomm.metrics.op_log import op_log as op_log
     from geocomm.metrics.round_log import round_log as round_log
     from geocomm.metrics.training import report_step as report_step
-    from geocomm.planning.link_table import Links as Links
 
 # The one list of public names, each with its module; a test compares what type checkers are told above with it.
 _MODULE_OF = {
@@ -68,10 +68,10 @@ _MODULE_OF = {
     "op_log": "metrics.op_log",
     "round_log": "metrics.round_log",
     "report_step": "metrics.training",
-    "refresh_links": "backend.policy_epochs",
-    "device_mesh": "backend.device_mesh",
-    "sites": "backend.sites",
-    "Sites": "backend.sites",
+    "refresh_links": "group.backend.policy_epochs",
+    "device_mesh": "group.backend.device_mesh",
+    "sites": "group.backend.sites",
+    "Sites": "group.backend.sites",
     "check_replicas": "diagnostics.replica_check",
     "ddp_hook": "gradients.ddp_hook",
     "fsdp_hook": "gradients.fsdp_hook",
@@ -83,7 +83,7 @@ _MODULE_OF = {
     "LocalSettings": "local_sgd.local_settings",
     "Nesterov": "local_sgd.nesterov",
     "SimulatedSites": "local_sgd.simulated_rounds",
-    "Links": "planning.link_table",
+    "Links": "group.planning.link_table",
     "SiteDataset": "data.site_dataset",
     "GeocommError": "core.errors",
     "InvalidArgumentError": "core.errors",

@@ -11,7 +11,7 @@ _READ = {"group_size", "group_rank", "global_ranks_in_group", "backend", "store"
 
 def register() -> None:
     """Register the backend name "geocomm" for CPU and CUDA tensors, and the init_method geocomm://host:port; look at
-    groups of other backends (geocomm/backend/other_backends.py); keep the error of a rank of `geocomm run`.
+    groups of other backends (geocomm/group/backend/other_backends.py); keep the error of a rank of `geocomm run`.
 
     Idempotent; never raises.
     """
@@ -28,15 +28,15 @@ def register() -> None:
 
         def create(backend_options: object, group_options: object) -> object:
             if getattr(backend_options, "enable_reconfigure", False):  # since torch 2.14
-                from geocomm.backend.reconfiguration import create_reconfigurable
+                from geocomm.group.backend.reconfiguration import create_reconfigurable
 
                 return create_reconfigurable(backend_options, group_options)
-            from geocomm.backend.group_creation import create_backend
+            from geocomm.group.backend.group_creation import create_backend
 
             return create_backend(backend_options, group_options)
 
         def meet(url: str, *arguments: object, **options: object) -> object:
-            from geocomm.rendezvous.hub_rendezvous import meet_at_hub
+            from geocomm.group.rendezvous.hub_rendezvous import meet_at_hub
 
             return meet_at_hub(url, *arguments, **options)  # pyright: ignore[reportArgumentType] - as torch calls it
 
@@ -53,7 +53,7 @@ def register() -> None:
 
         @functools.wraps(make)
         def check_and_make(*arguments: Any, **options: Any) -> Any:
-            from geocomm.backend.other_backends import check_new_group
+            from geocomm.group.backend.other_backends import check_new_group
 
             check_new_group(signature.bind(*arguments, **options).arguments)
             return make(*arguments, **options)

@@ -118,10 +118,10 @@ def mutants_of(source: bytes, path: Path) -> list[Mutant]:
 
 
 def tests_of(package: str) -> list[str]:
-    """The folder and files of tests that a mutant of the package meets."""
-    name = re.compile(rf"\bgeocomm\.{package}\b")
+    """The folder and files of tests that a mutant of the package, a path below geocomm, meets."""
+    name = re.compile(rf"\bgeocomm\.{package.replace('/', '.')}\b")
     properties = [file for file in sorted((ROOT / "tests/property").glob("test_*.py")) if name.search(file.read_text())]
-    return [str(path.relative_to(ROOT)) for path in (ROOT / "tests/unit" / package, *properties)]
+    return [str(path.relative_to(ROOT)) for path in (ROOT / "tests/unit" / package.split("/")[0], *properties)]
 
 
 @contextlib.contextmanager
@@ -199,7 +199,7 @@ def judge(stages: list[Stage], chosen: list[Mutant], minutes: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make small faults, one at a time, and say which the tests see.")
-    parser.add_argument("packages", nargs="+", metavar="package", help="packages of geocomm, such as planning")
+    parser.add_argument("packages", nargs="+", metavar="package", help="packages of geocomm, such as group/planning")
     parser.add_argument("--number", type=int, default=20, help="mutants of each package, drawn at random (20)")
     parser.add_argument("--seed", type=int, default=0, help="of the draw (0)")
     parser.add_argument("--minutes", type=float, default=30, help="at most, for each package (30)")
@@ -217,7 +217,7 @@ def main() -> None:
             every = [mutant for file in files for mutant in mutants_of(file.read_bytes(), file.relative_to(tree))]
             numbers = random.Random(arguments.seed).sample(range(len(every)), min(arguments.number, len(every)))
             print(f"\n{package}: {len(numbers)} of {len(every)} mutants, seed {arguments.seed}", flush=True)
-            tests = [tests_of(package)] + [[f"tests/multiprocess/{package}"]] * arguments.wide
+            tests = [tests_of(package)] + [[f"tests/multiprocess/{package.split('/')[0]}"]] * arguments.wide
             judge(
                 [Stage(tree, each) for each in tests], [every[number] for number in sorted(numbers)], arguments.minutes
             )

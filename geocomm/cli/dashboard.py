@@ -51,7 +51,7 @@ def dashboard(
         geocomm dashboard telemetry --export report.html
     """
     from geocomm.core.extras import install_command
-    from geocomm.membership.own_address import url_for_others
+    from geocomm.group.membership.own_address import url_for_others
 
     if token is not None and not re.fullmatch(r"[!-~]+", token):
         fail("dashboard", "--token: one word of ASCII letters, digits and signs; without it, --address makes one")

@@ -103,11 +103,11 @@ def _examine_job(question: Question, timeout_s: float) -> list[Finding] | None:
         site_findings,
         way_findings,
     )
-    from geocomm.membership.job_store import Rendezvous
-    from geocomm.membership.one_site import own_presence
-    from geocomm.membership.own_address import advertised
-    from geocomm.membership.rank_record import own_versions
-    from geocomm.membership.records import from_record
+    from geocomm.group.membership.job_store import Rendezvous
+    from geocomm.group.membership.one_site import own_presence
+    from geocomm.group.membership.own_address import advertised
+    from geocomm.group.membership.rank_record import own_versions
+    from geocomm.group.membership.records import from_record
 
     try:
         place = find_place(os.environ)

@@ -16,9 +16,9 @@ from geocomm.cli.command_end import fail
 from geocomm.core.units import count_text, duration_text
 
 if TYPE_CHECKING:
-    from geocomm.planning.link_table import Links
-    from geocomm.planning.local_estimate import LocalEstimate
-    from geocomm.planning.run_estimate import Estimate
+    from geocomm.group.planning.link_table import Links
+    from geocomm.group.planning.local_estimate import LocalEstimate
+    from geocomm.group.planning.run_estimate import Estimate
 
 _STEP_CODECS = ("none", "int8", "int4", "balanced", "small")
 _LOCAL_CODECS = ("int8", "int4")
@@ -99,10 +99,10 @@ def plan(
         return
     from geocomm.core.errors import GeocommError
     from geocomm.core.units import parse_duration
-    from geocomm.planning.codec_choice import Speed, measure
-    from geocomm.planning.link_report import relay_lines
-    from geocomm.planning.local_estimate import local_estimate
-    from geocomm.planning.run_estimate import Workload, estimate, scaled
+    from geocomm.group.planning.codec_choice import Speed, measure
+    from geocomm.group.planning.link_report import relay_lines
+    from geocomm.group.planning.local_estimate import local_estimate
+    from geocomm.group.planning.run_estimate import Workload, estimate, scaled
 
     try:
         if element_bytes == 3:
@@ -181,7 +181,7 @@ def _parameters(text: str | None, model: str | None) -> float:
 
 def _nominal_links(path: Path | None, sites: int, rate: str, access: str | None, rtt: str) -> Links:
     from geocomm.core.units import parse_duration, parse_rate
-    from geocomm.planning.link_table import Links
+    from geocomm.group.planning.link_table import Links
 
     if path is not None:
         return Links.from_file(path)
@@ -192,7 +192,7 @@ def _nominal_links(path: Path | None, sites: int, rate: str, access: str | None,
 
 def _usual_efficiency(path: Path | None) -> float:
     """A matrix has the lines' own rates; those that `geocomm probe` measured are of tensors already."""
-    from geocomm.planning.run_estimate import NOMINAL_EFFICIENCY
+    from geocomm.group.planning.run_estimate import NOMINAL_EFFICIENCY
 
     return NOMINAL_EFFICIENCY if path is None or path.suffix == ".toml" else 1.0
 

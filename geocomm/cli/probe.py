@@ -13,7 +13,7 @@ from rich.console import Console
 from geocomm.cli.command_end import fail, require_writable, write_plot
 
 if TYPE_CHECKING:
-    from geocomm.planning.link_table import Links
+    from geocomm.group.planning.link_table import Links
 
 _HELP = """Measure rate, round-trip time and loss between all sites, over geocomm's own connections.
 
@@ -88,13 +88,13 @@ def probe(
             fail("probe", f"--out {out}: {error.strerror}", 2)
         Console(stderr=True, markup=False).print(f"written: {out}", highlight=False)
     if plot is not None:
-        from geocomm.planning.link_report import draw
+        from geocomm.group.planning.link_report import draw
 
         write_plot("probe", plot, lambda path: draw(links, path))
 
 
 def _show(links: Links) -> None:
-    from geocomm.planning.link_report import access_lines, delays_table, rates_table, relay_lines
+    from geocomm.group.planning.link_report import access_lines, delays_table, rates_table, relay_lines
 
     console = Console(markup=False)
     console.print(rates_table(links))

@@ -152,7 +152,7 @@ def run(
     from geocomm.core.environment import keys_folder
     from geocomm.core.site import site_name
     from geocomm.elastic.site_job import ElasticRun, SiteJob
-    from geocomm.rendezvous.launch_checks import check_variables
+    from geocomm.group.rendezvous.launch_checks import check_variables
     from geocomm.security.keys import Keys, KeysError
 
     try:
@@ -205,7 +205,7 @@ def run(
             given = "--run-dir, --wait-for, --min-sites, --snapshot-url, --data, --site-nodes and --site-hub"
             fail("run", f"{given} are for --elastic")
         else:
-            from geocomm.rendezvous.run_at_hub import run_at_hub
+            from geocomm.group.rendezvous.run_at_hub import run_at_hub
 
             status = run_at_hub(meeting, listen, loaded, arguments, wait, telemetry)
     except (KeysError, HubAddressError) as error:

@@ -26,7 +26,7 @@ from geocomm.emulator.emulated_wan import (
     WanRun,
     find_control,
 )
-from geocomm.planning.link_report import rate_text
+from geocomm.group.planning.link_report import rate_text
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -1,6 +1,6 @@
 """What ended a rank, kept where torchrun looks for it, and told by the frames of the user's own program.
 
-`geocomm run` repeats it as its last line, at every site (rendezvous/first_error.py).
+`geocomm run` repeats it as its last line, at every site (group/rendezvous/first_error.py).
 """
 
 from __future__ import annotations

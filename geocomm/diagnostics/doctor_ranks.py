@@ -10,10 +10,10 @@ from typing import Any
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.diagnostics.doctor_network import peer_findings
 from geocomm.diagnostics.finding import Finding, State
-from geocomm.membership.one_site import Scope, check_one_site
-from geocomm.membership.rank_record import Presence, ranks_text
-from geocomm.membership.records import from_record
-from geocomm.membership.roll_call import differences
+from geocomm.group.membership.one_site import Scope, check_one_site
+from geocomm.group.membership.rank_record import Presence, ranks_text
+from geocomm.group.membership.records import from_record
+from geocomm.group.membership.roll_call import differences
 
 
 @dataclass(frozen=True)

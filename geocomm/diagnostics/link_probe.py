@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from geocomm.backend.runtime import runtime
-from geocomm.backend.sites import sites
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.typed_torch import all_gather, barrier, to_list
-from geocomm.planning.link_table import MOST_BPS, Links, table_of
+from geocomm.group.backend.runtime import runtime
+from geocomm.group.backend.sites import sites
+from geocomm.group.planning.link_table import MOST_BPS, Links, table_of
 
 MESSAGES = 8
 """A transfer is so many messages, side by side."""

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from geocomm.core.errors import ReplicaMismatchError, UnsupportedError
 from geocomm.core.typed_torch import all_gather, all_gather_object
 from geocomm.core.units import count_text
-from geocomm.membership.rank_record import ranks_text
+from geocomm.group.membership.rank_record import ranks_text
 from geocomm.metrics.events import events
 
 # Words of a tensor that are hashed at a time: temporaries stay in a core's cache, or small beside a GPU's memory.

@@ -29,6 +29,11 @@ from geocomm.elastic.rank_socket import RankConnection
 from geocomm.elastic.run_view import RunView
 from geocomm.elastic.site_ranks import SiteRanks
 from geocomm.elastic.snapshots import SnapshotError, Snapshots
+from geocomm.group.rendezvous.store_process import log
+from geocomm.group.rendezvous.store_session import Greeting, Purpose
+from geocomm.group.rendezvous.store_session import Refused as ConnectionRefused
+from geocomm.group.rendezvous.tls_stream import TlsStream
+from geocomm.group.rendezvous.to_collector import carry_to_collector
 from geocomm.journal.entries import (
     BadLineError,
     Deal,
@@ -74,11 +79,6 @@ from geocomm.journal.messages import (
     said,
 )
 from geocomm.journal.run_state import RunState, Standing
-from geocomm.rendezvous.store_process import log
-from geocomm.rendezvous.store_session import Greeting, Purpose
-from geocomm.rendezvous.store_session import Refused as ConnectionRefused
-from geocomm.rendezvous.tls_stream import TlsStream
-from geocomm.rendezvous.to_collector import carry_to_collector
 from geocomm.security.keys import Identity, Keys
 
 _RANKS_LIMIT_S = 3.0

@@ -12,12 +12,12 @@ import random
 from collections.abc import AsyncGenerator, Callable, Iterator
 
 from geocomm.core.addresses import HubAddress
+from geocomm.group.rendezvous.store_session import Greeting, ProtocolError, Purpose, Refused
+from geocomm.group.rendezvous.tls_stream import TlsStream
+from geocomm.group.rendezvous.tunnel import dial
+from geocomm.group.rendezvous.waiting import Waiting
 from geocomm.journal.entries import BadLineError
 from geocomm.journal.messages import MAX_LINE_BYTES
-from geocomm.rendezvous.store_session import Greeting, ProtocolError, Purpose, Refused
-from geocomm.rendezvous.tls_stream import TlsStream
-from geocomm.rendezvous.tunnel import dial
-from geocomm.rendezvous.waiting import Waiting
 from geocomm.security.keys import Keys, KeysError
 
 BEAT_S = 3.0

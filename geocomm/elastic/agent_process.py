@@ -32,13 +32,13 @@ from geocomm.elastic.rank_socket import RankServer, socket_path
 from geocomm.elastic.snapshot_copies import SnapshotCopies, copy_kept_snapshots
 from geocomm.elastic.snapshots import SnapshotError
 from geocomm.elastic.whereabouts import write_about
+from geocomm.group.membership.own_address import own_addresses
+from geocomm.group.rendezvous.doorway import Doorway, raise_descriptor_limit
+from geocomm.group.rendezvous.store_process import log
 from geocomm.journal.entries import Record, line_of
 from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
 from geocomm.journal.run_state import RunState
 from geocomm.journal.sequencer_events import DealtSet, Terms
-from geocomm.membership.own_address import own_addresses
-from geocomm.rendezvous.doorway import Doorway, raise_descriptor_limit
-from geocomm.rendezvous.store_process import log
 from geocomm.security.keys import Keys, KeysError
 
 DEFAULT_PORT = 29400

@@ -11,10 +11,10 @@ from geocomm.elastic.etcd import Election, Etcd, EtcdAddress, EtcdAwayError, Etc
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.leader import StartAgain
 from geocomm.elastic.leadership import Begun
+from geocomm.group.rendezvous.waiting import Waiting
 from geocomm.journal.entries import TermBegun
 from geocomm.journal.journal import HeadMovedError, NoJournalError, SqliteJournal
 from geocomm.journal.run_state import EMPTY, Head
-from geocomm.rendezvous.waiting import Waiting
 
 LOOK_S = 1.0
 """From one look at etcd to the next."""

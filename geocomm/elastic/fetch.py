@@ -22,10 +22,17 @@ from pydantic import Field, TypeAdapter, ValidationError
 from geocomm.core.addresses import HubAddress, HubAddressError
 from geocomm.core.calm_log import CalmLog
 from geocomm.elastic.fragment_store import FragmentStore, file_digest, file_hash
+from geocomm.group.rendezvous.store_session import (
+    Greeting,
+    PacketKind,
+    ProtocolError,
+    Purpose,
+    offset_bytes,
+    write_packet,
+)
+from geocomm.group.rendezvous.tls_stream import TlsStream
+from geocomm.group.rendezvous.tunnel import dial
 from geocomm.journal.entries import Digest, Hash, Record, SiteName, Whole, line_of
-from geocomm.rendezvous.store_session import Greeting, PacketKind, ProtocolError, Purpose, offset_bytes, write_packet
-from geocomm.rendezvous.tls_stream import TlsStream
-from geocomm.rendezvous.tunnel import dial
 from geocomm.security.keys import Keys, KeysError
 
 RANGE_BYTES = 4 << 20

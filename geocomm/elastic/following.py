@@ -29,11 +29,11 @@ from geocomm.elastic.questions import (
 )
 from geocomm.elastic.run_view import RunView
 from geocomm.elastic.whereabouts import tell_doubt
+from geocomm.group.membership.own_address import own_address
+from geocomm.group.rendezvous.store_process import log
+from geocomm.group.rendezvous.tls_stream import TlsStream
+from geocomm.group.rendezvous.waiting import Waiting
 from geocomm.journal.entries import BadLineError, Entry, line_of
-from geocomm.membership.own_address import own_address
-from geocomm.rendezvous.store_process import log
-from geocomm.rendezvous.tls_stream import TlsStream
-from geocomm.rendezvous.waiting import Waiting
 from geocomm.security.keys import Keys
 
 FIND_AFTER_S = 9.0

@@ -12,9 +12,9 @@ from geocomm.elastic.join_states import StatesOfOthers
 from geocomm.elastic.other_agents import OtherAgents
 from geocomm.elastic.run_view import RunView
 from geocomm.elastic.site_ranks import SiteRanks
+from geocomm.group.rendezvous.store_process import log
+from geocomm.group.rendezvous.waiting import Waiting
 from geocomm.journal.messages import Fetched, Hold, Lost, TakeState
-from geocomm.rendezvous.store_process import log
-from geocomm.rendezvous.waiting import Waiting
 
 NEED_PAUSE_S = 5.0
 """Between two attempts to find a listed frame."""

@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 
 from geocomm.elastic.fetch import Fetcher, HeldState, Outcome, Wanted
 from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.group.rendezvous.waiting import Waiting
 from geocomm.journal.entries import Digest, Round
 from geocomm.journal.journal import SqliteJournal
 from geocomm.journal.run_state import RunState
-from geocomm.rendezvous.waiting import Waiting
 from geocomm.security.keys import KeysError
 
 AGAIN_S = 2.0

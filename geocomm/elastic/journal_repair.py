@@ -14,11 +14,11 @@ from pathlib import Path
 from geocomm.core.addresses import HubAddress, HubAddressError
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.questions import EntriesAnswer, EntriesAsked, ask
+from geocomm.group.rendezvous.store_process import log
+from geocomm.group.rendezvous.waiting import Waiting
 from geocomm.journal.damaged_journal import Damage, damage_of, sound_after, write_anew
 from geocomm.journal.entries import BadLineError, Entry, hash_of
 from geocomm.journal.journal import NoJournalError
-from geocomm.rendezvous.store_process import log
-from geocomm.rendezvous.waiting import Waiting
 from geocomm.security.keys import Keys, KeysError
 
 _ASK_LIMIT_S = 5.0

@@ -19,6 +19,9 @@ from geocomm.elastic.agent_link import LineStream
 from geocomm.elastic.etcd import EtcdAwayError
 from geocomm.elastic.forgetting import forget
 from geocomm.elastic.known_agents import KnownAgents
+from geocomm.group.rendezvous.store_session import PacketKind, offset_bytes, write_packet
+from geocomm.group.rendezvous.tls_stream import TlsStream
+from geocomm.group.rendezvous.waiting import Waiting
 from geocomm.journal.entries import BadLineError, Entry, Kept, words
 from geocomm.journal.journal import HeadMovedError, SharedJournal, SqliteJournal
 from geocomm.journal.messages import Beat, Hello, OtherProtocolError, Refused, Up, parts_of, said, up_of
@@ -41,9 +44,6 @@ from geocomm.journal.sequencer_events import (
     Tick,
     Unbelieved,
 )
-from geocomm.rendezvous.store_session import PacketKind, offset_bytes, write_packet
-from geocomm.rendezvous.tls_stream import TlsStream
-from geocomm.rendezvous.waiting import Waiting
 
 if TYPE_CHECKING:
     from geocomm.elastic.run_catalog import CatalogData

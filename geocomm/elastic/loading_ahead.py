@@ -14,8 +14,8 @@ from geocomm.elastic.fetch import Fetcher, Outcome, Wanted
 from geocomm.elastic.join_states import AGAIN_S, StatesOfOthers
 from geocomm.elastic.other_agents import OtherAgents
 from geocomm.elastic.run_view import RunView
+from geocomm.group.rendezvous.store_process import log
 from geocomm.journal.run_state import Standing
-from geocomm.rendezvous.store_process import log
 
 
 class LoadingAhead:

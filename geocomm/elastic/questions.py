@@ -15,11 +15,18 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from geocomm.core.addresses import HubAddress, HubAddressError
 from geocomm.elastic.leader import Leader
+from geocomm.group.rendezvous.store_session import (
+    Greeting,
+    PacketKind,
+    ProtocolError,
+    Purpose,
+    offset_bytes,
+    write_packet,
+)
+from geocomm.group.rendezvous.tls_stream import TlsStream
+from geocomm.group.rendezvous.tunnel import dial
 from geocomm.journal.entries import Entry, Hash, Record, SiteName, Text, Whole, line_of
 from geocomm.journal.messages import Beat, StoreId
-from geocomm.rendezvous.store_session import Greeting, PacketKind, ProtocolError, Purpose, offset_bytes, write_packet
-from geocomm.rendezvous.tls_stream import TlsStream
-from geocomm.rendezvous.tunnel import dial
 from geocomm.security.keys import Keys, KeysError
 
 PROMOTION_LIMIT_S = 90.0

@@ -21,9 +21,9 @@ from pathlib import Path
 from geocomm.core.calm_log import CalmLog
 from geocomm.core.message_log import logger
 from geocomm.core.socket_path import own_folder, socket_in
+from geocomm.group.rendezvous.accepting import accept_forever
 from geocomm.journal.entries import BadLineError, Entry, hash_of, line_of
 from geocomm.journal.messages import MAX_LINE_BYTES, Down, EntrySaid, RankHello, Up, down_of, said, up_of
-from geocomm.rendezvous.accepting import accept_forever
 
 RETRY_S = 0.2
 """How often a rank tries to reach its agent again."""

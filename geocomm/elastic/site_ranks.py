@@ -12,6 +12,8 @@ from geocomm.elastic.other_agents import OtherAgents
 from geocomm.elastic.own_deals import own_deals
 from geocomm.elastic.rank_socket import RankConnection
 from geocomm.elastic.run_view import RunView
+from geocomm.group.rendezvous.store_process import log
+from geocomm.group.rendezvous.waiting import Waiting
 from geocomm.journal.entries import BadLineError, Deal, Round, Skip, TakenBack
 from geocomm.journal.messages import (
     Applied,
@@ -26,8 +28,6 @@ from geocomm.journal.messages import (
 )
 from geocomm.journal.run_state import Standing
 from geocomm.journal.site_line import length
-from geocomm.rendezvous.store_process import log
-from geocomm.rendezvous.waiting import Waiting
 
 _RANKS_END_S = 60.0
 _TAKEN_BACK = "what was dealt to this site was taken back, and others read it: what it has not counted is void"

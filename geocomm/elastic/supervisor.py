@@ -21,13 +21,13 @@ from geocomm.elastic.agent_process import LAST_STEPS_S, AgentConfig
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.rank_socket import socket_path
 from geocomm.elastic.site_job import ElasticRun, SiteJob
+from geocomm.group.rendezvous.run_at_hub import environment_of_site
+from geocomm.group.rendezvous.store_process import log
+from geocomm.group.rendezvous.to_collector import CollectorConfig, rank_socket
 from geocomm.journal.entries import BadLineError
 from geocomm.journal.journal import FILE_NAME, NoJournalError
 from geocomm.journal.run_reader import RunReader
 from geocomm.journal.run_state import Standing
-from geocomm.rendezvous.run_at_hub import environment_of_site
-from geocomm.rendezvous.store_process import log
-from geocomm.rendezvous.to_collector import CollectorConfig, rank_socket
 from geocomm.security.keys import Keys
 
 AGENT_AGAIN_S = 1.0

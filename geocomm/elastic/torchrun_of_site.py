@@ -19,8 +19,8 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
 from geocomm.core.site import site_name
 from geocomm.elastic.rank_forks import RankForks, preload
-from geocomm.rendezvous.first_error import hide_torchruns_lines, tell_failure
-from geocomm.rendezvous.launch_checks import check_program
+from geocomm.group.rendezvous.first_error import hide_torchruns_lines, tell_failure
+from geocomm.group.rendezvous.launch_checks import check_program
 
 run = cast(Any, torchrun)  # without types
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from geocomm.core.model_errors import first_problem, problem_text
 from geocomm.core.site import SiteNameError, check_site_name
-from geocomm.planning.link_matrix import (
+from geocomm.group.planning.link_matrix import (
     DEFAULT_DELAY_S,
     DEFAULT_RATE_BPS,
     PROBABILITIES,

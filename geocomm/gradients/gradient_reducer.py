@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from geocomm.backend.runtime import runtime
 from geocomm.core.message_log import logger
 from geocomm.gradients.bucket_reduction import BucketReducer
 from geocomm.gradients.device_order import DeviceOrder
@@ -18,6 +17,7 @@ from geocomm.gradients.quality_guard import QualityGuard, finer_codec
 from geocomm.gradients.reduction_plan import EXACT, ReductionPlan
 from geocomm.gradients.shard import Shard
 from geocomm.gradients.step_ledger import StepLedger
+from geocomm.group.backend.runtime import runtime
 from geocomm.metrics.events import events
 from geocomm.metrics.hook_registry import register_handle
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from geocomm.backend.sites import sites
 from geocomm.core.typed_torch import new_group
+from geocomm.group.backend.sites import sites
 
 
 class SiteParallel:

@@ -116,7 +116,7 @@ def defer_write_errors(engine: deepspeed.DeepSpeedEngine) -> Writer:
     """
     from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
 
-    from geocomm.membership.collective_verdict import attempt
+    from geocomm.group.membership.collective_verdict import attempt
 
     class DeferringEngine(TorchCheckpointEngine):
         def __init__(self, zipfile_serialization: bool) -> None:

@@ -20,11 +20,11 @@ from urllib.parse import urlsplit
 import torch
 import torch.distributed as dist
 
-from geocomm.backend.group_creation import create_elastic_backend
 from geocomm.core.errors import AbortedError
 from geocomm.core.extras import install_command
 from geocomm.core.options import Options
-from geocomm.membership.own_address import advertised, store_host
+from geocomm.group.backend.group_creation import create_elastic_backend
+from geocomm.group.membership.own_address import advertised, store_host
 
 try:
     from torchft.process_group import ProcessGroupWrapper  # pyright: ignore[reportMissingImports] - optional

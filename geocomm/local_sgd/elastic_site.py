@@ -10,20 +10,20 @@ from pathlib import Path
 import torch.distributed as dist
 from typing_extensions import override
 
-from geocomm.backend.runtime import runtime
 from geocomm.core import environment
 from geocomm.core.addresses import is_loopback
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.native import native
 from geocomm.core.options import Options
 from geocomm.core.typed_torch import all_gather_object, new_group
+from geocomm.group.backend.runtime import runtime
+from geocomm.group.membership.own_address import advertised
 from geocomm.journal.messages import Model
 from geocomm.local_sgd.fragments import Fragment
 from geocomm.local_sgd.member_frames import most_frame_bytes
 from geocomm.local_sgd.member_rounds import MemberRounds
 from geocomm.local_sgd.rounds import Coding, SiteFacts
 from geocomm.local_sgd.site_ranks import SiteRanks
-from geocomm.membership.own_address import advertised
 from geocomm.metrics.exporters import check_reporting, reporting
 
 _TOKEN_BYTES = 16

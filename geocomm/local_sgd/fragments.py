@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from geocomm.core.errors import InvalidArgumentError
-from geocomm.planning.local_estimate import LEAST_FRAGMENT_BYTES, MOST_FRAGMENTS
+from geocomm.group.planning.local_estimate import LEAST_FRAGMENT_BYTES, MOST_FRAGMENTS
 
 BYTES_PER_ELEMENT = 4
 """The size of an element of a delta and of an anchor: both are float32."""

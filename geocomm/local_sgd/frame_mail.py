@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from geocomm.backend.runtime import runtime
 from geocomm.core.errors import GeocommError, InvalidArgumentError
 from geocomm.core.message_log import logger
+from geocomm.group.backend.runtime import runtime
 from geocomm.journal.messages import Offer, Open, Owner, Peer
 
 if TYPE_CHECKING:

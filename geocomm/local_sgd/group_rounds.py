@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from geocomm.backend.reserved_tags import ReservedTags
-from geocomm.backend.runtime import runtime
-from geocomm.backend.sites import sites
 from geocomm.core.errors import InvalidArgumentError, OperationTimeoutError, ReplicaMismatchError
 from geocomm.core.patience import Patience
+from geocomm.group.backend.reserved_tags import ReservedTags
+from geocomm.group.backend.runtime import runtime
+from geocomm.group.backend.sites import sites
+from geocomm.group.membership import roll_call
 from geocomm.local_sgd.fragments import Fragment
 from geocomm.local_sgd.pace import LineClock
 from geocomm.local_sgd.round_exchange import Awaited, RoundExchange, sites_text
@@ -24,7 +25,6 @@ from geocomm.local_sgd.round_records import ROUNDS, RoundRecord
 from geocomm.local_sgd.rounds import Average, Coding, Offer, Reduction, Rounds, Terms, check_terms
 from geocomm.local_sgd.site_ranks import SiteRanks
 from geocomm.local_sgd.waiting import say, wait_for
-from geocomm.membership import roll_call
 
 _FIRST = 0
 """The fragment whose owner is the first rank of its site."""

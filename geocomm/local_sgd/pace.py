@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from geocomm.planning.local_estimate import LEAST_EVERY, MOST_EVERY, least_every
+from geocomm.group.planning.local_estimate import LEAST_EVERY, MOST_EVERY, least_every
 
 _SMALLER, _LARGER = 0.7, 1.1
 """Another `every` is wanted only outside of these multiples of the one there is, so that noise does not move it."""

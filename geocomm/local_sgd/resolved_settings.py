@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from geocomm.codecs.codec_spec import codec_spec
+from geocomm.group.planning.local_estimate import LEAST_EVERY
 from geocomm.local_sgd.fragments import Tensor, automatic_count
 from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.merge import CARRY, Merge
 from geocomm.local_sgd.nesterov import Nesterov
 from geocomm.local_sgd.rounds import Coding
 from geocomm.local_sgd.schedule import Schedule
-from geocomm.planning.local_estimate import LEAST_EVERY
 
 _LEAST_OVERLAP = 1
 """A result is merged as soon as it is there, but not before the next step: the site trains while it is on the line."""

@@ -19,7 +19,6 @@ from typing import Any, Protocol
 
 import torch
 
-from geocomm.backend.reserved_tags import KINDS, ReservedTags
 from geocomm.codecs.tensor_codec import compress_bound
 from geocomm.core.errors import (
     CorruptDataError,
@@ -30,6 +29,7 @@ from geocomm.core.errors import (
     error_of,
 )
 from geocomm.core.native import native
+from geocomm.group.backend.reserved_tags import KINDS, ReservedTags
 from geocomm.local_sgd.delta_frames import DeltaFrames, average_frames, encode_delta
 from geocomm.local_sgd.fragments import Fragment
 from geocomm.local_sgd.host_memory import host_empty

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from geocomm.backend.reserved_tags import KINDS, ReservedTags
 from geocomm.core.typed_torch import future_of
+from geocomm.group.backend.reserved_tags import KINDS, ReservedTags
 
 Relay = tuple[str, str, str]
 """A way from a site, over a site, to a site."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from geocomm.core.addresses import free_port, listen_on
 from geocomm.core.bad_input import BadInput
-from geocomm.membership.own_address import url_for_others
+from geocomm.group.membership.own_address import url_for_others
 from geocomm.serve.api_key import key_for
 from geocomm.serve.engine_process import EngineEnded, EngineProcess, Stopped, stop_signals
 from geocomm.serve.engines import Engine, choose_engine, launch

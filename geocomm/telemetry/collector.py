@@ -20,10 +20,10 @@ from pathlib import Path
 from geocomm.core.addresses import HubAddress
 from geocomm.core.calm_log import CalmLog
 from geocomm.core.socket_path import own_folder
+from geocomm.group.rendezvous.store_session import Greeting, ProtocolError, Purpose, Refused
+from geocomm.group.rendezvous.to_collector import rank_socket, site_socket
+from geocomm.group.rendezvous.tunnel import dial
 from geocomm.metrics.report_format import MAX_PACKED_BYTES
-from geocomm.rendezvous.store_session import Greeting, ProtocolError, Purpose, Refused
-from geocomm.rendezvous.to_collector import rank_socket, site_socket
-from geocomm.rendezvous.tunnel import dial
 from geocomm.security.keys import Keys, KeysError
 from geocomm.telemetry.report import Head, PackedReport, unpack
 from geocomm.telemetry.report_lines import BadReportError

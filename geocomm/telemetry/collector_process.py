@@ -23,8 +23,8 @@ from geocomm.core.addresses import HubAddress, HubAddressError
 from geocomm.core.environment import alert_command, alert_webhook
 from geocomm.core.message_log import logger
 from geocomm.elastic.whereabouts import leader_address, leads
-from geocomm.rendezvous.doorway import raise_descriptor_limit
-from geocomm.rendezvous.to_collector import CollectorConfig
+from geocomm.group.rendezvous.doorway import raise_descriptor_limit
+from geocomm.group.rendezvous.to_collector import CollectorConfig
 from geocomm.security.keys import Keys
 from geocomm.telemetry.alert_sinks import AlertSinks
 from geocomm.telemetry.alerts import Alerting

@@ -22,8 +22,8 @@ from geocomm.corpus.packing import Sequences
 from geocomm.corpus.text_tokenizer import load_tokenizer
 from geocomm.data.run_sequences import renewed, run_sequences, version_text
 from geocomm.export.export_record import RECORD
+from geocomm.group.membership.job_store import Rendezvous
 from geocomm.integrations.deepspeed_version import deepspeed_problem
-from geocomm.membership.job_store import Rendezvous
 from geocomm.runs.run_folder import RunFolder
 from geocomm.runs.trackers import require_packages
 from geocomm.train.agreed_run import Agreed
@@ -93,8 +93,8 @@ def _backend_options(config: RunConfig) -> Options | None:
 def _own_presence(config: RunConfig, options: Options, rank: int) -> dict[str, Any]:
     """What this rank tells of where it is. Raises BadInput."""
     from geocomm.core.errors import InvalidArgumentError
-    from geocomm.membership.one_site import own_presence
-    from geocomm.membership.own_address import advertised
+    from geocomm.group.membership.one_site import own_presence
+    from geocomm.group.membership.own_address import advertised
 
     try:
         presence = own_presence(rank, options, advertised(options.address)[0])

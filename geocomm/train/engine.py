@@ -11,8 +11,8 @@ import torch
 from deepspeed.accelerator import get_accelerator
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from geocomm.backend.sites import sites
 from geocomm.core.bad_input import BadInput
+from geocomm.group.backend.sites import sites
 from geocomm.integrations.deepspeed import SiteParallel
 from geocomm.models.model_factory import build_model, build_partitioned_model
 from geocomm.train.gradient_sync import GradientSync, SiteShards

@@ -10,12 +10,12 @@ import deepspeed
 import torch
 import torch.distributed as dist
 
-from geocomm.backend.device_mesh import device_mesh
 from geocomm.gradients.gradient_reducer import GradientReducer
 from geocomm.gradients.hook_settings import HookSettings
 from geocomm.gradients.named_values import Slice
 from geocomm.gradients.reduction_plan import ReductionPlan
 from geocomm.gradients.shard import Shard
+from geocomm.group.backend.device_mesh import device_mesh
 from geocomm.integrations.deepspeed import SiteParallel
 from geocomm.integrations.deepspeed_seams import partitioned_gradients, take_over_reduction
 from geocomm.metrics.hook_registry import worst_nmse

@@ -10,7 +10,7 @@ import torch.distributed as dist
 # DDP shares its first weights with it.
 from torch.distributed.utils import _sync_module_states  # pyright: ignore[reportPrivateUsage]
 
-from geocomm.backend.sites import Sites
+from geocomm.group.backend.sites import Sites
 from geocomm.integrations.deepspeed_seams import (
     follow_masters,
     give_back_reduction,

@@ -12,10 +12,10 @@ from typing import Any
 import deepspeed
 import torch
 
-from geocomm.backend.sites import Sites
 from geocomm.core.bad_input import BadInput
 from geocomm.core.errors import GeocommError
 from geocomm.data.site_deals import SiteDeals
+from geocomm.group.backend.sites import Sites
 from geocomm.integrations.deepspeed_seams import load_optimizer_state, optimizer_state
 from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.local_steps import LocalSteps, local_steps

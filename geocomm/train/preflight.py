@@ -15,7 +15,7 @@ from geocomm.core.bad_input import BadInput
 from geocomm.core.config_section import flat_fields
 from geocomm.core.place import Place
 from geocomm.core.units import count_text
-from geocomm.membership.roll_call import differences
+from geocomm.group.membership.roll_call import differences
 from geocomm.train.train_config import RunConfig
 
 # Places differ between machines; what is found there is compared by content.
@@ -90,9 +90,9 @@ def _require_declared_site(records: list[dict[str, Any]]) -> None:
     if any(record["presence"] is None for record in records):
         return
     from geocomm.core.errors import InvalidArgumentError
-    from geocomm.membership.one_site import Scope, check_one_site
-    from geocomm.membership.rank_record import Presence
-    from geocomm.membership.records import from_record
+    from geocomm.group.membership.one_site import Scope, check_one_site
+    from geocomm.group.membership.rank_record import Presence
+    from geocomm.group.membership.records import from_record
 
     try:
         check_one_site([from_record(Presence, record["presence"]) for record in records], Scope.JOB)

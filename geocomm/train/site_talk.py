@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from typing_extensions import override
 
-from geocomm.backend.sites import Sites
+from geocomm.group.backend.sites import Sites
 from geocomm.train.comm_meter import ROW, StepReducer, StepSum, StepTalk, StepTotals, UnderWay, Wants
 from geocomm.train.local_sync import LocalSync
 

@@ -23,7 +23,7 @@ from geocomm.export.hf_folder import HfModel, finish_folder, write_hf_files
 from geocomm.export.new_folder import new_folder
 from geocomm.export.original_layout import OriginalLayout
 from geocomm.export.run_text import read_log
-from geocomm.membership.collective_verdict import agree
+from geocomm.group.membership.collective_verdict import agree
 from geocomm.runs.run_folder import RunFolder
 from geocomm.train.agreed_run import Agreed
 from geocomm.train.engine import TrainedModel

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from geocomm.core.environment import codec_name
 from geocomm.data.site_deals import SiteLeft
-from geocomm.membership.collective_verdict import agree
+from geocomm.group.membership.collective_verdict import agree
 from geocomm.metrics import schema
 from geocomm.metrics.events import events
 from geocomm.metrics.training import report_step

@@ -14,7 +14,7 @@ from geocomm.core.ended_by_signal import begun
 from geocomm.core.site import UNNAMED_SITE
 from geocomm.core.units import count_text
 from geocomm.data.run_sequences import dealt_sequences
-from geocomm.membership.collective_verdict import together
+from geocomm.group.membership.collective_verdict import together
 from geocomm.metrics.events import EventReader, events
 from geocomm.runs.run_folder import RunFolder
 from geocomm.runs.run_log import RunLog

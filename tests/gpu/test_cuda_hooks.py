@@ -38,7 +38,7 @@ def ranks() -> Iterator[Ranks]:
 
 def compressed_all_reduces(dtype: torch.dtype, device: str) -> list[list[torch.Tensor]]:
     """Results, and residuals after each: kept in one memory, then in two with scales, then of a spoiled operation."""
-    from geocomm.backend.runtime import runtime
+    from geocomm.group.backend.runtime import runtime
 
     backend = runtime.group_of(dist.group.WORLD).backend
     start, stop = backend.encoded_range(ELEMENTS, dtype)
@@ -76,7 +76,7 @@ def test_compressed_all_reduce_of_cuda_tensors_equals_that_of_cpu_tensors(ranks:
 
 
 def refused_devices() -> list[str]:
-    from geocomm.backend.runtime import runtime
+    from geocomm.group.backend.runtime import runtime
 
     backend = runtime.group_of(dist.group.WORLD).backend
     start, stop = backend.encoded_range(ELEMENTS, torch.float32)

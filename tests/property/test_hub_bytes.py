@@ -8,8 +8,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from geocomm.rendezvous import store_session
-from geocomm.rendezvous.store_session import Greeting, PacketKind, ProtocolError, offset_bytes, offset_of, read_packet
+from geocomm.group.rendezvous import store_session
+from geocomm.group.rendezvous.store_session import (
+    Greeting,
+    PacketKind,
+    ProtocolError,
+    offset_bytes,
+    offset_of,
+    read_packet,
+)
 from support.effort import effort
 
 properties = effort(200)

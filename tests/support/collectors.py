@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from geocomm.rendezvous.to_collector import rank_socket
+from geocomm.group.rendezvous.to_collector import rank_socket
 from geocomm.telemetry.collector import Collector
 from geocomm.telemetry.run_store import RunStore
 

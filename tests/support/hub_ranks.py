@@ -38,7 +38,7 @@ def total() -> float:
 
 
 def facts() -> dict[str, object]:
-    from geocomm.backend.runtime import runtime
+    from geocomm.group.backend.runtime import runtime
 
     names = ("GEOCOMM_SITE", "GEOCOMM_HUB", "MASTER_ADDR", "TORCHELASTIC_RESTART_COUNT")
     own = runtime.world.infos[dist.get_rank()]

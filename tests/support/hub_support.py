@@ -14,9 +14,9 @@ from typing import Any
 
 from geocomm.core.addresses import HubAddress, listen_on, loopback_listener
 from geocomm.core.options import Options
-from geocomm.rendezvous.hub import Hub
-from geocomm.rendezvous.store_session import Greeting, Purpose
-from geocomm.rendezvous.tunnel import Tunnel
+from geocomm.group.rendezvous.hub import Hub
+from geocomm.group.rendezvous.store_session import Greeting, Purpose
+from geocomm.group.rendezvous.tunnel import Tunnel
 from geocomm.security.job_ca import JobCa
 from geocomm.security.keys import Keys
 

@@ -19,6 +19,18 @@ from pydantic import TypeAdapter
 from geocomm.core.addresses import HubAddress, listen_on
 from geocomm.elastic.fetch import Asked, RangeAnswer, StatesAnswer
 from geocomm.elastic.questions import AgentStanding, EntriesAnswer, LeaderAnswer, Question
+from geocomm.group.rendezvous.doorway import Doorway
+from geocomm.group.rendezvous.store_session import (
+    Greeting,
+    PacketKind,
+    ProtocolError,
+    Purpose,
+    offset_bytes,
+    write_packet,
+)
+from geocomm.group.rendezvous.store_session import Refused as ConnectionRefused
+from geocomm.group.rendezvous.tls_stream import TlsStream
+from geocomm.group.rendezvous.tunnel import dial
 from geocomm.journal.entries import BadLineError, line_of
 from geocomm.journal.messages import (
     PROTOCOL_VERSION,
@@ -35,11 +47,6 @@ from geocomm.journal.messages import (
     down_of,
 )
 from geocomm.journal.run_state import RunState
-from geocomm.rendezvous.doorway import Doorway
-from geocomm.rendezvous.store_session import Greeting, PacketKind, ProtocolError, Purpose, offset_bytes, write_packet
-from geocomm.rendezvous.store_session import Refused as ConnectionRefused
-from geocomm.rendezvous.tls_stream import TlsStream
-from geocomm.rendezvous.tunnel import dial
 from geocomm.security.keys import Identity, Keys
 from support.lies import Lie, kinds_of, lies, truth
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from geocomm.backend.runtime import runtime
+from geocomm.group.backend.runtime import runtime
 
 
 def main() -> None:

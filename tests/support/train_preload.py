@@ -10,8 +10,8 @@ import sys
 import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401 - and with it PyTorch's compiler
 import transformers.models.deepseek_v3.modeling_deepseek_v3  # noqa: F401
 
-import geocomm.backend.group_creation
 import geocomm.cli.train
+import geocomm.group.backend.group_creation
 import geocomm.train.driver
 import geocomm.train.train_session  # noqa: F401
 from geocomm.train.shm_operator import load_operator

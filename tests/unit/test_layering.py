@@ -71,11 +71,11 @@ FLOORS = (
     ("core",),
     ("codecs", "security"),
     ("metrics",),
-    ("planning", "membership", "runs", "journal"),
+    ("group/planning", "group/membership", "runs", "journal"),
     ("corpus",),
     ("data",),
-    ("models", "rendezvous", "emulator", "checkpoint"),
-    ("backend",),
+    ("models", "group/rendezvous", "emulator", "checkpoint"),
+    ("group/backend",),
     ("integrations", "elastic"),
     ("telemetry",),
     ("gradients", "local_sgd", "diagnostics", "bench", "export", "serve"),
@@ -89,7 +89,7 @@ MOST_ARROWS = 131
 BESIDE = {
     "__init__.py": WINGS,
     "__main__.py": {"cli"},
-    "_autoload.py": {"backend", "rendezvous"},
+    "_autoload.py": {"group"},
     "_version.py": set(),
 }
 FOR_EVERYBODY = {"_version", "_C", "_build_info"}
@@ -161,7 +161,7 @@ def python_room(names: Sequence[str]) -> str:
 def may_import(file: Path, module: str) -> bool:
     """Whether a file of geocomm may. What `python -m` runs is a command, wherever it lies."""
     names = module.split(".")
-    if names[0] != "geocomm" or names[1:2] and names[1] in FOR_EVERYBODY:
+    if names[0] != "geocomm" or (names[1:2] and names[1] in FOR_EVERYBODY):
         return True
     other = python_room(names[1:])
     parts = file.relative_to(PACKAGE).parts
@@ -367,8 +367,8 @@ def test_module_imports_only_what_its_room_may() -> None:
     [
         ("core/options.py", "geocomm.metrics.counters.stats"),
         ("codecs/tensor_codec.py", "geocomm.metrics.counters"),
-        ("planning/link_table.py", "geocomm.emulator.emulated_wan"),
-        ("backend/runtime.py", "geocomm.gradients.gradient_reducer"),
+        ("group/planning/link_table.py", "geocomm.emulator.emulated_wan"),
+        ("group/backend/runtime.py", "geocomm.gradients.gradient_reducer"),
         ("bench/codec_bench.py", "geocomm"),
         ("bench/codec_bench.py", "geocomm.compress"),
         ("diagnostics/doctor.py", "geocomm.new_package.module"),

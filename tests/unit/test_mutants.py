@@ -56,5 +56,5 @@ def test_mutant_is_named_by_its_place(tool: ModuleType) -> None:
 
 
 def test_tests_of_a_package_are_its_unit_tests_and_properties(tool: ModuleType) -> None:
-    assert tool.tests_of("planning")[0] == "tests/unit/planning"
-    assert "tests/property/test_hub_bytes.py" in tool.tests_of("rendezvous")
+    assert tool.tests_of("group/planning")[0] == "tests/unit/group"
+    assert "tests/property/test_hub_bytes.py" in tool.tests_of("group/rendezvous")

@@ -12,7 +12,7 @@ import pytest
 
 from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.emulator.emulated_wan import WanRun
-from geocomm.rendezvous.store_session import SILENCE_LIMIT_S
+from geocomm.group.rendezvous.store_session import SILENCE_LIMIT_S
 from support.wan_support import emulate, require_wan, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(290)]
@@ -76,7 +76,7 @@ def rank_program(folder: Path) -> None:
     import torch
     import torch.distributed as dist
 
-    from geocomm.backend.runtime import runtime
+    from geocomm.group.backend.runtime import runtime
 
     site, rank = os.environ["GEOCOMM_SITE"], int(os.environ["RANK"])
     port = int(os.environ["MASTER_PORT"])

@@ -86,7 +86,7 @@ def make_group(mover: str, rank: int) -> None:
     """A group in which site 1's process dials, or waits, as `mover` says. Ids are random: until it is so."""
     import torch.distributed as dist
 
-    from geocomm.backend.runtime import runtime
+    from geocomm.group.backend.runtime import runtime
 
     hub = f"geocomm://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     while True:
@@ -114,7 +114,7 @@ def site_program(mover: str) -> None:
     import torch
     import torch.distributed as dist
 
-    from geocomm.backend.runtime import runtime
+    from geocomm.group.backend.runtime import runtime
 
     torch.set_num_threads(1)
     rank = int(os.environ["NODE_RANK"])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
-from geocomm.planning.link_table import Links, table_of
+from geocomm.group.planning.link_table import Links, table_of
 from support.wan_support import emulate, require_wan
 
 SITES = ("a", "b", "c")

@@ -90,7 +90,7 @@ def site_program() -> None:
     import torch
     import torch.distributed as dist
 
-    from geocomm.backend.runtime import runtime
+    from geocomm.group.backend.runtime import runtime
 
     torch.set_num_threads(1)
     scheme = "geocomm" if "GEOCOMM_KEYS" in os.environ else "tcp"

@@ -517,7 +517,7 @@ PYBIND11_MODULE(_C, m) {
 
   py::class_<Mail, std::shared_ptr<Mail>>(m, "Mail")
       .def(py::init(&make_mail), py::kw_only(), py::arg("endpoint"), py::arg("token"), py::arg("max_bytes"),
-           py::keep_alive<1, 2>())  // so that later groups find the endpoint (backend/runtime.py)
+           py::keep_alive<1, 2>())  // so that later groups find the endpoint (group/backend/runtime.py)
       .def_property_readonly("id",
                              [](const Mail& self) {
                                return py::bytes(reinterpret_cast<const char*>(self.id().data()),

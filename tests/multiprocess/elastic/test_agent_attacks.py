@@ -14,13 +14,13 @@ import pytest
 
 from geocomm.core.addresses import HubAddress
 from geocomm.elastic.questions import LeaderAnswer, MembersAsked, RemovalAsked, ask
+from geocomm.group.rendezvous.doorway import MAX_STRANGERS
+from geocomm.group.rendezvous.store_session import Greeting, Purpose
+from geocomm.group.rendezvous.store_session import Refused as ConnectionRefused
+from geocomm.group.rendezvous.tls_stream import TlsStream
+from geocomm.group.rendezvous.tunnel import dial
 from geocomm.journal.entries import line_of
 from geocomm.journal.messages import PROTOCOL_VERSION, Due, Hello, Lost, Model, Offer, Owner, RanksUp, Refused, down_of
-from geocomm.rendezvous.doorway import MAX_STRANGERS
-from geocomm.rendezvous.store_session import Greeting, Purpose
-from geocomm.rendezvous.store_session import Refused as ConnectionRefused
-from geocomm.rendezvous.tls_stream import TlsStream
-from geocomm.rendezvous.tunnel import dial
 from geocomm.security.keys import Keys
 from support.elastic_sites import ElasticSites
 from support.hub_support import make_keys, run

@@ -18,10 +18,10 @@ from geocomm.core.addresses import HubAddress, loopback_listener
 from geocomm.elastic import fetch
 from geocomm.elastic.fetch import RANGE_BYTES, Fetcher, FileServer, GetFrame, HeldState, Outcome, Wanted
 from geocomm.elastic.fragment_store import FragmentStore
-from geocomm.rendezvous.doorway import Doorway
-from geocomm.rendezvous.store_session import Greeting, Purpose
-from geocomm.rendezvous.tls_stream import TlsStream
-from geocomm.rendezvous.tunnel import dial
+from geocomm.group.rendezvous.doorway import Doorway
+from geocomm.group.rendezvous.store_session import Greeting, Purpose
+from geocomm.group.rendezvous.tls_stream import TlsStream
+from geocomm.group.rendezvous.tunnel import dial
 from geocomm.security.keys import Identity
 from support.hub_support import make_keys, run
 

@@ -16,10 +16,10 @@ from geocomm.core.addresses import HubAddress, free_port
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.questions import AgentStanding, StandingAsked, ask
 from geocomm.elastic.whereabouts import doubt
+from geocomm.group.rendezvous.store_session import Greeting, Purpose
+from geocomm.group.rendezvous.tunnel import dial
 from geocomm.journal.entries import Away, Genesis, line_of
 from geocomm.journal.messages import PROTOCOL_VERSION, Hello
-from geocomm.rendezvous.store_session import Greeting, Purpose
-from geocomm.rendezvous.tunnel import dial
 from support.elastic_sites import ElasticSite, ElasticSites, members
 from support.hub_support import make_keys
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from geocomm.elastic.rank_socket import RankConnection, RankServer, RankSocket, socket_path
+from geocomm.group.rendezvous.doorway import raise_descriptor_limit
 from geocomm.journal.messages import Due, Model, Owner, RankHello, Repair, Stop, Up
-from geocomm.rendezvous.doorway import raise_descriptor_limit
 from support.hub_support import run, until
 
 pytestmark = pytest.mark.timeout(60)

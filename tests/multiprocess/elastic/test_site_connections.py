@@ -14,15 +14,15 @@ from geocomm.core.addresses import HubAddress, listen_on
 from geocomm.elastic.agent_link import LineStream
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.leader import Leader
+from geocomm.group.rendezvous.doorway import Doorway
+from geocomm.group.rendezvous.store_session import Greeting, Purpose
+from geocomm.group.rendezvous.tls_stream import TlsStream
+from geocomm.group.rendezvous.tunnel import dial
 from geocomm.journal.entries import line_of
 from geocomm.journal.journal import FILE_NAME, SqliteJournal
 from geocomm.journal.messages import PROTOCOL_VERSION, Beat, Hello, SnapshotHeld, Welcome, down_of
 from geocomm.journal.sequencer import Sequencer
 from geocomm.journal.sequencer_events import Terms
-from geocomm.rendezvous.doorway import Doorway
-from geocomm.rendezvous.store_session import Greeting, Purpose
-from geocomm.rendezvous.tls_stream import TlsStream
-from geocomm.rendezvous.tunnel import dial
 from geocomm.security.keys import Keys
 from support.hub_support import make_keys, run, until
 

@@ -18,13 +18,13 @@ import torch.distributed as dist
 from geocomm.core import patience
 from geocomm.core.errors import GeocommError
 from geocomm.core.message_log import logger
+from geocomm.group.membership import roll_call
 from geocomm.local_sgd.fragments import Fragment, Range
 from geocomm.local_sgd.group_rounds import GroupRounds
 from geocomm.local_sgd.local_settings import LocalSettings
 from geocomm.local_sgd.local_steps import local_steps
 from geocomm.local_sgd.rounds import Coding, Offer
 from geocomm.local_sgd.simulated_rounds import SimulatedSites
-from geocomm.membership import roll_call
 from support.harness import Ranks, hash_of, links_over_b, ranks_fixture
 from support.local_models import adamw, make_model, train, train_steps, values
 

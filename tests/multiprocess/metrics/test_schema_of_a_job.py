@@ -15,7 +15,7 @@ from support.harness import Ranks
 def _counted() -> dict[str, Any]:
     """stats() after an operation, and after a step whose bucket was compressed; also what the native group reports."""
     import geocomm
-    from geocomm.backend.runtime import runtime
+    from geocomm.group.backend.runtime import runtime
 
     dist.all_reduce(torch.ones(1000))
     planned_gradients.make("balanced")

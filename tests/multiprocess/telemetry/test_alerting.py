@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from geocomm.rendezvous.to_collector import CollectorConfig, rank_socket
+from geocomm.group.rendezvous.to_collector import CollectorConfig, rank_socket
 from geocomm.telemetry.alert_log import FILE_NAME
 from support.reports import text
 

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from geocomm.core.addresses import HubAddress
+from geocomm.group.rendezvous.store_session import Greeting, Purpose, Refused
+from geocomm.group.rendezvous.to_collector import rank_socket
+from geocomm.group.rendezvous.tunnel import dial
 from geocomm.metrics.report_format import VERSION
-from geocomm.rendezvous.store_session import Greeting, Purpose, Refused
-from geocomm.rendezvous.to_collector import rank_socket
-from geocomm.rendezvous.tunnel import dial
 from geocomm.security.keys import Keys
 from geocomm.telemetry import collector as collector_module
 from geocomm.telemetry.collector import Collector

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from geocomm.core.addresses import HubAddress, HubAddressError
-from geocomm.rendezvous.store_session import Greeting, ProtocolError
+from geocomm.group.rendezvous.store_session import Greeting, ProtocolError
 
 
 @pytest.mark.parametrize("text", ["", "host", "host:", ":1", "host:0", "host:99999", "0.0.0.0:5", "[::]:5", "[::1:5"])

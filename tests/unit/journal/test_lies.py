@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
+from geocomm.group.planning import local_estimate
 from geocomm.journal.admission import COMINGS_S, MOST_COMINGS
 from geocomm.journal.claims import LEAST_EVERY, MOST_EVERY, MOST_TIMES
 from geocomm.journal.entries import MOST_FRAGMENTS, BadLineError, Round
@@ -37,7 +38,6 @@ from geocomm.journal.messages import (
     up_of,
 )
 from geocomm.journal.sequencer_events import Came, Close, Event, Remove, Send
-from geocomm.planning import local_estimate
 from support.led_sequencer import DIGESTS, MODEL, STORES, Led
 from support.lies import Lie, kinds_of, lies, truth
 

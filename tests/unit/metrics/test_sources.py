@@ -12,7 +12,7 @@ import sys, geocomm
 found = geocomm.stats()
 assert found["operations"] == 0 and found["exposed_seconds"] == 0.0 and found["ratio"] is None, found
 assert (found["groups"], found["peers"], found["memory"], found["gradients"]) == ([], [], {}, []), found
-assert not {"torch", "geocomm.backend", "geocomm._C"} & sys.modules.keys()
+assert not {"torch", "geocomm.group.backend", "geocomm._C"} & sys.modules.keys()
 """
 
 

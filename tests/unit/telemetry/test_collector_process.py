@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.rendezvous.to_collector import CollectorConfig
+from geocomm.group.rendezvous.to_collector import CollectorConfig
 
 
 @pytest.mark.parametrize("hub", ["", "127.0.0.1:1"], ids=["store", "at another site"])

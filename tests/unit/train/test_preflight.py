@@ -9,7 +9,7 @@ import pytest
 
 from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
 from geocomm.core.place import Place, find_place
-from geocomm.membership.rank_record import Presence
+from geocomm.group.membership.rank_record import Presence
 from geocomm.train import driver
 from geocomm.train.preflight import RunPlan, decide, record_for, shared_fields
 from geocomm.train.train_config import RunConfig

@@ -1,0 +1,93 @@
+"""What the ranks of a group that spans sites have agreed on for one epoch: its links, and the codec of each size.
+
+An epoch begins with the group, and with every `refresh_links()`. Rank 0 decides from what all ranks published, and
+publishes the decision; the others follow it, so that all ranks carry out an operation alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from geocomm.codecs.collective_codec import AUTO, collective_codec
+from geocomm.core.errors import InvalidArgumentError, VersionMismatchError
+from geocomm.core.model_errors import first_problem, problem_text
+from geocomm.group.membership.rank_record import RankInfo, sites_of
+from geocomm.group.membership.roll_call import FirstFailed, decided_by_first
+from geocomm.group.planning import codec_choice
+from geocomm.group.planning.link_table import Links
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from geocomm._C import CodecSpec
+    from geocomm.core.options import Options
+
+
+class Policy(BaseModel):
+    """What the ranks have agreed on for one epoch."""
+
+    model_config = ConfigDict(frozen=True)
+
+    epoch: int
+    links: Links
+    codecs: tuple[tuple[int, str], ...]
+    """(from this many bytes on, codec as the user calls it), ascending."""
+
+    @classmethod
+    def decide(cls, epoch: int, links: Links, infos: Sequence[RankInfo], options: Options) -> Policy:
+        """Decide from what all ranks know of each other."""
+        if options.codec != AUTO:
+            return cls(epoch=epoch, links=links, codecs=((options.min_compress_bytes, options.codec),))
+        site_of_rank, names = sites_of(list(infos))
+        fewest = min(site_of_rank.count(site) for site in range(len(names)))
+        speeds = codec_choice.slowest([info.codec_speeds for info in infos])
+        model = codec_choice.ReduceTime(links, fewest)
+        codecs = codec_choice.choose(model, speeds, options.min_compress_bytes)
+        return cls(epoch=epoch, links=links, codecs=codecs)
+
+    def for_native(
+        self,
+    ) -> tuple[tuple[list[float], list[float], list[float], list[float]], list[tuple[int, CodecSpec]]]:
+        """Links and codecs as the native module takes them."""
+        return self.links.for_native(), [(size, collective_codec(codec)) for size, codec in self.codecs]
+
+    def describe(self) -> dict[str, Any]:
+        """What `geocomm.stats()` shows of it."""
+        return {
+            "epoch": self.epoch,
+            "codecs": [list(one) for one in self.codecs],
+            "links": self.links.model_dump(),
+            "relays": [list(one) for one in self.links.relays()],
+        }
+
+
+def links_of_group(options: Options) -> Links | None:
+    """The table that this rank was given."""
+    return Links.from_file(options.links) if options.links else None
+
+
+def first_policy(store: dist.Store, rank: int, infos: list[RankInfo], options: Options) -> Policy:
+    """The policy of a new group. Collective; without a table and with a fixed codec there is nothing to talk about."""
+    given = links_of_group(options)
+    names = sites_of(infos)[1]
+    links = Links.uniform(names) if given is None else given.select(names)
+    if given is None and options.codec != AUTO:
+        return Policy.decide(0, links, infos, options)
+    return agree(store, rank, 0, lambda: Policy.decide(0, links, infos, options))
+
+
+def agree(store: dist.Store, rank: int, epoch: int, decide: Callable[[], Policy]) -> Policy:
+    """Rank 0 decides, all follow. Raises what went wrong at rank 0 on all ranks."""
+    try:
+        decision = decided_by_first(store, f"geocomm/policy/{epoch}", rank, lambda: decide().model_dump(mode="json"))
+        return Policy.model_validate(decision)
+    except FirstFailed as error:
+        raise InvalidArgumentError(f"rank 0 could not decide: {error}") from None
+    except ValidationError as error:
+        raise VersionMismatchError(
+            f"what rank 0 decided cannot be read here: {problem_text(first_problem(error))}; install the same version "
+            "of geocomm on all ranks"
+        ) from None

@@ -1,0 +1,124 @@
+"""Local steps over given links: how often each fragment of the model may cross, and what that costs.
+
+The numbers of `geocomm.local_steps` (every, fragments, overlap) follow from how long a round takes. A round is planned
+as `GroupRounds` carries it out: two exchanges, each site's frame to every other site, and coding by one thread of the
+rank that owns the fragment.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from geocomm.core.errors import InvalidArgumentError
+from geocomm.core.units import DAY_S
+from geocomm.group.planning.codec_choice import Speed
+from geocomm.group.planning.link_table import Links
+from geocomm.group.planning.run_estimate import OPERATION_S, Workload, bytes_per_element, seconds_per_byte
+
+LEAST_FRAGMENT_BYTES = 4 << 20
+"""Of float32: smaller ones spend their time in round trips."""
+MOST_FRAGMENTS = 24
+LEAST_EVERY, MOST_EVERY = 30, 300
+"""Quality is known from 30 on; beyond 300 nobody has measured it (docs/explanation/local-steps.md)."""
+LINE_SHARE = 0.7
+"""Of the time between two rounds of a fragment, the rounds of all fragments may take so much."""
+_LEAST_ROUND_TRIPS = 4.0
+"""A fragment is so large that its round takes at least so many: then latency is half of it or less."""
+_EXCHANGES = 2
+"""Of a round: what each site offers, then the frames."""
+_DELTA_BYTES = 4
+_OVERLAP_MARGIN = 1.5
+
+
+@dataclass(frozen=True)
+class LocalEstimate:
+    """The estimate for one codec. Bytes are those of messages between sites, without TCP/IP headers."""
+
+    codec: str
+    every: int
+    """Optimizer steps between two rounds of a fragment (H)."""
+    fragments: int
+    overlap: int
+    """Optimizer steps in which a round ends, with some room."""
+    round_s: float
+    """The seconds of a round of one fragment."""
+    fits: bool
+    """Whether the rounds fit under the steps; else they begin later than every `every` steps, and steps still do not
+    wait."""
+    step_s: float
+    link_share: float
+    """The share of the rate of the busiest link or access line that is used."""
+    sent_bytes_per_step: float
+    """Mean over all steps, by each site."""
+    fewer_bytes: float
+    """Times fewer than one site sends in float32 in every step."""
+    egress_bytes_per_day: float
+    dollars_per_day: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The estimate as plain values, for JSON."""
+        return asdict(self)
+
+
+def local_estimate(
+    work: Workload, links: Links, codec: str, speed: Speed, *, every: int | None = None
+) -> LocalEstimate:
+    """every: None to choose the smallest that fits. Raises InvalidArgumentError for a codec or links that cannot be."""
+    if every is not None and every < 1:
+        raise InvalidArgumentError(f"--every: {every} is below 1")
+    model = _Rounds(work, links, codec, speed)
+    fragments = model.most_fragments()
+    round_s = model.seconds(fragments)
+    least = least_every(fragments * round_s, work.compute_s)
+    if every is None:
+        every = min(MOST_EVERY, max(LEAST_EVERY, least))
+    cycle_s = max(every * work.compute_s, fragments * round_s)
+    per_step = model.sent_bytes * work.compute_s / cycle_s
+    egress = per_step * len(links.sites) * DAY_S / work.compute_s
+    return LocalEstimate(
+        codec=codec,
+        every=every,
+        fragments=fragments,
+        overlap=min(every, max(1, math.ceil(_OVERLAP_MARGIN * round_s / work.compute_s))),
+        round_s=round_s,
+        fits=least <= every,
+        step_s=work.compute_s,
+        link_share=model.link_seconds / cycle_s,
+        sent_bytes_per_step=per_step,
+        fewer_bytes=work.parameters * _DELTA_BYTES * (len(links.sites) - 1) / per_step,
+        egress_bytes_per_day=egress,
+        dollars_per_day=None if work.dollars_per_gb is None else egress / 1e9 * work.dollars_per_gb,
+    )
+
+
+def least_every(rounds_s: float, step_s: float) -> int:
+    """The smallest `every` with which the rounds of all fragments, `rounds_s` in all, fit under steps of `step_s`."""
+    return math.ceil(rounds_s / (LINE_SHARE * step_s))
+
+
+class _Rounds:
+    """Rounds of one model over given links."""
+
+    def __init__(self, work: Workload, links: Links, codec: str, speed: Speed) -> None:
+        others = len(links.sites) - 1
+        wire_bytes = work.parameters * bytes_per_element(codec, _DELTA_BYTES)
+        self._raw_bytes = work.parameters * _DELTA_BYTES
+        self._rtt_s = max(max(row) for row in links.rtt_s)
+        loads = [[float(src != dst) for dst in range(others + 1)] for src in range(others + 1)]
+        self.link_seconds = wire_bytes * seconds_per_byte(links, loads)
+        """That the busiest link or line carries data for a delta of the whole model."""
+        self._coding_s = self._raw_bytes * (speed.encode + (others + 1) * speed.decode)
+        self.sent_bytes = wire_bytes * others
+        """By each site, for a delta of the whole model."""
+
+    def seconds(self, fragments: int) -> float:
+        """The seconds of one round."""
+        return (self.link_seconds + self._coding_s) / fragments + _EXCHANGES * (self._rtt_s + OPERATION_S)
+
+    def most_fragments(self) -> int:
+        """The most that are large enough; 1 at least."""
+        most = max(1, min(MOST_FRAGMENTS, int(self._raw_bytes // LEAST_FRAGMENT_BYTES)))
+        enough = [count for count in range(1, most + 1) if self.seconds(count) >= _LEAST_ROUND_TRIPS * self._rtt_s]
+        return max(enough, default=1)

@@ -1,0 +1,143 @@
+"""What training that reduces in every step will cost, before anyone rents it: bytes, time, use of the links, egress.
+
+The times are the native cost model's, which the backend itself decides by, plus what was measured of each operation.
+Ranks inside a site hold shards (FSDP, ZeRO, HSDP), so that each exchanges its own part; what a site does inside is part
+of the compute time that is given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from geocomm.codecs.codec_spec import codec_spec
+from geocomm.core.native import native
+from geocomm.core.units import DAY_S
+from geocomm.group.planning.codec_choice import UNCOMPRESSED, ReduceTime, Speed
+from geocomm.group.planning.link_table import Links
+
+OPERATION_S = 0.001
+"""Of one all-reduce beside the links: queues, threads, sockets. Measured: docs/explanation/planning.md."""
+BUCKET_BYTES = 64 << 20
+NOMINAL_EFFICIENCY = 0.9
+"""Share of a line's rate that tensors get, where the rate is the line's and not `geocomm probe`'s."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is trained."""
+
+    parameters: float
+    ranks_per_site: int
+    compute_s: float
+    """The time of one step without the WAN."""
+    element_bytes: int = 4
+    """Of what is exchanged: 4 for float32 gradients or weight changes."""
+    hidden: float = 0.0
+    """Part of the compute time under which an exchange may hide."""
+    dollars_per_gb: float | None = None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The estimate for one codec. Bytes are those of messages between sites, without TCP/IP headers."""
+
+    codec: str
+    raw_bytes: float
+    """Exchanged by each site, uncompressed."""
+    wire_bytes: float
+    """The same, compressed: what one site contributes."""
+    owners: bool
+    """Owner-reduces; else broadcast-all."""
+    relays: tuple[tuple[str, str, str], ...]
+    """(from, over, to) of sites that meet over a third one."""
+    sent_bytes: float
+    """Per exchange, by the site that sends most."""
+    sent_per_rank_bytes: float
+    exchange_s: float
+    exposed_s: float
+    """Of it, what no computing hides."""
+    step_s: float
+    compute_share: float
+    link_share: float
+    """The share of the rate of the busiest link or access line that is used."""
+    egress_bytes_per_step: float
+    """All sites together."""
+    egress_bytes_per_day: float
+    dollars_per_day: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The estimate as plain values, for JSON."""
+        return asdict(self)
+
+
+def estimate(work: Workload, links: Links, codec: str, speed: Speed) -> Estimate:
+    """Raises InvalidArgumentError for a codec or links that cannot be."""
+    count = len(links.sites)
+    raw = work.parameters * work.element_bytes
+    wire = raw / work.element_bytes * bytes_per_element(codec, work.element_bytes)
+    operations = math.ceil(raw / work.ranks_per_site / BUCKET_BYTES)
+    exchange_s = operations * OPERATION_S
+    exchange_s += ReduceTime(links, work.ranks_per_site, work.element_bytes).seconds(raw, codec, speed)
+    exposed_s = max(0.0, exchange_s - work.hidden * work.compute_s)
+    step_s = work.compute_s + exposed_s
+    choice = native().CostModel(count, links.for_native()).choice(wire)
+    ways: list[tuple[int, int, int]] = choice["relays"]
+    loads = [choice["loads"][site * count : (site + 1) * count] for site in range(count)]
+    relays = tuple((links.sites[src], links.sites[over], links.sites[dst]) for src, over, dst in ways)
+    sent = wire * max(sum(row) for row in loads)
+    egress = wire * sum(sum(row) for row in loads)
+    per_day = egress * DAY_S / step_s
+    return Estimate(
+        codec=codec,
+        raw_bytes=raw,
+        wire_bytes=wire,
+        owners=bool(choice["shares"]),
+        relays=relays,
+        sent_bytes=sent,
+        sent_per_rank_bytes=sent / work.ranks_per_site,
+        exchange_s=exchange_s,
+        exposed_s=exposed_s,
+        step_s=step_s,
+        compute_share=work.compute_s / step_s,
+        link_share=seconds_per_byte(links, loads) * wire / step_s,
+        egress_bytes_per_step=egress,
+        egress_bytes_per_day=per_day,
+        dollars_per_day=None if work.dollars_per_gb is None else per_day / 1e9 * work.dollars_per_gb,
+    )
+
+
+def bytes_per_element(codec: str, element_bytes: int) -> float:
+    """Expected of normal numbers, compressed. element_bytes: 4 (float32) or 2 (bfloat16)."""
+    return codec_spec(codec).expected_bytes_per_element("float32" if element_bytes == 4 else "bfloat16")
+
+
+def seconds_per_byte(links: Links, loads: Sequence[Sequence[float]]) -> float:
+    """Seconds that the busiest link, or a site's access line, carries data, per byte of a site."""
+    most = 0.0
+    for site, row in enumerate(loads):
+        for dst, load in enumerate(row):
+            if site != dst:
+                most = max(most, 8 * load / links.rate_bps[site][dst])
+        for limits, carried in ((links.up_bps, sum(row)), (links.down_bps, sum(other[site] for other in loads))):
+            if limits is not None:
+                most = max(most, 8 * carried / limits[site])
+    return most
+
+
+def scaled(links: Links, efficiency: float) -> Links:
+    """Links of which tensors get a part: nominal rates to payload rates."""
+    return Links(
+        links.sites,
+        tuple(tuple(rate * efficiency for rate in row) for row in links.rate_bps),
+        links.rtt_s,
+        links.loss,
+        None if links.up_bps is None else tuple(rate * efficiency for rate in links.up_bps),
+        None if links.down_bps is None else tuple(rate * efficiency for rate in links.down_bps),
+        links.source,
+    )
+
+
+__all__ = ["UNCOMPRESSED", "Estimate", "Workload", "estimate", "scaled"]

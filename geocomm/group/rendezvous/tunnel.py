@@ -1,0 +1,226 @@
+"""A site's way to the hub: a loopback port whose connections continue, through TLS, at a store of the hub's machine.
+
+Dials out only. A connection to the hub that drops is replaced without the store's client noticing, for RESUME_LIMIT_S.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+
+from geocomm.core.addresses import AddressInfo, HubAddress, by_turns
+from geocomm.group.rendezvous.accepting import accept_forever
+from geocomm.group.rendezvous.store_session import (
+    RESUME_LIMIT_S,
+    Greeting,
+    PacketKind,
+    ProtocolError,
+    Purpose,
+    Refused,
+    Session,
+    offset_of,
+    read_packet,
+)
+from geocomm.group.rendezvous.tls_stream import TlsStream
+from geocomm.group.rendezvous.waiting import Waiting
+from geocomm.security.keys import Keys, KeysError
+from geocomm.security.tls_errors import explain
+
+DIAL_LIMIT_S = 15.0
+ATTEMPT_DELAY_S = 0.25
+_CONNECT_LIMIT_S = 10.0
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 5.0
+MAX_SESSIONS = 4096
+
+
+async def dial(hub: HubAddress, keys: Keys, greeting: Greeting) -> tuple[TlsStream, int]:
+    """A connection that the hub has accepted, and the bytes that it had of the session.
+
+    Refused: the hub said no. KeysError: one end's keys are not good for the other. OSError (TimeoutError is one): not
+    reached.
+    """
+    async with asyncio.timeout(DIAL_LIMIT_S):
+        connection = await _connect(hub)
+        stream = None
+        try:
+            stream = TlsStream(connection, keys.current_context(server=False), server=False)
+            try:
+                await stream.handshake()
+                keys.check_peer(stream.tls)
+            except (ssl.SSLError, KeysError) as error:
+                told = explain(error) if isinstance(error, ssl.SSLError) else error
+                raise KeysError(f"hub {hub}: {told}") from error
+            with contextlib.suppress(ConnectionError):  # a hub that refused has closed; why, is there to be read
+                await stream.write(greeting.pack())
+            kind, content = await read_packet(stream)
+            if kind is PacketKind.REFUSED:
+                raise Refused(content.decode(errors="replace"))
+            if kind is not PacketKind.WELCOME:
+                raise ProtocolError(f"the hub answered with {kind.name}")
+            return stream, offset_of(content)
+        except BaseException as error:
+            stream.close() if stream is not None else connection.close()
+            if isinstance(error, ssl.SSLError):  # in TLS 1.3 the hub judges a certificate after the handshake
+                raise KeysError(f"hub {hub}: {explain(error)}") from error
+            raise
+
+
+async def probe(hub: HubAddress, keys: Keys, limit_s: float, log: Callable[[str], None]) -> None:
+    """Return once the hub has let this site in; a hub that is not there yet has `limit_s` to come.
+
+    Says to `log` after 10, 30 and 90 s and so on that it waits.
+
+    Raises what dial() does, and ConnectionError with the last reason where nobody answered in time.
+    """
+    loop = asyncio.get_running_loop()
+    end = loop.time() + limit_s
+    pauses, waiting = _pauses(), Waiting(log)
+    while True:
+        try:
+            stream, _ = await dial(hub, keys, Greeting(Purpose.PROBE, bytes(16), 0, "probe"))
+        except (Refused, ProtocolError, KeysError):
+            raise
+        except OSError as error:
+            if loop.time() > end:
+                raise ConnectionError(
+                    f"no hub answers at {hub} since {limit_s:g} s ({str(error) or 'time-out'}); it runs where "
+                    f"{hub.host} is, started with the same --hub, and its port must be open to the other sites"
+                ) from error
+            reason = str(error) or "no answer"
+            waiting.tell(lambda reason=reason: f"the hub at {hub} to answer ({reason})")
+            await asyncio.sleep(next(pauses))
+        else:
+            stream.close()
+            return
+
+
+class Tunnel:
+    """Serves one loopback socket until cancelled. Used in one event loop."""
+
+    def __init__(
+        self, listener: socket.socket, hub: HubAddress, keys: Keys, store: str, log: Callable[[str], None]
+    ) -> None:
+        self._listener = listener
+        self._hub = hub
+        self._keys = keys
+        self._store = store
+        self._log = log
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sessions: set[Session] = set()
+
+    async def serve(self) -> None:
+        """Accept and carry until cancelled; then everything is closed."""
+        await accept_forever(self._listener, self._begin, self._log)
+
+    def _begin(self, connection: socket.socket, _: object) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._carry(connection))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def drained(self, limit_s: float) -> None:
+        """End the sessions in order: return when what programs wrote has arrived, or after `limit_s`."""
+        for session in self._sessions:
+            session.finish()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=limit_s)
+
+    async def _carry(self, connection: socket.socket) -> None:
+        """One connection of a store's client, over as many connections to the hub as it takes."""
+        if len(self._sessions) >= MAX_SESSIONS:
+            return
+        loop = asyncio.get_running_loop()
+        # A duplicate, since the session's end closes its own once all is sent, after this task has ended.
+        session = Session(*await asyncio.open_connection(sock=connection.dup()))
+        self._sessions.add(session)
+        number, purpose = os.urandom(16), Purpose.BEGIN
+        pauses, reported = _pauses(), ""
+        lost_at: float | None = loop.time()
+        try:
+            while not session.over:
+                try:
+                    greeting = Greeting(purpose, number, session.received, self._store)
+                    stream, received = await dial(self._hub, self._keys, greeting)
+                    with contextlib.closing(stream):
+                        purpose, pauses, reported, lost_at = Purpose.RESUME, _pauses(), "", None
+                        await session.carry(stream, received)
+                except (Refused, ProtocolError) as error:
+                    if not session.local_ended:
+                        self._log(f"a connection to the store at {self._hub} is lost: {error}")
+                    return
+                except (KeysError, OSError) as error:
+                    lost_at = lost_at or loop.time()
+                    if loop.time() - lost_at > RESUME_LIMIT_S or (session.local_ended and purpose is Purpose.BEGIN):
+                        return
+                    reason = str(error) or "time-out"
+                    # At first the hub may be about to make the store that is asked for.
+                    if reason != reported and (purpose is Purpose.RESUME or loop.time() - lost_at > DIAL_LIMIT_S):
+                        self._log(f"no connection to the hub at {self._hub}: {reason}; trying again")
+                        reported = reason
+                    await asyncio.sleep(next(pauses))
+        finally:
+            self._sessions.discard(session)
+            session.close()
+
+
+async def _connect(hub: HubAddress) -> socket.socket:
+    """A connection to the first of the host's addresses that answers; one begins to be tried ATTEMPT_DELAY_S after the
+    one before, or when that has failed (RFC 8305). OSError says what each of them answered."""
+    loop = asyncio.get_running_loop()
+    found = by_turns(await loop.getaddrinfo(hub.host, hub.port, type=socket.SOCK_STREAM))
+    answers = {target[0]: "no answer" for *_, target in found}
+
+    async def attempt(address: AddressInfo) -> socket.socket:
+        family, kind, protocol, _, target = address
+        connection = socket.socket(family, kind, protocol)
+        try:
+            connection.setblocking(False)
+            await loop.sock_connect(connection, target)
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, OSError):
+                answers[target[0]] = error.strerror or str(error)
+            raise
+        return connection
+
+    attempts: set[asyncio.Task[socket.socket]] = set()
+    untried = iter(found)
+    try:
+        async with asyncio.timeout(_CONNECT_LIMIT_S):
+            while (address := next(untried, None)) is not None or attempts:
+                if address is not None:
+                    attempts.add(asyncio.create_task(attempt(address)))
+                limit_s = None if address is None else ATTEMPT_DELAY_S
+                done, attempts = await asyncio.wait(attempts, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+                connected = [one.result() for one in done if one.exception() is None]
+                for late in connected[1:]:
+                    late.close()
+                if connected:
+                    return connected[0]
+    except TimeoutError:
+        pass
+    finally:
+        for one in attempts:
+            one.cancel()
+        for late in await asyncio.gather(*attempts, return_exceptions=True):
+            if isinstance(late, socket.socket):
+                late.close()
+    told = (
+        next(iter(answers.values()))
+        if len(answers) == 1
+        else ", ".join(f"{one}: {why}" for one, why in answers.items())
+    )
+    raise ConnectionError(told or f"{hub.host} has no address")
+
+
+def _pauses() -> Iterator[float]:
+    """Seconds to wait before each further attempt; not in step with those of other tunnels."""
+    pause = _FIRST_PAUSE_S
+    while True:
+        yield pause * random.uniform(0.5, 1)
+        pause = min(2 * pause, _LAST_PAUSE_S)

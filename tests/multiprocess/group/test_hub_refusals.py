@@ -1,0 +1,188 @@
+"""Whom the hub refuses, and that both ends say why."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from geocomm.core.addresses import HubAddress
+from geocomm.group.rendezvous import tunnel as tunnel_module
+from geocomm.group.rendezvous.store_session import Greeting, Purpose, Refused
+from geocomm.group.rendezvous.tunnel import dial, probe
+from geocomm.security.job_ca import JobCa
+from geocomm.security.keys import Identity, Keys, KeysError
+from support.hub_support import (
+    PROBE,
+    EchoStore,
+    hub_with_store,
+    make_keys,
+    run,
+    running_hub,
+    until,
+)
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def test_store_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path / "keys")
+
+    async def none(_: str) -> None:
+        return None
+
+    async def work() -> None:
+        async with running_hub(keys["a"], none) as place:
+            with pytest.raises(Refused, match="no store"):
+                await dial(place.address, keys["b"], Greeting(Purpose.BEGIN, os.urandom(16), 0, "other"))
+
+    run(work())
+
+
+def test_hub_with_as_many_sessions_as_it_may_have_refuses_more(tmp_path: Path) -> None:
+    keys, store = make_keys(tmp_path / "keys"), EchoStore()
+
+    async def work() -> None:
+        async with hub_with_store(keys["a"], store) as place:
+            place.hub.max_sessions = 2
+            numbers = [os.urandom(16) for _ in range(3)]
+            streams = [
+                (await dial(place.address, keys["b"], Greeting(Purpose.BEGIN, number, 0, "test")))[0]
+                for number in numbers[:2]
+            ]
+            with pytest.raises(Refused, match="ulimit"):
+                await dial(place.address, keys["b"], Greeting(Purpose.BEGIN, numbers[2], 0, "test"))
+            assert store.connections == 2
+            for stream in streams:
+                stream.close()
+
+    run(work())
+
+
+def test_session_of_another_site_cannot_be_taken_over(tmp_path: Path) -> None:
+    keys, store = make_keys(tmp_path / "keys", "abc"), EchoStore()
+
+    async def work() -> None:
+        async with hub_with_store(keys["a"], store) as place:
+            number = os.urandom(16)
+            stream, _ = await dial(place.address, keys["b"], Greeting(Purpose.BEGIN, number, 0, "test"))
+            for purpose in (Purpose.RESUME, Purpose.BEGIN):
+                with pytest.raises(Refused):
+                    await dial(place.address, keys["c"], Greeting(purpose, number, 0, "test"))
+            stream.close()
+            again, received = await dial(place.address, keys["b"], Greeting(Purpose.RESUME, number, 0, "test"))
+            assert received == 0
+            again.close()
+
+    run(work())
+
+
+def expired(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from datetime import UTC, datetime
+
+    from geocomm.security import job_ca
+
+    class Past(datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> datetime:
+            return datetime.now(UTC) - timedelta(days=40)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job_ca, "datetime", Past)
+        JobCa.open(folder).renew("b", 30)
+
+
+@pytest.mark.parametrize("kind", ["expired", "revoked", "other CA", "other job"])
+def test_site_with_bad_keys_is_refused_and_both_ends_say_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    keys = make_keys(tmp_path / "keys")
+    client, at_client, at_hub = keys["b"], kind, kind
+    if kind == "expired":
+        expired(tmp_path / "keys", monkeypatch)
+    elif kind == "revoked":
+        JobCa.open(tmp_path / "keys").revoke("b")
+        (tmp_path / "keys/b/crl.pem").unlink()
+    elif kind == "other CA":
+        client, at_client, at_hub = (
+            make_keys(tmp_path / "other")["b"],
+            "not signed by this job's CA",
+            "not of its job's CA",
+        )
+    else:
+        # Same CA, another job: only the name in the certificate tells.
+        at_client = at_hub = "of job run7, but this is job run8"
+        keys["a"] = Keys(keys["a"].folder, Identity("run8", "a"))
+        client = Keys(client.folder, Identity("run8", "b"))
+    store = EchoStore()
+
+    async def work() -> None:
+        async with hub_with_store(keys["a"], store) as place:
+            with pytest.raises(KeysError, match=at_client) as caught:
+                await dial(place.address, client, PROBE)
+            assert f"hub {place.address}: " in str(caught.value)
+            if kind != "other job":  # there, the client leaves first
+                await until(lambda: bool(place.lines), "the hub says why")
+                assert at_hub in place.lines[0]
+            assert store.connections == 0
+
+    run(work())
+
+
+def test_renewed_keys_are_used_without_a_new_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, store = make_keys(tmp_path / "keys"), EchoStore()
+
+    async def work() -> None:
+        async with hub_with_store(keys["a"], store) as place:
+            expired(tmp_path / "keys", monkeypatch)
+            with pytest.raises(KeysError):
+                await dial(place.address, keys["b"], PROBE)
+            JobCa.open(tmp_path / "keys").renew("b", 30)
+            (await dial(place.address, keys["b"], PROBE))[0].close()
+            JobCa.open(tmp_path / "keys").revoke("b")  # the running hub reads the new list
+            with pytest.raises(KeysError, match="revoked"):
+                await dial(place.address, keys["b"], PROBE)
+
+    run(work())
+
+
+def test_hub_without_tls_is_told_from_one_with(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path / "keys")
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async def work() -> None:
+        async with await asyncio.start_server(answer, "127.0.0.2", 0) as server:
+            with pytest.raises(KeysError, match="does not speak TLS"):
+                await dial(HubAddress("127.0.0.2", server.sockets[0].getsockname()[1]), keys["b"], PROBE)
+
+    run(work())
+
+
+def test_probe_waits_for_the_hub_and_names_it_if_it_does_not_come(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path / "keys")
+
+    async def work() -> None:
+        with socket.create_server(("127.0.0.2", 0)) as taken:
+            port = taken.getsockname()[1]
+        with pytest.raises(ConnectionError, match=f"127.0.0.2:{port}"):
+            await probe(HubAddress("127.0.0.2", port), keys["b"], 0.3, print)
+
+    run(work())
+
+
+def test_probe_of_a_hub_that_never_answers_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = make_keys(tmp_path / "keys")
+    monkeypatch.setattr(tunnel_module, "DIAL_LIMIT_S", 0.2)
+
+    async def work() -> None:
+        with socket.create_server(("127.0.0.2", 0)) as silent, pytest.raises(ConnectionError, match="time-out"):
+            await probe(HubAddress("127.0.0.2", silent.getsockname()[1]), keys["b"], 0.0, print)
+
+    run(work())

@@ -1,0 +1,32 @@
+"""What a node says while it waits, and how often."""
+
+from __future__ import annotations
+
+from geocomm.group.rendezvous.waiting import Waiting, nodes_text, without_telemetry
+
+
+def test_a_line_comes_after_10_30_and_90_seconds() -> None:
+    lines: list[str] = []
+    at = 0.0
+    waiting = Waiting(lines.append, lambda: at)
+    for tenths in range(1200):
+        at = tenths / 10
+        waiting.tell(lambda at=at: f"a thing, at {at:g} s")
+    assert lines == [f"waiting for a thing, at {seconds} s" for seconds in (10, 30, 90)]
+
+
+def test_a_site_is_named_where_it_is_known() -> None:
+    assert nodes_text([1], 2, {0: "frankfurt", 1: "virginia"}) == "node 1 of 2 (site virginia)"
+    assert nodes_text([1], 2, {0: "frankfurt"}) == "node 1 of 2; node 0 (site frankfurt) is here"
+    assert nodes_text([1, 3], 4, {0: "a", 2: "b"}) == "nodes 1, 3 of 4; node 0 (site a), node 2 (site b) are here"
+    assert nodes_text([1, 3], 4, {0: "a", 2: "b", 3: "c"}) == "nodes 1, 3 (site c) of 4"
+    assert nodes_text([1], 2, {}) == "node 1 of 2"
+    assert nodes_text([0], 2, {0: None, 1: "b"}) == "node 0 of 2; node 1 (site b) is here"
+
+
+def test_nodes_without_telemetry_are_named_where_others_have_it() -> None:
+    sites = {0: "frankfurt", 1: "virginia", 2: "tokyo"}
+    assert without_telemetry([True, True, True], sites) == ""
+    assert without_telemetry([False, None, False], sites) == ""
+    said = without_telemetry([True, False, None], sites)
+    assert said.startswith("no telemetry of nodes 1 (site virginia), 2 (site tokyo) of 3: ")
