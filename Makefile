@@ -152,8 +152,8 @@ mutants: $(NATIVE) ## full: which of MUTANTS (40) faults in each of MUTANT_PACKA
 # changed. The tests are those that see most of torch's inner parts; MATRIX_TESTS=tests/multiprocess takes all of several
 # processes, and hours where cores are few.
 TORCH_MATRIX ?= $(shell sed -n '1p;$$p' tools/tested_torch.txt)
-MATRIX_TESTS ?= tests/unit/group tests/unit/gradients \
-  $(addprefix tests/multiprocess/,backend collectives gradients local_sgd)
+MATRIX_TESTS ?= tests/unit/group tests/unit/sync \
+  $(addprefix tests/multiprocess/,collectives group sync)
 .PHONY: torch-matrix matrix-tests
 torch-matrix: ## full: MATRIX_TESTS on the oldest and the newest torch (TORCH_MATRIX)
 	@for version in $(TORCH_MATRIX); do \

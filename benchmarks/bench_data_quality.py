@@ -33,13 +33,13 @@ from geocomm.corpus.data_settings import DataConfig
 from geocomm.corpus.packing import PackedSequences
 from geocomm.corpus.text_tokenizer import load_tokenizer
 from geocomm.corpus.token_store import load_tokens
-from geocomm.local_sgd.local_settings import LocalSettings
-from geocomm.local_sgd.local_steps import local_steps
-from geocomm.local_sgd.nesterov import Nesterov
-from geocomm.local_sgd.rounds import Rounds
-from geocomm.local_sgd.simulated_rounds import SimulatedSites
 from geocomm.models.model_factory import build_model, model_config
 from geocomm.models.model_settings import ModelConfig
+from geocomm.sync.local_steps.fixed.simulated_rounds import SimulatedSites
+from geocomm.sync.local_steps.local_steps import local_steps
+from geocomm.sync.local_steps.outer.rounds import Rounds
+from geocomm.sync.local_steps.settings.local_settings import LocalSettings
+from geocomm.sync.local_steps.settings.nesterov import Nesterov
 
 ROOT = Path(__file__).resolve().parent.parent
 LENGTH, BATCH, STEPS = 64, 8, 2016

@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 import geocomm
 from geocomm.bench.bench_report import Conditions
 from geocomm.emulator.local_job import run_local_ranks
-from geocomm.local_sgd.round_records import RoundLog
+from geocomm.sync.local_steps.outer.round_records import RoundLog
 
 ROOT = Path(__file__).resolve().parent.parent
 PAIRS, STEPS = 61, 8

@@ -1,8 +1,9 @@
 """Loss of training with local steps over per-step training, at equal tokens: `python benchmarks/bench_local.py`.
 
-Sites are simulated in this process, with the real handle and the real codecs (geocomm/local_sgd). Every run of one seed
-begins with the same weights and reads the same batches: per step, the union of what the sites read. The per-step
-baseline averages exactly, which is the same as training on that union. The loss is of held-out text, on the anchor.
+Sites are simulated in this process, with the real handle and the real codecs (geocomm/sync/local_steps). Every run of
+one seed begins with the same weights and reads the same batches: per step, the union of what the sites read. The
+per-step baseline averages exactly, which is the same as training on that union. The loss is of held-out text, on the
+anchor.
 
 Runs are kept one by one in a file of JSON lines beside the report, and an interrupted benchmark goes on after the
 last. Several processes may add to one file. `--parts` says what to compare: base, per-step, merge, sites-merge, outer,
@@ -34,14 +35,14 @@ from geocomm.corpus.data_settings import DataConfig
 from geocomm.corpus.packing import PackedSequences
 from geocomm.corpus.text_tokenizer import load_tokenizer
 from geocomm.corpus.token_store import load_tokens
-from geocomm.local_sgd.averaging import Averaging
-from geocomm.local_sgd.local_settings import LocalSettings
-from geocomm.local_sgd.local_steps import local_steps
-from geocomm.local_sgd.nesterov import Nesterov
-from geocomm.local_sgd.rounds import Rounds
-from geocomm.local_sgd.simulated_rounds import SimulatedSites
 from geocomm.models.model_factory import build_model, model_config
 from geocomm.models.model_settings import ModelConfig
+from geocomm.sync.local_steps.fixed.simulated_rounds import SimulatedSites
+from geocomm.sync.local_steps.local_steps import local_steps
+from geocomm.sync.local_steps.outer.averaging import Averaging
+from geocomm.sync.local_steps.outer.rounds import Rounds
+from geocomm.sync.local_steps.settings.local_settings import LocalSettings
+from geocomm.sync.local_steps.settings.nesterov import Nesterov
 
 ROOT = Path(__file__).resolve().parent.parent
 SEQUENCE_LENGTH = 64

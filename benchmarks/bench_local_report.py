@@ -33,8 +33,8 @@ def write_report(path: Path, rows: Sequence[tuple[Any, Mapping[str, Any]]], cond
     lines = [
         "# Loss with local steps over per-step training, at equal tokens",
         "",
-        "Sites simulated in one process by `geocomm.local_sgd`, with the real handle and the real codecs; no network, "
-        "no step times.",
+        "Sites simulated in one process by `geocomm.sync.local_steps`, with the real handle and the real codecs; no "
+        "network, no step times.",
         "The model is the training driver's architecture in a small size, on byte tokens. Runs of one seed begin with "
         "the same weights and read the same batches. The loss is of 512 held-out sequences of 64 tokens, on the anchor "
         "after the last round.",

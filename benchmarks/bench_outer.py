@@ -23,13 +23,13 @@ import torch
 
 import geocomm
 from geocomm.bench.bench_report import Conditions, write_pair
-from geocomm.local_sgd.anchor import digest
-from geocomm.local_sgd.averaging import average_deltas
-from geocomm.local_sgd.fragments import Tensor, make_fragments
-from geocomm.local_sgd.merge import merge_local
-from geocomm.local_sgd.nesterov import Nesterov
-from geocomm.local_sgd.outer_step import outer_step
-from geocomm.local_sgd.site_weights import SiteWeights, take_delta
+from geocomm.sync.local_steps.model.digests import digest
+from geocomm.sync.local_steps.model.fragments import Tensor, make_fragments
+from geocomm.sync.local_steps.outer.averaging import average_deltas
+from geocomm.sync.local_steps.outer.merge import merge_local
+from geocomm.sync.local_steps.outer.outer_step import outer_step
+from geocomm.sync.local_steps.outer.site_weights import SiteWeights, take_delta
+from geocomm.sync.local_steps.settings.nesterov import Nesterov
 
 OUTER_STEP = "outer step"
 TARGET = 3.0

@@ -146,7 +146,7 @@ class Trainer:
         if method == "gloo8":
             self._model.register_comm_hook(None, _sliced)
         elif method == "powersgd":
-            from geocomm.gradients.power_sgd_hook import power_sgd_hook
+            from geocomm.sync.gradients.power_sgd_hook import power_sgd_hook
 
             power_sgd_hook(self._model, rank=4, warmup_steps=self._plan.warmup_steps)
         elif method.startswith(LOCAL):

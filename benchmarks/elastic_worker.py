@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 import geocomm
-from geocomm.local_sgd.local_steps import LocalSteps
+from geocomm.sync.local_steps.local_steps import LocalSteps
 
 ROWS = 4
 

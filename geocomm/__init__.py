@@ -34,26 +34,26 @@ if TYPE_CHECKING:  # `as`: the form by which type checkers take a name for publi
     from geocomm.core.options import Options as Options
     from geocomm.data.site_dataset import SiteDataset as SiteDataset
     from geocomm.diagnostics.replica_check import check_replicas as check_replicas
-    from geocomm.gradients.ddp_hook import ddp_hook as ddp_hook
-    from geocomm.gradients.feedback_state import reshard_feedback as reshard_feedback
-    from geocomm.gradients.fsdp_hook import fsdp_hook as fsdp_hook
-    from geocomm.gradients.gradient_hook import GradientHook as GradientHook
-    from geocomm.gradients.hook_settings import HookSettings as HookSettings
     from geocomm.group.backend.device_mesh import device_mesh as device_mesh
     from geocomm.group.backend.policy_epochs import refresh_links as refresh_links
     from geocomm.group.backend.sites import Sites as Sites
     from geocomm.group.backend.sites import sites as sites
     from geocomm.group.planning.link_table import Links as Links
-    from geocomm.local_sgd.local_settings import LocalSettings as LocalSettings
-    from geocomm.local_sgd.local_steps import LocalSteps as LocalSteps
-    from geocomm.local_sgd.local_steps import local_steps as local_steps
-    from geocomm.local_sgd.nesterov import Nesterov as Nesterov
-    from geocomm.local_sgd.simulated_rounds import SimulatedSites as SimulatedSites
     from geocomm.metrics.counters import last_error as last_error
     from geocomm.metrics.counters import stats as stats
     from geocomm.metrics.op_log import op_log as op_log
     from geocomm.metrics.round_log import round_log as round_log
     from geocomm.metrics.training import report_step as report_step
+    from geocomm.sync.gradients.ddp_hook import ddp_hook as ddp_hook
+    from geocomm.sync.gradients.feedback_state import reshard_feedback as reshard_feedback
+    from geocomm.sync.gradients.fsdp_hook import fsdp_hook as fsdp_hook
+    from geocomm.sync.gradients.gradient_hook import GradientHook as GradientHook
+    from geocomm.sync.gradients.hook_settings import HookSettings as HookSettings
+    from geocomm.sync.local_steps.fixed.simulated_rounds import SimulatedSites as SimulatedSites
+    from geocomm.sync.local_steps.local_steps import LocalSteps as LocalSteps
+    from geocomm.sync.local_steps.local_steps import local_steps as local_steps
+    from geocomm.sync.local_steps.settings.local_settings import LocalSettings as LocalSettings
+    from geocomm.sync.local_steps.settings.nesterov import Nesterov as Nesterov
 
 # The one list of public names, each with its module; a test compares what type checkers are told above with it.
 _MODULE_OF = {
@@ -73,16 +73,16 @@ _MODULE_OF = {
     "sites": "group.backend.sites",
     "Sites": "group.backend.sites",
     "check_replicas": "diagnostics.replica_check",
-    "ddp_hook": "gradients.ddp_hook",
-    "fsdp_hook": "gradients.fsdp_hook",
-    "HookSettings": "gradients.hook_settings",
-    "reshard_feedback": "gradients.feedback_state",
-    "GradientHook": "gradients.gradient_hook",
-    "local_steps": "local_sgd.local_steps",
-    "LocalSteps": "local_sgd.local_steps",
-    "LocalSettings": "local_sgd.local_settings",
-    "Nesterov": "local_sgd.nesterov",
-    "SimulatedSites": "local_sgd.simulated_rounds",
+    "ddp_hook": "sync.gradients.ddp_hook",
+    "fsdp_hook": "sync.gradients.fsdp_hook",
+    "HookSettings": "sync.gradients.hook_settings",
+    "reshard_feedback": "sync.gradients.feedback_state",
+    "GradientHook": "sync.gradients.gradient_hook",
+    "local_steps": "sync.local_steps.local_steps",
+    "LocalSteps": "sync.local_steps.local_steps",
+    "LocalSettings": "sync.local_steps.settings.local_settings",
+    "Nesterov": "sync.local_steps.settings.nesterov",
+    "SimulatedSites": "sync.local_steps.fixed.simulated_rounds",
     "Links": "group.planning.link_table",
     "SiteDataset": "data.site_dataset",
     "GeocommError": "core.errors",

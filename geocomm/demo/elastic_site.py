@@ -22,11 +22,11 @@ from geocomm.corpus.data_settings import DataConfig
 from geocomm.corpus.packing import PackedSequences
 from geocomm.corpus.text_tokenizer import load_tokenizer
 from geocomm.corpus.token_store import load_tokens
-from geocomm.local_sgd.anchor import digest
-from geocomm.local_sgd.local_settings import LocalSettings
-from geocomm.local_sgd.local_steps import LocalSteps, local_steps
 from geocomm.models.model_factory import build_model, model_config
 from geocomm.models.model_settings import ModelConfig
+from geocomm.sync.local_steps.local_steps import LocalSteps, local_steps
+from geocomm.sync.local_steps.model.digests import digest
+from geocomm.sync.local_steps.settings.local_settings import LocalSettings
 
 _BATCH = 2
 _SEQUENCE = 128

@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn, cast
 
-_PRELOADED = ("torch._dynamo", "geocomm.local_sgd.local_steps")
+_PRELOADED = ("torch._dynamo", "geocomm.sync.local_steps.local_steps")
 _LONGEST_REQUEST_BYTES = 128 * 1024
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

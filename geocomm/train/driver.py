@@ -69,8 +69,8 @@ def _backend_options(config: RunConfig) -> Options | None:
     from geocomm.codecs.collective_codec import AUTO, collective_codec
     from geocomm.core.errors import InvalidArgumentError, UnsupportedError
     from geocomm.core.options import Options
-    from geocomm.local_sgd.elastic_settings import require_elastic
-    from geocomm.local_sgd.resolved_settings import ResolvedSettings
+    from geocomm.sync.local_steps.elastic.elastic_settings import require_elastic
+    from geocomm.sync.local_steps.outer.resolved_settings import ResolvedSettings
 
     field = "distributed.codec" if config.distributed.codec else "GEOCOMM_CODEC"
     try:

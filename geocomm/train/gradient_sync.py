@@ -10,15 +10,15 @@ import deepspeed
 import torch
 import torch.distributed as dist
 
-from geocomm.gradients.gradient_reducer import GradientReducer
-from geocomm.gradients.hook_settings import HookSettings
-from geocomm.gradients.named_values import Slice
-from geocomm.gradients.reduction_plan import ReductionPlan
-from geocomm.gradients.shard import Shard
 from geocomm.group.backend.device_mesh import device_mesh
 from geocomm.integrations.deepspeed import SiteParallel
 from geocomm.integrations.deepspeed_seams import partitioned_gradients, take_over_reduction
 from geocomm.metrics.hook_registry import worst_nmse
+from geocomm.sync.gradients.gradient_reducer import GradientReducer
+from geocomm.sync.gradients.hook_settings import HookSettings
+from geocomm.sync.gradients.named_values import Slice
+from geocomm.sync.gradients.reduction_plan import ReductionPlan
+from geocomm.sync.gradients.shard import Shard
 
 _BUCKET_ELEMS = 16 << 20
 _BUCKETS_IN_FLIGHT = 4

@@ -17,9 +17,9 @@ from geocomm.core.errors import GeocommError
 from geocomm.data.site_deals import SiteDeals
 from geocomm.group.backend.sites import Sites
 from geocomm.integrations.deepspeed_seams import load_optimizer_state, optimizer_state
-from geocomm.local_sgd.local_settings import LocalSettings
-from geocomm.local_sgd.local_steps import LocalSteps, local_steps
 from geocomm.metrics import schema
+from geocomm.sync.local_steps.local_steps import LocalSteps, local_steps
+from geocomm.sync.local_steps.settings.local_settings import LocalSettings
 from geocomm.train.joint_steps import JointSteps
 
 _NUMBERS = schema.names(schema.LOCAL_STEPS)

@@ -23,9 +23,9 @@ from geocomm.checkpoint import checkpoint_folder as folder
 from geocomm.core.bad_input import BadInput
 from geocomm.core.errors import GeocommError
 from geocomm.core.place import Place
-from geocomm.gradients.feedback_state import assign_states, header_of, take_over
 from geocomm.group.membership.collective_verdict import agree, attempt
 from geocomm.integrations.deepspeed_seams import choose_writers, defer_write_errors
+from geocomm.sync.gradients.feedback_state import assign_states, header_of, take_over
 from geocomm.train.engine import TrainedModel
 from geocomm.train.local_sync import LocalSync
 

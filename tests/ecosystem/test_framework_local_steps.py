@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from geocomm.local_sgd.local_settings import LocalSettings
-from geocomm.local_sgd.local_steps import local_steps
-from geocomm.local_sgd.rounds import Rounds
-from geocomm.local_sgd.simulated_rounds import SimulatedSites
+from geocomm.sync.local_steps.fixed.simulated_rounds import SimulatedSites
+from geocomm.sync.local_steps.local_steps import local_steps
+from geocomm.sync.local_steps.outer.rounds import Rounds
+from geocomm.sync.local_steps.settings.local_settings import LocalSettings
 from support.local_jobs import REPOSITORY, environment
 from support.local_models import adamw, loss_of, make_model
 

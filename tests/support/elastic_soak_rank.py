@@ -22,7 +22,7 @@ import xxhash
 from torch.nn import functional
 
 import geocomm
-from geocomm.local_sgd.local_steps import LocalSteps
+from geocomm.sync.local_steps.local_steps import LocalSteps
 
 WIDTH = 96
 CONTEXT = 64

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import geocomm
-from geocomm.local_sgd.optimizer_state import local_part
+from geocomm.sync.local_steps.model.optimizer_state import local_part
 
 FEATURES = 64
 

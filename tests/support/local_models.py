@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from geocomm.local_sgd.local_settings import LocalSettings
-from geocomm.local_sgd.local_steps import LocalSteps, local_steps
-from geocomm.local_sgd.rounds import Rounds
+from geocomm.sync.local_steps.local_steps import LocalSteps, local_steps
+from geocomm.sync.local_steps.outer.rounds import Rounds
+from geocomm.sync.local_steps.settings.local_settings import LocalSettings
 
 SITES = ("a", "b")
 

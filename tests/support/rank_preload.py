@@ -17,8 +17,8 @@ for name in (
     "geocomm._C",
     "geocomm.group.backend.group_creation",
     "geocomm.group.backend.runtime",
-    "geocomm.gradients.ddp_hook",
-    "geocomm.local_sgd.local_steps",
+    "geocomm.sync.gradients.ddp_hook",
+    "geocomm.sync.local_steps.local_steps",
     "support.harness",
 ):
     importlib.import_module(name)

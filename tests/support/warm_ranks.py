@@ -18,7 +18,7 @@ def warm_training() -> WarmPython:
 def warm_elastic() -> WarmPython:
     """Of programs with local steps, and torchrun."""
     modules = ["torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.run"]
-    return _until_exit(WarmPython([*modules, "geocomm.local_sgd.local_steps"]))
+    return _until_exit(WarmPython([*modules, "geocomm.sync.local_steps.local_steps"]))
 
 
 def _until_exit(made: WarmPython) -> WarmPython:

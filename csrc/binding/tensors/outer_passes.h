@@ -1,5 +1,5 @@
 // The passes of local steps over elements (codec/passes/outer_kernels.h), on torch tensors, for
-// geocomm/local_sgd. They throw geocomm's exceptions, and are called without the GIL.
+// geocomm/sync/local_steps. They throw geocomm's exceptions, and are called without the GIL.
 //
 // All tensors are float32 on the CPU, contiguous and of any shape; InvalidArgument for others, and for sizes
 // that do not fit. A list of tensors stands for their elements one after the other.

@@ -1,4 +1,4 @@
-// element_scales.h on torch tensors, for geocomm/gradients/element_scales.py. Throws geocomm's
+// element_scales.h on torch tensors, for geocomm/sync/gradients/element_scales.py. Throws geocomm's
 // exceptions; called without the GIL.
 #pragma once
 

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import geocomm
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.integrations.deepspeed import SiteParallel
-from geocomm.local_sgd.group_rounds import GroupRounds
+from geocomm.sync.local_steps.fixed.group_rounds import GroupRounds
 from support.harness import Ranks, ranks_fixture
 
 USERS = (GroupRounds, SiteParallel)

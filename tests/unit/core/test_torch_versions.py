@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from geocomm.core import native as loading
-from geocomm.gradients.fsdp_seams import CHECKED_TORCH
+from geocomm.sync.gradients.fsdp_seams import CHECKED_TORCH
 
 ROOT = Path(__file__).resolve().parents[3]
 TESTED = (ROOT / "tools/tested_torch.txt").read_text().split()

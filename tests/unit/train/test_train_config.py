@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from geocomm.core.bad_input import BadInput
-from geocomm.gradients.hook_settings import HookSettings
-from geocomm.local_sgd.local_settings import LocalSettings
-from geocomm.local_sgd.nesterov import Nesterov
+from geocomm.sync.gradients.hook_settings import HookSettings
+from geocomm.sync.local_steps.settings.local_settings import LocalSettings
+from geocomm.sync.local_steps.settings.nesterov import Nesterov
 from geocomm.train.config_text import field_lists, format_config, load_config
 from geocomm.train.train_config import RunConfig
 

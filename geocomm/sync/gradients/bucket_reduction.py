@@ -1,0 +1,204 @@
+"""How one bucket of gradients is reduced: what of it is compressed, what goes exactly, and what becomes of losses."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from geocomm.codecs.codec_spec import codec_spec
+from geocomm.core.typed_torch import future_of, split
+from geocomm.sync.gradients.device_order import LaterValue, is_read_later, keep_for_stream, square_of
+from geocomm.sync.gradients.element_scales import ElementScales
+from geocomm.sync.gradients.named_values import Layout, NamedValues
+from geocomm.sync.gradients.reduction_plan import EXACT, ReductionPlan
+
+if TYPE_CHECKING:
+    from geocomm._C import FeedbackWork, ProcessGroupGeocomm
+
+
+@dataclass
+class BucketReduction:
+    """A bucket under way in this step."""
+
+    bucket: int
+    factor: int
+    """What makes the sum over the ranks of the result."""
+    works: list[FeedbackWork] = field(default_factory=list["FeedbackWork"])
+    done: torch.futures.Future[torch.Tensor] | None = None
+    squares: list[LaterValue] = field(default_factory=list[LaterValue])
+    """The squared L2 norm of each work's result; none where one failed."""
+    usual: bool = True
+    """Whether its parameters are those that the bucket always has."""
+    scaled: float = 0.0
+    """Elements for each one that this rank encoded over a scale; 0: none."""
+    observed: bool = False
+    """Whether the scales were shown its result, which may turn out not to be finite."""
+    row: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What `stats()` shows of it; empty where nothing was compressed."""
+
+    def end(self) -> bool:
+        """Block the host until the reduction has ended, one way or the other; returns whether it succeeded."""
+        if self.done is not None:
+            with contextlib.suppress(Exception):
+                self.done.wait()  # on a GPU: it blocks the current stream
+        ended = [work.succeeded() for work in self.works]
+        return all(ended) and bool(self.squares)
+
+    @property
+    def finite(self) -> bool:
+        """Whether all elements of the result are. Blocks the host until it is known."""
+        return all(math.isfinite(square.read()) for square in self.squares)
+
+
+class BucketReducer:
+    """Enqueues the reduction of buckets, and holds what goes on from step to step by parameter."""
+
+    def __init__(self, backend: ProcessGroupGeocomm, plan: ReductionPlan) -> None:
+        self._backend = backend
+        self._settings = plan.settings
+        self._momentum = plan.momentum
+        self.residuals = NamedValues()
+        self.momenta = NamedValues()
+        self.scales = ElementScales()
+
+    def begin_step(self) -> None:
+        """Keep what the last step did to residuals and momenta: it counts."""
+        self.residuals.begin_step()
+        self.momenta.begin_step()
+
+    def undo_step(self) -> None:
+        """Give residuals and momenta the values that they had before the step."""
+        self.residuals.undo_step()
+        self.momenta.undo_step()
+
+    def rescale(self, factor: float) -> None:
+        """Multiply all that is in the unit of the gradients."""
+        self.residuals.scale(factor)
+        self.momenta.scale(factor)
+        self.scales.scale(factor)
+
+    def reduce(
+        self, reduction: BucketReduction, buffer: torch.Tensor, layout: Layout | None, codec: str, *, average: bool
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Enqueue all of one bucket's reduction, in place, and note in `reduction` what is under way.
+
+        layout: parameters in the buffer; None: not the usual ones, so it goes exactly and the bucket's values wait.
+        """
+        if layout is None:
+            reduction.usual = False
+            reduction.works.append(self._all_reduce(buffer, EXACT, average))
+            return self._when_done(reduction, [buffer], lambda: None)
+        if all(part.exact for part in layout):
+            codec = EXACT
+        velocity = self._add_momentum(reduction.bucket, buffer, layout) if self._momentum else None
+        span = self._backend.encoded_range(buffer.numel(), buffer.dtype)
+        residuals = self.residuals.take(reduction.bucket, layout, span, buffer.device)
+        for start, values in self.residuals.leftovers(reduction.bucket):
+            buffer[start : start + values.numel()].add_(values, alpha=self._settings.decay)
+        exact = _ExactSlices(buffer, layout) if codec != EXACT else None
+        is_sparse = codec_spec(codec).family in ("topk", "loco")
+        # float16 has no room for what a small scale makes of a large value.
+        adapts = self._settings.adaptive and buffer.dtype != torch.float16 and not is_sparse
+        scale = self.scales.scale_of(reduction.bucket, layout, span, buffer.device) if adapts else None
+        if codec == EXACT:
+            scale = None
+        if scale is not None and scale.numel() > 0:
+            reduction.scaled = buffer.numel() / scale.numel()
+        reduction.works.append(self._all_reduce(buffer, codec, average, *residuals, scale))
+        tensors = [buffer]
+        if exact is not None and exact.gathered is not None:
+            reduction.works.append(self._all_reduce(exact.gathered, EXACT, average))
+            tensors.append(exact.gathered)
+        if codec != EXACT:
+            compressed = [part.name for part in layout if not part.exact]
+            reduction.row = {
+                "index": reduction.bucket,
+                "parameters": compressed,
+                "elements": residuals[0].numel(),
+            }
+
+        def finish() -> None:
+            if adapts:
+                self._observe(reduction, buffer)
+            if velocity is not None and is_sparse:
+                keep_for_stream([velocity])
+                velocity.masked_fill_(buffer != 0, 0)  # the exact slices are still zero here
+            if exact is not None:
+                exact.put_back()
+
+        return self._when_done(reduction, tensors, finish)
+
+    def _add_momentum(self, bucket: int, buffer: torch.Tensor, layout: Layout) -> torch.Tensor:
+        """Put the velocity, momentum * the one before + gradient, in place of the gradient; returns it."""
+        everything = tuple(part._replace(exact=False) for part in layout)
+        before, velocity = self.momenta.take(bucket, everything, (0, buffer.numel()), buffer.device)
+        torch.mul(before, self._momentum, out=velocity).add_(buffer)
+        buffer.copy_(velocity)
+        return velocity
+
+    def _when_done(
+        self, reduction: BucketReduction, tensors: Sequence[torch.Tensor], finish: Callable[[], None]
+    ) -> torch.futures.Future[torch.Tensor]:
+        """The first of `tensors`, which the works reduce, one each, after them and `finish`."""
+
+        def end(_: torch.futures.Future[Any]) -> torch.Tensor:
+            for work in reduction.works:
+                future_of(work).wait()  # the last of them is done; raises what went wrong
+            keep_for_stream(tensors)  # futures of GPUs have a stream of their own for this
+            reduction.squares = [
+                LaterValue(self._square(work, tensor)) for work, tensor in zip(reduction.works, tensors, strict=True)
+            ]
+            finish()
+            return tensors[0]
+
+        reduction.done = future_of(reduction.works[-1]).then(end)
+        return reduction.done
+
+    def _square(self, work: FeedbackWork, result: torch.Tensor) -> torch.Tensor:
+        if self._backend.spans_sites and not is_read_later(result):
+            return torch.tensor(work.feedback()["result_square"], dtype=torch.float64)
+        return square_of(result)
+
+    def _observe(self, reduction: BucketReduction, result: torch.Tensor) -> None:
+        """Show the scales a result whose elements are finite, and those of what is reduced with it."""
+        if is_read_later(result):
+            finite = torch.stack([square.tensor for square in reduction.squares]).isfinite().all()
+            self.scales.observe(reduction.bucket, result, finite)
+            reduction.observed = True
+        elif reduction.finite:
+            self.scales.observe(reduction.bucket, result)
+
+    def _all_reduce(
+        self,
+        tensor: torch.Tensor,
+        codec: str,
+        average: bool,
+        residual: torch.Tensor | None = None,
+        next_residual: torch.Tensor | None = None,
+        scale: torch.Tensor | None = None,
+    ) -> FeedbackWork:
+        decay = self._settings.decay
+        return self._backend.all_reduce_compressed(tensor, codec, residual, average, decay, next_residual, scale)
+
+
+class _ExactSlices:
+    """The slices of a buffer that go exactly: gathered in a tensor of their own, and zero in what is compressed."""
+
+    def __init__(self, buffer: torch.Tensor, layout: Layout) -> None:
+        self._parts = [buffer[part.offset : part.offset + part.numel] for part in layout if part.exact]
+        self.gathered = torch.cat(self._parts) if self._parts else None
+        for part in self._parts:
+            part.zero_()
+
+    def put_back(self) -> None:
+        """Copy what was gathered, reduced by now, to where it was."""
+        if self.gathered is None:
+            return
+        parts = split(self.gathered, [part.numel() for part in self._parts])
+        for part, values in zip(self._parts, parts, strict=True):
+            part.copy_(values)

@@ -1,0 +1,197 @@
+"""Reduces gradients with error feedback: what DDP, FSDP and the training driver each feed through an adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from geocomm.core.message_log import logger
+from geocomm.group.backend.runtime import runtime
+from geocomm.metrics.events import events
+from geocomm.metrics.hook_registry import register_handle
+from geocomm.sync.gradients.bucket_reduction import BucketReducer
+from geocomm.sync.gradients.device_order import DeviceOrder
+from geocomm.sync.gradients.feedback_state import VERSION, check_state
+from geocomm.sync.gradients.named_values import Layout
+from geocomm.sync.gradients.quality_guard import QualityGuard, finer_codec
+from geocomm.sync.gradients.reduction_plan import EXACT, ReductionPlan
+from geocomm.sync.gradients.shard import Shard
+from geocomm.sync.gradients.step_ledger import StepLedger
+
+if TYPE_CHECKING:
+    from geocomm._C import ProcessGroupGeocomm
+
+_WHOLE = Shard()
+
+
+class GradientReducer:
+    """Reduces the buckets of each step, and keeps by parameter what the codec loses.
+
+    For what feeds it, a step is: `begin_step`, `reduce` for each bucket, `end_step`; the same on all ranks. Its other
+    methods are those of `GradientHook`, which has their contracts.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        group: dist.ProcessGroup,
+        parameters: Mapping[str, torch.Tensor],
+        plan: ReductionPlan,
+        shard: Shard = _WHOLE,
+        numel_of: Mapping[str, int] | None = None,
+    ) -> None:
+        """kind: for stats(); group: the replicas; numel_of: elements of each parameter in this shard, if not all.
+
+        Raises InvalidArgumentError for a group of another backend.
+        """
+        self._kind = kind
+        self._group = group
+        self._backend: ProcessGroupGeocomm = runtime.group_of(group).backend
+        self._plan = plan
+        self._shard = shard
+        self._numel_of = {name: one.numel() for name, one in parameters.items()} if numel_of is None else dict(numel_of)
+        self._exact_names = plan.settings.exact_names({name: one.shape for name, one in parameters.items()})
+        self._buckets = BucketReducer(self._backend, plan)
+        self._guard = QualityGuard(plan.settings.guard_steps) if plan.settings.guard else None
+        self._ledger = StepLedger(self._buckets, self._guard if self._backend.spans_sites else None, shard)
+        self._fallback: str | None = None  # of the guard
+        self._fallbacks: list[dict[str, Any]] = []
+        self._order = DeviceOrder()
+        self._step_codec = EXACT
+        self._publish()
+        register_handle("gradients", self)
+
+    # ---- what feeds it
+
+    def is_exact(self, name: str) -> bool:
+        """Whether the parameter always goes exactly."""
+        return name in self._exact_names
+
+    def begin_step(self) -> None:
+        """Settle the last step and begin another: before its first `reduce`."""
+        with self._order:
+            self._settle()
+            if self._guard is not None:
+                self._fall_back_if_due(self._guard)
+            self._step_codec = self.codec
+            self._ledger.begin_step()
+
+    def reduce(
+        self, index: int, buffer: torch.Tensor, layout: Layout | None, *, average: bool = True
+    ) -> torch.futures.Future[torch.Tensor]:
+        """The mean (or sum) of `buffer` over the ranks, in place: flat, dense, of the bucket `index`.
+
+        layout: parameters in the buffer; None: not the usual ones, so it goes exactly and the bucket's values wait.
+        On a GPU everything is enqueued at once, behind the current stream; waiting for the future blocks a stream.
+        """
+        self._order.device = buffer.device
+        with self._order:
+            reduction = self._ledger.begin_bucket(index, self._backend.size() if average else 1)
+            return self._buckets.reduce(reduction, buffer, layout, self._step_codec, average=average)
+
+    def end_step(self) -> None:
+        """End a step after its last `reduce`, which need not be done; of a model in shards when all are done."""
+        self._ledger.end_step()
+        if self._guard is not None:
+            self._guard.exchange_if_due(self._group)
+        if self._shard.group is not None:
+            self._settle()
+
+    # ---- what its user asks
+
+    @property
+    def codec(self) -> str:
+        """The codec of the next step."""
+        scheduled = [codec for first, codec in self._plan.schedule if first <= self._ledger.steps][-1]
+        return scheduled if scheduled == EXACT or self._fallback is None else self._fallback
+
+    @property
+    def place(self) -> tuple[int, int, int, int]:
+        """Rank among the replicas, their number; shard of the model's gradients, their number."""
+        return self._backend.rank(), self._backend.size(), self._shard.index, self._shard.count
+
+    def stats(self) -> dict[str, Any]:
+        """What `GradientHook.stats` returns."""
+        self._settle()
+        return self.last_stats()
+
+    def last_stats(self) -> dict[str, Any]:
+        """What `GradientHook.last_stats` returns; from any thread."""
+        found = dict(self._published)
+        return found | {name: [dict(row) for row in found[name]] for name in ("fallbacks", "buckets")}
+
+    def undo_step(self) -> None:
+        """Undo the last step on this rank; the caller does so on all ranks."""
+        self._settle()
+        if self._ledger.undo():
+            self._publish()
+
+    def rescale(self, factor: float) -> None:
+        """Multiply the residuals; the caller does so on all ranks."""
+        with self._order:
+            self._settle()
+            self._buckets.rescale(factor)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `GradientHook.state_dict` returns."""
+        with self._order:
+            self._settle()
+            rank, ranks, shard, shards = self.place
+            return {
+                "version": VERSION,
+                "rank": rank,
+                "ranks": ranks,
+                "shard": shard,
+                "shards": shards,
+                "steps": self._ledger.steps,
+                "configured": self._plan.last_codec,
+                "fallback": self._fallback,
+                "residual": self._buckets.residuals.pieces(),
+                "momentum": self._buckets.momenta.pieces(),
+            }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a state. Raises InvalidArgumentError for one of another rank, number of ranks or model."""
+        check_state(state, self.place, self._numel_of)
+        self._settle()
+        self._buckets.residuals.load(state["residual"])
+        self._buckets.momenta.load(state["momentum"])
+        self._buckets.scales.forget()
+        self._ledger.restart(state["steps"])
+        self._fallback = state["fallback"] if state["configured"] == self._plan.last_codec else None
+        if self._guard is not None:
+            self._guard.forget()
+        self._publish()
+
+    def _settle(self) -> None:
+        if self._ledger.settle():
+            self._publish()
+
+    def _fall_back_if_due(self, guard: QualityGuard) -> None:
+        """Go on with a finer codec where the guard says so, which it does on all ranks alike."""
+        reason = guard.verdict(self._backend.size(), self._shard.group)
+        before = self.codec
+        finer = finer_codec(before) if reason else None
+        if finer is None:
+            return
+        self._fallback = finer
+        step = self._ledger.steps
+        self._fallbacks.append({"step": step, "codec": finer, "reason": reason})
+        events.record("codec_fallback", hook=self._kind, step=step, before=before, codec=finer, reason=reason)
+        guard.forget()
+        if self._backend.rank() == self._shard.index == 0:
+            logger().warning(f"gradients: codec {before} to {finer} from step {step} on, on all ranks: {reason}")
+
+    def _publish(self) -> None:
+        """Make what `last_stats` shows, in one assignment: other threads read it."""
+        self._published: dict[str, Any] = {
+            "kind": self._kind,
+            "steps": self._ledger.steps,
+            "codec": self.codec,
+            "skipped_steps": self._ledger.skipped_steps,
+            "fallbacks": [dict(one) for one in self._fallbacks],
+            "buckets": [dict(row) for row in self._ledger.rows],
+        }

@@ -1,0 +1,127 @@
+"""This process as a rank of one site of an elastic run, whose other sites it knows only by their names."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch.distributed as dist
+from typing_extensions import override
+
+from geocomm.core import environment
+from geocomm.core.addresses import is_loopback
+from geocomm.core.errors import InvalidArgumentError
+from geocomm.core.native import native
+from geocomm.core.options import Options
+from geocomm.core.typed_torch import all_gather_object, new_group
+from geocomm.group.backend.runtime import runtime
+from geocomm.group.membership.own_address import advertised
+from geocomm.journal.messages import Model
+from geocomm.metrics.exporters import check_reporting, reporting
+from geocomm.sync.local_steps.elastic.member_frames import most_frame_bytes
+from geocomm.sync.local_steps.elastic.member_rounds import MemberRounds
+from geocomm.sync.local_steps.model.fragments import Fragment
+from geocomm.sync.local_steps.model.site_ranks import SiteFacts, SiteRanks
+from geocomm.sync.local_steps.outer.rounds import Coding
+
+_TOKEN_BYTES = 16
+
+
+class ElasticSite(SiteFacts):
+    """Made by every rank of the site, in the same order: all ranks of the default process group, where there is one."""
+
+    def __init__(self, agent: str) -> None:
+        """agent: its socket. Raises InvalidArgumentError where `geocomm run --elastic` did not start this process."""
+        run_dir, self._options = environment.run_folder(), Options()
+        has_agent = agent != environment.AGENT_OF_FIRST_NODE
+        if (run_dir is None and has_agent) or self._options.site is None or self._options.keys is None:
+            raise InvalidArgumentError(
+                "GEOCOMM_AGENT is set, and GEOCOMM_RUN_DIR, GEOCOMM_SITE or GEOCOMM_KEYS is not: start the ranks with "
+                "geocomm run --elastic, which sets them all"
+            )
+        self._agent, self._run_dir, self._site = agent, run_dir or "", self._options.site
+        self._all_have_folders = True
+        self.ranks = SiteRanks()
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            group = new_group(range(dist.get_world_size()), backend="gloo")
+            self._require_own_site(group)
+            self.ranks = SiteRanks(group, dist.get_rank(), self._owners(group, has_agent))
+            self._all_have_folders = self.ranks.sum([int(run_dir is not None)]) == [self.ranks.size]
+        check_reporting(self._options)
+        reporting.start(self._options, self.ranks.place, environment.collector_socket)  # a rank alone has no group
+
+    @staticmethod
+    def _owners(group: dist.ProcessGroup, has_agent: bool) -> int:
+        """The ranks of the first node, which has the agent and the run folder, own the fragments.
+
+        Raises InvalidArgumentError where they are not the first ranks.
+        """
+        there: list[bool] = [False] * dist.get_world_size(group)
+        all_gather_object(there, has_agent, group)
+        owners = sum(there)
+        if not owners or not all(there[:owners]):
+            raise InvalidArgumentError(
+                "local steps: the ranks beside the site's agent must be the first ones; start its first node with "
+                "--run-dir, and the others with --node-rank 1, 2, ..."
+            )
+        return owners
+
+    def _require_own_site(self, group: dist.ProcessGroup) -> None:
+        """Raise InvalidArgumentError, at all ranks, for a process group over several sites."""
+        names: list[str | None] = [None] * dist.get_world_size(group)
+        all_gather_object(names, self._site, group)
+        if len(sites := sorted({name or "" for name in names})) > 1:
+            raise InvalidArgumentError(
+                f"local steps: the default process group has ranks of the sites {', '.join(sites)}; in an elastic run "
+                "each site is a job of its own: start geocomm run --elastic at each, with ranks of that site alone"
+            )
+
+    @property
+    def run_dir(self) -> Path | None:
+        """On this node. Those after the first one may have none."""
+        return Path(self._run_dir) if self._run_dir else None
+
+    def keeps_moments(self, *, sharded: bool) -> bool:
+        """Whether each rank that has a part of the moments has a folder for it."""
+        return not sharded or self._all_have_folders
+
+    @property
+    @override
+    def site(self) -> str:
+        """The name of this site."""
+        return self._site
+
+    @property
+    @override
+    def site_count(self) -> None:
+        return None
+
+    @override
+    def sites_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
+        """All ranks of the default process group are at this site."""
+        return (self._site,)
+
+    def rounds(self, fragments: Sequence[Fragment], model: Model, coding: Coding) -> MemberRounds:
+        """Those of this rank, which owns these fragments."""
+        hosts = advertised(self._options.address)
+        # The certificates of a job say who may connect; the token keeps its runs apart from process groups.
+        token = hashlib.sha256(f"geocomm elastic run, layout {model.layout}".encode()).digest()[:_TOKEN_BYTES]
+        most = max(most_frame_bytes(fragment, coding) for fragment in fragments)
+        held = contextlib.ExitStack()
+        endpoint = held.enter_context(runtime.endpoint(self._options, next(filter(is_loopback, hosts), hosts[0])))
+        mail = native().Mail(endpoint=endpoint, token=token, max_bytes=most)
+        held.close()  # the mail is a user of its own
+        return MemberRounds(
+            self._site,
+            self.ranks.place,
+            min(self.ranks.owners, model.fragments),  # more ranks than fragments: the last ones own none
+            ",".join(hosts),
+            mail,
+            self._agent,
+            self._run_dir,
+            fragments,
+            model,
+            coding,
+        )

@@ -1,0 +1,181 @@
+"""The frames of a rank in an elastic run: makes its own, keeps all in the run folder, and averages those that count."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+import xxhash
+
+from geocomm.codecs.tensor_codec import compress_bound
+from geocomm.core.message_log import logger
+from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.journal.entries import Hash, Listed, Round
+from geocomm.journal.member import Frame
+from geocomm.journal.messages import Offer, Open
+from geocomm.sync.local_steps.model.fragments import Fragment
+from geocomm.sync.local_steps.model.host_memory import bytes_of, host_empty
+from geocomm.sync.local_steps.outer.averaging import average_deltas
+from geocomm.sync.local_steps.outer.delta_frames import DeltaFrames, encode_delta, sound_delta
+from geocomm.sync.local_steps.outer.pace import LineClock
+from geocomm.sync.local_steps.outer.round_records import RoundRecord
+from geocomm.sync.local_steps.outer.rounds import Coding
+
+
+@dataclass(frozen=True)
+class OwnFrame:
+    """What becomes of the site if a frame of its own is listed."""
+
+    weight: int
+    """Of the site where the frame ends, as are step and tokens: what it counts for is taken off the uncounted."""
+    step: int
+    tokens: int
+    residual: torch.Tensor | None
+    """What the codec has lost by then."""
+    local_at_begin: torch.Tensor | None
+    """The weights that the delta was taken of, where the merge needs them."""
+    wire_bytes: int
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What a frame is made of: given away."""
+
+    values: torch.Tensor
+    residual: torch.Tensor | None
+    weight: int
+    """What it counts for."""
+    own: OwnFrame
+    """Without residual and bytes, which are known once it is coded."""
+    step: int
+    """Of the run."""
+    squared_norm: float
+    rate: float
+    every: int
+
+
+class MemberFrames:
+    """Those of the fragments that a rank owns. Used by one thread, but for `kept_weights`."""
+
+    def __init__(
+        self, site: str, store: FragmentStore, fragments: Mapping[int, Fragment], coding: Coding, line: LineClock
+    ) -> None:
+        """site: the own one. line: runs while frames are coded or averaged."""
+        self._site, self._store, self._fragments, self._coding, self._line = site, store, fragments, coding, line
+        self._contents: dict[Frame, torch.Tensor] = {}
+        """Those on disk that are in memory, too."""
+        self._lock = threading.Lock()
+        self._own: dict[Frame, OwnFrame] = {}
+
+    def make(self, opened: Open, delta: Delta, record: RoundRecord | None) -> Offer:
+        """Code a delta, and keep the frame. OSError: no room."""
+        index, version = opened.fragment, opened.version
+        with self._line.running(), nullcontext() if record is None else record.coding():
+            frames, residual = encode_delta(
+                self._fragments[index],
+                delta.values,
+                delta.residual,
+                self._coding,
+                seed=self._seed(opened),
+                counts=True,
+            )
+        pieces = [piece for piece in (frames.coded, frames.exact) if piece is not None]
+        content = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        frame = self.keep(index, version, self._site, content)
+        coded, exact = frames.sizes
+        if record is not None:
+            record.stored()
+            record.offered(coded + exact)
+        with self._lock:
+            self._own[Frame(index, version, self._site, frame)] = replace(
+                delta.own, residual=residual, wire_bytes=coded + exact
+            )
+        return Offer(
+            fragment=index,
+            version=version,
+            attempt=opened.attempt,
+            frame=frame,
+            coded_bytes=coded,
+            exact_bytes=exact,
+            weight=delta.weight,
+            step=delta.step,
+            squared_norm=delta.squared_norm,
+            lr=delta.rate,
+            every=delta.every,
+            taken=delta.own.tokens,
+        )
+
+    def keep(self, fragment: int, version: int, site: str, content: torch.Tensor) -> Hash:
+        """Take a frame, on disk and in memory. OSError: no room."""
+        frame = self._store.write_frame(fragment, version, site, [bytes_of(content)])
+        self._contents[Frame(fragment, version, site, frame)] = content
+        return frame
+
+    def content(self, frame: Frame) -> torch.Tensor:
+        """The bytes of a frame that is on disk."""
+        found = self._contents.get(frame)
+        if found is None:
+            found = torch.frombuffer(bytearray(self._store.read_frame(*frame)), dtype=torch.uint8)
+        return found
+
+    def own(self, offer: Offer) -> OwnFrame | None:
+        """What was kept for an own frame, until its round is forgotten."""
+        with self._lock:
+            return self._own.get(Frame(offer.fragment, offer.version, self._site, offer.frame))
+
+    def kept_weights(self) -> list[tuple[int, torch.Tensor | None]]:
+        """Of own frames under way, the fragment and the weights that were kept for the merge. From any thread."""
+        with self._lock:
+            return [(frame.fragment, own.local_at_begin) for frame, own in self._own.items()]
+
+    def average(self, entry: Round, record: RoundRecord | None) -> tuple[torch.Tensor | None, list[str]]:
+        """The average of a round, float32, in the order of the fragment, and the sites in it. None: no frame is sound.
+
+        All frames must be on disk.
+        """
+        fragment = self._fragments[entry.fragment]
+        with self._line.running(), nullcontext() if record is None else record.coding():
+            deltas = {one: delta for one in entry.members if (delta := self._delta_of(entry, one)) is not None}
+            if not deltas:
+                return None, []
+            average = host_empty(fragment.numel, pinned=False)
+            weights = [one.weight for one in deltas]
+            average_deltas(self._coding.averaging, fragment, list(deltas.values()), weights, out=average)
+        if record is not None:
+            record.averaged()
+        return average, [one.site for one in deltas]
+
+    def forget(self, fragment: int, version: int) -> None:
+        """Let go of the memory for frames up to this version: their rounds are applied."""
+        for frame in [one for one in self._contents if one.fragment == fragment and one.version <= version]:
+            del self._contents[frame]
+        with self._lock:
+            for frame in [one for one in self._own if one.fragment == fragment and one.version <= version]:
+                del self._own[frame]
+
+    def _delta_of(self, entry: Round, listed: Listed) -> torch.Tensor | None:
+        content = self.content(Frame(entry.fragment, entry.version, listed.site, listed.frame))
+        frames = DeltaFrames.of_bytes(content, listed.coded_bytes)
+        delta = sound_delta(frames, self._fragments[entry.fragment])
+        if delta is None:
+            logger().warning(
+                f"local steps: what site {listed.site!r} sent for fragment {entry.fragment} is no delta of it, or "
+                "has NaN or Inf: no site counts it"
+            )
+        return delta
+
+    def _seed(self, opened: Open) -> int:
+        """Of stochastic rounding: another one at each site, round and attempt."""
+        name = f"{self._site} {opened.fragment} {opened.version} {opened.attempt}"
+        return xxhash.xxh3_64(name.encode()).intdigest() >> 1
+
+
+def most_frame_bytes(fragment: Fragment, coding: Coding) -> int:
+    """The most bytes that a frame of the fragment has."""
+    coded, exact = (torch.empty(numel) for numel in (fragment.coded_elems, fragment.numel - fragment.coded_elems))
+    return sum(
+        max(compress_bound(part, codec) for codec in (coding.codec, "none")) for part in (coded, exact) if part.numel()
+    )

@@ -1,0 +1,66 @@
+"""What the rounds of a rank in an elastic run go through, for `geocomm.round_log()`, until they are applied."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+
+from geocomm.journal.entries import Round, Skip
+from geocomm.journal.messages import Open
+from geocomm.sync.local_steps.outer.round_records import ROUNDS, RoundRecord
+
+
+class MemberRecords:
+    """Of the fragments that a rank owns. Thread-safe. What is said of other fragments' rounds changes nothing."""
+
+    def __init__(self, site: str, fragments: Iterable[int]) -> None:
+        """site: the own one."""
+        self._site = site
+        self._lock = threading.Lock()
+        self._versions = dict.fromkeys(fragments, 0)
+        self._records: dict[tuple[int, int], RoundRecord] = {}
+
+    def begin(self, versions: Mapping[int, int]) -> None:
+        """The fragments are at these versions: what came before is applied."""
+        with self._lock:
+            self._versions |= versions
+
+    def of(self, fragment: int, version: int) -> RoundRecord | None:
+        """None: another rank owns the fragment, or the round is applied."""
+        with self._lock:
+            if fragment not in self._versions or version < self._versions[fragment]:
+                return None
+            key = fragment, version
+            if key not in self._records:
+                self._records[key] = ROUNDS.open(fragment, version, elastic=True)
+            return self._records[key]
+
+    def opened(self, opened: Open) -> None:
+        """Sites with ranks are to send a frame."""
+        if record := self.of(opened.fragment, opened.version):
+            record.awaits(peer.site for peer in opened.peers if peer.site != self._site and peer.owners)
+
+    def arrived(self, fragment: int, version: int, site: str, size: int | None = None) -> None:
+        """The frame of another site is there. size: in bytes, where it is known."""
+        if site != self._site and (record := self.of(fragment, version)):
+            record.arrived(site, size)
+
+    def decided(self, entry: Round | Skip) -> None:
+        """The journal says which frames count."""
+        record = self.of(entry.fragment, entry.version)
+        if record is None:
+            return
+        members = entry.members if isinstance(entry, Round) else ()
+        for one in members:
+            if one.site != self._site:
+                record.describe(one.site, one.coded_bytes + one.exact_bytes, one.step, one.weight)
+        record.listed(one.site for one in members)
+
+    def applied(self, fragment: int, version: int, after: int) -> None:
+        """A round is applied, and the fragment is at version `after`."""
+        if record := self.of(fragment, version):
+            record.applied()
+        with self._lock:
+            self._versions[fragment] = after
+            for past in [one for one in self._records if one[0] == fragment and one[1] < after]:
+                del self._records[past]

@@ -1,0 +1,470 @@
+"""The rounds of one rank in an elastic run: frames go from rank to rank, and the agent says what counts.
+
+One thread does all of it, so no step waits for the agent or for another site. It drives the pure logic of
+`journal.member` and carries out its acts: frames lie in the run folder before anything is said of them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from geocomm.core.errors import AbortedError, InvalidArgumentError, ReplicaMismatchError
+from geocomm.core.message_log import logger
+from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.snapshots import Layout
+from geocomm.journal.entries import Away, Join, Left, Removed, Round, Skip, Snapshot, TakenBack, TermBegun
+from geocomm.journal.member import Act, Frame, Member, Recompute, Say, SendFrame, Settled, StartAgain
+from geocomm.journal.messages import (
+    Beat,
+    Down,
+    EntrySaid,
+    Fetched,
+    Leave,
+    Leaving,
+    Model,
+    Need,
+    Offer,
+    Open,
+    Owner,
+    Pass,
+    Peers,
+    RankHello,
+    RankWelcome,
+    Refused,
+    SiteDeal,
+    StateKept,
+    Stop,
+)
+from geocomm.sync.local_steps.elastic.agent_line import AgentLine, not_taken_in
+from geocomm.sync.local_steps.elastic.frame_mail import Expected, FrameMail
+from geocomm.sync.local_steps.elastic.member_frames import Delta, MemberFrames, OwnFrame
+from geocomm.sync.local_steps.elastic.member_records import MemberRecords
+from geocomm.sync.local_steps.elastic.member_states import MemberStates
+from geocomm.sync.local_steps.model.fragments import Fragment
+from geocomm.sync.local_steps.outer.anchor import AnchoredFragment
+from geocomm.sync.local_steps.outer.call_thread import CallThread
+from geocomm.sync.local_steps.outer.pace import LineClock
+from geocomm.sync.local_steps.outer.rounds import Coding
+
+if TYPE_CHECKING:
+    from geocomm._C import Mail
+
+BEAT_S = 3.0
+_MAIL_PATIENCE_S = 2.0
+"""A listed frame may be under way by mail for so long, before the agent is asked to fetch it."""
+_MAIL_LOOK_S = 0.25
+"""How often it is looked whether anything comes from its site."""
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A round whose entry is there, with its average; or a state that is taken over in place of rounds."""
+
+    settled: Settled
+    average: torch.Tensor | None
+    """float32, in the order of the fragment; None: the round is void, or there is a state."""
+    own: OwnFrame | None
+    """Of the site's own frame that counts; None: none does."""
+    state: torch.Tensor | None = None
+    """See `AnchoredFragment.take`."""
+
+
+class MemberRounds:
+    """The rounds of the fragments that this rank owns: `begin` first, then `go`, `close` last."""
+
+    def __init__(
+        self,
+        site: str,
+        place: int,
+        owners: int,
+        host: str,
+        mail: Mail,
+        agent: str,
+        run_dir: str,
+        fragments: Sequence[Fragment],
+        model: Model,
+        coding: Coding,
+    ) -> None:
+        """place: of this rank among the ranks that own fragments. host: where others reach `mail`. fragments: its own.
+
+        Raises StoreError for a run folder that cannot be used.
+        """
+        self.site = site
+        self.line = LineClock()
+        """Runs while frames are coded or averaged."""
+        self._place, self._owners = place, owners
+        self._owner = Owner(id=mail.id.hex(), host=host, port=mail.port)
+        self._mail = mail
+        self._store = FragmentStore(run_dir)
+        self._fragments = frozenset(fragment.index for fragment in fragments)
+        self._model = model
+        self._agent = AgentLine(agent, self._hello, lambda message: self._post(partial(self._on_down, message)))
+        self._thread = CallThread("geocomm-member")
+        self._trains = False
+        self.is_leaving = False
+        """The site is to end in good order: `say_leave` once its last steps have counted."""
+        self.has_left = False
+        """Whether the journal says that this site has left: nothing of it counts any more."""
+        self.leader = ""
+        """Who deals, for messages."""
+        self._dealt = deque[SiteDeal]()
+        self._records = MemberRecords(site, self._fragments)
+        # Of the training thread and the other one: changed under the lock.
+        self._lock = threading.Lock()
+        self._versions = dict.fromkeys(self._fragments, 0)
+        self._digests: dict[int, str] = {}
+        self._decided: dict[int, Decided] = {}
+        self._to_begin: dict[int, Open] = {}
+        self._answered: dict[int, tuple[int, int]] = {}  # the member hears of that once the frame is made
+        self._beat = Beat(step=0, tokens=0, step_s=0.0, line_s=0.0, free_bytes=0)
+        # The thread's own.
+        self._member: Member | None = None
+        self._early: list[Down] | None = []  # what was heard before `go`
+        self._opens: dict[int, Open] = {}
+        self._state_numels: dict[int, int] = {}
+        self._frame_mail = FrameMail(mail, site, model.fragments, self._mail_came)
+        by_index = {fragment.index: fragment for fragment in fragments}
+        self._frames = MemberFrames(site, self._store, by_index, coding, self.line)
+        self._states = MemberStates(self._store, self._fragments)
+
+    # ---- the training thread
+
+    def begin(self, digests: Mapping[int, str]) -> RankWelcome:
+        """Say hello, and wait for the welcome. digests: of the own fragments, at version 0.
+
+        Raises InvalidArgumentError where the run refuses this site; a wait is logged.
+        """
+        self._digests = dict(digests)
+        self._thread.start()
+        return self._agent.begin()
+
+    def go(self, held: Mapping[int, AnchoredFragment], head: int) -> None:
+        """Take part from the versions on that the own fragments have, as loaded from the disk. head: see `Member`."""
+        self._state_numels = {index: one.state_numel for index, one in held.items()}
+        with self._lock:
+            self._versions |= {index: one.version for index, one in held.items()}
+            self._digests |= {index: one.digest() for index, one in held.items()}
+        self._records.begin({index: one.version for index, one in held.items()})
+        self._member = Member(self.site, {index: self._versions[index] for index in self._fragments}, head=head)
+        self._post(self._take_early)
+
+    def decided(self) -> dict[int, Decided]:
+        """The own fragments of which a round is to be applied now. Raises what the thread has failed with."""
+        if self._thread.failure is not None:
+            raise self._thread.failure
+        with self._lock:
+            return dict(self._decided)
+
+    def take_dealt(self) -> list[SiteDeal]:
+        """What was dealt to the site since the last call; at the rank that owns fragment 0."""
+        return [self._dealt.popleft() for _ in range(len(self._dealt))]
+
+    def to_begin(self) -> dict[int, Open]:
+        """The own fragments of which a frame is to be made now: `offer` or `give_nothing` follows for each."""
+        with self._lock:
+            return dict(self._to_begin)
+
+    def due(self, fragment: int) -> None:
+        """The site's schedule says that it is time for a round of the fragment."""
+        if record := self._records.of(fragment, self._versions[fragment]):
+            record.due()
+        self._post(lambda: self._act(self._require_member().due(fragment)))
+
+    def offer(self, opened: Open, delta: Delta) -> None:
+        """Make a frame of the delta, send it and offer it."""
+        if record := self._records.of(opened.fragment, opened.version):
+            record.begun(delta.own.step, delta.weight)
+        with self._lock:
+            self._to_begin.pop(opened.fragment, None)
+            self._answered[opened.fragment] = (opened.version, opened.attempt)
+        self._post(lambda: self._make(opened, delta))
+
+    def give_nothing(self, opened: Open) -> None:
+        """The site has nothing to offer in this attempt."""
+        with self._lock:
+            self._to_begin.pop(opened.fragment, None)
+            self._answered[opened.fragment] = (opened.version, opened.attempt)
+        nothing = Pass(fragment=opened.fragment, version=opened.version, attempt=opened.attempt)
+        self._post(lambda: self._act(self._require_member().made(nothing)))
+
+    def applied(self, decided: Decided, held: AnchoredFragment) -> None:
+        """What was decided is done, and `held` is at its new version."""
+        fragment, digest = decided.settled.fragment, held.digest()
+        with self._lock:
+            self._decided.pop(fragment, None)
+            self._versions[fragment] = held.version
+            self._digests[fragment] = digest
+        self._states.passed(fragment, held.version)
+        self._records.applied(fragment, decided.settled.version, held.version)
+        self._post(lambda: self._after_applied(decided.settled, digest))
+
+    def write_state(self, held: AnchoredFragment) -> None:
+        """Keep a copy of the state in the run folder, and let go of what it makes needless."""
+        fragment, version = held.fragment.index, held.version
+        parts = [held.anchor] if held.momentum is None else [held.anchor, held.momentum]
+        copies = [part.clone() for part in parts]
+        self._post(lambda: self._keep_state(fragment, version, copies))
+
+    def read_state(self, held: AnchoredFragment, version: int) -> None:
+        """Load the state of a version from the run folder. Raises CorruptDataError for one of another size."""
+        held.take(self._states.read(held.fragment.index, version, held.state_numel), version)
+
+    def wants_state(self, fragment: int, version: int) -> bool:
+        """Whether the state of the fragment at this version is to be written: for a site that has joined since the last
+        one, and would have to replay long, or for a snapshot. Said once. Asked before a round is applied: the entry of
+        a snapshot may have come with that of the next round."""
+        return self._states.wants(fragment, version)
+
+    def write_layout(self, layout: Layout) -> None:
+        """Keep, in the run folder, where the parameters lie in the fragments."""
+        try:
+            self._states.write_layout(layout)
+        except OSError as error:
+            self._complain(error)
+
+    def kept_weights(self) -> list[tuple[int, torch.Tensor | None]]:
+        """Of own frames under way, the fragment and the weights that were kept for the merge."""
+        return self._frames.kept_weights()
+
+    def tell(self, beat: Beat) -> None:
+        """How the site does; goes out every BEAT_S."""
+        with self._lock:
+            self._beat, self._trains = beat, True
+
+    def say_leave(self) -> None:
+        """Say that what this rank has offered counts, and that the site may end."""
+        self._agent.say(Leave())
+
+    def leave(self, limit_s: float) -> None:
+        """Say that the site ends in good order; what it has offered before is its last. Waits until it is sent."""
+        self._agent.say(Leave())
+        self._agent.close(limit_s)
+
+    def close(self) -> None:
+        """End the thread, and let go of everything. Idempotent."""
+        self._thread.stop()
+        self._agent.close()
+        self._mail.close(2.0)
+
+    # ---- the thread
+
+    def _hello(self) -> RankHello:
+        with self._lock:
+            return RankHello(
+                place=self._place,
+                owners=self._owners,
+                owner=self._owner,
+                model=self._model,
+                digests=dict(self._digests),
+                versions=dict(self._versions),
+                trains=self._member is not None,
+            )
+
+    def _post(self, call: Callable[[], None]) -> None:
+        self._thread.post(call)
+
+    def _say_beat(self) -> None:
+        self._thread.post_later(BEAT_S, self._say_beat)
+        with self._lock:
+            beat = self._beat
+        if self._place == 0:
+            self._agent.say(beat.model_copy(update={"free_bytes": self._store.free_bytes}))
+
+    def _take_early(self) -> None:
+        early, self._early = self._early or [], None
+        for message in early:
+            self._on_down(message)
+        self._say_beat()
+
+    def _on_down(self, message: Down) -> None:
+        if self._early is not None:
+            self._early.append(message)
+            if isinstance(message, Peers):  # to connect takes seconds, in which the frames of the past are fetched
+                self._frame_mail.meet(message.peers, self._fragments)
+            return
+        match message:
+            case Refused() | Stop():
+                if self._trains:
+                    raise AbortedError(f"local steps: the run has stopped this site: {message.why}")
+                raise not_taken_in(message.why)
+            case Open() if message.fragment in self._fragments:
+                self._opens[message.fragment] = message
+                self._records.opened(message)
+                self._frame_mail.expect(message)
+            case Peers():
+                self._frame_mail.meet(message.peers, self._fragments)
+            case Fetched():
+                self._records.arrived(message.fragment, message.version, message.site)
+            case EntrySaid():
+                self._follow(message)
+            case Leaving():
+                self.is_leaving = True
+            case SiteDeal():
+                self._dealt.append(message)
+            case RankWelcome():
+                self.leader = message.leader
+            case _:
+                pass
+        self._act(self._require_member().on_down(message))
+
+    def _follow(self, said: EntrySaid) -> None:
+        if isinstance(said.entry, Round | Skip):
+            self._records.decided(said.entry)
+        if isinstance(said.entry, Left) and said.entry.site == self.site:
+            self.has_left = True
+        if isinstance(said.entry, TermBegun):
+            self.leader = f"the leader, {said.entry.site} at {said.entry.address},"
+        if isinstance(said.entry, TakenBack) and said.entry.site == self.site:
+            raise AbortedError(
+                f"local steps: what was dealt to this site was taken back, and others read it: {said.entry.why}; start "
+                "the ranks of this site again"
+            )
+        if isinstance(said.entry, Away | Left | Removed):
+            self._frame_mail.forget(said.entry.site)
+        if isinstance(said.entry, Snapshot):
+            self._states.take_snapshot(said.entry)
+        if isinstance(said.entry, Join) and said.entry.site != self.site:
+            self._states.joined()
+
+    def _require_member(self) -> Member:
+        if self._member is None:
+            raise InvalidArgumentError("local steps: the rounds have not begun")
+        return self._member
+
+    def _act(self, acts: Iterable[Act]) -> None:
+        for act in acts:
+            match act:
+                case Say(Need() as need):
+                    self._ask_for(need)
+                case Say(message):
+                    self._agent.say(message)
+                case SendFrame(offer, peers):
+                    content = self._frames.content(Frame(offer.fragment, offer.version, self.site, offer.frame))
+                    self._frame_mail.send(offer, peers, content)
+                case Recompute(fragment):
+                    raise ReplicaMismatchError(
+                        f"local steps: fragment {fragment} of this site differs from that of the others; start its "
+                        "ranks again, and they take it over"
+                    )
+                case StartAgain(fragment, version, why):
+                    self._store.remove_states_after(fragment, version)
+                    raise AbortedError(f"local steps: {why}; start the ranks of this site again")
+        self._show()
+
+    def _show(self) -> None:
+        """Let the training thread see what there is to do."""
+        member = self._require_member()
+        settled = member.next_settled()  # the others of this rank follow once this one is applied
+        if settled is not None and settled.fragment not in self._decided and self._is_next(settled):
+            decided = self._decide(settled)
+            with self._lock:
+                self._decided[settled.fragment] = decided
+        begins = {
+            index: self._opens[index]
+            for index in member.begins()
+            if self._opens[index].version == self._versions[index]
+        }
+        with self._lock:
+            self._to_begin = {
+                index: opened
+                for index, opened in begins.items()
+                if self._answered.get(index, (-1, -1)) < (opened.version, opened.attempt)
+            }
+
+    def _is_next(self, settled: Settled) -> bool:
+        """Whether the training thread has not applied it yet: the member hears of that a moment later."""
+        with self._lock:
+            return settled.version == self._versions[settled.fragment]
+
+    def _mail_came(self, expected: Expected, content: torch.Tensor | None, why: str) -> None:
+        """On a thread of the native core."""
+        if content is not None:
+            self._records.arrived(expected.fragment, expected.version, expected.site, content.numel())
+        self._post(lambda: self._on_mail(expected, content, why))
+
+    def _on_mail(self, expected: Expected, content: torch.Tensor | None, why: str) -> None:
+        fragment, version, _, site = expected
+        self._frame_mail.is_here(expected)
+        if content is None:
+            logger().debug(f"local steps: the frame of site {site!r} did not come by mail: {why}")
+            return
+        if version < self._versions[fragment]:
+            return
+        try:
+            frame = self._frames.keep(fragment, version, site, content)
+        except OSError as error:
+            self._complain(error)
+            return
+        self._act(self._require_member().arrived(fragment, version, site, frame, by_mail=True))
+
+    def _ask_for(self, need: Need) -> None:
+        """Ask the agent for a listed frame, once the mail has had its time."""
+
+        def ask() -> None:
+            here = self._store.has_frame(need.fragment, need.version, need.site, need.frame)
+            if need.version >= self._versions[need.fragment] and not (under_way and here):
+                self._agent.say(need)
+
+        def look(until: float) -> None:
+            if time.monotonic() >= until or self._frame_mail.is_silent(need.site):
+                ask()
+            else:
+                self._thread.post_later(_MAIL_LOOK_S, partial(look, until))
+
+        under_way = self._frame_mail.expects(need.fragment, need.version, need.site)
+        look(time.monotonic() + _MAIL_PATIENCE_S if under_way else 0.0)
+
+    def _make(self, opened: Open, delta: Delta) -> None:
+        """Make a frame of the delta, and offer it."""
+        said: Offer | Pass
+        try:
+            said = self._frames.make(opened, delta, self._records.of(opened.fragment, opened.version))
+        except OSError as error:
+            self._complain(error)
+            said = Pass(fragment=opened.fragment, version=opened.version, attempt=opened.attempt)
+        self._act(self._require_member().made(said))
+
+    def _complain(self, error: OSError) -> None:
+        logger().warning(
+            f"local steps: {self._store.run_dir} cannot be written to ({error.strerror or error}): this site trains "
+            "on, and does not count until there is room"
+        )
+
+    def _decide(self, settled: Settled) -> Decided:
+        entry, index = settled.entry, settled.fragment
+        own = None if settled.counted is None else self._frames.own(settled.counted)
+        if settled.state is not None:
+            logger().info(
+                f"local steps: rounds {settled.version} to {settled.after - 1} of fragment {index} are taken over as a "
+                "state: nobody has their frames any more"
+            )
+            return Decided(settled, None, own, self._states.read(index, settled.state, self._state_numels[index]))
+        if entry is None:
+            return Decided(settled, None, None)
+        average, counted = self._frames.average(entry, self._records.of(index, settled.version))
+        return Decided(settled, average, own if self.site in counted else None)
+
+    def _after_applied(self, settled: Settled, digest: str) -> None:
+        fragment, version = settled.fragment, settled.after - 1
+        self._frames.forget(fragment, version)
+        self._frame_mail.end_rounds(fragment, settled.version - 1, version)
+        self._act(self._require_member().applied(settled, digest))
+
+    def _keep_state(self, fragment: int, version: int, parts: Sequence[torch.Tensor]) -> None:
+        if self._thread.failure is not None:  # the state may be void
+            return
+        try:
+            is_of_snapshot = self._states.keep(fragment, version, parts)
+        except OSError as error:
+            self._complain(error)
+            return
+        if is_of_snapshot:
+            self._agent.say(StateKept(fragment=fragment, version=version))

@@ -1,0 +1,428 @@
+"""Rounds of one rank with the ranks of its place at the other sites, as messages of the default process group.
+
+A rank sends a header and then the frames of each round, in the order of its rounds, to each of the others. It takes
+one header of each site at a time, as long as it has a round that the site owes it a header for. A site that begins no
+more rounds says so in its last header. So no receive is left behind, whatever becomes of a run.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+
+from geocomm.codecs.tensor_codec import compress_bound
+from geocomm.core.errors import (
+    CorruptDataError,
+    GeocommError,
+    InvalidArgumentError,
+    OperationTimeoutError,
+    PeerLostError,
+    error_of,
+)
+from geocomm.core.native import native
+from geocomm.group.backend.reserved_tags import KINDS, ReservedTags
+from geocomm.sync.local_steps.fixed.round_header import (
+    Digest,
+    EndHeader,
+    FailureHeader,
+    Header,
+    OfferHeader,
+    decode_header,
+    empty_header,
+    encode_header,
+)
+from geocomm.sync.local_steps.fixed.site_messages import Relay, SiteMessages
+from geocomm.sync.local_steps.model.fragments import Fragment
+from geocomm.sync.local_steps.model.host_memory import host_empty
+from geocomm.sync.local_steps.outer.delta_frames import DeltaFrames, average_frames, encode_delta
+from geocomm.sync.local_steps.outer.pace import LineClock
+from geocomm.sync.local_steps.outer.round_records import RoundRecord
+from geocomm.sync.local_steps.outer.rounds import Average, Coding, Entry, Offer, decide
+
+_HEADER, _CODED, _EXACT, _NUMBER = range(KINDS)
+"""Kinds of messages, each with tags of its own."""
+
+
+_FAILED = -1
+"""The answer of a site that has failed, to whoever asks for its number."""
+
+
+class Awaited(Protocol):
+    """What a rank waits for from the other sites."""
+
+    @property
+    def future(self) -> Future[Any]:
+        """The result, once it is there."""
+        ...
+
+    @property
+    def missing(self) -> list[str]:
+        """The sites that have not sent all of it."""
+        ...
+
+
+@dataclass(eq=False)
+class Exchange:
+    """A round that is under way."""
+
+    offer: Offer
+    digest: Digest | None
+    fragment: Fragment
+    delta: torch.Tensor
+    residual: torch.Tensor | None
+    coding: Coding
+    sites: Sequence[str]
+    record: RoundRecord
+    future: Future[Average] = field(default_factory=Future[Average])
+    offers: dict[str, Offer] = field(default_factory=dict[str, Offer])
+    frames: dict[str, DeltaFrames] = field(default_factory=dict[str, DeltaFrames])
+    entry: Entry | None = None
+    new_residual: torch.Tensor | None = None
+
+    @property
+    def missing(self) -> list[str]:
+        """The sites that have not begun the round; where all have, those whose frames have not come."""
+        absent = [site for site in self.sites if site not in self.offers]
+        return absent or [site for site in self.sites if site not in self.frames]
+
+    def check_sizes(self, site: str, header: OfferHeader) -> None:
+        """Raise CorruptDataError for frames of a size that no codec gives. They are not larger than exact ones."""
+        coded = self.fragment.coded_elems
+        for size, part in ((header.coded_bytes, self.delta[:coded]), (header.exact_bytes, self.delta[coded:])):
+            most = max(compress_bound(part, codec) for codec in (self.coding.codec, "none")) if part.numel() else 0
+            if not (0 < size <= most or size == most == 0):
+                raise CorruptDataError(
+                    f"local steps, round {self.offer.round}: site {site!r} announces a frame of {size} bytes for "
+                    f"{part.numel()} elements, which take at most {most}"
+                )
+
+
+@dataclass(eq=False)
+class Question:
+    """A number of every site."""
+
+    sites: Sequence[str]
+    said: dict[str, int]
+    future: Future[int] = field(default_factory=Future[int])
+
+    @property
+    def missing(self) -> list[str]:
+        """The sites that have not answered."""
+        return [site for site in self.sites if site not in self.said]
+
+
+@dataclass(eq=False)
+class End:
+    """The end of the run at all sites."""
+
+    sites: Sequence[str]
+    ended: set[str]
+    future: Future[None] = field(default_factory=Future[None])
+
+    @property
+    def missing(self) -> list[str]:
+        """The sites that have not ended it."""
+        return [site for site in self.sites if site not in self.ended]
+
+
+@dataclass(eq=False)
+class _Owed:
+    """The headers that a site owes this one."""
+
+    what: deque[Exchange | End] = field(default_factory=deque[Exchange | End])
+    """What the next ones are to belong to."""
+    is_receiving: bool = False
+    """Whether the next one is being received."""
+
+
+class RoundExchange:
+    """Exchanges rounds in one thread, which waits for none of them: so many are under way at a time.
+
+    The thread is a daemon: a process that ends does not wait for a line that is down. Methods are called by the thread
+    that trains. After a round has failed, all that are under way fail with the same error, here and at the other sites.
+    """
+
+    def __init__(
+        self,
+        ranks: Mapping[str, int],
+        own: str,
+        relays: Sequence[Relay],
+        tags: ReservedTags,
+        timeout: timedelta,
+        line: LineClock,
+        check_digest: Callable[[str, Digest], None],
+    ) -> None:
+        """ranks: the ranks at this rank's place, by site, in the order in which deltas are added.
+        own: the site of this rank.
+        relays: (from, over, to): sites that send to another one over a third.
+        tags: of the messages.
+        timeout: of the default process group.
+        line: runs while frames are coded or on the line.
+        check_digest: is called with what a site says that it has committed, and may raise.
+        """
+        self._sites = tuple(ranks)
+        self._own = own
+        self._timeout_s = timeout.total_seconds()
+        self._line = line
+        self._check_digest = check_digest
+        self._place = self._sites.index(own)
+        self._under_way: deque[Exchange | Question | End] = deque()
+        self._failure: BaseException | None = None
+        self._has_ended = False
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._messages = SiteMessages(ranks, own, relays, tags, self._calls.put)
+        self._owed = {site: _Owed() for site in ranks if site != own}
+
+    def begin(
+        self,
+        offer: Offer,
+        digest: Digest | None,
+        fragment: Fragment,
+        delta: torch.Tensor,
+        residual: torch.Tensor | None,
+        coding: Coding,
+        record: RoundRecord,
+    ) -> Exchange:
+        """Begin a round; see `Rounds.reduce`. digest: of the last round that this site has committed."""
+        exchange = Exchange(offer, digest, fragment, delta, residual, coding, self._sites, record)
+        self._submit(lambda: self._begin(exchange))
+        return exchange
+
+    def ask(self, number: int) -> Question:
+        """Find the largest of the numbers that the sites give."""
+        question = Question(self._sites, {self._own: number})
+        self._submit(lambda: self._ask(question, number))
+        return question
+
+    def end(self, digest: Digest | None) -> End:
+        """Say that no more rounds begin here, and wait for the other sites to say so. digest: as in `begin`."""
+        end = End(self._sites, {self._own})
+        self._submit(lambda: self._end(end, digest))
+        return end
+
+    def stop(self) -> None:
+        """End the thread, once it has done what was submitted."""
+        if self._thread is not None:
+            self._calls.put(None)
+            self._thread = None
+
+    def _submit(self, call: Callable[[], None]) -> None:
+        self._calls.put(call)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="geocomm-rounds", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        native().wait_in_background()  # what this thread waits for holds up no step
+        while (call := self._calls.get()) is not None:
+            try:
+                call()
+            except BaseException as error:  # it is raised where the results are asked for
+                self._fail(error)
+
+    def _begin(self, exchange: Exchange) -> None:
+        self._take_in(exchange)
+        if self._failure is not None:
+            return
+        exchange.record.awaits(self._owed)
+        with self._line.running(), exchange.record.coding():
+            frames, exchange.new_residual = encode_delta(
+                exchange.fragment,
+                exchange.delta,
+                exchange.residual,
+                exchange.coding,
+                seed=exchange.offer.round * len(self._sites) + self._place,
+                counts=exchange.offer.weight > 0,
+            )
+        exchange.offers[self._own], exchange.frames[self._own] = exchange.offer, frames
+        header = encode_header(OfferHeader(exchange.offer, *frames.sizes, exchange.digest))
+        for message, kind in ((header, _HEADER), (frames.coded, _CODED), (frames.exact, _EXACT)):
+            if message is not None:
+                self._messages.send(message, kind)
+        exchange.record.offered(frames.wire_bytes)
+        self._expect(exchange)
+
+    def _ask(self, question: Question, number: int) -> None:
+        self._take_in(question)
+        if self._failure is not None:
+            return
+        self._messages.send(torch.tensor([number]), _NUMBER)
+        for site in self._owed:
+            self._receive_answer(question, site)
+
+    def _receive_answer(self, question: Question, site: str) -> None:
+        said = torch.empty(1, dtype=torch.int64)
+        self._messages.receive(said, site, _NUMBER, lambda: self._on_answer(question, site, int(said)))
+
+    def _on_answer(self, question: Question, site: str, number: int) -> None:
+        if number < 0:
+            raise PeerLostError(f"local steps: site {site!r} has failed; its own log says why")
+        question.said[site] = number
+        if not question.missing:
+            self._finish(question, max(question.said.values()))
+
+    def _end(self, end: End, digest: Digest | None) -> None:
+        self._take_in(end)
+        if self._failure is not None:
+            return
+        self._say_last(EndHeader(digest))
+        self._expect(end)
+
+    def _expect(self, what: Exchange | End) -> None:
+        """Receive the headers of `what`, after those of what came before."""
+        for site, owed in self._owed.items():
+            owed.what.append(what)
+            self._receive_header(site, owed)
+
+    def _receive_header(self, site: str, owed: _Owed) -> None:
+        if owed.what and not owed.is_receiving:
+            header = empty_header()
+            self._messages.receive(header, site, _HEADER, lambda: self._on_header(site, owed, header))
+            owed.is_receiving = True
+
+    def _on_header(self, site: str, owed: _Owed, received: torch.Tensor) -> None:
+        owed.is_receiving = False
+        what = owed.what.popleft()
+        header = decode_header(received, site)
+        if isinstance(header, OfferHeader) and isinstance(what, Exchange):
+            what.check_sizes(site, header)
+            self._receive_frames(site, what, header)
+            self._receive_header(site, owed)
+            self._on_offer(site, what, header)
+            return
+        owed.what.clear()  # the site sends no more headers
+        if isinstance(header, EndHeader) and isinstance(what, End):
+            self._on_end(site, what, header)
+        else:
+            raise _ended_early(site, what, header)
+
+    def _on_offer(self, site: str, exchange: Exchange, header: OfferHeader) -> None:
+        if header.digest is not None:
+            self._check_digest(site, header.digest)
+        size = header.coded_bytes + header.exact_bytes
+        exchange.record.announced(site, size, header.offer.step, header.offer.weight)
+        exchange.offers[site] = header.offer
+        if len(exchange.offers) == len(self._sites) and self._failure is None:
+            exchange.entry = entry = decide([(one, exchange.offers[one]) for one in self._sites])
+            exchange.record.listed(one for one, weight in zip(entry.members, entry.weights, strict=True) if weight)
+
+    def _on_end(self, site: str, end: End, header: EndHeader) -> None:
+        if header.digest is not None:
+            self._check_digest(site, header.digest)
+        end.ended.add(site)
+        if not end.missing:
+            self._finish(end, None)
+
+    def _receive_frames(self, site: str, exchange: Exchange, header: OfferHeader) -> None:
+        """Take the frames that the header announces, also where the round has failed: nothing else takes them."""
+        on_line = ExitStack()
+        on_line.enter_context(self._line.running())
+        coded, exact = (
+            torch.empty(size, dtype=torch.uint8) if size else None for size in (header.coded_bytes, header.exact_bytes)
+        )
+        left = (coded is not None) + (exact is not None)
+
+        def arrived() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                on_line.close()
+                exchange.frames[site] = DeltaFrames(coded, exact)
+                exchange.record.arrived(site)
+                self._average(exchange)
+
+        for part, kind in ((coded, _CODED), (exact, _EXACT)):
+            if part is not None:
+                self._messages.receive(part, site, kind, arrived)
+
+    def _average(self, exchange: Exchange) -> None:
+        """Decode and average, once all frames are there."""
+        if exchange.missing or exchange.entry is None or exchange.future.done():
+            return
+        values = None
+        if any(exchange.entry.weights):
+            values = host_empty(exchange.fragment.numel, pinned=False)
+            with self._line.running(), exchange.record.coding():
+                average_frames(
+                    [exchange.frames[one] for one in self._sites],
+                    exchange.fragment,
+                    exchange.entry.weights,
+                    exchange.coding.averaging,
+                    values,
+                )
+        exchange.record.averaged()
+        wire_bytes = exchange.frames[self._own].wire_bytes
+        self._finish(exchange, Average(exchange.entry, values, exchange.new_residual, wire_bytes))
+
+    def _take_in(self, what: Exchange | Question | End) -> None:
+        if self._failure is not None:
+            if isinstance(what, Exchange):
+                what.record.failed()
+            what.future.set_exception(self._failure)
+        else:
+            self._under_way.append(what)
+
+    def _finish(self, what: Exchange | Question | End, result: Any) -> None:
+        if not what.future.done():
+            self._under_way.remove(what)
+            what.future.set_result(result)
+
+    def _fail(self, error: BaseException) -> None:
+        """End everything with the first error, and tell the other sites."""
+        if self._failure is not None:
+            return
+        self._failure = error = self._explained(error)
+        under_way, self._under_way = self._under_way, deque()
+        for what in under_way:
+            if isinstance(what, Exchange):
+                what.record.failed()
+            what.future.set_exception(error)
+        with suppress(Exception):  # a process group that has failed tells them itself
+            self._say_last(FailureHeader(getattr(error, "code", type(error).__name__), str(error)))
+            self._messages.send(torch.tensor([_FAILED]), _NUMBER)
+
+    def _explained(self, error: BaseException) -> BaseException:
+        """A time-out of the process group says which message did not come; this says of which sites, in which round."""
+        if not isinstance(error, OperationTimeoutError) or not self._under_way:
+            return error
+        first = self._under_way[0]
+        what = f"round {first.offer.round}" if isinstance(first, Exchange) else type(first).__name__.lower()
+        return OperationTimeoutError(
+            f"local steps, {what}: {sites_text(first.missing)} sent nothing within {self._timeout_s:g} s, the time-out "
+            f"of the process group (init_process_group(timeout=...)): {error}"
+        )
+
+    def _say_last(self, header: Header) -> None:
+        if not self._has_ended:
+            self._has_ended = True
+            self._messages.send(encode_header(header), _HEADER)
+
+
+def _ended_early(site: str, what: Exchange | End, header: Header) -> GeocommError:
+    """The error where a site's header does not belong to what this site waits for."""
+    if isinstance(header, FailureHeader):
+        reason = header.reason.removeprefix("local steps: ")
+        return error_of(header.code, f"local steps: site {site!r} has failed: {reason}")
+    if isinstance(what, Exchange):
+        return PeerLostError(
+            f"local steps, round {what.offer.round}: site {site!r} has ended its run; all sites call finish()"
+        )
+    return InvalidArgumentError(
+        f"local steps: site {site!r} begins another round, and this site has ended its run; all sites call finish() "
+        "after the same round"
+    )
+
+
+def sites_text(sites: Sequence[str]) -> str:
+    """The sites as messages name them: "site 'a'", "sites 'a', 'b'"."""
+    return f"site{'s' if len(sites) > 1 else ''} {', '.join(map(repr, sites))}"

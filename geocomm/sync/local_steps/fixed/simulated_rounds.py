@@ -1,0 +1,346 @@
+"""Several sites in one process: rounds with the real codecs and no network, for experiments and tests."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from typing_extensions import override
+
+from geocomm.core.errors import InvalidArgumentError, OperationTimeoutError, PeerLostError, ReplicaMismatchError
+from geocomm.sync.local_steps.model.fragments import Fragment
+from geocomm.sync.local_steps.model.host_memory import host_empty
+from geocomm.sync.local_steps.model.site_ranks import SiteRanks
+from geocomm.sync.local_steps.outer.delta_frames import DeltaFrames, average_frames, encode_delta
+from geocomm.sync.local_steps.outer.rounds import (
+    Average,
+    Coding,
+    Entry,
+    Offer,
+    Reduction,
+    Rounds,
+    Terms,
+    check_terms,
+    decide,
+)
+
+Result = TypeVar("Result")
+Said = TypeVar("Said")
+
+
+@dataclass
+class _Board:
+    """What the sites have said about one round."""
+
+    offers: dict[str, Offer] = field(default_factory=dict[str, Offer])
+    frames: dict[str, DeltaFrames] = field(default_factory=dict[str, DeltaFrames])
+    digests: dict[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """What a site waits for."""
+
+    is_there: Callable[[], bool]
+    gives_up: bool
+
+
+class SimulatedSites:
+    """Sites that share a process, to try local steps without a network: the codecs, arithmetic and bits of real ones.
+
+    Each site trains on its own thread, one at a time: the turn changes where a site waits. Every site decodes the
+    frames of all sites by itself, in the same order. A site that ends early fails the rounds of the others.
+
+    Args:
+        names: Of the sites, in the order in which deltas are added.
+        late: How many optimizer steps the result of a round is late at a site, given the site and the round's number.
+            Default: 0.
+        timeout_s: The most that a site waits, in seconds.
+
+    Raises:
+        InvalidArgumentError: There is no name, or two are equal.
+
+    Example:
+        Two sites, of which the second gets every result two steps late:
+
+            sites = geocomm.SimulatedSites(["a", "b"], late=lambda site, number: 2 * (site == "b"))
+            ends = sites.run(lambda rounds: train(rounds.site, rounds))
+    """
+
+    def __init__(
+        self, names: Sequence[str], *, late: Callable[[str, int], int] | None = None, timeout_s: float = 600.0
+    ) -> None:
+        if not names or len(set(names)) < len(names):
+            raise InvalidArgumentError(f"sites are {list(names)}; give one or more different names")
+        self.names = tuple(names)
+        self.committed: list[Entry] = []
+        """The entries of the rounds that all sites have committed, in their order."""
+        self.late: Callable[[str, int], int] = late or (lambda _site, _round: 0)
+        self._timeout_s = timeout_s
+        self._turn = threading.Condition()
+        self._boards: dict[int, _Board] = {}
+        self._terms: list[dict[str, Terms]] = []
+        self._numbers: list[dict[str, int]] = []
+        self._left: set[str] = set()
+        self._waiting: dict[str, _Waiting] = {}
+
+    def run(self, train: Callable[[Rounds], Result]) -> list[Result]:
+        """Call `train` once for each site. What it raises at the first site that fails, this raises too.
+
+        The generator of torch.manual_seed is one for all sites.
+
+        Args:
+            train: Trains one site. It is given what `geocomm.local_steps` takes as `rounds`, whose `site` is the name.
+
+        Returns:
+            What `train` returned, in the order of the names.
+        """
+        results: dict[str, Result] = {}
+        failures: list[BaseException] = []
+
+        def run_site(name: str) -> None:
+            with self._turn:
+                try:
+                    results[name] = train(SimulatedRounds(self, name))
+                except BaseException as failure:  # it is raised in the caller's thread
+                    failures.append(failure)
+                finally:
+                    self._left.add(name)
+                    self._turn.notify_all()
+
+        self._boards, self._terms, self._numbers, self._left, self._waiting = {}, [], [], set(), {}
+        threads = [threading.Thread(target=run_site, args=(name,), name=f"site-{name}") for name in self.names]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise failures[0]
+        return [results[name] for name in self.names]
+
+    def agree(self, site: str, number: int, terms: Terms) -> None:
+        """The `number`-th agreement of the sites."""
+        said = self._say(self._terms, number, site, terms, "agreement")
+        check_terms([(name, said[name]) for name in self.names])
+
+    def furthest(self, site: str, number: int, next_round: int) -> int:
+        """The largest of the numbers that the sites give in their `number`-th call."""
+        return max(self._say(self._numbers, number, site, next_round, "meeting").values())
+
+    def propose(self, site: str, offer: Offer) -> None:
+        """A site's offer."""
+        self._board(offer.round).offers[site] = offer
+
+    def send(self, site: str, number: int, frames: DeltaFrames) -> None:
+        """A site's frames."""
+        self._board(number).frames[site] = frames
+        self._turn.notify_all()
+
+    def receive(self, site: str, number: int) -> tuple[Entry, list[DeltaFrames]]:
+        """The frames of all sites, in their order, once all are there."""
+        board = self._board(number)
+        self._wait_for(site, board.frames, f"round {number}")
+        entry = decide([(name, board.offers[name]) for name in self.names])
+        return entry, [board.frames[name] for name in self.names]
+
+    def commit(self, site: str, number: int, digest: str) -> None:
+        """What a site's fragment is after a round."""
+        board = self._board(number)
+        board.digests[site] = digest
+        for name, other in board.digests.items():
+            if other != digest:
+                raise ReplicaMismatchError(
+                    f"local steps: after round {number} the fragment is {digest} at site {site!r} and {other} at site "
+                    f"{name!r}"
+                )
+        if len(board.digests) == len(self.names):
+            if board.offers:
+                self.committed.append(decide([(name, board.offers[name]) for name in self.names]))
+            del self._boards[number]
+
+    def _say(self, meetings: list[dict[str, Said]], number: int, site: str, what: Said, name: str) -> dict[str, Said]:
+        """What all sites said in the `number`-th of their meetings."""
+        while len(meetings) <= number:
+            meetings.append({})
+        meetings[number][site] = what
+        self._wait_for(site, meetings[number], f"{name} {number}")
+        return meetings[number]
+
+    def _board(self, number: int) -> _Board:
+        return self._boards.setdefault(number, _Board())
+
+    def has_arrived(self, site: str, number: int) -> bool:
+        """Whether the frames of all sites are there, once the others have run as far as they can without this one."""
+        board = self._board(number)
+        self._turn.notify_all()
+        self._wait(site, lambda: not self._missing(board.frames), gives_up=True)
+        missing = self._missing(board.frames)
+        return not missing or bool(missing & self._left)  # then waiting for them raises
+
+    def _missing(self, said: Mapping[str, object]) -> set[str]:
+        return {name for name in self.names if name not in said}
+
+    def _wait_for(self, site: str, said: Mapping[str, object], what: str) -> None:
+        """Until every site has said something; the turn is another's meanwhile."""
+        self._turn.notify_all()
+        ended = self._wait(site, lambda: not self._missing(said) or bool(self._missing(said) & self._left))
+        missing = self._missing(said)
+        if not missing:
+            return
+        if not ended:
+            raise OperationTimeoutError(f"{what}: nothing from sites {sorted(missing)} in {self._timeout_s:g} s")
+        raise PeerLostError(f"{what}: sites {sorted(missing & self._left)} ended before it")
+
+    def _wait(self, site: str, is_there: Callable[[], bool], *, gives_up: bool = False) -> bool:
+        """Wait until something is there.
+
+        gives_up: or until no site can go on, if this is the first of those that give up. So equal runs take equal
+        turns.
+        """
+        self._waiting[site] = _Waiting(is_there, gives_up)
+
+        def none_goes_on() -> bool:
+            stuck = {name for name, one in self._waiting.items() if not one.is_there()}
+            first = next((name for name in self.names if name in stuck and self._waiting[name].gives_up), None)
+            return first == site and stuck | self._left >= set(self.names)
+
+        ended = self._turn.wait_for(lambda: is_there() or (gives_up and none_goes_on()), self._timeout_s)
+        del self._waiting[site]
+        self._turn.notify_all()
+        return ended
+
+
+class SimulatedRounds(Rounds):
+    """The rounds of one simulated site."""
+
+    def __init__(self, sites: SimulatedSites, site: str) -> None:
+        """Begin at the first round of the site of this name."""
+        self.ranks = SiteRanks()
+        self._sites = sites
+        self._site = site
+        self._agreements = 0
+        self._meetings = 0
+        self._weights: dict[int, int] = {}
+
+    @property
+    @override
+    def site(self) -> str:
+        """The name of this site."""
+        return self._site
+
+    @property
+    @override
+    def site_count(self) -> int:
+        return len(self._sites.names)
+
+    @property
+    @override
+    def line_seconds(self) -> float:
+        """There is no line."""
+        return 0.0
+
+    @override
+    def sites_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
+        """All ranks of this process's group are this process."""
+        return (self._site,)
+
+    @override
+    def agree(self, terms: Terms) -> None:
+        self._agreements += 1
+        self._sites.agree(self._site, self._agreements - 1, terms)
+
+    @override
+    def refuse(self, reason: str) -> None:
+        """The others hear of it as this site ends."""
+
+    @override
+    def due(self, number: int, fragment: int) -> None:
+        """Nobody asks when: the sites share their time."""
+
+    @override
+    def propose(self, offer: Offer) -> None:
+        self._weights[offer.round] = offer.weight
+        self._sites.propose(self._site, offer)
+
+    @override
+    def reduce(
+        self, number: int, fragment: Fragment, delta: torch.Tensor, residual: torch.Tensor | None, coding: Coding
+    ) -> SimulatedReduction:
+        counts = self._weights.pop(number) > 0
+        seed = number * len(self._sites.names) + self._sites.names.index(self._site)
+        frames, new_residual = encode_delta(fragment, delta, residual, coding, seed=seed, counts=counts)
+        self._sites.send(self._site, number, frames)
+        late = self._sites.late(self._site, number)
+        return SimulatedReduction(
+            self._sites,
+            self._site,
+            number,
+            fragment,
+            new_residual,
+            coding,
+            frames.wire_bytes,
+            late,
+        )
+
+    @override
+    def commit(self, number: int, digest: str) -> None:
+        self._sites.commit(self._site, number, digest)
+
+    @override
+    def furthest(self, number: int) -> int:
+        self._meetings += 1
+        return self._sites.furthest(self._site, self._meetings - 1, number)
+
+    @override
+    def close(self) -> None:
+        """Digests were compared as they came."""
+
+
+class SimulatedReduction(Reduction):
+    """A round of one simulated site that is under way."""
+
+    def __init__(
+        self,
+        sites: SimulatedSites,
+        site: str,
+        number: int,
+        fragment: Fragment,
+        residual: torch.Tensor | None,
+        coding: Coding,
+        wire_bytes: int,
+        late: int,
+    ) -> None:
+        """The frames are sent."""
+        self._sites = sites
+        self._site = site
+        self._number = number
+        self._fragment = fragment
+        self._residual = residual
+        self._coding = coding
+        self._wire_bytes = wire_bytes
+        self._late = late
+        self._average: Average | None = None
+
+    @override
+    def is_done(self) -> bool:
+        """False in as many calls as the result is late: a site asks once a step.
+
+        Then the other sites run, as far as they can without this one; so a result is later only where they do not come
+        to the round.
+        """
+        self._late -= 1
+        return self._late < 0 and self._sites.has_arrived(self._site, self._number)
+
+    @override
+    def wait(self) -> Average:
+        if self._average is None:
+            entry, frames = self._sites.receive(self._site, self._number)
+            values = None
+            if any(entry.weights):
+                values = host_empty(self._fragment.numel, pinned=False)
+                average_frames(frames, self._fragment, entry.weights, self._coding.averaging, values)
+            self._average = Average(entry, values, self._residual, self._wire_bytes)
+        return self._average

@@ -1,0 +1,229 @@
+"""The inner optimizers of a site: the clock of a run with local steps, and what must be the same at every site."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Any, cast
+from weakref import WeakSet, WeakValueDictionary
+
+import torch
+
+from geocomm.core.errors import InvalidArgumentError, UnsupportedError
+from geocomm.integrations.zero_seams import flat_parts
+from geocomm.sync.local_steps.model.digests import digest
+from geocomm.sync.local_steps.model.optimizer_state import Slot, begin_anew, slots
+from geocomm.sync.local_steps.model.parameter_view import ParameterView
+from geocomm.sync.local_steps.model.step_clock import after_each_step
+
+_IN_USE: WeakSet[Any] = WeakSet()
+"""Optimizers of runs that have not ended: with two handles every step would count for both."""
+
+_TRAINED: WeakValueDictionary[int, Any] = WeakValueDictionary()
+"""Their optimizers, by the ids of the parameters that they train. As long as an optimizer lives, so does the
+run that it is the clock of, with its model."""
+
+_WRAPPERS = {"AcceleratedOptimizer", "LightningOptimizer", "_FabricOptimizer"}
+
+
+class InnerOptimizers:
+    """One optimizer or several, which together make a step."""
+
+    def __init__(self, optimizers: Any) -> None:
+        """optimizers: torch's, that of a DeepSpeed engine, or a sequence of torch's. They may be in the wrappers of
+        Accelerate or Lightning. Raises InvalidArgumentError and UnsupportedError for others."""
+        self.each: tuple[Any, ...] = tuple(unwrapped(one) for one in _as_sequence(optimizers))
+        for one in self.each:
+            _require_optimizer(one, alone=len(self.each) == 1)
+        if len({id(one) for one in self.each}) < len(self.each):
+            raise InvalidArgumentError("local steps: the list of optimizers has one of them twice")
+        if any(one in _IN_USE for one in self.each):
+            raise InvalidArgumentError("local_steps() was called for this optimizer before; call finish() of that run")
+        self._labels = _labels(self.each)
+        self._groups: list[list[list[int]]] | None = None
+        self._trained: list[int] = []
+        self._members: dict[str, str] = {}
+
+    def check(self, view: ParameterView) -> None:
+        """Raise InvalidArgumentError for optimizers that do not train this model, the whole of it, and alone; in later
+        calls, which are quick, for groups that have changed since."""
+        if self._groups is None:
+            view.check_optimizers(self.each)
+            averaged = {tensor.name for tensor in view.tensors}
+            self._trained = [number for number, name in view.names().items() if name in averaged]
+            if any(number in _TRAINED for number in self._trained):
+                raise InvalidArgumentError(
+                    "local_steps() was called for this model before, with another optimizer; call finish() of that run"
+                )
+            self._groups = self._groups_now()
+            self._members = self._members_of(view)
+        elif (groups := self._groups_now()) != self._groups:
+            raise InvalidArgumentError(f"local steps: {self._changed(groups)}")
+
+    def start(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call `callback` after each step that changed the weights; returns what ends that. Until then no other run
+        can have these optimizers, or others of the same model."""
+        remove = after_each_step(self.each, self._labels, callback)
+        _IN_USE.update(self.each)
+        _TRAINED.update((number, self.each[-1]) for number in self._trained)
+
+        def stop() -> None:
+            remove()
+            for one in self.each:
+                _IN_USE.discard(one)
+            for number in self._trained:
+                _TRAINED.pop(number, None)
+
+        return stop
+
+    def terms(self) -> dict[str, str]:
+        """What must be the same at every site: classes, the settings of groups and, after `check`, which parameters
+        they have; by name."""
+        inner = [_inside_engine(one) for one in self.each]
+        terms = {"optimizer": ", ".join(type(one).__name__ for one in inner)}
+        for name, optimizer in zip(self._names(), self.each, strict=True):
+            terms[f"{name} groups"] = str(len(optimizer.param_groups))
+            for index, group in enumerate(optimizer.param_groups):
+                for setting, value in sorted(group.items()):
+                    if setting not in ("params", "param_names"):
+                        text = str(cast(Any, value).tolist()) if isinstance(value, torch.Tensor) else str(value)
+                        terms[f"{name} {setting} (group {index})"] = text
+        return terms | self._members
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the first group, as it is now; 0: it has none."""
+        return float(self.each[0].param_groups[0].get("lr", 0.0))
+
+    def slots(self) -> list[Slot]:
+        """Where their state is, in an order that is the same at the next start."""
+        return [slot for one in self.each for slot in slots(_inside_engine(one), flat_parts(one))]
+
+    def heal(self) -> list[str]:
+        """Begin the state of each parameter anew that has NaN or Inf, after which it is that of a new optimizer.
+
+        Returns what was begun anew, in words; nothing where all was finite. Raises UnsupportedError for a state whose
+        first values are not known.
+        """
+        told: list[str] = []
+        for label, one in zip(self._labels, self.each, strict=True):
+            ill, count = begin_anew(_inside_engine(one), label)
+            if ill:
+                whose = "parameters" if isinstance(one, torch.optim.Optimizer) else "flat parts"
+                told.append(f"{label}: the state of {ill} of {count} {whose}")
+        return told
+
+    def _names(self) -> Sequence[str]:
+        return ["optimizer"] if len(self.each) == 1 else self._labels
+
+    def _groups_now(self) -> list[list[list[int]]]:
+        """The ids of the parameters of each group; none for a DeepSpeed engine, which makes tensors of its own."""
+        return [
+            [[id(one) for one in group["params"]] for group in each.param_groups]
+            for each in self.each
+            if isinstance(each, torch.optim.Optimizer)
+        ]
+
+    def _members_of(self, view: ParameterView) -> dict[str, str]:
+        """Which parameters the groups have, as terms: how many, and a digest of the names."""
+        found: dict[str, str] = {}
+        names_by_id = view.names()
+        if not self._groups_now():
+            return found
+        for name, optimizer in zip(self._names(), self.each, strict=True):
+            for index, group in enumerate(optimizer.param_groups):
+                names = [names_by_id[id(one)] for one in group["params"]]
+                found[f"{name} parameters (group {index})"] = f"{len(names)} ({digest([], repr(names))})"
+        return found
+
+    def _changed(self, groups: list[list[list[int]]]) -> str:
+        """What is not as it was, in words."""
+        for label, now, before in zip(self._labels, groups, self._groups or (), strict=True):
+            if len(now) > len(before):
+                return (
+                    f"group {len(before)} of {label} was added after local_steps() was called, and the sites do not "
+                    "compare it; call finish(), then local_steps() again"
+                )
+            for index, (one, other) in enumerate(zip(now, before, strict=False)):
+                if one != other:
+                    return (
+                        f"group {index} of {label} has other parameters than when local_steps() was called; an "
+                        "optimizer must keep them while it runs"
+                    )
+        return "an optimizer lost a group since local_steps() was called; it must keep them while it runs"
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """The optimizer in a wrapper of Accelerate or Lightning, whose `step` is called where the wrapper's steps."""
+    while any(cls.__name__ in _WRAPPERS for cls in type(optimizer).__mro__):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def _as_sequence(optimizers: Any) -> Sequence[Any]:
+    if isinstance(optimizers, Mapping):
+        raise InvalidArgumentError("local steps: the optimizers are a mapping; pass list(optimizers.values())")
+    if isinstance(optimizers, (Iterator, Set)):
+        kind = type(cast(object, optimizers)).__name__
+        raise InvalidArgumentError(
+            f"local steps: the optimizers are a {kind}; pass a list, in the order of their steps"
+        )
+    if not isinstance(optimizers, Sequence):
+        return [optimizers]
+    if not optimizers:
+        raise InvalidArgumentError("local steps: the list of optimizers is empty")
+    return cast(Sequence[Any], optimizers)
+
+
+def _require_optimizer(optimizer: Any, *, alone: bool) -> None:
+    inner = _inside_engine(optimizer)
+    if _is_schedule_free(inner):
+        raise UnsupportedError(
+            f"local steps: {type(inner).__name__} is schedule-free: it has two sets of weights, and the sites would "
+            "average only one of them. Use an ordinary optimizer, such as AdamW; the anchor of local steps is an "
+            "average of the weights, too"
+        )
+    name = type(optimizer).__name__
+    if "ZeroRedundancyOptimizer" in (kind.__name__ for kind in type(optimizer).__mro__):
+        raise UnsupportedError(
+            f"local steps: {name} sends the weights to all its ranks in every step, and was not tried inside a site; "
+            "use FSDP2 or DeepSpeed's ZeRO 1 over the ranks of the site"
+        )
+    if isinstance(optimizer, torch.optim.Optimizer):
+        if not hasattr(optimizer, "_optimizer_step_post_hooks"):
+            raise InvalidArgumentError(
+                f"local steps: {name} wraps an optimizer without the hooks of torch's; pass the optimizer inside"
+            )
+    elif not hasattr(optimizer, "overflow"):
+        inside = getattr(optimizer, "optimizer", None)
+        hint = "; it has one, .optimizer" if isinstance(inside, torch.optim.Optimizer) else ""
+        raise InvalidArgumentError(
+            f"local steps: the optimizer is a {name}; pass a torch.optim.Optimizer, a list of them, or the optimizer "
+            f"of a DeepSpeed engine, engine.optimizer{hint}"
+        )
+    elif not alone:
+        raise InvalidArgumentError("local steps: a DeepSpeed engine has one optimizer; pass engine.optimizer alone")
+
+
+def _is_schedule_free(optimizer: Any) -> bool:
+    """The package schedulefree names its classes so; others, such as pytorch-optimizer, have its methods."""
+    if any("ScheduleFree" in kind.__name__ for kind in type(optimizer).__mro__):
+        return True
+    switches = all(callable(getattr(optimizer, name, None)) for name in ("train", "eval"))
+    return switches and isinstance(optimizer, torch.optim.Optimizer)
+
+
+def _inside_engine(optimizer: Any) -> Any:
+    """The optimizer in that of a DeepSpeed engine, else the same."""
+    return optimizer if isinstance(optimizer, torch.optim.Optimizer) else getattr(optimizer, "optimizer", optimizer)
+
+
+def _labels(optimizers: Sequence[Any]) -> list[str]:
+    """What errors and terms call them: their classes, with a number where two have the same."""
+    classes = [type(_inside_engine(one)).__name__ for one in optimizers]
+    seen: Counter[str] = Counter()
+    labels: list[str] = []
+    for name in classes:
+        seen[name] += 1
+        labels.append(name if classes.count(name) == 1 else f"{name} {seen[name]}")
+    return labels

@@ -1,0 +1,135 @@
+"""The outer state of a site: anchor, outer momentum and error-feedback residual of every fragment, in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from geocomm.core.errors import InvalidArgumentError
+from geocomm.sync.local_steps.model.digests import digest
+from geocomm.sync.local_steps.model.fragments import BYTES_PER_ELEMENT, Fragment
+from geocomm.sync.local_steps.model.host_memory import host_zeros, rounded_up
+from geocomm.sync.local_steps.outer.outer_step import outer_step, take_back_momentum
+from geocomm.sync.local_steps.settings.nesterov import Nesterov
+
+STATE_VERSION = 5
+
+
+class AnchoredFragment:
+    """The outer state of one fragment. Anchor and momentum have equal bits at every site; the residual is the site's.
+
+    float32: 4 bytes an element for the anchor, 4 for the momentum if there is one, and 4 for the residual of each
+    element that a codec compresses: 12 in all.
+    """
+
+    def __init__(self, fragment: Fragment, *, momentum: bool, residual: bool, pinned: bool) -> None:
+        """Zeros, until the anchor is set. pinned: see `host_zeros`; only the anchor is ever copied to a GPU."""
+        self.fragment = fragment
+        self.anchor = host_zeros(fragment.numel, pinned=pinned)
+        self.momentum = host_zeros(fragment.numel, pinned=False) if momentum else None
+        coded = fragment.coded_elems
+        self.residual = host_zeros(coded, pinned=False) if residual and coded else None
+        self.version = 0
+        """Outer steps that were taken."""
+        self._steps = 0
+
+    def step(self, outer: Nesterov, delta: torch.Tensor, steps: int) -> tuple[float, float]:
+        """Take an outer step with the averaged delta. Returns how far the anchor moved, and the delta's length (L2).
+
+        steps: optimizer steps of all sites together when the round began.
+        """
+        self.version += 1
+        self._steps = steps
+        return outer_step(outer, self.anchor, self.momentum, delta)
+
+    def end(self, outer: Nesterov, mean: torch.Tensor | None, steps: int, cycle: int) -> None:
+        """Take over the mean of the sites' weights for good; None: no site has trained since the last outer step.
+
+        That step went further than the sites' mean, in the direction of the momentum. The steps after it correct that,
+        and a whole cycle of them does so in full. What they have not corrected is taken back.
+
+        steps: as in `step`. cycle: steps of all sites together between two rounds of the fragment.
+        """
+        self.version += 1
+        if mean is not None:
+            self.anchor.copy_(mean)
+        if self.momentum is not None:
+            corrected = min(1.0, max(0, steps - self._steps) / cycle)
+            take_back_momentum(outer, self.anchor, self.momentum, 1.0 - corrected)
+
+    @property
+    def state_numel(self) -> int:
+        """Elements of what is equal at every site: anchor and momentum."""
+        return self.anchor.numel() + (0 if self.momentum is None else self.momentum.numel())
+
+    def take(self, values: torch.Tensor, version: int) -> None:
+        """Take over the anchor, and the momentum after it, of a version: float32, of the size that this one has."""
+        self.anchor.copy_(values[: self.anchor.numel()])
+        if self.momentum is not None:
+            self.momentum.copy_(values[self.anchor.numel() :])
+        self.version = version
+
+    def digest(self) -> str:
+        """The digest of what is equal at every site: version, anchor and momentum."""
+        parts = [self.anchor] if self.momentum is None else [self.anchor, self.momentum]
+        return digest(parts, str(self.version))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies."""
+        return {
+            "version": self.version,
+            "steps": self._steps,
+            "anchor": self.anchor.clone(),
+            "momentum": copy_of(self.momentum),
+            "residual": copy_of(self.residual),
+        }
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise InvalidArgumentError for the state of another fragment, or for one that is damaged."""
+        if int(state["version"]) < 0:
+            raise InvalidArgumentError(
+                f"the state of fragment {self.fragment.index} is damaged: its version is {state['version']}"
+            )
+        for name, own in (("anchor", self.anchor), ("momentum", self.momentum), ("residual", self.residual)):
+            given = state[name]
+            if (None if own is None else own.shape) != (None if given is None else given.shape):
+                raise InvalidArgumentError(
+                    f"the state's {name} of fragment {self.fragment.index} has {_elements(given)}, and here it has "
+                    f"{_elements(own)}: codec, outer optimizer and fragments must be those of the run that was saved"
+                )
+            if given is not None and not given.isfinite().all():
+                raise InvalidArgumentError(
+                    f"the state's {name} of fragment {self.fragment.index} has NaN or Inf; take an older state"
+                )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a state that was checked."""
+        self.version = int(state["version"])
+        self._steps = int(state["steps"])
+        for own, given in (
+            (self.anchor, state["anchor"]),
+            (self.momentum, state["momentum"]),
+            (self.residual, state["residual"]),
+        ):
+            if own is not None:
+                own.copy_(given)
+
+
+def least_memory(owned: Sequence[Fragment], *, momentum: bool, residual: bool, keeps_local: bool) -> int:
+    """Bytes of host memory that these fragments' outer state takes, with a round between two sites."""
+    kept = (1 + momentum + residual) * sum(fragment.numel for fragment in owned)
+    # The delta, those of both sites decoded, the new residual and, for "carry", the weights when the round began.
+    # Memory is taken again by rounds of fragments of about the same size.
+    one_round = (4 + keeps_local) * sum({rounded_up(fragment.numel) for fragment in owned})
+    return BYTES_PER_ELEMENT * (kept + one_round)
+
+
+def copy_of(values: torch.Tensor | None) -> torch.Tensor | None:
+    """A copy of its own, of what there is."""
+    return None if values is None else values.clone()
+
+
+def _elements(values: torch.Tensor | None) -> str:
+    return "none" if values is None else f"{values.numel()} elements"

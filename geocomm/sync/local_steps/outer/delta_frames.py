@@ -1,0 +1,111 @@
+"""A delta as it travels: what a codec compressed, and what crosses exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from geocomm.codecs.tensor_codec import compress, decompress
+from geocomm.core.errors import GeocommError
+from geocomm.sync.local_steps.model.fragments import Fragment
+from geocomm.sync.local_steps.model.host_memory import host_empty
+from geocomm.sync.local_steps.outer.averaging import Averaging, average_deltas
+from geocomm.sync.local_steps.outer.rounds import Coding
+
+_EXACT = "none"
+
+
+@dataclass(frozen=True)
+class DeltaFrames:
+    """What a site sends in a round: uint8 each; None where the fragment has nothing of the kind."""
+
+    coded: torch.Tensor | None
+    exact: torch.Tensor | None
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Bytes of each."""
+        coded, exact = (0 if frame is None else frame.numel() for frame in (self.coded, self.exact))
+        return coded, exact
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes of both."""
+        return sum(self.sizes)
+
+    @classmethod
+    def of_bytes(cls, content: torch.Tensor, coded_bytes: int) -> DeltaFrames:
+        """Those that lie one after the other in `content`: uint8, the coded one first."""
+        coded, exact = content[:coded_bytes], content[coded_bytes:]
+        return cls(coded if coded.numel() else None, exact if exact.numel() else None)
+
+    def decode(self, fragment: Fragment, out: torch.Tensor) -> None:
+        """Write the delta to `out`: float32, 1-D, `fragment.numel` elements. Raises CorruptDataError."""
+        coded = fragment.coded_elems
+        for frame, part in ((self.coded, out[:coded]), (self.exact, out[coded:])):
+            if frame is not None:
+                decompress(frame, out=part, threads=1)
+
+
+def sound_delta(frames: DeltaFrames, fragment: Fragment) -> torch.Tensor | None:
+    """The delta of a site that may err or lie; None for bytes that are none, or that have NaN or Inf.
+
+    It depends on the bytes alone, so all sites that have them leave out the same ones.
+    """
+    if (frames.coded is None, frames.exact is None) != (not fragment.coded_elems, not fragment.exact_elems):
+        return None
+    delta = host_empty(fragment.numel, pinned=False)
+    try:
+        frames.decode(fragment, delta)
+    except GeocommError:
+        return None
+    return delta if bool(delta.isfinite().all()) else None
+
+
+def average_frames(
+    frames: Sequence[DeltaFrames],
+    fragment: Fragment,
+    weights: Sequence[int],
+    averaging: Averaging,
+    out: torch.Tensor,
+) -> None:
+    """Write the average of what the sites sent to `out`. Raises CorruptDataError. See `average_deltas`."""
+    deltas = [host_empty(fragment.numel, pinned=False) for _ in frames]
+    for one, delta in zip(frames, deltas, strict=True):
+        one.decode(fragment, delta)
+    average_deltas(averaging, fragment, deltas, weights, out=out)
+
+
+def encode_delta(
+    fragment: Fragment,
+    delta: torch.Tensor,
+    residual: torch.Tensor | None,
+    coding: Coding,
+    *,
+    seed: int,
+    counts: bool,
+) -> tuple[DeltaFrames, torch.Tensor | None]:
+    """The frames of a site's delta, and the residual that it has once the round is committed.
+
+    The delta is given away: the new residual may take its place. The old one is left as it is.
+    seed: of stochastic rounding; another one in each round and at each site, so that their errors are independent.
+    counts: whether the site's weight is above 0; else the delta
+    is zeros, and the residual stays as it is.
+    """
+    coded = fragment.coded_elems
+    exact = compress(delta[coded:], _EXACT, threads=1) if coded < fragment.numel else None
+    if not coded:
+        return DeltaFrames(None, exact), residual
+    given, feedback, new_residual = delta[:coded], None, residual
+    if residual is not None and not counts:
+        feedback = torch.zeros_like(residual)  # some codecs need one
+    elif residual is not None and coding.decay == 1.0:
+        # A codec takes the sum of what it is given and the residual, in which it leaves what it has lost. So these two
+        # can change places, and nothing has to be copied.
+        given, feedback, new_residual = residual, given, given
+    elif residual is not None:
+        feedback = new_residual = host_empty(coded, pinned=False).copy_(residual)
+    frame = compress(given, coding.codec, feedback, seed=seed, decay=coding.decay, threads=1)
+    return DeltaFrames(frame, exact), new_residual

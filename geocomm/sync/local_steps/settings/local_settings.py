@@ -1,0 +1,77 @@
+"""What a user gives for local steps: the argument of `geocomm.local_steps`, and `sync` of a run's configuration."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from geocomm.codecs.codec_settings import Codec, CodecSettings
+from geocomm.core.settings import number_or
+from geocomm.journal.entries import MOST_FRAGMENTS
+from geocomm.sync.local_steps.settings.nesterov import Nesterov
+
+Auto = Literal["auto"]
+Count = Annotated[int | Auto, number_or("auto", wanted="a whole number, 1 or more", fits=lambda n: n >= 1, whole=True)]
+Fragments = Annotated[
+    int | Auto,
+    number_or(
+        "auto", wanted=f"a whole number from 1 to {MOST_FRAGMENTS}", fits=lambda n: 1 <= n <= MOST_FRAGMENTS, whole=True
+    ),
+]
+Steps = Annotated[int | Auto, number_or("auto", wanted="a whole number, 0 or more", fits=lambda n: n >= 0, whole=True)]
+Part = Annotated[float | Auto, number_or("auto", wanted="a number from 0 to 1", fits=lambda n: 0 <= n <= 1)]
+Merge = Annotated[
+    float | Literal["auto", "carry"],
+    number_or("auto", "carry", wanted="a number, from 0 on and below 1", fits=lambda n: 0 <= n < 1),
+]
+Averaging = Literal["auto", "mean", "radial"]
+
+
+class LocalSettings(CodecSettings):
+    """How sites train with local steps: the settings of `geocomm.local_steps`.
+
+    All sites need equal ones. `preset` chooses what a field at its default stands for.
+
+    Raises:
+        InvalidArgumentError: A value is invalid. The message names the field, and what it may be.
+        TypeError: There is no field of that name; the message offers the nearest one.
+
+    Example:
+        A round every 100 optimizer steps, with a quarter of the bytes:
+
+            settings = geocomm.LocalSettings(every=100, codec="int8")
+            handle = geocomm.local_steps(model, optimizer, settings)
+    """
+
+    preset: Literal["pretrain", "finetune", "loco"] = "pretrain"
+    """What `outer`, `codec`, `decay` and `merge` are by default. pretrain: outer lr 1.0, momentum 0.5 with two sites or
+    0.8 with more, codec int4, decay 1, merge carry. finetune: outer lr 0.2 without momentum, int4, decay 1, merge 0.5.
+    loco (SparseLoCo, arXiv 2508.15706): outer lr 1 without momentum, codec loco (top-k of 64 in 4096), decay 0.95,
+    merge 0.5."""
+    every: Count = "auto"
+    """Optimizer steps between two rounds of a fragment: H of the papers. auto: during the run the smallest number from
+    30 to 300 with which rounds take at most 0.7 of the time; with `deterministic` 30."""
+    codec: Codec | None = None
+    """Preset or codec string for the sites' deltas, with error feedback; `none` sends float32. int4 has blocks of 128
+    unless the string says otherwise. Default: the preset's."""
+    outer: Nesterov | None = None
+    """The outer optimizer: its lr and momentum. Default: the preset's."""
+    fragments: Fragments = "auto"
+    """Parts of the model that take turns, 4096 at most. auto: as many as have 4 MiB each, at most 24."""
+    merge: Merge = "auto"
+    """What a site makes of the steps that it took while a result was on the line. `carry` adds them to the new anchor.
+    A number below 1 is the weight of the site's own weights: alpha of the papers. auto: the preset's."""
+    overlap: Steps = "auto"
+    """Least optimizer steps from a round's beginning to its merge: tau of the papers. auto: 1; with `deterministic` 5.
+    0: steps wait for the result, and the site takes over the anchor. At most `every`."""
+    decay: Part = "auto"
+    """Fraction of the stored error that each round keeps, 0 to 1; 1 keeps all of it. auto: the preset's."""
+    averaging: Averaging = "auto"
+    """How deltas are averaged. mean; radial: the mean length times the mean direction (Decoupled DiLoCo, arXiv
+    2604.21428). auto: the mean up to four sites, radial beyond."""
+    weights: Literal["steps", "tokens"] = "steps"
+    """What a site's delta counts by: its optimizer steps, or its tokens (`LocalSteps.count_tokens`)."""
+    buffers: Literal["refuse", "local"] = "refuse"
+    """Buffers that change in training, such as BatchNorm's statistics. refuse: an error. local: each site keeps its
+    own."""
+    deterministic: bool = False
+    """false: the site trains on while a result is late. true: the step waits, and equal runs have equal bits."""
