@@ -19,8 +19,8 @@ from bench_why import RunError, judged, train
 
 from geocomm.bench.bench_report import Conditions, load_at_end
 from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
-from geocomm.telemetry import alert_log
-from geocomm.telemetry.run_store import RunStore
+from geocomm.observe.alerts import alert_log
+from geocomm.observe.telemetry.run_store import RunStore
 
 LINK = EmulatedLink(200e6, 0.15, 0.001)
 STEP_S = 1.0

@@ -27,7 +27,7 @@ from typing import Any
 from chromium import NAMES, Chromium, Page, chromium_path
 
 from geocomm.bench.bench_report import Conditions
-from geocomm.telemetry.run_store import FILE_NAME
+from geocomm.observe.telemetry.run_store import FILE_NAME
 from support.recorded_run import record
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -51,9 +51,9 @@ from geocomm.emulator.local_job import bare_environment
 from geocomm.group.rendezvous.hub import Hub
 from geocomm.group.rendezvous.tls_stream import TlsStream
 from geocomm.group.rendezvous.to_collector import rank_socket
+from geocomm.observe.telemetry.collector import Collector
+from geocomm.observe.telemetry.run_store import RunStore
 from geocomm.security.keys import Keys
-from geocomm.telemetry.collector import Collector
-from geocomm.telemetry.run_store import RunStore
 
 PORT, BULK_PORT = 30650, 30651
 WAYS = ("tls", "tls with TCP's own pauses", "quic datagrams", "quic streams")

@@ -25,10 +25,10 @@ from typing import Any
 
 from geocomm.bench.bench_report import Conditions
 from geocomm.emulator.local_job import run_local_ranks
-from geocomm.telemetry.report import PackedReport, packed
-from geocomm.telemetry.report_lines import read_line
-from geocomm.telemetry.report_stream import ReportPacker, ReportUnpacker
-from geocomm.telemetry.run_store import RunStore
+from geocomm.observe.telemetry.report import PackedReport, packed
+from geocomm.observe.telemetry.report_lines import read_line
+from geocomm.observe.telemetry.report_stream import ReportPacker, ReportUnpacker
+from geocomm.observe.telemetry.run_store import RunStore
 
 PASSES = 15
 SITES, RANKS = 64, 8

@@ -33,7 +33,6 @@ if TYPE_CHECKING:  # `as`: the form by which type checkers take a name for publi
     from geocomm.core.errors import VersionMismatchError as VersionMismatchError
     from geocomm.core.options import Options as Options
     from geocomm.data.site_dataset import SiteDataset as SiteDataset
-    from geocomm.diagnostics.replica_check import check_replicas as check_replicas
     from geocomm.group.backend.device_mesh import device_mesh as device_mesh
     from geocomm.group.backend.policy_epochs import refresh_links as refresh_links
     from geocomm.group.backend.sites import Sites as Sites
@@ -44,6 +43,7 @@ if TYPE_CHECKING:  # `as`: the form by which type checkers take a name for publi
     from geocomm.metrics.op_log import op_log as op_log
     from geocomm.metrics.round_log import round_log as round_log
     from geocomm.metrics.training import report_step as report_step
+    from geocomm.observe.diagnosis.replica_check import check_replicas as check_replicas
     from geocomm.sync.gradients.ddp_hook import ddp_hook as ddp_hook
     from geocomm.sync.gradients.feedback_state import reshard_feedback as reshard_feedback
     from geocomm.sync.gradients.fsdp_hook import fsdp_hook as fsdp_hook
@@ -72,7 +72,7 @@ _MODULE_OF = {
     "device_mesh": "group.backend.device_mesh",
     "sites": "group.backend.sites",
     "Sites": "group.backend.sites",
-    "check_replicas": "diagnostics.replica_check",
+    "check_replicas": "observe.diagnosis.replica_check",
     "ddp_hook": "sync.gradients.ddp_hook",
     "fsdp_hook": "sync.gradients.fsdp_hook",
     "HookSettings": "sync.gradients.hook_settings",

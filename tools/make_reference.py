@@ -22,8 +22,8 @@ from geocomm.cli.main import build_app
 from geocomm.core.options import fields_list, variables_list
 from geocomm.metrics import schema
 from geocomm.metrics.events import KINDS
+from geocomm.observe.alerts.alert_rules import KEEP_FIRING_S, RULES
 from geocomm.runs import log_entries
-from geocomm.telemetry.alert_rules import KEEP_FIRING_S, RULES
 from geocomm.train.config_text import field_lists
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs/reference"

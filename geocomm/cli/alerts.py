@@ -25,7 +25,7 @@ def rules() -> None:
 
         geocomm alerts rules > geocomm-alerts.yml
     """
-    from geocomm.telemetry.monitoring_files import rules_text
+    from geocomm.observe.alerts.monitoring_files import rules_text
 
     typer.echo(rules_text(), nl=False)
 
@@ -46,7 +46,7 @@ def monitoring(
         geocomm monitoring monitoring
         prometheus --config.file monitoring/prometheus.yml
     """
-    from geocomm.telemetry.monitoring_files import monitoring_files
+    from geocomm.observe.alerts.monitoring_files import monitoring_files
 
     files = {folder / name: text for name, text in monitoring_files(target).items()}
     for path in files:

@@ -59,8 +59,8 @@ def dashboard(
     try:
         import uvicorn
 
-        from geocomm.dashboard.app import dashboard_app
-        from geocomm.dashboard.report_file import write_report
+        from geocomm.observe.dashboard.app import dashboard_app
+        from geocomm.observe.dashboard.report_file import write_report
     except ImportError as error:
         fail("dashboard", f"the package {error.name} is missing: {install_command('dashboard')}")
     if export is not None:

@@ -15,9 +15,9 @@ from geocomm.cli.command_end import fail
 
 if TYPE_CHECKING:
     from geocomm.core.options import Options
-    from geocomm.diagnostics.doctor import Question
-    from geocomm.diagnostics.doctor_network import Answerer
-    from geocomm.diagnostics.finding import Finding
+    from geocomm.observe.doctor.doctor import Question
+    from geocomm.observe.doctor.doctor_network import Answerer
+    from geocomm.observe.doctor.finding import Finding
 
 _STYLES = {"ok": "green", "note": "dim", "warning": "yellow", "bad": "bold red"}
 
@@ -59,8 +59,8 @@ def doctor(
     from geocomm.core.options import Options
     from geocomm.core.place import local_world_size, world_size
     from geocomm.core.units import UnitError, parse_duration, parse_rate
-    from geocomm.diagnostics.doctor import Question, examine
-    from geocomm.diagnostics.doctor_network import peer_findings
+    from geocomm.observe.doctor.doctor import Question, examine
+    from geocomm.observe.doctor.doctor_network import peer_findings
 
     if listen is not None:
         _answer(listen)
@@ -93,9 +93,14 @@ def _examine_job(question: Question, timeout_s: float) -> list[Finding] | None:
     from geocomm.core.bad_input import BadInput
     from geocomm.core.errors import GeocommError
     from geocomm.core.place import find_place
-    from geocomm.diagnostics.doctor import examine, versions
-    from geocomm.diagnostics.doctor_machine import usable_congestion_control
-    from geocomm.diagnostics.doctor_ranks import (
+    from geocomm.group.membership.job_store import Rendezvous
+    from geocomm.group.membership.one_site import own_presence
+    from geocomm.group.membership.own_address import advertised
+    from geocomm.group.membership.rank_record import own_versions
+    from geocomm.group.membership.records import from_record
+    from geocomm.observe.doctor.doctor import examine, versions
+    from geocomm.observe.doctor.doctor_machine import usable_congestion_control
+    from geocomm.observe.doctor.doctor_ranks import (
         Record,
         difference_findings,
         gathered_findings,
@@ -103,11 +108,6 @@ def _examine_job(question: Question, timeout_s: float) -> list[Finding] | None:
         site_findings,
         way_findings,
     )
-    from geocomm.group.membership.job_store import Rendezvous
-    from geocomm.group.membership.one_site import own_presence
-    from geocomm.group.membership.own_address import advertised
-    from geocomm.group.membership.rank_record import own_versions
-    from geocomm.group.membership.records import from_record
 
     try:
         place = find_place(os.environ)
@@ -143,7 +143,7 @@ def _examine_job(question: Question, timeout_s: float) -> list[Finding] | None:
 def _answerer(options: Options) -> Answerer:
     """Listen at the rank's own port, so that firewalls are tried; at any port if that one is taken."""
     from geocomm.core.options import listen_port
-    from geocomm.diagnostics.doctor_network import Answerer
+    from geocomm.observe.doctor.doctor_network import Answerer
 
     try:
         return Answerer(port=listen_port(options))
@@ -152,7 +152,7 @@ def _answerer(options: Options) -> Answerer:
 
 
 def _answer(port: int) -> NoReturn:
-    from geocomm.diagnostics.doctor_network import Answerer
+    from geocomm.observe.doctor.doctor_network import Answerer
 
     try:
         with Answerer(port=port) as answerer:

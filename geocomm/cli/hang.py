@@ -16,8 +16,8 @@ from geocomm.cli.telemetry_folder import TelemetryFolder, open_store
 from geocomm.core.units import duration_text
 
 if TYPE_CHECKING:
-    from geocomm.diagnostics.hang import Hang, Member, StuckOperation
-    from geocomm.telemetry.overview_rounds import RoundState
+    from geocomm.observe.diagnosis.hang import Hang, Member, StuckOperation
+    from geocomm.observe.telemetry.overview_rounds import RoundState
 
 
 _MOST_LINES = 8
@@ -47,8 +47,8 @@ def hang(
         geocomm hang telemetry
         geocomm hang run --after 60
     """
-    from geocomm.diagnostics.hang import find_hang
-    from geocomm.telemetry.overview import moment
+    from geocomm.observe.diagnosis.hang import find_hang
+    from geocomm.observe.telemetry.overview import moment
 
     store = open_store("hang", folder)
     now = time.time()
@@ -82,7 +82,7 @@ def told(found: Hang, now: float) -> Iterator[str]:
 
 
 def _told_operation(stuck: StuckOperation, *, several_groups: bool) -> Iterator[str]:
-    from geocomm.diagnostics.hang import Standing
+    from geocomm.observe.diagnosis.hang import Standing
 
     failed = [member for member in stuck.members if member.standing is Standing.FAILED]
     group = f" of group {stuck.operation.group & 0xFFFF:04x}" if several_groups else ""
@@ -131,7 +131,7 @@ def _why(member: Member) -> str:
 
 
 def _waits(member: Member) -> str:
-    from geocomm.diagnostics.hang import Standing
+    from geocomm.observe.diagnosis.hang import Standing
 
     where = " inside its site" if member.standing is Standing.WAITS_INSIDE else ""
     senders = [f"{'the rest' if sender.has_begun else 'bytes'} from {sender.peer}" for sender in member.waits_for]
@@ -141,7 +141,7 @@ def _waits(member: Member) -> str:
 
 
 def _told_round(state: RoundState) -> str:
-    from geocomm.telemetry.overview_rounds import Phase
+    from geocomm.observe.telemetry.overview_rounds import Phase
 
     name = f"round {state.round} of fragment {state.fragment}"
     age = _ago(state.age_seconds or 0)

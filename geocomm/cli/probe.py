@@ -57,7 +57,7 @@ def probe(
     import torch.distributed as dist
 
     from geocomm.core.errors import GeocommError
-    from geocomm.diagnostics.link_probe import LinkProbe
+    from geocomm.observe.doctor.link_probe import LinkProbe
 
     try:
         dist.init_process_group("geocomm")

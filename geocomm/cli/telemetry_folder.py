@@ -12,7 +12,7 @@ from geocomm.cli.command_end import fail
 from geocomm.core.units import duration_text
 
 if TYPE_CHECKING:
-    from geocomm.telemetry.run_store import RunStore
+    from geocomm.observe.telemetry.run_store import RunStore
 
 TelemetryFolder = Annotated[
     Path, typer.Argument(help="The folder of --telemetry at the hub, or a site's --run-dir.", metavar="[FOLDER]")
@@ -21,7 +21,7 @@ TelemetryFolder = Annotated[
 
 def open_store(command: str, folder: Path) -> RunStore:
     """The run store in `folder`; without one, says so and exits."""
-    from geocomm.telemetry.run_store import NoStoreError, RunStore
+    from geocomm.observe.telemetry.run_store import NoStoreError, RunStore
 
     try:
         return RunStore(folder)

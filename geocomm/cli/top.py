@@ -21,13 +21,13 @@ from geocomm.cli.telemetry_folder import TelemetryFolder, open_store, standstill
 from geocomm.core.units import duration_text
 
 if TYPE_CHECKING:
-    from geocomm.diagnostics.live_diagnosis import LiveDiagnosis
-    from geocomm.telemetry.overview import Overview
-    from geocomm.telemetry.overview_events import EventState
-    from geocomm.telemetry.overview_links import LinkState
-    from geocomm.telemetry.overview_rounds import RoundState
-    from geocomm.telemetry.overview_sites import SiteState
-    from geocomm.telemetry.run_store import RunStore
+    from geocomm.observe.diagnosis.live_diagnosis import LiveDiagnosis
+    from geocomm.observe.telemetry.overview import Overview
+    from geocomm.observe.telemetry.overview_events import EventState
+    from geocomm.observe.telemetry.overview_links import LinkState
+    from geocomm.observe.telemetry.overview_rounds import RoundState
+    from geocomm.observe.telemetry.overview_sites import SiteState
+    from geocomm.observe.telemetry.run_store import RunStore
 
 _EVERY_S = 1.0
 _VERDICT_EVERY_S = 15.0
@@ -58,7 +58,7 @@ def top(
     store = open_store("top", folder)
     console = Console(highlight=False)
     if once:
-        from geocomm.diagnostics.live_diagnosis import LiveDiagnosis
+        from geocomm.observe.diagnosis.live_diagnosis import LiveDiagnosis
 
         console.print(_picture(store, _verdict(store, LiveDiagnosis())))
         return
@@ -78,8 +78,8 @@ class _Verdicts:
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
-        from geocomm.diagnostics.live_diagnosis import LiveDiagnosis
-        from geocomm.telemetry.run_store import RunStore
+        from geocomm.observe.diagnosis.live_diagnosis import LiveDiagnosis
+        from geocomm.observe.telemetry.run_store import RunStore
 
         live = LiveDiagnosis()
         while True:
@@ -90,14 +90,14 @@ class _Verdicts:
 
 
 def _verdict(store: RunStore, live: LiveDiagnosis) -> str:
-    from geocomm.diagnostics.verdict import headline
+    from geocomm.observe.diagnosis.verdict import headline
 
     first = live.look(store).verdict
     return f"{headline(first)} {first.fix}"
 
 
 def _picture(store: RunStore, verdict: str) -> Group:
-    from geocomm.telemetry.overview import moment, overview
+    from geocomm.observe.telemetry.overview import moment, overview
 
     now = time.time()
     seen = overview(store, moment(store, now))
@@ -141,7 +141,7 @@ def _sites(seen: Overview) -> Table:
 
 
 def _site(site: SiteState) -> tuple[str, ...]:
-    from geocomm.telemetry.last_reports import Life
+    from geocomm.observe.telemetry.last_reports import Life
 
     color = {Life.REPORTING: "green", Life.SILENT: "red", Life.ENDED: "dim"}[site.life]
     heard = f"{site.report_age_seconds:.0f} s"

@@ -14,7 +14,7 @@ from geocomm.cli.telemetry_folder import TelemetryFolder, open_store
 from geocomm.core.units import count_text
 
 if TYPE_CHECKING:
-    from geocomm.diagnostics.trace_export import Trace
+    from geocomm.observe.diagnosis.trace_export import Trace
 
 
 def register(app: typer.Typer) -> None:
@@ -36,8 +36,8 @@ def trace(
 
         geocomm trace telemetry --steps 5 --out run.tar
     """
-    from geocomm.diagnostics.trace_export import NoTraceError, read_trace, write_trace
-    from geocomm.telemetry.overview import moment
+    from geocomm.observe.diagnosis.trace_export import NoTraceError, read_trace, write_trace
+    from geocomm.observe.telemetry.overview import moment
 
     require_writable("trace", "--out", out)
     store = open_store("trace", folder)

@@ -14,8 +14,8 @@ from geocomm.cli.command_end import fail
 from geocomm.cli.telemetry_folder import TelemetryFolder, open_store, standstill_text
 
 if TYPE_CHECKING:
-    from geocomm.diagnostics.bottleneck import Diagnosis
-    from geocomm.diagnostics.run_window import RunWindow
+    from geocomm.observe.diagnosis.bottleneck import Diagnosis
+    from geocomm.observe.diagnosis.run_window import RunWindow
 
 
 def register(app: typer.Typer) -> None:
@@ -41,9 +41,9 @@ def why(
     import sqlite3
     import time
 
-    from geocomm.diagnostics.bottleneck import diagnose
-    from geocomm.diagnostics.run_window import read_window
-    from geocomm.telemetry.overview import moment
+    from geocomm.observe.diagnosis.bottleneck import diagnose
+    from geocomm.observe.diagnosis.run_window import read_window
+    from geocomm.observe.telemetry.overview import moment
 
     store = open_store("why", folder)
     try:
@@ -84,7 +84,7 @@ def _show(folder: Path, window: RunWindow, diagnosis: Diagnosis, out: Console) -
             f"{window.step_count} steps of {diagnosis.step_seconds:.3f} s, {len(window.ranks)} ranks: {parts}.",
             markup=False,
         )
-    from geocomm.diagnostics.verdict import Cause, headline
+    from geocomm.observe.diagnosis.verdict import Cause, headline
 
     first, *others = diagnosis.verdicts
     out.print()

@@ -13,8 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-from geocomm.telemetry.overview import moment, overview
-from geocomm.telemetry.run_store import FILE_NAME, NoStoreError, RunStore
+from geocomm.observe.telemetry.overview import moment, overview
+from geocomm.observe.telemetry.run_store import FILE_NAME, NoStoreError, RunStore
 
 _EVERY_S = 2.0
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from geocomm.group.rendezvous.to_collector import rank_socket
-from geocomm.telemetry.collector import Collector
-from geocomm.telemetry.run_store import RunStore
+from geocomm.observe.telemetry.collector import Collector
+from geocomm.observe.telemetry.run_store import RunStore
 
 
 @contextlib.contextmanager

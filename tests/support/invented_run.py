@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from geocomm.diagnostics.bottleneck import Diagnosis, diagnose
-from geocomm.diagnostics.link_use import LinkUse, Place
-from geocomm.diagnostics.run_window import Operation, RankWindow, RunWindow, Step
-from geocomm.telemetry.report import Report
-from geocomm.telemetry.run_store import RunStore
+from geocomm.observe.diagnosis.bottleneck import Diagnosis, diagnose
+from geocomm.observe.diagnosis.link_use import LinkUse, Place
+from geocomm.observe.diagnosis.run_window import Operation, RankWindow, RunWindow, Step
+from geocomm.observe.telemetry.report import Report
+from geocomm.observe.telemetry.run_store import RunStore
 from support.reports import keep
 
 STEPS = 20

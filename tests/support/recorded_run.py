@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from geocomm.metrics import schema
-from geocomm.telemetry.run_store import RunStore
+from geocomm.observe.telemetry.run_store import RunStore
 from support.reports import packed
 
 CITIES = [

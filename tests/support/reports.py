@@ -6,8 +6,8 @@ import json
 import zlib
 from typing import Any
 
-from geocomm.telemetry.report import Head, PackedReport, Report, unpack
-from geocomm.telemetry.run_store import RunStore
+from geocomm.observe.telemetry.report import Head, PackedReport, Report, unpack
+from geocomm.observe.telemetry.run_store import RunStore
 
 
 def text(said: dict[str, Any]) -> bytes:

@@ -77,13 +77,13 @@ FLOORS = (
     ("models", "group/rendezvous", "emulator", "checkpoint"),
     ("group/backend",),
     ("integrations", "elastic"),
-    ("telemetry",),
+    ("observe/telemetry",),
     ("sync/gradients", "sync/local_steps/settings"),
     ("sync/local_steps/model",),
     ("sync/local_steps/outer",),
     ("sync/local_steps/fixed", "sync/local_steps/elastic"),
-    ("sync/local_steps", "diagnostics", "bench", "export", "serve"),
-    ("train", "demo", "dashboard", "ssh_sites"),
+    ("sync/local_steps", "observe/alerts", "observe/diagnosis", "observe/doctor", "bench", "export", "serve"),
+    ("train", "demo", "observe", "observe/dashboard", "ssh_sites"),
     ("cli",),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
@@ -110,8 +110,8 @@ NO_TORCH_AT_IMPORT = [
     "data/shard_sequences.py",
     "data/additions.py",
     *(f"cli/{p.name}" for p in PACKAGE.glob("cli/*.py")),
-    "dashboard/report_file.py",
-    "diagnostics/live_diagnosis.py",
+    "observe/dashboard/report_file.py",
+    "observe/diagnosis/live_diagnosis.py",
 ]
 # core/options.py and core/environment.py are the readers of GEOCOMM_* variables, core/site.py of the site's, and
 # core/place.py of those that launchers set. These others look at what they hand to processes that they start, or at
@@ -375,7 +375,7 @@ def test_module_imports_only_what_its_room_may() -> None:
         ("group/backend/runtime.py", "geocomm.sync.gradients.gradient_reducer"),
         ("bench/codec_bench.py", "geocomm"),
         ("bench/codec_bench.py", "geocomm.compress"),
-        ("diagnostics/doctor.py", "geocomm.new_package.module"),
+        ("observe/doctor/doctor.py", "geocomm.new_package.module"),
         ("_autoload.py", "geocomm.core.options"),
     ],
 )

@@ -41,7 +41,7 @@ class CollectorConfig:
         return [
             sys.executable,
             "-m",
-            "geocomm.telemetry.collector_process",
+            "geocomm.observe.collector_process",
             *config,
             str(int(self.elastic)),
             str(parent),

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.telemetry.alert_log import FILE_NAME
-from geocomm.telemetry.run_store import NoStoreError, RunStore
+from geocomm.observe.alerts.alert_log import FILE_NAME
+from geocomm.observe.telemetry.run_store import NoStoreError, RunStore
 from support.elastic_commands import Supervised, supervised
 from support.elastic_sites import ElasticSite
 

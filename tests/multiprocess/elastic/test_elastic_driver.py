@@ -21,8 +21,8 @@ from geocomm.export.export_record import read_record
 from geocomm.journal.entries import Round
 from geocomm.journal.run_state import Standing
 from geocomm.journal.sequencer_events import DealtSet
+from geocomm.observe.telemetry.run_store import RunStore
 from geocomm.runs.run_folder import RunFolder
-from geocomm.telemetry.run_store import RunStore
 from support.elastic_commands import Supervised, supervised
 from support.train_ranks import SMALL_RUN, copy_checkpoint, entries, losses, require_refusal, require_success, run_ranks
 from support.warm_ranks import warm_training

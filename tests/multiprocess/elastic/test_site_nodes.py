@@ -17,7 +17,7 @@ import pytest
 from geocomm.core.addresses import free_port
 from geocomm.journal.entries import Round
 from geocomm.journal.journal import FILE_NAME, SqliteJournal
-from geocomm.telemetry.run_store import RunStore
+from geocomm.observe.telemetry.run_store import RunStore
 from support.dealt_sets import DataSet
 from support.elastic_sites import ENVIRONMENT
 from support.hub_support import make_keys

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.telemetry.run_store import RunStore
+from geocomm.observe.telemetry.run_store import RunStore
 from support import hub_ranks
 from support.harness import Ranks
 from support.hub_jobs import LIMIT_S, Job, family, job_in, listeners, start_node, start_nodes

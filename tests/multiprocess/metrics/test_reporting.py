@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from geocomm.core.extras import install_command
-from geocomm.telemetry.run_store import RunStore
+from geocomm.observe.telemetry.run_store import RunStore
 from support.harness import Ranks
 from support.local_jobs import free_ports
 

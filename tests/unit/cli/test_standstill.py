@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from geocomm.cli.main import build_app
 from geocomm.metrics import schema
-from geocomm.telemetry.report import Report
-from geocomm.telemetry.run_store import RunStore
+from geocomm.observe.telemetry.report import Report
+from geocomm.observe.telemetry.run_store import RunStore
 from support.reports import keep
 
 S = 10**9

@@ -12,11 +12,11 @@ import pytest
 from geocomm.core.addresses import HubAddress
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.options import Options
-from geocomm.diagnostics.doctor_ranks import Record, site_findings
-from geocomm.diagnostics.finding import Finding, State
 from geocomm.group.membership.one_site import Scope, check_nodes, check_one_site, machine_id, own_presence
 from geocomm.group.membership.own_address import remember_hub
 from geocomm.group.membership.rank_record import Presence
+from geocomm.observe.doctor.doctor_ranks import Record, site_findings
+from geocomm.observe.doctor.finding import Finding, State
 
 
 def presences(sites: str | list[str | None], machines: str, *given: str, one_site: str = "") -> list[Presence]:

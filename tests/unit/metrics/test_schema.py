@@ -13,7 +13,7 @@ from geocomm.metrics.schema import Kind
 
 DOCS = Path(__file__).parents[3] / "docs"
 AT_THE_PAGE = {"geocomm_bottleneck_seconds"}
-"""Of all sites, from `geocomm dashboard` (tests/unit/dashboard)."""
+"""Of all sites, from `geocomm dashboard` (tests/unit/observe)."""
 # A contract: dashboards and alerts name them.
 AT_THE_ENDPOINT = {
     "geocomm_operations_total",

@@ -1,1 +1,0 @@
-"""What looks at machines, links and ranks, and changes nothing."""

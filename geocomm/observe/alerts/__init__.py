@@ -1,0 +1,1 @@
+"""Rules that tell when something is wrong with a run, and where that is told."""

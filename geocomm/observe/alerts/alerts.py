@@ -1,0 +1,189 @@
+"""Alerts in the collector: evaluates the rules as Prometheus would, and tells of what begins and ends."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from geocomm.observe.alerts import alert_log
+from geocomm.observe.alerts.alert_rules import (
+    INHIBITIONS,
+    KEEP_FIRING_S,
+    RULES,
+    AlertRule,
+    annotations_of,
+    labels_of,
+)
+from geocomm.observe.alerts.alert_sinks import AlertSinks
+from geocomm.observe.telemetry.last_reports import SILENT_SECONDS, Life
+from geocomm.observe.telemetry.metric_expressions import History, Labels, Samples
+from geocomm.observe.telemetry.overview import Overview, overview
+from geocomm.observe.telemetry.prometheus_text import samples
+from geocomm.observe.telemetry.run_store import NoStoreError, RunStore
+from geocomm.observe.telemetry.store_folder import StoreFolder
+
+INTERVAL_S = 5.0
+_MOST_SHARE = 0.1
+"""Of the time, that evaluating may take."""
+QUIET_S = 300.0
+"""An alert that has been told is told again no sooner."""
+
+
+@dataclass
+class Alert:
+    """A rule that holds for some labels."""
+
+    rule: AlertRule
+    labels: Labels
+    began: float
+    firing: bool = False
+    """It has held for as long as the rule asks."""
+    held_until: float | None = None
+    """When it was found not to hold any more; None: it holds."""
+
+    @property
+    def key(self) -> tuple[str, str, Labels]:
+        """What makes it the same one later."""
+        return self.rule.name, self.rule.severity.value, self.labels
+
+    def line(self, status: str, at: float) -> dict[str, Any]:
+        """The alert for a file."""
+        said = annotations_of(self.rule, dict(self.labels))
+        return {
+            "time": at,
+            "status": status,
+            "alert": self.rule.name,
+            "severity": self.rule.severity.value,
+            "labels": dict(self.labels),
+            "began": self.began,
+            "text": said["summary"],
+            "fix": said["fix"],
+            "docs": said["docs"],
+        }
+
+
+class Evaluation:
+    """Which alerts fire, from one moment to the next."""
+
+    def __init__(self, rules: Iterable[AlertRule] = RULES) -> None:
+        self._rules = [rule for rule in rules if not rule.only_prometheus]
+        self._history = History([rule.when for rule in self._rules])
+        self._alerts: dict[tuple[str, str, Labels], Alert] = {}
+
+    def step(self, at: float, now: Samples) -> list[Alert]:
+        """Those that fire at `at`."""
+        self._history.add(at, now)
+        for rule in self._rules:
+            holds = rule.when.values(self._history)
+            for labels in holds:
+                alert = self._alerts.setdefault((rule.name, rule.severity.value, labels), Alert(rule, labels, began=at))
+                alert.held_until = None
+                alert.firing = alert.firing or at - alert.began >= rule.for_seconds
+            for alert in [one for one in self._alerts.values() if one.rule is rule and one.labels not in holds]:
+                if alert.held_until is None:
+                    alert.held_until = at
+                if not alert.firing or at - alert.held_until >= KEEP_FIRING_S:
+                    del self._alerts[alert.key]
+        return [alert for alert in self._alerts.values() if alert.firing]
+
+
+def without_inhibited(firing: Sequence[Alert]) -> list[Alert]:
+    """Less what Alertmanager would inhibit."""
+    labels = [labels_of(alert.rule, dict(alert.labels)) for alert in firing]
+    inhibited = {i for one in INHIBITIONS for i in one.inhibited(labels)}
+    return [alert for i, alert in enumerate(firing) if i not in inhibited]
+
+
+class Messages:
+    """What is told of the alerts that fire: that they begin and that they end, and nothing twice in five minutes."""
+
+    def __init__(self) -> None:
+        self._told: dict[tuple[str, str, Labels], Alert] = {}
+        self._last: dict[tuple[str, str, Labels], float] = {}
+
+    def news(self, at: float, firing: list[Alert]) -> list[tuple[str, Alert]]:
+        """Pairs of a status, "firing" or "resolved", and an alert."""
+        told = {alert.key: alert for alert in without_inhibited(firing)}
+        begun = [
+            alert
+            for key, alert in told.items()
+            if key not in self._told and at - self._last.get(key, -QUIET_S) >= QUIET_S
+        ]
+        goes_on = {alert.key for alert in firing}
+        ended = [alert for key, alert in self._told.items() if key not in goes_on]
+        for alert in begun:
+            self._told[alert.key] = alert
+            self._last[alert.key] = at
+        for alert in ended:
+            del self._told[alert.key]
+        return [*(("firing", alert) for alert in begun), *(("resolved", alert) for alert in ended)]
+
+
+class Alerting:
+    """A thread that evaluates the store of a folder every five seconds, until close()."""
+
+    def __init__(
+        self, folder: Path, sinks: AlertSinks, log: Callable[[str], None], applies: Callable[[], bool] = lambda: True
+    ) -> None:
+        """applies: whether all sites' reports come here, now."""
+        self._folder, self._sinks, self._log, self._applies = folder, sinks, log, applies
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="geocomm-alerts", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """What fires then is left as it is in the file: it was so when the run ended."""
+        self._closing.set()
+        self._thread.join(INTERVAL_S)
+        self._sinks.close()
+
+    def _run(self) -> None:
+        try:
+            with contextlib.closing(RunStore(self._folder)) as store:
+                self._end_those_of_before()
+                while not self._closing.is_set():
+                    if self._applies():
+                        self._watch(store)
+                    self._closing.wait(INTERVAL_S)
+        except (NoStoreError, sqlite3.Error, OSError) as error:
+            self._log(f"no alerts: {error}; training goes on without")
+
+    def _end_those_of_before(self) -> None:
+        now = time.time()
+        old = [{**one, "status": "resolved", "time": now} for one in alert_log.firing(self._folder, now)]
+        if old:
+            alert_log.append(self._folder, old)
+
+    def _watch(self, store: RunStore) -> None:
+        """While it applies."""
+        evaluation, messages, since, wait_s = Evaluation(), Messages(), time.time(), INTERVAL_S
+        while self._applies() and not self._closing.wait(wait_s):
+            began, now = time.monotonic(), time.time()
+            seen = overview(store, now, since)  # older ranks are of a run before, or of when this site led before
+            news = messages.news(now, evaluation.step(now, samples(seen, StoreFolder.look(self._folder))))
+            if news:
+                self._tell([alert.line(status, now) for status, alert in news])
+            took_s = time.monotonic() - began
+            wait_s = max(min(INTERVAL_S, _until_silent(seen)), took_s / _MOST_SHARE)
+
+    def _tell(self, lines: list[dict[str, Any]]) -> None:
+        try:
+            alert_log.append(self._folder, lines)
+        except OSError as error:
+            self._log(f"alerts are not written to {self._folder / alert_log.FILE_NAME}: {error}")
+        for line in lines:
+            ending = f"; {line['fix']}" if line["status"] == "firing" else ""
+            self._log(f"alert {line['alert']} ({line['severity']}) {line['status']}: {line['text']}{ending}")
+        self._sinks.put(lines)
+
+
+def _until_silent(seen: Overview) -> float:
+    """Seconds until a rank that goes on reporting nothing is silent."""
+    ages = [rank.report_age_seconds for site in seen.sites for rank in site.ranks if rank.life is Life.REPORTING]
+    return max(0.1, SILENT_SECONDS + 0.1 - max(ages)) if ages else INTERVAL_S

@@ -1,0 +1,126 @@
+"""The collector as a process, which `geocomm run` starts on each node.
+
+It ends after SIGTERM, or when the process that started it has ended; in both cases the last reports have a moment to
+arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import functools
+import os
+import shutil
+import signal
+import sqlite3
+import sys
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+from geocomm.core.addresses import HubAddress, HubAddressError
+from geocomm.core.environment import alert_command, alert_webhook
+from geocomm.core.message_log import logger
+from geocomm.elastic.whereabouts import leader_address, leads
+from geocomm.group.rendezvous.doorway import raise_descriptor_limit
+from geocomm.group.rendezvous.to_collector import CollectorConfig
+from geocomm.observe.alerts.alert_sinks import AlertSinks
+from geocomm.observe.alerts.alerts import Alerting
+from geocomm.observe.telemetry.collector import Collector
+from geocomm.observe.telemetry.run_store import NoStoreError, RunStore
+from geocomm.observe.telemetry.store_folder import COLLECTOR_LOCK
+from geocomm.security.keys import Keys
+
+_LOOK_S = 0.5
+_LAST_REPORTS_S = 1.0
+_LOCK_LIMIT_S = 5.0
+
+
+def _target(config: CollectorConfig) -> HubAddress | None:
+    """Where the reports of this node go, now."""
+    address = leader_address(config.folder) if config.elastic else config.hub
+    with contextlib.suppress(HubAddressError):
+        return HubAddress.parse(address) if address else None
+    return None
+
+
+async def _run(config: CollectorConfig, parent: int) -> None:
+    keys = Keys.load(config.keys) if config.keys else None
+    site = None if keys is None else keys.identity.site
+    store = None if config.hub else RunStore(config.folder, write=True)
+    with contextlib.ExitStack() as stack:
+        if store is not None:
+            stack.enter_context(contextlib.closing(store))
+            stack.callback(_alerting(config).close)
+        target = functools.partial(_target, config)
+        collector = Collector(config.folder, site, store, keys, target, logger().warning)
+        asked = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
+        serving = asyncio.create_task(collector.serve())
+        while os.getppid() == parent and not asked.is_set() and not serving.done():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await asked.wait()
+        await asyncio.wait([serving], timeout=_LAST_REPORTS_S)
+        serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+
+
+class _InUseError(OSError):
+    """Another collector has the folder."""
+
+
+def _alerting(config: CollectorConfig) -> Alerting:
+    """Of an elastic run the leader alone tells of alerts: it gets the reports of all sites."""
+    log = logger().warning
+    try:
+        webhook, command = alert_webhook(), alert_command()
+    except ValueError as error:  # of the reader of the environment
+        log(f"alerts go to the log alone: {error}")
+        webhook = command = None
+    applies = functools.partial(leads, config.folder) if config.elastic else lambda: True
+    return Alerting(config.folder, AlertSinks(webhook, command, log), log, applies)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Generator[None]:
+    """Hold the folder, which one collector at a time may. OSError where another one does."""
+    with (folder / COLLECTOR_LOCK).open("a") as file:
+        until = time.monotonic() + _LOCK_LIMIT_S  # one of a run before may be at its end
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() > until:
+                    raise _InUseError(f"{folder} is in use by another collector: name another folder") from None
+            time.sleep(0.1)
+        os.utime(file.fileno())
+        yield
+
+
+def main(arguments: list[str]) -> None:
+    """Entry of the process. What goes wrong costs one line: training goes on without telemetry."""
+    folder, keys, hub, elastic, parent = arguments
+    config = CollectorConfig(Path(folder), keys, hub, elastic=elastic == "1")
+    for number in (signal.SIGINT, signal.SIGHUP):  # for the program that started it
+        signal.signal(number, signal.SIG_IGN)
+    os.nice(5)
+    raise_descriptor_limit()
+    try:
+        with _locked(config.folder):
+            asyncio.run(_run(config, int(parent)))
+    except (OSError, sqlite3.Error, NoStoreError) as error:
+        if isinstance(error, _InUseError) and not config.keys:
+            return  # the first rank of another site on this machine was earlier
+        logger().warning(f"no telemetry: {error}; training goes on without")
+        sys.exit(1)
+    finally:
+        if config.hub:  # made for this one
+            shutil.rmtree(config.folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

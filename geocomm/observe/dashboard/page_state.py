@@ -1,0 +1,76 @@
+"""What the page shows, as JSON: the state of now, and the steps before it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, cast
+
+from geocomm._version import __version__
+from geocomm.observe.alerts.alert_log import firing
+from geocomm.observe.dashboard.last_steps import LastSteps
+from geocomm.observe.diagnosis.bottleneck import Diagnosis
+from geocomm.observe.diagnosis.verdict import Cause, headline
+from geocomm.observe.telemetry.overview import Overview, overview
+from geocomm.observe.telemetry.run_store import RunStore
+from geocomm.observe.telemetry.store_folder import StoreFolder
+
+
+def page_state(store: RunStore, steps: LastSteps, at: float) -> dict[str, Any]:
+    """The run at `at`, in Unix seconds; numbers that are not finite are None."""
+    folder = StoreFolder.look(store.path.parent)
+    seen = overview(store, at, folder.collected_since)
+    return plain({
+        "version": __version__,
+        "at": at,
+        **_head(seen),
+        "sites": [{**dataclasses.asdict(site), "life": site.life, "ranks_reporting": site.ranks_reporting,
+                   "report_age_seconds": site.report_age_seconds} for site in seen.sites],
+        "links": [dataclasses.asdict(link) for link in seen.links],
+        "rounds": [dataclasses.asdict(one) for one in seen.rounds],
+        "events": [dataclasses.asdict(one) for one in seen.events],
+        "options": [dataclasses.asdict(one) for one in seen.options],
+        "members": _members(folder),
+        "alerts": [{"severity": one["severity"], "text": one["text"]} for one in firing(store.path.parent, at)],
+        "steps": steps.read(at),
+    })  # fmt: skip
+
+
+def verdicts(found: Diagnosis) -> list[dict[str, Any]]:
+    """What slows the last steps most, first, as `geocomm why` has it: `text`, `fix`, `evidence`."""
+    return [
+        {"text": headline(one), "fix": one.fix, "evidence": [list(row) for row in one.evidence]}
+        for one in found.verdicts
+        if one.cause is not Cause.UNKNOWN or one.saved_seconds
+    ]
+
+
+def _head(seen: Overview) -> dict[str, Any]:
+    names = ("step", "of_steps", "tokens_per_second", "loss", "held_out_loss", "seconds_left")
+    return {name: getattr(seen, name) for name in names}
+
+
+def _members(folder: StoreFolder) -> list[dict[str, Any]] | None:
+    """Sites of an elastic run as its journal has them; None: the run is not elastic."""
+    if folder.members is None:
+        return None
+    return [
+        {
+            "site": one.name,
+            "standing": one.standing.value,
+            "rounds": one.rounds,
+            "dealt": folder.dealt_tokens.get(one.name),
+        }
+        for one in folder.members
+    ]
+
+
+def plain(value: Any) -> Any:
+    """The same for JSON, in which there is no NaN."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(name): plain(one) for name, one in cast(dict[Any, Any], value).items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in cast(list[Any], value)]
+    return value

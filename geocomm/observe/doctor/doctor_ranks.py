@@ -1,0 +1,122 @@
+"""The part of `geocomm doctor` that compares all ranks of a job."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from geocomm.core.errors import InvalidArgumentError
+from geocomm.group.membership.one_site import Scope, check_one_site
+from geocomm.group.membership.rank_record import Presence, ranks_text
+from geocomm.group.membership.records import from_record
+from geocomm.group.membership.roll_call import differences
+from geocomm.observe.doctor.doctor_network import peer_findings
+from geocomm.observe.doctor.finding import Finding, State
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a rank tells the others: where it is, what it has, and the address of its Answerer."""
+
+    rank: int
+    local_rank: int
+    site: str
+    hosts: list[str]
+    """In the order to be dialled."""
+    port: int
+    needed: dict[str, str]
+    """Facts (name: value) without whose equality no job starts."""
+    others: dict[str, str]
+    """Facts whose difference is a warning."""
+    outbound_only: bool = False
+    """Other sites cannot dial it."""
+    presence: dict[str, Any] = field(default_factory=dict[str, Any])
+    """The fields of a topology.Presence."""
+
+    @property
+    def facts(self) -> dict[str, str]:
+        return self.needed | self.others
+
+
+def difference_findings(records: list[Record]) -> Iterator[Finding]:
+    """One finding for each fact: all alike, or who differs from the most."""
+    names = list(dict.fromkeys(name for record in records for name in record.facts))
+    facts = [{name: record.facts.get(name, "") for name in names} for record in records]
+    different = {difference.name: difference for difference in differences(facts)}
+    for name in names:
+        difference = different.get(name)
+        if difference is None:
+            yield Finding(f"all alike: {name}", facts[0][name] or "none", State.OK)
+            continue
+        usual = difference.usual
+        others = "; ".join(
+            f"{_who([records[number] for number in numbers])}: {value or 'none'}"
+            for value, numbers in difference.sides
+            if value != usual
+        )
+        state = State.BAD if any(name in record.needed for record in records) else State.WARNING
+        value = f"{usual or 'none'}, but {others}"
+        yield Finding(f"not alike: {name}", value, state, f"make {name} the same on all ranks")
+
+
+def _who(records: list[Record]) -> str:
+    sites = ", ".join(dict.fromkeys(record.site for record in records))
+    return f"{ranks_text([record.rank for record in records])} (site {sites})"
+
+
+def place_peers(own: Record, records: list[Record]) -> list[Record]:
+    """The ranks that `own` will exchange data with: those of its place at every other site."""
+    return [other for other in records if other.site != own.site and other.local_rank == own.local_rank]
+
+
+def way_findings(own: Record, records: list[Record]) -> Iterator[Finding]:
+    """Findings on the ways from `own` to the peers that it will exchange data with, as far as it can dial them."""
+    for other in place_peers(own, records):
+        name = f"to rank {other.rank} (site {other.site}, {other.hosts[0]})"
+        if other.outbound_only:
+            value = "not tried: that site only dials out, and looks at this way itself"
+            yield Finding(f"{name}: reached", value, State.NOTE)
+        else:
+            yield from peer_findings(name, ",".join(other.hosts), other.port)
+
+
+def outbound_findings(records: list[Record]) -> Iterator[Finding]:
+    """Whether some of two sites that have to meet cannot be dialled by the other."""
+    sites = sorted({record.site for record in records if record.outbound_only})
+    if len({record.site for record in records}) < 2 or not sites:
+        return
+    if len(sites) > 1:
+        fix = "one site of a job can be so; let the others be dialled: GEOCOMM_PORT, GEOCOMM_ADDRESS, forwarded ports"
+        yield Finding("sites that only dial out", f"{', '.join(sites)}: they cannot connect", State.BAD, fix)
+    else:
+        yield Finding("site that only dials out", f"{sites[0]}: it dials all others", State.OK)
+
+
+def site_findings(records: list[Record]) -> Iterator[Finding]:
+    """Which machines make up each site, between which everything is plaintext, and whether a job may be one site."""
+    ranks = [from_record(Presence, record.presence) for record in records if record.presence]
+    for site in dict.fromkeys(rank.site for rank in ranks):
+        machines = {rank.machine: rank.machine_name for rank in ranks if rank.site == site}
+        if len(machines) > 1:
+            value = f"{', '.join(machines.values())}: plaintext between them"
+            yield Finding(f"machines of site {site}" if site else "machines", value, State.NOTE)
+    try:
+        text, state = check_one_site(ranks, Scope.JOB), State.WARNING
+    except InvalidArgumentError as error:
+        text, state = str(error), State.BAD
+    if text:
+        found, _, fix = text.partition(". ")
+        yield Finding("sites", found, state, fix)
+
+
+def gathered_findings(records: list[Record], found: list[list[dict[str, Any]]]) -> Iterator[Finding]:
+    """What is wrong, and ways to peers, among what every rank found (`found`, by rank); equal findings come once."""
+    ranks_of: dict[Finding, list[int]] = defaultdict(list)
+    for record, findings in zip(records, found, strict=True):
+        for finding in findings:
+            ranks_of[Finding(**finding | {"state": State(finding["state"])})].append(record.rank)
+    for finding, ranks in ranks_of.items():
+        if finding.state in (State.WARNING, State.BAD) or finding.name.startswith("to "):
+            yield Finding(f"{ranks_text(ranks)}: {finding.name}", finding.value, finding.state, finding.fix)

@@ -1,0 +1,238 @@
+"""The collector of a node: takes reports of its ranks and of other sites, keeps them, and passes its ranks' on.
+
+Nothing waits for it. What comes too fast, or cannot be kept or sent, is dropped and counted: the newest reports win.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import os
+import random
+import socket
+import sqlite3
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from geocomm.core.addresses import HubAddress
+from geocomm.core.calm_log import CalmLog
+from geocomm.core.socket_path import own_folder
+from geocomm.group.rendezvous.store_session import Greeting, ProtocolError, Purpose, Refused
+from geocomm.group.rendezvous.to_collector import rank_socket, site_socket
+from geocomm.group.rendezvous.tunnel import dial
+from geocomm.metrics.report_format import MAX_PACKED_BYTES
+from geocomm.observe.telemetry.report import Head, PackedReport, unpack
+from geocomm.observe.telemetry.report_lines import BadReportError
+from geocomm.observe.telemetry.report_stream import MOST_OF_A_PACKET, ReportPacker, ReportUnpacker
+from geocomm.observe.telemetry.run_store import RunStore
+from geocomm.security.keys import Keys, KeysError
+
+MOST_RANKS_OF_A_SITE = 4096
+SHORTEST_INTERVAL_S = 0.2
+"""Reports of a rank that come faster, after MOST_AT_ONCE of them, are dropped."""
+MOST_AT_ONCE = 64
+"""What waited while a line was down comes all at once."""
+_MOST_WAITING = 512
+_THIN_S = 60.0
+_PAUSES_S = (1.0, 10.0)
+_REFUSED_PAUSE_S = 10.0
+_WRITE_LIMIT_S = 15.0
+_RETRY_S = 1.0
+_GATHER_S = 0.1
+"""The ranks of a machine report at the same moment: for a packet together, they wait so long."""
+_READ_BYTES = 64 << 10
+_SITE_LINE_BYTES = 128
+_LOG_INTERVAL_S = 60.0
+
+
+@dataclass
+class Counts:
+    """What became of the reports that came."""
+
+    kept: int = 0
+    refused: int = 0
+    """They were no reports, or of another site than the sender's."""
+    dropped: int = 0
+    """They came too fast, or could be neither kept nor sent."""
+
+
+class Collector:
+    """Serves the sockets of one folder. Used in one event loop."""
+
+    def __init__(
+        self,
+        folder: Path,
+        site: str | None,
+        store: RunStore | None,
+        keys: Keys | None,
+        upstream: Callable[[], HubAddress | None],
+        log: Callable[[str], None],
+    ) -> None:
+        """folder: of the sockets. site: this one; None: ranks of any. store: None: reports are passed on alone.
+        upstream: where to, now; None: nowhere."""
+        self.counts = Counts()
+        self._folder, self._site, self._store, self._keys = folder, site, store, keys
+        self._upstream, self._log = upstream, CalmLog(log, _LOG_INTERVAL_S, 40)
+        self._paid_until: dict[tuple[str, int], float] = {}
+        self._waiting: collections.deque[PackedReport] = collections.deque(maxlen=_MOST_WAITING)
+        self._news = asyncio.Event()
+
+    async def serve(self) -> None:
+        """Until cancelled. OSError: the sockets cannot be made."""
+        ranks, sites = rank_socket(self._folder), site_socket(self._folder)
+        for path in (ranks, sites):
+            own_folder(path.parent)
+            path.unlink(missing_ok=True)
+        loop = asyncio.get_running_loop()
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as receiver,
+            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as listener,
+        ):
+            with _private_files():
+                receiver.bind(os.fspath(ranks))
+                listener.bind(os.fspath(sites))
+            server = await asyncio.start_unix_server(self._serve_site, sock=listener)
+            receiver.setblocking(False)
+            receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+            loop.add_reader(receiver, self._take_datagrams, receiver)
+            try:
+                async with server:
+                    await asyncio.gather(self._thin_forever(), self._pass_on_forever())
+            finally:
+                loop.remove_reader(receiver)
+                for path in (ranks, sites):
+                    path.unlink(missing_ok=True)
+
+    def _take_datagrams(self, receiver: socket.socket) -> None:
+        came: list[PackedReport] = []
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(MOST_OF_A_PACKET):
+                if (report := self._read(receiver.recv(MAX_PACKED_BYTES + 1))) is not None:
+                    came.append(report)
+        self._pass_on_later(self._keep(came))
+
+    def _read(self, content: bytes) -> PackedReport | None:
+        try:
+            report = unpack(content)
+        except BadReportError as error:
+            self._refuse(f"a process of this machine: {error}")
+            return None
+        if self._site is not None and report.head.site != self._site:
+            self._refuse(f"a rank here says that it is of site {report.head.site}, and this is {self._site}")
+            return None
+        return report
+
+    async def _serve_site(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Reports of another site, or of another node of this one, which the hub or leader has made sure of."""
+        site, unpacker = "", ReportUnpacker()
+        try:
+            site = (await reader.readuntil(b"\n"))[:_SITE_LINE_BYTES].decode().strip()
+            while content := await reader.read(_READ_BYTES):
+                for reports in unpacker.take(content):
+                    for report in reports:
+                        if report.head.site != site:
+                            raise BadReportError(f"it reports for site {report.head.site}")
+                    kept = self._keep(reports)
+                    if site == self._site:  # they are of its other nodes
+                        self._pass_on_later(kept)
+                    await asyncio.sleep(0)  # a flood leaves the others their turn
+        except (BadReportError, UnicodeDecodeError) as error:
+            self._refuse(f"site {site}: {error}")
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass
+        finally:
+            writer.close()
+
+    def _pass_on_later(self, reports: Sequence[PackedReport]) -> None:
+        self.counts.dropped += max(0, len(self._waiting) + len(reports) - _MOST_WAITING)
+        self._waiting += reports
+        if reports:
+            self._news.set()
+
+    def _refuse(self, why: str) -> None:
+        self.counts.refused += 1
+        self._log(f"telemetry refused: {why}")
+
+    def _keep(self, reports: Sequence[PackedReport]) -> list[PackedReport]:
+        """Those that came in time, and are not too many. They are stored together, or not at all."""
+        kept = [report for report in reports if self._in_time(report.head)]
+        if self._store is not None and kept:
+            try:
+                self._store.add(kept, time.time())
+                self.counts.kept += len(kept)
+            except sqlite3.Error as error:
+                self.counts.dropped += len(kept)
+                self._log(f"telemetry is not kept in {self._store.path}: {error}; training goes on. Free room there")
+        return kept
+
+    def _in_time(self, head: Head) -> bool:
+        now, key = time.monotonic(), (head.site, head.rank)
+        paid_until = self._paid_until.get(key)
+        if paid_until is None and sum(site == head.site for site, _ in self._paid_until) >= MOST_RANKS_OF_A_SITE:
+            self._refuse(f"site {head.site} has more than {MOST_RANKS_OF_A_SITE} ranks")
+            return False
+        paid_until = max(now, paid_until or now)
+        most = MOST_AT_ONCE - 1 + head.final  # one is left for the last report of a process
+        if paid_until - now > most * SHORTEST_INTERVAL_S:
+            self.counts.dropped += 1
+            return False
+        self._paid_until[key] = paid_until + SHORTEST_INTERVAL_S
+        return True
+
+    async def _thin_forever(self) -> None:
+        while True:
+            await asyncio.sleep(_THIN_S)
+            if self._store is not None:
+                try:
+                    self._store.thin(time.time(), 10 * _THIN_S)
+                except sqlite3.Error as error:
+                    self._log(f"old telemetry in {self._store.path} cannot be dropped: {error}")
+
+    async def _pass_on_forever(self) -> None:
+        pause_s = _PAUSES_S[0]
+        while True:
+            target = self._upstream()
+            if target is None or self._keys is None:
+                self._waiting.clear()
+                await asyncio.sleep(_PAUSES_S[0])
+                continue
+            try:
+                await self._pass_on(target, self._keys)
+                pause_s = _PAUSES_S[0]
+            except (Refused, KeysError, ProtocolError) as error:
+                self._log(f"{target} does not take this site's telemetry: {error}; trying again")
+                pause_s = _REFUSED_PAUSE_S
+            except OSError as error:
+                self._log(f"no telemetry goes to {target}: {str(error) or 'silent'}; trying again")
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1))
+            pause_s = min(2 * pause_s, _PAUSES_S[1])
+
+    async def _pass_on(self, target: HubAddress, keys: Keys) -> None:
+        """Over one connection, until it is lost (OSError), or another target is named."""
+        stream, _ = await dial(target, keys, Greeting(Purpose.TELEMETRY, bytes(16), 0, "telemetry"))
+        stream.retry_each(_RETRY_S)
+        packer = ReportPacker()
+        try:
+            while self._upstream() == target:
+                self._news.clear()
+                while self._waiting:
+                    async with asyncio.timeout(_WRITE_LIMIT_S):
+                        await stream.write(packer.pack(self._waiting))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_PAUSES_S[0]):
+                        await self._news.wait()
+                        await asyncio.sleep(_GATHER_S)
+        finally:
+            stream.close()
+
+
+@contextlib.contextmanager
+def _private_files() -> Generator[None]:
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)

@@ -1,0 +1,249 @@
+"""The sites of a run at one moment: their ranks together."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from geocomm.core.units import DAY_S
+from geocomm.observe.telemetry.egress import egress_dollars
+from geocomm.observe.telemetry.known_values import known, mean, median, share, total
+from geocomm.observe.telemetry.last_reports import LastReports, Life
+from geocomm.observe.telemetry.overview_events import event_states, moments
+from geocomm.observe.telemetry.overview_links import far_peers
+from geocomm.observe.telemetry.report import Report, Row
+from geocomm.observe.telemetry.run_store import Received, RunStore
+
+RECENT_EVENT_SECONDS = 600.0
+_LATE_STEP_S = 3.0
+STANDSTILL_SECONDS, STANDSTILL_STEPS = 10.0, 5.0
+"""A run stands still where no step has ended for so many seconds, and for so many times what a step takes."""
+
+
+@dataclass(frozen=True)
+class RankState:
+    """One rank."""
+
+    site: str
+    rank: int
+    """In the run; in an elastic run, of the site."""
+    host: str
+    life: Life
+    report_age_seconds: float
+    """Since its last report came."""
+    step: int | None
+    """The last training step that ended."""
+    step_age_seconds: float | None
+    """Since then."""
+    step_seconds: float | None
+    """Of its last steps, in the mean."""
+    tokens_per_second: float | None
+    disk_free_bytes: int | None
+    """On the disk of the run folder, where the rank has one and tells of it."""
+    disk_size_bytes: int | None
+    """Of that disk, for this user."""
+    exposed_share: float | None
+    """Of its time: that it stood still for collectives between sites, or for results of local steps."""
+
+
+@dataclass(frozen=True)
+class SiteState:
+    """A site: its ranks together. Rates are of those that report."""
+
+    name: str
+    ranks: tuple[RankState, ...]
+    step: int | None
+    """The last training step that all its reporting ranks have ended."""
+    of_steps: int | None
+    """How many steps the run shall have."""
+    step_seconds: float | None
+    """Of the last steps, in the median of its ranks."""
+    mean_step_seconds: float | None
+    """Of all steps of its processes, likewise. Not known before the second."""
+    step_age_seconds: float | None
+    """Since its last step ended, at the rank that is furthest behind."""
+    tokens_per_second: float | None
+    """Of all its ranks."""
+    exposed_share: float | None
+    """The mean of its ranks."""
+    loss: float | None
+    """The mean of what its ranks said last."""
+    loss_least: float | None
+    """Of the last three losses, in the mean of its ranks."""
+    loss_median: float | None
+    """Of the 64 before, likewise."""
+    loss_spread: float | None
+    """Of these, as a standard deviation, likewise."""
+    held_out_loss: float | None
+    """Of the last evaluation, in the mean of its ranks."""
+    bytes_sent: int
+    """To other sites, since its processes started."""
+    egress_dollars: float | None
+    """That this has cost, with headers and repeats."""
+    egress_dollars_per_day: float | None
+    """That it may cost."""
+    data_waited_seconds: float | None
+    """That a rank waited for shards of the data set, in the mean."""
+    data_fetched_bytes: float | None
+    """Of these, by all its ranks."""
+    data_fetched_dollars: float | None
+    """What they cost."""
+    ranks_not_finite: int
+    """Ranks whose last loss is NaN or infinite."""
+    rounds_not_finite: int
+    """Rounds of local steps that left its weights out: NaN or infinite."""
+    reports: int
+    """That its processes have made."""
+    reports_dropped: int
+    """Of these, those that its collector did not take."""
+    certificate_ends: float | None
+    """Unix seconds; of the rank whose certificate expires first."""
+    disk_free_bytes: int | None
+    """On the disk of its run folder; the least, where it has several."""
+    disk_size_bytes: int | None
+    """Of that disk."""
+    checkpoint_age_seconds: float | None
+    """Since the last checkpoint that it wrote within a day."""
+    checkpoint_interval_seconds: float | None
+    """Between that and the one before."""
+    recent_events: dict[str, int]
+    """By kind, how many of the last ten minutes; what its ranks saw alike counts once."""
+
+    @property
+    def ranks_reporting(self) -> int:
+        """How many of its ranks report."""
+        return sum(rank.life is Life.REPORTING for rank in self.ranks)
+
+    @property
+    def life(self) -> Life:
+        """Of its ranks together: silent if one is, or else ended if all have."""
+        lives = {rank.life for rank in self.ranks}
+        return next(life for life in (Life.SILENT, Life.REPORTING, Life.ENDED) if life in lives)
+
+    @property
+    def report_age_seconds(self) -> float:
+        """Since the last report of the rank that was heard longest ago, among those that have not ended."""
+        ages = [rank.report_age_seconds for rank in self.ranks if rank.life is not Life.ENDED]
+        return max(ages) if ages else min(rank.report_age_seconds for rank in self.ranks)
+
+
+def site_states(store: RunStore, seen: LastReports) -> Iterator[SiteState]:
+    """The sites by name."""
+    for name in sorted({received.report.site for received in seen.last}):
+        own = [received for received in seen.last if received.report.site == name]
+        ranks = tuple(_rank(seen, received) for received in own)
+        heard = [rank for rank in ranks if rank.life is Life.REPORTING] or list(ranks)
+        training = [received.report.training for received in own]
+        windows: list[Row] = [one["losses"] for one in training if one.get("losses")]
+        losses = [one["loss"] for one in training if isinstance(one.get("loss"), float)]
+        stats = [received.report.stats for received in own]
+        data: list[Row] = [one["data"] for one in stats if one.get("data")]
+        disk = min((rank for rank in ranks if rank.disk_free_bytes is not None), key=_free_bytes, default=None)
+        saved = moments(store.events(seen.at - DAY_S, seen.at, site=name, kind="checkpoint"))
+        checkpoints = list(itertools.islice(saved, 2))
+        recent = event_states(store.events(seen.at - RECENT_EVENT_SECONDS, seen.at, site=name))
+        yield SiteState(
+            name=name,
+            ranks=ranks,
+            step=min((rank.step for rank in heard if rank.step is not None), default=None),
+            of_steps=max((one["of_steps"] for one in training if one.get("of_steps") is not None), default=None),
+            step_seconds=median(rank.step_seconds for rank in heard),
+            mean_step_seconds=median(_mean_step_s(one.get("totals", {})) for one in training),
+            step_age_seconds=max(
+                (rank.step_age_seconds for rank in heard if rank.step_age_seconds is not None), default=None
+            ),
+            tokens_per_second=total(rank.tokens_per_second for rank in heard),
+            exposed_share=mean(rank.exposed_share for rank in heard),
+            loss=mean(one.get("loss") for one in training),
+            loss_least=mean(one["least"] for one in windows),
+            loss_median=mean(one["median"] for one in windows),
+            loss_spread=mean(one["spread"] for one in windows),
+            held_out_loss=mean(one.get("held_out_loss") for one in training),
+            bytes_sent=sum(peer["bytes_sent"] for received in own for peer in far_peers(received)),
+            egress_dollars=total(_egress_dollars(received) for received in own),
+            egress_dollars_per_day=max(known(one.report.egress_dollars_per_day for one in own), default=None),
+            data_waited_seconds=mean(one.get("waited_seconds") for one in data),
+            data_fetched_bytes=total(one.get("fetched_bytes") for one in data),
+            data_fetched_dollars=total(one.get("fetched_dollars") for one in data),
+            ranks_not_finite=sum(not math.isfinite(loss) for loss in losses),
+            rounds_not_finite=sum(
+                run.get("rounds_not_finite", 0) for one in stats for run in one.get("local_steps", ())
+            ),
+            reports=sum(received.report.sequence for received in own),
+            reports_dropped=sum(one.get("reports_dropped", 0) for one in stats),
+            certificate_ends=min(known(received.report.certificate_ends for received in own), default=None),
+            disk_free_bytes=disk and disk.disk_free_bytes,
+            disk_size_bytes=disk and disk.disk_size_bytes,
+            checkpoint_age_seconds=seen.at - checkpoints[0] if checkpoints else None,
+            checkpoint_interval_seconds=checkpoints[0] - checkpoints[1] if len(checkpoints) > 1 else None,
+            recent_events=dict(collections.Counter(event.kind for event in recent)),
+        )
+
+
+def _free_bytes(rank: RankState) -> int:
+    return rank.disk_free_bytes or 0
+
+
+def _egress_dollars(received: Received) -> float | None:
+    """What the rank has sent to other sites, at the site's price."""
+    price = received.report.egress_dollars_per_gb
+    if price is None:
+        return None
+    return sum(egress_dollars(price, peer["bytes_sent"], peer["retransmitted_bytes"]) for peer in far_peers(received))
+
+
+def _mean_step_s(totals: Row) -> float | None:
+    if totals.get("steps", 0) < 2 or "seconds" not in totals:
+        return None
+    return totals["seconds"] / (totals["steps"] - 1)  # what the first one took is not known where the program is silent
+
+
+def _rank(seen: LastReports, received: Received) -> RankState:
+    report = received.report
+    age = max(0.0, seen.at - received.at)
+    ended_ns: int | None = report.training.get("ended_ns")
+    step_seconds = tokens_per_second = exposed_share = None
+    step_age = None if ended_ns is None else (report.now_ns - ended_ns) / 1e9 + age
+    if seen.has_rates(received) and (before := seen.before_steps(received)) is not None:
+        step_seconds, tokens_per_second = _pace(before.report, report)
+    if seen.has_rates(received) and (before := seen.before(received)) is not None:
+        stood_s = _stood_still_s(report.stats) - _stood_still_s(before.report.stats)
+        seconds = (report.now_ns - before.report.now_ns) / 1e9
+        if step_age is not None and step_age > _LATE_STEP_S:  # counters know of a wait once it is over
+            stood_s += min(seconds, seen.open_wait_seconds(received))
+        exposed_share = share(stood_s, seconds)
+    return RankState(
+        site=report.site,
+        rank=report.rank,
+        host=report.host,
+        life=seen.life(received),
+        report_age_seconds=age,
+        step=report.training.get("step"),
+        step_age_seconds=step_age,
+        step_seconds=step_seconds,
+        tokens_per_second=tokens_per_second,
+        disk_free_bytes=report.disk_free_bytes,
+        disk_size_bytes=report.disk_size_bytes,
+        exposed_share=exposed_share,
+    )
+
+
+def _pace(before: Report, report: Report) -> tuple[float, float | None]:
+    """Seconds of a step, and tokens per second."""
+    was: Row = before.training["totals"]
+    now: Row = report.training["totals"]
+    ended_ns: int = report.training["ended_ns"]
+    seconds = (ended_ns - before.training["ended_ns"]) / 1e9
+    step_seconds = seconds / (now["steps"] - was["steps"])
+    if "tokens" not in now:
+        return step_seconds, None
+    # A step that takes longer than the ones before counts with what it has taken so far.
+    late_s = max(0.0, (report.now_ns - ended_ns) / 1e9 - step_seconds)
+    return step_seconds, (now["tokens"] - was.get("tokens", 0)) / (seconds + late_s)
+
+
+def _stood_still_s(stats: Row) -> float:
+    return stats.get("exposed_seconds", 0.0) + sum(run.get("waited_seconds", 0.0) for run in stats["local_steps"])

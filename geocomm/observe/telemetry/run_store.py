@@ -1,0 +1,364 @@
+"""The run store: the reports of a run in one SQLite file, which one process writes and any number read.
+
+It keeps every report for an hour, one in ten seconds for two days, and one a minute for ever. Counters are totals, so
+what is dropped costs detail and no sum. Operations and rounds are kept for an hour, of events the newest of each site.
+
+Of a report's lines it keeps the numbers, and each shape once, as long as a line has it.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import zlib
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from geocomm.core.units import DAY_S
+from geocomm.observe.telemetry.report import PackedReport, Report, report_of
+from geocomm.observe.telemetry.report_lines import Line, Row, Shape
+
+FILE_NAME = "telemetry.sqlite"
+_APPLICATION_ID = 0x67637465
+_FORMAT = 2
+_KEPT_S = ((3600.0, 10.0), (2 * DAY_S, 60.0))
+"""(age, interval): of reports older than `age`, one in `interval` is kept."""
+_FOR_EVER = 1e12
+_DETAILS = ("operation", "round")
+_MOST_SHAPE_BYTES = 16 << 20
+"""Of the shapes that are looked up in memory; and of those on the disk, before it is looked which are needed."""
+_LOOK_EVERY_S = 3600.0
+_MOST_EVENTS = 100_000
+"""Of a site."""
+_WHO = (
+    "who(site, rank) AS (SELECT site, rank FROM (SELECT site, rank FROM reports ORDER BY site, rank LIMIT 1) "
+    "UNION ALL SELECT next.site, next.rank FROM who JOIN reports AS next ON next.rowid = coalesce("
+    "(SELECT rowid FROM reports WHERE site = who.site AND rank > who.rank ORDER BY rank LIMIT 1), "
+    "(SELECT rowid FROM reports WHERE site > who.site ORDER BY site, rank LIMIT 1)))"
+)
+"""All ranks: a step in the index for each, whereas DISTINCT would go through all reports."""
+
+
+class NoStoreError(Exception):
+    """There is no run store, or it is none of this version; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A process that reports."""
+
+    site: str
+    rank: int
+    process: str
+
+
+@dataclass(frozen=True)
+class Received:
+    """A report, and when the collector had it, in Unix seconds of the collector's clock."""
+
+    at: float
+    report: Report
+
+    @property
+    def rank(self) -> Rank:
+        """Whose it is."""
+        return Rank(self.report.site, self.report.rank, self.report.process)
+
+
+class RunStore:
+    """One connection to the file; used by one thread at a time."""
+
+    def __init__(self, path: Path, *, write: bool = False) -> None:
+        """path: the file, or the folder that it is in. write: make it where it is not there.
+
+        Raises NoStoreError, and OSError or sqlite3.Error for what the disk says.
+        """
+        self.path = path / FILE_NAME if path.is_dir() else path
+        if not write and not self.path.is_file():
+            raise NoStoreError(
+                f"{path} has no telemetry ({FILE_NAME}): start the run with geocomm run --telemetry FOLDER or --elastic"
+            )
+        mode = "rwc" if write else "ro"
+        self._db = sqlite3.connect(
+            f"{self.path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False
+        )
+        self._db.execute("PRAGMA busy_timeout=2000")
+        if write:
+            self._make()
+        self._check()
+        if write:
+            self._db.execute("CREATE INDEX IF NOT EXISTS shapes_by_text ON shapes (shape)")
+        self._number_of: dict[bytes, int] = {}
+        self._shapes: dict[int, Shape] = {}
+        self._shape_bytes = 0
+        self._looked_at = 0.0
+
+    def add(self, reports: Sequence[PackedReport], at: float) -> None:
+        """Keep reports that came at `at` (Unix seconds), or none of them. Raises sqlite3.Error, such as for a full
+        disk."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            for report in reports:
+                self._insert(report, at)
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            self._number_of.clear()
+            raise
+
+    def _insert(self, report: PackedReport, at: float) -> None:
+        head = report.head
+        body, details = array("q"), array("q")
+        for shape, numbers in report.lines:
+            number = self._number_of.get(shape.text) or self._add_shape(shape.text)
+            if shape.kind == "event":
+                row = (at, head.site, head.rank, number, numbers.tobytes())
+                self._db.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?)", row)
+            else:
+                said = details if shape.kind in _DETAILS else body
+                said.append(number)
+                said += numbers
+        self._db.execute(
+            "INSERT OR IGNORE INTO reports VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (
+                *(at, head.site, head.rank, head.process, head.sequence),
+                *(zlib.compress(body, 1), zlib.compress(details, 1) if details else None),
+            ),
+        )
+
+    def _add_shape(self, text: bytes) -> int:
+        known = self._db.execute("SELECT number FROM shapes WHERE shape = ?", (text,)).fetchone()
+        number = (
+            known[0] if known else self._db.execute("INSERT INTO shapes (shape) VALUES (?)", (text,)).lastrowid or 0
+        )
+        self._make_room(text)
+        self._number_of[text] = number
+        return number
+
+    def _shape(self, number: int) -> Shape:
+        shape = self._shapes.get(number)
+        if shape is None:
+            (text,) = self._db.execute("SELECT shape FROM shapes WHERE number = ?", (number,)).fetchone()
+            self._make_room(text)
+            shape = self._shapes[number] = Shape(text)
+        return shape
+
+    def _make_room(self, text: bytes) -> None:
+        """For one more shape. Those that were forgotten are read again, or written again."""
+        self._shape_bytes += len(text)
+        if self._shape_bytes > _MOST_SHAPE_BYTES:
+            self._number_of.clear()
+            self._shapes.clear()
+            self._shape_bytes = len(text)
+
+    def _lines(self, packed: bytes, kind: str = "") -> Iterator[Line]:
+        """The lines of a body or details; of one kind alone, where it is named."""
+        numbers = array("q", zlib.decompress(packed))
+        place = 0
+        while place < len(numbers):
+            shape, begin = self._shape(numbers[place]), place + 1
+            place = begin + shape.holes
+            if not kind or shape.kind == kind:
+                yield Line(shape, numbers[begin:place])
+
+    def _report(self, body: bytes, details: bytes | None) -> Report:
+        return report_of([*self._lines(body), *(self._lines(details) if details is not None else ())])
+
+    def latest(self, until: float = _FOR_EVER, *, details: bool = False) -> list[Received]:
+        """The last report of each rank of each site that came up to `until`; by site and rank. Not of a rank that a
+        restart of its site left out. details: with `operations` and `rounds`."""
+        rows = self._db.execute(
+            f"WITH RECURSIVE {_WHO} SELECT at, body, {'details' if details else 'NULL'} "
+            "FROM who JOIN reports ON reports.rowid = (SELECT rowid "
+            "FROM reports AS own WHERE own.site = who.site AND own.rank = who.rank AND own.at <= ? "
+            "ORDER BY own.at DESC LIMIT 1) ORDER BY reports.site, reports.rank",
+            (until,),
+        )
+        return _of_last_start([Received(at, self._report(body, packed)) for at, body, packed in rows.fetchall()])
+
+    def reports(
+        self, since: float = 0.0, until: float = _FOR_EVER, *, details: bool = False, site: str | None = None
+    ) -> Iterator[Received]:
+        """Reports that came after `since` and up to `until`, oldest first. details: with `operations` and `rounds`."""
+        rows = self._db.execute(
+            f"SELECT at, body, {'details' if details else 'NULL'} FROM reports "
+            "WHERE at > ? AND at <= ? AND (? IS NULL OR site = ?) ORDER BY at",
+            (since, until, site, site),
+        )
+        for at, body, packed in rows:
+            yield Received(at, self._report(body, packed))
+
+    def sampled(self, since: float, until: float, interval_s: float) -> Iterator[Received]:
+        """Of each rank's reports after `since` and up to `until`, the last one of each interval; oldest first.
+        Intervals begin at multiples of their length."""
+        rows = self._db.execute(
+            f"WITH RECURSIVE {_WHO}, ends(at) AS (SELECT (CAST(:since / :interval AS INTEGER) + 1) * :interval "
+            "UNION ALL SELECT at + :interval FROM ends WHERE at <= :until) "
+            "SELECT reports.at, body FROM who JOIN ends JOIN reports ON reports.rowid = (SELECT rowid "
+            "FROM reports AS own WHERE own.site = who.site AND own.rank = who.rank AND own.at < ends.at "
+            "AND own.at >= ends.at - :interval AND own.at > :since AND own.at <= :until ORDER BY own.at DESC LIMIT 1) "
+            "ORDER BY reports.at",
+            {"since": since, "until": until, "interval": interval_s},
+        )
+        for at, body in rows:
+            yield Received(at, self._report(body, None))
+
+    def span(self) -> tuple[float, float] | None:
+        """When the first report came, and the last; None: there is none yet."""
+        first, last = self._db.execute(
+            "SELECT (SELECT min(at) FROM reports), (SELECT max(at) FROM reports)"  # each alone is found in the index
+        ).fetchone()
+        return None if first is None else (first, last)
+
+    def begin_of_last(self, count: int, until: float = _FOR_EVER) -> float:
+        """When the report came that `count` others followed up to `until`; 0: there are fewer."""
+        row = self._db.execute(
+            "SELECT at FROM reports WHERE at <= ? ORDER BY at DESC LIMIT 1 OFFSET ?", (until, count)
+        ).fetchone()
+        return 0.0 if row is None else row[0]
+
+    def rows(self, kind: str, since: float = 0.0) -> list[tuple[Rank, Row]]:
+        """The `operations`, `rounds` or `steps` of all ranks in reports that came after `since`, each once, as it was
+        said last; in the order in which they began at each rank."""
+        key = {"operations": "number", "rounds": "number", "steps": "step"}[kind]
+        found = {(rank, row.get(key)): row for _, rank, row in self.told(kind, since)}
+        return [(rank, row) for (rank, _), row in found.items()]
+
+    def told(self, kind: str, since: float = 0.0, until: float = _FOR_EVER) -> Iterator[tuple[float, Rank, Row]]:
+        """The same with the time of the report, each as often as it was said."""
+        column = _column_of(kind)
+        reports = self._db.execute(
+            f"SELECT at, site, rank, process, {column} FROM reports WHERE at > ? AND at <= ? AND {column} IS NOT NULL "
+            "ORDER BY at",
+            (since, until),
+        )
+        for at, site, rank, process, packed in reports:
+            for line in self._lines(packed, kind.removesuffix("s")):
+                yield at, Rank(site, rank, process), line.row
+
+    def newest(self, kind: str, rank: Rank, until: float = _FOR_EVER) -> Iterator[Row]:
+        """The same of one process, the newest first."""
+        column = _column_of(kind)
+        reports = self._db.execute(
+            f"SELECT {column} FROM reports WHERE site = ? AND rank = ? AND process = ? AND at <= ? "
+            f"AND {column} IS NOT NULL ORDER BY at DESC",
+            (rank.site, rank.rank, rank.process, until),
+        )
+        for (packed,) in reports:
+            yield from (line.row for line in reversed(list(self._lines(packed, kind.removesuffix("s")))))
+
+    def events(
+        self, since: float = 0.0, until: float = _FOR_EVER, *, site: str | None = None, kind: str = ""
+    ) -> Iterator[Row]:
+        """Events that came after `since` and up to `until`, newest first, each with `site`, `rank` and `at`; of one
+        site or kind alone, where it is named. Each is read when it is asked for."""
+        of_site, its_name = ("", ()) if site is None else ("AND site = ? ", (site,))
+        rows = self._db.execute(
+            "SELECT at, site, rank, shape, numbers FROM events "
+            f"WHERE at > ? AND at <= ? {of_site}ORDER BY at DESC, rowid DESC",
+            (since, until, *its_name),
+        )
+        named = f'"kind":"{kind}"'.encode() if kind else b""
+        for at, own, rank, shape, numbers in rows:
+            line = Line(self._shape(shape), array("q", numbers))
+            if named in line.text:
+                yield {**line.row, "at": at, "site": own, "rank": rank}
+
+    def thin(self, now: float, back_s: float = math.inf) -> None:
+        """Drop what is too old to be kept in full. back_s: how far back from each age to look, where what is older was
+        thinned before."""
+        for age, interval in _KEPT_S:
+            first, last = now - age - back_s, now - age
+            self._db.execute(
+                "DELETE FROM reports WHERE at BETWEEN ? AND ? AND rowid NOT IN (SELECT max(rowid) FROM reports "
+                "WHERE at BETWEEN ? AND ? GROUP BY site, rank, process, CAST(at / ? AS INTEGER))",
+                (first, last, first, last, interval),
+            )
+        last = now - _KEPT_S[0][0]
+        self._db.execute(
+            "UPDATE reports SET details = NULL WHERE at BETWEEN ? AND ? AND details IS NOT NULL", (last - back_s, last)
+        )
+        if now - self._looked_at >= _LOOK_EVERY_S:
+            self._looked_at = now
+            self._drop_events()
+            self._drop_shapes()
+
+    def _drop_events(self) -> None:
+        """Drop the oldest of sites that have too many."""
+        for (site,) in self._db.execute("SELECT site FROM events GROUP BY site HAVING count(*) > ?", (_MOST_EVENTS,)):
+            self._db.execute(
+                "DELETE FROM events WHERE site = ? AND at < (SELECT at FROM events WHERE site = ? ORDER BY at DESC "
+                "LIMIT 1 OFFSET ?)",
+                (site, site, _MOST_EVENTS - 1),
+            )
+
+    def _drop_shapes(self) -> None:
+        """Drop the shapes that no line has any more, where all take much room."""
+        (size,) = self._db.execute("SELECT total(length(shape)) FROM shapes").fetchone()
+        if size <= _MOST_SHAPE_BYTES:
+            return
+        used = {number for (number,) in self._db.execute("SELECT DISTINCT shape FROM events")}
+        for body, details in self._db.execute("SELECT body, details FROM reports"):
+            used |= {number for packed in (body, details) if packed is not None for number in self._numbers_of(packed)}
+        # The last one stays, since its number would be given again, to a shape that readers do not know.
+        numbers = self._db.execute("SELECT number FROM shapes WHERE number < (SELECT max(number) FROM shapes)")
+        unused = [(number,) for (number,) in numbers if number not in used]
+        self._db.executemany("DELETE FROM shapes WHERE number = ?", unused)
+        self._number_of.clear()
+        self._shapes.clear()
+        self._shape_bytes = 0
+
+    def _numbers_of(self, packed: bytes) -> Iterator[int]:
+        """Of the shapes of a body or details."""
+        numbers = array("q", zlib.decompress(packed))
+        place = 0
+        while place < len(numbers):
+            yield numbers[place]
+            place += 1 + self._shape(numbers[place]).holes
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._db.close()
+
+    def _make(self) -> None:
+        if self._db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+            return
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.executescript(
+            "BEGIN IMMEDIATE;"
+            "CREATE TABLE reports (at REAL, site TEXT, rank INTEGER, process TEXT, sequence INTEGER, body BLOB, "
+            "details BLOB, UNIQUE (site, rank, process, sequence)) STRICT;"
+            "CREATE INDEX reports_at ON reports (at);"
+            "CREATE INDEX reports_of_rank ON reports (site, rank, at);"
+            "CREATE TABLE events (at REAL, site TEXT, rank INTEGER, shape INTEGER, numbers BLOB) STRICT;"
+            "CREATE INDEX events_at ON events (at);"
+            "CREATE INDEX events_of_site ON events (site, at);"
+            "CREATE TABLE shapes (number INTEGER PRIMARY KEY, shape BLOB) STRICT;"
+            f"PRAGMA application_id={_APPLICATION_ID};"
+            f"PRAGMA user_version={_FORMAT};"
+            "COMMIT;"
+        )
+
+    def _check(self) -> None:
+        self._db.execute("PRAGMA synchronous=NORMAL")
+        found, version = (
+            self._db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
+        )
+        if (found, version) != (_APPLICATION_ID, _FORMAT):
+            self.close()
+            raise NoStoreError(f"{self.path} is no run store of this version of geocomm: name another folder")
+
+
+def _of_last_start(found: list[Received]) -> list[Received]:
+    """Without those of ranks that said nothing since others of their site started: these go on without them."""
+    started: dict[str, float] = {}
+    for one in found:
+        started[one.report.site] = max(one.report.started, started.get(one.report.site, 0.0))
+    return [one for one in found if one.report.time >= started[one.report.site]]
+
+
+def _column_of(kind: str) -> str:
+    return "details" if kind.removesuffix("s") in _DETAILS else "body"

@@ -1,0 +1,255 @@
+"""Collectors: reports of ranks and of other sites, over real sockets and TLS; and what is no report."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import socket
+import zlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from geocomm.core.addresses import HubAddress
+from geocomm.group.rendezvous.store_session import Greeting, Purpose, Refused
+from geocomm.group.rendezvous.to_collector import rank_socket
+from geocomm.group.rendezvous.tunnel import dial
+from geocomm.metrics.report_format import VERSION
+from geocomm.observe.telemetry import collector as collector_module
+from geocomm.observe.telemetry.collector import Collector
+from geocomm.observe.telemetry.report import MAX_BYTES, MAX_MEMORY_BYTES
+from geocomm.observe.telemetry.run_store import RunStore
+from geocomm.security.keys import Keys
+from support import reports
+from support.hub_support import BreakingProxy, make_keys, run, running_hub, until
+from support.small_disk import small_disk
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def text(sequence: int, site: str = "a", rank: int = 0, process: str = "0123456789abcdef", **more: Any) -> bytes:
+    own = {"version": VERSION, "site": site, "rank": rank, "process": process, "sequence": sequence}
+    return reports.text({**own, "time": 1.0, "now_ns": 1, **more})
+
+
+def packet(content: bytes) -> bytes:
+    """The first packet of a stream."""
+    stream = zlib.compressobj()
+    made = stream.compress(content) + stream.flush(zlib.Z_SYNC_FLUSH)
+    return len(made).to_bytes(4, "little") + made
+
+
+@contextlib.asynccontextmanager
+async def collecting(
+    folder: Path, site: str, keys: Keys | None = None, to: Callable[[], HubAddress | None] = lambda: None
+) -> AsyncIterator[tuple[Collector, RunStore, list[str]]]:
+    """A collector of a site with a store in the folder, and what it said."""
+    folder.mkdir(exist_ok=True)
+    lines: list[str] = []
+    store = RunStore(folder, write=True)
+    collector = Collector(folder, site, store, keys, to, lines.append)
+    serving = asyncio.create_task(collector.serve())
+    await until(lambda: rank_socket(folder).exists(), "the collector serves")
+    try:
+        yield collector, store, lines
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        store.close()
+
+
+def send(folder: Path, *datagrams: bytes) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        for content in datagrams:
+            sender.sendto(content, str(rank_socket(folder)))
+
+
+def sequences(store: RunStore, site: str) -> list[int]:
+    return [said.report.sequence for said in store.reports(site=site)]
+
+
+@pytest.fixture(autouse=True)
+def at_any_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collector_module, "SHORTEST_INTERVAL_S", 0.0)
+
+
+def test_reports_reach_the_hubs_store_over_a_line_that_breaks_again_and_again(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path / "keys")
+
+    async def work() -> None:
+        async with (
+            collecting(tmp_path / "hub", "a") as (_, at_hub, _),
+            running_hub(keys["a"], 1, tmp_path / "hub") as place,
+        ):
+            proxy = BreakingProxy(place.address, 8000, 3)
+            async with proxy.running() as way, collecting(tmp_path / "b", "b", keys["b"], lambda: way) as (_, own, _):
+                sent = 0
+                while proxy.resets < 3 or len(sequences(at_hub, "b")) < 20:
+                    sent += 1
+                    send(tmp_path / "b", zlib.compress(text(sent, "b", stats={"noise": random.Random(sent).random()})))
+                    await asyncio.sleep(0.02)
+                assert sequences(own, "b") == list(range(1, sent + 1))
+                found = sequences(at_hub, "b")
+                assert found == sorted(set(found))  # none twice, none before another
+                assert set(found) <= set(sequences(own, "b"))
+
+    run(work())
+
+
+def test_reports_of_a_sites_other_node_reach_the_leader_by_way_of_its_first(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path / "keys")
+
+    async def work() -> None:
+        async with (
+            collecting(tmp_path / "leader", "a") as (_, at_leader, _),
+            running_hub(keys["a"], 1, tmp_path / "leader") as leader,
+            collecting(tmp_path / "first", "b", keys["b"], lambda: leader.address) as (_, at_first, _),
+            running_hub(keys["b"], 1, tmp_path / "first") as site_hub,
+            collecting(tmp_path / "second", "b", keys["b"], lambda: site_hub.address),
+        ):
+            send(tmp_path / "first", zlib.compress(text(1, "b", rank=0)))
+            send(tmp_path / "second", zlib.compress(text(1, "b", rank=1)))
+            for store in (at_first, at_leader):
+                await until(lambda store=store: len(store.latest()) == 2, "both ranks of b have reported")
+                assert [(one.rank.site, one.rank.rank) for one in store.latest()] == [("b", 0), ("b", 1)]
+
+    run(work())
+
+
+def test_a_site_cannot_report_for_another_and_what_is_no_report_is_refused(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path / "keys", "abc")
+    bad = {
+        "for another": packet(text(1, "c") + b"\n\n"),
+        "the second for another": packet(text(1, "b") + b"\n\n" + text(1, "c") + b"\n\n"),
+        "no JSON": packet(b"{\n\n"),
+        "a path for a name": packet(text(1, "../b") + b"\n\n"),
+        "too long": packet(b" " * (MAX_MEMORY_BYTES + 1)),
+        "no zlib": b"\x04\0\0\0abcd",
+        "a packet of 4 GB": b"\xff" * 64,
+        "a later version": packet(text(1, "b").replace(b'"version":2', b'"version":3') + b"\n\n"),
+        "an edit of nothing": packet(b"0 a 1\n\n"),
+        "a report without an end": packet(text(1, "b")),
+    }
+
+    async def work() -> None:
+        async with (
+            collecting(tmp_path / "hub", "a") as (collector, store, _),
+            running_hub(keys["a"], 1, tmp_path / "hub") as place,
+        ):
+            for number, (name, content) in enumerate(bad.items(), 1):
+                stream, _ = await dial(place.address, keys["b"], Greeting(Purpose.TELEMETRY, bytes(16), 0, "telemetry"))
+                with contextlib.suppress(OSError):
+                    await stream.write(content)
+                    async with asyncio.timeout(10):
+                        await stream.read_some(1)  # the hub closes
+                stream.close()
+                await until(lambda number=number: collector.counts.refused == number, name)
+            for content in (
+                b"",
+                b"abc",
+                zlib.compress(b"{}"),
+                zlib.compress(b" " * (MAX_BYTES + 1)),
+                zlib.compress(text(1) + b"\n" + text(1)),
+                zlib.compress(text(1, "b")),
+            ):
+                send(tmp_path / "hub", content)
+            await until(lambda: collector.counts.refused == len(bad) + 6, "datagrams")
+            assert not list(store.reports())
+            stream, _ = await dial(place.address, keys["b"], Greeting(Purpose.TELEMETRY, bytes(16), 0, "telemetry"))
+            await stream.write(packet(text(5, "b") + b"\n\n"))
+            await until(lambda: sequences(store, "b") == [5], "a good one still comes")
+            stream.close()
+
+    run(work())
+
+
+def test_a_hub_without_telemetry_says_so(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path / "keys")
+
+    async def work() -> None:
+        async with running_hub(keys["a"], 1) as place:
+            with pytest.raises(Refused, match="--telemetry FOLDER"):
+                await dial(place.address, keys["b"], Greeting(Purpose.TELEMETRY, bytes(16), 0, "telemetry"))
+
+    run(work())
+
+
+def test_a_flood_is_dropped_and_counted_and_other_ranks_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector_module, "SHORTEST_INTERVAL_S", 60.0)
+    monkeypatch.setattr(collector_module, "MOST_AT_ONCE", 10)
+    monkeypatch.setattr(collector_module, "MOST_RANKS_OF_A_SITE", 3)
+
+    async def work() -> None:
+        async with collecting(tmp_path / "a", "a") as (collector, store, lines):
+            for sequence in range(50):
+                send(tmp_path / "a", zlib.compress(text(sequence)))
+                await asyncio.sleep(0)
+            for rank in range(1, 5):
+                send(tmp_path / "a", zlib.compress(text(1, rank=rank)))
+                await asyncio.sleep(0)
+            await until(lambda: collector.counts.refused == 2, "two ranks too many")
+            assert collector.counts.dropped == 40
+            assert sequences(store, "a")[:10] == list(range(10))  # as after a black-out
+            assert [said.report.rank for said in store.latest()] == [0, 1, 2]
+            assert len(lines) == 1
+
+    run(work())
+
+
+def test_a_flood_of_last_reports_is_dropped_too_and_one_of_them_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector_module, "SHORTEST_INTERVAL_S", 60.0)
+    monkeypatch.setattr(collector_module, "MOST_AT_ONCE", 10)
+
+    async def work() -> None:
+        async with collecting(tmp_path / "a", "a") as (collector, store, _):
+            for sequence in range(50):
+                process, final = f"{sequence:016x}", sequence >= 20
+                send(tmp_path / "a", zlib.compress(text(sequence, process=process, final=final)))
+                await asyncio.sleep(0)
+            await until(lambda: collector.counts.dropped == 39, "all are looked at")
+            assert sequences(store, "a") == [*range(10), 20]
+
+    run(work())
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="gives a folder to another user")
+def test_folder_of_another_user_is_not_served_from(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    os.chown(tmp_path / "a", 12345, 12345)
+
+    async def work() -> None:
+        collector = Collector(tmp_path / "a", "a", None, None, lambda: None, print)
+        with pytest.raises(PermissionError, match="12345"):
+            await collector.serve()
+
+    run(work())
+
+
+def test_a_full_disk_costs_a_line_and_reports_are_still_passed_on(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path / "keys")
+    noise = random.Random(1).randbytes(40_000).hex()
+
+    async def work() -> None:
+        async with (
+            collecting(tmp_path / "hub", "a") as (_, at_hub, _),
+            running_hub(keys["a"], 1, tmp_path / "hub") as place,
+        ):
+            with small_disk(tmp_path / "b") as folder:
+                async with collecting(folder, "b", keys["b"], lambda: place.address) as (collector, _, lines):
+                    sequence = 0
+                    while collector.counts.dropped < 3:
+                        sequence += 1
+                        send(folder, zlib.compress(text(sequence, "b", stats={"noise": noise})))
+                        await asyncio.sleep(0.01)
+                    assert any("training goes on" in line for line in lines)
+                    await until(lambda: sequence in sequences(at_hub, "b"), "the last one is at the hub")
+
+    run(work())

@@ -1,0 +1,57 @@
+"""What the folder of a run store tells besides the reports: members of an elastic run, the collector, the disk."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from geocomm.journal.entries import Data, Deal, Genesis, Join, Left, Ready
+from geocomm.journal.journal import FILE_NAME, SqliteJournal
+from geocomm.journal.run_state import Standing
+from geocomm.observe.telemetry.store_folder import COLLECTOR_LOCK, StoreFolder
+
+
+def put(journal: SqliteJournal, kind: Any, **fields: Any) -> None:
+    head = journal.head
+    journal.append(kind(index=head.index + 1, prev=head.hash, term=0, **fields), head)
+
+
+def test_members_of_an_elastic_run_are_those_of_its_journal_and_who_has_left_is_none(tmp_path: Path) -> None:
+    journal = SqliteJournal(tmp_path / FILE_NAME)
+    put(journal, Genesis, run="1" * 32, settings={}, layout="3" * 32, digests=("4" * 32,), every=10)
+    for site in "ba":
+        put(journal, Join, site=site, store="5" * 32)
+        put(journal, Ready, site=site)
+    put(journal, Left, site="b")
+    journal.close()
+    found = StoreFolder.look(tmp_path)
+    assert [(one.name, one.standing) for one in found.members or ()] == [("a", Standing.READY), ("b", Standing.LEFT)]
+    assert [found.has_left(site) for site in "abc"] == [False, True, False]
+
+
+def test_members_of_a_run_that_deals_data_have_what_was_dealt_and_does_not_count(tmp_path: Path) -> None:
+    journal = SqliteJournal(tmp_path / FILE_NAME)
+    put(journal, Genesis, run="1" * 32, settings={}, layout="3" * 32, digests=("4" * 32,), every=10)
+    put(journal, Data, set="cat", number=1, sha256="7" * 64, sequence_length=10)
+    for site in "ab":
+        put(journal, Join, site=site, store="5" * 32)
+    put(journal, Ready, site="a")
+    put(journal, Deal, site="a", shards="0:0", sequences=7)
+    journal.close()
+    assert StoreFolder.look(tmp_path).dealt_tokens == {"a": 70, "b": 0}
+
+
+def test_folder_of_another_run_has_no_members_but_a_disk_and_the_start_of_its_collector(tmp_path: Path) -> None:
+    assert StoreFolder.look(tmp_path).collected_since == 0.0
+    (tmp_path / COLLECTOR_LOCK).touch()
+    os.utime(tmp_path / COLLECTOR_LOCK, (7.0, 7.0))
+    found = StoreFolder.look(tmp_path)
+    assert (found.members, found.collected_since, found.has_left("a")) == (None, 7.0, False)
+    assert found.free_bytes is not None
+    assert found.size_bytes is not None
+    assert 0 < found.free_bytes <= found.size_bytes
+
+
+def test_folder_that_is_gone_tells_nothing(tmp_path: Path) -> None:
+    assert StoreFolder.look(tmp_path / "gone") == StoreFolder(None, None, None)
