@@ -29,10 +29,10 @@ from numpy.typing import NDArray
 from geocomm.bench.bench_report import Conditions, load_at_end, write_pair
 from geocomm.core.typed_torch import from_numpy
 from geocomm.core.units import count_text
-from geocomm.corpus.data_settings import DataConfig
-from geocomm.corpus.packing import PackedSequences
-from geocomm.corpus.text_tokenizer import load_tokenizer
-from geocomm.corpus.token_store import load_tokens
+from geocomm.data.corpus.data_settings import DataConfig
+from geocomm.data.corpus.packing import PackedSequences
+from geocomm.data.corpus.text_tokenizer import load_tokenizer
+from geocomm.data.corpus.token_store import load_tokens
 from geocomm.models.model_factory import build_model, model_config
 from geocomm.models.model_settings import ModelConfig
 from geocomm.sync.local_steps.fixed.simulated_rounds import SimulatedSites

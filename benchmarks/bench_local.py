@@ -31,10 +31,10 @@ import torch
 from bench_local_report import TEXTS, write_report
 
 from geocomm.bench.bench_report import Conditions, git_commit
-from geocomm.corpus.data_settings import DataConfig
-from geocomm.corpus.packing import PackedSequences
-from geocomm.corpus.text_tokenizer import load_tokenizer
-from geocomm.corpus.token_store import load_tokens
+from geocomm.data.corpus.data_settings import DataConfig
+from geocomm.data.corpus.packing import PackedSequences
+from geocomm.data.corpus.text_tokenizer import load_tokenizer
+from geocomm.data.corpus.token_store import load_tokens
 from geocomm.models.model_factory import build_model, model_config
 from geocomm.models.model_settings import ModelConfig
 from geocomm.sync.local_steps.fixed.simulated_rounds import SimulatedSites

@@ -68,8 +68,8 @@ def work(out: Path, every: int, step_s: float) -> None:
     from bench_train import TIMED
 
     import geocomm
-    from geocomm.corpus.data_settings import DataConfig
-    from geocomm.corpus.text_tokenizer import load_tokenizer
+    from geocomm.data.corpus.data_settings import DataConfig
+    from geocomm.data.corpus.text_tokenizer import load_tokenizer
     from geocomm.models.model_factory import build_model, model_config
     from geocomm.models.model_settings import ModelConfig
 

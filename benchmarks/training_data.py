@@ -29,10 +29,10 @@ def load(name: str, folder: Path) -> torch.Tensor:
 
 
 def _make(folder: Path) -> None:
-    from geocomm.corpus.data_settings import DataConfig
-    from geocomm.corpus.packing import PackedSequences
-    from geocomm.corpus.text_tokenizer import load_tokenizer
-    from geocomm.corpus.token_store import load_tokens
+    from geocomm.data.corpus.data_settings import DataConfig
+    from geocomm.data.corpus.packing import PackedSequences
+    from geocomm.data.corpus.text_tokenizer import load_tokenizer
+    from geocomm.data.corpus.token_store import load_tokens
     from geocomm.models.model_factory import build_model, model_config
     from geocomm.models.model_settings import ModelConfig
 

@@ -51,7 +51,7 @@ DoubtOption = Annotated[
 def dealt_set(command: str, data: str, sequence_length: int, held_out_fraction: float) -> DealtSet | None:
     """What the options say. Ends the command where they do not fit."""
     from geocomm.core.bad_input import BadInput
-    from geocomm.corpus.packing import held_out_every
+    from geocomm.data.corpus.packing import held_out_every
     from geocomm.data.shard_sequences import SetName
     from geocomm.journal.sequencer_events import DealtSet
 

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from geocomm.core.bad_input import BadInput
-from geocomm.corpus.data_settings import DataConfig
-from geocomm.corpus.documents import documents
-from geocomm.corpus.text_tokenizer import load_tokenizer
 from geocomm.data.catalog import Catalog, Rules, RulesFile, Shard, Version
+from geocomm.data.corpus.data_settings import DataConfig
+from geocomm.data.corpus.documents import documents
+from geocomm.data.corpus.text_tokenizer import load_tokenizer
 from geocomm.data.places import Folder, Place, open_place, require_writable
 from geocomm.data.token_files import SUFFIXES, U16, narrowest, ranges, token_file
 

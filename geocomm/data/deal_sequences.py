@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from geocomm.core.bad_input import BadInput
-from geocomm.corpus.packing import Sequences
 from geocomm.data.catalog import Catalog, Shard, Version
+from geocomm.data.corpus.packing import Sequences
 from geocomm.data.shard_cache import ShardCache
 from geocomm.data.shard_stores import ShardStores
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from geocomm.core.bad_input import BadInput
-from geocomm.corpus.data_settings import DataConfig
-from geocomm.corpus.packing import PackedSequences, Sequences, held_out_every
-from geocomm.corpus.text_tokenizer import TextTokenizer
-from geocomm.corpus.token_store import load_tokens
+from geocomm.data.corpus.data_settings import DataConfig
+from geocomm.data.corpus.packing import PackedSequences, Sequences, held_out_every
+from geocomm.data.corpus.text_tokenizer import TextTokenizer
+from geocomm.data.corpus.token_store import load_tokens
 from geocomm.data.dealt_sequences import DealtSequences
 from geocomm.data.shard_sequences import Reading, SetName, ShardSequences
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from geocomm.core.bad_input import BadInput
-from geocomm.corpus.packing import held_out_every, named_seed
+from geocomm.data.corpus.packing import held_out_every, named_seed
 from geocomm.data.deal_sequences import DealSequences, DealtTo, argsort
 
 SHARDS_OF_DEAL = 8

@@ -13,7 +13,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from geocomm.checkpoint.checkpoint_folder import MANIFEST, complete_checkpoints, step_folder
 from geocomm.core.bad_input import BadInput
-from geocomm.corpus.text_tokenizer import load_tokenizer
+from geocomm.data.corpus.text_tokenizer import load_tokenizer
 from geocomm.export.checkpoint_weights import open_checkpoint, open_dcp
 from geocomm.export.dtypes import DTYPE_NAMES, DTYPES
 from geocomm.export.export_record import RECORD, Dtype, HeldOut, TrainedBy

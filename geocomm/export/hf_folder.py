@@ -14,7 +14,7 @@ import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from transformers import GenerationConfig, PreTrainedConfig
 
-from geocomm.corpus.tokenizer_files import write_tokenizer
+from geocomm.data.corpus.tokenizer_files import write_tokenizer
 from geocomm.export.export_record import RECORD, ExportRecord, FileFacts
 from geocomm.export.model_card import model_card
 from geocomm.export.original_layout import OriginalLayout

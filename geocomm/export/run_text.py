@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from geocomm.core.bad_input import BadInput
 from geocomm.core.model_errors import first_problem, problem_text
-from geocomm.corpus.data_settings import DataConfig
-from geocomm.corpus.packing import Sequences
-from geocomm.corpus.text_tokenizer import load_tokenizer
+from geocomm.data.corpus.data_settings import DataConfig
+from geocomm.data.corpus.packing import Sequences
+from geocomm.data.corpus.text_tokenizer import load_tokenizer
 from geocomm.data.run_sequences import run_sequences
 from geocomm.data.shard_sequences import Reading
 from geocomm.export.export_record import HeldOut

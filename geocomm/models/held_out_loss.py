@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from geocomm.corpus.packing import Sequences
+from geocomm.data.corpus.packing import Sequences
 
 
 def held_out_sums(

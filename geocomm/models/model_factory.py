@@ -12,8 +12,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DeepseekV3Config, PreTrainedConfig, PreTrainedModel
 
 from geocomm.core.bad_input import BadInput, did_you_mean
-from geocomm.corpus.data_settings import DataConfig
-from geocomm.corpus.text_tokenizer import TextTokenizer
+from geocomm.data.corpus.data_settings import DataConfig
+from geocomm.data.corpus.text_tokenizer import TextTokenizer
 from geocomm.models.implied_fields import implied_fields
 from geocomm.models.model_presets import PRESETS
 from geocomm.models.model_settings import ModelConfig

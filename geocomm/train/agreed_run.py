@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from geocomm.core.place import Place
-from geocomm.corpus.packing import Sequences
+from geocomm.data.corpus.packing import Sequences
 from geocomm.data.run_sequences import readings_of
 from geocomm.train.train_config import RunConfig
 

@@ -18,8 +18,8 @@ from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
 from geocomm.core.environment import agent_socket
 from geocomm.core.folder_mark import FolderMarkError, folder_mark
 from geocomm.core.place import Place, find_place
-from geocomm.corpus.packing import Sequences
-from geocomm.corpus.text_tokenizer import load_tokenizer
+from geocomm.data.corpus.packing import Sequences
+from geocomm.data.corpus.text_tokenizer import load_tokenizer
 from geocomm.data.run_sequences import renewed, run_sequences, version_text
 from geocomm.export.export_record import RECORD
 from geocomm.group.membership.job_store import Rendezvous

@@ -6,7 +6,7 @@ import deepspeed
 import torch
 import torch.distributed as dist
 
-from geocomm.corpus.packing import Sequences
+from geocomm.data.corpus.packing import Sequences
 from geocomm.models.held_out_loss import held_out_sums
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from geocomm.core.config_section import Fraction, NonNegative, Positive, Section
-from geocomm.corpus.data_settings import DataConfig
+from geocomm.data.corpus.data_settings import DataConfig
 from geocomm.export.export_record import Dtype
 from geocomm.export.export_settings import ExportConfig
 from geocomm.models.model_settings import ModelConfig

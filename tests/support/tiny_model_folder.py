@@ -9,8 +9,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from geocomm.corpus.data_settings import DataConfig
-from geocomm.corpus.text_tokenizer import load_tokenizer
+from geocomm.data.corpus.data_settings import DataConfig
+from geocomm.data.corpus.text_tokenizer import load_tokenizer
 from geocomm.models.model_factory import build_model, model_config
 from geocomm.models.model_settings import ModelConfig
 

@@ -72,7 +72,7 @@ FLOORS = (
     ("codecs", "security"),
     ("metrics",),
     ("group/planning", "group/membership", "runs", "journal"),
-    ("corpus",),
+    ("data/corpus",),
     ("data",),
     ("models", "group/rendezvous", "emulator", "checkpoint"),
     ("group/backend",),

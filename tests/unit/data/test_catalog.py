@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from geocomm.cli.main import build_app
 from geocomm.core.bad_input import BadInput
-from geocomm.corpus.text_tokenizer import ByteTokenizer
 from geocomm.data import token_files
 from geocomm.data.catalog import Catalog, Rules, Shard
+from geocomm.data.corpus.text_tokenizer import ByteTokenizer
 
 RULES = """
 catalog = "{0}/catalog"

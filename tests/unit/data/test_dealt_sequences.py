@@ -12,8 +12,8 @@ from torch.distributed import HashStore
 import geocomm
 from geocomm.core.bad_input import BadInput
 from geocomm.core.errors import InvalidArgumentError
-from geocomm.corpus.data_settings import DataConfig
-from geocomm.corpus.packing import Sequences
+from geocomm.data.corpus.data_settings import DataConfig
+from geocomm.data.corpus.packing import Sequences
 from geocomm.data.deal_sequences import argsort
 from geocomm.data.dealt_sequences import DealtSequences
 from geocomm.data.run_sequences import dealt_sequences

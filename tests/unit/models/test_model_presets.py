@@ -10,8 +10,8 @@ import torch
 pytest.importorskip("transformers")
 
 from geocomm.core.bad_input import BadInput
-from geocomm.corpus.data_settings import DataConfig
-from geocomm.corpus.text_tokenizer import ByteTokenizer
+from geocomm.data.corpus.data_settings import DataConfig
+from geocomm.data.corpus.text_tokenizer import ByteTokenizer
 from geocomm.models.model_factory import (
     build_model,
     identity_differences,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from geocomm.core.bad_input import BadInput
-from geocomm.corpus.token_store import TokenArray
+from geocomm.data.corpus.token_store import TokenArray
 
 
 class Sequences(ABC):

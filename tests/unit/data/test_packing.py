@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geocomm.core.bad_input import BadInput
-from geocomm.corpus.packing import PackedSequences
-from geocomm.corpus.token_store import TokenArray
+from geocomm.data.corpus.packing import PackedSequences
+from geocomm.data.corpus.token_store import TokenArray
 
 pytestmark = pytest.mark.property
 

@@ -12,8 +12,8 @@ pytest.importorskip("transformers")
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from geocomm.core.bad_input import BadInput
-from geocomm.corpus.text_tokenizer import ByteTokenizer, LocalTokenizer
-from geocomm.corpus.tokenizer_files import END_OF_TEXT, byte_symbols, write_tokenizer
+from geocomm.data.corpus.text_tokenizer import ByteTokenizer, LocalTokenizer
+from geocomm.data.corpus.tokenizer_files import END_OF_TEXT, byte_symbols, write_tokenizer
 
 MANY = 10**6
 

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geocomm.core.bad_input import BadInput
-from geocomm.corpus.data_settings import DataConfig
-from geocomm.corpus.documents import corpus_files, documents
-from geocomm.corpus.text_tokenizer import TextTokenizer
+from geocomm.data.corpus.data_settings import DataConfig
+from geocomm.data.corpus.documents import corpus_files, documents
+from geocomm.data.corpus.text_tokenizer import TextTokenizer
 
 _FORMAT = 1
 _FLUSH_TOKENS = 1 << 20

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from geocomm.core.bad_input import BadInput, did_you_mean
-from geocomm.corpus.data_settings import DataConfig
+from geocomm.data.corpus.data_settings import DataConfig
 
 _PIECE_CHARS = 1 << 20
 _SUFFIXES = {"text": ".txt", "jsonl": ".jsonl"}

@@ -8,7 +8,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from geocomm.core.bad_input import BadInput
-from geocomm.corpus.text_tokenizer import ByteTokenizer
+from geocomm.data.corpus.text_tokenizer import ByteTokenizer
 
 END_OF_TEXT = "<|endoftext|>"
 
