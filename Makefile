@@ -65,7 +65,7 @@ OPERATOR := .venv/torch_extensions/.deepspeed_shm_comm-built
 
 $(OPERATOR): $(ENVIRONMENT) | $(NATIVE)
 	@echo "build: DeepSpeed's operator (a minute or two)"
-	@$(PY) -m geocomm.train.shm_operator
+	@$(PY) -m geocomm.train.loop.shm_operator
 	@mkdir -p $(@D) && touch $@
 
 build: $(NATIVE) $(OPERATOR) ## quick: .venv, the native module and DeepSpeed's operator, for working in the tree

@@ -33,13 +33,13 @@ from geocomm.data.corpus.data_settings import DataConfig
 from geocomm.data.corpus.packing import PackedSequences
 from geocomm.data.corpus.text_tokenizer import load_tokenizer
 from geocomm.data.corpus.token_store import load_tokens
-from geocomm.models.model_factory import build_model, model_config
-from geocomm.models.model_settings import ModelConfig
 from geocomm.sync.local_steps.fixed.simulated_rounds import SimulatedSites
 from geocomm.sync.local_steps.local_steps import local_steps
 from geocomm.sync.local_steps.outer.rounds import Rounds
 from geocomm.sync.local_steps.settings.local_settings import LocalSettings
 from geocomm.sync.local_steps.settings.nesterov import Nesterov
+from geocomm.train.models.model_factory import build_model, model_config
+from geocomm.train.models.model_settings import ModelConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 LENGTH, BATCH, STEPS = 64, 8, 2016

@@ -81,11 +81,11 @@ def export(
     """
     try:
         from geocomm.core.bad_input import BadInput
-        from geocomm.export.converted import export_converted
-        from geocomm.export.export_record import Dtype as DtypeName
-        from geocomm.export.export_run import export_hf
-        from geocomm.export.export_source import Given
-        from geocomm.runs.run_log import quiet_transformers
+        from geocomm.train.export.converted import export_converted
+        from geocomm.train.export.export_record import Dtype as DtypeName
+        from geocomm.train.export.export_run import export_hf
+        from geocomm.train.export.export_source import Given
+        from geocomm.train.runs.run_log import quiet_transformers
     except ImportError as error:
         fail("export", f"{error}; {install_command('train')}")
     quiet_transformers()

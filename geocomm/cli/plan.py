@@ -167,13 +167,13 @@ def _parameters(text: str | None, model: str | None) -> float:
         if not 1 <= count <= 1e15:
             raise ValueError(f"--parameters {text}: expected 1 to 1e15")
         return count
-    from geocomm.models.model_presets import PRESETS
+    from geocomm.train.models.model_presets import PRESETS
 
     if model not in PRESETS:
         raise ValueError(f"--model {model}: expected one of {', '.join(PRESETS)}")
     from transformers import DeepseekV3Config
 
-    from geocomm.models.model_factory import parameter_count
+    from geocomm.train.models.model_factory import parameter_count
 
     settings: dict[str, Any] = {"vocab_size": 32000} | PRESETS[model] | {"num_mtp_layers": 0}
     return float(parameter_count(DeepseekV3Config(**settings)))

@@ -12,7 +12,7 @@ import typer
 from geocomm.cli.command_end import fail
 from geocomm.core.bad_input import BadInput
 from geocomm.core.extras import install_command
-from geocomm.serve.engines import Engine
+from geocomm.train.serve.engines import Engine
 
 _HELP = """Serve MODEL, a folder of geocomm export, behind an OpenAI-compatible address.
 
@@ -54,10 +54,10 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a model folder at an OpenAI-compatible address."""
-    from geocomm.serve.container_files import write_container
-    from geocomm.serve.model_folder import check_name, open_folder
-    from geocomm.serve.serving import Serving
-    from geocomm.serve.serving import serve as run
+    from geocomm.train.serve.container_files import write_container
+    from geocomm.train.serve.model_folder import check_name, open_folder
+    from geocomm.train.serve.serving import Serving
+    from geocomm.train.serve.serving import serve as run
 
     try:
         if container is not None:

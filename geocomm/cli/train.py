@@ -40,7 +40,7 @@ def train(
     """
     try:
         from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
-        from geocomm.train.config_text import format_config, load_config
+        from geocomm.train.loop.config_text import format_config, load_config
     except ImportError as error:
         typer.echo(f"geocomm train: {error}; {install_command('train')}", err=True)
         raise typer.Exit(2) from None
@@ -51,6 +51,6 @@ def train(
             typer.echo(f"geocomm train: {error}", err=True)
             raise typer.Exit(EXIT_BAD_INPUT) from None
         return
-    from geocomm.train.driver import run
+    from geocomm.train.loop.driver import run
 
     raise typer.Exit(run(config, assignments or ()))

@@ -24,7 +24,7 @@ from geocomm.emulator.emulated_keys import hub_command, site_environment
 from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan, WanError
 from geocomm.emulator.emulated_wan import WanReport, WanRun
 from geocomm.emulator.local_job import bare_environment
-from geocomm.runs.run_folder import RunFolder
+from geocomm.train.runs.run_folder import RunFolder
 
 SITE_NAMES = ("site0", "site1")
 DEFAULT_STEPS = 10

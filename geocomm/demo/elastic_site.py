@@ -22,11 +22,11 @@ from geocomm.data.corpus.data_settings import DataConfig
 from geocomm.data.corpus.packing import PackedSequences
 from geocomm.data.corpus.text_tokenizer import load_tokenizer
 from geocomm.data.corpus.token_store import load_tokens
-from geocomm.models.model_factory import build_model, model_config
-from geocomm.models.model_settings import ModelConfig
 from geocomm.sync.local_steps.local_steps import LocalSteps, local_steps
 from geocomm.sync.local_steps.model.digests import digest
 from geocomm.sync.local_steps.settings.local_settings import LocalSettings
+from geocomm.train.models.model_factory import build_model, model_config
+from geocomm.train.models.model_settings import ModelConfig
 
 _BATCH = 2
 _SEQUENCE = 128

@@ -36,7 +36,7 @@ def make_engine(
     from deepspeed.utils import groups
 
     from geocomm.integrations.deepspeed import SiteParallel
-    from geocomm.train.shm_operator import load_operator
+    from geocomm.train.loop.shm_operator import load_operator
 
     load_operator(print)
     accelerator: Any = get_accelerator()

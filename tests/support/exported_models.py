@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, DeepseekV3Config, PreTrainedConfig, PreTrainedModel
 
-from geocomm.models.model_presets import PRESETS
+from geocomm.train.models.model_presets import PRESETS
 
 _SMALL = {
     "vocab_size": 264,

@@ -12,8 +12,8 @@ import transformers.models.deepseek_v3.modeling_deepseek_v3  # noqa: F401
 
 import geocomm.cli.train
 import geocomm.group.backend.group_creation
-import geocomm.train.driver
-import geocomm.train.train_session  # noqa: F401
-from geocomm.train.shm_operator import load_operator
+import geocomm.train.loop.driver
+import geocomm.train.loop.train_session  # noqa: F401
+from geocomm.train.loop.shm_operator import load_operator
 
 load_operator(lambda line: print(f"tests: {line}", file=sys.stderr, flush=True))

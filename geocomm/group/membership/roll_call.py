@@ -1,7 +1,8 @@
 """The roll call: every rank publishes a record, reads those of all, and comes to the same verdict.
 
 What a record holds, and the words of a verdict, are the caller's: a process group's (`group_agreement`), the training
-driver's (`job_store`, train/preflight.py), the doctor's, those of a group's links (backend/policy_epochs.py).
+driver's (`job_store`, train/loop/preflight.py), the doctor's, those of a group's links
+(group/backend/policy_epochs.py).
 """
 
 from __future__ import annotations

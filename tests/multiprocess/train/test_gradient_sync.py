@@ -25,8 +25,8 @@ def _engine(stage: int, codec: str) -> Any:
     import deepspeed
     from deepspeed.accelerator import get_accelerator
 
-    from geocomm.train.engine import create_engine
-    from geocomm.train.train_config import RunConfig
+    from geocomm.train.loop.engine import create_engine
+    from geocomm.train.loop.train_config import RunConfig
 
     # CPUs compute float16; DeepSpeed refuses those that have no instructions of their own for it.
     get_accelerator().is_fp16_supported = lambda: True
@@ -46,7 +46,7 @@ def _values(state: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 def _train(stage: int, codec: str) -> dict[str, Any]:
     from geocomm import check_replicas
-    from geocomm.train.engine import apply_gradients, loss_scale, set_learning_rate
+    from geocomm.train.loop.engine import apply_gradients, loss_scale, set_learning_rate
 
     trained = _engine(stage, codec)
     engine, sync = trained.engine, trained.sync

@@ -43,9 +43,9 @@ def _trained(stage: int, precision: str, joint: int | str, scale_power: int = 20
     from deepspeed.accelerator import get_accelerator
     from deepspeed.utils import groups
 
-    from geocomm.train.engine import create_engine
-    from geocomm.train.shm_operator import load_operator
-    from geocomm.train.train_config import RunConfig
+    from geocomm.train.loop.engine import create_engine
+    from geocomm.train.loop.shm_operator import load_operator
+    from geocomm.train.loop.train_config import RunConfig
 
     load_operator(print)
     # CPUs compute float16; DeepSpeed refuses those that have no instructions of their own for it.
@@ -68,7 +68,7 @@ def _trained(stage: int, precision: str, joint: int | str, scale_power: int = 20
 
 
 def _train(trained: Any, first: int, last: int) -> None:
-    from geocomm.train.engine import apply_gradients, set_learning_rate
+    from geocomm.train.loop.engine import apply_gradients, set_learning_rate
 
     engine = trained.engine
     for step in range(first, last):
@@ -130,7 +130,7 @@ def _mean_of_four() -> torch.Tensor:
 def _checkpoints(trained: Any, sites: list[str], root: str, *, renamed: str = "") -> Any:
     """renamed: what the sites' names begin with, for other sites."""
     from geocomm.core.place import Place
-    from geocomm.train.train_checkpoint import RunCheckpoints
+    from geocomm.train.loop.train_checkpoint import RunCheckpoints
 
     rank, world = dist.get_rank(), len(sites)
     manifest = {"world_size": world, "sites": {renamed + site: sites.count(site) for site in sites}}
@@ -141,8 +141,8 @@ def _checkpoints(trained: Any, sites: list[str], root: str, *, renamed: str = ""
 def _resumed(sites: list[str], stage: int, precision: str, roots: dict[str, str]) -> list[list[str]]:
     """Masters, weights and loss scale when a run saves, before it ends and after; of that run, of one that took over
     its checkpoint, and of other sites that began with its anchor."""
-    from geocomm.train.engine import loss_scale
-    from geocomm.train.train_checkpoint import Progress
+    from geocomm.train.loop.engine import loss_scale
+    from geocomm.train.loop.train_checkpoint import Progress
 
     results = []
     for resumes in ("", "same sites", "other sites"):

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from torch.utils import cpp_extension
 
-from geocomm.train.shm_operator import build_guard
+from geocomm.train.loop.shm_operator import build_guard
 
 folder = Path(sys.argv[1])
 with build_guard(folder, lambda line: print(line, flush=True)):
@@ -182,7 +182,7 @@ def test_training_passes_the_lock_of_a_killed_build(tmp_path: Path) -> None:
     pytest.importorskip("deepspeed")
     pytest.importorskip("transformers")
     environment = os.environ | {"PATH": _path()}
-    subprocess.run([sys.executable, "-m", "geocomm.train.shm_operator"], env=environment, check=True, timeout=280)
+    subprocess.run([sys.executable, "-m", "geocomm.train.loop.shm_operator"], env=environment, check=True, timeout=280)
     operator = tmp_path / "extensions/deepspeed_shm_comm"
     shutil.copytree(Path(os.environ["TORCH_EXTENSIONS_DIR"]) / operator.name, operator)
     assert (operator / "deepspeed_shm_comm.so").is_file()

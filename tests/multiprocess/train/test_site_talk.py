@@ -25,8 +25,8 @@ ranks = ranks_fixture({"2+1": ["a", "a", "b"], "1+1+1": list("abc")}, environmen
 
 def _train(sites: list[str], asks: dict[int, tuple[int, str]], slow: str, lockstep: bool) -> list[tuple[int, str]]:
     """The steps after which all came together, with what was asked for; asks: by rank, at which step and for what."""
-    from geocomm.train.comm_meter import ROW, Wants
-    from geocomm.train.site_talk import SiteTalk
+    from geocomm.train.loop.comm_meter import ROW, Wants
+    from geocomm.train.loop.site_talk import SiteTalk
 
     site = sites[dist.get_rank()]
     counters = dict.fromkeys(("rounds", "held_back", "rounds_not_finite"), 0)

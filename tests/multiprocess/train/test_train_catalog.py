@@ -9,9 +9,9 @@ import pytest
 pytest.importorskip("deepspeed")
 pytest.importorskip("transformers")
 
-from geocomm.checkpoint.checkpoint_folder import complete_checkpoints
 from geocomm.data.additions import add_files
 from geocomm.data.catalog import read_rules
+from geocomm.train.checkpoint.checkpoint_folder import complete_checkpoints
 from support.train_ranks import entries, require_refusal, require_success, run_ranks
 
 # One worker: there the ranks are forked from one process, which takes seconds to get ready.

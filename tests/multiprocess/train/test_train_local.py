@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 
 import torch
 
-from geocomm.runs.log_entries import ENTRIES, SITE_REPORT
+from geocomm.train.runs.log_entries import ENTRIES, SITE_REPORT
 from support.train_ranks import (
     copy_checkpoint,
     entries,

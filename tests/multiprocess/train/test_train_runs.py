@@ -15,9 +15,9 @@ pytest.importorskip("deepspeed")
 pytest.importorskip("transformers")
 
 from geocomm.metrics.events import KINDS
-from geocomm.runs.log_entries import ENTRIES, SITE
-from geocomm.runs.run_folder import RunFolder
-from geocomm.train.config_text import load_config
+from geocomm.train.loop.config_text import load_config
+from geocomm.train.runs.log_entries import ENTRIES, SITE
+from geocomm.train.runs.run_folder import RunFolder
 from support.train_ranks import (
     copy_checkpoint,
     entries,

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("deepspeed")
 
-from geocomm.runs.run_folder import RunFolder
+from geocomm.train.runs.run_folder import RunFolder
 from support.train_ranks import require_refusal, require_success, run_ranks
 
 # One worker: there the ranks are forked from one process, which takes seconds to get ready.

@@ -98,7 +98,8 @@ def test_tokens_change_with_the_file_and_are_reused_without_change(tmp_path: Pat
 def test_tokenizing_without_disk_space_is_refused_and_leaves_no_array(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path;"
-        "from geocomm.data.corpus.token_store import load_tokens; from geocomm.data.corpus.text_tokenizer import ByteTokenizer;"
+        "from geocomm.data.corpus.token_store import load_tokens;"
+        "from geocomm.data.corpus.text_tokenizer import ByteTokenizer;"
         "from geocomm.data.corpus.data_settings import DataConfig; from geocomm.core.bad_input import BadInput\n"
         "try: load_tokens(DataConfig(cache_dir=Path(sys.argv[1])), ByteTokenizer())\n"
         "except BadInput: sys.exit(2)"
@@ -118,7 +119,8 @@ def test_tokenizing_without_disk_space_is_refused_and_leaves_no_array(tmp_path: 
 def test_processes_that_tokenize_at_once_read_the_same_array(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path;"
-        "from geocomm.data.corpus.token_store import load_tokens; from geocomm.data.corpus.text_tokenizer import ByteTokenizer;"
+        "from geocomm.data.corpus.token_store import load_tokens;"
+        "from geocomm.data.corpus.text_tokenizer import ByteTokenizer;"
         "from geocomm.data.corpus.data_settings import DataConfig;"
         "print(load_tokens(DataConfig(cache_dir=Path(sys.argv[1])), ByteTokenizer()).sha256)"
     )
@@ -177,7 +179,8 @@ def test_saved_dataset_is_read_or_its_package_is_asked_for(tmp_path: Path) -> No
 def test_killed_tokenizing_is_repeated(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys; from pathlib import Path;"
-        "from geocomm.data.corpus.token_store import load_tokens; from geocomm.data.corpus.text_tokenizer import ByteTokenizer;"
+        "from geocomm.data.corpus.token_store import load_tokens;"
+        "from geocomm.data.corpus.text_tokenizer import ByteTokenizer;"
         "from geocomm.data.corpus.data_settings import DataConfig;"
         "os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL);"
         "load_tokens(DataConfig(cache_dir=Path(sys.argv[1])), ByteTokenizer())"

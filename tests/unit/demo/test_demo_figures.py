@@ -27,7 +27,7 @@ from geocomm.demo.demo_run import (
 )
 from geocomm.demo.demo_table import draw, lateness_note, summary_table, write_summary
 from geocomm.emulator.emulated_wan import WanReport
-from geocomm.train.train_config import RunConfig
+from geocomm.train.loop.train_config import RunConfig
 
 STEPS = 5
 WAN = [{"time": float(second), "bytes": 1000 * second} for second in range(0, 200, 2)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from geocomm.core.bad_input import BadInput
-from geocomm.train.config_text import load_config
-from geocomm.train.driver import _backend_options
+from geocomm.train.loop.config_text import load_config
+from geocomm.train.loop.driver import _backend_options
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ pytest.importorskip("transformers")
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from geocomm.train.inner_optimizer import make_optimizer
-from geocomm.train.train_config import OptimizerConfig
+from geocomm.train.loop.inner_optimizer import make_optimizer
+from geocomm.train.loop.train_config import OptimizerConfig
 
 
 def make_model(tied: bool = False) -> LlamaForCausalLM:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from geocomm.train.lr_schedule import learning_rate
+from geocomm.train.loop.lr_schedule import learning_rate
 
 
 def test_learning_rate_warms_up_then_falls_to_the_tail() -> None:

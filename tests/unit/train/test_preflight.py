@@ -10,9 +10,9 @@ import pytest
 from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
 from geocomm.core.place import Place, find_place
 from geocomm.group.membership.rank_record import Presence
-from geocomm.train import driver
-from geocomm.train.preflight import RunPlan, decide, record_for, shared_fields
-from geocomm.train.train_config import RunConfig
+from geocomm.train.loop import driver
+from geocomm.train.loop.preflight import RunPlan, decide, record_for, shared_fields
+from geocomm.train.loop.train_config import RunConfig
 
 _MODEL = {"hidden_size": 4}
 _MANIFEST = {"model": _MODEL, "data": "d", "world_size": 2, "zero_stage": 0, "precision": "fp32"}

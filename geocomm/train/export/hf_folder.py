@@ -1,0 +1,100 @@
+"""The files of a Hugging Face folder. Imports torch and transformers."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import split_torch_state_dict_into_shards
+from transformers import GenerationConfig, PreTrainedConfig
+
+from geocomm.data.corpus.tokenizer_files import write_tokenizer
+from geocomm.train.export.export_record import RECORD, ExportRecord, FileFacts
+from geocomm.train.export.model_card import model_card
+from geocomm.train.export.original_layout import OriginalLayout
+from geocomm.train.export.safetensors_file import SafetensorsFile
+from geocomm.train.export.weights import Weights
+from geocomm.train.models.implied_fields import implied_fields
+
+LARGEST_FILE_BYTES = 5 * 10**9
+_INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class HfModel:
+    """What becomes a Hugging Face folder."""
+
+    hf_config: PreTrainedConfig
+    weights: Weights
+    layout: OriginalLayout
+    dtype: torch.dtype
+    tokenizer: str
+    """The tokenizer, as `data.tokenizer` names it: `byte` or a folder."""
+
+
+def write_hf_files(folder: Path, model: HfModel, largest_file_bytes: int = LARGEST_FILE_BYTES) -> dict[str, FileFacts]:
+    """Write configuration, tokenizer and weights into `folder`; the facts of the weights' files.
+
+    Holds a few weights at a time. Raises BadInput for weights or a tokenizer that do not fit; OSError.
+    """
+    model.layout.require(model.weights)
+    _write_config(folder, model)
+    write_tokenizer(model.tokenizer, folder, getattr(model.hf_config, "max_position_embeddings", None))
+    return _write_weights(folder, model, largest_file_bytes)
+
+
+def finish_folder(folder: Path, record: ExportRecord, known: Mapping[str, FileFacts]) -> ExportRecord:
+    """Write the model card, and the record last, with the facts of all files; `known`: those that are known already."""
+    (folder / "README.md").write_text(model_card(record), encoding="utf-8")
+    names = sorted(path.name for path in folder.iterdir() if path.name != RECORD)
+    whole = record.model_copy(
+        update={"files": {name: known.get(name) or FileFacts.of(folder / name) for name in names}}
+    )
+    (folder / RECORD).write_text(whole.text(), encoding="utf-8")
+    return whole
+
+
+def _write_config(folder: Path, model: HfModel) -> None:
+    config = copy.deepcopy(model.hf_config)
+    config.use_cache = True  # training turned it off
+    config.dtype = str(model.dtype).removeprefix("torch.")
+    config.architectures = [model.layout.architecture]
+    generation = GenerationConfig.from_model_config(config)
+    if generation.pad_token_id is None:  # what fills up a batch is never looked at
+        ends = generation.eos_token_id
+        generation.pad_token_id = ends[0] if isinstance(ends, list) else ends
+    config.save_pretrained(folder)
+    generation.save_pretrained(folder)
+    if implied := implied_fields(config.model_type):
+        path = folder / "config.json"
+        fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) | implied
+        path.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _write_weights(folder: Path, model: HfModel, largest_file_bytes: int) -> dict[str, FileFacts]:
+    planned = model.layout.planned
+    split = split_torch_state_dict_into_shards(planned, max_shard_size=largest_file_bytes)
+    with contextlib.ExitStack() as stack:
+        files = {
+            file: stack.enter_context(
+                SafetensorsFile(folder / file, {name: planned[name] for name in split.filename_to_tensors[file]})
+            )
+            for file in split.filename_to_tensors
+        }
+        for name, tensor in model.layout.convert(model.weights):
+            files[split.tensor_to_filename[name]].append(name, tensor)
+            del tensor
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        (folder / _INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    facts: dict[str, FileFacts] = {}
+    for name, file in files.items():
+        size, digest = file.facts()
+        facts[name] = FileFacts(bytes=size, sha256=digest)
+    return facts

@@ -1,0 +1,218 @@
+"""DeepSpeed's operator deepspeed_shm_comm, which is compiled at its first use on a machine.
+
+DeepSpeed compiles it silently, in one to three minutes. Meanwhile torch keeps a file `lock` beside the result
+(torch.utils.file_baton). A process that is killed leaves that file behind, and every later one waits for it for ever.
+
+`load_operator` compiles under a lock of the kernel's instead, which ends with its owner. Whoever holds it may remove
+torch's file once no process has it open. It says what it does, and DeepSpeed finds the operator loaded afterwards.
+
+Run as a program, this compiles the operator ahead of time: python -m geocomm.train.loop.shm_operator
+
+It uses private parts of torch and DeepSpeed; checked with torch 2.13 and DeepSpeed 0.19.8.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
+
+NAME = "deepspeed_shm_comm"
+Say = Callable[[str], None]
+
+_SAY_EVERY_S = 15.0
+_POLL_S = 0.25
+# torch closes its lock and removes it a moment later: a lock that nobody has open may be removed only after this time.
+_CLOSED_FOR_S = 1.0
+# What goes on in the folder after the process that started it was killed.
+_BUILD_TOOLS = frozenset({"ninja", "ccache", "c++", "g++", "clang++", "cc1plus", "as", "collect2", "ld"})
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
+
+
+def load_operator(say: Say) -> None:
+    """Load the operator into this process, compiled first if need be; nothing where DeepSpeed does not use it.
+
+    `say` gets a line when it compiles or waits, and every 15 s until that is over. Raises BadInput if it cannot be
+    compiled.
+    """
+    _build_inside_environment()
+    # DeepSpeed looks for the ninja of this environment, which need not be activated.
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    import deepspeed
+    from deepspeed.accelerator import get_accelerator
+    from torch.utils.cpp_extension import _get_build_directory  # pyright: ignore[reportPrivateUsage]
+
+    accelerator: Any = get_accelerator()
+    builder = accelerator.create_op_builder("ShareMemCommBuilder")
+    if builder is None or not deepspeed.ops.__compatible_ops__.get(NAME, False):
+        return
+    folder = Path(_get_build_directory(NAME, verbose=False))
+    with build_guard(folder, say), _saying(folder, say):
+        try:
+            builder.load(verbose=False)
+        except (RuntimeError, OSError) as error:
+            raise BadInput(
+                f"DeepSpeed's operator {NAME} cannot be built in {folder}: {_reason(error)}; it needs g++ and "
+                f"Python's headers, and `{Path(sys.executable).name} -m {__spec__.name}` shows the whole output"
+            ) from error
+
+
+def _build_inside_environment() -> None:
+    """Have torch build in the virtual environment, unless the user has chosen a folder.
+
+    The result fits one torch and one DeepSpeed, and torch's own choice is a folder that all environments share.
+    """
+    if sys.prefix != sys.base_prefix and os.access(sys.prefix, os.W_OK):
+        os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
+
+
+@contextlib.contextmanager
+def build_guard(folder: Path, say: Say) -> Generator[None]:
+    """Let one process at a time build with torch in `folder`; it finds no lock without an owner.
+
+    Waits for the others, and for builds that were started without this guard.
+    """
+    with (folder / "geocomm.lock").open("a+") as guard:
+        if _lock(guard.fileno(), folder, say):
+            guard.truncate(0)
+            guard.write(str(os.getpid()))
+            guard.flush()
+            _await_lock(folder, say)
+        yield
+
+
+def _lock(guard: int, folder: Path, say: Say) -> bool:
+    """Wait for the lock of the kernel's; whether this file system has any."""
+    talk = _Reminder(say)
+    while True:
+        try:
+            fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = (folder / "geocomm.lock").read_text() or "unknown"
+            talk.remind(f"waits for process {owner}, which builds DeepSpeed's operator in {folder}")
+            time.sleep(_POLL_S)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            return False
+        else:
+            return True
+
+
+def _await_lock(folder: Path, say: Say) -> None:
+    """Wait until no build has torch's lock in `folder`, and remove one that has no owner."""
+    lock = folder / "lock"
+    talk = _Reminder(say)
+    closed_since: float | None = None
+    while True:
+        try:
+            foreign = os.geteuid() not in (0, lock.stat().st_uid)
+        except FileNotFoundError:
+            return
+        builders = builders_in(folder)
+        if builders or foreign:
+            closed_since = None
+            whom = f"process {builders[0]}" if builders else "a process of another user"
+            hint = "" if builders else f"; if there is none, remove {lock}"
+            talk.remind(f"waits for {whom}, which builds DeepSpeed's operator in {folder}{hint}")
+        elif closed_since is None:
+            closed_since = time.monotonic()
+        elif time.monotonic() - closed_since >= _CLOSED_FOR_S:
+            lock.unlink(missing_ok=True)
+            say(f"removed {lock}: the build that left it was ended")
+            return
+        time.sleep(_POLL_S)
+
+
+def builders_in(folder: Path) -> list[int]:
+    """Processes of this machine that have torch's lock in `folder` open, or compile there. Sees those that it may."""
+    found = []
+    resolved = folder.resolve()
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal() and int(process.name) != os.getpid():
+            with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+                tool = (process / "comm").read_text().strip() in _BUILD_TOOLS
+                if (tool and (process / "cwd").readlink() == resolved) or _has_open(process, resolved / "lock"):
+                    found.append(int(process.name))
+    return sorted(found)
+
+
+def _has_open(process: Path, file: Path) -> bool:
+    for descriptor in (process / "fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if descriptor.readlink() == file:
+                return True
+    return False
+
+
+class _Reminder:
+    """Says a line when it has been waiting for a second, and every 15 s from then on."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._began = time.monotonic()
+        self._next = self._began + 1.0
+
+    def remind(self, line: str) -> None:
+        """`line` with the time, if it is due."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._say(f"{line} ({now - self._began:.0f} s so far)")
+            self._next = now + _SAY_EVERY_S
+
+
+@contextlib.contextmanager
+def _saying(folder: Path, say: Say) -> Generator[None]:
+    """Say that the operator is compiled in `folder`, and how long that has taken, until the context ends."""
+    began = time.monotonic()
+    over = threading.Event()
+    first = not (folder / f"{NAME}.so").exists()
+    if first:
+        say(f"compiles DeepSpeed's operator {NAME} for this torch, once on this machine: one to three minutes")
+
+    def remind() -> None:
+        while not over.wait(_SAY_EVERY_S):
+            say(f"still builds DeepSpeed's operator {NAME} ({time.monotonic() - began:.0f} s so far)")
+
+    thread = threading.Thread(target=remind, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+    if first:
+        say(f"compiled DeepSpeed's operator {NAME} in {time.monotonic() - began:.0f} s")
+
+
+def _reason(error: BaseException) -> str:
+    """The line that says most of what a compiler or torch said."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return next((line for line in lines if "error" in line.lower() and "building extension" not in line), lines[0])
+
+
+def main() -> int:
+    """Compile it; the exit status."""
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed warns that it found no other
+    try:
+        load_operator(lambda line: print(f"geocomm: {line}", flush=True))
+    except BadInput as error:
+        print(f"{error.__cause__}\ngeocomm: {error}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""Serve a model folder: choose the engine, start its server, tell when it is ready, end it with this process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from geocomm.core.addresses import free_port, listen_on
+from geocomm.core.bad_input import BadInput
+from geocomm.group.membership.own_address import url_for_others
+from geocomm.train.serve.api_key import key_for
+from geocomm.train.serve.engine_process import EngineEnded, EngineProcess, Stopped, stop_signals
+from geocomm.train.serve.engines import Engine, choose_engine, launch
+from geocomm.train.serve.model_folder import ModelFolder, check_name, open_folder
+
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What is served, and how."""
+
+    folder: Path
+    engine: Engine
+    host: str
+    port: int
+    key_file: Path | None
+    python: str
+    """The interpreter that has the engine."""
+    name: str | None
+    """What clients call the model; None: as the folder."""
+    start_timeout_s: float
+    engine_arguments: Sequence[str] = ()
+    """More, for the engine's own command line."""
+
+
+def serve(serving: Serving) -> int:
+    """Serve until a signal or the engine's end; the exit status. Raises BadInput before anything was started.
+
+    ImportError: a key is asked for, and what the proxy needs is not installed.
+    """
+    folder = open_folder(serving.folder)
+    name = check_name(serving.name or folder.default_name())
+    key = key_for(serving.host, serving.key_file)
+    engine = choose_engine(serving.engine, folder, serving.python)
+    try:
+        with stop_signals(), contextlib.ExitStack() as held:
+            return _serve(serving, engine, folder, name, key, held)
+    except Stopped as stop:
+        return 128 + stop.number
+
+
+def _serve(
+    serving: Serving, engine: Engine, folder: ModelFolder, name: str, key: str | None, held: contextlib.ExitStack
+) -> int:
+    """`held` ends what is begun here, last first."""
+    listener = held.enter_context(_listen(serving.host, serving.port))
+    address = (serving.host, serving.port)
+    if key is None:
+        listener.close()  # the engine listens there itself
+    else:
+        address = (_LOOPBACK, free_port())
+    workplace = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="geocomm-serve-")))
+    start = launch(engine, folder, name, serving.python, address, workplace)
+    running = _start(engine, [*start.command, *serving.engine_arguments], start.variables, workplace)
+    held.callback(running.end, signal.SIGTERM)
+    if key is not None:
+        from geocomm.train.serve.key_proxy import KeyProxy
+
+        held.callback(KeyProxy(listener, key, "http://{}:{}".format(*address), start.health).close)
+    try:
+        running.wait_ready(*address, start.health, serving.start_timeout_s)
+        print(
+            f"ready: {name} at {url_for_others(serving.host, serving.port)}, served by {engine}",
+            _curl(serving, name),
+            sep="\n",
+        )
+        sys.stdout.flush()
+        ended = running.wait()
+    except EngineEnded as error:
+        ended = error
+    except Stopped:
+        running.end(signal.SIGTERM)  # of a SIGINT, servers print where they were
+        raise
+    print(f"geocomm serve: {ended}", file=sys.stderr, flush=True)
+    return ended.status
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return listen_on(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    except OSError as error:
+        raise BadInput(
+            f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port or --host"
+        ) from None
+
+
+def _start(engine: Engine, command: Sequence[str], variables: Mapping[str, str], workplace: Path) -> EngineProcess:
+    try:
+        return EngineProcess(engine, command, variables, workplace)
+    except OSError as error:
+        raise BadInput(f"{command[0]} cannot be started: {error.strerror}") from None
+
+
+def _curl(serving: Serving, name: str) -> str:
+    """A line for a shell that asks for a completion; the key stays in its file."""
+    body = json.dumps({"model": name, "prompt": "Once upon a time", "max_tokens": 32, "temperature": 0})
+    key = "" if serving.key_file is None else f' -H "Authorization: Bearer $(cat {shlex.quote(str(serving.key_file))})"'
+    url = f"{url_for_others(serving.host, serving.port)}/v1/completions"
+    return f"curl {shlex.quote(url)} -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}"
