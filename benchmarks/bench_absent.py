@@ -25,7 +25,7 @@ from pydoc_data.topics import topics
 import torch
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from geocomm.bench.bench_report import Conditions, load_at_end
+from geocomm.lab.bench.bench_report import Conditions, load_at_end
 from geocomm.sync.local_steps.model.fragments import Tensor, make_fragments
 from geocomm.sync.local_steps.outer.anchor import AnchoredFragment
 from geocomm.sync.local_steps.outer.averaging import average_deltas

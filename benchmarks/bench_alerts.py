@@ -17,8 +17,8 @@ from pathlib import Path
 
 from bench_why import RunError, judged, train
 
-from geocomm.bench.bench_report import Conditions, load_at_end
-from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
+from geocomm.lab.bench.bench_report import Conditions, load_at_end
+from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.observe.alerts import alert_log
 from geocomm.observe.telemetry.run_store import RunStore
 

@@ -24,10 +24,10 @@ import zstandard
 from bench_codec_report import KernelRow, RateRow
 
 import geocomm
-from geocomm.bench.codec_bench import OTHERS, copy_seconds
 from geocomm.codecs.codec_spec import codec_spec
 from geocomm.core.environment import CPU_LEVELS
 from geocomm.core.native import native
+from geocomm.lab.bench.codec_bench import OTHERS, copy_seconds
 
 BLOCK = 256
 BEST = native().detected_cpu_level()

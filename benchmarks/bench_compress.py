@@ -24,9 +24,9 @@ from pathlib import Path
 import torch
 
 import geocomm
-from geocomm.bench.bench_report import Conditions, write_pair
-from geocomm.bench.codec_bench import copy_seconds
 from geocomm.core.native import native
+from geocomm.lab.bench.bench_report import Conditions, write_pair
+from geocomm.lab.bench.codec_bench import copy_seconds
 
 CODECS = ("none", "bf16", "int8", "int4", "bit1", "deadzone+none", "balanced", "int8+huffman", "lossless")
 ALLOWED = 0.1

@@ -22,8 +22,8 @@ from typing import Any
 
 from bench_cost_worker import Plan
 
-from geocomm.bench.bench_report import Conditions, write_pair
-from geocomm.emulator.local_job import run_local_ranks
+from geocomm.lab.bench.bench_report import Conditions, write_pair
+from geocomm.lab.emulator.local_job import run_local_ranks
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKER = ROOT / "benchmarks" / "bench_cost_worker.py"

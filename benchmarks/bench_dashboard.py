@@ -26,7 +26,7 @@ from typing import Any
 
 from chromium import NAMES, Chromium, Page, chromium_path
 
-from geocomm.bench.bench_report import Conditions
+from geocomm.lab.bench.bench_report import Conditions
 from geocomm.observe.telemetry.run_store import FILE_NAME
 from support.recorded_run import record
 

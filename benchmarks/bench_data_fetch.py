@@ -27,13 +27,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from geocomm.bench.bench_report import Conditions, load_at_end, write_pair
 from geocomm.data.catalog import Catalog, Rules, Shard, Version
 from geocomm.data.shard_cache import ShardCache
 from geocomm.data.shard_stores import ShardStores
-from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
-from geocomm.emulator.emulated_wan import WanReport, WanRun
-from geocomm.emulator.local_job import bare_environment
+from geocomm.lab.bench.bench_report import Conditions, load_at_end, write_pair
+from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
+from geocomm.lab.emulator.emulated_wan import WanReport, WanRun
+from geocomm.lab.emulator.local_job import bare_environment
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKER = ROOT / "benchmarks/data_fetch_worker.py"

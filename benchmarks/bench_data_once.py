@@ -25,8 +25,8 @@ from pathlib import Path
 
 from data_reader import BATCH, READERS, SEQUENCES, SHARDS, numbers_read
 
-from geocomm.bench.bench_report import Conditions, load_at_end, write_pair
 from geocomm.core.addresses import free_port
+from geocomm.lab.bench.bench_report import Conditions, load_at_end, write_pair
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = (4, 3, 5)

@@ -26,13 +26,13 @@ import torch
 from bench_local import SIZES, Plan, make_optimizers, standard_library, train_step
 from numpy.typing import NDArray
 
-from geocomm.bench.bench_report import Conditions, load_at_end, write_pair
 from geocomm.core.typed_torch import from_numpy
 from geocomm.core.units import count_text
 from geocomm.data.corpus.data_settings import DataConfig
 from geocomm.data.corpus.packing import PackedSequences
 from geocomm.data.corpus.text_tokenizer import load_tokenizer
 from geocomm.data.corpus.token_store import load_tokens
+from geocomm.lab.bench.bench_report import Conditions, load_at_end, write_pair
 from geocomm.sync.local_steps.fixed.simulated_rounds import SimulatedSites
 from geocomm.sync.local_steps.local_steps import local_steps
 from geocomm.sync.local_steps.outer.rounds import Rounds

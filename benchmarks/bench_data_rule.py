@@ -27,9 +27,9 @@ from pathlib import Path
 
 import numpy as np
 
-from geocomm.bench.bench_report import Conditions, load_at_end, write_pair
 from geocomm.data.catalog import Label, Rules, Shard, Store
 from geocomm.data.deals import Dealer, ShardClass, cheapest, least_time, readers_of
+from geocomm.lab.bench.bench_report import Conditions, load_at_end, write_pair
 
 ROOT = Path(__file__).resolve().parent.parent
 TOKENS = (64 << 20) // 4

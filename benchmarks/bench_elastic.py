@@ -24,13 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from geocomm.bench.bench_report import Conditions, load_at_end
-from geocomm.demo.demo_run import read_entries
-from geocomm.demo.elastic_run import JournalWatch, members
-from geocomm.emulator.emulated_keys import hub_command, site_environment, site_keys
-from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
-from geocomm.emulator.emulated_wan import WanRun
 from geocomm.journal.entries import Away, Entry, Join, Ready, Round
+from geocomm.lab.bench.bench_report import Conditions, load_at_end
+from geocomm.lab.demo.demo_run import read_entries
+from geocomm.lab.demo.elastic_run import JournalWatch, members
+from geocomm.lab.emulator.emulated_keys import hub_command, site_environment, site_keys
+from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
+from geocomm.lab.emulator.emulated_wan import WanRun
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 WORKER = Path(__file__).with_name("elastic_worker.py")

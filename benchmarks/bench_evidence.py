@@ -28,8 +28,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import geocomm
-from geocomm.bench.bench_report import Conditions
-from geocomm.emulator.local_job import run_local_ranks
+from geocomm.lab.bench.bench_report import Conditions
+from geocomm.lab.emulator.local_job import run_local_ranks
 from geocomm.sync.local_steps.outer.round_records import RoundLog
 
 ROOT = Path(__file__).resolve().parent.parent

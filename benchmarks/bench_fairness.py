@@ -17,12 +17,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from geocomm.bench.wan_bench import floor_s
 from geocomm.core.units import parse_duration, parse_rate
-from geocomm.emulator.emulated_keys import site_environment, site_keys
-from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
-from geocomm.emulator.emulated_wan import WanRun
-from geocomm.emulator.local_job import bare_environment
+from geocomm.lab.bench.wan_bench import floor_s
+from geocomm.lab.emulator.emulated_keys import site_environment, site_keys
+from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
+from geocomm.lab.emulator.emulated_wan import WanRun
+from geocomm.lab.emulator.local_job import bare_environment
 
 MIB = 1 << 20
 ALONE = 10

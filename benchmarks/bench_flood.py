@@ -30,13 +30,13 @@ from typing import Any
 
 from bench_flood_worker import MANY_ADDRESSES, ONE_ADDRESS, PEERS_ADDRESS, REPORT_S, write_order
 
-from geocomm.bench.bench_report import Conditions, write_pair
-from geocomm.bench.wan_bench import describe_link
 from geocomm.core.units import parse_duration, parse_rate
-from geocomm.emulator.emulated_keys import site_environment, site_keys
-from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
-from geocomm.emulator.emulated_wan import WanRun
-from geocomm.emulator.local_job import bare_environment
+from geocomm.lab.bench.bench_report import Conditions, write_pair
+from geocomm.lab.bench.wan_bench import describe_link
+from geocomm.lab.emulator.emulated_keys import site_environment, site_keys
+from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
+from geocomm.lab.emulator.emulated_wan import WanRun
+from geocomm.lab.emulator.local_job import bare_environment
 from geocomm.security.job_ca import JobCa
 from geocomm.security.keys import Keys
 

@@ -41,16 +41,16 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from geocomm.bench.bench_report import Conditions
 from geocomm.core.addresses import HubAddress, listen_on
 from geocomm.core.units import parse_duration, parse_rate
-from geocomm.emulator.emulated_keys import site_environment, site_keys
-from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
-from geocomm.emulator.emulated_wan import WanRun
-from geocomm.emulator.local_job import bare_environment
 from geocomm.group.rendezvous.hub import Hub
 from geocomm.group.rendezvous.tls_stream import TlsStream
 from geocomm.group.rendezvous.to_collector import rank_socket
+from geocomm.lab.bench.bench_report import Conditions
+from geocomm.lab.emulator.emulated_keys import site_environment, site_keys
+from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
+from geocomm.lab.emulator.emulated_wan import WanRun
+from geocomm.lab.emulator.local_job import bare_environment
 from geocomm.observe.telemetry.collector import Collector
 from geocomm.observe.telemetry.run_store import RunStore
 from geocomm.security.keys import Keys

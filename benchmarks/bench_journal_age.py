@@ -24,15 +24,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from geocomm.bench.bench_report import Conditions, load_at_end
 from geocomm.core.addresses import HubAddress, free_port
 from geocomm.elastic.agent_process import AgentConfig
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.questions import LeaderAnswer, MembersAsked, ask
-from geocomm.emulator.emulated_keys import site_keys
 from geocomm.journal.entries import Entry, Genesis, Join, Kept, Ready, Round, Snapshot, entry_of, line_of
 from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
 from geocomm.journal.run_state import Head, RunState
+from geocomm.lab.bench.bench_report import Conditions, load_at_end
+from geocomm.lab.emulator.emulated_keys import site_keys
 from geocomm.security.keys import Keys
 
 RESULT = Path(__file__).parent / "results" / "journal-age.md"

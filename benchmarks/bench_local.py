@@ -30,11 +30,11 @@ from typing import Any, Literal
 import torch
 from bench_local_report import TEXTS, write_report
 
-from geocomm.bench.bench_report import Conditions, git_commit
 from geocomm.data.corpus.data_settings import DataConfig
 from geocomm.data.corpus.packing import PackedSequences
 from geocomm.data.corpus.text_tokenizer import load_tokenizer
 from geocomm.data.corpus.token_store import load_tokens
+from geocomm.lab.bench.bench_report import Conditions, git_commit
 from geocomm.sync.local_steps.fixed.simulated_rounds import SimulatedSites
 from geocomm.sync.local_steps.local_steps import local_steps
 from geocomm.sync.local_steps.outer.averaging import Averaging

@@ -133,7 +133,7 @@ def thread_seconds() -> dict[str, float]:
 
 def run(tree: Path, cpu: str, every: int, step_s: float) -> tuple[Cpu, dict[str, Any]]:
     """Two ranks with the package of this tree."""
-    from geocomm.emulator.local_job import run_local_ranks
+    from geocomm.lab.emulator.local_job import run_local_ranks
 
     levels = {"GEOCOMM_CPU": cpu, "ATEN_CPU_CAPABILITY": TORCH_LEVELS[cpu]}
     os.environ |= KEEP_MEMORY | levels | {"PYTHONPATH": str(tree)}
@@ -164,7 +164,7 @@ def main() -> int:
     if arguments.work is not None:
         work(arguments.work, arguments.every, arguments.step_s)
         return 0
-    from geocomm.bench.bench_report import Conditions, write_pair
+    from geocomm.lab.bench.bench_report import Conditions, write_pair
 
     conditions = Conditions.here(shlex.join(["python", *sys.argv]))
     trees = {"after": (arguments.tree.resolve(), EVERY)}

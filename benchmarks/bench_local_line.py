@@ -28,11 +28,11 @@ from typing import Any
 from bench_train import ROOT, TIMED, WORKER, Runs
 from bench_train_worker import ALONE, LOCAL, TORCHFT, TORCHFT_OVERLAP, Plan
 
-from geocomm.bench.bench_report import Conditions, write_pair
-from geocomm.emulator.emulated_keys import site_environment
-from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
-from geocomm.emulator.emulated_wan import WanRun
-from geocomm.emulator.local_job import bare_environment
+from geocomm.lab.bench.bench_report import Conditions, write_pair
+from geocomm.lab.emulator.emulated_keys import site_environment
+from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
+from geocomm.lab.emulator.emulated_wan import WanRun
+from geocomm.lab.emulator.local_job import bare_environment
 
 LINES = {
     "200 Mbit/s, 300 ms, 0.1 % loss": EmulatedLink(rate_bps=2e8, delay_s=0.15, loss=0.001),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from geocomm.bench.bench_report import Conditions
+from geocomm.lab.bench.bench_report import Conditions
 
 Found = Mapping[Any, Mapping[str, Any]]
 """Results by plan (`bench_local.Plan`)."""

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 import geocomm
-from geocomm.bench.bench_report import Conditions, write_pair
+from geocomm.lab.bench.bench_report import Conditions, write_pair
 from geocomm.sync.local_steps.model.digests import digest
 from geocomm.sync.local_steps.model.fragments import Tensor, make_fragments
 from geocomm.sync.local_steps.outer.averaging import average_deltas

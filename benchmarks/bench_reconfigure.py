@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from geocomm.bench.bench_report import Conditions, load_at_end, write_pair
+from geocomm.lab.bench.bench_report import Conditions, load_at_end, write_pair
 
 ROOT = Path(__file__).resolve().parent.parent
 SITES = "abc"

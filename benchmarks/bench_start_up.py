@@ -44,10 +44,10 @@ class Row:
 
 def run(ranks: int) -> Row:
     """One job."""
-    from geocomm.emulator.emulated_keys import site_environment
-    from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
-    from geocomm.emulator.emulated_wan import WanRun
-    from geocomm.emulator.local_job import bare_environment
+    from geocomm.lab.emulator.emulated_keys import site_environment
+    from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
+    from geocomm.lab.emulator.emulated_wan import WanRun
+    from geocomm.lab.emulator.local_job import bare_environment
 
     with tempfile.TemporaryDirectory(prefix="geocomm-start-") as folder, tempfile.TemporaryFile("w+") as log:
         environment = site_environment(bare_environment(), None) | {"PYTHONPATH": str(ROOT)}
@@ -125,7 +125,7 @@ def main() -> int:
     if arguments.site is not None:
         return site_program(arguments.site, int(arguments.ranks))
 
-    from geocomm.bench.bench_report import Conditions, write_pair
+    from geocomm.lab.bench.bench_report import Conditions, write_pair
 
     conditions = Conditions.here(shlex.join(["python", *sys.argv]))
     rows = []

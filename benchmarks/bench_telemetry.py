@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from geocomm.bench.bench_report import Conditions
-from geocomm.emulator.local_job import run_local_ranks
+from geocomm.lab.bench.bench_report import Conditions
+from geocomm.lab.emulator.local_job import run_local_ranks
 from geocomm.observe.telemetry.report import PackedReport, packed
 from geocomm.observe.telemetry.report_lines import read_line
 from geocomm.observe.telemetry.report_stream import ReportPacker, ReportUnpacker

@@ -27,11 +27,11 @@ from bench_train_report import Quality, Report, StepTime, write_report
 from bench_train_worker import PACED, Plan
 from bench_wan import PACING
 
-from geocomm.bench.bench_report import Conditions
-from geocomm.emulator.emulated_keys import site_environment
-from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
-from geocomm.emulator.emulated_wan import WanRun
-from geocomm.emulator.local_job import bare_environment, run_local_ranks
+from geocomm.lab.bench.bench_report import Conditions
+from geocomm.lab.emulator.emulated_keys import site_environment
+from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
+from geocomm.lab.emulator.emulated_wan import WanRun
+from geocomm.lab.emulator.local_job import bare_environment, run_local_ranks
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKER = ROOT / "benchmarks" / "bench_train_worker.py"

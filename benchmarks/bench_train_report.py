@@ -10,9 +10,9 @@ from typing import Any
 
 from bench_wan import PACING
 
-from geocomm.bench.bench_report import Conditions, write_pair
-from geocomm.bench.wan_bench import describe_link
-from geocomm.emulator.emulated_links import EmulatedLink
+from geocomm.lab.bench.bench_report import Conditions, write_pair
+from geocomm.lab.bench.wan_bench import describe_link
+from geocomm.lab.emulator.emulated_links import EmulatedLink
 
 QUALITY_TARGETS = {"int8": 0.005, "int4": 0.005, "balanced": 0.005, "small": 0.01}
 """Most that the mean held-out loss may lie above the exact one's, as a share of it."""

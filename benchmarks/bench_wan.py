@@ -16,11 +16,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from geocomm.bench.bench_report import Conditions
-from geocomm.bench.wan_bench import EXACT, GLOO, GLOO_SLICED, Effort, WanRow, bench_link, bench_one_site
-from geocomm.bench.wan_bench_report import Section, read_results, rich_tables, verdict, write_results
-from geocomm.emulator.emulated_keys import site_keys
-from geocomm.emulator.emulated_links import EmulatedLink
+from geocomm.lab.bench.bench_report import Conditions
+from geocomm.lab.bench.wan_bench import EXACT, GLOO, GLOO_SLICED, Effort, WanRow, bench_link, bench_one_site
+from geocomm.lab.bench.wan_bench_report import Section, read_results, rich_tables, verdict, write_results
+from geocomm.lab.emulator.emulated_keys import site_keys
+from geocomm.lab.emulator.emulated_links import EmulatedLink
 
 RESULTS = Path(__file__).resolve().parent / "results"
 MIB = 1 << 20

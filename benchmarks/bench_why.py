@@ -29,10 +29,10 @@ from pathlib import Path
 
 from why_causes import NOT_KNOWN, Scenario, scenarios
 
-from geocomm.bench.bench_report import Conditions, load_at_end, write_pair
-from geocomm.emulator.emulated_keys import site_environment, site_keys
-from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
-from geocomm.emulator.emulated_wan import LATENESS_LIMIT_S, WanReport, WanRun
+from geocomm.lab.bench.bench_report import Conditions, load_at_end, write_pair
+from geocomm.lab.emulator.emulated_keys import site_environment, site_keys
+from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
+from geocomm.lab.emulator.emulated_wan import LATENESS_LIMIT_S, WanReport, WanRun
 from geocomm.observe.diagnosis.bottleneck import Diagnosis, diagnose
 from geocomm.observe.diagnosis.run_window import read_window
 from geocomm.observe.telemetry.run_store import RunStore

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 import geocomm
 from geocomm.core.typed_torch import all_reduce
-from geocomm.emulator.emulated_wan import WanControl, find_control
+from geocomm.lab.emulator.emulated_wan import WanControl, find_control
 
 SITE = os.environ["GEOCOMM_SITE"]
 TOKENS = 1000

@@ -13,7 +13,7 @@ import torch
 import training_data
 from bench_codec_report import KernelRow, RateRow, write_results
 
-from geocomm.bench.bench_report import Conditions
+from geocomm.lab.bench.bench_report import Conditions
 
 ROOT = Path(__file__).resolve().parents[1]
 _FRAME = 1 << 18

@@ -1,5 +1,5 @@
 // What `wan_emulator run` is told: lines of words, ended by "go". Written by
-// geocomm/emulator/emulated_wan.py:
+// geocomm/lab/emulator/emulated_wan.py:
 //   site <name>
 //       once per site, in order of rank; letters, digits, '_', '-', '.'; at most 32
 //   link <src> <dst> <key>=<value>…

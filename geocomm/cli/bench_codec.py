@@ -37,11 +37,11 @@ def bench_codec(
 
         geocomm bench codec --codec int8 --codec balanced --threads 4
     """
-    from geocomm.bench.codec_bench import CodecBenchError, default_codecs, measure
-    from geocomm.bench.codec_data import CodecDataError, from_file, gaussian
-    from geocomm.bench.codec_report import NOTES, rich_table
     from geocomm.core.errors import GeocommError
     from geocomm.core.native import native
+    from geocomm.lab.bench.codec_bench import CodecBenchError, default_codecs, measure
+    from geocomm.lab.bench.codec_data import CodecDataError, from_file, gaussian
+    from geocomm.lab.bench.codec_report import NOTES, rich_table
 
     require_writable("bench", "--plot", plot)
     try:
@@ -60,6 +60,6 @@ def bench_codec(
         console.print(f"\n{NOTES}", highlight=False, style="dim")
         console.print(f"Threads: {threads}. CPU level: {native().cpu_level()}.", highlight=False, style="dim")
     if plot is not None:
-        from geocomm.bench.codec_report import plot as draw
+        from geocomm.lab.bench.codec_report import plot as draw
 
         write_plot("bench", plot, lambda path: draw(rows, data, path))

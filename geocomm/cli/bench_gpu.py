@@ -33,9 +33,9 @@ def bench_gpu(
 
         geocomm bench gpu --out gpu-report.md
     """
-    from geocomm.bench import gpu_bench
-    from geocomm.bench.bench_report import Conditions, write_pair
     from geocomm.core.errors import GeocommError
+    from geocomm.lab.bench import gpu_bench
+    from geocomm.lab.bench.bench_report import Conditions, write_pair
 
     require_writable("bench", "--out", out)
     console = Console(stderr=True, markup=False)

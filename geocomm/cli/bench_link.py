@@ -29,8 +29,8 @@ def bench_link(
 
         geocomm bench link --rounds 3 --streams 4
     """
-    from geocomm.bench.bench_report import Conditions, write_pair
-    from geocomm.bench.link_bench import HEADINGS, LinkBenchError, bench, cases, markdown, row_cells
+    from geocomm.lab.bench.bench_report import Conditions, write_pair
+    from geocomm.lab.bench.link_bench import HEADINGS, LinkBenchError, bench, cases, markdown, row_cells
 
     require_writable("bench", "--out", out)
     console = Console(stderr=True, markup=False)

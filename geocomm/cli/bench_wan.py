@@ -12,8 +12,8 @@ from rich.console import Console
 
 from geocomm.cli.command_end import fail, require_writable
 from geocomm.core.units import UnitError, parse_size
-from geocomm.emulator.emulated_keys import site_keys
-from geocomm.emulator.emulated_links import EmulatedLink, WanConfigError, WanError, link_changes
+from geocomm.lab.emulator.emulated_keys import site_keys
+from geocomm.lab.emulator.emulated_links import EmulatedLink, WanConfigError, WanError, link_changes
 
 
 def bench_wan(
@@ -54,8 +54,8 @@ def bench_wan(
 
         geocomm bench wan --rtt 100ms --rate 1gbit --loss 0.1% --codecs none,int8
     """
-    from geocomm.bench.bench_report import Conditions
-    from geocomm.bench.wan_bench import (
+    from geocomm.lab.bench.bench_report import Conditions
+    from geocomm.lab.bench.wan_bench import (
         GLOO,
         GLOO_SLICED,
         BenchError,
@@ -65,7 +65,7 @@ def bench_wan(
         describe_link,
         max_nmse,
     )
-    from geocomm.bench.wan_bench_report import Section, rich_tables, write_results
+    from geocomm.lab.bench.wan_bench_report import Section, rich_tables, write_results
 
     require_writable("bench", "--out", out)
     try:

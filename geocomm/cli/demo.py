@@ -15,7 +15,7 @@ from geocomm.cli.command_end import fail
 from geocomm.core.extras import install_command
 
 if TYPE_CHECKING:
-    from geocomm.emulator.emulated_links import EmulatedLink
+    from geocomm.lab.emulator.emulated_links import EmulatedLink
 
 
 def register(app: typer.Typer) -> None:
@@ -55,14 +55,22 @@ def demo(
     missing = [name for name in ("deepspeed", "transformers", "yaml", "matplotlib") if not find_spec(name)]
     if missing:
         fail("demo", f"{', '.join(missing)} not installed; {install_command('train')}")
-    from geocomm.bench.wan_bench import describe_link
-    from geocomm.demo.demo_progress import DemoView
-    from geocomm.demo.demo_run import DEFAULT_STEPS, SITE_NAMES, VARIANTS, DemoError, Outcome, run_variant, telemetry
-    from geocomm.demo.demo_table import draw, lateness_note, summary_table, write_summary
-    from geocomm.demo.elastic_run import LEAST_STEPS
-    from geocomm.emulator.emulated_keys import site_keys
-    from geocomm.emulator.emulated_links import EmulatedLink, WanConfigError, WanError, link_changes
-    from geocomm.emulator.emulated_wan import check_wan
+    from geocomm.lab.bench.wan_bench import describe_link
+    from geocomm.lab.demo.demo_progress import DemoView
+    from geocomm.lab.demo.demo_run import (
+        DEFAULT_STEPS,
+        SITE_NAMES,
+        VARIANTS,
+        DemoError,
+        Outcome,
+        run_variant,
+        telemetry,
+    )
+    from geocomm.lab.demo.demo_table import draw, lateness_note, summary_table, write_summary
+    from geocomm.lab.demo.elastic_run import LEAST_STEPS
+    from geocomm.lab.emulator.emulated_keys import site_keys
+    from geocomm.lab.emulator.emulated_links import EmulatedLink, WanConfigError, WanError, link_changes
+    from geocomm.lab.emulator.emulated_wan import check_wan
 
     if elastic and steps is not None and steps < LEAST_STEPS:
         fail("demo", f"--steps {steps}: --elastic takes {LEAST_STEPS} or more")
@@ -119,13 +127,13 @@ def demo(
 
 def _elastic(folder: Path, link: EmulatedLink, steps: int | None, keys: Path | None, output: Console) -> None:
     """The demo of an elastic run, in a folder that is there."""
-    from geocomm.bench.wan_bench import describe_link
-    from geocomm.demo.demo_run import DemoError
-    from geocomm.demo.demo_table import lateness_text
-    from geocomm.demo.elastic_picture import draw_elastic, told, write_elastic_summary
-    from geocomm.demo.elastic_run import DEFAULT_STEPS, SITE_NAMES, STEP_S, run_elastic_demo
-    from geocomm.emulator.emulated_keys import site_keys
-    from geocomm.emulator.emulated_links import WanConfigError, WanError
+    from geocomm.lab.bench.wan_bench import describe_link
+    from geocomm.lab.demo.demo_run import DemoError
+    from geocomm.lab.demo.demo_table import lateness_text
+    from geocomm.lab.demo.elastic_picture import draw_elastic, told, write_elastic_summary
+    from geocomm.lab.demo.elastic_run import DEFAULT_STEPS, SITE_NAMES, STEP_S, run_elastic_demo
+    from geocomm.lab.emulator.emulated_keys import site_keys
+    from geocomm.lab.emulator.emulated_links import WanConfigError, WanError
 
     begun = time.monotonic()
     conditions = f"three sites, {describe_link(link)}, TLS; a step each {STEP_S:g} s"

@@ -14,7 +14,7 @@ import typer
 from geocomm.cli.command_end import fail
 
 if TYPE_CHECKING:
-    from geocomm.ssh_sites.sites_file import Node, SitesFile
+    from geocomm.cli.ssh_sites.sites_file import Node, SitesFile
 
 _HELP = """Start a run at all sites from this machine, over ssh, and watch it.
 
@@ -60,8 +60,8 @@ def up(
     logs: Annotated[bool, typer.Option("--logs", help="Show all lines that the sites write.")] = False,
     doctor: Annotated[bool, typer.Option("--doctor/--no-doctor", help="Check the machines before the start.")] = True,
 ) -> None:
-    from geocomm.ssh_sites import launch
-    from geocomm.ssh_sites.code_folder import CodeFolder
+    from geocomm.cli.ssh_sites import launch
+    from geocomm.cli.ssh_sites.code_folder import CodeFolder
 
     given = words or []
     sites, arguments = (Path(given[0]), given[1:]) if given and given[0].endswith(".toml") else (_SITES, given)
@@ -92,7 +92,7 @@ def down(sites: _Sites = _SITES, only: _Only = "") -> None:
 
         geocomm down sites.toml
     """
-    from geocomm.ssh_sites import launch
+    from geocomm.cli.ssh_sites import launch
 
     with _refusals("down"):
         found = _read("down", sites)
@@ -100,7 +100,7 @@ def down(sites: _Sites = _SITES, only: _Only = "") -> None:
 
 
 def _read(command: str, path: Path) -> SitesFile:
-    from geocomm.ssh_sites.sites_file import SitesFile
+    from geocomm.cli.ssh_sites.sites_file import SitesFile
 
     if shutil.which("ssh") is None:
         fail(command, "there is no ssh on this machine: install OpenSSH's client")
@@ -119,10 +119,10 @@ def _chosen(command: str, sites: SitesFile, only: str) -> list[Node]:
 @contextlib.contextmanager
 def _refusals(command: str) -> Generator[None]:
     """Ends the command with the reason why it could not be done."""
+    from geocomm.cli.ssh_sites.board import printable
+    from geocomm.cli.ssh_sites.launch import NotStartedError
     from geocomm.core.bad_input import BadInput
     from geocomm.security.keys import KeysError
-    from geocomm.ssh_sites.board import printable
-    from geocomm.ssh_sites.launch import NotStartedError
 
     try:
         yield

@@ -15,9 +15,17 @@ from rich.table import Table
 
 from geocomm.cli.command_end import fail, require_writable
 from geocomm.core.units import UnitError, parse_duration
-from geocomm.emulator.emulated_keys import site_environment, site_keys
-from geocomm.emulator.emulated_links import MAX_SITES, EmulatedLink, EmulatedWan, WanConfigError, WanError, link_changes
-from geocomm.emulator.emulated_wan import (
+from geocomm.group.planning.link_report import rate_text
+from geocomm.lab.emulator.emulated_keys import site_environment, site_keys
+from geocomm.lab.emulator.emulated_links import (
+    MAX_SITES,
+    EmulatedLink,
+    EmulatedWan,
+    WanConfigError,
+    WanError,
+    link_changes,
+)
+from geocomm.lab.emulator.emulated_wan import (
     EMULATOR_FAILED,
     LATENESS_LIMIT_S,
     LinkReport,
@@ -26,7 +34,6 @@ from geocomm.emulator.emulated_wan import (
     WanRun,
     find_control,
 )
-from geocomm.group.planning.link_report import rate_text
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

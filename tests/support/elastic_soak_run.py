@@ -12,11 +12,11 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from geocomm.demo.elastic_run import JournalWatch, Seen, wait_for_run
-from geocomm.emulator.emulated_keys import site_environment
-from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
-from geocomm.emulator.emulated_wan import WanReport, WanRun
 from geocomm.journal.entries import Round
+from geocomm.lab.demo.elastic_run import JournalWatch, Seen, wait_for_run
+from geocomm.lab.emulator.emulated_keys import site_environment
+from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
+from geocomm.lab.emulator.emulated_wan import WanReport, WanRun
 from support.elastic_soak_rank import BATCH, CONTEXT
 from support.fault_run import RankLog
 from support.wan_support import IMPORTS

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from geocomm.emulator.emulated_links import EmulatedWan
-from geocomm.emulator.emulated_wan import WanReport, WanRun
+from geocomm.lab.emulator.emulated_links import EmulatedWan
+from geocomm.lab.emulator.emulated_wan import WanReport, WanRun
 from geocomm.security.job_ca import JobCa
 
 PROGRAM = Path(__file__).with_name("fault_ranks.py")

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from geocomm.emulator.emulated_links import EmulatedWan, WanUnavailableError
-from geocomm.emulator.emulated_wan import WanReport, WanRun, check_wan
+from geocomm.lab.emulator.emulated_links import EmulatedWan, WanUnavailableError
+from geocomm.lab.emulator.emulated_wan import WanReport, WanRun, check_wan
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 IMPORTS = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])

@@ -74,7 +74,7 @@ FLOORS = (
     ("group/planning", "group/membership", "train/runs", "journal"),
     ("data/corpus",),
     ("data",),
-    ("train/models", "group/rendezvous", "emulator", "train/checkpoint"),
+    ("train/models", "group/rendezvous", "lab/emulator", "train/checkpoint"),
     ("group/backend",),
     ("integrations", "elastic"),
     ("observe/telemetry",),
@@ -87,16 +87,16 @@ FLOORS = (
         "observe/alerts",
         "observe/diagnosis",
         "observe/doctor",
-        "bench",
+        "lab/bench",
         "train/export",
         "train/serve",
     ),
-    ("train/loop", "demo", "observe", "observe/dashboard", "ssh_sites"),
+    ("train/loop", "lab/demo", "observe", "observe/dashboard", "cli/ssh_sites"),
     ("cli",),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 WINGS = {room.split("/")[0] for room in FLOOR_OF}
-MOST_ARROWS = 131
+MOST_ARROWS = 60
 # What lies beside the wings: Python modules, each with the wings that it may import; what setup.py puts there.
 BESIDE = {
     "__init__.py": WINGS,
@@ -129,8 +129,8 @@ LAUNCHERS_READER = "core/place.py"
 LAUNCHERS_VARIABLES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "NNODES", "NODE_RANK"}
 READS_VARIABLES = {
     "core/site.py": {"GEOCOMM_SITE"},
-    "emulator/emulated_wan.py": {"GEOCOMM_WAN_CONTROL"},
-    "bench/wan_bench_worker.py": {"GEOCOMM_WAN_CONTROL"},
+    "lab/emulator/emulated_wan.py": {"GEOCOMM_WAN_CONTROL"},
+    "lab/bench/wan_bench_worker.py": {"GEOCOMM_WAN_CONTROL"},
     "cli/wan.py": {"GEOCOMM_KEYS", "GEOCOMM_SECURITY"},
 }
 
@@ -379,10 +379,10 @@ def test_module_imports_only_what_its_room_may() -> None:
     [
         ("core/options.py", "geocomm.metrics.counters.stats"),
         ("codecs/tensor_codec.py", "geocomm.metrics.counters"),
-        ("group/planning/link_table.py", "geocomm.emulator.emulated_wan"),
+        ("group/planning/link_table.py", "geocomm.lab.emulator.emulated_wan"),
         ("group/backend/runtime.py", "geocomm.sync.gradients.gradient_reducer"),
-        ("bench/codec_bench.py", "geocomm"),
-        ("bench/codec_bench.py", "geocomm.compress"),
+        ("lab/bench/codec_bench.py", "geocomm"),
+        ("lab/bench/codec_bench.py", "geocomm.compress"),
         ("observe/doctor/doctor.py", "geocomm.new_package.module"),
         ("_autoload.py", "geocomm.core.options"),
     ],

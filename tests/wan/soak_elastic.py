@@ -24,9 +24,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from geocomm.bench.bench_report import Conditions
-from geocomm.emulator.emulated_keys import site_keys
 from geocomm.journal.entries import Away
+from geocomm.lab.bench.bench_report import Conditions
+from geocomm.lab.emulator.emulated_keys import site_keys
 from support.elastic_soak_report import judge, text_of
 from support.elastic_soak_run import FAULT_EVERY_S, KINDS, PAUSE, SITES, Fault, Problem, Run, three_sites, tokens_of
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from bench_wan import Scenario, WithTls
 
-from geocomm.bench.wan_bench import EXACT, GLOO, GLOO_SLICED, BenchError, Effort, bench_link, bench_one_site
-from geocomm.emulator.emulated_links import EmulatedLink
+from geocomm.lab.bench.wan_bench import EXACT, GLOO, GLOO_SLICED, BenchError, Effort, bench_link, bench_one_site
+from geocomm.lab.emulator.emulated_links import EmulatedLink
 from support.wan_support import require_wan
 
 SIZE_BYTES = 1 << 20

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.demo.demo_run import DemoError, Progress, Variant, run_variant
-from geocomm.emulator.emulated_links import EmulatedLink
+from geocomm.lab.demo.demo_run import DemoError, Progress, Variant, run_variant
+from geocomm.lab.emulator.emulated_links import EmulatedLink
 from support.wan_support import geocomm, require_wan
 
 

@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
+from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
 from support.wan_support import emulate, require_wan
 
 SITES = ("a", "b", "c")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from geocomm.codecs.codec_spec import codec_spec
 from geocomm.codecs.tensor_codec import codec_names, codec_presets
-from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
+from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
 from support.wan_support import emulate, require_wan
 
 SITES = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
+from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
 from support.wan_support import emulate, require_wan
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
+from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
 from support.fault_run import FaultRun
 from support.wan_support import require_wan
 

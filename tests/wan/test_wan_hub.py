@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
-from geocomm.emulator.emulated_wan import WanRun
 from geocomm.group.rendezvous.store_session import SILENCE_LIMIT_S
+from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
+from geocomm.lab.emulator.emulated_wan import WanRun
 from support.wan_support import emulate, require_wan, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(290)]

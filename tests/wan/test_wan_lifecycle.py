@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan, WanConfigError, WanUnavailableError
-from geocomm.emulator.emulated_wan import WanRun
+from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan, WanConfigError, WanUnavailableError
+from geocomm.lab.emulator.emulated_wan import WanRun
 from support.wan_support import (
     PROGRAMS,
     REPOSITORY,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan, WanConfigError
-from geocomm.emulator.emulated_wan import WanRun
+from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan, WanConfigError
+from geocomm.lab.emulator.emulated_wan import WanRun
 from support.wan_site_programs import CANNOT_BBR
 from support.wan_support import emulate, program, require_wan, wait_until
 

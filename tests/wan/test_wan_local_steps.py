@@ -48,7 +48,7 @@ def cut_line(node: int, step: Callable[[], None], outer: Any) -> dict[str, Any]:
     """The first site takes the line down and up again in the middle."""
     import torch.distributed as dist
 
-    from geocomm.emulator.emulated_wan import WanControl
+    from geocomm.lab.emulator.emulated_wan import WanControl
 
     for _ in range(50):
         step()

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from geocomm.emulator.emulated_keys import site_environment, site_keys
-from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
+from geocomm.lab.emulator.emulated_keys import site_environment, site_keys
+from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
 from support.wan_support import emulate, require_wan
 
 pytestmark = pytest.mark.timeout(240)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from geocomm.core.errors import InvalidArgumentError
-from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
+from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.security.job_ca import JobCa
 from support.sniffer import VALUE, Sniffer
 from support.wan_support import emulate, require_wan

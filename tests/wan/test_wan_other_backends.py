@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
+from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.security.job_ca import JobCa
 from support.sniffer import VALUE, Sniffer
 from support.wan_support import Outcome, emulate, require_wan

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
+from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
 from support.wan_support import emulate, require_wan
 
 SITES = ("a", "b")

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.group.planning.link_table import Links, table_of
+from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
 from support.wan_support import emulate, require_wan
 
 SITES = ("a", "b", "c")

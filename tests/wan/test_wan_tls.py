@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.bench.wan_bench import EXACT, GLOO, Effort, bench_link
-from geocomm.emulator.emulated_keys import hub_command, site_environment, site_keys
-from geocomm.emulator.emulated_links import EmulatedLink, WanConfigError
+from geocomm.lab.bench.wan_bench import EXACT, GLOO, Effort, bench_link
+from geocomm.lab.emulator.emulated_keys import hub_command, site_environment, site_keys
+from geocomm.lab.emulator.emulated_links import EmulatedLink, WanConfigError
 from geocomm.security.job_ca import JobCa
 from support.wan_support import geocomm, require_wan
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from geocomm.emulator.emulated_keys import site_environment, site_keys
-from geocomm.emulator.emulated_links import EmulatedLink, EmulatedWan
-from geocomm.emulator.emulated_wan import WanControl, find_control
+from geocomm.lab.emulator.emulated_keys import site_environment, site_keys
+from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
+from geocomm.lab.emulator.emulated_wan import WanControl, find_control
 from support.wan_support import emulate, geocomm, require_wan
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(290)]

@@ -50,7 +50,7 @@ class LinkText(BaseModel):
         return self
 
     def changes(self) -> dict[str, Any]:
-        """What is given, by the names of `geocomm.emulator.emulated_links.EmulatedLink`'s fields."""
+        """What is given, by the names of `geocomm.lab.emulator.emulated_links.EmulatedLink`'s fields."""
         delay_s = self.delay if self.rtt is None else self.rtt / 2
         given = {"rate_bps": self.rate, "delay_s": delay_s, "queue_bytes": self.queue, "up": self.up}
         given |= {name: getattr(self, name) for name in PROBABILITIES}

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import geocomm
-from geocomm.bench.wan_bench import BenchError, max_nmse
 from geocomm.codecs.codec_facts import FACTS, error_text, facts_of
 from geocomm.core.errors import InvalidArgumentError
+from geocomm.lab.bench.wan_bench import BenchError, max_nmse
 
 ROOT = Path(__file__).resolve().parents[3]
 MEASURED = [ROOT / "benchmarks" / "results" / name for name in ("codec-ratios.md", "loco.md")]

@@ -12,8 +12,8 @@ from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.options import Options
 from geocomm.core.place import find_place
 from geocomm.core.site import SiteNameError, check_site_name, suggested_name
-from geocomm.emulator.emulated_links import EmulatedWan, WanConfigError
 from geocomm.group.planning.link_table import Links
+from geocomm.lab.emulator.emulated_links import EmulatedWan, WanConfigError
 from geocomm.security.job_ca import JobCa
 from geocomm.security.keys import Identity, KeysError
 

@@ -9,14 +9,14 @@ import pytest
 from plan_against_wan import compare, links_of, table
 from typer.testing import CliRunner
 
-from geocomm.bench.bench_report import Conditions
-from geocomm.bench.wan_bench import WanRow, describe_link
-from geocomm.bench.wan_bench_report import Section
 from geocomm.cli.main import build_app
-from geocomm.emulator.emulated_links import EmulatedLink
 from geocomm.group.planning.codec_choice import Speed
 from geocomm.group.planning.link_table import Links
 from geocomm.group.planning.run_estimate import OPERATION_S, Workload, estimate, scaled
+from geocomm.lab.bench.bench_report import Conditions
+from geocomm.lab.bench.wan_bench import WanRow, describe_link
+from geocomm.lab.bench.wan_bench_report import Section
+from geocomm.lab.emulator.emulated_links import EmulatedLink
 
 INSTANT = Speed(0.0, 0.0)
 

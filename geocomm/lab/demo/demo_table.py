@@ -1,0 +1,141 @@
+"""What the demo ends in: a table, summary.json and a picture."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from geocomm.lab.demo.demo_run import Outcome
+from geocomm.lab.emulator.emulated_wan import LATENESS_LIMIT_S, WanReport
+
+_COLORS = ("#b3541e", "#2a6f97", "#2d936c", "#7b4f9e", "#8a7a2d")
+INK = "#333333"
+PICTURE_STYLE: dict[Any, Any] = {
+    "font.size": 11,
+    "axes.edgecolor": "#999999",
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+
+
+def lateness_note(outcomes: Sequence[Outcome]) -> str | None:
+    """What to say where the machine was too busy to emulate the link in time; None where it was not."""
+    return lateness_text([outcome.wan for outcome in outcomes])
+
+
+def lateness_text(reports: Sequence[WanReport]) -> str | None:
+    """The same, of some runs."""
+    if all(report.reliable for report in reports):
+        return None
+    late = sum(report.late_packets for report in reports)
+    packets = sum(link.packets for report in reports for link in report.links)
+    worst = max(report.max_lateness_s for report in reports)
+    limit = f"{LATENESS_LIMIT_S * 1e3:g} ms"
+    counted = f"{late:,} of {packets:,} emulated packets"
+    return f"The machine was busy: {counted} came over {limit} late (worst: {worst * 1e3:.0f} ms)"
+
+
+def summary_table(outcomes: Sequence[Outcome]) -> Table:
+    """One row per run; the first one is what the others are compared with."""
+    steps = len(outcomes[0].losses)
+    table = Table(title="The same training, five ways", title_justify="left", box=None, padding=(0, 1, 0, 0))
+    headings = ("", "s/step", "speed", "WAN MB\n/step", "tokens\n/s", f"loss at\nstep {steps}", "held-out\nloss")
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    base = outcomes[0].median_step_s
+    for outcome in outcomes:
+        table.add_row(
+            outcome.variant.name,
+            f"{outcome.median_step_s:.2f}",
+            f"{base / outcome.median_step_s:.1f} x",
+            f"{outcome.wan_bytes_per_step / 1e6:.1f}",
+            f"{outcome.tokens_per_s:,.0f}",
+            f"{outcome.losses[-1]:.4f}",
+            f"{outcome.held_out_loss:.4f}",
+        )
+    return table
+
+
+def write_summary(outcomes: Sequence[Outcome], conditions: str, path: Path) -> None:
+    """The figures of the table and of the picture, as JSON."""
+    document = {"conditions": conditions, "runs": [outcome.to_dict() for outcome in outcomes]}
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def draw(outcomes: Sequence[Outcome], conditions: str, path: Path) -> None:
+    """Loss over time, step time and bytes, as a PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    untyped: Any = pyplot  # matplotlib leaves much of it without types
+    with untyped.rc_context(PICTURE_STYLE):
+        figure, axes = untyped.subplot_mosaic(
+            [["loss", "time"], ["loss", "bytes"]], figsize=(12, 6.2), width_ratios=(1.7, 1), layout="constrained"
+        )
+        layout: Any = figure.get_layout_engine()  # the one of layout="constrained"
+        layout.set(w_pad=0.12, h_pad=0.1, hspace=0.06)
+        title = f"geocomm demo: {conditions}"
+        figure.suptitle("\n".join(filter(None, (title, lateness_note(outcomes)))), fontsize=12, color=INK)
+        _draw_losses(axes["loss"], outcomes)
+        base = outcomes[0]
+        _draw_bars(axes["time"], outcomes, [o.median_step_s for o in outcomes], "s", "Seconds per step, median")
+        _draw_bars(
+            axes["bytes"],
+            outcomes,
+            [o.wan_bytes_per_step / 1e6 for o in outcomes],
+            "MB",
+            "Sent per step, by both sites",
+        )
+        axes["loss"].set_title(f"The same {len(base.losses)} steps: loss over time", loc="left", color=INK, fontsize=12)
+        figure.supxlabel(_caption(outcomes), fontsize=10, color=INK)
+        figure.savefig(path, dpi=150, facecolor="white")
+        pyplot.close(figure)
+
+
+def _caption(outcomes: Sequence[Outcome]) -> str:
+    """Why a total is more than so many times the seconds per step."""
+    first = [outcome.step_s[0] for outcome in outcomes]
+    return (
+        f"The totals include step 1, which also sets things up and took {min(first):.1f} to {max(first):.1f} s. "
+        "Seconds per step are the median of the others."
+    )
+
+
+def _draw_losses(axes: Any, outcomes: Sequence[Outcome]) -> None:
+    for color, outcome in zip(itertools.cycle(_COLORS), outcomes, strict=False):
+        seconds = list(itertools.accumulate(outcome.step_s))
+        label = f"{outcome.variant.name}: {seconds[-1]:.0f} s in all"
+        axes.plot(seconds, outcome.losses, color=color, linewidth=2, marker="o", markersize=4, label=label)
+    axes.legend(frameon=False, loc="upper right", labelcolor=INK)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("seconds of training")
+    axes.set_ylabel("training loss")
+    axes.grid(axis="y", color="#e5e5e5")
+    axes.set_axisbelow(True)
+
+
+def _draw_bars(axes: Any, outcomes: Sequence[Outcome], values: Sequence[float], unit: str, title: str) -> None:
+    names = [outcome.variant.name for outcome in outcomes]
+    bars = axes.barh(names, values, color=[color for color, _ in zip(itertools.cycle(_COLORS), names, strict=False)])
+    axes.bar_label(
+        bars,
+        labels=[f"{value:.2f} {unit}" if value < 10 else f"{value:.1f} {unit}" for value in values],
+        padding=4,
+        color=INK,
+    )
+    axes.invert_yaxis()
+    axes.set_xlim(0, max(values) * 1.25)
+    axes.set_title(title, loc="left", color=INK, fontsize=12)
+    axes.xaxis.set_visible(False)
+    axes.spines["bottom"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
