@@ -1,1 +1,4 @@
-"""The `geocomm` command line: one module per command."""
+"""The `geocomm` command line: one module per command.
+
+Nothing imports it. Begin with `main.py`, which imports the module of the command that is asked for, and no other.
+"""

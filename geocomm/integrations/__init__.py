@@ -1,1 +1,4 @@
-"""geocomm under frameworks that bring process groups of their own."""
+"""geocomm under frameworks that bring process groups of their own: DeepSpeed and torchft.
+
+Users import these two by name; the driver uses DeepSpeed's. Begin with `deepspeed.py`.
+"""

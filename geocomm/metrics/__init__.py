@@ -1,1 +1,4 @@
-"""Counters on their way out of a process: what is counted, and who shows it (Prometheus, a file)."""
+"""What a process counts, and how it leaves the process: `stats()`, the log of operations, Prometheus, reports.
+
+The wings that carry data count here, and `observe` reads it at all sites. Begin with `counters.py`.
+"""
