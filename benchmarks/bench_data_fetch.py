@@ -30,7 +30,7 @@ from typing import Any
 from geocomm.data.catalog import Catalog, Rules, Shard, Version
 from geocomm.data.shard_cache import ShardCache
 from geocomm.data.shard_stores import ShardStores
-from geocomm.lab.bench.bench_report import Conditions, load_at_end, write_pair
+from geocomm.lab.bench.bench_report import Conditions, page, write_pair
 from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.lab.emulator.emulated_wan import WanReport, WanRun
 from geocomm.lab.emulator.local_job import bare_environment
@@ -99,33 +99,27 @@ def first_batch_s() -> float:
     return seconds
 
 
-def page(conditions: Conditions, samples: Sequence[Sample], dead: Sample, first_s: Sequence[float], late: str) -> str:
-    """The report."""
+def _page(conditions: Conditions, samples: Sequence[Sample], dead: Sample, first_s: Sequence[float], late: str) -> str:
     base = statistics.median([one for sample in samples if sample["way"] == "alone" for one in sample["rounds_s"]])
-    lines = [
-        "# Data: fetching from afar",
-        "",
-        *conditions.lines(),
-        load_at_end(),
-        "",
-        "Two emulated sites, 200 Mbit/s, 100 ms, 0.1 % loss; moto at each. Site 0 reads 1.2 MB a second, half of it "
-        "from site 1. A step that waited more than 10 ms counts, without the first 50. " + late,
-        "",
-        "| way | steps | that waited | seconds | round, median | times those alone |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
+    rows: list[str] = []
     for one in [*samples, dead | {"way": "geocomm, site 1's store dead for 300 s"}]:
         median = statistics.median(one["rounds_s"])
-        lines.append(
+        rows.append(
             f"| {one['way']} | {one['steps']} | {one['waited_steps']} | {one['waited_s']:.1f} | {median:.3f} s | "
             f"{median / base:.3f} |"
         )
-    lines += [
+    return page(
+        "Data: fetching from afar",
+        conditions,
+        "Two emulated sites, 200 Mbit/s, 100 ms, 0.1 % loss; moto at each. Site 0 reads 1.2 MB a second, half of it "
+        "from site 1. A step that waited more than 10 ms counts, without the first 50. " + late,
+        "| way | steps | that waited | seconds | round, median | times those alone |",
+        "|---|---:|---:|---:|---:|---:|",
+        *rows,
         "",
         f"First batch of {SHARDS:,} shards, all in the cache, from the catalog on: "
         f"{', '.join(f'{one:.2f}' for one in first_s)} s. Without the imports.",
-    ]
-    return "\n".join(lines)
+    )
 
 
 def lateness(reports: Sequence[WanReport | None]) -> str:
@@ -145,7 +139,7 @@ def main() -> int:
     first_s = [first_batch_s() for _ in range(3)]
     samples, report = over_the_line("8", "2", "0", "alone", "geocomm", "obstore", "alone")
     [dead], report_of_dead = over_the_line("26", "26", "300", "geocomm")
-    text = page(conditions, samples, dead, first_s, lateness([report, report_of_dead]))
+    text = _page(conditions, samples, dead, first_s, lateness([report, report_of_dead]))
     print(text)
     document = {"samples": samples, "dead": dead, "first_batch_s": first_s}
     write_pair(arguments.out / "data-fetch.md", text, document)

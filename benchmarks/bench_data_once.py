@@ -26,7 +26,7 @@ from pathlib import Path
 from data_reader import BATCH, READERS, SEQUENCES, SHARDS, numbers_read
 
 from geocomm.core.addresses import free_port
-from geocomm.lab.bench.bench_report import Conditions, load_at_end, write_pair
+from geocomm.lab.bench.bench_report import Conditions, page, write_pair
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = (4, 3, 5)
@@ -89,22 +89,16 @@ def sample(reader: str, python: str, folder: Path) -> Sample:
 
 def _page(conditions: Conditions, samples: list[Sample]) -> str:
     rows = [f"| {NAMES.get(one.reader, one.reader)} {one.version} | {one.missed} | {one.repeated} |" for one in samples]
-    return "\n".join(
-        [
-            "# Data: a run goes on with other sites",
-            "",
-            *conditions.lines(),
-            load_at_end(),
-            "",
-            f"A pass over {SEQUENCES:,} sequences in {SHARDS} shards, shuffled, {BATCH} a batch and rank: "
-            f"{', then '.join(f'{ranks} ranks' for ranks in RUNS)} read a number of batches that is together one pass. "
-            "Each run goes on from the state that the one before has saved, as the reader's documentation says: "
-            "rank 0's state, with Hugging Face each rank's own.",
-            "",
-            "| reader | missed | repeated |",
-            "|---|---:|---:|",
-            *rows,
-        ]
+    return page(
+        "Data: a run goes on with other sites",
+        conditions,
+        f"A pass over {SEQUENCES:,} sequences in {SHARDS} shards, shuffled, {BATCH} a batch and rank: "
+        f"{', then '.join(f'{ranks} ranks' for ranks in RUNS)} read a number of batches that is together one pass. "
+        "Each run goes on from the state that the one before has saved, as the reader's documentation says: "
+        "rank 0's state, with Hugging Face each rank's own.",
+        "| reader | missed | repeated |",
+        "|---|---:|---:|",
+        *rows,
     )
 
 

@@ -32,7 +32,7 @@ from geocomm.data.corpus.data_settings import DataConfig
 from geocomm.data.corpus.packing import PackedSequences
 from geocomm.data.corpus.text_tokenizer import load_tokenizer
 from geocomm.data.corpus.token_store import load_tokens
-from geocomm.lab.bench.bench_report import Conditions, load_at_end, write_pair
+from geocomm.lab.bench.bench_report import Conditions, page, write_pair
 from geocomm.sync.local_steps.fixed.simulated_rounds import SimulatedSites
 from geocomm.sync.local_steps.local_steps import local_steps
 from geocomm.sync.local_steps.outer.rounds import Rounds
@@ -180,22 +180,16 @@ def _page(conditions: Conditions, found: list[Loss], every: int, rate: float) ->
         )
 
     parts = ", ".join(f"{name}, {count_text(part, 'part')}" for name, part in zip(topics(), PARTS, strict=True))
-    return "\n".join(
-        [
-            "# Loss by what each site reads",
-            "",
-            *conditions.lines(),
-            load_at_end(),
-            "",
-            f"Three simulated sites, {BATCH} sequences of {LENGTH} bytes each a step, {STEPS} steps; 389,520 "
-            f"parameters; a round every {every} steps, int4 with error feedback, AdamW at a rate of {rate:g}. Topics: "
-            f"{parts}, of {PER_PART * LENGTH:,} bytes a part. Loss: nats a byte, of held-out text, weighted as the "
-            f"corpus; by topic the mean of the seeds ({', '.join(map(str, seeds))}).",
-            "",
-            f"| read | loss of each seed | over per-step | each seed | {' | '.join(topics())} |",
-            "|---|---|---:|---|---:|---:|---:|",
-            *(row(variant) for variant in VARIANTS if any(one.variant == variant for one in found)),
-        ]
+    return page(
+        "Loss by what each site reads",
+        conditions,
+        f"Three simulated sites, {BATCH} sequences of {LENGTH} bytes each a step, {STEPS} steps; 389,520 "
+        f"parameters; a round every {every} steps, int4 with error feedback, AdamW at a rate of {rate:g}. Topics: "
+        f"{parts}, of {PER_PART * LENGTH:,} bytes a part. Loss: nats a byte, of held-out text, weighted as the "
+        f"corpus; by topic the mean of the seeds ({', '.join(map(str, seeds))}).",
+        f"| read | loss of each seed | over per-step | each seed | {' | '.join(topics())} |",
+        "|---|---|---:|---|---:|---:|---:|",
+        *(row(variant) for variant in VARIANTS if any(one.variant == variant for one in found)),
     )
 
 
@@ -214,8 +208,8 @@ def main() -> int:
         for variant in VARIANTS:
             found.append(run(variant, seed, arguments.rate, arguments.every))
             print(found[-1], flush=True)
-            page = _page(conditions, found, arguments.every, arguments.rate)
-            write_pair(arguments.out / "data-quality.md", page, {"runs": [asdict(one) for one in found]})
+            text = _page(conditions, found, arguments.every, arguments.rate)
+            write_pair(arguments.out / "data-quality.md", text, {"runs": [asdict(one) for one in found]})
     return 0
 
 

@@ -18,7 +18,7 @@ from geocomm.data.catalog import Catalog, Rules, RulesFile, Shard, Version
 from geocomm.data.corpus.data_settings import DataConfig
 from geocomm.data.corpus.documents import documents
 from geocomm.data.corpus.text_tokenizer import load_tokenizer
-from geocomm.data.places import Folder, Place, open_place, require_writable
+from geocomm.data.places import Folder, Place, open_place, require_known_tables, require_writable
 from geocomm.data.token_files import SUFFIXES, U16, narrowest, ranges, token_file
 
 _TEXT = {".txt": "text", ".jsonl": "jsonl"}
@@ -50,8 +50,10 @@ def add_files(
     with * for any text. store: for the tokens of text. Raises BadInput, and then there is no new version."""
     rules.require_labels(labels)
     catalog = Catalog(rules.catalog)
+    require_known_tables(rules.stores, rules.catalog)
     require_writable(catalog.place, "catalog")
-    before = catalog.read() if catalog.numbers() else None
+    numbers = catalog.numbers()
+    before = catalog.read(numbers[-1]) if numbers else None
     known = [] if before is None else catalog.shards(before)
     for shard in known:
         rules.require_store(shard.store)

@@ -23,7 +23,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_valid
 from geocomm.core.bad_input import BadInput, did_you_mean
 from geocomm.core.config_section import Section
 from geocomm.core.model_errors import first_problem, problem_text
-from geocomm.data.places import Place, open_place
+from geocomm.data.places import Place, open_place, require_known_tables
 from geocomm.data.token_files import Dtype
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -182,12 +182,14 @@ class Catalog:
         return sorted(int(name[:6]) for name in names if _VERSION.fullmatch(name))
 
     def read(self, number: int | None = None) -> Version:
-        """A version; None: the newest. Raises BadInput."""
+        """A version; None: the newest, whose stores the tables of keys must name. Raises BadInput."""
         if number is None:
             numbers = self.numbers()
             if not numbers:
                 raise BadInput(f"{self.url} has no version of a data set; geocomm data add makes one")
-            number = numbers[-1]
+            version = self.read(numbers[-1])
+            require_known_tables(version.rules.stores, self.url)
+            return version
         path = _path(number)
         try:
             version = Version.model_validate_json(self.place.read(path))

@@ -3,7 +3,8 @@
 Shards that cost each site the same and have the same readers are a class: a handful for any number of shards. A plan
 says how many tokens of each class each site shall read: all of them in the least time, and of such plans the one of
 least dollars. Each deal's class is drawn by the plan's shares, so the mix of classes is the same from the begin of a
-pass to its end. Inside a class the weighted rendezvous hash of shard and site decides (Thaler and Ravishankar 1998;
+pass to its end. A site that would pay for what others read in time for less begins its next pass before this one is
+over. Inside a class the weighted rendezvous hash of shard and site decides (Thaler and Ravishankar 1998;
 weights as in Schindelhauer and Schomaker 2005): in the next pass, and after sites have come or gone, a site gets what
 it has cached.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import accumulate
@@ -106,13 +107,30 @@ def cheapest(
     return {}
 
 
+@dataclass
+class _Plan:
+    """Tokens of each class for each site, which deals use up."""
+
+    sites: frozenset[str]
+    left: dict[tuple[ShardClass, str], float]
+    deals: int = 0
+
+    def is_old(self, sites: Collection[str]) -> bool:
+        """Whether it is for other sites, or from long ago."""
+        return self.deals > _DEALS_OF_PLAN or self.sites != frozenset(sites)
+
+    def shares(self, site: str, classes: Iterable[ShardClass]) -> list[float]:
+        """Of a site."""
+        return [max(self.left.get((key, site), 0.0), 0.0) for key in classes]
+
+
 class Dealer:
     """Gives a site its next shards, of one version of a data set and for one run."""
 
     def __init__(self, rules: Rules, shards: Sequence[Shard], run: int) -> None:
         """Shards of equal SHA-256 are one shard in several stores."""
         self._rules, self._run = rules, run
-        self._rows = copies(shards)
+        self._rows = list(copies(shards).values())
         """By shard: where it lies."""
         self._stores = [shard.store for shard in shards]
         first = np.array([own[0] for own in self._rows], np.int64)
@@ -123,12 +141,12 @@ class Dealer:
         self._classes = sorted(set(keys), key=lambda key: (key.stores, key.labels))
         number_of = {key: number for number, key in enumerate(self._classes)}
         self._class = np.array([number_of[key] for key in keys], np.int64)
-        self._plan: dict[tuple[ShardClass, str], float] = {}
-        self._planned_for: frozenset[str] = frozenset()
-        self._deals = 0
+        self._plans: dict[int, _Plan] = {}
+        """By the pass that they end."""
 
     def next_shards(self, site: str, number: int, speeds: Mapping[str, float], dealt: NDArray[np.int32]) -> list[int]:
-        """Up to `SHARDS_OF_DEAL` shards, the best first; none where there is nothing that the site may read.
+        """Up to `SHARDS_OF_DEAL` shards, the best first; none where there is nothing that the site may read. They were
+        dealt least often of what it may read, or once more than that.
 
         Args:
             site: That is to read them.
@@ -140,39 +158,62 @@ class Dealer:
         readable = np.array([self._rules.may_read(site, key.labels) for key in self._classes], bool)[self._class]
         if not readable.any():
             return []
-        least = readable & (counts == counts[readable].min())
-        here = [self._classes[int(index)] for index in np.unique(self._class[least])]
         if site not in speeds:
             speeds = {**speeds, site: max(speeds.values(), default=1.0)}
         speeds = {name: max(speed, 1e-9) for name, speed in speeds.items()}
-        key = self._drawn(site, number, here, speeds, counts)
-        rows = np.flatnonzero(least & (self._class == self._classes.index(key)))
+        key, times = self._drawn(site, number, speeds, counts, readable)
+        rows = np.flatnonzero((counts == times) & (self._class == self._classes.index(key)))
         best = rows[np.argsort(self._margins(site, key, speeds, rows), kind="stable")][:SHARDS_OF_DEAL]
-        if (key, site) in self._plan:
-            self._plan[key, site] -= float(self._tokens[best].sum())
+        if (plan := self._plans.get(times)) is not None and (key, site) in plan.left:
+            plan.left[key, site] -= float(self._tokens[best].sum())
         return [self._nearest(site, self._rows[int(shard)]) for shard in best]
 
     def _drawn(
-        self, site: str, number: int, here: Sequence[ShardClass], speeds: Mapping[str, float], counts: NDArray[np.int32]
-    ) -> ShardClass:
-        """The class of a deal, by the shares that the plan has for this site."""
-        self._deals += 1
-        planned = any(self._plan.get((key, site), 0.0) > 0 for key in here)
-        if self._deals > _DEALS_OF_PLAN or self._planned_for != frozenset(speeds) or not planned:
-            self._plan = self._new_plan(speeds, counts)
-            self._planned_for, self._deals = frozenset(speeds), 0
-        weights = [max(self._plan.get((key, site), 0.0), 0.0) for key in here]
-        if not any(weights):
-            weights = [1.0] * len(here)
-        place = _unit("deal", self._run, number) * sum(weights)
-        return next((key for key, end in zip(here, accumulate(weights), strict=True) if place < end), here[-1])
+        self,
+        site: str,
+        number: int,
+        speeds: Mapping[str, float],
+        counts: NDArray[np.int32],
+        readable: NDArray[np.bool_],
+    ) -> tuple[ShardClass, int]:
+        """The class of a deal, and how often its shards were dealt before: by the shares that the plan of this pass
+        has for the site, or else that of the next one. Where neither has any, what costs least."""
+        least = int(counts[readable].min())
+        for times in (least, least + 1):
+            here = self._classes_of(readable & (counts == times))
+            weights = self._weights(site, here, times, speeds, counts) if here else []
+            if any(weights):
+                place = _unit("deal", self._run, number) * sum(weights)
+                ends = zip(here, accumulate(weights), strict=True)
+                return next((key for key, end in ends if place < end), here[-1]), times
+        here = self._classes_of(readable & (counts == least))
+        return min(here, key=lambda key: self._price(key, site)), least
 
-    def _new_plan(self, speeds: Mapping[str, float], counts: NDArray[np.int32]) -> dict[tuple[ShardClass, str], float]:
-        """For what is left of this pass."""
-        passes = max(int(counts.max()), int(counts.min()) + 1)
-        reads = np.bincount(self._class, self._tokens * (passes - counts), len(self._classes))
-        left = {key: float(tokens) for key, tokens in zip(self._classes, reads, strict=True)}
-        return cheapest(left, readers_of(self._classes, self._rules, speeds), speeds, self._rules)
+    def _classes_of(self, rows: NDArray[np.bool_]) -> list[ShardClass]:
+        return [self._classes[int(index)] for index in np.unique(self._class[rows])]
+
+    def _weights(
+        self, site: str, here: Sequence[ShardClass], times: int, speeds: Mapping[str, float], counts: NDArray[np.int32]
+    ) -> list[float]:
+        """Tokens of each class that the plan has left for the site; where that is nothing, also in a new plan: alike,
+        what the site reads at no higher price than those for whom the plan has it."""
+        plan = self._plans.get(times)
+        if plan is None or plan.is_old(speeds) or not any(plan.shares(site, here)):
+            reads = np.bincount(self._class, self._tokens * np.maximum(times + 1 - counts, 0), len(self._classes))
+            left = {key: float(tokens) for key, tokens in zip(self._classes, reads, strict=True)}
+            readers = readers_of(self._classes, self._rules, speeds)
+            plan = _Plan(frozenset(speeds), cheapest(left, readers, speeds, self._rules))
+            self._plans = {key: one for key, one in self._plans.items() if key >= counts.min()} | {times: plan}
+        plan.deals += 1
+        shares = plan.shares(site, here)
+        return shares if any(shares) else [float(self._price(key, site) <= self._highest(plan, key)) for key in here]
+
+    def _price(self, key: ShardClass, site: str) -> float:
+        return key.price(self._rules, site)
+
+    def _highest(self, plan: _Plan, key: ShardClass) -> float:
+        """The highest price that the plan has a class read for."""
+        return max((self._price(key, site) for (of, site), n in plan.left.items() if of == key and n > 0), default=0.0)
 
     def _margins(
         self, site: str, key: ShardClass, speeds: Mapping[str, float], rows: NDArray[np.int64]
@@ -188,12 +229,12 @@ class Dealer:
         return min(rows, key=lambda row: (ShardClass((self._stores[row],), ()).price(self._rules, site), row))
 
 
-def copies(shards: Sequence[Shard]) -> list[list[int]]:
-    """The numbers of the shards, those of equal SHA-256 together: they are one shard in several places."""
+def copies(shards: Sequence[Shard]) -> dict[str, list[int]]:
+    """The numbers of the shards by SHA-256: those of an equal one are one shard in several places."""
     rows: dict[str, list[int]] = {}
     for row, shard in enumerate(shards):
         rows.setdefault(shard.sha256, []).append(row)
-    return list(rows.values())
+    return rows
 
 
 def readers_of(

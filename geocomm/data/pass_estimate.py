@@ -56,7 +56,7 @@ def estimates(rules: Rules, shards: Sequence[Shard], width: int, machines: Machi
     the rules do not have, and for labels that no site may read."""
     sites = sorted(machines.gpus)
     left: dict[ShardClass, float] = {}
-    for rows in copies(shards):
+    for rows in copies(shards).values():
         key = ShardClass.of([shards[row] for row in rows])
         left[key] = left.get(key, 0.0) + shards[rows[0]].tokens
     for site in sites:

@@ -10,6 +10,7 @@ import os
 import tomllib
 import uuid
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from geocomm.core.bad_input import BadInput
+from geocomm.core.bad_input import BadInput, did_you_mean
 from geocomm.core.environment import stores_file
 
 if TYPE_CHECKING:
@@ -197,6 +198,15 @@ def require_writable(place: Place, what: str) -> None:
     """Raise BadInput for a web server. what: it is."""
     if not place.writable:
         raise BadInput(f"{what} {place.url}: a web server is only read from; name a folder, s3://, gs:// or az://")
+
+
+def require_known_tables(stores: Collection[str], url: str) -> None:
+    """Raise BadInput for keys of a store that is none of these, of the catalog at `url`: a wrong name would not be
+    found. Those of other catalogs are let be."""
+    for name in _tables():
+        if "://" not in name and name not in stores:
+            near = did_you_mean(name, stores)
+            raise BadInput(f"GEOCOMM_STORES, {stores_file()}: [{name}] is no store of {url}{near}")
 
 
 def error_line(error: BaseException) -> str:

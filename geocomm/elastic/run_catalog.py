@@ -10,13 +10,13 @@ import numpy as np
 
 from geocomm.core.bad_input import BadInput
 from geocomm.data.catalog import Catalog, Shard, Version
-from geocomm.data.deals import Dealer
+from geocomm.data.deals import Dealer, copies
 from geocomm.journal.dealt_shards import shards_of, text_of
 from geocomm.journal.run_state import RunState
 from geocomm.journal.site_line import DealtShards
 
 _TOO_FEW = 2
-"""A person hears of data that was dealt so many times less often than other data."""
+"""A person hears of a label of which all was dealt so many times less often than other data."""
 _DEALS_OF_A_PASS = 4
 """Of a site, at least, where a data set is so small that deals of eight shards are fewer."""
 
@@ -76,9 +76,7 @@ class CatalogData:
         self._rows = np.flatnonzero(self._sequences)
         """Shards of less than a sequence are never dealt."""
         self._shards = [self._newest.shards[row] for row in self._rows]
-        self._rows_of: dict[str, list[int]] = {}
-        for row, shard in enumerate(self._shards):
-            self._rows_of.setdefault(shard.sha256, []).append(row)
+        self._rows_of = copies(self._shards)
         self._labels: dict[str, set[str]] = {}
         """By SHA-256, those of all the places that it lies in."""
         for shard in self._newest.shards:
@@ -137,14 +135,15 @@ class CatalogData:
         self._count(state)
         most, found = self._dealt.max(initial=0), list[str]()
         for number, labels in enumerate(self._classes):
-            name, rows = " with ".join(labels), self._class == number
+            if not labels:  # whoever is there reads it next
+                continue
+            name, dealt = " with ".join(labels), self._dealt[self._class == number]
             readers = [site for site in self._rules.sites if self._rules.may_read(site, labels)]
-            if not set(readers).isdisjoint(sites) or not labels:
-                if most - self._dealt[rows].min() >= _TOO_FEW:
-                    what = f"label {name}" if name else "data without a label"
-                    found.append(f"{what} is read less often than other data")
-            elif self._dealt[rows].min() < max(1, most):
-                found.append(f"label {name} waits for {' or '.join(readers)}, and nobody else may read it")
+            if set(readers).isdisjoint(sites):
+                if dealt.min() < max(1, most):
+                    found.append(f"label {name} waits for {' or '.join(readers)}, and nobody else may read it")
+            elif most - dealt.max() >= _TOO_FEW:  # not only what is new
+                found.append(f"label {name} is read less often than other data")
         return found
 
     def _count(self, state: RunState) -> None:

@@ -62,6 +62,11 @@ def load_at_end() -> str:
     return f"- load averages at the end: {_load()}"
 
 
+def page(title: str, conditions: Conditions, text: str, *table: str) -> str:
+    """A report in Markdown, once all is measured: the conditions, a paragraph, and the lines of a table."""
+    return "\n".join([f"# {title}", "", *conditions.lines(), load_at_end(), "", text, "", *table])
+
+
 BY_HAND = "<!-- written by hand: kept when the report is written again -->"
 """A line of a report: what people add stands below it."""
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from geocomm.cli.main import build_app
 from geocomm.core.bad_input import BadInput
-from geocomm.data import token_files
+from geocomm.data import places, token_files
 from geocomm.data.catalog import Catalog, Rules, Shard
 from geocomm.data.corpus.text_tokenizer import ByteTokenizer
 
@@ -162,6 +162,26 @@ def test_what_cannot_be_added_is_refused_in_a_line(place: Place, tmp_path: Path)
 def test_rules_that_say_nothing_known_are_refused(place: Place, old: str, new: str, said: str) -> None:
     place.rules.write_text(place.rules.read_text().replace(old, new))
     assert said in place.refuses(place.write("a.tokens", [1]), "--tokenizer", "byte")
+
+
+def test_table_of_keys_for_a_store_that_is_not_there_is_refused_in_a_line(
+    place: Place, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    keys = place.folder / "stores.toml"
+    monkeypatch.setenv("GEOCOMM_STORES", str(keys))
+    request.addfinalizer(places._tables.cache_clear)
+    ids = place.write("a.tokens", [1, 2])
+    for name, status in (("othr", 2), ("other", 0), ("s3://elsewhere/catalog", 0)):
+        places._tables.cache_clear()
+        keys.write_text(f'["{name}"]\n')
+        told = place.run("add", place.rules, ids, "--tokenizer", "byte", status=status)
+        assert status == 0 or "[othr] is no store of" in told
+        assert status == 0 or "did you mean 'other'" in told
+        ids = place.write(f"{status}{len(name)}.tokens", [1, 2])
+    places._tables.cache_clear()
+    keys.write_text("[othr]\n")
+    assert "[othr] is no store of" in place.run("ls", place.catalog.url, status=2)
+    assert "[othr] is no store of" in place.run("check", place.catalog.url, status=2)
 
 
 def test_ids_of_16_bits_are_refused_for_a_larger_vocabulary(place: Place) -> None:

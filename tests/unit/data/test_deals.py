@@ -7,21 +7,17 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from bench_data_rule import RULES as THREE
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geocomm.data.catalog import Label, Rules, Shard, Store
+from geocomm.data.catalog import Label, Rules, Shard
 from geocomm.data.deals import Dealer, ShardClass, cheapest, least_time, readers_of
 
-SITES = {"frankfurt": "eu", "virginia": "us", "tokyo": "asia"}
-RULES = Rules(
-    sites=SITES,
-    stores={
-        "eu": Store(url="/eu", region="eu", price=0.02),
-        "us": Store(url="/us", region="us", price=0.02),
-        "asia": Store(url="/asia", region="asia", price=0.09),
-    },
-    labels={"personal": Label(readers=("eu",)), "west": Label(readers=("eu", "us"))},
+SITES = THREE.sites
+RULES = THREE.model_copy(update={"labels": THREE.labels | {"west": Label(readers=("eu", "us"))}})
+FREE = RULES.model_copy(
+    update={"stores": {name: store.model_copy(update={"price": 0.0}) for name, store in RULES.stores.items()}}
 )
 SPEEDS = {"frankfurt": 16.0, "virginia": 64.0, "tokyo": 16.0}
 
@@ -30,11 +26,15 @@ def shard(number: int, store: str, *labels: str) -> Shard:
     return Shard(f"{number * 0x9E3779B97F4A7C15 % 2**64:016x}".ljust(64, "0"), store, f"{number}", 0, 1000, labels)
 
 
+def price(rules: Rules, site: str, one: Shard) -> float:
+    return ShardClass.of([one]).price(rules, site)
+
+
 def read_all(
-    shards: list[Shard], speeds: dict[str, float], passes: int = 1, run: int = 1
+    shards: list[Shard], speeds: dict[str, float], passes: int = 1, run: int = 1, rules: Rules = RULES
 ) -> list[tuple[str, list[int]]]:
     """Deals until each shard was dealt so often, to whichever site has read its last one first."""
-    dealer, dealt = Dealer(RULES, shards, run), np.zeros(len(shards), np.int32)
+    dealer, dealt = Dealer(rules, shards, run), np.zeros(len(shards), np.int32)
     ready, deals = dict.fromkeys(speeds, 0.0), list[tuple[str, list[int]]]()
     while (dealt < passes).any():
         site = min(ready, key=lambda name: (ready[name], name))
@@ -56,17 +56,21 @@ def read_all(
         lambda one: "frankfurt" in one
     ),
     st.integers(1, 3),
+    st.sampled_from([RULES, FREE]),
 )
-def test_each_shard_is_dealt_to_its_readers_alone_and_none_twice_before_all_once(
-    kinds: list[tuple[str, tuple[str, ...]]], speeds: dict[str, float], passes: int
+def test_each_shard_is_dealt_to_its_readers_alone_and_none_twice_before_all_once_that_it_reads_for_nothing(
+    kinds: list[tuple[str, tuple[str, ...]]], speeds: dict[str, float], passes: int, rules: Rules
 ) -> None:
     shards = [shard(number, store, *labels) for number, (store, labels) in enumerate(kinds)]
     dealt = np.zeros(len(shards), np.int32)
-    for site, found in read_all(shards, speeds, passes):
+    for site, found in read_all(shards, speeds, passes, rules=rules):
         assert 0 < len(found) == len(set(found)) <= 8
-        readable = np.array([RULES.may_read(site, one.labels) for one in shards])
+        readable = np.array([rules.may_read(site, one.labels) for one in shards])
         assert readable[found].all()
-        assert (dealt[found] == dealt[readable].min()).all()
+        least = readable & (dealt == dealt[readable].min())
+        if not least[found].all():
+            assert (dealt[found] == dealt[readable].min() + 1).all()
+            assert all(price(rules, site, shards[row]) > 0 for row in np.flatnonzero(least))
         dealt[found] += 1
 
 
@@ -99,6 +103,27 @@ def test_plan_takes_the_least_time_and_what_is_near() -> None:
     }
     assert own["virginia"] == pytest.approx(1000, rel=1e-3)
     assert own["frankfurt"] == pytest.approx(by_site["frankfurt"], rel=1e-3)
+
+
+def test_site_begins_its_next_pass_where_others_read_the_rest_in_time_for_less() -> None:
+    """Frankfurt alone reads what must stay, and that takes longest. Tokyo has the time to read all of its own."""
+    counts = {("eu", "personal"): 920, ("eu",): 880, ("us",): 2000, ("asia",): 800}
+    kinds = [kind for kind, count in counts.items() for _ in range(count)]
+    shards = [shard(number, *kind) for number, kind in enumerate(kinds)]
+    dealt, took, dollars, ends = Counter[int](), Counter[str](), 0.0, dict[str, float]()
+    for site, found in read_all(shards, SPEEDS):
+        took[site] += 1000 * len(found)
+        for row in found:
+            if not dealt[row]:
+                dollars += 1000 * price(RULES, site, shards[row])
+                ends[site] = took[site] / SPEEDS[site]
+            dealt[row] += 1
+    left = {ShardClass.of([shard(0, *kind)]): 1000.0 * count for kind, count in counts.items()}
+    readers = readers_of(left, RULES, SPEEDS)
+    least = sum(n * key.price(RULES, site) for (key, site), n in cheapest(left, readers, SPEEDS, RULES).items())
+    assert dollars <= 1.1 * least
+    assert max(ends.values()) <= 1.03 * least_time(left, readers, SPEEDS)[0]
+    assert ends["virginia"] < 0.8 * ends["frankfurt"]
 
 
 def test_mix_of_stores_stays_the_same_over_a_pass() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from bench_data_rule import RULES as THREE
 from typer.testing import CliRunner
 
 from geocomm.cli.main import build_app
@@ -13,15 +14,7 @@ from geocomm.data.catalog import Catalog, Label, Rules, Shard, Store, Version
 from geocomm.data.pass_estimate import Machines, advice, estimates
 
 TOKENS = 10_000_000_000
-RULES = Rules(
-    sites={"frankfurt": "eu", "virginia": "us", "tokyo": "asia"},
-    stores={
-        "eu": Store(url="/eu", region="eu", price=0.02),
-        "us": Store(url="/us", region="us", price=0.02),
-        "asia": Store(url="/asia", region="asia", price=0.09),
-    },
-    labels={"personal": Label(readers=("eu",)), "lost": Label(readers=())},
-)
+RULES = THREE.model_copy(update={"labels": THREE.labels | {"lost": Label(readers=())}})
 MACHINES = Machines(
     {"frankfurt": 16, "virginia": 64, "tokyo": 16}, 9500, {"frankfurt": 2.2, "virginia": 1.8, "tokyo": 2.6}
 )

@@ -105,6 +105,20 @@ def test_label_that_nobody_who_is_there_may_read_waits(tmp_path: Path) -> None:
     assert data.waits(state, ["a", "b"]) == ["label eu is read less often than other data"]
 
 
+@pytest.mark.parametrize("labels", [(), ("eu",)])
+def test_new_data_beside_what_was_read_before_is_no_trouble(tmp_path: Path, labels: tuple[str, ...]) -> None:
+    old = [shard(0), shard(1, labels=("eu",))]
+    add_version(tmp_path, 1, old)
+    data = read(tmp_path)
+    state = run_of(data)
+    for _ in range(8):
+        deal(state, data, "a")
+    add_version(tmp_path, 2, old, [shard(2, labels=labels)])
+    newer = read(tmp_path, state)
+    version_of(state, newer)
+    assert newer.waits(state, ["a", "b"]) == []
+
+
 def test_version_that_is_another_one_than_the_run_has_read_is_refused(tmp_path: Path) -> None:
     add_version(tmp_path, 1, [shard(i) for i in range(4)])
     state = run_of(read(tmp_path))
