@@ -1,8 +1,9 @@
-"""Random histories of simulated elastic runs: `python benchmarks/journal_histories.py`, 10 minutes on 2 cores.
+"""Random histories of simulated elastic runs: `PYTHONPATH=tests python benchmarks/journal_histories.py`,
+10 minutes on 2 cores.
 
 Each history has 2 to 5 sites, one of them three times slower, 60 virtual seconds with a fault every 3 s, then peace.
-`geocomm/journal/simulated_run.py` has the rules that every one must keep. `--first` takes other seeds. Exit status 1: a
-history broke a rule, or stood still after the faults; its seed is named.
+`tests/support/journal/simulated_run.py` has the rules that every one must keep. `--first` takes other seeds. Exit
+status 1: a history broke a rule, or stood still after the faults; its seed is named.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from geocomm.journal.entries import Round
-from geocomm.journal.simulated_run import FAULTS, SimulatedRun
+from support.journal.simulated_run import FAULTS, SimulatedRun
 
 RESULT = Path(__file__).parent / "results" / "journal-histories.md"
 
@@ -123,7 +124,7 @@ def main() -> int:
             f"{platform.python_version()}, {options.workers} processes,\n{seconds:.0f} s. A history has 2 to 5 sites, "
             "one of them three times slower, and messages of 0.02 to 0.4 s without\norder between different pairs. For "
             "60 virtual seconds a fault comes every 3 s, then there is peace. Rules and\nfaults: "
-            "`geocomm/journal/simulated_run.py`. What takes minutes in a real run is short there: a new attempt\n"
+            "`tests/support/journal/simulated_run.py`. What takes minutes in a real run is short there: a new attempt\n"
             f"after 12 s, a skip after 20 s.\n\n{text}\n"
         )
     return int(any(counts.broken or counts.stood_still for counts in rows.values()))

@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
 
 
 def log(
-    run_dir: Annotated[Path | None, typer.Argument(help="The run folder of a site.", metavar="[RUN_DIR]")] = None,
+    run_dir: Annotated[Path, typer.Argument(help="The run folder of a site.", metavar="RUN_DIR")],
     as_json: Annotated[bool, typer.Option("--json", help="Print each entry as JSON.")] = False,
     follow: Annotated[bool, typer.Option(help="Then show what is appended, until the run ends or Ctrl-C.")] = False,
     verify: Annotated[
@@ -36,9 +36,6 @@ def log(
             help="Print no entries: check every hash and place, and say from which entry on that was possible."
         ),
     ] = False,
-    simulated: Annotated[
-        int | None, typer.Option(min=0, help="In place of RUN_DIR: simulate a run with faults from this seed.")
-    ] = None,
 ) -> None:
     """Show the journal of an elastic run: who joined, left or was away, and whose frames counted in which round.
 
@@ -47,15 +44,10 @@ def log(
     Example:
 
         geocomm log runs/night --follow
-        geocomm log --simulated 7
     """
     from geocomm.journal.entries import BadLineError, line_of
     from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
 
-    if (run_dir is None) == (simulated is None):
-        fail("log", "give RUN_DIR or --simulated")
-    if simulated is not None and (verify or follow):
-        fail("log", "--simulated: it has no journal to --verify or to --follow")
     console = Console(soft_wrap=True)
 
     def show(entry: Entry) -> None:
@@ -64,12 +56,6 @@ def log(
         else:
             console.print(f"[dim]{entry.index:>6}[/dim] {escape(told(entry))}", highlight=False)
 
-    if run_dir is None:
-        from geocomm.journal.simulated_run import SimulatedRun
-
-        for entry in SimulatedRun(simulated or 0).run().entries:
-            show(entry)
-        return
     path = run_dir / FILE_NAME
     if not path.is_file():
         fail("log", f"{run_dir} has no {FILE_NAME}: it is not the run folder of a site")

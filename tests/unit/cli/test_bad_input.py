@@ -87,8 +87,6 @@ CASES = [
     ("trace {folder} --out x.tar --steps 0", 2, "--steps"),
     ("log", 2, "RUN_DIR"),
     ("log {away}", 2, "{away} has no journal.sqlite"),
-    ("log {folder} --simulated 1", 2, "RUN_DIR"),
-    ("log --simulated 1 --verify", 2, "--simulated"),
     ("run --elastic --hub 127.0.0.1:29400 -- x.py", 2, "keys"),
     ("run --elastic --hub h:1 --journal etcd://h -- x.py", 2, "--journal may instead"),
     ("run --hub h:1 --never-lead -- x.py", 2, "--never-lead are for --journal"),

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from geocomm.cli.main import build_app
 from geocomm.journal.entries import Away, End, Entry, Left, Round, Skip, line_of
 from geocomm.journal.journal import FILE_NAME, SqliteJournal
-from geocomm.journal.simulated_run import SimulatedRun
+from support.journal.simulated_run import SimulatedRun
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +75,3 @@ def test_verify_finds_an_entry_that_was_changed(run_dir: Path, entries: tuple[En
     changed = log(run_dir, "--verify")
     assert changed.exit_code == 1
     assert "damaged" in changed.stderr
-
-
-def test_simulated_run_is_shown_without_a_folder(tmp_path: Path) -> None:
-    result = log("--simulated", 3)
-    assert result.exit_code == 0, result.output
-    assert len(result.stdout.splitlines()) == len(SimulatedRun(3).run().entries)

@@ -13,8 +13,8 @@ from geocomm.elastic.join_states import FEW_ROUNDS, StatesOfOthers
 from geocomm.journal.entries import Round
 from geocomm.journal.journal import SqliteJournal
 from geocomm.journal.run_state import RunState
-from geocomm.journal.simulated_run import SimulatedRun
 from support.hub_support import make_keys
+from support.journal.simulated_run import SimulatedRun
 
 FRAGMENT = 0
 

@@ -13,7 +13,7 @@ from geocomm.journal.damaged_journal import Damage, damage_of, sound_after, writ
 from geocomm.journal.entries import BadLineError, Entry, Snapshot, line_of
 from geocomm.journal.journal import NoJournalError, SqliteJournal
 from geocomm.journal.run_state import RunState
-from geocomm.journal.simulated_run import SimulatedRun
+from support.journal.simulated_run import SimulatedRun
 
 
 @pytest.fixture(scope="module")

@@ -30,8 +30,8 @@ from geocomm.elastic.leadership import Begun
 from geocomm.journal.entries import BadLineError, Entry, Kept, Snapshot, TermBegun, hash_of
 from geocomm.journal.journal import HeadMovedError, Journal, NoJournalError, SqliteJournal
 from geocomm.journal.run_state import EMPTY, Head, RunState
-from geocomm.journal.simulated_run import SimulatedRun
 from support.etcd_servers import EtcdServers, needs_etcd
+from support.journal.simulated_run import SimulatedRun
 from support.tls_files import make_tls_files
 
 

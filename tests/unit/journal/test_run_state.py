@@ -23,7 +23,7 @@ from geocomm.journal.entries import (
     TermBegun,
 )
 from geocomm.journal.run_state import RunState, Standing
-from geocomm.journal.simulated_run import SimulatedRun
+from support.journal.simulated_run import SimulatedRun
 
 FRAME = Listed(site="a", frame="a" * 64, coded_bytes=1, exact_bytes=0, weight=7, step=30, squared_norm=1.0, lr=0.1)
 

@@ -19,7 +19,7 @@ from geocomm.journal.member import Member
 from geocomm.journal.messages import Fetch, Hello, Offer, Refused
 from geocomm.journal.sequencer import Sequencer
 from geocomm.journal.sequencer_events import Action, Event, Send
-from geocomm.journal.simulated_run import FAULTS, TERMS, History, SimulatedRun
+from support.journal.simulated_run import FAULTS, TERMS, History, SimulatedRun
 
 BUDGET_S = 8.0
 IN_DOUBT = replace(TERMS, doubt_s=0.5, silent_s=3.0, disconnected_s=0.5)

@@ -14,7 +14,7 @@ from geocomm.journal.entries import BadLineError, Deal, Entry, Join, Kept, Snaps
 from geocomm.journal.journal import HeadMovedError, NoJournalError, SqliteJournal
 from geocomm.journal.messages import parts_of
 from geocomm.journal.run_state import EMPTY, Head, RunState
-from geocomm.journal.simulated_run import TERMS, SimulatedRun
+from support.journal.simulated_run import TERMS, SimulatedRun
 
 
 @pytest.fixture(scope="module")

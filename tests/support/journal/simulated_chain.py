@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from geocomm.journal.entries import Digest, Entry, Hash, Round, Skip, hash_of
 from geocomm.journal.member import Frame
-from geocomm.journal.simulated_data import Sequence
+from support.journal.simulated_data import Sequence
 
 FRAGMENTS = 2
 

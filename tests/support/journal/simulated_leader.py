@@ -21,12 +21,12 @@ from geocomm.journal.sequencer_events import (
     Terms,
     Tick,
 )
-from geocomm.journal.simulated_chain import Chain
-from geocomm.journal.simulated_checks import BrokenRunError, Checks, RunHasEnded
-from geocomm.journal.simulated_data import SimulatedData, sequences_of
-from geocomm.journal.simulated_lines import LEADER, Lines, Link
-from geocomm.journal.simulated_site import Site
-from geocomm.journal.simulated_time import SimulatedTime
+from support.journal.simulated_chain import Chain
+from support.journal.simulated_checks import BrokenRunError, Checks, RunHasEnded
+from support.journal.simulated_data import SimulatedData, sequences_of
+from support.journal.simulated_lines import LEADER, Lines, Link
+from support.journal.simulated_site import Site
+from support.journal.simulated_time import SimulatedTime
 
 _MOST_SENT = 20
 """Entries that a site is sent which has none."""

@@ -22,12 +22,12 @@ from geocomm.journal.messages import (
     Welcome,
 )
 from geocomm.journal.run_state import EMPTY, RunState
-from geocomm.journal.simulated_checks import BrokenRunError, Checks
-from geocomm.journal.simulated_leader import SimulatedLeader
-from geocomm.journal.simulated_lines import LEADER, Lines, Link
-from geocomm.journal.simulated_ranks import SimulatedRanks
-from geocomm.journal.simulated_site import Site
-from geocomm.journal.simulated_time import SimulatedTime
+from support.journal.simulated_checks import BrokenRunError, Checks
+from support.journal.simulated_leader import SimulatedLeader
+from support.journal.simulated_lines import LEADER, Lines, Link
+from support.journal.simulated_ranks import SimulatedRanks
+from support.journal.simulated_site import Site
+from support.journal.simulated_time import SimulatedTime
 
 
 class SimulatedAgents:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from geocomm.journal.messages import Down
-from geocomm.journal.simulated_time import SimulatedTime
+from support.journal.simulated_time import SimulatedTime
 
 LEADER = "leader"
 """The name of its machine, beside those of sites."""

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from geocomm.journal.entries import Hash, Round
 from geocomm.journal.member import Frame
 from geocomm.journal.run_state import RunState, SiteRecord, Standing
-from geocomm.journal.simulated_chain import Chain, Content
-from geocomm.journal.simulated_data import Sequence, sequences_of
-from geocomm.journal.simulated_site import Part, Site
+from support.journal.simulated_chain import Chain, Content
+from support.journal.simulated_data import Sequence, sequences_of
+from support.journal.simulated_site import Part, Site
 
 
 class BrokenRunError(AssertionError):

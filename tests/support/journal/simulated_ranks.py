@@ -23,13 +23,13 @@ from geocomm.journal.messages import (
     ReadySaid,
     SnapshotHeld,
 )
-from geocomm.journal.simulated_chain import FRAGMENTS, Content, State
-from geocomm.journal.simulated_checks import BrokenRunError, Checks, RunHasEnded
-from geocomm.journal.simulated_data import sequences_of
-from geocomm.journal.simulated_leader import SimulatedLeader
-from geocomm.journal.simulated_lines import LEADER, Lines
-from geocomm.journal.simulated_site import OwnFrame, Part, Ranks, Site, Step
-from geocomm.journal.simulated_time import SimulatedTime
+from support.journal.simulated_chain import FRAGMENTS, Content, State
+from support.journal.simulated_checks import BrokenRunError, Checks, RunHasEnded
+from support.journal.simulated_data import sequences_of
+from support.journal.simulated_leader import SimulatedLeader
+from support.journal.simulated_lines import LEADER, Lines
+from support.journal.simulated_site import OwnFrame, Part, Ranks, Site, Step
+from support.journal.simulated_time import SimulatedTime
 
 _MAIL_PATIENCE_S = 2.0
 """A listed frame may be under way by mail for so long."""

@@ -9,10 +9,10 @@ from geocomm.journal.entries import Entry, Hash, hash_of
 from geocomm.journal.member import Frame, Member
 from geocomm.journal.messages import Open, Welcome
 from geocomm.journal.run_state import RunState
-from geocomm.journal.simulated_chain import Chain, State
-from geocomm.journal.simulated_data import Sequence
-from geocomm.journal.simulated_lines import Link
-from geocomm.journal.simulated_time import SimulatedTime
+from support.journal.simulated_chain import Chain, State
+from support.journal.simulated_data import Sequence
+from support.journal.simulated_lines import Link
+from support.journal.simulated_time import SimulatedTime
 
 
 @dataclass

@@ -25,15 +25,15 @@ from geocomm.journal.messages import Leave
 from geocomm.journal.run_state import Standing
 from geocomm.journal.sequencer import Sequencer
 from geocomm.journal.sequencer_events import Terms
-from geocomm.journal.simulated_agents import SimulatedAgents
-from geocomm.journal.simulated_chain import FRAGMENTS, Chain, Content
-from geocomm.journal.simulated_checks import BrokenRunError, Checks, RunHasEnded, repeats
-from geocomm.journal.simulated_data import DATA
-from geocomm.journal.simulated_leader import SimulatedLeader
-from geocomm.journal.simulated_lines import LEADER, Lines
-from geocomm.journal.simulated_ranks import SimulatedRanks
-from geocomm.journal.simulated_site import Disk, Site
-from geocomm.journal.simulated_time import SimulatedTime
+from support.journal.simulated_agents import SimulatedAgents
+from support.journal.simulated_chain import FRAGMENTS, Chain, Content
+from support.journal.simulated_checks import BrokenRunError, Checks, RunHasEnded, repeats
+from support.journal.simulated_data import DATA
+from support.journal.simulated_leader import SimulatedLeader
+from support.journal.simulated_lines import LEADER, Lines
+from support.journal.simulated_ranks import SimulatedRanks
+from support.journal.simulated_site import Disk, Site
+from support.journal.simulated_time import SimulatedTime
 
 TERMS = Terms(attempt_s=12.0, lost_s=20.0, lost_said_s=12.0, snapshot_s=6.0, data=DATA, doubt_s=10.0, ahead_s=30.0)
 """Those of a real run, but for what takes minutes there."""
