@@ -124,7 +124,7 @@ def show(
 ) -> None:
     """Show one site: what it is doing now, when it came and went, and in how many of the last rounds it counted.
 
-    It came and went: as far as the last 20,000 entries of the journal say.
+    The last 20,000 entries of the journal are read.
 
     Example:
 
@@ -163,7 +163,7 @@ def show(
 def remove(
     site: Annotated[str, typer.Argument(help="It may not come back.")],
     run_dir: _RunDir,
-    why: Annotated[str, typer.Option(help="For the journal, and for those who look.")] = "removed by hand",
+    why: Annotated[str, typer.Option(help="For the journal.")] = "removed by hand",
 ) -> None:
     """Remove a site from the run for good: what counted of it stays.
 
@@ -185,25 +185,28 @@ def lead(
     run_dir: _RunDir,
     hub: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Where this machine leads: host:port, the same at all sites."),
+        typer.Option(metavar="HOST:PORT", help="Where all meet: host:port, the same everywhere."),
     ] = None,
     journal: Annotated[
         str,
         typer.Option(
             metavar="etcd://HOST:PORT,HOST:PORT/NAME",
-            help="In place of --hub: the run's journal is in etcd, and this machine leads where nobody does.",
+            help="In place of --hub, at all sites: the journal is in etcd, and a site takes over from a lost leader.",
         ),
     ] = "",
     address: Annotated[
         str,
         typer.Option(
-            metavar="HOST:PORT", help="With --journal: where sites reach this machine, if its address is translated."
+            metavar="HOST:PORT", help="With --journal: where other sites reach this one, if its address is translated."
         ),
     ] = "",
     listen: Annotated[
-        str | None, typer.Option(metavar="ADDRESS:PORT", help="Where it listens, if --hub is a translated address.")
+        str | None,
+        typer.Option(
+            metavar="ADDRESS:PORT", help="The hub is here and listens at this address, since --hub is translated."
+        ),
     ] = None,
-    keys: Annotated[str | None, typer.Option(help="This machine's folder of keys. Default: $GEOCOMM_KEYS.")] = None,
+    keys: Annotated[str | None, typer.Option(help="This site's folder of keys. Default: $GEOCOMM_KEYS.")] = None,
     wait_for: Annotated[
         str, typer.Option(metavar="A,B", help="At the leader: no round before these sites are there.")
     ] = "",

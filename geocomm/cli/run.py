@@ -46,12 +46,12 @@ def run(
         typer.Argument(metavar="TORCHRUN-ARGUMENTS...", help="For torch.distributed.run; write them after --."),
     ],
     hub: Annotated[
-        str | None, typer.Option(help="Where the nodes meet: host:port, the same on all.", metavar="HOST:PORT")
+        str | None, typer.Option(help="Where all meet: host:port, the same everywhere.", metavar="HOST:PORT")
     ] = None,
     listen: Annotated[
         str | None,
         typer.Option(
-            help="This node is the hub and listens here, since --hub is translated.",
+            help="The hub is here and listens at this address, since --hub is translated.",
             metavar="ADDRESS:PORT",
         ),
     ] = None,
