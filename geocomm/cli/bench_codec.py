@@ -21,7 +21,7 @@ def bench_codec(
         Path | None, typer.Option(help="Measure on a .npy, .pt or .safetensors file, or on raw float32 numbers.")
     ] = None,
     elements: Annotated[
-        int, typer.Option(min=1, max=1 << 28, help="Random numbers, or at most so many of the file.")
+        int, typer.Option(min=1, max=1 << 28, help="Random numbers, or at most this many of the file.")
     ] = 1 << 22,
     rounds: Annotated[int, typer.Option(min=1, help="Times that each codec is timed.")] = 5,
     threads: Annotated[int, typer.Option(min=1, max=1024, help="Threads of the codecs.")] = 1,

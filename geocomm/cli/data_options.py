@@ -41,7 +41,7 @@ DoubtOption = Annotated[
     typer.Option(
         "--doubt",
         min=0,
-        help="At the leader: what a site has not read is dealt to others after so many minutes without it; 0: never.",
+        help="At the leader: minutes until others get what a missing site has not read; 0: never.",
         metavar="MINUTES",
         rich_help_panel=_PANEL,
     ),

@@ -54,7 +54,7 @@ def export(
     dtype: Annotated[
         Dtype | None, typer.Option(help="Type of the weights; fp32: the masters. Default: as trained.")
     ] = None,
-    verify: Annotated[int, typer.Option(min=0, help="Compare the result on so many sequences; 0: do not.")] = 32,
+    verify: Annotated[int, typer.Option(min=0, help="Compare the result on this many sequences; 0: do not.")] = 32,
     shards: Annotated[
         list[Path] | None,
         typer.Option(help="The same checkpoint from another machine's disk; may be repeated.", metavar="FOLDER"),

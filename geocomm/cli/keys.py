@@ -18,10 +18,10 @@ from geocomm.security.keys import REVOKED_FILE, KeysError
 if TYPE_CHECKING:
     from geocomm.security.job_ca import JobCa
 
-_HELP = """Make, list, add, renew and revoke the keys by which the sites of a job know each other, one folder per site.
+_HELP = """Manage the keys by which the sites of a job know each other, one folder per site.
 
-Copy each site's folder to that site, and set GEOCOMM_KEYS to it there. Whoever has the CA's
-key can join the job. See docs/explanation/security-model.md.
+Copy each site's folder to that site, and set GEOCOMM_KEYS to it there. Anyone who has the CA's key can join the job.
+See docs/explanation/security-model.md.
 """
 _DAYS = 365
 

@@ -37,7 +37,7 @@ def register(app: typer.Typer) -> None:
 def probe(
     out: Annotated[Path | None, typer.Option(help="Write the links here.", metavar="PATH.json")] = None,
     seconds: Annotated[float, typer.Option(min=0.05, max=60, help="About how long each link is filled.")] = 2.0,
-    ranks: Annotated[int, typer.Option(min=1, max=64, help="At most so many ranks of a site send at once.")] = 4,
+    ranks: Annotated[int, typer.Option(min=1, max=64, help="Most ranks of a site that send at once.")] = 4,
     plot: Annotated[Path | None, typer.Option(help="Draw the heat map.", metavar="PATH.png")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:

@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 
 def why(
     folder: TelemetryFolder = Path(),
-    last: Annotated[int, typer.Option(min=2, help="Look at so many steps.")] = 50,
+    last: Annotated[int, typer.Option(min=2, help="Look at this many steps.")] = 50,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Say what makes a run slow, what it costs, and what helps.

@@ -295,7 +295,7 @@ PEERS = (
         "delivery_rate",
         _RATE,
         Kind.GAUGE,
-        "what the peer got of late, over all streams that had enough to send",
+        "what the peer got recently, over all streams that had enough to send",
         LINK,
     ),
     Metric("pacing_rate", _RATE, Kind.GAUGE, "at which TCP paces, over all streams; 0 also where it does not", LINK),

@@ -209,7 +209,7 @@ RULES: tuple[AlertRule, ...] = (
         # Ranks look at their disks once a minute: they tell first of one that both lie on.
         *(DISK_FULL, _CRITICAL, Scope.RUN, _is_full("disk"), 120),
         "the disk of the run store has less than 5 % and 10 GiB left",
-        "free room there; training goes on, but telemetry is dropped once it is full",
+        "free room there; training continues, but telemetry is dropped once it is full",
     ),
     AlertRule(
         *(RUN_DISK_FULL, _CRITICAL, Scope.SITE, _is_full("site_disk"), 0),

@@ -91,21 +91,21 @@ class ScheduleConfig(Section):
 class EvaluationConfig(Section):
     """Loss on held-out text."""
 
-    every_steps: Annotated[int, Field(ge=0)] = Field(0, description="Evaluate every so many steps; 0: never.")
+    every_steps: Annotated[int, Field(ge=0)] = Field(0, description="Steps between two evaluations; 0: none.")
     at_end: bool = Field(True, description="Evaluate after the last step.")
-    max_sequences: PositiveInt = Field(64, description="At most so many held-out sequences, over all ranks.")
+    max_sequences: PositiveInt = Field(64, description="Most held-out sequences, over all ranks.")
 
 
 class CheckpointConfig(Section):
     """When checkpoints are written, kept and resumed."""
 
-    every_steps: Annotated[int, Field(ge=0)] = Field(0, description="Save every so many steps; 0: not by steps.")
-    every_minutes: NonNegative = Field(0.0, description="Save every so many minutes; 0: not by time.")
+    every_steps: Annotated[int, Field(ge=0)] = Field(0, description="Steps between two checkpoints; 0: not by steps.")
+    every_minutes: NonNegative = Field(0.0, description="Minutes between two; 0: not by time.")
     at_end: bool = Field(False, description="Save after the last step.")
     keep: PositiveInt = Field(2, description="Newest complete checkpoints kept.")
     resume: Literal["auto", "never", "required"] = Field(
         "auto",
-        description="auto: go on from the newest checkpoint in `output_dir`, if any. never: refuse a folder that holds "
+        description="auto: resume from the newest checkpoint in `output_dir`, if any. never: refuse a folder that holds "
         "a run. required: refuse a folder without a checkpoint.",
     )
 
