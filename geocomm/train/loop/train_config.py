@@ -105,8 +105,8 @@ class CheckpointConfig(Section):
     keep: PositiveInt = Field(2, description="Newest complete checkpoints kept.")
     resume: Literal["auto", "never", "required"] = Field(
         "auto",
-        description="auto: resume from the newest checkpoint in `output_dir`, if any. never: refuse a folder that holds "
-        "a run. required: refuse a folder without a checkpoint.",
+        description="auto: resume from the newest checkpoint in `output_dir`, if any. never: refuse a folder that "
+        "holds a run. required: refuse a folder without a checkpoint.",
     )
 
     def saves(self) -> bool:
