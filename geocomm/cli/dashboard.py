@@ -42,8 +42,7 @@ def dashboard(
 ) -> None:
     """Show all sites of a run on one page: steps, links, rounds, what is slow, and who is silent.
 
-    It reads the run's folder, during the run and after, and changes nothing. Prometheus finds the metrics of all sites
-    at /metrics.
+    It works during the run and after. Prometheus finds the metrics of all sites at /metrics.
 
     Example:
 

@@ -42,9 +42,7 @@ def demo(
     """Train a small DeepSeek model over two emulated sites: on Gloo, and on geocomm in four ways.
 
     The ways of geocomm: exact, int8, balanced with error feedback, and local steps. With --elastic: train it over three
-    sites with local steps, kill one of them in the middle and start it again.
-
-    Ends in a table and a picture, OUT/demo.png.
+    sites with local steps, kill one and start it again. Ends in a table and a picture, OUT/demo.png.
 
     Example:
 

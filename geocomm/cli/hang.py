@@ -38,9 +38,9 @@ def hang(
     """Say who has not come to which operation, while a job hangs or after it.
 
     Compares the operations between sites of all ranks: who has not called one, who called another, and whose bytes are
-    missing. Of local steps: which rounds wait for whom. After the run it tells what was so at its last report.
+    missing. Of local steps: which rounds wait for whom. After the run: as of its last report.
 
-    Exit status: 0 where nothing hangs, 1 where something does.
+    Exit status: 0 if nothing hangs, 1 if something does.
 
     Example:
 

@@ -16,10 +16,8 @@ from geocomm.train.serve.engines import Engine
 
 _HELP = """Serve MODEL, a folder of geocomm export, behind an OpenAI-compatible address.
 
-The engine's own server does the work: vLLM where it and a GPU are there, else transformers; llama.cpp for GGUF. Prints
-"ready" and a curl line when the model is loaded. The exit status is the engine's.
-
-Without --api-key-file, only a loopback --host is allowed.
+The engine is vLLM with a GPU, else transformers; llama.cpp for GGUF. Prints "ready" and a curl line when the model is
+loaded. The exit status is the engine's. Without --api-key-file, only a loopback --host is allowed.
 
     geocomm serve model-hf
     geocomm serve model-hf --host 0.0.0.0 --api-key-file api.key

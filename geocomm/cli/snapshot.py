@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 _HELP = """List, check and use the snapshots of an elastic run.
 
-Every site keeps its own, in snapshots/ of its run folder: the model and its outer momentum as they were at one entry of
-the journal. With --snapshot-url of geocomm run, others lie elsewhere.
+Every site has its own, in snapshots/ of its run folder: the model and its outer momentum at one entry of the journal.
 """
 _RunDir = Annotated[
     str, typer.Option(metavar="FOLDER", help="This site's folder of the run, or the --snapshot-url of copies.")

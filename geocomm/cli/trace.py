@@ -29,8 +29,8 @@ def trace(
 ) -> None:
     """Write the last steps of all ranks as a trace: open it at ui.perfetto.dev, or in trace_processor.
 
-    Shows each rank's steps, its operations between sites with their parts, what came from which rank, and rounds of
-    local steps. All is on one clock, by the offsets that links measured. Operations are known for an hour.
+    Shows each rank's steps, operations between sites with their parts, what came from which rank, and rounds of local
+    steps, all on one clock. Operations are known for an hour.
 
     Example:
 
