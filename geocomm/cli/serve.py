@@ -19,6 +19,8 @@ _HELP = """Serve MODEL, a folder of geocomm export, behind an OpenAI-compatible 
 The engine is vLLM with a GPU, else transformers; llama.cpp for GGUF. Prints "ready" and a curl line when the model is
 loaded. The exit status is the engine's. Without --api-key-file, only a loopback --host is allowed.
 
+Example:
+
     geocomm serve model-hf
     geocomm serve model-hf --host 0.0.0.0 --api-key-file api.key
     geocomm serve model-hf --engine vllm --python vllm-env/bin/python -- --max-model-len 4096
