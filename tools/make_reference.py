@@ -47,8 +47,9 @@ METRIC_SECTIONS = (
     ),
     (
         "Links",
-        """One row of `stats()["peers"]` per peer process, since this process first met it. They start anew
-with each `init_process_group`. Bytes before compression are known per process, not per link.""",
+        """One row of `stats()["peers"]` per peer process, since this process first met it, with the sums over
+all streams. They start anew with each `init_process_group`. Bytes before compression are known per
+process, not per link.""",
         schema.PEERS,
     ),
     (

@@ -101,22 +101,26 @@ def info_family(scope: Scope) -> str:
 
 COUNTERS = (
     Metric("operations", "operations", Kind.COUNTER, "collectives that crossed sites", PROCESS),
-    Metric("raw_bytes_sent", "bytes", Kind.COUNTER, "tensor bytes that messages to other sites stood for", PROCESS),
+    Metric("raw_bytes_sent", "bytes", Kind.COUNTER, "tensor bytes sent to other sites, before compression", PROCESS),
     Metric(
         "wire_bytes_sent",
         "bytes",
         Kind.COUNTER,
-        "bytes of the messages to other sites, without TCP/IP headers; with relayed ones",
+        "bytes sent for these, without TCP/IP headers; with relayed ones",
         PROCESS,
     ),
     Metric(
-        "raw_bytes_received", "bytes", Kind.COUNTER, "tensor bytes that messages from other sites stood for", PROCESS
+        "raw_bytes_received",
+        "bytes",
+        Kind.COUNTER,
+        "tensor bytes received from other sites, after decompression",
+        PROCESS,
     ),
     Metric(
         "wire_bytes_received",
         "bytes",
         Kind.COUNTER,
-        "bytes of the messages from other sites, without TCP/IP headers",
+        "bytes received for these, without TCP/IP headers",
         PROCESS,
     ),
     Metric(
@@ -130,15 +134,15 @@ COUNTERS = (
         "encode_seconds",
         _SECONDS,
         Kind.COUNTER,
-        "host threads' time for making messages of reductions",
+        "host threads' time for encoding reductions",
         PROCESS,
     ),
-    Metric("decode_seconds", _SECONDS, Kind.COUNTER, "the same for decoding and summing these", PROCESS),
+    Metric("decode_seconds", _SECONDS, Kind.COUNTER, "host threads' time for decoding and summing them", PROCESS),
     Metric(
         "exposed_seconds",
         _SECONDS,
         Kind.COUNTER,
-        "time that threads stood still for collectives, in wait() or with a Future of theirs",
+        "time that threads waited for collectives, in wait() or for a Future of theirs",
         PROCESS,
     ),
 )
@@ -272,14 +276,14 @@ PEERS = (
         "busy_us",
         _MICROSECONDS,
         Kind.COUNTER,
-        "time in which TCP had unacknowledged data, over all streams; 0 also if unknown",
+        "time in which TCP had unacknowledged data; 0 also if unknown",
         LINK,
     ),
     Metric(
         "stalled_by_receiver_us",
         _MICROSECONDS,
         Kind.COUNTER,
-        "time in which the peer's receive window held back data, over all streams; 0 also if unknown",
+        "time in which the peer's receive window held back data; 0 also if unknown",
         LINK,
     ),
     Metric(
@@ -295,11 +299,11 @@ PEERS = (
         "delivery_rate",
         _RATE,
         Kind.GAUGE,
-        "what the peer got recently, over all streams that had enough to send",
+        "what the peer got recently, over streams that had enough to send",
         LINK,
     ),
-    Metric("pacing_rate", _RATE, Kind.GAUGE, "at which TCP paces, over all streams; 0 also where it does not", LINK),
-    Metric("window_bytes", "bytes", Kind.GAUGE, "congestion windows of all streams together", LINK),
+    Metric("pacing_rate", _RATE, Kind.GAUGE, "at which TCP paces; 0 also if it does not", LINK),
+    Metric("window_bytes", "bytes", Kind.GAUGE, "congestion windows", LINK),
     Metric("unsent_bytes", "bytes", Kind.GAUGE, "in the send buffers", LINK),
     Metric(
         "clock_offset_us",
