@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,12 +14,15 @@ from rich.console import Console
 from rich.table import Table
 
 from geocomm.cli.command_end import fail
-from geocomm.core.units import count_text, duration_text
+from geocomm.cli.plan_data import Reading, plan_data
+from geocomm.core.units import DAY_S, count_text, duration_text
 
 if TYPE_CHECKING:
+    from geocomm.data.pass_estimate import Exchange
+    from geocomm.group.planning.codec_choice import Speed
     from geocomm.group.planning.link_table import Links
     from geocomm.group.planning.local_estimate import LocalEstimate
-    from geocomm.group.planning.run_estimate import Estimate
+    from geocomm.group.planning.run_estimate import Estimate, Workload
 
 _STEP_CODECS = ("none", "int8", "int4", "balanced", "small")
 _LOCAL_CODECS = ("int8", "int4")
@@ -71,7 +75,12 @@ def plan(
     threads: Annotated[int, typer.Option(min=1, max=1024, help="Codec threads of a rank.")] = 1,
     price: Annotated[float | None, typer.Option(min=0.0, help="Dollars per GB that leaves a site.")] = None,
     data: Annotated[
-        str, typer.Option(metavar="CATALOG", help="Plan who reads a data set, and nothing else.", rich_help_panel=_DATA)
+        str,
+        typer.Option(
+            metavar="CATALOG",
+            help="Plan who reads a data set. With a model also what rounds cost; with --links, what lines hold up.",
+            rich_help_panel=_DATA,
+        ),
     ] = "",
     gpus: Annotated[str, typer.Option(metavar="SITE=N,…", help="GPUs of each site.", rich_help_panel=_DATA)] = "",
     tokens_per_second: Annotated[float, typer.Option(help="Of one GPU.", rich_help_panel=_DATA)] = 0.0,
@@ -90,36 +99,43 @@ def plan(
         geocomm plan --model deepseek-v3 --links links.json --codec int8 --mode step
         geocomm plan --data /data/catalog/web --gpus frankfurt=16,tokyo=16 --tokens-per-second 9500
     """
-    if data or gpus or tokens_per_second or gpu_price:
-        from geocomm.cli.plan_data import plan_data
-
-        if not data:
-            fail("plan", "--gpus, --tokens-per-second and --gpu-price are for --data")
-        plan_data(data, gpus, tokens_per_second, gpu_price, as_json=as_json)
-        return
+    if not data and (gpus or tokens_per_second or gpu_price):
+        fail("plan", "--gpus, --tokens-per-second and --gpu-price are for --data")
     from geocomm.core.errors import GeocommError
     from geocomm.core.units import parse_duration
     from geocomm.group.planning.codec_choice import Speed, measure
     from geocomm.group.planning.link_report import relay_lines
-    from geocomm.group.planning.local_estimate import local_estimate
-    from geocomm.group.planning.run_estimate import Workload, estimate, scaled
+    from geocomm.group.planning.run_estimate import Workload, scaled
 
     try:
         if element_bytes == 3:
             raise ValueError("--element-bytes is 4 (float32) or 2 (bfloat16)")
         compute_s = parse_duration(step_time, "--step-time")
-        work = Workload(_parameters(parameters, model), ranks, compute_s, element_bytes, hidden, price)
         if compute_s <= 0:
             raise ValueError("--step-time: it must be more than 0")
         share = efficiency or _usual_efficiency(links)
-        table = scaled(_nominal_links(links, sites, rate, access, rtt), share)
+
+        def links_of(names: Sequence[str]) -> Links:
+            return scaled(_nominal_links(links, names, rate, access, rtt), share)
+
+        read = Reading(data, gpus, tokens_per_second, gpu_price, links_of, links is not None) if data else None
+        if read is not None and parameters is None and model is None:
+            if price is not None:
+                raise ValueError("--price is of what rounds send: with --data, give --parameters or --model too")
+            plan_data(read, None, as_json=as_json)
+            return
+        work = Workload(_parameters(parameters, model), ranks, compute_s, element_bytes, hidden, price)
         steps, refused = _step_codecs(codec) if mode != Mode.LOCAL else ([], [])
         local = (codec or [*_LOCAL_CODECS]) if mode != Mode.STEP else []
         if mode == Mode.STEP and not steps:
             raise ValueError(_refusal(refused))
         speeds = {name: Speed(*one) for name, one in measure((*dict.fromkeys([*steps, *local]),), threads).items()}
-        rows = [estimate(work, table, name, speeds[name]) for name in steps]
-        local_rows = [local_estimate(work, table, name, speeds[name], every=every) for name in local]
+        ways = _Ways(work, steps, local, speeds, every)
+        if read is not None:
+            plan_data(read, ways.exchange, as_json=as_json)
+            return
+        table = links_of([f"site{index}" for index in range(sites)])
+        rows, local_rows = ways.rows(table), ways.local_rows(table)
     except (GeocommError, ValueError) as error:
         fail("plan", str(error))
     if as_json:
@@ -154,6 +170,50 @@ def plan(
     console.print("A model's times; how far measured ones were from it: docs/explanation/planning.md", highlight=False)
 
 
+@dataclass(frozen=True)
+class _Ways:
+    """The ways to train that are compared."""
+
+    work: Workload
+    steps: Sequence[str]
+    """Codecs for reducing in every step."""
+    local: Sequence[str]
+    """For local steps."""
+    speeds: Mapping[str, Speed]
+    every: int | None
+
+    def rows(self, table: Links) -> list[Estimate]:
+        from geocomm.group.planning.run_estimate import estimate
+
+        return [estimate(self.work, table, name, self.speeds[name]) for name in self.steps]
+
+    def local_rows(self, table: Links) -> list[LocalEstimate]:
+        from geocomm.group.planning.local_estimate import local_estimate
+
+        return [local_estimate(self.work, table, name, self.speeds[name], every=self.every) for name in self.local]
+
+    def exchange(self, table: Links) -> Exchange:
+        """Of the best one."""
+        from geocomm.data.pass_estimate import Exchange
+
+        step, local = _bests(self.rows(table), self.local_rows(table))
+        best = step if step is not None and _is_worthwhile(step, local) else local
+        if best is None:
+            raise ValueError("there is no way to train")
+        return Exchange(best.egress_bytes_per_day / DAY_S, best.step_s / self.work.compute_s, self.work.dollars_per_gb)
+
+
+def _bests(
+    rows: Sequence[Estimate], local_rows: Sequence[LocalEstimate]
+) -> tuple[Estimate | None, LocalEstimate | None]:
+    step = min(rows, key=lambda row: row.step_s, default=None)
+    return step, min(local_rows, key=lambda row: (not row.fits, row.sent_bytes_per_step), default=None)
+
+
+def _is_worthwhile(step: Estimate, local: LocalEstimate | None) -> bool:
+    return local is None or step.step_s <= _WORTHWHILE * local.step_s
+
+
 def _parameters(text: str | None, model: str | None) -> float:
     if (text is None) == (model is None):
         raise ValueError("give --parameters or --model")
@@ -179,14 +239,14 @@ def _parameters(text: str | None, model: str | None) -> float:
     return float(parameter_count(DeepseekV3Config(**settings)))
 
 
-def _nominal_links(path: Path | None, sites: int, rate: str, access: str | None, rtt: str) -> Links:
+def _nominal_links(path: Path | None, names: Sequence[str], rate: str, access: str | None, rtt: str) -> Links:
+    """names: of the sites, where there is no file that names them."""
     from geocomm.core.units import parse_duration, parse_rate
     from geocomm.group.planning.link_table import Links
 
     if path is not None:
         return Links.from_file(path)
-    names = [f"site{index}" for index in range(sites)]
-    limit = None if access is None else (parse_rate(access, "--access"),) * sites
+    limit = None if access is None else (parse_rate(access, "--access"),) * len(names)
     return Links.uniform(names, parse_rate(rate, "--rate"), parse_duration(rtt, "--rtt"), up_bps=limit, down_bps=limit)
 
 
@@ -275,11 +335,10 @@ def _verdict(rows: Sequence[Estimate], local_rows: Sequence[LocalEstimate]) -> l
         for row in local_rows
         if not row.fits
     ]
-    if not rows or not local_rows:
+    step, local = _bests(rows, local_rows)
+    if step is None or local is None:
         return lines
-    step = min(rows, key=lambda row: row.step_s)
-    local = min(local_rows, key=lambda row: (not row.fits, row.sent_bytes_per_step))
-    if step.step_s <= _WORTHWHILE * local.step_s:
+    if _is_worthwhile(step, local):
         line = (
             f"Reduce in every step, with {step.codec}: a step takes {_seconds(step.step_s)}, and {local.codec} local "
             f"steps {_seconds(local.step_s)}. Local steps cost quality."

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from dataclasses import asdict
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -14,24 +14,48 @@ from rich.table import Table
 from geocomm.cli.command_end import fail
 from geocomm.core.bad_input import BadInput
 
+if TYPE_CHECKING:
+    from geocomm.data.pass_estimate import Exchange
+    from geocomm.group.planning.link_table import Links
+
 _Number = TypeVar("_Number", int, float)
 _MOST_ROWS = 12
 
 
-def plan_data(name: str, gpus: str, tokens_per_second: float, gpu_price: str, *, as_json: bool) -> None:
-    """Print days and dollars of a pass, by the sites that read it."""
+@dataclass(frozen=True)
+class Reading:
+    """What is asked for."""
+
+    name: str
+    """Of the data set."""
+    gpus: str
+    tokens_per_second: float
+    gpu_price: str
+    links: Callable[[Sequence[str]], Links]
+    """Of these sites, or of those that a file names."""
+    links_are_known: bool
+
+
+def plan_data(asked: Reading, exchange: Callable[[Links], Exchange] | None, *, as_json: bool) -> None:
+    """Print days and dollars of a pass, by the sites that read it. exchange: what sites send each other."""
     from geocomm.data.catalog import Catalog
-    from geocomm.data.pass_estimate import Machines, advice, estimates
+    from geocomm.data.far_lines import far_rates
+    from geocomm.data.pass_estimate import NO_EXCHANGE, Machines, advice, estimates
     from geocomm.data.shard_sequences import SetName
 
+    def exchanged(sites: tuple[str, ...]) -> Exchange:
+        return NO_EXCHANGE if exchange is None or len(sites) == 1 else exchange(asked.links(sites).select(sites))
+
     try:
-        machines = Machines(_by_site(gpus, int, "--gpus"), tokens_per_second, _by_site(gpu_price, float, "--gpu-price"))
-        if not machines.gpus or not 0 < tokens_per_second < math.inf:
+        gpus, prices = _by_site(asked.gpus, int, "--gpus"), _by_site(asked.gpu_price, float, "--gpu-price")
+        if not gpus or not 0 < asked.tokens_per_second < math.inf:
             raise BadInput("--data needs --gpus SITE=NUMBER,… and --tokens-per-second of one GPU")
-        where = SetName.parse(name)
+        far = far_rates(asked.links([*gpus]).select([*gpus])) if asked.links_are_known else {}
+        where = SetName.parse(asked.name)
         catalog = Catalog(where.url)
         version = catalog.read(where.number)
-        found = estimates(version.rules, catalog.shards(version), version.width, machines)
+        machines = Machines(gpus, asked.tokens_per_second, prices, far)
+        found = estimates(version.rules, catalog.shards(version), version.width, machines, exchanged)
     except BadInput as error:
         fail("plan", str(error))
     if as_json:
@@ -40,23 +64,28 @@ def plan_data(name: str, gpus: str, tokens_per_second: float, gpu_price: str, *,
     console = Console(markup=False)
     tokens = sum(part.tokens for part in version.parts)
     console.print(
-        f"{where.url}, version {version.number}: {tokens / 1e9:,.3g} G tokens, read once; {tokens_per_second:,.0f} "
-        "tokens a second and GPU",
+        f"{where.url}, version {version.number}: {tokens / 1e9:,.3g} G tokens, read once; "
+        f"{asked.tokens_per_second:,.0f} tokens a second and GPU",
         highlight=False,
     )
     table = Table(box=None, padding=(0, 1, 0, 0))
     table.add_column("sites", overflow="fold")
-    for heading in ("days", "TB moved", "$ data", "$ GPUs", "nobody reads"):
+    rounds = () if exchange is None else ("TB of rounds", "$ rounds")
+    for heading in ("days", "TB moved", "$ data", *rounds, "$ GPUs", "nobody reads"):
         table.add_column(heading, justify="right", no_wrap=True)
     for one in found[:_MOST_ROWS]:
         unread = f"{one.unread_tokens / 1e9:,.3g} G tokens" if one.unread_tokens else ""
-        gpu_dollars = "" if one.gpu_dollars is None else f"{one.gpu_dollars:,.0f}"
-        cells = (f"{one.days:,.3g}", f"{one.moved_tb:,.3g}", f"{one.data_dollars:,.0f}", gpu_dollars, unread)
-        table.add_row(" ".join(one.sites), *cells)
+        sent = () if exchange is None else (f"{one.round_tb:,.3g}", _whole(one.round_dollars))
+        cells = (f"{one.days:,.3g}", f"{one.moved_tb:,.3g}", f"{one.data_dollars:,.0f}", *sent)
+        table.add_row(" ".join(one.sites), *cells, _whole(one.gpu_dollars), unread)
     console.print(table)
     if len(found) > _MOST_ROWS:
         console.print(f"and {len(found) - _MOST_ROWS} more choices: --json has them", highlight=False)
     console.print(advice(found), highlight=False)
+
+
+def _whole(dollars: float | None) -> str:
+    return "" if dollars is None else f"{dollars:,.0f}"
 
 
 def _by_site(text: str, number: Callable[[str], _Number], option: str) -> dict[str, _Number]:

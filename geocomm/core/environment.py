@@ -167,6 +167,12 @@ def stores_file() -> Path | None:
     return Path(path) if path else None
 
 
+def links_file() -> Path | None:
+    """Where the rates of the links between sites are, from GEOCOMM_LINKS; None: they are not known."""
+    path = os.environ.get("GEOCOMM_LINKS")
+    return Path(path) if path else None
+
+
 def data_cache() -> tuple[Path, int | None]:
     """Folder for what is fetched of data sets, and the most bytes in it, None: what the disk has. From
     GEOCOMM_DATA_CACHE and GEOCOMM_DATA_CACHE_SIZE."""

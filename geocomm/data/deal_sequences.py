@@ -13,6 +13,7 @@ from typing_extensions import override
 from geocomm.core.bad_input import BadInput
 from geocomm.data.catalog import Catalog, Shard, Version
 from geocomm.data.corpus.packing import Sequences
+from geocomm.data.far_lines import own_far_rate
 from geocomm.data.shard_cache import ShardCache
 from geocomm.data.shard_stores import ShardStores
 
@@ -70,7 +71,7 @@ class DealSequences(Sequences):
         """Read shards where this version says that they lie. shards: all of the version."""
         self.version, stores = version, ShardStores(version, shards, site)
         if self._cache is None:
-            self._cache = ShardCache(stores)
+            self._cache = ShardCache(stores, far_rate=own_far_rate(site))
         self._cache.stores = stores
 
     def _want(self, deals: Iterable[DealtTo]) -> None:

@@ -47,30 +47,58 @@ class ShardClass:
         labels = {label for one in copies for label in one.labels}
         return cls(tuple(sorted({one.store for one in copies})), tuple(sorted(labels)))
 
+    def is_near(self, rules: Rules, site: str) -> bool:
+        """Whether one of the stores is near a site, or in its region."""
+        stores, region = [rules.stores[name] for name in self.stores], rules.sites.get(site)
+        return any(site in one.near or (region and region == one.region) for one in stores)
+
     def price(self, rules: Rules, site: str) -> float:
-        """Dollars per GB for a site: none where one of the stores is near it, or in its region."""
-        stores = [rules.stores[name] for name in self.stores]
-        region = rules.sites.get(site)
-        return min(0.0 if site in one.near or (region and region == one.region) else one.price for one in stores)
+        """Dollars per GB for a site: none from near."""
+        return 0.0 if self.is_near(rules, site) else min(rules.stores[name].price for name in self.stores)
+
+
+@dataclass(frozen=True)
+class Far:
+    """How fast sites can read from stores that are not near."""
+
+    rules: Rules
+    speeds: Mapping[str, float]
+    """Tokens a second, by site; of others no limit is known."""
+
+    def limits(self, key: ShardClass, site: str) -> bool:
+        """Whether the site reads the class no faster than that."""
+        return site in self.speeds and not key.is_near(self.rules, site)
 
 
 def least_time(
-    left: Mapping[ShardClass, float], readers: Mapping[ShardClass, frozenset[str]], speeds: Mapping[str, float]
+    left: Mapping[ShardClass, float],
+    readers: Mapping[ShardClass, frozenset[str]],
+    speeds: Mapping[str, float],
+    far: Far | None = None,
 ) -> tuple[float, frozenset[str]]:
     """Seconds in which sites with these speeds (tokens a second) can read what is left (tokens), at the least, and the
     sites that it is up to: what they alone may read takes them so long. That is Hall's condition for work that can be
-    divided; unions of reader sets are enough to look at. What nobody may read is left out."""
-    there = {key: readers[key].intersection(speeds) for key, tokens in left.items() if tokens > 0}
-    of = {key: sites for key, sites in there.items() if sites}
-    unions: set[frozenset[str]] = set()
+    divided; unions of the ways that classes are read are enough to look at. What nobody may read is left out."""
+    of: dict[ShardClass, frozenset[tuple[str, bool]]] = {}
+    """By class: (site, from near). A site that reads from near could also read from afar meanwhile."""
+    for key, tokens in left.items():
+        sites = readers[key].intersection(speeds) if tokens > 0 else ()
+        if sites:
+            near = {(site, True) for site in sites if far is None or not far.limits(key, site)}
+            of[key] = frozenset(near | {(site, False) for site in sites})
+    unions: set[frozenset[tuple[str, bool]]] = set()
     for one in sorted(set(of.values()), key=sorted):
         unions |= {one, *(one | other for other in unions)}
         if len(unions) > _MOST_UNIONS:
             break
-    times: list[tuple[float, int, list[str]]] = [
-        (sum(left[key] for key in of if of[key] <= one) / sum(speeds[site] for site in one), -len(one), sorted(one))
-        for one in unions
-    ]
+    times: list[tuple[float, int, list[str]]] = []
+    for union in unions:
+        sites = sorted({site for site, _ in union})
+        speed = sum(
+            speeds[site] if far is None or (site, True) in union else min(speeds[site], far.speeds[site])
+            for site in sites
+        )
+        times.append((sum(left[key] for key in of if of[key] <= union) / speed, -len(sites), sites))
     seconds, _, sites = max(times) if times else (0.0, 0, list[str]())
     return seconds, frozenset(sites)
 
@@ -80,6 +108,7 @@ def cheapest(
     readers: Mapping[ShardClass, frozenset[str]],
     speeds: Mapping[str, float],
     rules: Rules,
+    far: Far | None = None,
 ) -> dict[tuple[ShardClass, str], float]:
     """Tokens of each class for each site: the plan of least dollars among those of the least time, or a little more. A
     transport problem, by the network simplex of networkx."""
@@ -87,7 +116,7 @@ def cheapest(
     work = {key: n for key, n in left.items() if n > 0 and not readers[key].isdisjoint(speeds)}
     unit = max(sum(work.values()) / _UNITS, 1e-9)
     units = {key: max(1, round(n / unit)) for key, n in work.items()}
-    seconds = least_time(work, readers, speeds)[0] * _SLACK
+    seconds = least_time(work, readers, speeds, far)[0] * _SLACK
     while work:
         graph = networkx.DiGraph()
         graph.add_node("from", demand=-sum(units.values()))
@@ -95,15 +124,24 @@ def cheapest(
         for key, n in units.items():
             graph.add_edge("from", key, capacity=n, weight=0)
             for site in sorted(readers[key].intersection(speeds)):
-                graph.add_edge(key, site, capacity=n, weight=round(1e6 * key.price(rules, site)))
+                over = ("afar", site) if far is not None and far.limits(key, site) else site
+                graph.add_edge(key, over, capacity=n, weight=round(1e6 * key.price(rules, site)))
         for site, speed in sorted(speeds.items()):
             graph.add_edge(site, "to", capacity=math.ceil(speed * seconds / unit) + 1, weight=0)
+            if far is not None and site in far.speeds:
+                afar = math.ceil(far.speeds[site] * seconds / unit) + 1
+                graph.add_edge(("afar", site), site, capacity=afar, weight=0)
         try:
             _, flow = networkx.network_simplex(graph)
         except networkx.NetworkXUnfeasible:  # the least time was that of some sets alone, or rounding took a unit
             seconds *= 1.1
             continue
-        return {(key, site): n * unit for key in units for site, n in flow[key].items() if n}
+        return {
+            (key, over if isinstance(over, str) else over[1]): n * unit
+            for key in units
+            for over, n in flow[key].items()
+            if n
+        }
     return {}
 
 

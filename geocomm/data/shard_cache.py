@@ -7,6 +7,7 @@ of a site, share: each has a thread, and a lock on the file says whose thread fe
 from __future__ import annotations
 
 import errno
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -42,8 +43,11 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 10.0
 class ShardCache:
     """The shards of one data set, for one process."""
 
-    def __init__(self, stores: ShardStores, *, folder: Path | None = None, row_bytes: int = 0) -> None:
-        """folder: in place of GEOCOMM_DATA_CACHE. Raises BadInput where the cache cannot hold two deals."""
+    def __init__(
+        self, stores: ShardStores, *, folder: Path | None = None, row_bytes: int = 0, far_rate: float = math.inf
+    ) -> None:
+        """folder: in place of GEOCOMM_DATA_CACHE. far_rate: bytes a second that come from afar at most, while nobody
+        waits. Raises BadInput where the cache cannot hold two deals."""
         self.stores = stores
         """May be replaced by those of a newer version."""
         self.row_bytes = row_bytes
@@ -63,7 +67,7 @@ class ShardCache:
         """Of a store, or of a shard that is not in it: until when, and how long the pause is."""
         self._troubles: dict[str, str] = {}
         """By shard: what was wrong at last."""
-        self._pace = Pace(self._rate)
+        self._pace, self._far_rate = Pace(self._rate), far_rate
         self._began, self._eaten = 0.0, 0
         self.waited_seconds = 0.0
         self.fetched_bytes = 0
@@ -177,7 +181,7 @@ class ShardCache:
         if not self.row_bytes or not self._began or self._urgent is not None:
             return None
         seconds = time.monotonic() - self._began - self.waited_seconds
-        return max(2 * self._eaten / max(seconds, 1.0), _LEAST_RATE)
+        return min(max(2 * self._eaten / max(seconds, 1.0), _LEAST_RATE), self._far_rate)
 
     def _work(self) -> None:
         while not self._stopped():

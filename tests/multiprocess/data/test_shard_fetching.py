@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -188,10 +189,13 @@ def test_cache_below_two_deals_is_refused_in_gb(
         ShardCache(stores_of(shards, web={"url": web.url}))
 
 
-def test_what_is_not_near_is_fetched_at_twice_the_eaten_rate(web: WebServer, cache_folder: Path) -> None:
+@pytest.mark.parametrize(("row_bytes", "far_rate"), [(1, math.inf), (1 << 50, 1 << 20)])
+def test_what_is_not_near_is_fetched_at_twice_the_eaten_rate_and_no_faster_than_lines_allow(
+    web: WebServer, cache_folder: Path, row_bytes: int, far_rate: float
+) -> None:
     shards = [shard_of(number, "web") for number in range(6)]
-    cache = ShardCache(stores_of(shards, web={"url": web.url}), row_bytes=1)
-    cache.ids(shards[0])  # reads from now on, slowly: the cap is the least there is
+    cache = ShardCache(stores_of(shards, web={"url": web.url}), row_bytes=row_bytes, far_rate=far_rate)
+    cache.ids(shards[0])  # reads from now on, slowly: the cap is the least there is; or fast: the line's
     began = time.monotonic()
     cache.want(shards)
     wait_for(cache_folder, shards)

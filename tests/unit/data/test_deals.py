@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geocomm.data.catalog import Label, Rules, Shard
-from geocomm.data.deals import Dealer, ShardClass, cheapest, least_time, readers_of
+from geocomm.data.deals import Dealer, Far, ShardClass, cheapest, least_time, readers_of
 
 SITES = THREE.sites
 RULES = THREE.model_copy(update={"labels": THREE.labels | {"west": Label(readers=("eu", "us"))}})
 FREE = RULES.model_copy(
     update={"stores": {name: store.model_copy(update={"price": 0.0}) for name, store in RULES.stores.items()}}
 )
+tokens = st.integers(0, 1000)
 SPEEDS = {"frankfurt": 16.0, "virginia": 64.0, "tokyo": 16.0}
 
 
@@ -75,11 +76,11 @@ def test_each_shard_is_dealt_to_its_readers_alone_and_none_twice_before_all_once
 
 
 @given(
-    st.dictionaries(st.sampled_from(["personal", "west", ""]), st.integers(0, 1000), min_size=1),
+    st.dictionaries(st.sampled_from(["personal", "west", ""]), tokens, min_size=1),
     st.dictionaries(st.sampled_from(list(SITES)), st.floats(0.1, 100), min_size=1),
 )
-def test_least_time_is_that_of_all_sets_of_sites(tokens: dict[str, int], speeds: dict[str, float]) -> None:
-    left = {ShardClass(("eu",), (label,) if label else ()): float(count) for label, count in tokens.items()}
+def test_least_time_is_that_of_all_sets_of_sites(counts: dict[str, int], speeds: dict[str, float]) -> None:
+    left = {ShardClass(("eu",), (label,) if label else ()): float(count) for label, count in counts.items()}
     readers = readers_of(left, RULES, speeds)
     by_hand = 0.0
     for count in range(1, len(speeds) + 1):
@@ -87,6 +88,35 @@ def test_least_time_is_that_of_all_sets_of_sites(tokens: dict[str, int], speeds:
             inside = sum(n for key, n in left.items() if readers[key] and readers[key] <= set(some))
             by_hand = max(by_hand, inside / sum(speeds[site] for site in some))
     assert least_time(left, readers, speeds)[0] == pytest.approx(by_hand)
+
+
+@given(
+    st.dictionaries(st.tuples(st.sampled_from(list(RULES.stores)), st.sampled_from(["personal", "west", ""])), tokens),
+    st.dictionaries(st.sampled_from(list(SITES)), st.floats(0.1, 100), min_size=1),
+    st.dictionaries(st.sampled_from(list(SITES)), st.floats(0.1, 100)),
+)
+def test_least_time_over_slow_lines_is_that_of_all_sets_of_classes(
+    counts: dict[tuple[str, str], int], speeds: dict[str, float], slow: dict[str, float]
+) -> None:
+    left = {ShardClass((store,), (label,) if label else ()): float(n) for (store, label), n in counts.items()}
+    readers, far = readers_of(left, RULES, speeds), Far(RULES, slow)
+    by_hand = 0.0
+    for count in range(1, len(left) + 1):
+        for some in itertools.combinations([key for key in left if readers[key]], count):
+            speed = 0.0
+            for site in speeds:
+                own = [key for key in some if site in readers[key]]
+                afar = min(speeds[site], slow.get(site, speeds[site]))
+                speed += (speeds[site] if any(key.is_near(RULES, site) for key in own) else afar) if own else 0.0
+            by_hand = max(by_hand, sum(left[key] for key in some) / speed)
+    seconds, _ = least_time(left, readers, speeds, far)
+    assert seconds == pytest.approx(by_hand)
+    plan = cheapest(left, readers, speeds, RULES, far)
+    total = sum(n for key, n in left.items() if readers[key])
+    assert sum(plan.values()) == pytest.approx(total, rel=1e-3)
+    for site, speed in slow.items():
+        afar = sum(n for (key, to), n in plan.items() if to == site and not key.is_near(RULES, site))
+        assert afar <= 1.03 * seconds * speed + 1e-4 * total
 
 
 def test_plan_takes_the_least_time_and_what_is_near() -> None:

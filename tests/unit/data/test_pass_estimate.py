@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,8 @@ from typer.testing import CliRunner
 from geocomm.cli.main import build_app
 from geocomm.core.bad_input import BadInput
 from geocomm.data.catalog import Catalog, Label, Rules, Shard, Store, Version
-from geocomm.data.pass_estimate import Machines, advice, estimates
+from geocomm.data.pass_estimate import Exchange, Machines, advice, estimates
+from geocomm.group.planning.link_table import Links
 
 TOKENS = 10_000_000_000
 RULES = THREE.model_copy(update={"labels": THREE.labels | {"lost": Label(readers=())}})
@@ -46,6 +49,34 @@ def test_all_sites_read_in_the_time_of_their_speeds_and_what_few_read_decides() 
     assert found.index(without) > len(found) / 2  # what reads all comes first
 
 
+def test_rounds_cost_what_they_send_and_make_steps_longer() -> None:
+    plain, *_ = estimates(RULES, shards(0), 4, MACHINES)
+    asked = list[tuple[str, ...]]()
+
+    def exchange(sites: tuple[str, ...]) -> Exchange:
+        asked.append(sites)
+        return Exchange(1e6 * len(sites), 2.0, 0.05)
+
+    whole, *_ = estimates(RULES, shards(0), 4, MACHINES, exchange)
+    assert len(asked) == 7
+    assert whole.days == pytest.approx(2 * plain.days)
+    assert whole.round_tb == pytest.approx(3e6 * whole.days * 86400 / 1e12)
+    assert whole.round_dollars == pytest.approx(1e3 * whole.round_tb * 0.05)
+    assert whole.dollars == whole.data_dollars + whole.round_dollars + (whole.gpu_dollars or 0.0)
+
+
+def test_slow_line_holds_the_sites_up() -> None:
+    # Frankfurt alone has no store of its own here: 220 G tokens come over its line, or the others read them.
+    machines = replace(MACHINES, far_bytes_per_second=dict.fromkeys(MACHINES.gpus, 8e3))
+    free, *_ = estimates(RULES, shards(0), 4, MACHINES)
+    found = estimates(RULES, shards(0), 4, machines)
+    assert found[0].line_days == pytest.approx(found[0].days - free.days)
+    assert found[0].line_days > 1
+    assert "hold all sites up" in advice(found)
+    wide = estimates(RULES, shards(0), 4, replace(machines, far_bytes_per_second={"tokyo": 1e9}))
+    assert wide[0].line_days == 0
+
+
 def test_of_many_sites_one_is_left_out_at_a_time() -> None:
     rules = Rules(stores={"one": Store(url="/one")})
     gpus = {f"site{number}": 8 for number in range(8)}
@@ -78,7 +109,25 @@ def test_command(tmp_path: Path) -> None:
     assert told.exit_code == 0, told.output
     assert "frankfurt tokyo virginia" in told.output
     assert "tokyo adds nothing" in told.output
+    links = tmp_path / "links.json"
+    table = Links.uniform([*MACHINES.gpus, "oslo"], 1e5, 0.1)
+    links.write_text(json.dumps(table.to_dict()))
+    model = ["--parameters", "7b", "--price", "0.02", "--links", str(links), "--codec", "int8", "--mode", "local"]
+    told = run(build_app(), ["plan", "--data", catalog.url, *options, *model, "--json"])
+    assert told.exit_code == 0, told.output
+    whole, *rest = json.loads(told.output)["rows"]
+    # A line of 100 kbit/s is full of rounds: each site sends to two others.
+    assert whole["round_tb"] == pytest.approx(6 * 1e5 / 8 * whole["days"] * 86400 / 1e12, rel=0.1)
+    assert whole["round_dollars"] == pytest.approx(whole["round_tb"] * 20)
+    assert whole["line_days"] > 0
+    assert [one["round_tb"] for one in rest if len(one["sites"]) == 1] == [0.0] * 3
+    told = run(build_app(), ["plan", "--data", catalog.url, *options, *model])
+    assert "$ rounds" in told.output
+    lacking = tmp_path / "lacking.json"
+    lacking.write_text(json.dumps(table.select(["oslo", "tokyo"]).to_dict()))
     for wrong, words in (
+        (["--data", catalog.url, *options, "--price", "0.02"], "give --parameters or --model too"),
+        (["--data", catalog.url, *options, "--links", str(lacking)], "no links of site frankfurt, virginia"),
         (["--data", catalog.url], "needs --gpus"),
         (["--data", catalog.url, *options[:1], "frankfurt", *options[2:]], "expected SITE=NUMBER"),
         (["--data", catalog.url, *options, "--gpu-price", "tokyo=nan"], "a number above 0"),
