@@ -1,7 +1,8 @@
 """What a site's ranks read of their shards: ids in memory, whose hash was compared before.
 
 A shard of a folder is mapped where it lies. One of a bucket is fetched ahead into a folder that all ranks of a node, or
-of a site, share: each has a thread, and a lock on the file says whose thread fetches it. Imports no torch.
+of a site, share: each asks every store for one shard at a time, and a lock on the file says who fetches it. So a store
+that hangs holds up nothing that lies in others. Imports no torch.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ class ShardCache:
         self._changed = threading.Condition()
         self._wanted: list[Shard] = []
         self._urgent: Shard | None = None
+        self._asked: dict[str, str] = {}
+        """By store: the hash of the shard that it is asked for."""
         self._failed: dict[str, Exception] = {}
         self._wrong: dict[tuple[str, str, int], list[str]] = {}
         """By place: what was wrong with it, each time."""
@@ -184,25 +187,49 @@ class ShardCache:
         return min(max(2 * self._eaten / max(seconds, 1.0), _LEAST_RATE), self._far_rate)
 
     def _work(self) -> None:
+        threads: dict[str, threading.Thread] = {}
         while not self._stopped():
             with self._changed:
-                shard = self._next()
-                if shard is None and not any(self._missing()):
+                found = self._next()
+                if found is None and not self._asked and not any(self._missing()):
                     self._thread = None  # the next one begins where something is wanted
                     return
-                if shard is None:
+                if found is None:
                     self._changed.wait(_POLL_SECONDS)
                     continue
-            try:
-                if not self._load(shard):
-                    time.sleep(_POLL_SECONDS)  # another process does it
-            except Exception as error:  # for whoever reads it
-                self._failed[shard.sha256] = error
-            with self._changed:
-                self._changed.notify_all()
+                store, shard = found
+                self._asked[store] = shard.sha256
+            threads[store] = threading.Thread(target=self._ask, args=found, name="geocomm-store")
+            threads[store].start()
+        for thread in threads.values():
+            thread.join()
 
-    def _next(self) -> Shard | None:
-        return next((one for one in self._missing() if not self._paused(one.sha256)), None)
+    def _ask(self, store: str, shard: Shard) -> None:
+        try:
+            if not self._load(shard):
+                time.sleep(_POLL_SECONDS)  # another process does it
+        except Exception as error:  # for whoever reads it
+            self._failed[shard.sha256] = error
+        with self._changed:
+            del self._asked[store]
+            self._changed.notify_all()
+
+    def _next(self) -> tuple[str, Shard] | None:
+        """What is fetched next, and from which store, of those that nobody asks now."""
+        loading = set(self._asked.values())
+        for shard in self._missing():
+            if shard.sha256 in loading or self._paused(shard.sha256):
+                continue
+            stores = (one.store for one in self.stores.copies(shard) if self._usable(one.store, shard))
+            store = next(stores, None)
+            if store is not None and store not in self._asked:
+                return store, shard
+        return None
+
+    def _usable(self, store: str, shard: Shard) -> bool:
+        """Not a store that has failed, until its pause is over, and while another shard tries it."""
+        doubted = store in self._pauses and self._asked.get(store, shard.sha256) != shard.sha256
+        return not doubted and not self._paused(store)
 
     def _missing(self) -> Iterator[Shard]:
         """What is wanted and can still come."""
@@ -222,7 +249,7 @@ class ShardCache:
             said = "; ".join(self._wrong[one.place][-1] for one in copies)
             raise BadInput(f"shard {shard.sha256[:16]}: {said}. geocomm data check --deep says what is whole")
         for copy in left:
-            if self._paused(copy.store):
+            if not self._usable(copy.store, shard):
                 continue
             try:
                 if not self._try(copy):
@@ -279,8 +306,9 @@ class ShardCache:
             if self._there(copy) is None:  # nobody was faster
                 self._folder.make_room(size, wanted)
                 found = fetch(self.stores, copy, partial, None if near else self._pace, self._stopped)
-                self.fetched_bytes += size
-                self.fetched_dollars += size / 1e9 * self.stores.price(copy)
+                with self._changed:
+                    self.fetched_bytes += size
+                    self.fetched_dollars += size / 1e9 * self.stores.price(copy)
                 if kept := found == copy.sha256:
                     self._folder.keep(copy.sha256, partial)
                 else:

@@ -20,8 +20,9 @@ _LEAST_DEALS = 2
 """That a site has left, begun ones included."""
 _DEALS_AT_ONCE = 2
 _LEAST_AHEAD_S = 60.0
-_PARTS_OF_A_PASS = 8
-"""A site has no more left than such a part of what is its own of a pass, so that those that come find some."""
+_PARTS_OF_A_PASS = 2
+"""A site has no more left than such a part of what is its own of a pass, so that those that come find some. It is a
+large part, since a site trains on from what it has left, and has fetched, while a store or the leader is away."""
 _PACE_S = 20.0
 """A site's speed is measured over so long at least."""
 

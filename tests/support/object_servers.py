@@ -102,6 +102,10 @@ class WebServer:
     bytes_per_second: float = 1e9
     dead: bool = False
     """It takes connections, and closes them."""
+    hangs: bool = False
+    """It takes requests, and answers none until this is over."""
+    hanging: int = 0
+    """Requests that wait for that."""
     asked: list[tuple[str, int, float]] = field(default_factory=list[tuple[str, int, float]])
     """Path, first byte, and when (monotonic)."""
     port: int = 0
@@ -141,6 +145,10 @@ def web_server(files: dict[str, bytes]) -> Iterator[WebServer]:
             if state.dead:
                 self.close_connection = True
                 return
+            if state.hangs:
+                state.hanging += 1
+            while state.hangs:
+                time.sleep(0.02)
             state.begun(1)
             try:
                 self._send(with_body=with_body)
@@ -175,6 +183,7 @@ def web_server(files: dict[str, bytes]) -> Iterator[WebServer]:
     try:
         yield state
     finally:
+        state.hangs = False
         server.shutdown()
         thread.join()
         server.server_close()

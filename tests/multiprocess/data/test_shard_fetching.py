@@ -129,6 +129,51 @@ def test_dead_store_is_waited_for_by_its_name_while_others_serve(
         cache.close()
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that wait for longer than a test may."""
+    monkeypatch.setattr(places, "_TIMEOUTS", {"timeout": "3600s", "connect_timeout": "5s"})
+
+
+@pytest.mark.usefixtures("patient")
+def test_store_that_hangs_holds_up_nothing_of_others(web: WebServer, cache_folder: Path) -> None:
+    with web_server({"/5.ds": ids_of(5).tobytes()}) as other:
+        shards = [shard_of(5, "other"), *(shard_of(number, "web") for number in range(4))]
+        other.hangs = True
+        cache = ShardCache(stores_of(shards, other={"url": other.url}, web={"url": web.url}))
+        cache.want(shards)
+        wait_for(cache_folder, shards[1:])
+        for shard in shards[1:]:
+            cache.ids(shard)
+        other.hangs = False
+        assert cache.ids(shards[0]).tolist() == ids_of(5).tolist()
+        cache.close()
+
+
+@pytest.mark.usefixtures("patient")
+def test_one_shard_finds_out_whether_a_store_is_back_and_others_come_from_the_next(
+    web: WebServer, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("geocomm.data.shard_cache._FIRST_PAUSE", 0.0)
+    with web_server(web.files) as near:
+        tables = {"near": {"url": near.url, "near": ["frankfurt"]}, "web": {"url": web.url}}
+        shards = [shard_of(number, "near") for number in range(6)]
+        copies = [shard_of(number, "web") for number in range(6)]
+        near.dead = True
+        cache = ShardCache(stores_of([*shards, *copies], **tables))
+        cache.want(shards[:1])
+        wait_for(cache_folder, shards[:1])
+        near.dead, near.hangs = False, True
+        cache.want(shards[1:])
+        while not near.hanging:
+            time.sleep(0.01)
+        wait_for(cache_folder, shards[2:])
+        near.hangs = False
+        assert cache.ids(shards[1]).tolist() == ids_of(1).tolist()
+        assert {path for path, _, _ in near.asked} == {"/1.ds"}
+        cache.close()
+
+
 def test_store_that_died_in_the_middle_is_replaced_by_another(web: WebServer) -> None:
     with web_server({"/0.ds": ids_of(0).tobytes()}) as first:
         first.bytes_per_second = 1e6

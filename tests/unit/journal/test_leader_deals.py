@@ -112,6 +112,16 @@ def test_small_data_set_is_not_dealt_to_the_first_alone() -> None:
     assert left(run, "a") - second * 2 <= 2 * 60 + 2 * OF_A_DEAL + 8  # a minute
 
 
+def test_site_of_a_short_pass_has_half_of_it_left() -> None:
+    """With 2 sequences a second, and another site that is as fast: ten of the twenty minutes that are its own."""
+    run = led("ab", Shards(of_a_pass=2 * 2 * 1200), ahead_s=3600.0)
+    for second in range(0, 900, 3):
+        for site in "ab":
+            beat(run, site, second * 2 * LENGTH, 1.5)
+    for site in "ab":
+        assert 2 * 600 - 8 <= left(run, site) - second * 2 <= 2 * 600 + 2 * OF_A_DEAL + 8
+
+
 def test_site_that_counts_what_was_never_dealt_gets_no_more() -> None:
     run = led("a")
     run.wait(1, "a")
