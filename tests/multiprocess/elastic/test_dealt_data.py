@@ -9,16 +9,14 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from geocomm.data.deal_sequences import argsort
-from geocomm.journal.dealt_shards import shards_of
-from geocomm.journal.entries import Deal, TakenBack
+from geocomm.journal.entries import Deal, TakenBack, TermBegun
 from geocomm.journal.run_state import Standing
 from geocomm.journal.sequencer_events import DealtSet
-from support.dealt_sets import DataSet
+from support.dealt_sets import DataSet, Read
 from support.elastic_sites import ElasticSite, ElasticSites
+from support.etcd_servers import EtcdServers, needs_etcd
 from support.hub_support import make_keys
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("elastic-training")]  # one process to fork from
@@ -48,58 +46,36 @@ class DataSite(ElasticSite):
 
 
 class DataSites(ElasticSites):
-    """The first one leads, and deals."""
+    """The first one leads, and deals; with a journal in etcd, another one after it."""
 
-    def __init__(self, folder: Path, names: str, data: DataSet, doubt_s: float, ranks: int = 1) -> None:
-        super().__init__(folder, make_keys(folder / "keys", names))
+    def __init__(
+        self, folder: Path, names: str, data: DataSet, doubt_s: float, ranks: int = 1, journal: str = ""
+    ) -> None:
+        super().__init__(folder, make_keys(folder / "keys", names), journal=journal)
         self.data = data
         for number, (name, site) in enumerate(self.items()):
             self[name] = DataSite(**vars(site), ranks=ranks if number == 1 else 1)
-        self["a"].data, self["a"].doubt_s = DealtSet(data.catalog.url, data.LENGTH), doubt_s
+            self[name].doubt_s = doubt_s
+        self["a"].data = DealtSet(data.catalog.url, data.LENGTH)
 
     def site(self, name: str) -> DataSite:
         site = self[name]
         assert isinstance(site, DataSite)
         return site
 
-    def counted(self) -> Counter[int]:
-        """How often each sequence counts, by the journal and what each site has read there."""
-        state, found = self["a"].state(), Counter[int]()
-        for name in state.sites:
-            read = self.site(name).read()
-            found.update(read[position] for position in range(state.position(name)))
-        return found
+    def read(self) -> Read:
+        return {name: self.site(name).read() for name in self}
 
-    def assert_each_counts_once(self) -> None:
-        """Of each deal every sequence is read at one place, and is the one that a single process would read there."""
-        state = self["a"].state()
-        assert state.genesis is not None
-        run, starts = int(state.genesis.run[:16], 16), [0]
-        assert len(self.data.catalog.read().parts) == len(starts)
-        orders: dict[int, np.ndarray] = {}
-        for index, deal in state.deals.items():
-            ids = np.concatenate([self.data.ids[starts[part] + number] for part, number in shards_of(deal.shards)])
-            orders[index] = ids[argsort(run, index, len(ids))]
-        dealt = Counter(dict.fromkeys(orders, 0))
-        places = Counter[tuple[int, int]]()
-        for name, record in state.sites.items():
-            read, at, position = self.site(name).read(), 0, state.position(name)
-            for piece in record.line:
-                dealt[piece.deal] += piece.sequences
-                for offset in range(piece.sequences):
-                    places[piece.deal, piece.start + offset] += 1
-                    if at + offset < position:
-                        assert read[at + offset] == orders[piece.deal][piece.start + offset], (name, at + offset)
-                at += piece.sequences
-        for piece in state.rests:
-            dealt[piece.deal] += piece.sequences
-            places.update((piece.deal, piece.start + offset) for offset in range(piece.sequences))
-        assert dealt == {index: len(order) for index, order in orders.items()}
-        assert set(places.values()) == {1}
+    def counted(self, at: str = "a") -> Counter[int]:
+        """How often each sequence counts, by the journal of a site and what each has read there."""
+        return self.data.counted(self[at].state(), self.read())
 
-    def until_all_count(self) -> None:
+    def assert_each_counts_once(self, at: str = "a") -> None:
+        self.data.assert_each_counts_once(self[at].state(), self.read())
+
+    def until_all_count(self, at: str = "a") -> None:
         every = range(self.data.ids.size)
-        self.until(lambda: set(every) <= set(self.counted()), "every sequence counts")
+        self.until(lambda: set(every) <= set(self.counted(at)), "every sequence counts")
 
 
 def test_others_read_what_a_dead_site_leaves(tmp_path: Path) -> None:
@@ -175,3 +151,36 @@ def test_sites_go_from_four_to_three_to_five_and_nothing_is_missed(tmp_path: Pat
         sites.until(lambda: sites["a"].state().position("d") > before, "d counts again")
         sites.until_all_count()
         sites.assert_each_counts_once()
+
+
+@needs_etcd
+def test_next_leader_deals_on_and_others_read_what_the_dead_one_leaves(tmp_path: Path) -> None:
+    """The leader's site dies in mid-pass, agent and ranks, and is back later."""
+    data = DataSet(tmp_path / "data", shards=60)
+    with (
+        EtcdServers(tmp_path) as etcd,
+        DataSites(tmp_path, "abc", data, doubt_s=4, ranks=2, journal=etcd.url()) as sites,
+    ):
+        sites["a"].start()
+        sites.until(lambda: "leads the run" in sites["a"].text(), "a leads")
+        for name in "bc":
+            sites[name].start()
+        sites.until(lambda: all(sites["a"].state().position(name) > 0 for name in "abc"), "all count")
+        sites["a"].kill_agent()
+        sites["a"].kill_rank()
+        assert len(set(sites.counted("b"))) < data.ids.size
+
+        def rest_is_dealt_by_another() -> bool:
+            entries = sites["b"].entries()
+            terms = [one.index for one in entries if isinstance(one, TermBegun) and one.site != "a"]
+            back = [one.index for one in entries if isinstance(one, TakenBack) and one.site == "a"]
+            rests = [one.index for one in entries if isinstance(one, Deal) and one.rest]
+            return bool(terms and back and rests) and terms[0] < back[0] < rests[-1]
+
+        sites.until(rest_is_dealt_by_another, "another one leads, and deals the rest of a")
+        sites.assert_each_counts_once("b")
+        position = sites["b"].state().position("a")
+        sites["a"].start()
+        sites.until(lambda: sites["b"].state().position("a") > position, "a counts again")
+        sites.until_all_count("b")
+        sites.assert_each_counts_once("b")
