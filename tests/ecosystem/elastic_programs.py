@@ -1,7 +1,7 @@
 """A rank of an elastic run under a framework: trains as if its site were alone, and tells what became of it.
 
 elastic_programs.py CASE OUT, with torchrun's variables. Each case is a script as users write it, without an `mpu`, a
-mesh of sites or a process group of the site's ranks.
+mesh of sites or a process group of the site's ranks. It reads what the run deals to the site; one case its own data.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import geocomm
 
 FEATURES = 32
+SEQUENCES = 4096
+BATCH = 16
 ROUNDS = 8
 STEPS = 60
 ENDLESS = 100_000
@@ -34,18 +36,22 @@ STEP_S = 0.03
 
 
 class Net(nn.Module):
-    """Keeps its losses, whoever calls it."""
+    """Keeps its losses, and which sequences it has trained on, whoever calls it."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.layers = nn.Sequential(nn.Linear(FEATURES, 96), nn.Tanh(), nn.Linear(96, FEATURES))
         self.losses: list[float] = []
+        self.read: list[int] = []
+        self._inputs = torch.randn(SEQUENCES, FEATURES, generator=torch.Generator().manual_seed(1))
 
-    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+    def forward(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
         time.sleep(STEP_S)
+        self.read += rows[:, 0].tolist()
+        x = self._inputs[rows[:, 0] % SEQUENCES]
         output = self.layers(x)
-        loss = (output - labels).square().mean()
+        loss = (output - x.roll(1, 1).sin()).square().mean()
         self.losses.append(loss.item())
         return {"loss": loss, "logits": output}
 
@@ -53,16 +59,24 @@ class Net(nn.Module):
 class Watch:
     """The local steps of this rank, and the anchors that it has seen."""
 
+    data: geocomm.SiteDataset
+
     def __init__(self, net: Net) -> None:
         self.net = net
         self.anchors: dict[int, list[str]] = {0: [], 1: []}
         """By fragment: the digests of its anchors, one after the other."""
         self._rounds = -1
 
-    def begin(self, model: nn.Module, optimizer: Any) -> None:
+    def begin(self, model: nn.Module, optimizer: Any, *, dealt: bool = True) -> None:
         # Without momentum: the few rounds of a test would end in the middle of a swing.
         settings = geocomm.LocalSettings(every=6, fragments=2, outer=geocomm.Nesterov(1.0, 0.0))
         self.handle = geocomm.local_steps(model, optimizer, settings)
+        if dealt:
+            self.data = geocomm.SiteDataset(self.handle, batch_size=BATCH)
+
+    def count(self) -> None:
+        """In each step, before the optimizer's."""
+        self.handle.count_tokens(self.data.batch_tokens)
 
     def has_seen_enough(self) -> bool:
         """After a step; the same at all ranks of the site."""
@@ -80,7 +94,7 @@ class Watch:
 
     def end(self, out: Path) -> None:
         self.handle.finish()
-        told = {"losses": self.net.losses, "anchors": list(self.anchors.values()), "step": self.handle.run_step}
+        told = {"losses": self.net.losses, "anchors": list(self.anchors.values()), "read": self.net.read}
         name = f"{os.environ['GEOCOMM_SITE']}.{os.environ['RANK']}.json"
         (out / name).write_text(json.dumps(told))
 
@@ -96,23 +110,27 @@ def _whole(parameter: nn.Parameter) -> torch.Tensor:
     return parameter.detach()
 
 
-def data() -> TensorDataset:
-    """Others at each site."""
-    x = torch.randn(4096, FEATURES, generator=torch.Generator().manual_seed(ord(os.environ["GEOCOMM_SITE"])))
-    return TensorDataset(x, x.roll(1, 1).sin())
+class Dealt(IterableDataset[dict[str, torch.Tensor]]):
+    """For loaders that are made before there are local steps."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        return ({"rows": rows} for rows in self._watch.data)
 
 
 def loop(watch: Watch, model: nn.Module) -> None:
     """A loop of one's own."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     watch.begin(model, optimizer)
-    while True:
-        for x, y in DataLoader(data(), batch_size=16, shuffle=True):
-            model(x, y)["loss"].backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            if watch.has_seen_enough():
-                return
+    for rows in watch.data:
+        watch.count()
+        model(rows)["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if watch.has_seen_enough():
+            return
 
 
 def ddp(watch: Watch) -> None:
@@ -134,7 +152,7 @@ def zero(stage: int) -> Callable[[Watch], None]:
         import deepspeed
 
         config = {
-            "train_micro_batch_size_per_gpu": 16,
+            "train_micro_batch_size_per_gpu": BATCH,
             "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 100},
             "zero_allow_untested_optimizer": True,
             "steps_per_print": ENDLESS,
@@ -143,12 +161,12 @@ def zero(stage: int) -> Callable[[Watch], None]:
         optimizer = torch.optim.AdamW(watch.net.parameters(), lr=3e-3)
         engine, *_ = deepspeed.initialize(model=watch.net, optimizer=optimizer, config=config)
         watch.begin(engine, engine.optimizer)
-        while True:
-            for x, y in DataLoader(data(), batch_size=16, shuffle=True):
-                engine.backward(engine(x, y)["loss"])
-                engine.step()
-                if watch.has_seen_enough():
-                    return
+        for rows in watch.data:
+            watch.count()
+            engine.backward(engine(rows)["loss"])
+            engine.step()
+            if watch.has_seen_enough():
+                return
 
     return train
 
@@ -157,14 +175,31 @@ def accelerate(watch: Watch) -> None:
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
-    optimizer = torch.optim.AdamW(watch.net.parameters(), lr=3e-3)
-    model, optimizer, loader = accelerator.prepare(
-        watch.net, optimizer, DataLoader(data(), batch_size=16, shuffle=True)
-    )
+    model, optimizer = accelerator.prepare(watch.net, torch.optim.AdamW(watch.net.parameters(), lr=3e-3))
     watch.begin(model, optimizer)
+    for rows in watch.data:
+        watch.count()
+        accelerator.backward(model(rows)["loss"])
+        optimizer.step()
+        optimizer.zero_grad()
+        if watch.has_seen_enough():
+            return
+
+
+def own_data(watch: Watch) -> None:
+    """Accelerate deals it to the ranks of the site."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    seed = ord(os.environ["GEOCOMM_SITE"])  # others at each site
+    rows = torch.randint(SEQUENCES, (SEQUENCES, 1), generator=torch.Generator().manual_seed(seed))
+    loader = DataLoader(TensorDataset(rows), batch_size=BATCH, shuffle=True)
+    optimizer = torch.optim.AdamW(watch.net.parameters(), lr=3e-3)
+    model, optimizer, loader = accelerator.prepare(watch.net, optimizer, loader)
+    watch.begin(model, optimizer, dealt=False)
     while True:
-        for x, y in loader:
-            accelerator.backward(model(x, y)["loss"])
+        for (some,) in loader:
+            accelerator.backward(model(some)["loss"])
             optimizer.step()
             optimizer.zero_grad()
             if watch.has_seen_enough():
@@ -178,16 +213,19 @@ def trainer(watch: Watch) -> None:
         def on_train_begin(self, args: Any, state: Any, control: Any, model: Any, optimizer: Any, **_: Any) -> None:
             watch.begin(model, optimizer)
 
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            watch.count()
+
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             control.should_training_stop = watch.has_seen_enough()
 
-    def collate(rows: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        return {"x": torch.stack([x for x, _ in rows]), "labels": torch.stack([y for _, y in rows])}
+    class DealtTrainer(Trainer):
+        def get_train_dataloader(self) -> DataLoader[Any]:
+            return DataLoader(Dealt(watch), batch_size=None)
 
     arguments = TrainingArguments(
         output_dir=f"{sys.argv[2]}/{os.environ['GEOCOMM_SITE']}-trainer",
         use_cpu=True,
-        per_device_train_batch_size=16,
         max_steps=ENDLESS,
         learning_rate=3e-3,
         logging_steps=20,
@@ -195,15 +233,15 @@ def trainer(watch: Watch) -> None:
         save_strategy="no",
         disable_tqdm=True,
     )
-    Trainer(watch.net, arguments, collate, data(), callbacks=[LocalSteps()]).train()
+    DealtTrainer(watch.net, arguments, callbacks=[LocalSteps()]).train()
 
 
 def lightning(watch: Watch) -> None:
     import lightning.pytorch as pl
 
     class Module(pl.LightningModule):
-        def training_step(self, rows: tuple[torch.Tensor, torch.Tensor], number: int) -> torch.Tensor:
-            loss = watch.net(*rows)["loss"]
+        def training_step(self, batch: dict[str, torch.Tensor], number: int) -> torch.Tensor:
+            loss = watch.net(**batch)["loss"]
             self.log("loss", loss, sync_dist=True)
             return loss
 
@@ -211,8 +249,11 @@ def lightning(watch: Watch) -> None:
             return torch.optim.AdamW(self.parameters(), lr=3e-3)
 
     class LocalSteps(pl.Callback):
-        def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        def on_fit_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
             watch.begin(watch.net, trainer.optimizers)
+
+        def on_train_batch_start(self, *_: Any) -> None:
+            watch.count()
 
         def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
             trainer.should_stop = watch.has_seen_enough()
@@ -225,9 +266,9 @@ def lightning(watch: Watch) -> None:
         devices=int(os.environ["WORLD_SIZE"]),
         strategy=pl.strategies.DDPStrategy(process_group_backend="geocomm"),
         callbacks=[LocalSteps()],
-        max_epochs=ENDLESS,
+        max_epochs=1,
         **quiet,
-    ).fit(module, DataLoader(data(), batch_size=16, shuffle=True))
+    ).fit(module, DataLoader(Dealt(watch), batch_size=None))
 
 
 CASES: dict[str, Callable[[Watch], None]] = {
@@ -238,6 +279,7 @@ CASES: dict[str, Callable[[Watch], None]] = {
     "Accelerate": accelerate,
     "Trainer": trainer,
     "Lightning": lightning,
+    "own data": own_data,
 }
 
 if __name__ == "__main__":

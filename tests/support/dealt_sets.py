@@ -17,25 +17,23 @@ from geocomm.journal.run_state import RunState
 Read = Mapping[str, Mapping[int, int]]
 """By site, by position in its line: the number of the sequence that was read there last."""
 
-_OF_SHARD = 24
-"""Sequences."""
-
 
 class DataSet:
     """A catalog of shards whose tokens are the number of their sequence."""
 
     LENGTH = 16
 
-    def __init__(self, folder: Path, shards: int) -> None:
+    def __init__(self, folder: Path, shards: int, of_shard: int = 24) -> None:
+        """of_shard: sequences."""
         folder.mkdir()
         self.catalog = Catalog(str(folder / "catalog"))
-        self.ids = np.arange(shards * _OF_SHARD).reshape(shards, _OF_SHARD)
+        self.ids = np.arange(shards * of_shard).reshape(shards, of_shard)
         found: list[Shard] = []
         for number, ids in enumerate(self.ids):
             content = np.repeat(ids, self.LENGTH).astype("<u4").tobytes()
             (folder / f"{number}.tokens").write_bytes(content)
             sha256 = hashlib.sha256(content).hexdigest()
-            found.append(Shard(sha256, "disk", f"{number}.tokens", 0, _OF_SHARD * self.LENGTH))
+            found.append(Shard(sha256, "disk", f"{number}.tokens", 0, of_shard * self.LENGTH))
         rules = Rules(stores={"disk": Store(url=str(folder))})
         version = Version(number=1, tokenizer="t", vocabulary=1 << 20, dtype="<u4", rules=rules, parts=())
         self.catalog.add(version, found)
