@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,6 +79,22 @@ def test_rows_are_those_of_each_deal_and_a_rest_begins_inside_another(data: Data
     of_catalog = geocomm.SiteDataset(data.catalog.url, batch_size=5, sequence_length=data.LENGTH)
     with pytest.raises(InvalidArgumentError, match="dealt by a run's leader"):
         of_catalog.load_state_dict(state)
+
+
+def test_in_torchdatas_loader_the_journal_says_where_a_site_is(data: DataSet) -> None:
+    """Not the state of a checkpoint, which may be older or newer than what counts."""
+    module = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is missing: pip install torchdata")
+
+    def loader(taken: int) -> Any:
+        outer = Outer(data, deal(data, 0, "0:0,2", 48), taken=taken * data.LENGTH)
+        return module.StatefulDataLoader(geocomm.SiteDataset(outer, batch_size=4), batch_size=None)
+
+    order = data.ids[[0, 2]].ravel()[argsort(int(RUN[:16], 16), 5, 48)]
+    first, second = loader(0), loader(2)
+    for begin, rows in zip(range(0, 20, 4), first, strict=False):
+        assert rows[:, 0].tolist() == order[begin : begin + 4].tolist()
+    second.load_state_dict(first.state_dict())
+    assert next(iter(second))[:, 0].tolist() == order[2:6].tolist()
 
 
 def test_what_does_not_fit_is_refused(data: DataSet) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -161,7 +163,7 @@ def test_site_reads_what_its_labels_let_it_read_alone(data_set: DataSet) -> None
     assert data_set.read(1, site="local").train_count == 3
 
 
-def batches(data: geocomm.SiteDataset, count: int) -> list[tuple[int, int]]:
+def batches(data: Iterable[torch.Tensor], count: int) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     for _, rows in zip(range(count), data, strict=False):
         assert rows.dtype == torch.int64
@@ -196,6 +198,25 @@ def test_data_set_goes_on_where_its_state_was_taken(data_set: DataSet) -> None:
     assert [one[0] for one in newer.state_dict()["readings"]] == [1, 2]
     with pytest.raises(InvalidArgumentError, match="has read version 2"):
         first.load_state_dict(newer.state_dict())
+
+
+def test_torchdatas_loader_goes_on_where_its_state_was_taken(data_set: DataSet) -> None:
+    module = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is missing: pip install torchdata")
+    data_set.add(*[3] * 10)
+
+    def loader(sequence_length: int = LENGTH) -> Any:
+        data = geocomm.SiteDataset(f"{data_set.catalog.url}@1", batch_size=2, sequence_length=sequence_length)
+        return module.StatefulDataLoader(data, batch_size=None)
+
+    whole = batches(loader(), 30)
+    first, second = loader(), loader()
+    begun = batches(first, 4)
+    second.load_state_dict(first.state_dict())
+    assert begun + batches(second, 26) == whole
+    other = loader(LENGTH + 1)
+    other.load_state_dict(first.state_dict())
+    with pytest.raises(InvalidArgumentError, match="sequence_length 4, and this one 5"):
+        next(iter(other))
 
 
 def test_data_set_that_cannot_be_read_is_refused(data_set: DataSet) -> None:
