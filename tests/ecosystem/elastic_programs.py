@@ -74,9 +74,9 @@ class Watch:
         if dealt:
             self.data = geocomm.SiteDataset(self.handle, batch_size=BATCH)
 
-    def count(self) -> None:
+    def count(self, batches: int = 1) -> None:
         """In each step, before the optimizer's."""
-        self.handle.count_tokens(self.data.batch_tokens)
+        self.handle.count_tokens(self.data.batch_tokens * batches)
 
     def has_seen_enough(self) -> bool:
         """After a step; the same at all ranks of the site."""
@@ -214,7 +214,7 @@ def trainer(watch: Watch) -> None:
             watch.begin(model, optimizer)
 
         def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            watch.count()
+            watch.count(args.gradient_accumulation_steps)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             control.should_training_stop = watch.has_seen_enough()
@@ -227,6 +227,7 @@ def trainer(watch: Watch) -> None:
         output_dir=f"{sys.argv[2]}/{os.environ['GEOCOMM_SITE']}-trainer",
         use_cpu=True,
         max_steps=ENDLESS,
+        gradient_accumulation_steps=2,
         learning_rate=3e-3,
         logging_steps=20,
         report_to=[],
