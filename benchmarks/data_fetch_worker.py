@@ -30,7 +30,7 @@ from geocomm.data.shard_stores import ShardStores
 
 STEP_S = 0.1
 ROW_BYTES = 120_000
-"""Of a step: 600,000 tokens of 16 bits a second, 63 GPUs of 9,500."""
+"""Of a step: 440,000 tokens of 16 bits a second with the time of rounds, 46 GPUs of 9,500."""
 SHARD_BYTES = 2 << 20
 DEAL = 8
 ROUND_EVERY = 25
