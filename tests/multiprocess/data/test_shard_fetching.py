@@ -145,6 +145,7 @@ def test_store_that_hangs_holds_up_nothing_of_others(web: WebServer, cache_folde
         wait_for(cache_folder, shards[1:])
         for shard in shards[1:]:
             cache.ids(shard)
+        assert cache.counts()["waited_seconds"] == 0
         other.hangs = False
         assert cache.ids(shards[0]).tolist() == ids_of(5).tolist()
         cache.close()
