@@ -81,9 +81,8 @@ def export(
     """
     try:
         from geocomm.core.bad_input import BadInput
-        from geocomm.train.export.converted import export_converted
         from geocomm.train.export.export_record import Dtype as DtypeName
-        from geocomm.train.export.export_run import export_hf
+        from geocomm.train.export.export_run import export_converted, export_hf
         from geocomm.train.export.export_source import Given
         from geocomm.train.runs.run_log import quiet_transformers
     except ImportError as error:

@@ -1,18 +1,22 @@
-"""The weights in a checkpoint of `geocomm train`, read without DeepSpeed. Imports torch."""
+"""The weights in a checkpoint of `geocomm train`, read without DeepSpeed. Imports torch.
+
+Nothing that is in a file runs: it is mapped, and unpickled with no class but known ones.
+"""
 
 from __future__ import annotations
 
+import pickle
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from geocomm.core.bad_input import BadInput
 from geocomm.train.export.checkpoint_copies import CheckpointCopies
-from geocomm.train.export.dcp_weights import open_dcp
-from geocomm.train.export.lazy_weights import LazyWeights, Parts
-from geocomm.train.export.mapped_file import load_mapped
+from geocomm.train.export.weights import DTYPES, LazyWeights, Parts
 from geocomm.train.export.zero_shards import (
     cut_parameter,
     masters_cut_by_group,
@@ -20,9 +24,17 @@ from geocomm.train.export.zero_shards import (
     masters_not_cut,
 )
 
-__all__ = ["CheckpointWeights", "open_checkpoint", "open_dcp"]
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+class _Unused:
+    """Stands for an object of DeepSpeed that weights do not depend on: none of DeepSpeed's code runs."""
+
+
+_STAND_INS: dict[str, type] = {
+    "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler": _Unused,
+    "deepspeed.runtime.fp16.loss_scaler.LossScaler": _Unused,
+    "deepspeed.runtime.zero.config.ZeroStageEnum": int,
+    "deepspeed.utils.tensor_fragment.fragment_address": _Unused,
+}
 
 
 def open_checkpoint(folder: Path, more: Sequence[Path] = ()) -> CheckpointWeights:
@@ -47,19 +59,19 @@ class CheckpointWeights:
         self._copies = copies
         self._stage = self.manifest["zero_stage"]
         precision = self.manifest["precision"]
-        if self._stage not in range(4) or precision not in _DTYPES:
+        if self._stage not in range(4) or precision not in DTYPES:
             raise BadInput(
                 f"the checkpoint has ZeRO {self._stage!r} and precision {precision!r}, which this version of geocomm "
                 "does not know; read it with the version that wrote it"
             )
-        self._computed = _DTYPES[precision]
+        self._computed = DTYPES[precision]
         self._optimizer_file = f"{'bf16_' if precision == 'bf16' else ''}zero_pp_rank_{{}}_mp_rank_00_optim_states.pt"
         if self._stage == 3:
             self._files = copies.shard_files("zero_pp_rank_{}_mp_rank_00_model_states.pt", self._optimizer_file)
             file = self._files[0][0]
         else:
             file = copies.common_file("mp_rank_00_model_states.pt")
-        self._model = _State(file, load_mapped(file))
+        self._model = _State(file, _load_mapped(file))
         self._module: dict[str, torch.Tensor] = self._model["module"]
 
     def weights(self, dtype: torch.dtype | None = None) -> Mapping[str, torch.Tensor]:
@@ -105,14 +117,14 @@ class CheckpointWeights:
         states = self._optimizers([optimizer for _, optimizer in self._files])
         found = masters_cut_by_parameter(self._model["param_shapes"], [state["fp32_flat_groups"] for state in states])
         if frozen := self._model["frozen_param_shapes"]:
-            fragments = [_State(file, load_mapped(file))["frozen_param_fragments"] for file, _ in self._files]
+            fragments = [_State(file, _load_mapped(file))["frozen_param_fragments"] for file, _ in self._files]
             found |= {name: cut_parameter([one[name] for one in fragments], shape) for name, shape in frozen.items()}
         buffers = {name: self._module[name] for name in self._model["buffer_names"]}
         return found | {name: Parts([value], value.shape) for name, value in buffers.items()}
 
     def _optimizers(self, files: Sequence[Path]) -> list[_State]:
         """The state of each partition; BadInput where one is of another number of partitions."""
-        states = [_State(file, _State(file, load_mapped(file))["optimizer_state_dict"]) for file in files]
+        states = [_State(file, _State(file, _load_mapped(file))["optimizer_state_dict"]) for file in files]
         for state in states:
             counts = state["partition_count"]
             if set(counts if isinstance(counts, list) else [counts]) != {len(files)}:
@@ -152,3 +164,48 @@ class _State:
                 "geocomm train knows how to read"
             )
         return self._fields[name]
+
+
+def _load_mapped(path: Path) -> dict[str, Any]:
+    """What `torch.save` wrote to `path`. Its tensors are views of the mapped file: they need no memory, and must not be
+    written to.
+
+    Raises BadInput for a file that is damaged, of another format, or holds objects of other classes.
+    """
+    if path.is_file() and not zipfile.is_zipfile(path):
+        raise BadInput(
+            f"{path} is cut off, or was written with DeepSpeed's option checkpoint_serialization off: copy the "
+            "checkpoint again, or use one that was written without that option"
+        )
+    with safe_globals([(stand_in, name) for name, stand_in in _STAND_INS.items()]):
+        try:
+            found: Any = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        except pickle.UnpicklingError as error:
+            raise _refused(path) from error
+        except (OSError, RuntimeError, ValueError, EOFError, LookupError, TypeError, AttributeError) as error:
+            raise _unreadable(path, error) from error
+    if not isinstance(found, dict):
+        raise BadInput(f"{path} holds no state of DeepSpeed; copy the checkpoint again, or use an earlier one")
+    return found
+
+
+def _refused(path: Path) -> BadInput:
+    """The refusal of a file whose pickle has more than tensors and known classes."""
+    try:
+        names = sorted(get_unsafe_globals_in_checkpoint(str(path)))
+    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, LookupError) as error:
+        return _unreadable(path, error)
+    if not names:
+        return BadInput(f"{path} holds a damaged pickle; copy the checkpoint again, or use an earlier one")
+    return BadInput(
+        f"{path} holds objects that geocomm does not unpickle, since that may run code: {', '.join(names)}; only "
+        "checkpoints of geocomm train are read"
+    )
+
+
+def _unreadable(path: Path, error: Exception) -> BadInput:
+    words = " ".join(str(error).split()).split(". ")[0] or type(error).__name__
+    return BadInput(
+        f"{path} cannot be read ({words}); it is damaged, or was not written by geocomm train: copy the checkpoint "
+        "again, or use an earlier one"
+    )

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader, M
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from geocomm.core.bad_input import BadInput
-from geocomm.train.export.lazy_weights import LazyWeights
+from geocomm.train.export.weights import LazyWeights
 
 _METADATA = ".metadata"
 _MODEL = "model"

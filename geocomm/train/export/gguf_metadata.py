@@ -14,8 +14,9 @@ import gguf
 from transformers import AutoTokenizer, DeepseekV3Config
 
 from geocomm.core.bad_input import BadInput
+from geocomm.train.export.export_record import Dtype
 
-FILE_TYPES = {
+_FILE_TYPES: dict[Dtype, gguf.LlamaFileType] = {
     "fp32": gguf.LlamaFileType.ALL_F32,
     "fp16": gguf.LlamaFileType.MOSTLY_F16,
     "bf16": gguf.LlamaFileType.MOSTLY_BF16,
@@ -45,10 +46,10 @@ def check_convertible(config: Any) -> DeepseekV3Config:
     return config
 
 
-def add_model_facts(writer: gguf.GGUFWriter, config: DeepseekV3Config, dtype: str) -> None:
-    """The model's sizes and functions. `dtype` is a key of `FILE_TYPES`."""
+def add_model_facts(writer: gguf.GGUFWriter, config: DeepseekV3Config, dtype: Dtype) -> None:
+    """The model's sizes and functions."""
     key_width, rope_width = config.qk_nope_head_dim, config.qk_rope_head_dim
-    writer.add_file_type(FILE_TYPES[dtype])
+    writer.add_file_type(_FILE_TYPES[dtype])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_vocab_size(config.vocab_size)
     writer.add_context_length(config.max_position_embeddings)

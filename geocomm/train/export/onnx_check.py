@@ -6,6 +6,7 @@ differently, and then all that follows differs. So a sequence is compared up to 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,8 +17,6 @@ import torch
 from transformers import PreTrainedModel
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 
-from geocomm.train.export.onnx_facts import OnnxFacts
-
 SHAPES = ((3, 192), (1, 128))
 """The shapes of batches, taken in turn: sequences and tokens."""
 SEARCH_FACTOR = 4
@@ -25,6 +24,23 @@ SEARCH_FACTOR = 4
 TIE = 1e-5
 """The difference up to which two scores are a tie. Scores lie between 0 and 1, and those of the two programs differ by
 less than a tenth of this."""
+
+
+@dataclass(frozen=True)
+class OnnxFacts:
+    """What was compared with transformers, and how it came out.
+
+    At `positions` of `sequences` random sequences, no logit differs by more than `largest_difference`, and at
+    `positions_argmax_equal` of them the most likely token is the same. No token was sent to the experts
+    `experts_not_reached` (layer, number) out of `experts`, counted over all layers.
+    """
+
+    sequences: int
+    positions: int
+    positions_argmax_equal: int
+    largest_difference: float
+    experts: int
+    experts_not_reached: tuple[tuple[int, int], ...]
 
 
 class RoutingWatch:

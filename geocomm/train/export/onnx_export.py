@@ -1,18 +1,30 @@
 """A Hugging Face folder as an ONNX graph: `input_ids` and `attention_mask` in, `logits` of every position out.
 
-The graph computes in float32 whatever the folder's dtype, since ONNX Runtime has few 16-bit operators for the CPU.
-16-bit weights become float32 without loss.
+The exporter of transformers makes it: each expert becomes a part of the graph. The graph computes in float32 whatever
+the folder's dtype, since ONNX Runtime has few 16-bit operators for the CPU. 16-bit weights become float32 without loss.
+
+Checked with transformers 5.23, torch 2.13, onnx 1.23, onnxscript 0.7.2 and onnxruntime 1.32. The exporter calls itself
+experimental and names torch 2.12 as tested, so `onnx_check` compares what comes out.
 """
 
 from __future__ import annotations
 
+import io
+import logging
 import shutil
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import Dim
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
 from geocomm.core.bad_input import BadInput
-from geocomm.train.export.export_packages import need_packages
-from geocomm.train.export.onnx_facts import OnnxFacts
+from geocomm.train.export.onnx_check import OnnxFacts, compare_logits
 
 MODEL_FILE = "model.onnx"
 WEIGHTS_FILE = "model.onnx.data"
@@ -21,6 +33,9 @@ LARGEST_DIFFERENCE = 1e-3
 like the preset tiny, and 1e-4 in one like small with weights five times a fresh model's. One wrong expert makes 0.1
 and more."""
 _NOT_COPIED = ("*.safetensors", "*.safetensors.index.json", "README.md", "export.json")
+MOST_EXPERTS = 1000
+"""The most experts of all layers together. On a Xeon core the exporter took 61 s for 12 layers of 16, and 0.23 s for
+each further expert."""
 
 
 def write_onnx(hf_folder: Path, out: Path, verify: int, say: Callable[[str], None]) -> OnnxFacts:
@@ -30,20 +45,13 @@ def write_onnx(hf_folder: Path, out: Path, verify: int, say: Callable[[str], Non
     until every expert of every layer was used or a limit is reached; 0 compares none. Needs memory for about four
     copies of the model in float32.
 
-    Raises BadInput for a missing package, a model whose graph would be too large, and logits that differ.
+    Raises BadInput for a model whose graph would be too large, and logits that differ.
     """
-    need_packages("onnx", "onnx", "onnxscript", "onnxruntime")
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from geocomm.train.export.onnx_check import compare_logits
-    from geocomm.train.export.onnx_graph import check_size, save_graph
-
-    check_size(AutoConfig.from_pretrained(hf_folder, local_files_only=True))
+    _check_size(AutoConfig.from_pretrained(hf_folder, local_files_only=True))
     model = AutoModelForCausalLM.from_pretrained(hf_folder, local_files_only=True, dtype=torch.float32).eval()
     shutil.copytree(hf_folder, out, ignore=shutil.ignore_patterns(*_NOT_COPIED), dirs_exist_ok=True)
     say("making the ONNX graph, with all experts in it; this takes a while")
-    save_graph(model, out / MODEL_FILE)
+    _save_graph(model, out / MODEL_FILE)
     size_bytes = sum((out / name).stat().st_size for name in (MODEL_FILE, WEIGHTS_FILE))
     say(f"{MODEL_FILE}: {size_bytes / 1e6:.1f} MB with its weights")
     facts = compare_logits(model, out / MODEL_FILE, verify)
@@ -65,3 +73,39 @@ def write_onnx(hf_folder: Path, out: Path, verify: int, say: Callable[[str], Non
                 f"token to in {facts.sequences} random sequences ({first}, …)"
             )
     return facts
+
+
+def _check_size(config: PreTrainedConfig) -> None:
+    """Raises BadInput where layers times experts make a graph that is too large to make and to load."""
+    experts = config.num_hidden_layers * getattr(config, "n_routed_experts", 0)
+    if experts > MOST_EXPERTS:
+        raise BadInput(
+            f"--format onnx: the graph would hold {experts} experts, each by itself; the most is {MOST_EXPERTS}. "
+            "Use --format hf or gguf"
+        )
+
+
+def _save_graph(model: PreTrainedModel, path: Path) -> None:
+    """Writes `path` and its weights beside it. Batch and length stay open; `model` is in evaluation mode."""
+    tokens = torch.arange(2 * 7).view(2, 7)
+    example: dict[str, Any] = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    axes = {0: Dim("batch"), 1: Dim("length", max=model.config.max_position_embeddings)}
+    # ONNX Runtime optimizes when it loads the graph. The exporter's own pass would take as long as all else.
+    config = OnnxConfig(dynamic=True, dynamic_shapes=dict.fromkeys(example, axes), optimize=False)
+    model.config.use_cache = False
+    with _quiet():
+        exported = OnnxExporter().export(model, example, config=config)
+    for node in exported.program.graph.all_nodes():
+        node.metadata_props.clear()  # where in the Python code it comes from: nine tenths of the graph's bytes
+    OnnxExporter.save_program(exported.program, path)
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """Without the exporters' progress and warnings. What they warn of is checked by comparing logits."""
+    logging.disable(logging.WARNING)
+    try:
+        with redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logging.disable(logging.NOTSET)

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from geocomm.core.bad_input import BadInput
-from geocomm.train.export.lazy_weights import Parts
+from geocomm.train.export.weights import Parts
 
 Shapes = Mapping[str, Sequence[int]]
 """The shapes of one group's parameters by name, in the order of the group."""

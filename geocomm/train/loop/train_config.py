@@ -16,7 +16,6 @@ from pydantic import Field, PositiveInt, model_validator
 from geocomm.core.config_section import Fraction, NonNegative, Positive, Section
 from geocomm.data.corpus.data_settings import DataConfig
 from geocomm.train.export.export_record import Dtype
-from geocomm.train.export.export_settings import ExportConfig
 from geocomm.train.loop.sync_settings import GradientSyncConfig, LocalSyncConfig, SyncConfig
 from geocomm.train.models.model_settings import ModelConfig
 from geocomm.train.runs.log_settings import LoggingConfig
@@ -112,6 +111,17 @@ class CheckpointConfig(Section):
     def saves(self) -> bool:
         """Whether the run writes checkpoints at all."""
         return self.at_end or self.every_steps > 0 or self.every_minutes > 0
+
+
+class ExportConfig(Section):
+    """What a complete run leaves in `output_dir`/export."""
+
+    format: Literal["hf", "none"] = Field(
+        "hf", description="hf: a Hugging Face folder with the weights and the tokenizer. none: nothing."
+    )
+    dtype: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        "auto", description="Type of the exported weights. auto: training.precision."
+    )
 
 
 class DistributedConfig(Section):

@@ -18,12 +18,12 @@ from geocomm._version import __version__
 from geocomm.core.bad_input import BadInput
 from geocomm.group.membership.collective_verdict import agree
 from geocomm.train.checkpoint.checkpoint_folder import complete_checkpoints
-from geocomm.train.export.dtypes import DTYPES
 from geocomm.train.export.export_record import ExportRecord, TrainedBy, read_record
 from geocomm.train.export.hf_folder import HfModel, finish_folder, write_hf_files
 from geocomm.train.export.new_folder import new_folder
 from geocomm.train.export.original_layout import OriginalLayout
 from geocomm.train.export.run_text import read_log
+from geocomm.train.export.weights import DTYPES
 from geocomm.train.loop.agreed_run import Agreed
 from geocomm.train.loop.engine import TrainedModel
 from geocomm.train.loop.train_loop import effective_codec

@@ -11,9 +11,8 @@ pytest.importorskip("transformers")
 import torch.distributed.checkpoint as dcp
 
 from geocomm.core.bad_input import BadInput
-from geocomm.train.export.converted import export_converted
 from geocomm.train.export.export_record import ExportRecord, read_record
-from geocomm.train.export.export_run import export_hf
+from geocomm.train.export.export_run import export_converted, export_hf
 from geocomm.train.export.export_source import Given
 from support.exported_models import deepseek_config, random_model
 

@@ -12,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from geocomm.core.bad_input import BadInput
-from geocomm.train.export.checkpoint_weights import open_dcp
+from geocomm.train.export.dcp_weights import open_dcp
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

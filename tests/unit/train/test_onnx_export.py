@@ -19,10 +19,9 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from geocomm.core.bad_input import BadInput
 from geocomm.core.extras import install_command
-from geocomm.train.export.export_packages import need_packages
-from geocomm.train.export.onnx_check import RoutingWatch, compare_logits, routing_margin
+from geocomm.train.export.export_run import need_packages
+from geocomm.train.export.onnx_check import OnnxFacts, RoutingWatch, compare_logits, routing_margin
 from geocomm.train.export.onnx_export import LARGEST_DIFFERENCE, write_onnx
-from geocomm.train.export.onnx_facts import OnnxFacts
 from support.deepseek_folder import deepseek_folder
 
 ROUNDING = 1e-4

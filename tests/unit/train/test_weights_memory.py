@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from geocomm.train.export.checkpoint_weights import open_checkpoint, open_dcp
+from geocomm.train.export.checkpoint_weights import open_checkpoint
+from geocomm.train.export.dcp_weights import open_dcp
 
 COUNT = 24
 SHAPE = torch.Size([1024, 1024])
