@@ -134,7 +134,7 @@ def open_torch_checkpoint(folder: Path, given: Given) -> ExportSource:
         raise BadInput(f"{folder} does not say of which model it is: give --model with a config.json, or --preset")
     weights = open_dcp(folder)
     first = weights[next(iter(weights))].dtype
-    precision = next((name for name, dtype in DTYPES.items() if dtype == first), "fp32")
+    precision: Dtype = next((name for name, dtype in DTYPES.items() if dtype == first), "fp32")
     if given.model is not None:
         hf_config = folder_config(given.model, "--model")
     else:
