@@ -18,7 +18,7 @@ from geocomm.train.export.checkpoint_weights import open_checkpoint
 from geocomm.train.export.dcp_weights import open_dcp
 from geocomm.train.export.export_record import RECORD, Dtype, HeldOut, TrainedBy
 from geocomm.train.export.run_text import HeldOutText, held_out_text, read_log, read_run_config
-from geocomm.train.export.weights import DTYPES, Weights
+from geocomm.train.export.weights import DTYPE_NAMES, DTYPES, Weights
 from geocomm.train.models.model_factory import folder_config, preset_config
 from geocomm.train.runs.run_folder import RunFolder
 
@@ -134,7 +134,6 @@ def open_torch_checkpoint(folder: Path, given: Given) -> ExportSource:
         raise BadInput(f"{folder} does not say of which model it is: give --model with a config.json, or --preset")
     weights = open_dcp(folder)
     first = weights[next(iter(weights))].dtype
-    precision: Dtype = next((name for name, dtype in DTYPES.items() if dtype == first), "fp32")
     if given.model is not None:
         hf_config = folder_config(given.model, "--model")
     else:
@@ -142,7 +141,7 @@ def open_torch_checkpoint(folder: Path, given: Given) -> ExportSource:
     return ExportSource(
         hf_config=hf_config,
         open_weights=lambda dtype: weights,
-        precision=precision,
+        precision=DTYPE_NAMES.get(first, "fp32"),
         trained_by=TrainedBy(path=str(folder)),
         tokenizer=given.tokenizer,
     )

@@ -14,6 +14,7 @@ from geocomm.train.export.export_record import Dtype
 
 DTYPES: dict[Dtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """The types of weights, by the names that commands and configurations have for them."""
+DTYPE_NAMES: dict[torch.dtype, Dtype] = {dtype: name for name, dtype in DTYPES.items()}
 
 Weights: TypeAlias = Mapping[str, torch.Tensor]
 """CPU tensors by the name that `model.state_dict()` has, persistent buffers included.
