@@ -110,21 +110,21 @@ def told(run_dir: Path) -> dict[tuple[str, int], bool]:
 
 
 def test_driver_reads_what_the_leader_deals(tmp_path: Path) -> None:
-    """It dies and reads on where it counts; sites evaluate the same sequences."""
+    """With ZeRO 3: a site of two ranks dies and reads on where it counts; sites evaluate the same sequences."""
     rules = RulesFile(catalog=str(tmp_path / "web"), stores={"disk": Store(url=str(tmp_path))})
     for number in range(12):
         text = tmp_path / f"{number}.txt"
         text.write_text(f"Text of number {number}, which is read once. " * 200)
         add_files(rules, [text], tokenizer="byte", labels=(), store="disk")
-    catalog = ("data.source=catalog", f"data.paths=['{rules.catalog}']", "data.held_out_fraction=0.1")
+    settings = (ZERO_3, "data.source=catalog", f"data.paths=['{rules.catalog}']", "data.held_out_fraction=0.1")
     with supervised(tmp_path, "ab", together=True) as run:
         run.sites["a"].data = DealtSet(rules.catalog, SEQUENCE_LENGTH, 10)
-        leader, second = start(run, "a", *catalog), start(run, "b", *catalog)
+        leader, second = start(run, "a", *settings), start(run, "b", *settings, ranks=2)
         run.until(lambda: run.sites["a"].state().position("b") > 0, "b counts", 200)
         second.kill()
         run.until(lambda: run.sites["a"].state().sites["b"].standing is Standing.AWAY, "b is away")
         position = run.sites["a"].state().position("b")
-        second = start(run, "b", *catalog)
+        second = start(run, "b", *settings, ranks=2)
         run.until(lambda: run.sites["a"].state().position("b") > position, "b counts again", 200)
         first, again = entries(tmp_path / "disk-b", "start")
         assert first["consumed"] == 0
