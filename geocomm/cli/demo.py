@@ -47,7 +47,6 @@ def demo(
     Example:
 
         geocomm demo
-        geocomm demo --rtt 30ms --rate 500mbit --secure
         geocomm demo --elastic
     """
     missing = [name for name in ("deepspeed", "transformers", "yaml", "matplotlib") if not find_spec(name)]

@@ -77,7 +77,6 @@ def export(
 
         geocomm export runs/default my-model
         geocomm export runs/default/checkpoints/step-00000200 my-model --dtype bf16
-        geocomm serve my-model
     """
     try:
         from geocomm.core.bad_input import BadInput

@@ -45,7 +45,6 @@ def hang(
     Example:
 
         geocomm hang telemetry
-        geocomm hang run --after 60
     """
     from geocomm.observe.diagnosis.hang import find_hang
     from geocomm.observe.telemetry.overview import moment

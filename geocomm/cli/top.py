@@ -53,7 +53,6 @@ def top(
     Example:
 
         geocomm top telemetry
-        geocomm top run --once
     """
     store = open_store("top", folder)
     console = Console(highlight=False)

@@ -36,7 +36,6 @@ def why(
     Example:
 
         geocomm why telemetry
-        geocomm why run --last 200 --json
     """
     import sqlite3
     import time
