@@ -36,10 +36,10 @@ def monitoring(
         str, typer.Option(help="Where Prometheus reaches geocomm dashboard.", metavar="HOST:PORT")
     ] = "localhost:8420",
 ) -> None:
-    """Write files for those who have Prometheus, Alertmanager and Grafana.
+    """Write files for Prometheus, Alertmanager and Grafana.
 
     Prometheus scrapes /metrics of geocomm dashboard, and has the rules of geocomm alerts rules. Grafana gets a
-    dashboard. Files that are there are kept, and the command fails.
+    dashboard. Existing files are kept, and the command fails.
 
     Example:
 
