@@ -1,13 +1,15 @@
-"""Every number and word of `geocomm.stats()`: its name, unit, kind and meaning, each said once.
+"""Every number and word of `geocomm.stats()`: its name, kind and meaning, each said once.
 
-`stats()` and its help, the Prometheus endpoint, the steps in metrics.jsonl and docs/reference/metrics.md are made from
-these tables. A test compares them with what the native module reports. Names and units are stable: dashboards are made
-of them.
+Names say the unit: `_us` microseconds, `_seconds`, `_bytes`, a `_rate` bytes per second; the others count. `stats()` and
+its help, the Prometheus endpoint, the steps in metrics.jsonl and docs/reference/metrics.md are made from these tables.
+A test compares them with what the native module reports. Names are stable: dashboards are made of them.
 """
 
 from __future__ import annotations
 
 import enum
+import inspect
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -40,10 +42,6 @@ LINK = Scope("geocomm_link", (*PROCESS.labels, "peer", "peer_site"))
 HOOK = Scope("geocomm_gradient", (*PROCESS.labels, "hook"))
 LOCAL = Scope("geocomm_local", (*PROCESS.labels, "run"))
 
-_MICROSECONDS = "microseconds"
-_SECONDS = "seconds"
-_RATE = "bytes per second"
-
 
 @dataclass(frozen=True)
 class Metric:
@@ -51,7 +49,6 @@ class Metric:
 
     name: str
     """Its key in stats()."""
-    unit: str
     kind: Kind
     help: str
     """What it is, as a phrase that begins in lower case."""
@@ -76,22 +73,18 @@ class Metric:
     @property
     def family(self) -> str:
         """The name of its Prometheus family, which times in seconds."""
-        name = self.name
-        if self.unit == _MICROSECONDS:
-            name = name.removesuffix("_us") + "_seconds"
-        if self.unit == _RATE:
-            name += "_bytes_per_second"
+        name = re.sub("_us$", "_seconds", re.sub("_rate$", "_rate_bytes_per_second", self.name))
         return f"{self.scope.prefix}_{name}"
 
     @property
     def factor(self) -> float:
-        """The factor from its unit to that of the Prometheus family."""
-        return 1e-6 if self.unit == _MICROSECONDS else 1
+        """The factor from its unit, which its name says, to that of the Prometheus family."""
+        return 1e-6 if self.name.endswith("_us") else 1
 
     @property
     def is_time(self) -> bool:
         """Whether it is a duration."""
-        return self.unit in (_MICROSECONDS, _SECONDS)
+        return self.name.endswith(("_us", "_seconds"))
 
 
 def info_family(scope: Scope) -> str:
@@ -99,351 +92,164 @@ def info_family(scope: Scope) -> str:
     return f"{scope.prefix}_info"
 
 
-COUNTERS = (
-    Metric("operations", "operations", Kind.COUNTER, "collectives that crossed sites", PROCESS),
-    Metric("raw_bytes_sent", "bytes", Kind.COUNTER, "tensor bytes sent to other sites, before compression", PROCESS),
-    Metric(
-        "wire_bytes_sent",
-        "bytes",
-        Kind.COUNTER,
-        "bytes sent for these, without TCP/IP headers; with relayed ones",
-        PROCESS,
-    ),
-    Metric(
-        "raw_bytes_received",
-        "bytes",
-        Kind.COUNTER,
-        "tensor bytes received from other sites, after decompression",
-        PROCESS,
-    ),
-    Metric(
-        "wire_bytes_received",
-        "bytes",
-        Kind.COUNTER,
-        "bytes received for these, without TCP/IP headers",
-        PROCESS,
-    ),
-    Metric(
-        "relayed_bytes",
-        "bytes",
-        Kind.COUNTER,
-        "of the bytes sent, those passed on between other sites",
-        PROCESS,
-    ),
-    Metric(
-        "encode_seconds",
-        _SECONDS,
-        Kind.COUNTER,
-        "host threads' time for encoding reductions",
-        PROCESS,
-    ),
-    Metric("decode_seconds", _SECONDS, Kind.COUNTER, "host threads' time for decoding and summing them", PROCESS),
-    Metric(
-        "exposed_seconds",
-        _SECONDS,
-        Kind.COUNTER,
-        "time that threads waited for collectives, in wait() or for a Future of theirs",
-        PROCESS,
-    ),
+def _table(scope: Scope, text: str) -> tuple[Metric, ...]:
+    """The metrics of a scope, from a line `kind name: help` each; an indented line goes on with the help.
+
+    A name in parentheses is not at the Prometheus endpoint.
+    """
+    found: list[Metric] = []
+    for line in re.sub(r"\n +", " ", inspect.cleandoc(text)).splitlines():
+        kind, name, meaning = re.split(r":? ", line, maxsplit=2)
+        found.append(Metric(name.strip("()"), Kind(kind), meaning, scope, in_prometheus=not name.startswith("(")))
+    return tuple(found)
+
+
+COUNTERS = _table(
+    PROCESS,
+    """
+    counter operations: collectives that crossed sites
+    counter raw_bytes_sent: tensor bytes sent to other sites, before compression
+    counter wire_bytes_sent: bytes sent for these, without TCP/IP headers; with relayed ones
+    counter raw_bytes_received: tensor bytes received from other sites, after decompression
+    counter wire_bytes_received: bytes received for these, without TCP/IP headers
+    counter relayed_bytes: of the bytes sent, those passed on between other sites
+    counter encode_seconds: host threads' time for encoding reductions
+    counter decode_seconds: host threads' time for decoding and summing them
+    counter exposed_seconds: time that threads waited for collectives, in wait() or for a Future of theirs
+    """,
 )
 """What each process group counts; of the process: since it started, ended groups included."""
 
-TOTALS = (
-    *COUNTERS,
-    Metric(
-        "ratio",
-        "",
-        Kind.GAUGE,
-        "raw by wire bytes, both ways together; None before the first",
-        PROCESS,
-        in_prometheus=False,
-    ),
-    Metric(
-        "groups",
-        "",
-        Kind.ROWS,
-        "per living process group that spans sites: the same counters, and policy",
-        PROCESS,
-        in_prometheus=False,
-    ),
-    Metric("peers", "", Kind.ROWS, "per peer process: its link", LINK, in_prometheus=False),
-    Metric(
-        "memory",
-        "",
-        Kind.ROWS,
-        "of messages on the host that are not acknowledged or reduced; {} before the first group over sites",
-        PROCESS,
-        in_prometheus=False,
-    ),
-    Metric(
-        "data",
-        "",
-        Kind.ROWS,
-        "of the data set that it reads; {} where it reads none from a catalog",
-        PROCESS,
-        in_prometheus=False,
-    ),
-    Metric(
-        "gradients",
-        "",
-        Kind.ROWS,
-        "per living gradient hook: its stats() as of the last step that it has settled",
-        HOOK,
-        in_prometheus=False,
-    ),
-    Metric(
-        "local_steps",
-        "",
-        Kind.ROWS,
-        "per living handle of local_steps(): what it had after the last optimizer step",
-        LOCAL,
-        in_prometheus=False,
-    ),
+TOTALS = COUNTERS + _table(
+    PROCESS,
+    """
+    gauge (ratio): raw by wire bytes, both ways together; None before the first
+    rows (groups): per living process group that spans sites: the same counters, and policy
+    rows (peers): per peer process: its link
+    rows (memory): of messages on the host that are not acknowledged or reduced; {} before the first group over
+        sites
+    rows (data): of the data set that it reads; {} where it reads none from a catalog
+    rows (gradients): per living gradient hook: its stats() as of the last step that it has settled
+    rows (local_steps): per living handle of local_steps(): what it had after the last optimizer step
+    """,
 )
 """What stats() holds of the process."""
 
-GROUPS = (
-    *COUNTERS,
-    Metric(
-        "policy",
-        "",
-        Kind.ROWS,
-        "epoch, links, codecs by size, relays (lists of from, over, to)",
-        PROCESS,
-        in_prometheus=False,
-    ),
+GROUPS = COUNTERS + _table(
+    PROCESS,
+    """
+    rows (policy): epoch, links, codecs by size, relays (lists of from, over, to)
+    """,
 )
 """What stats()["groups"] holds of a process group."""
 
-PEERS = (
-    Metric("peer", "", Kind.TEXT, "description of the peer", LINK, in_prometheus=False),
-    Metric(
-        "rank",
-        "",
-        Kind.TEXT,
-        "its global rank; in an elastic run that at its site; None: not known",
-        LINK,
-        in_prometheus=False,
-    ),
-    Metric("site", "", Kind.TEXT, "its site", LINK, in_prometheus=False),
-    Metric("bytes_sent", "bytes", Kind.COUNTER, "bytes sent to the peer, without those of TCP and IP", LINK),
-    Metric("bytes_received", "bytes", Kind.COUNTER, "bytes received from the peer", LINK),
-    Metric("payload_sent", "bytes", Kind.COUNTER, "of the bytes sent, those of collectives, as encoded", LINK),
-    Metric("payload_received", "bytes", Kind.COUNTER, "of the bytes received, those of collectives", LINK),
-    Metric("retransmitted_segments", "segments", Kind.COUNTER, "segments that TCP sent again", LINK),
-    Metric("retransmitted_bytes", "bytes", Kind.COUNTER, "bytes that TCP sent again; 0 also if unknown", LINK),
-    Metric(
-        "tcp_bytes_sent",
-        "bytes",
-        Kind.COUNTER,
-        "bytes that TCP sent, repeats included, without headers; 0 also if unknown",
-        LINK,
-    ),
-    Metric("resumes", "connections", Kind.COUNTER, "connections made again after a loss", LINK),
-    Metric("outages", "outages", Kind.COUNTER, "times that connections were lost until all were back", LINK),
-    Metric(
-        "outage_us",
-        _MICROSECONDS,
-        Kind.COUNTER,
-        "from the last contact to the last new connection, over all outages",
-        LINK,
-    ),
-    Metric(
-        "resent_segments",
-        "segments",
-        Kind.COUNTER,
-        "pieces that geocomm sent again because of lost connections",
-        LINK,
-    ),
-    Metric("acks", "messages", Kind.COUNTER, "acknowledgements received", LINK),
-    Metric(
-        "early_bytes_held",
-        "bytes",
-        Kind.GAUGE,
-        "kept now: received before an operation here asked for it",
-        LINK,
-        in_prometheus=False,
-    ),
-    Metric(
-        "early_bytes_sent",
-        "bytes",
-        Kind.GAUGE,
-        "sent to the peer before it asked, at most 64 MiB",
-        LINK,
-        in_prometheus=False,
-    ),
-    Metric(
-        "busy_us",
-        _MICROSECONDS,
-        Kind.COUNTER,
-        "time in which TCP had unacknowledged data; 0 also if unknown",
-        LINK,
-    ),
-    Metric(
-        "stalled_by_receiver_us",
-        _MICROSECONDS,
-        Kind.COUNTER,
-        "time in which the peer's receive window held back data; 0 also if unknown",
-        LINK,
-    ),
-    Metric(
-        "stalled_by_send_buffer_us",
-        _MICROSECONDS,
-        Kind.COUNTER,
-        "time in which the send buffers here held back data",
-        LINK,
-    ),
-    Metric("rtt_us", _MICROSECONDS, Kind.GAUGE, "round trip of the last heartbeat", LINK),
-    Metric("min_rtt_us", _MICROSECONDS, Kind.GAUGE, "the least round trip of a heartbeat; 0: none came back", LINK),
-    Metric(
-        "delivery_rate",
-        _RATE,
-        Kind.GAUGE,
-        "what the peer got recently, over streams that had enough to send",
-        LINK,
-    ),
-    Metric("pacing_rate", _RATE, Kind.GAUGE, "at which TCP paces; 0 also if it does not", LINK),
-    Metric("window_bytes", "bytes", Kind.GAUGE, "congestion windows", LINK),
-    Metric("unsent_bytes", "bytes", Kind.GAUGE, "in the send buffers", LINK),
-    Metric(
-        "clock_offset_us",
-        _MICROSECONDS,
-        Kind.GAUGE,
-        "the peer's monotonic clock less this machine's, from heartbeats; None: not known",
-        LINK,
-    ),
-    Metric("clock_error_us", _MICROSECONDS, Kind.GAUGE, "how wrong the offset may be; None: not known", LINK),
-    Metric("streams", "streams", Kind.GAUGE, "connected data streams", LINK),
-    Metric("congestion_control", "", Kind.TEXT, "of the connections", LINK),
-    Metric("cipher", "", Kind.TEXT, "of TLS; empty: plaintext", LINK, in_prometheus=False),
-    Metric(
-        "transport",
-        "",
-        Kind.TEXT,
-        'of the data: "tcp", or for example "rdma (rc_mlx5)", which cipher does not cover',
-        LINK,
-        in_prometheus=False,
-    ),
+PEERS = _table(
+    LINK,
+    """
+    text (peer): description of the peer
+    text (rank): its global rank; in an elastic run that at its site; None: not known
+    text (site): its site
+    counter bytes_sent: bytes sent to the peer, without those of TCP and IP
+    counter bytes_received: bytes received from the peer
+    counter payload_sent: of the bytes sent, those of collectives, as encoded
+    counter payload_received: of the bytes received, those of collectives
+    counter retransmitted_segments: segments that TCP sent again
+    counter retransmitted_bytes: bytes that TCP sent again; 0 also if unknown
+    counter tcp_bytes_sent: bytes that TCP sent, repeats included, without headers; 0 also if unknown
+    counter resumes: connections made again after a loss
+    counter outages: times that connections were lost until all were back
+    counter outage_us: from the last contact to the last new connection, over all outages
+    counter resent_segments: pieces that geocomm sent again because of lost connections
+    counter acks: acknowledgements received
+    gauge (early_bytes_held): kept now: received before an operation here asked for it
+    gauge (early_bytes_sent): sent to the peer before it asked, at most 64 MiB
+    counter busy_us: time in which TCP had unacknowledged data; 0 also if unknown
+    counter stalled_by_receiver_us: time in which the peer's receive window held back data; 0 also if unknown
+    counter stalled_by_send_buffer_us: time in which the send buffers here held back data
+    gauge rtt_us: round trip of the last heartbeat
+    gauge min_rtt_us: the least round trip of a heartbeat; 0: none came back
+    gauge delivery_rate: what the peer got recently, over streams that had enough to send
+    gauge pacing_rate: at which TCP paces; 0 also if it does not
+    gauge window_bytes: congestion windows
+    gauge unsent_bytes: in the send buffers
+    gauge clock_offset_us: the peer's monotonic clock less this machine's, from heartbeats; None: not known
+    gauge clock_error_us: how wrong the offset may be; None: not known
+    gauge streams: connected data streams
+    text congestion_control: of the connections
+    text (cipher): of TLS; empty: plaintext
+    text (transport): of the data: "tcp", or for example "rdma (rc_mlx5)", which cipher does not cover
+    """,
 )
 """What stats()["peers"] holds of a peer process, since this process first met it."""
 
-MEMORY = (
-    Metric("asked_bytes", "bytes", Kind.GAUGE, "what the messages need", PROCESS, in_prometheus=False),
-    Metric(
-        "held_bytes",
-        "bytes",
-        Kind.GAUGE,
-        "what the pool has for them, idle memory included",
-        PROCESS,
-        in_prometheus=False,
-    ),
-    Metric("most_asked_bytes", "bytes", Kind.GAUGE, "the most that they ever needed", PROCESS, in_prometheus=False),
-    Metric("most_held_bytes", "bytes", Kind.GAUGE, "the most that the pool ever had", PROCESS, in_prometheus=False),
+MEMORY = _table(
+    PROCESS,
+    """
+    gauge (asked_bytes): what the messages need
+    gauge (held_bytes): what the pool has for them, idle memory included
+    gauge (most_asked_bytes): the most that they ever needed
+    gauge (most_held_bytes): the most that the pool ever had
+    """,
 )
 """What stats()["memory"] holds."""
 
-DATA = (
-    Metric(
-        "waited_seconds", "seconds", Kind.COUNTER, "that its reader waited for shards", PROCESS, in_prometheus=False
-    ),
-    Metric("fetched_bytes", "bytes", Kind.COUNTER, "of shards that it fetched", PROCESS, in_prometheus=False),
-    Metric(
-        "fetched_dollars",
-        "",
-        Kind.COUNTER,
-        "what these cost, by the price of their store",
-        PROCESS,
-        in_prometheus=False,
-    ),
+DATA = _table(
+    PROCESS,
+    """
+    counter (waited_seconds): that its reader waited for shards
+    counter (fetched_bytes): of shards that it fetched
+    counter (fetched_dollars): what these cost, by the price of their store
+    """,
 )
 """What stats()["data"] holds."""
 
-GRADIENTS = (
-    Metric("kind", "", Kind.TEXT, "ddp, dgc, fsdp or driver", HOOK, in_prometheus=False),
-    Metric("steps", "steps", Kind.COUNTER, "steps begun", HOOK),
-    Metric("codec", "", Kind.TEXT, "codec of the next step", HOOK),
-    Metric(
-        "skipped_steps",
-        "steps",
-        Kind.COUNTER,
-        "steps that did not count: a gradient was not finite, or an operation failed",
-        HOOK,
-    ),
-    Metric(
-        "fallbacks",
-        "changes",
-        Kind.COUNTER,
-        "changes to a finer codec; in stats() a list with step, codec and reason",
-        HOOK,
-    ),
-    Metric("buckets", "", Kind.ROWS, "per bucket that was compressed in that step", HOOK, in_prometheus=False),
+GRADIENTS = _table(
+    HOOK,
+    """
+    text (kind): ddp, dgc, fsdp or driver
+    counter steps: steps begun
+    text codec: codec of the next step
+    counter skipped_steps: steps that did not count: a gradient was not finite, or an operation failed
+    counter fallbacks: changes to a finer codec; in stats() a list with step, codec and reason
+    rows (buckets): per bucket that was compressed in that step
+    """,
 )
 """What stats()["gradients"] holds of a hook."""
 
-BUCKETS = (
-    Metric("index", "", Kind.TEXT, "number of the bucket", HOOK, in_prometheus=False),
-    Metric("parameters", "", Kind.TEXT, "names of the parameters in it", HOOK, in_prometheus=False),
-    Metric("elements", "elements", Kind.GAUGE, "elements of its residual on this rank", HOOK, in_prometheus=False),
-    Metric("ef_norm", "", Kind.GAUGE, "L2 norm of its residual", HOOK, in_prometheus=False),
-    Metric(
-        "nmse",
-        "",
-        Kind.GAUGE,
-        "what the codec lost in the last step, of the squares (0 to 1); Prometheus has the worst bucket's",
-        HOOK,
-    ),
-    Metric("wire_bytes", "bytes", Kind.GAUGE, "bytes that this rank sent of it", HOOK, in_prometheus=False),
+BUCKETS = _table(
+    HOOK,
+    """
+    text (index): number of the bucket
+    text (parameters): names of the parameters in it
+    gauge (elements): elements of its residual on this rank
+    gauge (ef_norm): L2 norm of its residual
+    gauge nmse: what the codec lost in the last step, of the squares (0 to 1); Prometheus has the worst bucket's
+    gauge (wire_bytes): bytes that this rank sent of it
+    """,
 )
 """What a row of buckets of a hook holds; the last three only where the step counted."""
 
-LOCAL_STEPS = (
-    Metric("steps", "steps", Kind.COUNTER, "optimizer steps", LOCAL),
-    Metric("tokens", "tokens", Kind.COUNTER, "tokens of the site that count_tokens told of", LOCAL),
-    Metric("every", "steps", Kind.GAUGE, "steps between two rounds of a fragment", LOCAL),
-    Metric("rounds", "rounds", Kind.COUNTER, "rounds whose result was merged", LOCAL),
-    Metric(
-        "rounds_not_finite",
-        "rounds",
-        Kind.COUNTER,
-        "rounds that left this site's weights out: NaN or Inf",
-        LOCAL,
-    ),
-    Metric("rounds_void", "rounds", Kind.COUNTER, "rounds in which no site counted", LOCAL),
-    Metric("wire_bytes", "bytes", Kind.COUNTER, "compressed bytes of this rank's deltas, counted once", LOCAL),
-    Metric("waited_seconds", _SECONDS, Kind.COUNTER, "time for which steps waited for results", LOCAL),
-    Metric(
-        "held_back",
-        "steps",
-        Kind.COUNTER,
-        "steps for which a round waited for its fragment's last result",
-        LOCAL,
-    ),
-    Metric("in_flight", "rounds", Kind.GAUGE, "rounds whose result is not merged yet", LOCAL),
-    Metric("oldest_in_flight", "steps", Kind.GAUGE, "steps since the oldest of these began", LOCAL),
-    Metric("delta_norm", "", Kind.GAUGE, "L2 norm of this rank's last finite delta", LOCAL),
-    Metric("mean_norm", "", Kind.GAUGE, "L2 norm of the sites' last average here", LOCAL),
-    Metric(
-        "agreement",
-        "",
-        Kind.GAUGE,
-        "|mean delta|^2 / mean |delta|^2 of that round: 1: equal deltas; 1 / sites: noise; None where the average is "
-        "no mean",
-        LOCAL,
-    ),
-    Metric(
-        "outer_step",
-        "",
-        Kind.GAUGE,
-        "how far the anchor moved last, in multiples of mean_norm: lr without momentum, more with it",
-        LOCAL,
-    ),
-    Metric(
-        "residual_norm",
-        "",
-        Kind.GAUGE,
-        "L2 norm of what the codec has lost of that fragment; None without error feedback",
-        LOCAL,
-    ),
+LOCAL_STEPS = _table(
+    LOCAL,
+    """
+    counter steps: optimizer steps
+    counter tokens: tokens of the site that count_tokens told of
+    gauge every: steps between two rounds of a fragment
+    counter rounds: rounds whose result was merged
+    counter rounds_not_finite: rounds that left this site's weights out: NaN or Inf
+    counter rounds_void: rounds in which no site counted
+    counter wire_bytes: compressed bytes of this rank's deltas, counted once
+    counter waited_seconds: time for which steps waited for results
+    counter held_back: steps for which a round waited for its fragment's last result
+    gauge in_flight: rounds whose result is not merged yet
+    gauge oldest_in_flight: steps since the oldest of these began
+    gauge delta_norm: L2 norm of this rank's last finite delta
+    gauge mean_norm: L2 norm of the sites' last average here
+    gauge agreement: |mean delta|^2 / mean |delta|^2 of that round: 1: equal deltas; 1 / sites: noise; None where
+        the average is no mean
+    gauge outer_step: how far the anchor moved last, in multiples of mean_norm: lr without momentum, more with it
+    gauge residual_norm: L2 norm of what the codec has lost of that fragment; None without error feedback
+    """,
 )
 """What stats()["local_steps"] holds of a run, and `LocalSteps.stats()` among its settings."""
 
