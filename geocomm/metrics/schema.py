@@ -1,8 +1,8 @@
 """Every number and word of `geocomm.stats()`: its name, kind and meaning, each said once.
 
-Names say the unit: `_us` microseconds, `_seconds`, `_bytes`, a `_rate` bytes per second; the others count. `stats()` and
-its help, the Prometheus endpoint, the steps in metrics.jsonl and docs/reference/metrics.md are made from these tables.
-A test compares them with what the native module reports. Names are stable: dashboards are made of them.
+Names say the unit: `_us` microseconds, `_seconds`, `_bytes`, a `_rate` bytes per second; the others count. `stats()`
+and its help, the Prometheus endpoint, the steps in metrics.jsonl and docs/reference/metrics.md are made from these
+tables. A test compares them with what the native module reports. Names are stable: dashboards are made of them.
 """
 
 from __future__ import annotations
@@ -109,12 +109,12 @@ COUNTERS = _table(
     """
     counter operations: collectives that crossed sites
     counter raw_bytes_sent: tensor bytes sent to other sites, before compression
-    counter wire_bytes_sent: bytes sent for these, without TCP/IP headers; with relayed ones
+    counter wire_bytes_sent: bytes sent to other sites for tensors, relayed ones included, without TCP/IP headers
     counter raw_bytes_received: tensor bytes received from other sites, after decompression
-    counter wire_bytes_received: bytes received for these, without TCP/IP headers
-    counter relayed_bytes: of the bytes sent, those passed on between other sites
-    counter encode_seconds: host threads' time for encoding reductions
-    counter decode_seconds: host threads' time for decoding and summing them
+    counter wire_bytes_received: bytes received from other sites for tensors, without TCP/IP headers
+    counter relayed_bytes: bytes passed on between other sites, which are among the bytes sent
+    counter encode_seconds: time of host threads for encoding reductions
+    counter decode_seconds: time of host threads for decoding and summing reductions
     counter exposed_seconds: time that threads waited for collectives, in wait() or for a Future of theirs
     """,
 )
@@ -123,14 +123,14 @@ COUNTERS = _table(
 TOTALS = COUNTERS + _table(
     PROCESS,
     """
-    gauge (ratio): raw by wire bytes, both ways together; None before the first
-    rows (groups): per living process group that spans sites: the same counters, and policy
-    rows (peers): per peer process: its link
-    rows (memory): of messages on the host that are not acknowledged or reduced; {} before the first group over
+    gauge (ratio): raw bytes by wire bytes, both ways together; None before the first
+    rows (groups): a row per living process group that spans sites: its counters, and policy
+    rows (peers): a row per peer process: its link
+    rows (memory): memory of messages on the host that are not acknowledged or reduced; {} before the first group over
         sites
-    rows (data): of the data set that it reads; {} where it reads none from a catalog
-    rows (gradients): per living gradient hook: its stats() as of the last step that it has settled
-    rows (local_steps): per living handle of local_steps(): what it had after the last optimizer step
+    rows (data): the data set that the process reads; {} where it reads none from a catalog
+    rows (gradients): a row per living gradient hook: its stats() as of the last step that it has settled
+    rows (local_steps): a row per living handle of local_steps(): what it had after the last optimizer step
     """,
 )
 """What stats() holds of the process."""
@@ -147,37 +147,37 @@ PEERS = _table(
     LINK,
     """
     text (peer): description of the peer
-    text (rank): its global rank; in an elastic run that at its site; None: not known
-    text (site): its site
-    counter bytes_sent: bytes sent to the peer, without those of TCP and IP
+    text (rank): global rank of the peer, or its rank at its site in an elastic run; None: not known
+    text (site): site of the peer
+    counter bytes_sent: bytes sent to the peer, without TCP/IP headers
     counter bytes_received: bytes received from the peer
-    counter payload_sent: of the bytes sent, those of collectives, as encoded
-    counter payload_received: of the bytes received, those of collectives
+    counter payload_sent: bytes of collectives sent to the peer, as encoded
+    counter payload_received: bytes of collectives received from the peer, as encoded
     counter retransmitted_segments: segments that TCP sent again
     counter retransmitted_bytes: bytes that TCP sent again; 0 also if unknown
     counter tcp_bytes_sent: bytes that TCP sent, repeats included, without headers; 0 also if unknown
     counter resumes: connections made again after a loss
     counter outages: times that connections were lost until all were back
-    counter outage_us: from the last contact to the last new connection, over all outages
+    counter outage_us: time from the last contact to the last new connection, over all outages
     counter resent_segments: pieces that geocomm sent again because of lost connections
     counter acks: acknowledgements received
-    gauge (early_bytes_held): kept now: received before an operation here asked for it
-    gauge (early_bytes_sent): sent to the peer before it asked, at most 64 MiB
+    gauge (early_bytes_held): bytes kept now that came before an operation here asked for them
+    gauge (early_bytes_sent): bytes sent to the peer before it asked, at most 64 MiB
     counter busy_us: time in which TCP had unacknowledged data; 0 also if unknown
     counter stalled_by_receiver_us: time in which the peer's receive window held back data; 0 also if unknown
     counter stalled_by_send_buffer_us: time in which the send buffers here held back data
     gauge rtt_us: round trip of the last heartbeat
     gauge min_rtt_us: the least round trip of a heartbeat; 0: none came back
-    gauge delivery_rate: what the peer got recently, over streams that had enough to send
-    gauge pacing_rate: at which TCP paces; 0 also if it does not
-    gauge window_bytes: congestion windows
-    gauge unsent_bytes: in the send buffers
+    gauge delivery_rate: rate at which the peer got data recently, over streams that had enough to send
+    gauge pacing_rate: rate at which TCP paces; 0 also if it does not
+    gauge window_bytes: congestion windows of the connections
+    gauge unsent_bytes: bytes in the send buffers
     gauge clock_offset_us: the peer's monotonic clock less this machine's, from heartbeats; None: not known
-    gauge clock_error_us: how wrong the offset may be; None: not known
+    gauge clock_error_us: how wrong the clock offset may be; None: not known
     gauge streams: connected data streams
-    text congestion_control: of the connections
-    text (cipher): of TLS; empty: plaintext
-    text (transport): of the data: "tcp", or for example "rdma (rc_mlx5)", which cipher does not cover
+    text congestion_control: congestion control of the connections
+    text (cipher): cipher of TLS; empty: plaintext
+    text (transport): carrier of the data: "tcp", or for example "rdma (rc_mlx5)", which cipher does not cover
     """,
 )
 """What stats()["peers"] holds of a peer process, since this process first met it."""
@@ -185,10 +185,10 @@ PEERS = _table(
 MEMORY = _table(
     PROCESS,
     """
-    gauge (asked_bytes): what the messages need
-    gauge (held_bytes): what the pool has for them, idle memory included
-    gauge (most_asked_bytes): the most that they ever needed
-    gauge (most_held_bytes): the most that the pool ever had
+    gauge (asked_bytes): memory that the messages need
+    gauge (held_bytes): memory that the pool has for messages, idle memory included
+    gauge (most_asked_bytes): the most memory that messages ever needed
+    gauge (most_held_bytes): the most memory that the pool ever had
     """,
 )
 """What stats()["memory"] holds."""
@@ -196,9 +196,9 @@ MEMORY = _table(
 DATA = _table(
     PROCESS,
     """
-    counter (waited_seconds): that its reader waited for shards
-    counter (fetched_bytes): of shards that it fetched
-    counter (fetched_dollars): what these cost, by the price of their store
+    counter (waited_seconds): time that the reader waited for shards
+    counter (fetched_bytes): bytes of shards that were fetched
+    counter (fetched_dollars): price of the shards that were fetched, by their store
     """,
 )
 """What stats()["data"] holds."""
@@ -206,12 +206,12 @@ DATA = _table(
 GRADIENTS = _table(
     HOOK,
     """
-    text (kind): ddp, dgc, fsdp or driver
+    text (kind): kind of the hook: ddp, dgc, fsdp or driver
     counter steps: steps begun
     text codec: codec of the next step
     counter skipped_steps: steps that did not count: a gradient was not finite, or an operation failed
     counter fallbacks: changes to a finer codec; in stats() a list with step, codec and reason
-    rows (buckets): per bucket that was compressed in that step
+    rows (buckets): a row per bucket that was compressed in the last step
     """,
 )
 """What stats()["gradients"] holds of a hook."""
@@ -221,10 +221,10 @@ BUCKETS = _table(
     """
     text (index): number of the bucket
     text (parameters): names of the parameters in it
-    gauge (elements): elements of its residual on this rank
-    gauge (ef_norm): L2 norm of its residual
-    gauge nmse: what the codec lost in the last step, of the squares (0 to 1); Prometheus has the worst bucket's
-    gauge (wire_bytes): bytes that this rank sent of it
+    gauge (elements): elements of the bucket's residual on this rank
+    gauge (ef_norm): L2 norm of the bucket's residual
+    gauge nmse: share of the squares (0 to 1) that the codec lost in the last step; Prometheus has the worst bucket's
+    gauge (wire_bytes): bytes that this rank sent of the bucket
     """,
 )
 """What a row of buckets of a hook holds; the last three only where the step counted."""
@@ -233,7 +233,7 @@ LOCAL_STEPS = _table(
     LOCAL,
     """
     counter steps: optimizer steps
-    counter tokens: tokens of the site that count_tokens told of
+    counter tokens: tokens of the site, as count_tokens says
     gauge every: steps between two rounds of a fragment
     counter rounds: rounds whose result was merged
     counter rounds_not_finite: rounds that left this site's weights out: NaN or Inf
@@ -242,13 +242,13 @@ LOCAL_STEPS = _table(
     counter waited_seconds: time for which steps waited for results
     counter held_back: steps for which a round waited for its fragment's last result
     gauge in_flight: rounds whose result is not merged yet
-    gauge oldest_in_flight: steps since the oldest of these began
+    gauge oldest_in_flight: steps since the oldest round in flight began
     gauge delta_norm: L2 norm of this rank's last finite delta
     gauge mean_norm: L2 norm of the sites' last average here
-    gauge agreement: |mean delta|^2 / mean |delta|^2 of that round: 1: equal deltas; 1 / sites: noise; None where
+    gauge agreement: |mean delta|^2 / mean |delta|^2 of the last round: 1: equal deltas; 1 / sites: noise; None where
         the average is no mean
     gauge outer_step: how far the anchor moved last, in multiples of mean_norm: lr without momentum, more with it
-    gauge residual_norm: L2 norm of what the codec has lost of that fragment; None without error feedback
+    gauge residual_norm: L2 norm of what the codec has lost of the last delta; None without error feedback
     """,
 )
 """What stats()["local_steps"] holds of a run, and `LocalSteps.stats()` among its settings."""

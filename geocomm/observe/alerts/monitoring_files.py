@@ -86,7 +86,7 @@ def _grafana_dashboard() -> dict[str, Any]:
     shown = [
         *((f"geocomm_{name}", sites[name], "{{site}}") for name in _SITE_PANELS),
         *((f"geocomm_site_link_{name}", links[name], "{{site}} > {{peer_site}}") for name in _LINK_PANELS),
-        ("geocomm_site_report_age_seconds", "since a rank of the site was heard", "{{site}}"),
+        ("geocomm_site_report_age_seconds", "time since each rank of the site was heard", "{{site}}"),
         (f'ALERTS{{alertname=~"{PREFIX}.*",alertstate="firing"}}', "alerts", "{{alertname}} {{site}} {{peer_site}}"),
     ]
     return {

@@ -24,63 +24,67 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
 
 SITE_GAUGES: tuple[tuple[str, str, Callable[[SiteState], float | None]], ...] = (
-    ("train_step", "the last training step that all its ranks have ended", lambda site: site.step),
-    ("train_steps_planned", "how many steps the run shall have", lambda site: site.of_steps),
-    ("train_loss", "the mean of what its ranks said last", lambda site: site.loss),
-    ("train_held_out_loss", "of its last evaluation", lambda site: site.held_out_loss),
-    ("train_loss_least", "of its last three losses", lambda site: site.loss_least),
-    ("train_loss_median", "of the 64 losses before", lambda site: site.loss_median),
-    ("train_loss_spread", "of these, as a standard deviation", lambda site: site.loss_spread),
-    ("train_ranks_not_finite", "ranks whose last loss is NaN or infinite", lambda site: site.ranks_not_finite),
-    ("train_step_seconds", "the time of a step, of the last ones", lambda site: site.step_seconds),
-    ("train_mean_step_seconds", "since its processes started", lambda site: site.mean_step_seconds),
-    ("train_step_age_seconds", "since its last step ended; none once all has ended", lambda site: _step_age(site)),
-    ("train_tokens_per_second", "of all its ranks", lambda site: site.tokens_per_second),
-    ("train_exposed_ratio", "of its time, that ranks stood still for other sites", lambda site: site.exposed_share),
-    ("train_checkpoint_age_seconds", "since its last one of a day", lambda site: site.checkpoint_age_seconds),
-    ("train_checkpoint_interval_seconds", "between the last two", lambda site: site.checkpoint_interval_seconds),
-    ("site_disk_free_bytes", "where its run folder is", lambda site: site.disk_free_bytes),
-    ("site_disk_size_bytes", "of that disk", lambda site: site.disk_size_bytes),
-    ("site_ranks", "how many ranks it has", lambda site: len(site.ranks)),
-    ("site_ranks_reporting", "how many of them report", lambda site: site.ranks_reporting),
-    ("site_egress_budget_dollars", "that its egress may cost a day", lambda site: site.egress_dollars_per_day),
-    ("site_certificate_expiry_timestamp_seconds", "of its first to expire", lambda site: site.certificate_ends),
+    ("train_step", "last training step that all ranks of the site have ended", lambda s: s.step),
+    ("train_steps_planned", "training steps that the run shall have", lambda s: s.of_steps),
+    ("train_loss", "mean of the losses that the site's ranks reported last", lambda s: s.loss),
+    ("train_held_out_loss", "loss of the site's last evaluation", lambda s: s.held_out_loss),
+    ("train_loss_least", "least of the site's last three losses", lambda s: s.loss_least),
+    ("train_loss_median", "median of the site's 64 losses before the last three", lambda s: s.loss_median),
+    ("train_loss_spread", "standard deviation of the 64 losses before the last three", lambda s: s.loss_spread),
+    ("train_ranks_not_finite", "ranks whose last loss is NaN or infinite", lambda s: s.ranks_not_finite),
+    ("train_step_seconds", "time of a step, over the last ones", lambda s: s.step_seconds),
+    ("train_mean_step_seconds", "time of a step since the site's processes started", lambda s: s.mean_step_seconds),
+    ("train_step_age_seconds", "time since the last step; none once all have ended", lambda s: _step_age(s)),
+    ("train_tokens_per_second", "tokens per second of all ranks of the site", lambda s: s.tokens_per_second),
+    ("train_exposed_ratio", "share of the time that ranks stood still for other sites", lambda s: s.exposed_share),
+    ("train_checkpoint_age_seconds", "time since the last checkpoint of a day", lambda s: s.checkpoint_age_seconds),
+    ("train_checkpoint_interval_seconds", "time between two checkpoints", lambda s: s.checkpoint_interval_seconds),
+    ("site_disk_free_bytes", "free bytes of the disk with the site's run folder", lambda s: s.disk_free_bytes),
+    ("site_disk_size_bytes", "size of the disk with the site's run folder", lambda s: s.disk_size_bytes),
+    ("site_ranks", "ranks of the site", lambda s: len(s.ranks)),
+    ("site_ranks_reporting", "ranks of the site that report", lambda s: s.ranks_reporting),
+    ("site_egress_budget_dollars", "dollars that the site's egress may cost a day", lambda s: s.egress_dollars_per_day),
+    ("site_certificate_expiry_timestamp_seconds", "Unix time of the first expiry", lambda s: s.certificate_ends),
 )
 """Name without prefix, help, value; with the label `site`. Not of a silent site."""
 
 SITE_COUNTERS: tuple[tuple[str, str, Callable[[SiteState], float | None]], ...] = (
-    ("train_rounds_not_finite", "rounds of local steps that left it out: NaN or Inf", lambda s: s.rounds_not_finite),
-    ("site_egress_dollars", "what its bytes to other sites cost", lambda site: site.egress_dollars),
-    ("site_data_waited_seconds", "that a rank waited for its data set", lambda site: site.data_waited_seconds),
-    ("site_data_fetched_bytes", "of its data set, from buckets", lambda site: site.data_fetched_bytes),
-    ("site_data_fetched_dollars", "what these cost", lambda site: site.data_fetched_dollars),
-    ("site_reports", "reports that its ranks made", lambda site: site.reports),
-    ("site_reports_dropped", "of these, not taken by its collector", lambda site: site.reports_dropped),
+    ("train_rounds_not_finite", "rounds of local steps without the site: NaN or Inf", lambda s: s.rounds_not_finite),
+    ("site_egress_dollars", "cost of the site's bytes to other sites", lambda s: s.egress_dollars),
+    ("site_data_waited_seconds", "time that a rank waited for the data set", lambda s: s.data_waited_seconds),
+    ("site_data_fetched_bytes", "bytes of the data set fetched from buckets", lambda s: s.data_fetched_bytes),
+    ("site_data_fetched_dollars", "cost of what the site fetched from buckets", lambda s: s.data_fetched_dollars),
+    ("site_reports", "reports that the site's ranks made", lambda s: s.reports),
+    ("site_reports_dropped", "reports that the site's collector did not take", lambda s: s.reports_dropped),
 )
 
 LINK_GAUGES: tuple[tuple[str, str, Callable[[LinkState], float | None]], ...] = (
-    ("rate_bytes_per_second", "what it sends", lambda link: link.bytes_per_second),
-    ("planned_rate_bytes_per_second", "what the link table says", lambda link: link.planned_bytes_per_second),
-    ("busy_ratio", "of the time, that TCP had data which was not acknowledged", lambda link: link.busy_share),
-    ("retransmitted_ratio", "of the bytes sent of late", lambda link: link.retransmitted_share),
-    ("window_limited_ratio", "of busy time, for receive windows", lambda link: link.stalled_by_receiver_share),
-    ("send_buffer_limited_ratio", "of busy time, for send buffers", lambda link: link.stalled_by_send_buffer_share),
-    ("rtt_seconds", "the longest of the last heartbeats", lambda link: link.rtt_seconds),
-    ("least_rtt_seconds", "the least ever", lambda link: link.least_rtt_seconds),
-    ("streams", "connections", lambda link: link.streams),
+    ("rate_bytes_per_second", "rate at which the site sends the other", lambda lk: lk.bytes_per_second),
+    ("planned_rate_bytes_per_second", "rate that the link table has", lambda lk: lk.planned_bytes_per_second),
+    ("busy_ratio", "share of the time that TCP had data which was not acknowledged", lambda lk: lk.busy_share),
+    ("retransmitted_ratio", "share of the last bytes that TCP sent again", lambda lk: lk.retransmitted_share),
+    ("window_limited_ratio", "share of busy time, for receive windows", lambda lk: lk.stalled_by_receiver_share),
+    (
+        "send_buffer_limited_ratio",
+        "share of busy time, for send buffers",
+        lambda lk: lk.stalled_by_send_buffer_share,
+    ),
+    ("rtt_seconds", "longest round trip of the last heartbeats", lambda lk: lk.rtt_seconds),
+    ("least_rtt_seconds", "least round trip ever", lambda lk: lk.least_rtt_seconds),
+    ("streams", "connected streams", lambda lk: lk.streams),
     ("clock_offset_seconds", "the peer's time of day less the site's, the largest", lambda lk: lk.clock_offset_seconds),
-    ("clock_error_seconds", "how wrong that may be", lambda link: link.clock_error_seconds),
+    ("clock_error_seconds", "how wrong the clock offset may be", lambda lk: lk.clock_error_seconds),
 )
-"""Likewise of what a site sends another, with the labels `site` and `peer_site`."""
+"""Gauges of what a site sends another, in the same form, with the labels `site` and `peer_site`."""
 
 LINK_COUNTERS: tuple[tuple[str, str, Callable[[LinkState], float | None]], ...] = (
-    ("sent_bytes", "since the ranks started", lambda link: link.bytes_sent),
-    ("tcp_sent_bytes", "the same with what TCP sent again", lambda link: link.tcp_bytes_sent),
-    ("retransmitted_bytes", "what TCP sent again", lambda link: link.retransmitted_bytes),
-    ("outages", "times that a pair of ranks lost all connections", lambda link: link.outages),
-    ("worst_pair_outages", "those of the pair that had most", lambda link: link.most_outages),
-    ("outage_seconds", "how long these were", lambda link: link.outage_seconds),
-    ("resumes", "connections made again", lambda link: link.resumes),
+    ("sent_bytes", "bytes sent since the ranks started", lambda lk: lk.bytes_sent),
+    ("tcp_sent_bytes", "bytes sent since the ranks started, repeats of TCP included", lambda lk: lk.tcp_bytes_sent),
+    ("retransmitted_bytes", "bytes that TCP sent again", lambda lk: lk.retransmitted_bytes),
+    ("outages", "times that a pair of ranks lost all connections", lambda lk: lk.outages),
+    ("worst_pair_outages", "outages of the pair of ranks that had most", lambda lk: lk.most_outages),
+    ("outage_seconds", "time of all outages", lambda lk: lk.outage_seconds),
+    ("resumes", "connections made again", lambda lk: lk.resumes),
 )
 
 _WAITING_SHARE = 0.1
@@ -107,13 +111,13 @@ def metric_rows(seen: Overview, folder: StoreFolder) -> Iterator[MetricRow]:
     heard = [site for site in seen.sites if site.life is not Life.SILENT]
     yield MetricRow(
         "geocomm_site_last_report_timestamp_seconds",
-        "when the rank that was heard longest ago reported (Unix time)",
+        "time at which the rank that was heard longest ago reported (Unix time)",
         site_names,
         [((site.name,), seen.at - site.report_age_seconds) for site in seen.sites],
     )
     yield MetricRow(
         "geocomm_site_report_age_seconds",
-        "since then; not of a site that has ended or left",
+        "time since the rank that was heard longest ago reported; not of a site that has ended or left",
         site_names,
         [
             ((site.name,), site.report_age_seconds)
@@ -126,7 +130,7 @@ def metric_rows(seen: Overview, folder: StoreFolder) -> Iterator[MetricRow]:
     yield from _rows("geocomm_", site_names, SITE_COUNTERS, by_site, counter=True)
     yield MetricRow(
         "geocomm_train_pace_ratio",
-        "time of a step without waits: the quickest site's by this one's; while sites wait for each other",
+        "time of a step without waits, the quickest site's by this site's; while sites wait for each other",
         site_names,
         _paces(heard),
     )
@@ -139,13 +143,13 @@ def metric_rows(seen: Overview, folder: StoreFolder) -> Iterator[MetricRow]:
     )
     yield MetricRow(
         "geocomm_site_certificate_left_seconds",
-        "until its first certificate expires",
+        "time until the site's first certificate expires",
         site_names,
         [((s.name,), None if s.certificate_ends is None else s.certificate_ends - seen.at) for s in heard],
     )
     yield MetricRow(
         "geocomm_site_recent_events",
-        "events of the last ten minutes",
+        "events of the site in the last ten minutes",
         ("site", "kind"),
         [((site.name, kind), site.recent_events.get(kind, 0)) for site in heard for kind in KINDS],
     )
@@ -155,8 +159,8 @@ def metric_rows(seen: Overview, folder: StoreFolder) -> Iterator[MetricRow]:
     yield from _rows("geocomm_site_link_", link_names, LINK_COUNTERS, links, counter=True)
     own = site_names if folder.site else ()  # the alert of that site's disk then tells of this one
     at = (folder.site,) if folder.site else ()
-    yield MetricRow("geocomm_disk_free_bytes", "where the run store is", own, [(at, folder.free_bytes)])
-    yield MetricRow("geocomm_disk_size_bytes", "of that disk", own, [(at, folder.size_bytes)])
+    yield MetricRow("geocomm_disk_free_bytes", "free bytes of the run store's disk", own, [(at, folder.free_bytes)])
+    yield MetricRow("geocomm_disk_size_bytes", "size of the run store's disk", own, [(at, folder.size_bytes)])
     if folder.site:
         yield MetricRow(
             "geocomm_leader_in_doubt",
@@ -173,7 +177,7 @@ def metric_rows(seen: Overview, folder: StoreFolder) -> Iterator[MetricRow]:
         )
         yield MetricRow(
             "geocomm_member_dealt_tokens",
-            "dealt to a member of an elastic run with --data, and not counted yet",
+            "tokens dealt to a member of an elastic run with --data, and not counted yet",
             site_names,
             [((name,), float(tokens)) for name, tokens in folder.dealt_tokens.items()],
         )

@@ -10,6 +10,7 @@ import pytest
 from geocomm.metrics import schema
 from geocomm.metrics.counters import stats
 from geocomm.metrics.schema import Kind
+from support.metric_help import leans_on_another
 
 DOCS = Path(__file__).parents[3] / "docs"
 AT_THE_PAGE = {"geocomm_bottleneck_seconds"}
@@ -106,6 +107,11 @@ def test_help_of_stats_tells_every_metric() -> None:
         if f"- {metric.name}: {metric.help}" not in told
     ]
     assert not missing
+
+
+def test_help_at_the_endpoint_stands_alone() -> None:
+    shown = [one for metrics in schema.TABLES.values() for one in metrics if one.in_prometheus]
+    assert not [f"{one.name}: {one.help}" for one in shown if leans_on_another(one.help)]
 
 
 def test_pages_name_only_metrics_that_are_at_the_endpoint() -> None:

@@ -15,10 +15,11 @@ from geocomm.observe.alerts.alerts import Evaluation
 from geocomm.observe.telemetry.last_reports import SILENT_SECONDS, Life
 from geocomm.observe.telemetry.overview import Overview, overview
 from geocomm.observe.telemetry.overview_rounds import Phase
-from geocomm.observe.telemetry.prometheus_text import samples
+from geocomm.observe.telemetry.prometheus_text import metric_rows, samples
 from geocomm.observe.telemetry.report import Report
 from geocomm.observe.telemetry.run_store import RunStore
 from geocomm.observe.telemetry.store_folder import StoreFolder
+from support.metric_help import leans_on_another
 from support.reports import keep
 
 S = 10**9
@@ -203,6 +204,13 @@ def test_losses_that_jump_are_told_unless_a_codec_was_just_changed(tmp_path: Pat
 
     assert jumps(tmp_path / "one", []) == ["LossSpike"]
     assert jumps(tmp_path / "two", [{"kind": "codec_fallback", "hook": "ddp", "step": 60}]) == ["ResidualGuard"]
+
+
+def test_help_of_every_metric_of_all_sites_stands_alone(tmp_path: Path) -> None:
+    rows = list(
+        metric_rows(picture(tmp_path, [(3.0, told(3, "a"))], 3.0), StoreFolder(None, None, members=(), site="a"))
+    )
+    assert not [f"{row.name}: {row.help}" for row in rows if leans_on_another(row.help)]
 
 
 def test_egress_costs_the_price_of_each_site_with_headers_and_repeats(tmp_path: Path) -> None:
