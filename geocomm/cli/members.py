@@ -16,6 +16,7 @@ from rich.table import Table
 
 from geocomm.cli.command_end import fail
 from geocomm.cli.data_options import DataOption, DoubtOption, HeldOutOption, LengthOption, dealt_set
+from geocomm.core.units import large_text
 
 if TYPE_CHECKING:
     from geocomm.core.addresses import HubAddress
@@ -59,15 +60,19 @@ def ls(
         geocomm members ls --run-dir run
     """
     state = _state(run_dir)
-    seen, problem, waits = _asked(run_dir, state)
+    answer, seen = _asked(run_dir, state)
+    problem = answer.problem
     rows = [_row(record, state, seen.get(record.name)) for record in sorted(state.sites.values(), key=lambda r: r.name)]
     if as_json:
-        told = {"head": state.head.index, "step": state.step, "sites": rows, "leader": problem or "ok", "waits": waits}
-        typer.echo(json.dumps(told))
+        told = {"head": state.head.index, "step": state.step, "sites": rows, "leader": problem or "ok"}
+        typer.echo(json.dumps(told | {"waits": answer.waits, "undealt_tokens": answer.undealt_tokens}))
         return
     run = "-" if state.genesis is None else state.genesis.run[:8]
     tokens = sum(record.taken for record in state.sites.values())
     counted = f", {tokens} tokens" if tokens else ""
+    if answer.undealt_tokens is not None:
+        left = answer.undealt_tokens + sum(state.left_tokens(name) for name in state.sites)
+        counted += f", {large_text(left)} left of this pass"
     ended = ", ended" if state.ended else ""
     table = Table(
         title=f"run {run}, entry {state.head.index}{counted}{ended}", box=None, pad_edge=False, padding=(0, 1, 0, 0)
@@ -78,7 +83,7 @@ def ls(
     for row in rows:
         table.add_row(*(_cell(row[name]) for name in columns))
     Console(markup=False).print(table)
-    for wait in waits:
+    for wait in answer.waits:
         Console(markup=False).print(wait, style="yellow")
     if problem and not state.ended:
         Console(stderr=True, markup=False).print(f"The leader does not answer: {problem}", style="yellow")
@@ -92,9 +97,7 @@ _COLUMNS = (
 
 def _cell(value: str | int | float | None) -> str:
     """80 columns hold a row. --json has all digits."""
-    if isinstance(value, int) and value >= 1_000_000:
-        return f"{value / 1e9:.2f} G" if value >= 1e9 else f"{value / 1e6:.2f} M"
-    return "" if value is None else str(value)
+    return large_text(value) if isinstance(value, int) else "" if value is None else str(value)
 
 
 def _row(record: SiteRecord, state: RunState, seen: SeenSite | None) -> dict[str, str | int | float | None]:
@@ -143,7 +146,8 @@ def show(
                 rounds.append(entry)
             elif isinstance(entry, Join | Ready | Away | Left | Removed | Deal | TakenBack) and entry.site == site:
                 moves.append(f"{entry.index:>6} {told(entry)}")
-    seen, problem, _ = _asked(run_dir, state)
+    answer, seen = _asked(run_dir, state)
+    problem = answer.problem
     row = _row(record, state, seen.get(site))
     row["address"] = seen[site].fetch if site in seen else None
     row["store"] = record.store
@@ -324,14 +328,13 @@ def _journal(run_dir: Path) -> Generator[SqliteJournal]:
         fail("members", str(error))
 
 
-def _asked(run_dir: Path, state: RunState) -> tuple[dict[str, SeenSite], str, list[str]]:
-    """By site, what the leader sees of it; why it does not answer; and which data waits for whom."""
-    from geocomm.elastic.questions import MembersAsked
+def _asked(run_dir: Path, state: RunState) -> tuple[LeaderAnswer, dict[str, SeenSite]]:
+    """What the leader sees, or in its answer's `problem` why it does not answer; and the sites of that by name."""
+    from geocomm.elastic.questions import LeaderAnswer, MembersAsked
 
-    answer = _ask(run_dir, state, MembersAsked())
-    if isinstance(answer, str):
-        return {}, answer, []
-    return {one.site: one for one in answer.sites}, answer.problem, [*answer.waits]
+    told = _ask(run_dir, state, MembersAsked())
+    answer = LeaderAnswer(problem=told) if isinstance(told, str) else told
+    return answer, {one.site: one for one in answer.sites}
 
 
 def _ask(run_dir: Path, state: RunState, question: MembersAsked | RemovalAsked) -> LeaderAnswer | str:

@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from geocomm.cli.telemetry_folder import TelemetryFolder, open_store, standstill_text
-from geocomm.core.units import duration_text
+from geocomm.core.units import duration_text, large_text
 
 if TYPE_CHECKING:
     from geocomm.observe.diagnosis.live_diagnosis import LiveDiagnosis
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from geocomm.observe.telemetry.overview_rounds import RoundState
     from geocomm.observe.telemetry.overview_sites import SiteState
     from geocomm.observe.telemetry.run_store import RunStore
+    from geocomm.observe.telemetry.store_folder import StoreFolder
 
 _EVERY_S = 1.0
 _VERDICT_EVERY_S = 15.0
@@ -48,7 +49,7 @@ def top(
 
     Ctrl+C ends it. exposed: share of the time for which ranks stood still for other sites. busy: in which a link had
     data on its way. held back: of that, by the receivers' windows and the send buffers here. sent again: of what TCP
-    sent.
+    sent. dealt: tokens of a run's data that the site reads next. waited, fetched, cost: for its data set.
 
     Example:
 
@@ -97,10 +98,12 @@ def _verdict(store: RunStore, live: LiveDiagnosis) -> str:
 
 def _picture(store: RunStore, verdict: str) -> Group:
     from geocomm.observe.telemetry.overview import moment, overview
+    from geocomm.observe.telemetry.store_folder import StoreFolder
 
     now = time.time()
     seen = overview(store, moment(store, now))
-    parts: list[RenderableType] = [_heading(seen, now), "", _sites(seen)]
+    folder = StoreFolder.look(store.path.parent)
+    parts: list[RenderableType] = [_heading(seen, folder, now), "", _sites(seen, folder)]
     if seen.standstill_seconds is not None:
         parts.insert(0, f"[bold red]{escape(standstill_text(seen.standstill_seconds, store.path.parent))}[/bold red]")
         verdict = f"Before that: {verdict}" if verdict else ""
@@ -111,12 +114,13 @@ def _picture(store: RunStore, verdict: str) -> Group:
     return Group(*parts)
 
 
-def _heading(seen: Overview, now: float) -> str:
+def _heading(seen: Overview, folder: StoreFolder, now: float) -> str:
     step = "" if seen.step is None else f"step {seen.step}" + ("" if seen.of_steps is None else f" of {seen.of_steps}")
     left = "" if not seen.seconds_left else f"{_time(seen.seconds_left)} left"
     loss = "" if seen.loss is None else f"loss {seen.loss:.4f}"
     tokens = "" if seen.tokens_per_second is None else f"{seen.tokens_per_second:,.0f} tokens/s"
-    line = "[bold]" + ", ".join(filter(None, (step, left, loss, tokens))) + "[/bold]"
+    of_pass = "" if folder.left_tokens is None else f"{large_text(folder.left_tokens)} tokens left of this pass"
+    line = "[bold]" + ", ".join(filter(None, (step, left, loss, tokens, of_pass))) + "[/bold]"
     if now - seen.at > 1:
         line += f"\n[red]The last report came {_time(now - seen.at)} ago. All was so then.[/red]"
     return line
@@ -134,9 +138,21 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], text: Sequence
     return table
 
 
-def _sites(seen: Overview) -> Table:
+def _sites(seen: Overview, folder: StoreFolder) -> Table:
     columns = ("site", "ranks", "", "step", "ago", "s/step", "tokens/s", "exposed", "loss", "MB sent", "heard")
-    return _table(columns, [_site(site) for site in seen.sites])
+    of_data = ("dealt", "waited", "fetched", "cost")
+    rows = [(*_site(site), *_data(site, folder)) for site in seen.sites]
+    return _table((*columns, *of_data), rows)
+
+
+def _data(site: SiteState, folder: StoreFolder) -> tuple[str, ...]:
+    dealt, fetched = folder.dealt_tokens.get(site.name), site.data_fetched_bytes
+    return (
+        "-" if dealt is None else large_text(dealt),
+        "-" if site.data_waited_seconds is None else _time(site.data_waited_seconds),
+        "-" if fetched is None else f"{fetched / 1e6:,.1f} MB",
+        "-" if not site.data_fetched_dollars else f"${site.data_fetched_dollars:,.2f}",
+    )
 
 
 def _site(site: SiteState) -> tuple[str, ...]:

@@ -63,6 +63,13 @@ def count_text(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
+def large_text(number: int) -> str:
+    """A number that may be large, for people: `12345`, `1.23 M`, `4.56 G`."""
+    if number < 1_000_000:
+        return str(number)
+    return f"{number / 1e9:.2f} G" if number >= 1e9 else f"{number / 1e6:.2f} M"
+
+
 def parse_boolean(text: str) -> bool:
     """Whether "1", "true", "yes", "on", or "0", "false", "no", "off", "" means yes."""
     if text.lower() in ("1", "true", "yes", "on"):

@@ -28,7 +28,7 @@ from geocomm.elastic.questions import (
     tell,
 )
 from geocomm.elastic.run_view import RunView
-from geocomm.elastic.whereabouts import tell_doubt
+from geocomm.elastic.whereabouts import tell_led
 from geocomm.group.membership.own_address import own_address
 from geocomm.group.rendezvous.store_process import log
 from geocomm.group.rendezvous.tls_stream import TlsStream
@@ -106,7 +106,7 @@ class Following:
             for why in in_doubt - self._in_doubt:
                 log(f"this site may not be the only one that leads: {why}")
             self._in_doubt = in_doubt
-            tell_doubt(self._run_dir, [*leader.doubt, *sorted(in_doubt)])
+            tell_led(self._run_dir, [*leader.doubt, *sorted(in_doubt)], leader.undealt_tokens)
             await asyncio.sleep(_LEAST_PAUSE_S)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FIND_AFTER_S - _LEAST_PAUSE_S):

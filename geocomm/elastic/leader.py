@@ -116,6 +116,11 @@ class Leader:
         return self._sequencer.waits
 
     @property
+    def undealt_tokens(self) -> int | None:
+        """Of this pass over the run's data; None: it deals none."""
+        return self._sequencer.undealt_tokens
+
+    @property
     def doubt(self) -> tuple[str, ...]:
         """Why this leader may not be the run's; none: it is."""
         return self._sequencer.doubt

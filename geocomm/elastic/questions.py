@@ -107,6 +107,8 @@ class LeaderAnswer(Record):
     sites: tuple[SeenSite, ...] = ()
     waits: tuple[Text, ...] = ()
     """Data that no site which is there may read."""
+    undealt_tokens: Whole | None = None
+    """Of this pass over the run's data."""
 
 
 class AgentStanding(Record):
@@ -171,7 +173,8 @@ def answer_of(leader: Leader, asked: MembersAsked | RemovalAsked) -> LeaderAnswe
         )
         for site, seen in sorted(leader.seen.items())
     )
-    return LeaderAnswer(problem=problem, sites=sites, waits=tuple(leader.waits))
+    undealt = leader.undealt_tokens
+    return LeaderAnswer(problem=problem, sites=sites, waits=tuple(leader.waits), undealt_tokens=undealt)
 
 
 async def ask(agent: HubAddress, keys: Keys, question: Question, kind: type[_A], limit_s: float = _LIMIT_S) -> _A:

@@ -130,6 +130,13 @@ class CatalogData:
             self._readable[site] = int(self._sequences[self._rows][readable[self._class]].sum())
         return self._readable[site]
 
+    def undealt(self, state: RunState) -> int:
+        """See `RunData`."""
+        self._count(state)
+        firsts = [rows[0] for rows in self._rows_of.values()]
+        dealt = self._dealt[firsts]
+        return int((self._sequences[self._rows][firsts] * (max(1, dealt.max(initial=0)) - dealt)).sum())
+
     def waits(self, state: RunState, sites: Collection[str]) -> list[str]:
         """See `RunData`."""
         self._count(state)

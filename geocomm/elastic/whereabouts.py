@@ -37,11 +37,17 @@ def doubt(run_dir: Path) -> str:
     return str(_about(run_dir).get("doubt", ""))
 
 
-def tell_doubt(run_dir: Path, why: Sequence[str]) -> None:
-    """Keep it, as long as the agent lives; none: there is no doubt."""
+def undealt_tokens(run_dir: Path) -> int | None:
+    """What this site, which leads, is still to deal of this pass over the run's data; None: it is not known here."""
+    return _about(run_dir).get("undealt_tokens")
+
+
+def tell_led(run_dir: Path, doubt: Sequence[str], undealt_tokens: int | None) -> None:
+    """Keep what the leader alone knows, as long as the agent lives."""
     about = _about(run_dir)
-    if about and about.get("doubt", "") != (said := "; ".join(why)):
-        write_about(run_dir, about | {"doubt": said})
+    told = about | {"doubt": "; ".join(doubt), "undealt_tokens": undealt_tokens}
+    if about and about != told:
+        write_about(run_dir, told)
 
 
 def write_about(run_dir: Path, about: Mapping[str, Any]) -> None:

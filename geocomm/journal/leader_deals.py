@@ -56,6 +56,15 @@ class LeaderDeals:
         return sorted(self._waits)
 
     @property
+    def undealt_tokens(self) -> int | None:
+        """Of this pass over the data; None: the run deals none, or the catalog was not read yet."""
+        state, data = self._run.state, self._data
+        version = state.data_in_force
+        if data is None or version is None:
+            return None
+        return (data.undealt(state) + sum(rest.sequences for rest in state.rests)) * version.sequence_length
+
+    @property
     def lacks_catalog(self) -> bool:
         """Whether a run cannot begin, since it is to deal data and the catalog was not read yet."""
         return self._run.terms.data is not None and not self._run.state.data and self._data is None

@@ -35,6 +35,10 @@ class RunData(Protocol):
         """Of one pass over what the site may read."""
         ...
 
+    def undealt(self, state: RunState) -> int:
+        """What is to be dealt until all was dealt as often as what was dealt most: the rest of a pass."""
+        ...
+
     def waits(self, state: RunState, sites: Collection[str]) -> list[str]:
         """What none of these sites may read, and who may; and what is read too seldom; in words."""
         ...

@@ -127,6 +127,11 @@ class Sequencer:
         """Data that no site which is there may read, in words."""
         return self._deals.waits
 
+    @property
+    def undealt_tokens(self) -> int | None:
+        """See `LeaderDeals`."""
+        return self._deals.undealt_tokens
+
     # ---- events
 
     def on(self, event: Event, now: float) -> list[Action]:

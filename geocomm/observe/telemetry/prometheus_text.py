@@ -182,6 +182,12 @@ def metric_rows(seen: Overview, folder: StoreFolder) -> Iterator[MetricRow]:
             [((name,), float(tokens)) for name, tokens in folder.dealt_tokens.items()],
         )
         yield MetricRow(
+            "geocomm_data_left_tokens",
+            "of this pass over the run's data, dealt or not; at the leader",
+            (),
+            [((), folder.left_tokens)],
+        )
+        yield MetricRow(
             "geocomm_snapshot_not_kept",
             "1: too few sites have the last snapshot of the elastic run yet",
             (),

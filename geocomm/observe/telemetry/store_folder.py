@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from geocomm.elastic.whereabouts import doubt, site_of
+from geocomm.elastic.whereabouts import doubt, site_of, undealt_tokens
 from geocomm.journal.entries import BadLineError
 from geocomm.journal.journal import FILE_NAME as JOURNAL
 from geocomm.journal.journal import NoJournalError
@@ -41,6 +41,13 @@ class StoreFolder:
     """Its site leads an elastic run, and may not be the only one, or not be the run's leader."""
     dealt_tokens: Mapping[str, int] = field(default_factory=dict[str, int])
     """By site of an elastic run that deals data: dealt to it, and not counted yet."""
+    undealt_tokens: int | None = None
+    """What this site, which leads such a run, is still to deal of the pass."""
+
+    @property
+    def left_tokens(self) -> int | None:
+        """Of the pass, dealt or not; None: it is not known here."""
+        return None if self.undealt_tokens is None else self.undealt_tokens + sum(self.dealt_tokens.values())
 
     @classmethod
     def look(cls, folder: Path) -> Self:
@@ -48,11 +55,12 @@ class StoreFolder:
         (members, lacks, dealt), started, site = _run(folder), 0.0, site_of(folder)
         with contextlib.suppress(OSError):
             started = (folder / COLLECTOR_LOCK).stat().st_mtime
-        try:
+        free = size = None
+        with contextlib.suppress(OSError):
             disk = shutil.disk_usage(folder)
-        except OSError:
-            return cls(None, None, members, started, site, lacks, bool(doubt(folder)), dealt)
-        return cls(disk.free, disk.free + disk.used, members, started, site, lacks, bool(doubt(folder)), dealt)
+            free, size = disk.free, disk.free + disk.used
+        undealt = undealt_tokens(folder) if members else None
+        return cls(free, size, members, started, site, lacks, bool(doubt(folder)), dealt, undealt)
 
     def has_left(self, site: str) -> bool:
         """Whether the site is no member any more."""

@@ -44,6 +44,11 @@ class SimulatedData:
         """See `RunData`."""
         return sum(size for size, readers in zip(self._sequences, self._readers, strict=True) if site in readers)
 
+    def undealt(self, state: RunState) -> int:
+        """See `RunData`."""
+        del state
+        return 0
+
     def waits(self, state: RunState, sites: Collection[str]) -> list[str]:
         """See `RunData`."""
         del state, sites

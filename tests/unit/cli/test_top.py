@@ -8,6 +8,9 @@ from typing import Any
 from typer.testing import CliRunner
 
 from geocomm.cli.main import build_app
+from geocomm.elastic.whereabouts import tell_led, write_about
+from geocomm.journal.entries import Data, Deal, Genesis, Join, Ready
+from geocomm.journal.journal import FILE_NAME, SqliteJournal
 from geocomm.metrics import schema
 from geocomm.observe.telemetry.report import Report
 from geocomm.observe.telemetry.run_store import RunStore
@@ -35,6 +38,30 @@ def told(second: int) -> Report:
             "events": [{"kind": "checkpoint", "path": "[red]x"}] if second == 9 else [],
         }
     )
+
+
+def test_run_that_deals_data_shows_what_is_left_and_what_reading_cost(tmp_path: Path) -> None:
+    journal = SqliteJournal(tmp_path / FILE_NAME)
+    for kind, fields in (
+        (Genesis, {"run": "1" * 32, "settings": {}, "layout": "3" * 32, "digests": ("4" * 32,), "every": 10}),
+        (Data, {"set": "cat", "number": 1, "sha256": "7" * 64, "sequence_length": 4096}),
+        (Join, {"site": "a", "store": "5" * 32}),
+        (Ready, {"site": "a"}),
+        (Deal, {"site": "a", "shards": "0:0", "sequences": 1000}),
+    ):
+        head = journal.head
+        journal.append(kind(index=head.index + 1, prev=head.hash, term=0, **fields), head)
+    journal.close()
+    write_about(tmp_path, {"site": "a", "leads": True})
+    tell_led(tmp_path, [], 3_000_000_000)
+    counted = {"waited_seconds": 7.0, "fetched_bytes": 64_000_000, "fetched_dollars": 1.25}
+    report = told(9)
+    keep(RunStore(tmp_path, write=True), report.model_copy(update={"stats": report.stats | {"data": counted}}), 9.0)
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(build_app(), ["top", str(tmp_path), "--once"])
+    assert result.exit_code == 0, result.output
+    assert "3.00 G tokens left of this pass" in result.stdout
+    assert "dealt waited fetched cost" in " ".join(result.stdout.split())
+    assert "4.10 M 7 s 64.0 MB $1.25" in " ".join(result.stdout.split())
 
 
 def test_run_that_is_over_is_shown_as_it_was_at_its_last_report(tmp_path: Path) -> None:

@@ -105,6 +105,18 @@ def test_label_that_nobody_who_is_there_may_read_waits(tmp_path: Path) -> None:
     assert data.waits(state, ["a", "b"]) == ["label eu is read less often than other data"]
 
 
+def test_what_is_left_of_a_pass_is_that_which_was_dealt_less_often_and_copies_count_once(tmp_path: Path) -> None:
+    add_version(tmp_path, 1, [shard(0), shard(1), shard(0)._replace(path="copy")])
+    data = read(tmp_path)
+    state = run_of(data)
+    each = data.readable("a") // 3
+    seen = [data.undealt(state)]
+    for _ in range(4):
+        deal(state, data, "a")
+        seen.append(data.undealt(state))
+    assert seen == [2 * each, each, 0, each, 0]
+
+
 @pytest.mark.parametrize("labels", [(), ("eu",)])
 def test_new_data_beside_what_was_read_before_is_no_trouble(tmp_path: Path, labels: tuple[str, ...]) -> None:
     old = [shard(0), shard(1, labels=("eu",))]

@@ -39,6 +39,9 @@ class Shards:
     def readable(self, site: str) -> int:
         return self._of_a_pass
 
+    def undealt(self, state: RunState) -> int:
+        return 100 - len(state.deals)
+
     def waits(self, state: RunState, sites: Collection[str]) -> list[str]:
         return [] if any(site in self._readers for site in sites) else [f"it waits for {self._readers}"]
 
@@ -225,6 +228,16 @@ def test_open_offer_of_a_site_that_is_taken_back_counts_no_more() -> None:
     run.offer("b")
     run.wait(5, "b")
     assert all(one.site != "a" for entry in run.entries if entry.kind == "round" for one in entry.members)
+
+
+def test_what_is_left_of_a_pass_has_the_rests_that_nobody_has_yet() -> None:
+    run = led("ab", Shards(readers="a"))
+    assert run.sequencer.undealt_tokens == LENGTH * (100 - len(of(run, Deal)))
+    before = left(run, "a")
+    run.on(Remove("a", "broken"))
+    run.wait(1)
+    assert [rest.sequences for rest in run.sequencer.state.rests] == [OF_A_DEAL] * (before // OF_A_DEAL)
+    assert run.sequencer.undealt_tokens == LENGTH * (100 - len(of(run, Deal)) + before)
 
 
 def test_rest_waits_where_nobody_may_read_it_and_a_person_hears_of_that_once() -> None:

@@ -6,9 +6,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+from geocomm.elastic.whereabouts import tell_led, write_about
 from geocomm.journal.entries import Data, Deal, Genesis, Join, Left, Ready
 from geocomm.journal.journal import FILE_NAME, SqliteJournal
 from geocomm.journal.run_state import Standing
+from geocomm.observe.telemetry.overview import overview
+from geocomm.observe.telemetry.prometheus_text import metric_rows
+from geocomm.observe.telemetry.run_store import RunStore
 from geocomm.observe.telemetry.store_folder import COLLECTOR_LOCK, StoreFolder
 
 
@@ -39,7 +43,14 @@ def test_members_of_a_run_that_deals_data_have_what_was_dealt_and_does_not_count
     put(journal, Ready, site="a")
     put(journal, Deal, site="a", shards="0:0", sequences=7)
     journal.close()
-    assert StoreFolder.look(tmp_path).dealt_tokens == {"a": 70, "b": 0}
+    found = StoreFolder.look(tmp_path)
+    assert (found.dealt_tokens, found.left_tokens) == ({"a": 70, "b": 0}, None)
+    write_about(tmp_path, {"site": "a", "leads": True})
+    tell_led(tmp_path, [], 300)
+    found = StoreFolder.look(tmp_path)
+    assert (found.left_tokens, found.is_in_doubt) == (370, False)
+    rows = {row.name: row.values for row in metric_rows(overview(RunStore(tmp_path, write=True), 1.0), found)}
+    assert rows["geocomm_data_left_tokens"] == [((), 370)]
 
 
 def test_folder_of_another_run_has_no_members_but_a_disk_and_the_start_of_its_collector(tmp_path: Path) -> None:

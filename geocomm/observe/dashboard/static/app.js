@@ -29,6 +29,8 @@ function showHead(run) {
     ...(known(run.held_out_loss) ? [["held-out loss", loss(run.held_out_loss), "geocomm_train_held_out_loss"]] : []),
     ["tokens/s", count(run.tokens_per_second), "geocomm_train_tokens_per_second"],
     ["left", seconds(run.seconds_left)],
+    ...(known(run.data_left_tokens) ? [["tokens left of this pass", count(run.data_left_tokens),
+      "geocomm_data_left_tokens"]] : []),
     ["sent between sites", bytes(sent), "geocomm_site_link_sent_bytes_total"],
   ];
   const egress = run.sites.filter((site) => known(site.egress_dollars));
@@ -288,8 +290,18 @@ function showMembers(run) {
     const members = element("table", {});
     table(members, [["site", (one) => one.site], ["standing", (one) => one.standing],
       ["rounds that counted", (one) => one.rounds, "number"],
-      ["tokens dealt, not counted", (one) => one.dealt ?? "", "number"]], run.members);
+      ["tokens dealt, not counted", (one) => one.dealt ?? "", "number", "geocomm_member_dealt_tokens"]], run.members);
     parts.push(members);
+  }
+  const reading = run.sites.filter((site) => known(site.data_fetched_bytes));
+  if (reading.length > 0) {
+    const data = element("table", {});
+    table(data, [["site", (site) => site.name],
+      ["waited for its data set", (site) => seconds(site.data_waited_seconds), "number", "geocomm_site_data_waited_seconds_total"],
+      ["fetched of it", (site) => bytes(site.data_fetched_bytes), "number", "geocomm_site_data_fetched_bytes_total"],
+      ["what that cost", (site) => dollars(site.data_fetched_dollars), "number", "geocomm_site_data_fetched_dollars_total"],
+    ], reading);
+    parts.push(data);
   }
   if (run.rounds.length > 0) {
     const rounds = element("table", {});
