@@ -168,24 +168,24 @@ def metric_rows(seen: Overview, folder: StoreFolder) -> Iterator[MetricRow]:
             (),
             [((), float(folder.is_in_doubt))],
         )
+    yield MetricRow(
+        "geocomm_member_dealt_tokens",
+        "tokens dealt to a member of an elastic run with --data, and not counted yet",
+        site_names,
+        [((name,), float(tokens)) for name, tokens in folder.dealt_tokens.items()],
+    )
+    yield MetricRow(
+        "geocomm_data_left_tokens",
+        "tokens left of this pass over the run's data, dealt or not; at the leader",
+        (),
+        [((), folder.left_tokens)],
+    )
     if folder.members is not None:
         yield MetricRow(
             "geocomm_member_away",
             "1: a member of the elastic run that is away",
             site_names,
             [((member.name,), _is_away(member)) for member in folder.members],
-        )
-        yield MetricRow(
-            "geocomm_member_dealt_tokens",
-            "tokens dealt to a member of an elastic run with --data, and not counted yet",
-            site_names,
-            [((name,), float(tokens)) for name, tokens in folder.dealt_tokens.items()],
-        )
-        yield MetricRow(
-            "geocomm_data_left_tokens",
-            "of this pass over the run's data, dealt or not; at the leader",
-            (),
-            [((), folder.left_tokens)],
         )
         yield MetricRow(
             "geocomm_snapshot_not_kept",
