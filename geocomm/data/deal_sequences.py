@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -50,11 +50,13 @@ class DealSequences(Sequences):
         self._first = np.zeros(1, np.int64)
         """By shard: the number of its first sequence."""
         self._held_out_shards = self._first[:0]
+        self._line: list[DealtTo] = []
+        """What was dealt so far, by position; a subclass adds to it."""
         self._order: tuple[int, NDArray[np.int64]] = (-1, self._first[:0])
 
-    @abstractmethod
-    def _deal_at(self, position: int) -> DealtTo:
-        """The deal that has the sequence at this position."""
+    def _index_at(self, position: int) -> int:
+        """In the line: the deal that has the sequence at this position."""
+        return bisect_right(self._line, position, key=lambda deal: deal.at) - 1
 
     def _numbered(self, shards: Iterable[Shard]) -> NDArray[np.int64]:
         """The numbers of shards; new ones get the next."""
@@ -93,7 +95,7 @@ class DealSequences(Sequences):
 
     @override
     def sequence_number(self, position: int) -> int:
-        deal = self._deal_at(position)
+        deal = self._line[self._index_at(position)]
         if self._order[0] != deal.key:
             self._order = deal.key, self._mixed(deal)
         return int(self._order[1][deal.first + position - deal.at])

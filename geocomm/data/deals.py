@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geocomm.data.catalog import Rules, Shard
-from geocomm.data.shard_sequences import SHARDS_OF_DEAL
 
+SHARDS_OF_DEAL = 8
 _SLACK = 1.02
 """A plan may take so many times the least time, if that costs less."""
 _DEALS_OF_PLAN = 100
@@ -112,8 +112,10 @@ def cheapest(
 ) -> dict[tuple[ShardClass, str], float]:
     """Tokens of each class for each site: the plan of least dollars among those of the least time, or a little more. A
     transport problem, by the network simplex of networkx."""
-    networkx: Any = import_module("networkx")  # it has no types, and takes long to import
     work = {key: n for key, n in left.items() if n > 0 and not readers[key].isdisjoint(speeds)}
+    if len(speeds) == 1:
+        return {(key, site): n for key, n in work.items() for site in speeds}
+    networkx: Any = import_module("networkx")  # it has no types, and takes long to import
     unit = max(sum(work.values()) / _UNITS, 1e-9)
     units = {key: max(1, round(n / unit)) for key, n in work.items()}
     seconds = least_time(work, readers, speeds, far)[0] * _SLACK
@@ -181,6 +183,15 @@ class Dealer:
         self._class = np.array([number_of[key] for key in keys], np.int64)
         self._plans: dict[int, _Plan] = {}
         """By the pass that they end."""
+        self._fixed_plan: _Plan | None = None
+
+    def pass_plan(self, speeds: Mapping[str, float]) -> dict[tuple[ShardClass, str], float]:
+        """Tokens of each class for each site, for a whole pass of these sites."""
+        return self._cheapest(self._tokens, speeds)
+
+    def fix_plan(self, plan: Mapping[tuple[ShardClass, str], float]) -> None:
+        """Deal by what `pass_plan` gave, for good: not by plans that follow what is left, and which sites are there."""
+        self._fixed_plan = _Plan(frozenset(), dict(plan))
 
     def next_shards(self, site: str, number: int, speeds: Mapping[str, float], dealt: NDArray[np.int32]) -> list[int]:
         """Up to `SHARDS_OF_DEAL` shards, the best first; none where there is nothing that the site may read. They were
@@ -235,16 +246,22 @@ class Dealer:
     ) -> list[float]:
         """Tokens of each class that the plan has left for the site; where that is nothing, also in a new plan: alike,
         what the site reads at no higher price than those for whom the plan has it."""
-        plan = self._plans.get(times)
-        if plan is None or plan.is_old(speeds) or not any(plan.shares(site, here)):
-            reads = np.bincount(self._class, self._tokens * np.maximum(times + 1 - counts, 0), len(self._classes))
-            left = {key: float(tokens) for key, tokens in zip(self._classes, reads, strict=True)}
-            readers = readers_of(self._classes, self._rules, speeds)
-            plan = _Plan(frozenset(speeds), cheapest(left, readers, speeds, self._rules))
+        plan = self._fixed_plan or self._plans.get(times)
+        if plan is None or (plan is not self._fixed_plan and (plan.is_old(speeds) or not any(plan.shares(site, here)))):
+            left = self._cheapest(self._tokens * np.maximum(times + 1 - counts, 0), speeds)
+            plan = _Plan(frozenset(speeds), left)
             self._plans = {key: one for key, one in self._plans.items() if key >= counts.min()} | {times: plan}
         plan.deals += 1
         shares = plan.shares(site, here)
         return shares if any(shares) else [float(self._price(key, site) <= self._highest(plan, key)) for key in here]
+
+    def _cheapest(
+        self, reads: NDArray[np.float64], speeds: Mapping[str, float]
+    ) -> dict[tuple[ShardClass, str], float]:
+        """reads: tokens of each shard that are to be read."""
+        sums = np.bincount(self._class, reads, len(self._classes))
+        left = {key: float(tokens) for key, tokens in zip(self._classes, sums, strict=True)}
+        return cheapest(left, readers_of(self._classes, self._rules, speeds), speeds, self._rules)
 
     def _price(self, key: ShardClass, site: str) -> float:
         return key.price(self._rules, site)
@@ -289,7 +306,17 @@ def _scores(hashes: NDArray[np.uint64], site: str, speed: float) -> NDArray[np.f
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     unit = ((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) + 0.5
-    return -np.log(unit / 2.0**53) / speed
+    return -_log(unit / 2.0**53) / speed
+
+
+def _log(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """To 7 digits, with the same bits on every processor, which libraries do not promise: sites deal alike by it."""
+    mantissa, exponent = np.frexp(values)
+    part = (mantissa - 1) / (mantissa + 1)
+    series = np.zeros_like(part)
+    for divisor in range(13, 0, -2):
+        series = series * (part * part) + 1 / divisor
+    return exponent * 0.6931471805599453 + 2 * part * series
 
 
 def _unit(*what: object) -> float:

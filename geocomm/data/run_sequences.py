@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from geocomm.core.bad_input import BadInput
@@ -11,7 +11,8 @@ from geocomm.data.corpus.packing import PackedSequences, Sequences, held_out_eve
 from geocomm.data.corpus.text_tokenizer import TextTokenizer
 from geocomm.data.corpus.token_store import load_tokens
 from geocomm.data.dealt_sequences import DealtSequences
-from geocomm.data.shard_sequences import Reading, SetName, ShardSequences
+from geocomm.data.fixed_deals import ReadSoFar
+from geocomm.data.shard_sequences import SetName, ShardSequences
 
 if TYPE_CHECKING:
     from geocomm.data.site_deals import SiteDeals
@@ -23,14 +24,15 @@ def run_sequences(
     seed: int,
     site: str,
     order: str = "",
-    readings: Sequence[Reading] = (),
+    version: int | None = None,
 ) -> Sequences:
-    """site: which reads, for the rules of a catalog. order, readings: see `ShardSequences`. Raises BadInput."""
+    """site: which reads, for the rules of a catalog. order: names another order of the same. version: of a catalog, in
+    place of what the configuration says. Raises BadInput."""
     length, held_out = config.sequence_length, config.held_out_fraction
     if config.source != "catalog":
         return PackedSequences(load_tokens(config, tokenizer), length, held_out, seed, order)
     name = SetName.parse(str(config.paths[0]))
-    data = ShardSequences(name, site, length, held_out, seed, order, readings)
+    data = ShardSequences(SetName(name.url, version or name.number), site, length, held_out, seed, order)
     if data.version.tokenizer != tokenizer.identity:
         raise BadInput(
             f"{name.url} has tokenizer {data.version.tokenizer[:16]} of {data.version.vocabulary} tokens, and "
@@ -39,20 +41,32 @@ def run_sequences(
     return data
 
 
-def readings_of(data: Sequences) -> list[list[int | str]]:
-    """The versions of a catalog that a run has read, as plain values; empty for text."""
-    return [list(one) for one in data.readings] if isinstance(data, ShardSequences) else []
+def held_out_sequences(
+    config: DataConfig, tokenizer: TextTokenizer, seed: int, sites: Sequence[str], state: Mapping[str, Any]
+) -> Sequences:
+    """What a job of these sites evaluates on, whose checkpoint has this state of `Sequences`. Raises BadInput."""
+    version = max(ReadSoFar.of_plain(state).versions) if state else None
+    data = run_sequences(config, tokenizer, seed, sites[0], version=version)
+    if isinstance(data, ShardSequences):
+        data.evaluate_for(sites)
+    return data
 
 
 def version_text(data: Sequences) -> str:
-    """What must be equal at all ranks of a job, beside the fingerprint: which shards their sites may read."""
-    return f"{data.version.number} {data.pool_sha256}" if isinstance(data, ShardSequences) else ""
+    """What must be equal at all ranks of a job, beside the fingerprint."""
+    return data.version_text if isinstance(data, ShardSequences) else ""
 
 
-def renewed(data: Sequences, manifest: Mapping[str, Any]) -> Sequences:
-    """The same for a run that goes on from a checkpoint with this manifest. Raises BadInput where it cannot."""
-    readings = [Reading(*one) for one in manifest.get("readings", [])]
-    return data.renewed(readings, manifest["consumed"]) if isinstance(data, ShardSequences) and readings else data
+def share_sequences(
+    data: Sequences,
+    batches: Mapping[str, int],
+    before: Mapping[str, Any],
+    of_all: Callable[[Any], Sequence[Any]],
+    consumed: int,
+) -> None:
+    """Deal what is dealt to the sites of a job: see `ShardSequences.deal`. Text is in one line for all."""
+    if isinstance(data, ShardSequences):
+        data.deal(batches, before, of_all, consumed)
 
 
 def dealt_sequences(config: DataConfig, own: Sequences, deals: SiteDeals, site: str) -> DealtSequences:

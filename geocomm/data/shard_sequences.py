@@ -1,39 +1,24 @@
-"""The sequences of a data set's shards in the order of deals: eight shards at a time, mixed inside of a deal.
+"""The sequences of a data set that a job of fixed sites reads: each rank knows what is dealt to its site.
 
-The order is a function of the run's seed alone, so a run's whole position is the number of sequences that all ranks
-together have consumed, whatever the number of ranks. Where a run takes over a newer version, deals that have begun stay
-as they were: `readings` says from which position on each version is read. Imports no torch.
+What a job reads is a function of the run's seed, of the sites, of what each reads in a step, and of what was read
+before. Of one site it is a function of the seed alone, whatever the number of ranks. Imports no torch.
 """
 
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from geocomm.core.bad_input import BadInput
 from geocomm.data.corpus.packing import held_out_every, named_seed
-from geocomm.data.deal_sequences import DealSequences, DealtTo, argsort
-
-SHARDS_OF_DEAL = 8
-_PASSES = 1 << 63
-"""Keys of passes begin here, those of deals at 0."""
-
-
-class Reading(NamedTuple):
-    """A version that a run reads, or has read."""
-
-    number: int
-    sha256: str
-    """Of the version's file."""
-    start: int
-    """The position from which on deals are made of it."""
+from geocomm.data.catalog import Catalog
+from geocomm.data.deal_sequences import DealSequences, DealtTo
+from geocomm.data.fixed_deals import FixedDeals, ReadSoFar
+from geocomm.data.read_version import ReadVersion
 
 
 @dataclass(frozen=True)
@@ -55,88 +40,111 @@ class SetName:
 
 
 class ShardSequences(DealSequences):
-    """The sequences of a data set that a site may read, in a line of its own; the rest of each shard below one sequence
-    is dropped."""
+    """The sequences of a data set that are dealt to a site; the rest of each shard below one sequence is dropped."""
 
     def __init__(
-        self,
-        name: SetName,
-        site: str,
-        sequence_length: int,
-        held_out_fraction: float,
-        seed: int,
-        order: str = "",
-        readings: Sequence[Reading] = (),
+        self, name: SetName, site: str, sequence_length: int, held_out_fraction: float, seed: int, order: str = ""
     ) -> None:
-        """site: the own one, which the rules of the data set are applied to. readings: what the run has read before; it
-        goes on with these. Raises BadInput."""
+        """As the only site of a job, from the beginning on. site: the own one, which the rules of the data set are
+        applied to. Raises BadInput."""
         super().__init__(name.url, sequence_length, held_out_every(held_out_fraction), named_seed(seed, order))
         self.name, self._site = name, site
-        self._given = held_out_fraction, seed, order
         text = f"catalog {sequence_length} {held_out_fraction} {seed}"
         self.fingerprint = hashlib.sha256(text.encode()).hexdigest()
-        number = self._catalog.read(name.number).number
-        own = Reading(number, self._catalog.digest(number), 0)
-        self.readings = tuple(readings) or (own,)
-        self._pools = [self._pool(reading) for reading in self.readings]
-        self._held_out_shards = newest = self._pools[-1]
-        self.train_count = self._train_count(newest)
-        self.token_count = sum(self._shards[int(number)].tokens for number in newest)
-        places = [self._shards[int(number)].place for number in newest]
-        self.pool_sha256 = hashlib.sha256(repr(places).encode()).hexdigest()
-        """Of the shards that the site may read now."""
-        self._deals: list[DealtTo] = []
-        self._left: NDArray[np.int64] = newest[:0]
-        self._reading, self._pass = -1, 0
+        self._newest = ReadVersion.read(Catalog(name.url), name.number)
+        self._read_from(self._newest.version, self._newest.shards, site)
+        self.evaluate_for([site])
+        self.train_count = self._train_count(self._held_out_shards)
+        self.token_count = sum(self._shards[int(number)].tokens for number in self._held_out_shards)
+        self._deals: FixedDeals | None = None
+        self._base, self._own, self._whole, self._end = 0, 1, 1, 0
 
-    def _pool(self, reading: Reading) -> NDArray[np.int64]:
-        """Numbers of the shards that the site may read in a version."""
-        version = self._catalog.read(reading.number)
-        if self._catalog.digest(reading.number) != reading.sha256:
-            raise BadInput(f"version {reading.number} of {self.name.url} is not the one that the run has read")
-        shards = self._catalog.shards(version)
-        if any(shard.labels for shard in shards) and self._site not in version.rules.sites:
-            raise BadInput(
-                f"{self.name.url} has labels, and its [sites] lack this site, {self._site}: GEOCOMM_SITE names it"
-            )
-        self._read_from(version, shards, self._site)
-        return self._numbered(shard for shard in shards if version.rules.may_read(self._site, shard.labels))
+    @property
+    def version_text(self) -> str:
+        """What must be equal at all ranks of a job, beside the fingerprint."""
+        return f"{self._newest.version.number} {self._newest.sha256}"
 
-    def renewed(self, readings: Sequence[Reading], position: int) -> ShardSequences:
-        """The same for a run that has read these up to `position`: what is newer here is read from there on.
+    def deal(
+        self,
+        batches: Mapping[str, int],
+        before: Mapping[str, Any],
+        of_all: Callable[[Any], Sequence[Any]] = lambda own: [own],
+        consumed: int = 0,
+    ) -> None:
+        """Deal to the sites of a job, from now on. Collective over its ranks, by `of_all`.
 
-        Raises BadInput where the version here is older, or those that were read are not there any more.
+        Args:
+            batches: Sequences that each site reads in a step.
+            before: What `state` gave before, maybe in a job of other sites; empty: nothing was read. Rank 0's counts.
+            of_all: Gives what each rank has, by rank, for what this one has.
+            consumed: By all ranks together, at that time.
+
+        Raises:
+            BadInput: A site may not read enough, the version here is older, or what was read before is not there; at
+                all ranks if at any.
         """
-        last, own = readings[-1], self.readings[-1]
-        if own.number < last.number:
-            raise BadInput(f"the run has read version {last.number} of {self.name.url}, and this one is {own.number}")
-        more = [] if own.number == last.number else [own._replace(start=position)]
-        return ShardSequences(self.name, self._site, self.sequence_length, *self._given, readings=[*readings, *more])
+        before = of_all(dict(before))[0]
+        problem, plan = None, {}
+        try:
+            deals = self._begun(batches, before)
+            plan = deals.make_plan()
+        except BadInput as error:
+            problem = str(error)
+        told = of_all((problem, plan))
+        if problem := next((one for one, _ in told if one), None):
+            raise BadInput(problem)
+        deals.take_plan(told[0][1])
+        self._deals, self._end = deals, 0
+        self._line.clear()
+        self._base, self._own, self._whole = consumed, batches[self._site], sum(batches.values())
+
+    def _begun(self, batches: Mapping[str, int], before: Mapping[str, Any]) -> FixedDeals:
+        newest = self._newest.version.number
+        so_far = ReadSoFar.of_plain(before) if before else ReadSoFar({newest: self._newest.sha256})
+        if newest < (last := max(so_far.versions)):
+            raise BadInput(f"the run has read version {last} of {self.url}, and this one is {newest}")
+        versions = {newest: self._newest}
+        for number, sha256 in so_far.versions.items():
+            if number not in versions:
+                versions[number] = ReadVersion.read(Catalog(self.url), number)
+            versions[number].require(sha256)
+        self.evaluate_for(batches)
+        return FixedDeals(versions, self.sequence_length, self._every, self._run, batches, so_far)
+
+    def evaluate_for(self, sites: Collection[str]) -> None:
+        """Evaluate on sequences of shards that all of these sites may read."""
+        rules, labels = self._newest.version.rules, {shard.labels for shard in self._newest.shards}
+        strangers = [site for site in sites if site not in rules.sites]
+        if any(labels) and strangers:
+            raise BadInput(
+                f"{self.url} has labels, and its [sites] lack this site, {strangers[0]}: GEOCOMM_SITE names it"
+            )
+        common = {one for one in labels if all(rules.may_read(site, one) for site in sites)}
+        self._held_out_shards = self._numbered(shard for shard in self._newest.shards if shard.labels in common)
 
     @override
-    def _deal_at(self, position: int) -> DealtTo:
-        while not self._deals or self._deals[-1].at <= position:  # one more, which is fetched meanwhile
-            self._deals.append(self._next_deal())
-            self._want(self._deals[-2:])
-        return self._deals[bisect_right(self._deals, position, key=lambda deal: deal.at) - 1]
+    def position(self, consumed: int) -> int:
+        return (consumed - self._base) * self._own // self._whole
 
-    def _end(self, deal: DealtTo) -> int:
-        return deal.at + self._train_count(deal.shards)
+    @override
+    def state(self, consumed: int) -> dict[str, Any]:
+        return self.state_after((consumed - self._base) // self._whole)
 
-    def _next_deal(self) -> DealtTo:
-        start = self._end(self._deals[-1]) if self._deals else 0
-        reading = bisect_right(self.readings, start, key=lambda one: one.start) - 1
-        if reading != self._reading:
-            # What this pass has dealt stays dealt; new shards join it.
-            pool, before = self._pools[reading], self._pools[self._reading] if self._reading >= 0 else self._left
-            dealt = np.setdiff1d(before, self._left)
-            self._left, self._reading = self._shuffled(np.setdiff1d(pool, dealt)), reading
-        if len(self._left) == 0:
-            self._pass += 1
-            self._left = self._shuffled(np.sort(self._pools[reading]))
-        deal = DealtTo(start, len(self._deals), self._left[:SHARDS_OF_DEAL])
-        self._left = self._left[SHARDS_OF_DEAL:]
-        return deal
+    def state_after(self, steps: int) -> dict[str, Any]:
+        """`state`, after so many steps of this job."""
+        return {} if self._deals is None else self._deals.so_far(steps).plain()
 
-    def _shuffled(self, shards: NDArray[np.int64]) -> NDArray[np.int64]:
-        return shards[argsort(self._run, _PASSES + self._pass, len(shards))]
+    @override
+    def sequence_number(self, position: int) -> int:
+        while len(self._line) < 2 or self._line[-1].at <= position:  # one more, which is fetched meanwhile
+            self._take_next()
+        return super().sequence_number(position)
+
+    def _take_next(self) -> None:
+        if self._deals is None:
+            self.deal({self._site: 1}, {})
+        piece, shards = self._deals.piece(self._site, len(self._line))
+        at = self._end
+        self._end += piece.sequences
+        self._line.append(DealtTo(at, piece.deal, self._numbered(shards), piece.start))
+        self._want(self._line[-2:])

@@ -13,9 +13,9 @@ from typing_extensions import override
 from geocomm.core.bad_input import BadInput
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.site import UNNAMED_SITE, site_name
-from geocomm.core.typed_torch import from_numpy
+from geocomm.core.typed_torch import all_gather_object, from_numpy
 from geocomm.data.dealt_sequences import DealtSequences
-from geocomm.data.shard_sequences import Reading, SetName, ShardSequences
+from geocomm.data.shard_sequences import SetName, ShardSequences
 from geocomm.data.site_deals import SiteDeals, SiteLeft
 
 
@@ -32,9 +32,12 @@ class SiteDataset(IterableDataset[torch.Tensor]):
     """This rank's batches of a data set, without end: each pass over the data in a new order.
 
     All ranks of the default process group, or this process alone without one, read it together: no sequence twice, none
-    missed, whatever their number. Iterating goes on where it stood. `state_dict` and `load_state_dict` are those of
-    torchdata's `StatefulDataLoader`; a state fits any number of ranks, and may be of an older version of the data set,
-    whose sequences are not read again in this pass.
+    missed, whatever their number. Each site (GEOCOMM_SITE) is dealt shards that it may read, by the rule of elastic
+    runs, and its ranks share them; sites may have batches of unequal size. Iterating goes on where it stood.
+
+    `state_dict` and `load_state_dict` are those of torchdata's `StatefulDataLoader`. A state is of all sites, so that a
+    job of other sites, or of other numbers of ranks, reads what is left; and it may be of an older version. Take it
+    after the same batch at all ranks. The first batch is collective over all ranks, and so is `batch_tokens` before it.
 
     In an elastic run whose leader deals data, the batches are those that were dealt to this site. A site that comes
     back reads on where the journal says, whatever `load_state_dict` is given. Where nothing is left, iterating waits
@@ -80,8 +83,13 @@ class SiteDataset(IterableDataset[torch.Tensor]):
             )
         self._batch_size = batch_size
         self._position = 0
+        """Of this site in its line."""
+        self._batches = 0
+        """That each rank has read, in this job and before."""
+        self._before: Mapping[str, Any] = {}
+        self._world, self._readers = (-1, 0), (0, 1)
         self._given = {"sequence_length": sequence_length, "held_out_fraction": held_out_fraction, "seed": seed}
-        site = site_name() or UNNAMED_SITE
+        self._site = site = site_name() or UNNAMED_SITE
         try:
             if isinstance(source, str):
                 if sequence_length is None:
@@ -91,11 +99,10 @@ class SiteDataset(IterableDataset[torch.Tensor]):
                 self._data = self._dealt(source, site)
         except BadInput as error:
             raise InvalidArgumentError(f"SiteDataset: {error}") from None
-        ranks = _place()[1]
-        if self._data.train_count < batch_size * ranks:
+        if self._data.train_count < batch_size:
             raise InvalidArgumentError(
                 f"SiteDataset: {self._data.url} has {self._data.train_count} sequences of {self._data.sequence_length} "
-                f"tokens for this site, and a batch of {ranks} ranks takes {batch_size * ranks}"
+                f"tokens for this site, and a batch takes {batch_size}"
             )
 
     def _dealt(self, outer: ReadsDeals, site: str) -> DealtSequences:
@@ -108,8 +115,39 @@ class SiteDataset(IterableDataset[torch.Tensor]):
 
     @property
     def batch_tokens(self) -> int:
-        """Tokens of a batch of all ranks together."""
-        return self._batch_size * self._data.sequence_length * _place()[1]
+        """Tokens of a batch of all ranks of this site together: what `LocalSteps.count_tokens` takes."""
+        return self._batch_size * self._data.sequence_length * self._among()[1]
+
+    def _among(self) -> tuple[int, int]:
+        """The place of this rank among those that read together, and their number. Collective where they are new."""
+        world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        if isinstance(self._data, DealtSequences):
+            return world
+        if world != self._world:
+            self._share(self._data, *world)
+            self._world = world
+        return self._readers
+
+    def _share(self, data: ShardSequences, rank: int, ranks: int) -> None:
+        before = self.state_dict()["read"]
+        told = _of_all((self._site, self._batch_size, self._batches, data.version_text, self._given))
+        for index, what in enumerate(("batches were read", "version", "settings"), 2):
+            if other := next((one for one in told if one[index] != told[0][index]), None):
+                raise InvalidArgumentError(
+                    f"SiteDataset: {what} at site {told[0][0]}: {told[0][index]}, at site {other[0]}: {other[index]}; "
+                    "they must be equal"
+                )
+        batches: dict[str, int] = {}
+        for site, size, *_ in told:
+            if any(one[:2] != (site, size) for one in told if one[0] == site):
+                raise InvalidArgumentError(f"SiteDataset: the ranks of site {site} have unequal batch_size")
+            batches[site] = batches.get(site, 0) + size
+        try:
+            data.deal(batches, before, _of_all)
+        except BadInput as error:
+            raise InvalidArgumentError(f"SiteDataset: {error}") from None
+        own = [other for other in range(ranks) if told[other][0] == self._site]
+        self._readers, self._position = (own.index(rank), len(own)), 0
 
     @override
     def __iter__(self) -> Iterator[torch.Tensor]:
@@ -120,28 +158,32 @@ class SiteDataset(IterableDataset[torch.Tensor]):
                 "file, and needs none"
             )
         while True:
-            rank, ranks = _place()
+            rank, ranks = self._among()
             try:
                 rows = self._data.micro_batch(self._position, 0, rank, ranks, self._batch_size)
             except SiteLeft:
                 return
             self._position += self._batch_size * ranks
+            self._batches += 1
             yield from_numpy(rows)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where all ranks together are: plain values."""
+        """Where all ranks are: plain values, of a few bytes for each shard."""
         if isinstance(self._data, DealtSequences):
             return {"position": self._position, "dealt": True}
-        return {"position": self._position, "readings": [list(one) for one in self._data.readings], **self._given}
+        steps = self._position // (self._batch_size * self._readers[1])
+        read = self._before if self._world[0] < 0 else self._data.state_after(steps)
+        return {"batches": self._batches, "read": dict(read), **self._given}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken.
 
         Args:
-            state: From `state_dict`, of the same data set.
+            state: From `state_dict`, of the same data set; at all ranks of one moment.
 
         Raises:
-            InvalidArgumentError: The state is of other data, a newer version, or another sequence length.
+            InvalidArgumentError: The state is of other data, a newer version, or another sequence length. The first
+                batch raises what can be found in the catalog alone.
         """
         if isinstance(self._data, DealtSequences) or state.get("dealt"):
             if not (isinstance(self._data, DealtSequences) and state.get("dealt")):
@@ -152,14 +194,12 @@ class SiteDataset(IterableDataset[torch.Tensor]):
         for name, own in self._given.items():
             if state[name] != own:
                 raise InvalidArgumentError(f"SiteDataset: the state has {name} {state[name]}, and this one {own}")
-        try:
-            readings = [Reading(*one) for one in state["readings"]]
-            self._data = self._data.renewed(readings, state["position"])
-        except BadInput as error:
-            raise InvalidArgumentError(f"SiteDataset: {error}") from None
-        self._position = state["position"]
+        self._before, self._batches, self._world = state["read"], state["batches"], (-1, 0)
 
 
-def _place() -> tuple[int, int]:
-    """Rank and number of ranks."""
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+def _of_all(own: Any) -> list[Any]:
+    """What each rank has, by rank. Collective."""
+    told = [own] * (dist.get_world_size() if dist.is_initialized() else 1)
+    if len(told) > 1:
+        all_gather_object(told, own)
+    return told

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
-from geocomm.core.bad_input import BadInput
-from geocomm.data.catalog import Catalog, Shard, Version
+from geocomm.data.catalog import Catalog
 from geocomm.data.deals import Dealer, copies
-from geocomm.journal.dealt_shards import shards_of, text_of
+from geocomm.data.read_version import ReadVersion, sequences_of
 from geocomm.journal.run_state import RunState
 from geocomm.journal.site_line import DealtShards
 
@@ -19,26 +16,6 @@ _TOO_FEW = 2
 """A person hears of a label of which all was dealt so many times less often than other data."""
 _DEALS_OF_A_PASS = 4
 """Of a site, at least, where a data set is so small that deals of eight shards are fewer."""
-
-
-@dataclass(frozen=True)
-class ReadVersion:
-    """A version, with its shards."""
-
-    version: Version
-    sha256: str
-    """Of its file."""
-    shards: tuple[Shard, ...]
-
-    @cached_property
-    def places(self) -> list[tuple[int, int]]:
-        """By shard: its part, and its number there."""
-        return [(part, number) for part, one in enumerate(self.version.parts) for number in range(one.shards)]
-
-    def dealt(self, text: str) -> list[Shard]:
-        """The shards of a deal."""
-        firsts = np.cumsum([0, *(part.shards for part in self.version.parts)])
-        return [self.shards[int(firsts[part]) + number] for part, number in shards_of(text)]
 
 
 def read_data(
@@ -52,16 +29,10 @@ def read_data(
     wanted = {*versions, *numbers[-1:]} or {1}
     if known is not None and wanted <= before.keys() and max(wanted) == known.number:
         return known
-    found = {number: before.get(number) or _read(catalog, number) for number in wanted}
+    found = {number: before.get(number) or ReadVersion.read(catalog, number) for number in wanted}
     for number, sha256 in versions.items():
-        if found[number].sha256 != sha256:
-            raise BadInput(f"version {number} of {name} is another one than the run has read: restore its file")
+        found[number].require(sha256)
     return CatalogData(found, sequence_length, held_out_every)
-
-
-def _read(catalog: Catalog, number: int) -> ReadVersion:
-    version = catalog.read(number)
-    return ReadVersion(version, catalog.digest(number), tuple(catalog.shards(version)))
 
 
 class CatalogData:
@@ -71,16 +42,11 @@ class CatalogData:
         self.versions = versions
         self._newest = versions[max(versions)]
         self._rules = self._newest.version.rules
-        counts = np.array([shard.tokens for shard in self._newest.shards], np.int64) // sequence_length
-        self._sequences = counts - (counts // held_out_every if held_out_every else 0)
+        self._sequences = sequences_of(self._newest.shards, sequence_length, held_out_every)
         self._rows = np.flatnonzero(self._sequences)
         """Shards of less than a sequence are never dealt."""
         self._shards = [self._newest.shards[row] for row in self._rows]
         self._rows_of = copies(self._shards)
-        self._labels: dict[str, set[str]] = {}
-        """By SHA-256, those of all the places that it lies in."""
-        for shard in self._newest.shards:
-            self._labels.setdefault(shard.sha256, set()).update(shard.labels)
         self._classes = sorted({shard.labels for shard in self._shards})
         """Labels that shards have together."""
         class_of = {labels: number for number, labels in enumerate(self._classes)}
@@ -115,12 +81,12 @@ class CatalogData:
         rows = [int(self._rows[row]) for row in found[:most]]
         if not rows:
             return None
-        return text_of(self._newest.places[row] for row in rows), int(self._sequences[rows].sum())
+        return self._newest.text(rows), int(self._sequences[rows].sum())
 
     def may_read(self, state: RunState, site: str, deal: DealtShards) -> bool:
         """See `RunData`."""
         shards = self.versions[state.data[deal.data].number].dealt(deal.shards)
-        labels = [self._labels.get(shard.sha256) for shard in shards]
+        labels = [self._newest.labels.get(shard.sha256) for shard in shards]
         return all(one is not None and self._rules.may_read(site, one) for one in labels)
 
     def readable(self, site: str) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +47,14 @@ class Sequences(ABC):
     @abstractmethod
     def rows(self, numbers: Sequence[int]) -> NDArray[np.int64]:
         """Token ids of the given sequences, one row each."""
+
+    def position(self, consumed: int) -> int:
+        """Where this rank's site is in its line of sequences, once all ranks together have consumed so many."""
+        return consumed
+
+    def state(self, consumed: int) -> dict[str, Any]:
+        """What a checkpoint keeps for sequences that go on from there, as plain values; empty: `consumed` says all."""
+        return {}
 
     def require(self, global_batch: int, held_out: bool) -> None:
         """Raise BadInput unless there are sequences for one optimizer step and, if `held_out`, for an evaluation."""

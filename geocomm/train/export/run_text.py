@@ -14,8 +14,7 @@ from geocomm.core.model_errors import first_problem, problem_text
 from geocomm.data.corpus.data_settings import DataConfig
 from geocomm.data.corpus.packing import Sequences
 from geocomm.data.corpus.text_tokenizer import load_tokenizer
-from geocomm.data.run_sequences import run_sequences
-from geocomm.data.shard_sequences import Reading
+from geocomm.data.run_sequences import held_out_sequences
 from geocomm.train.export.export_record import HeldOut
 from geocomm.train.runs.run_folder import RunFolder
 
@@ -72,9 +71,8 @@ def held_out_text(config: dict[str, Any], manifest: dict[str, Any]) -> HeldOutTe
         raise BadInput(f"the run's configuration has no {error}") from None
     except ValidationError as error:
         raise BadInput(f"the run's configuration: data.{problem_text(first_problem(error))}") from None
-    readings = [Reading(*one) for one in manifest.get("readings", [])]
-    site = next(iter(manifest["sites"]))
-    data = run_sequences(settings, load_tokenizer(settings.tokenizer), seed, site, readings=readings)
+    tokenizer, state = load_tokenizer(settings.tokenizer), manifest.get("data_state", {})
+    data = held_out_sequences(settings, tokenizer, seed, list(manifest["sites"]), state)
     if data.fingerprint != manifest["data"]:
         raise BadInput("the text here is not that of the run")
     if not data.held_out_count:

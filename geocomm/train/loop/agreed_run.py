@@ -7,8 +7,20 @@ from typing import Any
 
 from geocomm.core.place import Place
 from geocomm.data.corpus.packing import Sequences
-from geocomm.data.run_sequences import readings_of
 from geocomm.train.loop.train_config import RunConfig
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Which sequences of a step a rank reads."""
+
+    rank: int
+    ranks: int
+    """That read one line of sequences together, and which of them this is."""
+    first: int
+    """Sequences of a step that come before theirs in that line."""
+    whole: int
+    """Sequences that all ranks of the job read in a step."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +33,8 @@ class Agreed:
     resume_step: int | None
     site_of_rank: tuple[str, ...]
     """The site of every rank."""
+    batch_of_rank: tuple[int, ...]
+    """Sequences that every rank reads in a step."""
     data: Sequences
     model_config: Any
     """The configuration of transformers."""
@@ -31,6 +45,24 @@ class Agreed:
     def sites(self) -> dict[str, int]:
         """How many ranks each site has, in the order of the lowest of them."""
         return {site: self.site_of_rank.count(site) for site in dict.fromkeys(self.site_of_rank)}
+
+    @property
+    def batches(self) -> dict[str, int]:
+        """Sequences that each site reads in a step."""
+        pairs = list(zip(self.site_of_rank, self.batch_of_rank, strict=True))
+        return {name: sum(batch for site, batch in pairs if site == name) for name in self.sites}
+
+    @property
+    def seat(self) -> Seat:
+        """Where this rank reads: text in one line for all ranks; sites with batches of their own one after the other,
+        and those of a catalog each in a line of its own."""
+        whole, catalog = sum(self.batch_of_rank), self.config.data.source == "catalog"
+        if not catalog and len(set(self.batch_of_rank)) == 1:
+            return Seat(self.place.rank, self.place.world_size, 0, whole)
+        place = self.site_of_rank[: self.place.rank].count(self.place.site)
+        before = list(self.batches)[: list(self.batches).index(self.place.site)]
+        first = 0 if catalog else sum(self.batches[site] for site in before)
+        return Seat(place, self.sites[self.place.site], first, whole)
 
     @property
     def shard_ranks(self) -> int:
@@ -44,7 +76,6 @@ class Agreed:
         return {
             "model": model_identity(self.model_config),
             "data": self.data.fingerprint,
-            "readings": readings_of(self.data),
             "world_size": self.place.world_size,
             "zero_stage": self.config.training.zero_stage,
             "precision": self.config.training.precision,

@@ -19,7 +19,7 @@ from geocomm.core.folder_mark import FolderMarkError, folder_mark
 from geocomm.core.place import Place, find_place
 from geocomm.data.corpus.packing import Sequences
 from geocomm.data.corpus.text_tokenizer import load_tokenizer
-from geocomm.data.run_sequences import renewed, run_sequences, version_text
+from geocomm.data.run_sequences import run_sequences, version_text
 from geocomm.group.membership.job_store import Rendezvous
 from geocomm.integrations.deepspeed_version import deepspeed_problem
 from geocomm.train.checkpoint.checkpoint_folder import complete_checkpoints, free_bytes
@@ -148,14 +148,14 @@ def _run_rank(place: Place, config_path: Path | None, assignments: Sequence[str]
             raise first_error(records) or found
         elastic = agent_socket() is not None
         plan = decide(records, found.config, elastic=elastic)
-        data = found.data
-        if plan.resume_step is not None and not elastic:
-            data = renewed(data, found.record["checkpoints"][str(plan.resume_step)])
     except BadInput:
         rendezvous.linger()
         raise
     sites = tuple(record["site"] for record in records)
-    agreed = Agreed(found.config, place, plan.device, plan.resume_step, sites, data, found.model_config, elastic)
+    batches = tuple(record["batch"] for record in records)
+    agreed = Agreed(
+        found.config, place, plan.device, plan.resume_step, sites, batches, found.data, found.model_config, elastic
+    )
     return _train(agreed, found.options, rendezvous)
 
 
@@ -182,8 +182,8 @@ def _prepare(place: Place, config: RunConfig) -> Prepared:
     tokenizer = load_tokenizer(config.data.tokenizer)
     # Each site of an elastic run reads the text in an order of its own.
     data = run_sequences(config.data, tokenizer, config.seed, place.site, place.site if elastic else "")
-    evaluates = config.evaluation.at_end or config.evaluation.every_steps > 0
-    data.require(config.global_batch(place.world_size), evaluates)
+    readers = place.local_world_size if config.data.source == "catalog" else place.world_size
+    data.require(config.global_batch(readers), config.evaluation.runs())
     from geocomm.train.models import model_factory
 
     model_config = model_factory.model_config(config.model, config.data, tokenizer)
@@ -198,6 +198,7 @@ def _prepare(place: Place, config: RunConfig) -> Prepared:
         "fields": shared_fields(config),
         "data": data.fingerprint,
         "data_version": version_text(data),
+        "batch": config.global_batch(1),
         "model": model_factory.model_identity(model_config),
         "gpus": visible_gpus(),
         "presence": presence,

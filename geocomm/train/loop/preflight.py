@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import socket
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +21,10 @@ from geocomm.train.loop.train_config import RunConfig
 
 # Places differ between machines; what is found there is compared by content.
 _DATA = "Python version, files, tokenizer"
-_VERSION = "version of the catalog, what the site may read"
+_VERSION = "version of the catalog"
 _LOCAL_FIELDS = frozenset({"output_dir", "model.path", "data.paths", "data.cache_dir", "data.tokenizer"})
+_BATCH_FIELDS = ("training.micro_batch_size", "training.gradient_accumulation_steps")
+"""With local steps a site may have its own."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def decide(records: list[dict[str, Any]], config: RunConfig, *, elastic: bool = 
     _require_equal(records, "the version of {}", [{"geocomm": record.get("version")} for record in records])
     if error := first_error(records):
         raise error
-    _require_equal(records, "{}", [record["fields"] for record in records])
+    _require_fields(records, config)
     data = [{_DATA: record["data"], _VERSION: record.get("data_version", "")} for record in records]
     _require_equal(records, "the tokenized corpus ({})", data)
     _require_equal(records, "the model's {}", [record["model"] for record in records])
@@ -83,6 +86,25 @@ def decide(records: list[dict[str, Any]], config: RunConfig, *, elastic: bool = 
         )
     device = choose_device(records, config.distributed.device)
     return RunPlan(device=device, resume_step=_resume_step(records, config, shard_ranks(records, config)))
+
+
+def _require_fields(records: list[dict[str, Any]], config: RunConfig) -> None:
+    """BadInput for a field that is not equal where it must be."""
+    fields = [record["fields"] for record in records]
+    if config.sync.mode == "local":
+        for site in dict.fromkeys(record["site"] for record in records):
+            own = [record for record in records if record["site"] == site]
+            _require_equal(own, "{}", [record["fields"] for record in own])
+        fields = [{name: value for name, value in one.items() if name not in _BATCH_FIELDS} for one in fields]
+        batches = {record["site"]: record["batch"] for record in records}
+        ranks = Counter(record["site"] for record in records)
+        if len(set(batches.values())) > 1 and config.joint_steps(equal_sites=len(set(ranks.values())) == 1) > 0:
+            found = ", ".join(f"{site}: {batch}" for site, batch in batches.items())
+            raise BadInput(
+                f"sync.joint_steps needs equal batches at all sites (sequences of a rank in a step: {found}); set "
+                "sync.joint_steps=0"
+            )
+    _require_equal(records, "{}", fields)
 
 
 def _require_declared_site(records: list[dict[str, Any]]) -> None:

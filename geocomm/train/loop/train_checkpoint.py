@@ -11,7 +11,7 @@ import json
 import random
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,13 +42,14 @@ class Progress:
 
 @dataclass(frozen=True)
 class Restored:
-    """What a checkpoint brought. ranks: that wrote it; lost_feedback: those whose residuals no machine has.
-    anchor_only: local steps begin anew from its anchor, or from the weights of mode gradients. of_local: of local
-    steps, in a run without."""
+    """What a checkpoint brought. ranks: that wrote it; lost_feedback: those whose residuals no machine has. data_state:
+    that of `Sequences`. anchor_only: local steps begin anew from its anchor, or from the weights of mode gradients.
+    of_local: of local steps, in a run without."""
 
     progress: Progress
     ranks: int
     lost_feedback: tuple[int, ...] = ()
+    data_state: Mapping[str, Any] = field(default_factory=dict[str, Any])
     anchor_only: bool = False
     of_local: bool = False
 
@@ -64,15 +65,18 @@ class RunCheckpoints:
         keep: int,
         manifest: Mapping[str, Any],
         *,
+        data_state: Callable[[int], dict[str, Any]] = lambda consumed: {},
         elastic: bool = False,
     ) -> None:
         """root: the checkpoint folder as this machine sees it; manifest: what each checkpoint says of the run.
+        data_state: that of `Sequences`.
         elastic: of a site of an elastic run. It takes weights and optimizer from a checkpoint, and no more: what sites
         share is in the run folder.
         """
         self._elastic = elastic
         engine, sync = trained.engine, trained.sync
         self._manifest = dict(manifest)
+        self._data_state = data_state
         self._engine = engine
         self._sync = sync
         self._local = trained.local
@@ -151,7 +155,7 @@ class RunCheckpoints:
         if self._is_disk_leader:
             # A copy of the folder has the same id, and what another disk has of the same step another one.
             about = {"format": 1, "id": uuid.uuid4().hex, "step": progress.step, "consumed": progress.consumed}
-            whole = {**about, **self._manifest}
+            whole = {**about, **self._manifest, "data_state": self._data_state(progress.consumed)}
             if self._local is not None:
                 whole["finished"] = self._local.is_finished
             (partial / folder.MANIFEST).write_text(json.dumps(whole, indent=1))
@@ -170,7 +174,12 @@ class RunCheckpoints:
         source = folder.step_folder(self._root, step)
         manifest = folder.complete_checkpoints(self._root)[step]
         of_local = self._local is None and manifest.get("sync_mode") == "local"
-        restored = Restored(Progress(step, int(manifest["consumed"])), int(manifest["world_size"]), of_local=of_local)
+        restored = Restored(
+            Progress(step, int(manifest["consumed"])),
+            int(manifest["world_size"]),
+            data_state=manifest.get("data_state", {}),
+            of_local=of_local,
+        )
         as_many = restored.ranks == self._place.world_size and not self._elastic and not of_local
         own = _rank_file(source, self._place.rank)
         if as_many and not own.is_file():

@@ -94,6 +94,10 @@ class EvaluationConfig(Section):
     at_end: bool = Field(True, description="Evaluate after the last step.")
     max_sequences: PositiveInt = Field(64, description="Most held-out sequences, over all ranks.")
 
+    def runs(self) -> bool:
+        """Whether the run evaluates at all."""
+        return self.at_end or self.every_steps > 0
+
 
 class CheckpointConfig(Section):
     """When checkpoints are written, kept and resumed."""

@@ -65,7 +65,7 @@ class TrainLoop:
         config, place = agreed.config, agreed.place
         self._config = config
         self._place = place
-        self._data = agreed.data
+        self._data, self._seat = agreed.data, agreed.seat
         self._trained = trained
         self._checkpoints = checkpoints
         self._log = log
@@ -88,6 +88,9 @@ class TrainLoop:
             counts=self._meter.has_counters,
         )
         self._ranks_of_site = agreed.sites
+        self._tokens_of_site = {
+            site: batch * agreed.data.sequence_length for site, batch in agreed.batches.items()
+        }
         self._rounds_before: Mapping[str, Any] = {}
         self._was_late = False
         self._unsent: tuple[dict[str, Any], list[float]] | None = None
@@ -190,14 +193,18 @@ class TrainLoop:
         )
         if totals.wants.failed:
             agree(place, self._log_error)
-        return Progress(step, progress.consumed + config.global_batch(place.world_size)), totals.wants
+        return Progress(step, progress.consumed + self._seat.whole), totals.wants
 
     def _forward(self, progress: Progress, micro_step: int) -> torch.Tensor:
         """The loss of this rank's next micro batch."""
-        place, engine = self._place, self._trained.engine
+        seat, engine = self._seat, self._trained.engine
         with self._meter.input():
             rows = self._data.micro_batch(
-                progress.consumed, micro_step, place.rank, place.world_size, self._config.training.micro_batch_size
+                self._data.position(progress.consumed) + seat.first,
+                micro_step,
+                seat.rank,
+                seat.ranks,
+                self._config.training.micro_batch_size,
             )
             inputs = torch.from_numpy(rows).to(engine.device)
         return engine(input_ids=inputs, labels=inputs).loss
@@ -229,7 +236,9 @@ class TrainLoop:
             self._guard_log(lambda: self._log.step(entry))
         if self._site_talk is not None:
             for report in self._site_talk.take_reports():
-                if sites := sites_entry(self._facts, self._ranks_of_site, report.sites):
+                if sites := sites_entry(
+                    self._facts, self._ranks_of_site, self._tokens_of_site, report.sites
+                ):
                     self._guard_log(functools.partial(self._log.write, "sites", sites))
 
     def _tell_trouble(self, step: int, rounds: Mapping[str, Any]) -> None:

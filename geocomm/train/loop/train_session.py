@@ -8,12 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from geocomm.core.config_section import flat_fields
 from geocomm.core.ended_by_signal import begun
 from geocomm.core.site import UNNAMED_SITE
+from geocomm.core.typed_torch import all_gather_object
 from geocomm.core.units import count_text
-from geocomm.data.run_sequences import dealt_sequences
+from geocomm.data.run_sequences import dealt_sequences, share_sequences
 from geocomm.group.membership.collective_verdict import together
 from geocomm.metrics.events import EventReader, events
 from geocomm.train.loop.agreed_run import Agreed
@@ -38,7 +40,13 @@ def train_session(agreed: Agreed) -> int:
     checkpoints = None
     if config.checkpoint.saves() or agreed.resume_step is not None:
         checkpoints = RunCheckpoints(
-            trained, place, folder.checkpoints, config.checkpoint.keep, agreed.manifest(), elastic=agreed.elastic
+            trained,
+            place,
+            folder.checkpoints,
+            config.checkpoint.keep,
+            agreed.manifest(),
+            data_state=agreed.data.state,
+            elastic=agreed.elastic,
         )
     restored = Restored(Progress(), place.world_size)
     if checkpoints is not None and agreed.resume_step is not None:
@@ -52,6 +60,9 @@ def train_session(agreed: Agreed) -> int:
         if (deals := trained.local.deals) is not None:
             data = together(place, lambda: dealt_sequences(config.data, agreed.data, deals, place.site))
             agreed = replace(agreed, data=data)
+    if not agreed.elastic:
+        share_sequences(agreed.data, agreed.batches, restored.data_state, _of_all, progress.consumed)
+        agreed.data.require(0, config.evaluation.runs())
     anew = agreed.elastic or agreed.resume_step is None or restored.of_local
     if anew or restored.ranks != place.world_size:
         # Draws during training differ by rank, do not depend on how the model was built, and do not repeat.
@@ -105,6 +116,13 @@ def train_session(agreed: Agreed) -> int:
         if line := export_run(agreed, trained, progress.step, renew=renew):
             log.say(line)
     return 0
+
+
+def _of_all(own: Any) -> list[Any]:
+    """What each rank has, by rank. Collective."""
+    told = [own] * dist.get_world_size()
+    all_gather_object(told, own)
+    return told
 
 
 def _start_entry(agreed: Agreed, restored: Restored, progress: Progress, parameters: int) -> dict[str, Any]:

@@ -62,11 +62,14 @@ def step_entry(
 
 
 def sites_entry(
-    run: RunFacts, ranks_of_site: Mapping[str, int], rows: Mapping[str, Mapping[str, float]]
+    run: RunFacts,
+    ranks_of_site: Mapping[str, int],
+    tokens_of_site: Mapping[str, int],
+    rows: Mapping[str, Mapping[str, float]],
 ) -> dict[str, Any] | None:
     """Where all sites of a run with local steps stand; None where none has done a step since it last told.
 
-    rows: by site, `step`, `loss`, counters of rounds, and the sums over its `steps` since it last told and over its
+    tokens_of_site: that a site trains on in one step. rows: by site, `step`, `loss`, counters of rounds, and the sums over its `steps` since it last told and over its
     ranks of step_seconds, `WAITS`, counters and times.
     """
     sites = {}
@@ -74,7 +77,7 @@ def sites_entry(
         if row["steps"]:
             ranks, steps = ranks_of_site[site], int(row["steps"])
             seconds = row["step_seconds"] / ranks
-            tokens = run.tokens_per_rank * ranks * steps
+            tokens = tokens_of_site[site] * steps
             sites[site] = {
                 "step": int(row["step"]),
                 "steps": steps,

@@ -1,8 +1,9 @@
-"""The order of deals, and the data set that reads it: each sequence once, whatever the number of ranks or versions."""
+"""What fixed sites read of a data set: each sequence once, whatever the ranks, versions, and restarts with other sites."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,11 +21,12 @@ from geocomm.core.bad_input import BadInput
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.data.catalog import Catalog, Label, Rules, Shard, Store, Version
 from geocomm.data.deal_sequences import argsort
+from geocomm.data.fixed_deals import ReadSoFar
 from geocomm.data.shard_sequences import SetName, ShardSequences
 
 LENGTH = 4
 GOLDEN_DEAL = [2, 5, 7, 3, 0, 6, 4, 1]
-GOLDEN_SHARDS = [8, 1, 8, 7, 6, 0, 5, 2, 5, 7, 4, 4, 6, 0, 2, 1, 3, 9, 9, 3]
+GOLDEN_SHARDS = [2, 3, 2, 5, 4, 7, 9, 1, 9, 5, 8, 8, 4, 7, 1, 3, 0, 6, 6, 0]
 
 
 class DataSet:
@@ -35,7 +37,7 @@ class DataSet:
         self.catalog = Catalog(str(folder / "catalog"))
         self.counts: list[int] = []
         self.rules = Rules(
-            sites={"frankfurt": "eu", "virginia": "us"},
+            sites={"frankfurt": "eu", "virginia": "us", "ohio": "us"},
             stores={"disk": Store(url=str(folder))},
             labels={"eu": Label(readers=("eu",))},
         )
@@ -102,7 +104,7 @@ def test_each_pass_has_every_sequence_once_and_none_that_is_held_out(
 
 
 def test_order_is_that_of_the_first_version_of_geocomm_that_has_it(data_set: DataSet) -> None:
-    """A change would have every run that goes on read some sequences again and others never."""
+    """A change would give equal runs of two versions of geocomm other batches."""
     assert argsort(7, 3, 8).tolist() == GOLDEN_DEAL
     data_set.add(*[2] * 10)
     assert [shard for shard, _ in seen(data_set.read(), 0, 20)] == GOLDEN_SHARDS
@@ -129,27 +131,128 @@ def test_newer_version_is_read_in_the_same_pass_and_nothing_twice(
     data_set.add(*old)
     before = data_set.read()
     position = int(at * (sum(old) - 1))
+    begun = seen(before, 0, position)
     data_set.add(*new)
-    after = data_set.read().renewed(before.readings, position)
-    whole = seen(after, 0, sum(old) + sum(new))
-    assert whole[:position] == seen(before, 0, position)
-    assert sorted(whole) == [(shard, index) for shard, count in enumerate(old + new) for index in range(count)]
-    again = data_set.read().renewed(after.readings, position + 3)  # no newer one since then
-    assert seen(again, 0, len(whole)) == whole
+    after = data_set.read()
+    after.deal({"frankfurt": 1}, before.state(position))
+    rest = seen(after, 0, sum(old) + sum(new) - position)
+    assert sorted(begun + rest) == [(shard, index) for shard, count in enumerate(old + new) for index in range(count)]
 
 
-def test_state_of_a_newer_or_another_version_is_refused(data_set: DataSet, tmp_path: Path) -> None:
+def test_state_of_a_newer_or_another_version_is_refused(data_set: DataSet) -> None:
     data_set.add(5)
     first = data_set.read()
     data_set.add(5)
     second = data_set.read()
+    second.deal({"frankfurt": 1}, {})
     with pytest.raises(BadInput, match="has read version 2"):
-        first.renewed(second.readings, 0)
-    other = DataSet(tmp_path)
-    other.counts = [5]
-    reading = first.readings[0]._replace(sha256="0" * 64)
-    with pytest.raises(BadInput, match="not the one"):
-        second.renewed([reading], 0)
+        first.deal({"frankfurt": 1}, second.state(0))
+    state = second.state(0) | {"versions": {"1": "0" * 64}}
+    with pytest.raises(BadInput, match="another one than the run has read"):
+        second.deal({"frankfurt": 1}, state)
+
+
+class Job:
+    """The sites of a job in lockstep, each as its ranks see it; what they read is (shard, index)."""
+
+    def __init__(self, data_set: DataSet, batches: dict[str, int], before: dict[str, Any] | None = None) -> None:
+        self.sites: dict[str, ShardSequences] = {}
+        self.read = {site: list[tuple[int, int]]() for site in batches}
+        self.batches, self.consumed = batches, 0
+        for site in batches:
+            self.sites[site] = data_set.read(site=site)
+            self.sites[site].deal(batches, before or {})
+
+    def train(self, steps: int) -> None:
+        for _ in range(steps):
+            for site, data in self.sites.items():
+                rows = data.micro_batch(data.position(self.consumed), 0, 0, 1, self.batches[site])
+                self.read[site] += [(int(row[0]), int(row[1])) for row in rows]
+            self.consumed += sum(self.batches.values())
+
+    def state(self, site: str) -> dict[str, Any]:
+        """As a checkpoint has it, through JSON."""
+        return json.loads(json.dumps(self.sites[site].state(self.consumed)))
+
+
+_SITES = st.dictionaries(st.sampled_from(["frankfurt", "virginia", "ohio"]), st.integers(1, 4), min_size=1)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    common=st.lists(st.integers(1, 9), min_size=1, max_size=40),
+    eu=st.lists(st.integers(1, 9), max_size=10),
+    jobs=st.lists(st.tuples(_SITES, st.integers(0, 12)), min_size=1, max_size=6),
+)
+def test_restarts_with_other_sites_miss_nothing_and_read_nothing_twice(
+    tmp_path_factory: pytest.TempPathFactory,
+    common: list[int],
+    eu: list[int],
+    jobs: list[tuple[dict[str, int], int]],
+) -> None:
+    data_set = DataSet(tmp_path_factory.mktemp("jobs"))
+    data_set.add(*common, 4)
+    if eu:
+        data_set.add(*eu, labels=("eu",))
+    labelled = range(len(common) + 1, len(data_set.counts))
+    before, times = None, Counter[tuple[int, int]]()
+    for batches, steps in [*jobs, ({"frankfurt": 1}, 0)]:
+        job = Job(data_set, batches, before)
+        job.train(steps)
+        for site, read in job.read.items():
+            assert site == "frankfurt" or not {shard for shard, _ in read}.intersection(labelled)
+            times.update(read)
+        before = job.state(next(iter(batches)))
+    # One site that may read all reads what is dealt and left: then all sequences of a shard were read equally often,
+    # and no shard twice more often than another one of its label.
+    last = Job(data_set, {"frankfurt": 1}, before)
+    left = ReadSoFar.of_plain(last.state("frankfurt"))
+    last.train(sum(piece.sequences for line in (*left.lines.values(), left.rests) for piece in line))
+    times.update(last.read["frankfurt"])
+    of_shard = [{times[shard, index] for index in range(count)} for shard, count in enumerate(data_set.counts)]
+    assert all(len(found) == 1 for found in of_shard)
+    for some in (of_shard[: len(common) + 1], of_shard[len(common) + 1 :]):
+        assert len(set[int]().union(*some)) <= 2
+    last.train(2 * sum(data_set.counts))
+    times.update(last.read["frankfurt"])
+    assert len(times) == sum(data_set.counts)
+
+
+def test_job_that_stops_and_goes_on_reads_as_one_that_does_not(data_set: DataSet) -> None:
+    data_set.add(*[7] * 50)
+    data_set.add(*[7] * 10, labels=("eu",))
+    batches = {"frankfurt": 2, "virginia": 3}
+    whole = Job(data_set, batches)
+    whole.train(120)
+    first = Job(data_set, batches)
+    first.train(31)
+    for site in batches:  # whose states say the same
+        second = Job(data_set, batches, first.state(site))
+        second.train(89)
+        assert {one: first.read[one] + second.read[one] for one in batches} == whole.read
+    assert {shard for shard, _ in whole.read["virginia"]} <= set(range(50))
+
+
+def test_site_that_may_not_read_a_batch_is_refused_at_all_ranks(data_set: DataSet) -> None:
+    data_set.add(20, labels=("eu",))
+    data_set.add(3)
+    for site in ("frankfurt", "virginia"):
+        data = data_set.read(site=site)
+        with pytest.raises(BadInput, match="3 sequences of 4 tokens that site virginia may read, and a step takes 4"):
+            data.deal({"frankfurt": 4, "virginia": 4}, {})
+        with pytest.raises(BadInput, match="lack this site, tokyo"):
+            data.deal({site: 1, "tokyo": 1}, {})
+
+
+def test_sites_evaluate_the_same_sequences_that_all_of_them_may_read(data_set: DataSet) -> None:
+    data_set.add(8, labels=("eu",))
+    data_set.add(8)
+    found = []
+    for site in ("frankfurt", "virginia"):
+        data = data_set.read(site=site, held_out=0.25)
+        data.deal({"frankfurt": 1, "virginia": 1}, {})
+        found.append(data.rows(data.held_out(9).tolist())[:, :2].tolist())
+    assert found == [[[1, 3], [1, 7]]] * 2
 
 
 def test_site_reads_what_its_labels_let_it_read_alone(data_set: DataSet) -> None:
@@ -195,9 +298,10 @@ def test_data_set_goes_on_where_its_state_was_taken(data_set: DataSet) -> None:
     data_set.add(3)
     newer = geocomm.SiteDataset(data_set.catalog.url, batch_size=2, sequence_length=LENGTH)
     newer.load_state_dict(state)
-    assert [one[0] for one in newer.state_dict()["readings"]] == [1, 2]
-    with pytest.raises(InvalidArgumentError, match="has read version 2"):
-        first.load_state_dict(newer.state_dict())
+    rest = batches(newer, 13)
+    assert Counter(begun + rest) == Counter(dict.fromkeys([*whole, (10, 0), (10, 1), (10, 2)], 1)) + Counter(rest[-1:])
+    with pytest.raises(InvalidArgumentError, match="seed 9"):
+        first.load_state_dict(state | {"seed": 9})
 
 
 def test_torchdatas_loader_goes_on_where_its_state_was_taken(data_set: DataSet) -> None:

@@ -1,0 +1,228 @@
+"""The deals of a job whose sites stay the same: each rank makes them for all sites, and all ranks make the same.
+
+A job's step takes a batch of each site, so the next deal is for the site that has the fewest steps left. What is dealt
+follows from what was read before and from one plan for a whole pass, which one rank makes: sites need not talk while
+they train. A job of other sites begins with what those before have left. Pure; imports no torch.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geocomm.core.bad_input import BadInput
+from geocomm.data.catalog import Shard
+from geocomm.data.deals import SHARDS_OF_DEAL, Dealer, ShardClass, copies
+from geocomm.data.read_version import ReadVersion, sequences_of
+from geocomm.journal.site_line import Piece, cut, length
+
+_DEALS_OF_A_PASS = 4
+"""Of a site, at least: of few shards, several sites get parts of one deal."""
+
+
+@dataclass(frozen=True)
+class ReadSoFar:
+    """What of a data set was dealt, and is not read yet."""
+
+    versions: Mapping[int, str]
+    """SHA-256 of a version's file, by its number: the newest, and those that deals are of."""
+    dealt: bytes = b""
+    """How often each shard of the newest was dealt: int32, compressed; empty: never."""
+    next_deal: int = 0
+    deals: Mapping[int, tuple[int, str]] = field(default_factory=dict[int, tuple[int, str]])
+    """Version and shards of those that are not read to their end, by number."""
+    lines: Mapping[str, tuple[Piece, ...]] = field(default_factory=dict[str, tuple[Piece, ...]])
+    """What each site has left."""
+    rests: tuple[Piece, ...] = ()
+    """What is left of sites that have gone."""
+
+    def plain(self) -> dict[str, Any]:
+        """As values that JSON and torch's checkpoints take."""
+        return {
+            "versions": {str(number): sha256 for number, sha256 in self.versions.items()},
+            "dealt": base64.b64encode(self.dealt).decode(),
+            "next_deal": self.next_deal,
+            "deals": {str(number): list(deal) for number, deal in self.deals.items()},
+            "lines": {site: _plain(line) for site, line in self.lines.items()},
+            "rests": _plain(self.rests),
+        }
+
+    @classmethod
+    def of_plain(cls, plain: Mapping[str, Any]) -> ReadSoFar:
+        """From what `plain` gave."""
+        return cls(
+            {int(number): sha256 for number, sha256 in plain["versions"].items()},
+            base64.b64decode(plain["dealt"]),
+            plain["next_deal"],
+            {int(number): (version, shards) for number, (version, shards) in plain["deals"].items()},
+            {site: tuple(Piece(*piece) for piece in line) for site, line in plain["lines"].items()},
+            tuple(Piece(*piece) for piece in plain["rests"]),
+        )
+
+
+def _plain(pieces: Iterable[Piece]) -> list[list[int]]:
+    return [[piece.deal, piece.start, piece.sequences] for piece in pieces]
+
+
+class FixedDeals:
+    """The lines of a job's sites, as far as they are dealt."""
+
+
+
+    def __init__(
+        self,
+        versions: Mapping[int, ReadVersion],
+        sequence_length: int,
+        held_out_every: int,
+        run: int,
+        batches: Mapping[str, int],
+        so_far: ReadSoFar,
+    ) -> None:
+        """versions: the newest, and those of `so_far`. batches: sequences that each site reads in a step. Raises
+        BadInput for a site that may not read enough for a batch."""
+        self._versions, self._newest = versions, versions[max(versions)]
+        self._cut = sequence_length, held_out_every
+        self._batches = dict(sorted(batches.items()))
+        self._speeds = {site: float(batch) for site, batch in self._batches.items()}
+        self._rows, self._sequences = self._whole(self._newest)
+        shards = [self._newest.shards[row] for row in self._rows]
+        self._rows_of = copies(shards)
+        self._require_readers()
+        self._dealer = Dealer(self._newest.version.rules, shards, run)
+        self._dealt = self._counts(so_far)
+        self._next_deal, self._deals = so_far.next_deal, dict(so_far.deals)
+        self._labels: dict[int, frozenset[str] | None] = {}
+        """Of a deal's shards; None: the newest version lacks one."""
+        same = so_far.lines.keys() == batches.keys() and max(so_far.versions) == max(versions)
+        untouched = set[int]() if same else self._take_back(so_far)
+        self._rests = [piece for piece in so_far.rests if piece.deal not in untouched]
+        self.lines: dict[str, list[Piece]] = {site: [] for site in self._batches}
+        """What each site reads from its position at the job's start on."""
+        for site, line in sorted(so_far.lines.items()):
+            for piece in line:
+                keeps = site in self.lines and self._may_read(site, piece)
+                if piece.deal not in untouched:
+                    (self.lines[site] if keeps else self._rests).append(piece)
+        self._ends = {site: length(line) for site, line in self.lines.items()}
+
+    def _whole(self, read: ReadVersion) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The shards of at least a sequence, and how many these have; others are never dealt."""
+        sequences = sequences_of(read.shards, *self._cut)
+        rows = np.flatnonzero(sequences)
+        return rows, sequences[rows]
+
+    def _require_readers(self) -> None:
+        rules = self._newest.version.rules
+        labels = [self._newest.shards[row].labels for row in self._rows]
+        for site, batch in self._batches.items():
+            may = {one: rules.may_read(site, one) for one in set(labels)}
+            count = int(self._sequences[np.array([may[one] for one in labels], bool)].sum())
+            if count < batch:
+                raise BadInput(
+                    f"{self._newest.url} has {count} sequences of {self._cut[0]} tokens that site {site} may read, and "
+                    f"a step takes {batch} there"
+                )
+
+    def _counts(self, so_far: ReadSoFar) -> NDArray[np.int32]:
+        """How often each shard was dealt, whatever the version: by what is in it."""
+        before = self._versions[max(so_far.versions)]
+        rows, _ = self._whole(before)
+        counts = np.frombuffer(zlib.decompress(so_far.dealt), "<i4") if so_far.dealt else np.zeros(len(rows), np.int32)
+        if len(counts) != len(rows):
+            raise BadInput(f"what was read of {before.url} is counted for {len(counts)} shards, and {len(rows)} are there")
+        of_hash = {before.shards[row].sha256: int(count) for row, count in zip(rows, counts, strict=True)}
+        return np.array([of_hash.get(self._newest.shards[row].sha256, 0) for row in self._rows], np.int32)
+
+    def _take_back(self, so_far: ReadSoFar) -> set[int]:
+        """The deals that nobody has begun; they count no more, so that what was dealt less often comes first."""
+        left = Counter[int]()
+        for piece in (*so_far.rests, *(piece for line in so_far.lines.values() for piece in line)):
+            left[piece.deal] += piece.sequences
+        found = set[int]()
+        for deal, count in left.items():
+            shards = self._shards(deal)
+            if count == int(sequences_of(shards, *self._cut).sum()):
+                found.add(deal)
+                self._count(shards, -1)
+        return found
+
+    def _count(self, shards: Iterable[Shard], times: int) -> None:
+        for shard in shards:
+            self._dealt[self._rows_of.get(shard.sha256, [])] += times
+
+    def make_plan(self) -> dict[tuple[ShardClass, str], float]:
+        """The plan, which is to be that of one rank at all: the libraries in it may differ."""
+        return self._dealer.pass_plan(self._speeds)
+
+    def take_plan(self, plan: Mapping[tuple[ShardClass, str], float]) -> None:
+        """Deal by this plan; before anything is dealt."""
+        self._dealer.fix_plan(plan)
+
+    def piece(self, site: str, index: int) -> tuple[Piece, list[Shard]]:
+        """That of a site's line, and its deal's shards; dealt now if need be."""
+        while len(self.lines[site]) <= index:
+            self._deal()
+        piece = self.lines[site][index]
+        return piece, self._shards(piece.deal)
+
+    def so_far(self, steps: int) -> ReadSoFar:
+        """What is left once each site has read so many batches since the job's start."""
+        while any(self._ends[site] < steps * batch for site, batch in self._batches.items()):
+            self._deal()
+        lines = {site: cut(tuple(self.lines[site]), steps * batch)[1] for site, batch in self._batches.items()}
+        left = {piece.deal for line in (*lines.values(), self._rests) for piece in line}
+        deals = {number: self._deals[number] for number in sorted(left)}
+        numbers = {version for version, _ in deals.values()} | {self._newest.version.number}
+        return ReadSoFar(
+            {number: self._versions[number].sha256 for number in sorted(numbers)},
+            zlib.compress(self._dealt.astype("<i4").tobytes(), 9),
+            self._next_deal,
+            deals,
+            lines,
+            tuple(self._rests),
+        )
+
+    def _deal(self) -> None:
+        """To the site that is the first to have read all of its line."""
+        site = min(self._batches, key=lambda name: (Fraction(self._ends[name], self._batches[name]), name))
+        piece = next((one for one in self._rests if self._may_read(site, one)), None)
+        if piece is None:
+            first = len(self._rests)
+            self._rests += self._new_deal(site)
+            piece = self._rests[first]
+        self._rests.remove(piece)
+        self.lines[site].append(piece)
+        self._ends[site] += piece.sequences
+
+    def _new_deal(self, site: str) -> list[Piece]:
+        found = self._dealer.next_shards(site, self._next_deal, self._speeds, self._dealt)
+        rows = [int(row) for row in self._rows[found]]
+        self._count([self._newest.shards[row] for row in rows], 1)
+        text, count = self._newest.text(rows), int(self._sequences[found].sum())
+        number, self._next_deal = self._next_deal, self._next_deal + 1
+        self._deals[number] = self._newest.version.number, text
+        parts = _DEALS_OF_A_PASS * len(self._batches) * SHARDS_OF_DEAL // len(self._rows)
+        size = math.ceil(count / max(1, parts if len(self._batches) > 1 else 1))
+        return [Piece(number, start, min(size, count - start)) for start in range(0, count, size)]
+
+    def _may_read(self, site: str, piece: Piece) -> bool:
+        """Whether a site may read all of a deal, and the newest version still has it."""
+        if piece.deal not in self._labels:
+            found = [self._newest.labels.get(shard.sha256) for shard in self._shards(piece.deal)]
+            known = [one for one in found if one is not None]
+            self._labels[piece.deal] = frozenset().union(*known) if len(known) == len(found) else None
+        labels = self._labels[piece.deal]
+        return labels is not None and self._newest.version.rules.may_read(site, labels)
+
+    def _shards(self, deal: int) -> list[Shard]:
+        version, text = self._deals[deal]
+        return self._versions[version].dealt(text)

@@ -1,0 +1,76 @@
+"""A version of a data set with its shards, and which of them a deal names. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geocomm.core.bad_input import BadInput
+from geocomm.data.catalog import Catalog, Shard, Version
+from geocomm.journal.dealt_shards import shards_of, text_of
+
+
+@dataclass(frozen=True)
+class ReadVersion:
+    """A version, with its shards."""
+
+    url: str
+    """Of the catalog."""
+    version: Version
+    sha256: str
+    """Of its file."""
+    shards: tuple[Shard, ...]
+
+    @classmethod
+    def read(cls, catalog: Catalog, number: int | None) -> ReadVersion:
+        """number: None for the newest. It may take seconds. Raises BadInput."""
+        version = catalog.read(number)
+        return cls(catalog.url, version, catalog.digest(version.number), tuple(catalog.shards(version)))
+
+    def require(self, sha256: str) -> None:
+        """Raise BadInput where it is another one than the run has read."""
+        if self.sha256 != sha256:
+            raise BadInput(
+                f"version {self.version.number} of {self.url} is another one than the run has read: restore its file"
+            )
+
+    @cached_property
+    def _places(self) -> list[tuple[int, int]]:
+        """By shard: its part, and its number there."""
+        return [(part, number) for part, one in enumerate(self.version.parts) for number in range(one.shards)]
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return [0, *accumulate(part.shards for part in self.version.parts)]
+
+    def text(self, rows: Iterable[int]) -> str:
+        """The text of a deal of these shards."""
+        return text_of(self._places[row] for row in rows)
+
+    def dealt(self, text: str) -> list[Shard]:
+        """The shards of a deal. Raises BadInput for shards that it does not have."""
+        try:
+            return [self.shards[self._starts[part] + number] for part, number in shards_of(text)]
+        except (IndexError, ValueError):
+            raise BadInput(
+                f"version {self.version.number} of {self.url} has no shards {text}, which were dealt"
+            ) from None
+
+    @cached_property
+    def labels(self) -> dict[str, frozenset[str]]:
+        """By SHA-256 of a shard, those of all the places that it lies in."""
+        found: dict[str, set[str]] = {}
+        for shard in self.shards:
+            found.setdefault(shard.sha256, set()).update(shard.labels)
+        return {sha256: frozenset(labels) for sha256, labels in found.items()}
+
+
+def sequences_of(shards: Sequence[Shard], length: int, held_out_every: int) -> NDArray[np.int64]:
+    """By shard: its sequences of so many tokens that are trained on."""
+    counts = np.array([shard.tokens for shard in shards], np.int64) // length
+    return counts - (counts // held_out_every if held_out_every else 0)
