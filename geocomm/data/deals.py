@@ -255,9 +255,7 @@ class Dealer:
         shares = plan.shares(site, here)
         return shares if any(shares) else [float(self._price(key, site) <= self._highest(plan, key)) for key in here]
 
-    def _cheapest(
-        self, reads: NDArray[np.float64], speeds: Mapping[str, float]
-    ) -> dict[tuple[ShardClass, str], float]:
+    def _cheapest(self, reads: NDArray[np.float64], speeds: Mapping[str, float]) -> dict[tuple[ShardClass, str], float]:
         """reads: tokens of each shard that are to be read."""
         sums = np.bincount(self._class, reads, len(self._classes))
         left = {key: float(tokens) for key, tokens in zip(self._classes, sums, strict=True)}

@@ -76,8 +76,6 @@ def _plain(pieces: Iterable[Piece]) -> list[list[int]]:
 class FixedDeals:
     """The lines of a job's sites, as far as they are dealt."""
 
-
-
     def __init__(
         self,
         versions: Mapping[int, ReadVersion],
@@ -114,11 +112,11 @@ class FixedDeals:
                     (self.lines[site] if keeps else self._rests).append(piece)
         self._ends = {site: length(line) for site, line in self.lines.items()}
 
-    def _whole(self, read: ReadVersion) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _whole(self, read: ReadVersion) -> tuple[list[int], NDArray[np.int64]]:
         """The shards of at least a sequence, and how many these have; others are never dealt."""
         sequences = sequences_of(read.shards, *self._cut)
         rows = np.flatnonzero(sequences)
-        return rows, sequences[rows]
+        return [int(row) for row in rows], sequences[rows]
 
     def _require_readers(self) -> None:
         rules = self._newest.version.rules
@@ -138,7 +136,9 @@ class FixedDeals:
         rows, _ = self._whole(before)
         counts = np.frombuffer(zlib.decompress(so_far.dealt), "<i4") if so_far.dealt else np.zeros(len(rows), np.int32)
         if len(counts) != len(rows):
-            raise BadInput(f"what was read of {before.url} is counted for {len(counts)} shards, and {len(rows)} are there")
+            raise BadInput(
+                f"what was read of {before.url} is counted for {len(counts)} shards, and {len(rows)} are there"
+            )
         of_hash = {before.shards[row].sha256: int(count) for row, count in zip(rows, counts, strict=True)}
         return np.array([of_hash.get(self._newest.shards[row].sha256, 0) for row in self._rows], np.int32)
 
@@ -205,7 +205,7 @@ class FixedDeals:
 
     def _new_deal(self, site: str) -> list[Piece]:
         found = self._dealer.next_shards(site, self._next_deal, self._speeds, self._dealt)
-        rows = [int(row) for row in self._rows[found]]
+        rows = [self._rows[index] for index in found]
         self._count([self._newest.shards[row] for row in rows], 1)
         text, count = self._newest.text(rows), int(self._sequences[found].sum())
         number, self._next_deal = self._next_deal, self._next_deal + 1

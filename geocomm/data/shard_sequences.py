@@ -14,8 +14,8 @@ from typing import Any
 from typing_extensions import override
 
 from geocomm.core.bad_input import BadInput
-from geocomm.data.corpus.packing import held_out_every, named_seed
 from geocomm.data.catalog import Catalog
+from geocomm.data.corpus.packing import held_out_every, named_seed
 from geocomm.data.deal_sequences import DealSequences, DealtTo
 from geocomm.data.fixed_deals import FixedDeals, ReadSoFar
 from geocomm.data.read_version import ReadVersion
@@ -70,7 +70,7 @@ class ShardSequences(DealSequences):
         before: Mapping[str, Any],
         of_all: Callable[[Any], Sequence[Any]] = lambda own: [own],
         consumed: int = 0,
-    ) -> None:
+    ) -> FixedDeals:
         """Deal to the sites of a job, from now on. Collective over its ranks, by `of_all`.
 
         Args:
@@ -84,19 +84,19 @@ class ShardSequences(DealSequences):
                 all ranks if at any.
         """
         before = of_all(dict(before))[0]
-        problem, plan = None, {}
+        deals, problem = None, None
         try:
             deals = self._begun(batches, before)
-            plan = deals.make_plan()
         except BadInput as error:
             problem = str(error)
-        told = of_all((problem, plan))
-        if problem := next((one for one, _ in told if one), None):
-            raise BadInput(problem)
+        told = of_all((problem, deals and deals.make_plan()))
+        if deals is None or any(one for one, _ in told):
+            raise BadInput(next(one for one, _ in told if one))
         deals.take_plan(told[0][1])
         self._deals, self._end = deals, 0
         self._line.clear()
         self._base, self._own, self._whole = consumed, batches[self._site], sum(batches.values())
+        return deals
 
     def _begun(self, batches: Mapping[str, int], before: Mapping[str, Any]) -> FixedDeals:
         newest = self._newest.version.number
@@ -141,9 +141,8 @@ class ShardSequences(DealSequences):
         return super().sequence_number(position)
 
     def _take_next(self) -> None:
-        if self._deals is None:
-            self.deal({self._site: 1}, {})
-        piece, shards = self._deals.piece(self._site, len(self._line))
+        deals = self._deals or self.deal({self._site: 1}, {})
+        piece, shards = deals.piece(self._site, len(self._line))
         at = self._end
         self._end += piece.sequences
         self._line.append(DealtTo(at, piece.deal, self._numbered(shards), piece.start))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from geocomm.data.catalog import Catalog, Rules, Shard, Store, Version
+from geocomm.data.catalog import Catalog, Label, Rules, Shard, Store, Version
 from geocomm.data.deal_sequences import argsort
 from geocomm.journal.dealt_shards import shards_of
 from geocomm.journal.run_state import RunState
@@ -23,8 +23,9 @@ class DataSet:
 
     LENGTH = 16
 
-    def __init__(self, folder: Path, shards: int, of_shard: int = 24) -> None:
-        """of_shard: sequences."""
+    def __init__(self, folder: Path, shards: int, of_shard: int = 24, *, labelled: int = 0) -> None:
+        """of_shard: sequences. labelled: so many of the shards, the last ones, may be read in the EU alone, where
+        frankfurt is."""
         folder.mkdir()
         self.catalog = Catalog(str(folder / "catalog"))
         self.ids = np.arange(shards * of_shard).reshape(shards, of_shard)
@@ -33,8 +34,12 @@ class DataSet:
             content = np.repeat(ids, self.LENGTH).astype("<u4").tobytes()
             (folder / f"{number}.tokens").write_bytes(content)
             sha256 = hashlib.sha256(content).hexdigest()
-            found.append(Shard(sha256, "disk", f"{number}.tokens", 0, of_shard * self.LENGTH))
+            labels = ("personal",) if number >= shards - labelled else ()
+            found.append(Shard(sha256, "disk", f"{number}.tokens", 0, of_shard * self.LENGTH, labels))
         rules = Rules(stores={"disk": Store(url=str(folder))})
+        if labelled:
+            sites, personal = {"frankfurt": "eu", "virginia": "us", "tokyo": "asia"}, Label(readers=("eu",))
+            rules = Rules(sites=sites, stores=rules.stores, labels={"personal": personal})
         version = Version(number=1, tokenizer="t", vocabulary=1 << 20, dtype="<u4", rules=rules, parts=())
         self.catalog.add(version, found)
 

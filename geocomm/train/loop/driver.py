@@ -26,7 +26,7 @@ from geocomm.train.checkpoint.checkpoint_folder import complete_checkpoints, fre
 from geocomm.train.export.export_record import RECORD
 from geocomm.train.loop.agreed_run import Agreed
 from geocomm.train.loop.config_text import load_config
-from geocomm.train.loop.preflight import decide, first_error, record_for, shared_fields, visible_gpus
+from geocomm.train.loop.preflight import batch_of, decide, first_error, record_for, shared_fields, visible_gpus
 from geocomm.train.loop.train_config import RunConfig
 from geocomm.train.runs.run_folder import RunFolder
 from geocomm.train.runs.trackers import require_packages
@@ -152,7 +152,7 @@ def _run_rank(place: Place, config_path: Path | None, assignments: Sequence[str]
         rendezvous.linger()
         raise
     sites = tuple(record["site"] for record in records)
-    batches = tuple(record["batch"] for record in records)
+    batches = tuple(map(batch_of, records))
     agreed = Agreed(
         found.config, place, plan.device, plan.resume_step, sites, batches, found.data, found.model_config, elastic
     )
@@ -198,7 +198,6 @@ def _prepare(place: Place, config: RunConfig) -> Prepared:
         "fields": shared_fields(config),
         "data": data.fingerprint,
         "data_version": version_text(data),
-        "batch": config.global_batch(1),
         "model": model_factory.model_identity(model_config),
         "gpus": visible_gpus(),
         "presence": presence,

@@ -88,6 +88,12 @@ def decide(records: list[dict[str, Any]], config: RunConfig, *, elastic: bool = 
     return RunPlan(device=device, resume_step=_resume_step(records, config, shard_ranks(records, config)))
 
 
+def batch_of(record: Mapping[str, Any]) -> int:
+    """Sequences that a rank reads in a step, by its record."""
+    micro_batch, passes = (record["fields"][name] for name in _BATCH_FIELDS)
+    return micro_batch * passes
+
+
 def _require_fields(records: list[dict[str, Any]], config: RunConfig) -> None:
     """BadInput for a field that is not equal where it must be."""
     fields = [record["fields"] for record in records]
@@ -96,7 +102,7 @@ def _require_fields(records: list[dict[str, Any]], config: RunConfig) -> None:
             own = [record for record in records if record["site"] == site]
             _require_equal(own, "{}", [record["fields"] for record in own])
         fields = [{name: value for name, value in one.items() if name not in _BATCH_FIELDS} for one in fields]
-        batches = {record["site"]: record["batch"] for record in records}
+        batches = {record["site"]: batch_of(record) for record in records}
         ranks = Counter(record["site"] for record in records)
         if len(set(batches.values())) > 1 and config.joint_steps(equal_sites=len(set(ranks.values())) == 1) > 0:
             found = ", ".join(f"{site}: {batch}" for site, batch in batches.items())

@@ -88,9 +88,7 @@ class TrainLoop:
             counts=self._meter.has_counters,
         )
         self._ranks_of_site = agreed.sites
-        self._tokens_of_site = {
-            site: batch * agreed.data.sequence_length for site, batch in agreed.batches.items()
-        }
+        self._tokens_of_site = {site: batch * agreed.data.sequence_length for site, batch in agreed.batches.items()}
         self._rounds_before: Mapping[str, Any] = {}
         self._was_late = False
         self._unsent: tuple[dict[str, Any], list[float]] | None = None
@@ -236,9 +234,7 @@ class TrainLoop:
             self._guard_log(lambda: self._log.step(entry))
         if self._site_talk is not None:
             for report in self._site_talk.take_reports():
-                if sites := sites_entry(
-                    self._facts, self._ranks_of_site, self._tokens_of_site, report.sites
-                ):
+                if sites := sites_entry(self._facts, self._ranks_of_site, self._tokens_of_site, report.sites):
                     self._guard_log(functools.partial(self._log.write, "sites", sites))
 
     def _tell_trouble(self, step: int, rounds: Mapping[str, Any]) -> None:

@@ -69,8 +69,8 @@ def sites_entry(
 ) -> dict[str, Any] | None:
     """Where all sites of a run with local steps stand; None where none has done a step since it last told.
 
-    tokens_of_site: that a site trains on in one step. rows: by site, `step`, `loss`, counters of rounds, and the sums over its `steps` since it last told and over its
-    ranks of step_seconds, `WAITS`, counters and times.
+    tokens_of_site: that a site trains on in one step. rows: by site, `step`, `loss`, counters of rounds, and the sums
+    over its `steps` since it last told and over its ranks of step_seconds, `WAITS`, counters and times.
     """
     sites = {}
     for site, row in rows.items():

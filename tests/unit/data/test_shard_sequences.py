@@ -1,4 +1,4 @@
-"""What fixed sites read of a data set: each sequence once, whatever the ranks, versions, and restarts with other sites."""
+"""What fixed sites read of a data set: each sequence once, whatever the ranks, versions, and sites of a restart."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def test_site_that_may_not_read_a_batch_is_refused_at_all_ranks(data_set: DataSe
 def test_sites_evaluate_the_same_sequences_that_all_of_them_may_read(data_set: DataSet) -> None:
     data_set.add(8, labels=("eu",))
     data_set.add(8)
-    found = []
+    found: list[list[list[int]]] = []
     for site in ("frankfurt", "virginia"):
         data = data_set.read(site=site, held_out=0.25)
         data.deal({"frankfurt": 1, "virginia": 1}, {})

@@ -1,0 +1,145 @@
+"""Jobs of fixed sites that read one data set: every token id is accounted for over restarts with other sites."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+import geocomm
+from support.dealt_sets import DataSet
+from support.harness import Ranks, joined
+
+SHARDS, LABELLED = 40, 8
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> DataSet:
+    return DataSet(tmp_path / "data", SHARDS, labelled=LABELLED)
+
+
+@dataclass
+class Loop:
+    """A training loop of one's own, between two batches."""
+
+    data: geocomm.SiteDataset
+    rows: Iterator[torch.Tensor]
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+
+
+_loops: list[Loop] = []
+
+
+def begin(url: str, batch_size: dict[str, int], state: str | None) -> None:
+    """Under DDP, whose gradients cross between the sites. batch_size: by site."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(DataSet.LENGTH, 1))
+    data = geocomm.SiteDataset(url, batch_size=batch_size[os.environ["GEOCOMM_SITE"]], sequence_length=DataSet.LENGTH)
+    if state is not None:
+        data.load_state_dict(json.loads(state))
+    _loops[:] = [Loop(data, iter(data), model, torch.optim.SGD(model.parameters(), lr=1e-12))]
+
+
+def train(batches: int) -> list[int]:
+    """The numbers of the sequences that this rank has read."""
+    loop, read = _loops[0], list[int]()
+    for _ in range(batches):
+        rows = next(loop.rows)
+        read += [int(row[0]) for row in rows]
+        assert all(len(set(row.tolist())) == 1 for row in rows)
+        loop.model(rows.float()).sum().backward()
+        loop.optimizer.step()
+        loop.optimizer.zero_grad()
+    return read
+
+
+def state_of() -> str:
+    return json.dumps(_loops[0].data.state_dict())
+
+
+def batch_tokens() -> int:
+    return _loops[0].data.batch_tokens
+
+
+def run(
+    data: DataSet, sites: list[str], batches: int, state: str | None, batch_size: dict[str, int]
+) -> tuple[dict[str, list[int]], list[str]]:
+    """What each site has read in a job of its own processes, and the states of its ranks."""
+    with joined(sites) as ranks:
+        ranks.run(begin, data.catalog.url, batch_size, state)
+        found = ranks.run(train, batches)
+        states = ranks.run(state_of)
+        read: dict[str, list[int]] = {}
+        for site, numbers in zip(sites, found, strict=True):
+            read.setdefault(site, []).extend(numbers)
+        for site, tokens in zip(sites, ranks.run(batch_tokens), strict=True):
+            assert tokens == batch_size[site] * sites.count(site) * DataSet.LENGTH
+    return read, states
+
+
+def test_restarts_with_other_sites_miss_no_token_and_read_none_twice(data: DataSet) -> None:
+    everything = set(range(SHARDS * 24))
+    labelled = set(data.ids[SHARDS - LABELLED :].flatten().tolist())
+    sizes = {"frankfurt": 4, "virginia": 3, "tokyo": 2}
+    jobs = [
+        (["frankfurt", "frankfurt", "virginia", "virginia"], 21),
+        (["tokyo", "frankfurt", "virginia"], 17),
+        (["virginia", "frankfurt", "frankfurt", "tokyo"], 13),
+    ]
+    times, state = Counter[int](), None
+    for turn, (sites, batches) in enumerate(jobs):
+        read, states = run(data, sites, batches, state, sizes)
+        for site, numbers in read.items():
+            assert len(numbers) == batches * sizes[site] * sites.count(site)
+            assert site == "frankfurt" or labelled.isdisjoint(numbers)
+            times.update(numbers)
+        assert max(times.values()) == 1
+        state = states[turn % len(states)]  # those of all ranks are of one moment
+    # One process that may read all of it reads the rest of the pass, and nothing else.
+    rest, (state,) = run(data, ["frankfurt"], (len(everything) - len(times)) // 4, state, sizes)
+    times.update(rest["frankfurt"])
+    assert max(times.values()) == 1
+    last, _ = run(data, ["frankfurt"], 1, state, sizes)
+    assert everything - times.keys() <= set(last["frankfurt"])
+
+
+def test_job_that_goes_on_reads_the_batches_of_one_that_does_not_stop(data: DataSet) -> None:
+    sites, sizes = ["frankfurt", "virginia", "virginia"], {"frankfurt": 3, "virginia": 2}
+    whole, _ = run(data, sites, 40, None, sizes)
+    first, states = run(data, sites, 23, None, sizes)
+    second, _ = run(data, sites, 17, states[2], sizes)
+    for site in sizes:
+        assert sorted(first[site] + second[site]) == sorted(whole[site])
+
+
+def test_what_does_not_fit_is_refused_at_all_ranks(data: DataSet) -> None:
+    def refused(ranks: Ranks, *mentions: str) -> None:
+        for outcome in ranks.outcomes(train, 1):
+            message = outcome.require("InvalidArgumentError").message
+            assert all(mention in message for mention in mentions), message
+
+    url = data.catalog.url
+    with joined(["frankfurt", "virginia"]) as ranks:
+        ranks.run(begin, url, {"frankfurt": 800, "virginia": 760}, None)
+        ranks.run(train, 1)
+        state = ranks.run(state_of)[0]
+        ranks.run(begin, url, {"frankfurt": 1, "virginia": 1}, None)
+        ranks.run(load_at, state, 1)
+        refused(ranks, "batches were read at site frankfurt: 0, at site virginia: 1", "must be equal")
+    with joined(["virginia", "virginia"]) as ranks:
+        ranks.run(begin, url, {"virginia": 500}, None)
+        refused(ranks, "768 sequences of 16 tokens that site virginia may read, and a step takes 1000 there")
+
+
+def load_at(state: str, rank: int) -> None:
+    """At one rank alone, which is a mistake."""
+    if torch.distributed.get_rank() == rank:
+        _loops[0].data.load_state_dict(json.loads(state))
