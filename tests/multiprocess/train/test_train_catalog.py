@@ -118,12 +118,12 @@ def test_sites_with_local_steps_may_have_batches_of_their_own(tmp_path: Path) ->
     corpus = Corpus(tmp_path)
     corpus.add("for all")
     local = ["distributed.backend=geocomm", "sync.mode=local", "sync.every=2", "sync.deterministic=true"]
-    local += ["schedule.warmup_steps=2", *corpus.settings(1, 4)]
+    local += ["schedule.warmup_steps=2", *corpus.settings(1, 12)]
     batches = {0: ["training.micro_batch_size=4"], 1: ["training.gradient_accumulation_steps=3"]}
     require_refusal(run_ranks(tmp_path, local, per_rank=batches), "set sync.joint_steps=0", "site0: 4, site1: 6")
     local.append("sync.joint_steps=0")
     require_success(run_ranks(tmp_path, local, per_rank=batches))
-    assert corpus.read_so_far(4)[0] == 4 * (4 + 6)
+    assert corpus.read_so_far(12)[0] == 12 * (4 + 6)
     sites = [entry["sites"] for entry in entries(tmp_path, "sites")]
     for site, sequences in (("site0", 4), ("site1", 6)):
         found = [entry[site] for entry in sites if site in entry]
