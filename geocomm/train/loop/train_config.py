@@ -40,8 +40,10 @@ class TrainingConfig(Section):
     """Length, batch, precision and ZeRO stage."""
 
     steps: PositiveInt = Field(100, description="Optimizer steps of the whole run.")
-    micro_batch_size: PositiveInt = Field(4, description="Sequences per rank in one forward pass.")
-    gradient_accumulation_steps: PositiveInt = Field(1, description="Forward passes per optimizer step.")
+    micro_batch_size: PositiveInt = Field(
+        4, description="Sequences per rank in one forward pass; with sync.mode local, a site may have its own."
+    )
+    gradient_accumulation_steps: PositiveInt = Field(1, description="Forward passes per optimizer step; likewise.")
     precision: Literal["fp32", "bf16", "fp16"] = Field(
         "fp32",
         description="Arithmetic of forward and backward; bf16 and fp16 keep fp32 master weights. fp16: ZeRO 1 to 3.",

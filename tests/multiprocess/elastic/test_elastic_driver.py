@@ -110,21 +110,23 @@ def told(run_dir: Path) -> dict[tuple[str, int], bool]:
 
 
 def test_driver_reads_what_the_leader_deals(tmp_path: Path) -> None:
-    """With ZeRO 3: a site of two ranks dies and reads on where it counts; sites evaluate the same sequences."""
+    """With ZeRO 3: a site of two ranks dies and reads on where it counts; sites evaluate the same sequences, and count
+    by the tokens of their own batches."""
     rules = RulesFile(catalog=str(tmp_path / "web"), stores={"disk": Store(url=str(tmp_path))})
     for number in range(12):
         text = tmp_path / f"{number}.txt"
         text.write_text(f"Text of number {number}, which is read once. " * 200)
         add_files(rules, [text], tokenizer="byte", labels=(), store="disk")
     settings = (ZERO_3, "data.source=catalog", f"data.paths=['{rules.catalog}']", "data.held_out_fraction=0.1")
+    large = (*settings, "training.micro_batch_size=3", "training.gradient_accumulation_steps=2")
     with supervised(tmp_path, "ab", together=True) as run:
         run.sites["a"].data = DealtSet(rules.catalog, SEQUENCE_LENGTH, 10)
-        leader, second = start(run, "a", *settings), start(run, "b", *settings, ranks=2)
+        leader, second = start(run, "a", *settings), start(run, "b", *large, ranks=2)
         run.until(lambda: run.sites["a"].state().position("b") > 0, "b counts", 200)
         second.kill()
         run.until(lambda: run.sites["a"].state().sites["b"].standing is Standing.AWAY, "b is away")
         position = run.sites["a"].state().position("b")
-        second = start(run, "b", *settings, ranks=2)
+        second = start(run, "b", *large, ranks=2)
         run.until(lambda: run.sites["a"].state().position("b") > position, "b counts again", 200)
         first, again = entries(tmp_path / "disk-b", "start")
         assert first["consumed"] == 0
@@ -135,6 +137,10 @@ def test_driver_reads_what_the_leader_deals(tmp_path: Path) -> None:
             assert process.wait(120) == 0, run.sites["a"].text() + run.sites["b"].text()
         state = run.sites["a"].state()
         assert state.ended
+        for entry in run.sites["a"].rounds():
+            for one in entry.members:
+                tokens = (2 if one.site == "a" else 2 * 3 * 2) * SEQUENCE_LENGTH
+                assert one.weight % tokens == one.taken % tokens == 0
         assert {one.shards.partition(":")[0] for one in state.deals.values()} <= {str(part) for part in range(12)}
 
 
