@@ -6,6 +6,7 @@ nothing heavy (torch, transformers, matplotlib) at module level, so that `geocom
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -14,7 +15,6 @@ from typing import Annotated
 import typer
 
 from geocomm._version import __version__
-from geocomm.cli.help_text import fit_help
 from geocomm.core.build_facts import build_facts
 from geocomm.core.ended_by_signal import end_in_a_line
 from geocomm.core.place import speaks_here
@@ -78,8 +78,29 @@ def build_app(modules: Sequence[str] = _MODULES) -> typer.Typer:
 
     for module in modules:
         import_module(f"geocomm.cli.{module}").register(app)
-    fit_help(app)
+    _fit_help(app)
     return app
+
+
+def paragraphs(text: str) -> str:
+    """`text` as rich breaks it to fit the terminal: without line breaks inside of paragraphs; indented lines, which are
+    examples, keep theirs."""
+    blocks = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(block if block.startswith(" ") else " ".join(block.split("\n")) for block in blocks)
+
+
+def _fit_help(app: typer.Typer) -> None:
+    """Write the help as `paragraphs` for every command of `app` and of the groups in it."""
+    for command in app.registered_commands:
+        written = command.help or inspect.getdoc(command.callback) if command.callback else command.help
+        command.help = paragraphs(written or "")
+    for group in app.registered_groups:
+        if group.typer_instance is None:
+            continue
+        info = group.typer_instance.info
+        if isinstance(info.help, str):
+            info.help = paragraphs(info.help)
+        _fit_help(group.typer_instance)
 
 
 def _print_version(asked: bool) -> None:

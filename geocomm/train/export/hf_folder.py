@@ -20,7 +20,7 @@ from geocomm.train.export.model_card import model_card
 from geocomm.train.export.original_layout import OriginalLayout
 from geocomm.train.export.safetensors_file import SafetensorsFile
 from geocomm.train.export.weights import Weights
-from geocomm.train.models.implied_fields import implied_fields
+from geocomm.train.models.model_factory import implied_fields
 
 LARGEST_FILE_BYTES = 5 * 10**9
 _INDEX = "model.safetensors.index.json"

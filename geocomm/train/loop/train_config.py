@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -261,6 +262,18 @@ class RunConfig(Section):
         """Steps of linear warm-up."""
         given = self.schedule.warmup_steps
         return min(10, self.training.steps // 10) if given is None else given
+
+    def learning_rate(self, step: int) -> float:
+        """Of optimizer step `step`, counted from 0: linear warm-up, cosine decay, then constant.
+
+        Step `warmup_steps()` is the first at the peak.
+        """
+        peak, warmup = self.optimizer.learning_rate, self.warmup_steps()
+        if step < warmup:
+            return peak * (step + 1) / (warmup + 1)
+        final = self.schedule.final_fraction
+        progress = min(1.0, (step - warmup) / ((self.schedule.decay_steps or self.training.steps) - warmup))
+        return peak * (final + (1.0 - final) * 0.5 * (1.0 + math.cos(math.pi * progress)))
 
     def export_dtype(self) -> Dtype:
         """The type of the exported weights."""

@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from deepspeed import DeepSpeedEngine
 
 from geocomm.core.environment import codec_name
+from geocomm.data.corpus.packing import Sequences
 from geocomm.data.site_deals import SiteLeft
 from geocomm.group.membership.collective_verdict import agree
 from geocomm.metrics import schema
@@ -23,11 +25,10 @@ from geocomm.metrics.training import training as reported
 from geocomm.train.loop.agreed_run import Agreed
 from geocomm.train.loop.comm_meter import ROW, StepMeter, StepReducer, StepTalk, Wants
 from geocomm.train.loop.engine import TrainedModel, apply_gradients, loss_scale, set_learning_rate
-from geocomm.train.loop.evaluation import evaluate
-from geocomm.train.loop.lr_schedule import learning_rate
 from geocomm.train.loop.site_talk import SiteTalk
 from geocomm.train.loop.train_checkpoint import Progress, RunCheckpoints
 from geocomm.train.loop.train_config import RunConfig
+from geocomm.train.models.held_out_loss import held_out_sums
 from geocomm.train.runs.run_log import RunLog
 from geocomm.train.runs.step_entry import RunFacts, sites_entry, step_entry
 
@@ -130,14 +131,8 @@ class TrainLoop:
     def _one_step(self, progress: Progress, stop: StopRequest) -> tuple[Progress, Wants]:
         """One optimizer step; also what ranks ask for after it."""
         config, trained, place = self._config, self._trained, self._place
-        engine, training, schedule = trained.engine, config.training, config.schedule
-        rate = learning_rate(
-            progress.step,
-            config.optimizer.learning_rate,
-            config.warmup_steps(),
-            schedule.decay_steps or training.steps,
-            schedule.final_fraction,
-        )
+        engine, training = trained.engine, config.training
+        rate = config.learning_rate(progress.step)
         if trained.local is not None:
             trained.local.before_step(progress.step)
         set_learning_rate(engine, rate)
@@ -265,7 +260,7 @@ class TrainLoop:
         local = self._trained.local
         world: Any = dist.group.WORLD
         with contextlib.nullcontext() if local is None else local.anchor():
-            loss, count = evaluate(
+            loss, count = _held_out_loss(
                 self._trained.engine,
                 self._data,
                 world if local is None else local.sites.inside,  # each site for itself: no line holds it up
@@ -309,3 +304,22 @@ def effective_codec(config: RunConfig) -> str | None:
     if config.distributed.backend != "geocomm":
         return None
     return config.distributed.codec or codec_name()
+
+
+def _held_out_loss(
+    engine: DeepSpeedEngine, data: Sequences, group: dist.ProcessGroup, limit: int, batch_size: int
+) -> tuple[float, int]:
+    """Mean loss per token over the first `limit` held-out sequences, and how many there were. Collective over `group`,
+    whose ranks share the work."""
+
+    def loss_of(rows: torch.Tensor) -> torch.Tensor:
+        return engine(input_ids=rows, labels=rows).loss
+
+    engine.eval()
+    try:
+        sums = held_out_sums(loss_of, data, group.rank(), group.size(), limit, batch_size, engine.device)
+    finally:
+        engine.train()
+    dist.all_reduce(sums, group=group)
+    loss_sum, count = sums.tolist()
+    return loss_sum / count, int(count)

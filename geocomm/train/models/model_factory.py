@@ -14,7 +14,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, DeepseekV3Config, Pre
 from geocomm.core.bad_input import BadInput, did_you_mean
 from geocomm.data.corpus.data_settings import DataConfig
 from geocomm.data.corpus.text_tokenizer import TextTokenizer
-from geocomm.train.models.implied_fields import implied_fields
 from geocomm.train.models.model_presets import PRESETS
 from geocomm.train.models.model_settings import ModelConfig
 
@@ -22,6 +21,13 @@ from geocomm.train.models.model_settings import ModelConfig
 _NOT_IDENTITY = frozenset(
     {"transformers_version", "_name_or_path", "dtype", "torch_dtype", "use_cache", "_attn_implementation"}
 )
+
+# What the architecture implies, and other engines ask for. transformers' DeepSeek-V3 always routes by sigmoid with a
+# correction bias, and has no field for it. Engines that know several routers take softmax where `scoring_func` is
+# missing: they load such a model, and it is quietly wrong.
+_IMPLIED: dict[str, dict[str, Any]] = {
+    "deepseek_v3": {"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+}
 
 
 def model_config(config: ModelConfig, data: DataConfig, tokenizer: TextTokenizer) -> PreTrainedConfig:
@@ -147,3 +153,8 @@ def build_partitioned_model(
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model.train()
+
+
+def implied_fields(model_type: str) -> dict[str, Any]:
+    """Fields of config.json that every model of this type has."""
+    return dict(_IMPLIED.get(model_type, {}))

@@ -10,8 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from geocomm._version import __version__
-from geocomm.cli.help_text import paragraphs
-from geocomm.cli.main import build_app
+from geocomm.cli.main import build_app, paragraphs
 from geocomm.core.build_facts import build_facts
 from support.command_tree import COMMANDS
 

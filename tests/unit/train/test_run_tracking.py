@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from geocomm.train.runs.link_scalars import LinkScalars
+from geocomm.train.runs.run_tracking import LinkScalars
 from geocomm.train.runs.run_verdict import RunVerdict
 
 
