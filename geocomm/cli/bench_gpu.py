@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from geocomm.cli.command_end import fail, require_writable
+from geocomm.cli.table import table_of
 
 
 def bench_gpu(
@@ -63,12 +63,7 @@ def bench_gpu(
         (gpu_bench.KERNEL_HEADINGS, [gpu_bench.kernel_cells(row) for row in kernels]),
         (gpu_bench.REDUCE_HEADINGS, [gpu_bench.reduce_cells(row) for row in reduces]),
     ):
-        table = Table(box=None, padding=(0, 1, 0, 0))
-        for heading in headings:
-            table.add_column(heading, justify="left" if heading == headings[0] else "right", no_wrap=True)
-        for row in rows:
-            table.add_row(*row)
-        Console(markup=False).print(table)
+        Console(markup=False).print(table_of(headings, rows))
     if out is not None:
         header = [*conditions.lines(), f"- {gpu}"]
         written = write_pair(

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from geocomm.cli.command_end import fail, require_writable
+from geocomm.cli.table import table_of
 
 
 def bench_link(
@@ -41,12 +41,7 @@ def bench_link(
             rows = bench(measured, rounds=rounds, seconds=seconds, streams=streams, progress=status.update)
     except LinkBenchError as error:
         fail("bench", str(error), 1)
-    table = Table(box=None, padding=(0, 1, 0, 0))
-    for heading in HEADINGS:
-        table.add_column(heading, justify="left" if heading == HEADINGS[0] else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row_cells(row))
-    Console(markup=False).print(table)
+    Console(markup=False).print(table_of(HEADINGS, map(row_cells, rows)))
     if out is None:
         return
     document = {"conditions": vars(conditions), "rows": [row.to_dict() for row in rows]}

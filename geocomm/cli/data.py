@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.table import Table
 
 from geocomm.cli.command_end import fail
+from geocomm.cli.table import table_of
 
 if TYPE_CHECKING:
     from geocomm.data.catalog import Catalog, Version
@@ -96,12 +95,7 @@ def ls(
     if as_json:
         typer.echo(json.dumps(rows))
         return
-    table = Table(box=SIMPLE, pad_edge=False, padding=(0, 1))
-    for column in rows[0]:
-        table.add_column(column, justify="left" if column == "labels" else "right")
-    for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
-    Console(markup=False).print(table)
+    Console(markup=False).print(table_of([*rows[0]], [[*row.values()] for row in rows], folds=("labels",)))
 
 
 def _row(catalog: Catalog, version: Version) -> dict[str, int | float | str]:

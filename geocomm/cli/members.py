@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from geocomm.cli.command_end import fail
 from geocomm.cli.data_options import DataOption, DoubtOption, HeldOutOption, LengthOption, dealt_set
+from geocomm.cli.table import table_of
 from geocomm.core.units import large_text
 
 if TYPE_CHECKING:
@@ -74,15 +74,9 @@ def ls(
         left = answer.undealt_tokens + sum(state.left_tokens(name) for name in state.sites)
         counted += f", {large_text(left)} left of this pass"
     ended = ", ended" if state.ended else ""
-    table = Table(
-        title=f"run {run}, entry {state.head.index}{counted}{ended}", box=None, pad_edge=False, padding=(0, 1, 0, 0)
-    )
-    columns = [name for name in _COLUMNS if any(row[name] is not None for row in rows) or not rows]
-    for name in columns:
-        table.add_column(name, no_wrap=name != "why", justify="left" if name in ("site", "state", "why") else "right")
-    for row in rows:
-        table.add_row(*(_cell(row[name]) for name in columns))
-    Console(markup=False).print(table)
+    title = f"run {run}, entry {state.head.index}{counted}{ended}"
+    cells = [[_cell(row[name]) for name in _COLUMNS] for row in rows]
+    Console(markup=False).print(table_of(_COLUMNS, cells, title=title, text=("state",), folds=("why",)))
     for wait in answer.waits:
         Console(markup=False).print(wait, style="yellow")
     if problem and not state.ended:

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from geocomm.cli.command_end import fail
 from geocomm.cli.plan_data import Reading, plan_data
+from geocomm.cli.table import table_of
 from geocomm.core.units import DAY_S, count_text, duration_text
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from geocomm.data.pass_estimate import Exchange
     from geocomm.group.planning.codec_choice import Speed
     from geocomm.group.planning.link_table import Links
@@ -158,9 +160,9 @@ def plan(
             highlight=False,
         )
     if rows:
-        console.print(_step_table(rows, price))
+        console.print(_step_table(rows))
     if local_rows:
-        console.print(_local_table(local_rows, price))
+        console.print(_local_table(local_rows))
     for line in _verdict(rows, local_rows):
         console.print(line, highlight=False)
     if refused:
@@ -279,11 +281,10 @@ def _refusal(codecs: list[str]) -> str:
     )
 
 
-def _step_table(rows: Sequence[Estimate], price: float | None) -> Table:
+def _step_table(rows: Sequence[Estimate]) -> Table:
     names = ["codec", "way", "site\nsends", "rank\nsends", "exchange", "step", "com-\nputing", "link", "egress\na day"]
-    table = _table("An exchange at every step", names, price)
-    for row in rows:
-        cells = [
+    cells = [
+        [
             row.codec,
             ("owners" if row.owners else "broadcast") + (", relays" if row.relays else ""),
             _bytes(row.sent_bytes),
@@ -293,16 +294,17 @@ def _step_table(rows: Sequence[Estimate], price: float | None) -> Table:
             f"{row.compute_share:.1%}",
             f"{row.link_share:.1%}",
             _bytes(row.egress_bytes_per_day),
+            None if row.dollars_per_day is None else _dollars(row.dollars_per_day),
         ]
-        table.add_row(*cells, *([] if row.dollars_per_day is None else [_dollars(row.dollars_per_day)]))
-    return table
+        for row in rows
+    ]
+    return table_of([*names, "$\na day"], cells, title="An exchange at every step", folds=("codec", "way"))
 
 
-def _local_table(rows: Sequence[LocalEstimate], price: float | None) -> Table:
+def _local_table(rows: Sequence[LocalEstimate]) -> Table:
     names = ["codec", "every", "frag-\nments", "over-\nlap", "round", "step", "link", "fewer\nbytes", "egress\na day"]
-    table = _table("Local steps", names, price)
-    for row in rows:
-        cells = [
+    cells = [
+        [
             row.codec,
             str(row.every),
             str(row.fragments),
@@ -312,19 +314,11 @@ def _local_table(rows: Sequence[LocalEstimate], price: float | None) -> Table:
             f"{row.link_share:.1%}",
             f"{row.fewer_bytes:,.0f} x",
             _bytes(row.egress_bytes_per_day),
+            None if row.dollars_per_day is None else _dollars(row.dollars_per_day),
         ]
-        table.add_row(*cells, *([] if row.dollars_per_day is None else [_dollars(row.dollars_per_day)]))
-    return table
-
-
-def _table(title: str, names: Sequence[str], price: float | None) -> Table:
-    """80 columns hold it."""
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
-    for name in [*names] + ["$\na day"] * (price is not None):
-        # A codec's name may be of any length; a number that is cut is a wrong one.
-        folds = name in ("codec", "way")
-        table.add_column(name, justify="left" if folds else "right", no_wrap=not folds, overflow="fold")
-    return table
+        for row in rows
+    ]
+    return table_of([*names, "$\na day"], cells, title="Local steps", folds=("codec", "way"))
 
 
 def _verdict(rows: Sequence[Estimate], local_rows: Sequence[LocalEstimate]) -> list[str]:

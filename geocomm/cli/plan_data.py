@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
-from rich.table import Table
 
 from geocomm.cli.command_end import fail
+from geocomm.cli.table import table_of
 from geocomm.core.bad_input import BadInput
 
 if TYPE_CHECKING:
@@ -68,17 +68,21 @@ def plan_data(asked: Reading, exchange: Callable[[Links], Exchange] | None, *, a
         f"{asked.tokens_per_second:,.0f} tokens a second and GPU",
         highlight=False,
     )
-    table = Table(box=None, padding=(0, 1, 0, 0))
-    table.add_column("sites", overflow="fold")
-    rounds = () if exchange is None else ("TB of rounds", "$ rounds")
-    for heading in ("days", "TB moved", "$ data", *rounds, "$ GPUs", "nobody reads"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for one in found[:_MOST_ROWS]:
-        unread = f"{one.unread_tokens / 1e9:,.3g} G tokens" if one.unread_tokens else ""
-        sent = () if exchange is None else (f"{one.round_tb:,.3g}", _whole(one.round_dollars))
-        cells = (f"{one.days:,.3g}", f"{one.moved_tb:,.3g}", f"{one.data_dollars:,.0f}", *sent)
-        table.add_row(" ".join(one.sites), *cells, _whole(one.gpu_dollars), unread)
-    console.print(table)
+    columns = ("sites", "days", "TB moved", "$ data", "TB of rounds", "$ rounds", "$ GPUs", "nobody reads")
+    rows = [
+        (
+            " ".join(one.sites),
+            f"{one.days:,.3g}",
+            f"{one.moved_tb:,.3g}",
+            f"{one.data_dollars:,.0f}",
+            None if exchange is None else f"{one.round_tb:,.3g}",
+            None if exchange is None else _whole(one.round_dollars),
+            _whole(one.gpu_dollars),
+            f"{one.unread_tokens / 1e9:,.3g} G tokens" if one.unread_tokens else None,
+        )
+        for one in found[:_MOST_ROWS]
+    ]
+    console.print(table_of(columns, rows, folds=("sites",)))
     if len(found) > _MOST_ROWS:
         console.print(f"and {len(found) - _MOST_ROWS} more choices: --json has them", highlight=False)
     console.print(advice(found), highlight=False)

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.table import Table
 
 from geocomm.cli.command_end import fail
+from geocomm.cli.table import table_of
 
 if TYPE_CHECKING:
     from geocomm.elastic.snapshots import Manifest, Snapshots
@@ -56,12 +55,9 @@ def ls(
     if as_json:
         typer.echo(json.dumps(rows))
         return
-    table = Table(box=SIMPLE, pad_edge=False, padding=(0, 1))
-    for name in _COLUMNS:
-        table.add_column(name, justify="right" if name in ("snapshot", "rounds", "GiB") else "left")
-    for row in rows:
-        table.add_row(*("" if row[name] is None else str(row[name]) for name in _COLUMNS))
-    Console(markup=False).print(table if rows else f"{run_dir} has no snapshot yet")
+    cells = [[row[name] for name in _COLUMNS] for row in rows]
+    shown = table_of(_COLUMNS, cells, text=("written", "state"), folds=("sites",))
+    Console(markup=False).print(shown if rows else f"{run_dir} has no snapshot yet")
 
 
 _COLUMNS = ("snapshot", "rounds", "GiB", "written", "state", "sites")

@@ -7,7 +7,6 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,12 +14,14 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
-from rich.table import Table
 
+from geocomm.cli.table import table_of
 from geocomm.cli.telemetry_folder import TelemetryFolder, open_store, standstill_text
 from geocomm.core.units import duration_text, large_text
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from geocomm.observe.diagnosis.live_diagnosis import LiveDiagnosis
     from geocomm.observe.telemetry.overview import Overview
     from geocomm.observe.telemetry.overview_events import EventState
@@ -126,23 +127,11 @@ def _heading(seen: Overview, folder: StoreFolder, now: float) -> str:
     return line
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], text: Sequence[str] = ()) -> Table:
-    """Without the columns of which nothing is known, since terminals are narrow. text: those that are words."""
-    shown = [number for number in range(len(columns)) if any(row[number] not in ("", "-") for row in rows)]
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
-    for number in shown:
-        name = columns[number]
-        table.add_column(name, justify="left" if number == 0 or name in text else "right", no_wrap=name != "what")
-    for row in rows:
-        table.add_row(*(row[number] for number in shown))
-    return table
-
-
 def _sites(seen: Overview, folder: StoreFolder) -> Table:
     columns = ("site", "ranks", "", "step", "ago", "s/step", "tokens/s", "exposed", "loss", "MB sent", "heard")
     of_data = ("dealt", "waited", "fetched", "cost")
     rows = [(*_site(site), *_data(site, folder)) for site in seen.sites]
-    return _table((*columns, *of_data), rows)
+    return table_of((*columns, *of_data), rows)
 
 
 def _data(site: SiteState, folder: StoreFolder) -> tuple[str, ...]:
@@ -177,7 +166,7 @@ def _site(site: SiteState) -> tuple[str, ...]:
 
 def _links(seen: Overview) -> Table:
     columns = ("link", "Mbit/s", "planned", "MB", "ms", "least", "busy", "held back", "sent again", "outages", "over")
-    return _table(columns, [_link(link) for link in seen.links], ("over",))
+    return table_of(columns, [_link(link) for link in seen.links], text=("over",))
 
 
 def _link(link: LinkState) -> tuple[str, ...]:
@@ -203,7 +192,7 @@ def _link(link: LinkState) -> tuple[str, ...]:
 
 def _rounds(seen: Overview) -> Table:
     columns = ("fragment", "round", "", "for", "waits for", "counted")
-    return _table(columns, [_round(state) for state in seen.rounds[:_MOST_SHOWN]], ("waits for", "counted"))
+    return table_of(columns, [_round(state) for state in seen.rounds[:_MOST_SHOWN]], text=("waits for", "counted"))
 
 
 def _round(state: RoundState) -> tuple[str, ...]:
@@ -219,7 +208,7 @@ def _round(state: RoundState) -> tuple[str, ...]:
 
 def _events(seen: Overview, now: float) -> Table:
     rows = [_event(event, now) for event in seen.events[:_MOST_SHOWN]]
-    return _table(("event", "ago", "at", "what"), rows, ("at", "what"))
+    return table_of(("event", "ago", "at", "what"), rows, text=("at",), folds=("what",))
 
 
 def _event(event: EventState, now: float) -> tuple[str, ...]:

@@ -1,0 +1,33 @@
+"""Tables of commands, with columns as data. Those of which nothing is known are left out: terminals are narrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.table import Table
+
+
+def table_of(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    title: str | None = None,
+    text: Sequence[str] = (),
+    folds: Sequence[str] = (),
+) -> Table:
+    """A table of `rows`, each with a cell for every name in `columns`.
+
+    A cell of None, "" or "-" tells nothing. The first column and those in `text` hold words, the others numbers, which
+    are never cut. folds: words that may take several lines.
+    """
+    lines = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    shown = [
+        number for number in range(len(columns)) if not lines or any(line[number] not in ("", "-") for line in lines)
+    ]
+    made = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in (columns[number] for number in shown):
+        is_text = name == columns[0] or name in (*text, *folds)
+        made.add_column(name, justify="left" if is_text else "right", no_wrap=name not in folds, overflow="fold")
+    for line in lines:
+        made.add_row(*(line[number] for number in shown))
+    return made
