@@ -133,8 +133,10 @@ def test_site_whose_deals_were_taken_back_begins_again_as_one_that_joins(tmp_pat
 @pytest.mark.slow
 def test_sites_go_from_four_to_three_to_five_and_nothing_is_missed(tmp_path: Path) -> None:
     """In mid-pass, one of them with two ranks: one dies, two come, one leaves in order, the dead one is back."""
-    data = DataSet(tmp_path / "data", shards=120)
+    data = DataSet(tmp_path / "data", shards=180)
     with DataSites(tmp_path, "abcdef", data, doubt_s=4, ranks=2) as sites:
+        for name in sites:
+            sites.site(name).step_s = 0.2  # a pass takes longer than processes to begin
         sites.start_all([sites[name] for name in "abcd"])
         sites["d"].kill_agent()
         sites["d"].kill_rank()
