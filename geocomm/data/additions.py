@@ -50,7 +50,7 @@ def add_files(
     with * for any text. store: for the tokens of text. Raises BadInput, and then there is no new version."""
     rules.require_labels(labels)
     catalog = Catalog(rules.catalog)
-    require_known_tables(rules.stores, rules.catalog)
+    require_known_tables(rules.urls, rules.catalog)
     require_writable(catalog.place, "catalog")
     numbers = catalog.numbers()
     before = catalog.read(numbers[-1]) if numbers else None

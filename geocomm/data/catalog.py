@@ -72,6 +72,11 @@ class Rules(Section):
                     raise ValueError(f"labels.{name}: unknown region or site '{reader}'{near}")
         return self
 
+    @property
+    def urls(self) -> dict[str, str]:
+        """Of the stores, by name."""
+        return {name: store.url for name, store in self.stores.items()}
+
     def may_read(self, site: str, labels: Iterable[str]) -> bool:
         """Whether all of the labels let the site read."""
         who = {site, self.sites.get(site, site)}
@@ -188,7 +193,7 @@ class Catalog:
             if not numbers:
                 raise BadInput(f"{self.url} has no version of a data set; geocomm data add makes one")
             version = self.read(numbers[-1])
-            require_known_tables(version.rules.stores, self.url)
+            require_known_tables(version.rules.urls, self.url)
             return version
         path = _path(number)
         try:

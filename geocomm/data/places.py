@@ -10,7 +10,7 @@ import os
 import tomllib
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Mapping
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
@@ -200,13 +200,20 @@ def require_writable(place: Place, what: str) -> None:
         raise BadInput(f"{what} {place.url}: a web server is only read from; name a folder, s3://, gs:// or az://")
 
 
-def require_known_tables(stores: Collection[str], url: str) -> None:
-    """Raise BadInput for keys of a store that is none of these, of the catalog at `url`: a wrong name would not be
-    found. Those of other catalogs are let be."""
-    for name in _tables():
+def require_known_tables(stores: Mapping[str, str], url: str) -> None:
+    """Raise BadInput for keys of a store that is none of these (URLs by name, of the catalog at `url`), where one of
+    them has none: it may be the same under a wrong name. Other catalogs may have keys in the file."""
+    lacking = [name for name, at in stores.items() if _takes_keys(at) and name not in _tables()]
+    for name in _tables() if lacking else ():
         if "://" not in name and name not in stores:
             near = did_you_mean(name, stores)
-            raise BadInput(f"GEOCOMM_STORES, {stores_file()}: [{name}] is no store of {url}{near}")
+            raise BadInput(
+                f"GEOCOMM_STORES, {stores_file()}: [{name}] is no store of {url}{near}; [{lacking[0]}] is missing"
+            )
+
+
+def _takes_keys(url: str) -> bool:
+    return "://" in url and not url.startswith(("file://", "http://", "https://"))
 
 
 def error_line(error: BaseException) -> str:

@@ -170,18 +170,16 @@ def test_table_of_keys_for_a_store_that_is_not_there_is_refused_in_a_line(
     keys = place.folder / "stores.toml"
     monkeypatch.setenv("GEOCOMM_STORES", str(keys))
     request.addfinalizer(places._tables.cache_clear)
-    ids = place.write("a.tokens", [1, 2])
-    for name, status in (("othr", 2), ("other", 0), ("s3://elsewhere/catalog", 0)):
+    place.rules.write_text(place.rules.read_text() + '[stores.bucket]\nurl = "s3://bucket/tokens"\n')
+    for number, tables in enumerate(("[other]\n[bucket]", "[bucke]\n[bucket]", '["s3://elsewhere/web"]', "[bucke]")):
         places._tables.cache_clear()
-        keys.write_text(f'["{name}"]\n')
-        told = place.run("add", place.rules, ids, "--tokenizer", "byte", status=status)
-        assert status == 0 or "[othr] is no store of" in told
-        assert status == 0 or "did you mean 'other'" in told
-        ids = place.write(f"{status}{len(name)}.tokens", [1, 2])
-    places._tables.cache_clear()
-    keys.write_text("[othr]\n")
-    assert "[othr] is no store of" in place.run("ls", place.catalog.url, status=2)
-    assert "[othr] is no store of" in place.run("check", place.catalog.url, status=2)
+        keys.write_text(tables)
+        wrong = tables == "[bucke]"
+        added = place.write(f"{number}.tokens", [1, 2])
+        told = [place.run("add", place.rules, added, "--tokenizer", "byte", status=2 * wrong)]
+        told += [place.run(command, place.catalog.url, status=2 * wrong) for command in ("ls", "check")]
+        assert all(("[bucke] is no store of" in one) == wrong for one in told)
+        assert all(("did you mean 'bucket'?; [bucket] is missing" in one) == wrong for one in told)
 
 
 def test_ids_of_16_bits_are_refused_for_a_larger_vocabulary(place: Place) -> None:
