@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-
 import check_docs_site
+import pytest
 from chromium import chromium_path
 
 pytestmark = pytest.mark.skipif(chromium_path() is None, reason="this machine has no Chromium")

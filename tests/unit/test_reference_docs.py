@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
-from types import ModuleType
 
+import make_reference
 import pytest
 
 import geocomm
@@ -17,34 +16,26 @@ REPOSITORY = Path(__file__).parents[2]
 PAGES = ("cli.md", "options.md", "run-config.md", "metrics.md", "alerts.md")
 
 
-@pytest.fixture(scope="module")
-def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_reference", REPOSITORY / "tools/make_reference.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_all_generated_pages_are_compared(generator: ModuleType) -> None:
-    assert set(generator.pages()) == set(PAGES)
+def test_all_generated_pages_are_compared() -> None:
+    assert set(make_reference.pages()) == set(PAGES)
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_committed_page_is_what_the_code_makes(generator: ModuleType, name: str) -> None:
+def test_committed_page_is_what_the_code_makes(name: str) -> None:
     committed = (REPOSITORY / "docs/reference" / name).read_text(encoding="utf-8")
-    assert committed == generator.pages()[name], f"docs/reference/{name} is out of date: run make docs, and commit it"
+    assert committed == make_reference.pages()[name], (
+        f"docs/reference/{name} is out of date: run make docs, and commit it"
+    )
 
 
-def test_page_of_options_has_every_field_with_its_variable(generator: ModuleType) -> None:
-    text = generator.pages()["options.md"]
+def test_page_of_options_has_every_field_with_its_variable() -> None:
+    text = make_reference.pages()["options.md"]
     missing = [name for name in Options.model_fields if f"- `{name}`, `GEOCOMM_{name.upper()}`" not in text]
     assert missing == []
 
 
-def test_page_of_commands_has_every_option_of_a_nested_command(generator: ModuleType) -> None:
-    text = generator.pages()["cli.md"]
+def test_page_of_commands_has_every_option_of_a_nested_command() -> None:
+    text = make_reference.pages()["cli.md"]
     section = text.split("### geocomm keys create\n")[1].split("\n#")[0]
     assert all(f"`{option}" in section for option in ("SITE...", "--job", "--days"))
     assert "`--out=" in text.split("## geocomm keys\n")[1].split("\n#")[0]  # of all commands of the group
@@ -57,8 +48,8 @@ def test_every_public_name_but_the_errors_stands_on_the_page_of_the_api() -> Non
     assert public <= on_page, public - on_page
 
 
-def test_page_of_metrics_has_every_metric_under_both_names(generator: ModuleType) -> None:
-    lines = generator.pages()["metrics.md"].splitlines()
+def test_page_of_metrics_has_every_metric_under_both_names() -> None:
+    lines = make_reference.pages()["metrics.md"].splitlines()
     for metrics in schema.TABLES.values():
         for metric in metrics:
             rows = metric.kind is schema.Kind.ROWS and metric.name != "policy"  # which have sections of their own

@@ -13,8 +13,8 @@ pytest.importorskip("deepspeed")
 pytest.importorskip("transformers")
 
 import torch
+from log_entries import ENTRIES, SITE_REPORT
 
-from geocomm.train.runs.log_entries import ENTRIES, SITE_REPORT
 from support.train_ranks import (
     copy_checkpoint,
     entries,

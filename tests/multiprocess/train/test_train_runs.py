@@ -14,9 +14,10 @@ import pytest
 pytest.importorskip("deepspeed")
 pytest.importorskip("transformers")
 
+from log_entries import ENTRIES, SITE
+
 from geocomm.metrics.events import KINDS
 from geocomm.train.loop.config_text import load_config
-from geocomm.train.runs.log_entries import ENTRIES, SITE
 from geocomm.train.runs.run_folder import RunFolder
 from support.train_ranks import (
     copy_checkpoint,

@@ -1,6 +1,7 @@
 """The entries of metrics.jsonl and events.jsonl: the fields of each kind, each said once.
 
-docs/reference/metrics.md is made from these tables; a test compares them with the entries of a real run.
+`make_reference.py` makes docs/reference/metrics.md of these tables; a test compares them with the entries of a real
+run.
 """
 
 from __future__ import annotations
