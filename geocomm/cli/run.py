@@ -11,7 +11,8 @@ from geocomm.cli.command_end import fail
 from geocomm.cli.data_options import DataOption, DoubtOption, HeldOutOption, LengthOption, dealt_set
 
 if TYPE_CHECKING:
-    from geocomm.elastic.site_job import ElasticRun, SiteJob
+    from geocomm.elastic.agent_process import AgentConfig
+    from geocomm.elastic.supervisor import SiteJob
     from geocomm.security.keys import Keys
 
 _HELP = """Run torchrun on this node; the nodes meet at HUB, over TLS, on that one port.
@@ -151,7 +152,6 @@ def run(
     from geocomm.core.bad_input import BadInput
     from geocomm.core.environment import keys_folder
     from geocomm.core.site import site_name
-    from geocomm.elastic.site_job import ElasticRun, SiteJob
     from geocomm.group.rendezvous.launch_checks import check_variables
     from geocomm.security.keys import Keys, KeysError
 
@@ -184,14 +184,18 @@ def run(
                 fail("run", "--elastic needs --run-dir on the first node of the site")
             if site_nodes > 1 and site_hub is None:
                 fail("run", f"--site-nodes {site_nodes} needs --site-hub: where the nodes of this site meet")
-            config = ElasticRun(
+            from geocomm.elastic.agent_process import AgentConfig
+            from geocomm.elastic.supervisor import SiteJob
+
+            config = AgentConfig(
                 leader=str(meeting or ""),
                 journal=journal,
                 address=address,
                 may_lead=not never_lead,
                 listen=listen,
                 lead=lead,
-                run_dir=run_dir,
+                keys=str(loaded.folder.resolve()),
+                run_dir=str(run_dir or ""),
                 wait_for=tuple(filter(None, wait_for.split(","))),
                 min_sites=min_sites,
                 snapshot_s=60 * snapshot_every,
@@ -217,7 +221,7 @@ def run(
     raise typer.Exit(status)
 
 
-def _run_elastic(config: ElasticRun, job: SiteJob, keys: Keys) -> int:
+def _run_elastic(config: AgentConfig, job: SiteJob, keys: Keys) -> int:
     """Run the site; the exit status."""
     from geocomm.elastic.etcd import Etcd, EtcdAddress, EtcdAddressError
     from geocomm.elastic.fragment_store import StoreError

@@ -62,7 +62,7 @@ _DISK_PAUSE_S = 5.0
 
 
 class AgentConfig(Record):
-    """What a supervisor tells an agent."""
+    """What an agent is to do: what `geocomm run --elastic` and `geocomm members lead` were told of the run."""
 
     leader: str = ""
     """host:port, the same at all sites; empty: etcd says who leads."""
@@ -74,6 +74,7 @@ class AgentConfig(Record):
     """With `journal`: the other sites reach this one, so that it may lead."""
     keys: str
     run_dir: str
+    """Where the site keeps its part of the run."""
     listen: str | None = None
     """address:port; None: the leader's port number on all addresses, or 29400."""
     lead: bool = False

@@ -11,7 +11,9 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from geocomm.core.bad_input import EXIT_BAD_INPUT
@@ -20,7 +22,6 @@ from geocomm.core.parent_death import ending_with_this
 from geocomm.elastic.agent_process import LAST_STEPS_S, AgentConfig
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.rank_socket import socket_path
-from geocomm.elastic.site_job import ElasticRun, SiteJob
 from geocomm.group.rendezvous.run_at_hub import environment_of_site
 from geocomm.group.rendezvous.store_process import log
 from geocomm.group.rendezvous.to_collector import CollectorConfig, rank_socket
@@ -41,6 +42,28 @@ LAST_OFFERS_S = 5.0
 _COLLECTOR_AGAIN_S = 10.0
 _LEAVE_LIMIT_S = 40.0
 _LOOK_S = 0.25
+
+
+@dataclass(frozen=True)
+class SiteJob:
+    """The ranks of a site."""
+
+    arguments: tuple[str, ...]
+    """Of torchrun."""
+    nodes: int = 1
+    """Of the site."""
+    node_rank: int = 0
+    """Of this node. The agent is on the first one, with the run folder."""
+    hub: str | None = None
+    """Where the nodes of the site meet, host:port: with more than one."""
+
+    def command(self, run_dir: str) -> list[str]:
+        """What starts them on this node. run_dir: on the first node; its collector gets the reports of all."""
+        if self.nodes == 1:
+            return [sys.executable, "-u", "-m", "geocomm.elastic.torchrun_of_site", *self.arguments]
+        meet = ["--hub", str(self.hub), "--telemetry", run_dir]
+        nodes = ["--nnodes", str(self.nodes), "--node-rank", str(self.node_rank)]
+        return [sys.executable, "-m", "geocomm", "run", *meet, "--", *nodes, *self.arguments]
 
 
 class Supervisor:
@@ -225,37 +248,25 @@ class Supervisor:
         await process.wait()
 
 
-def run_elastic(run: ElasticRun, job: SiteJob, keys: Keys) -> int:
+def run_elastic(config: AgentConfig, job: SiteJob, keys: Keys) -> int:
     """Run this site, on this node, to the end of its part; the exit status. StoreError for a folder that cannot be
-    used."""
+    used.
+
+    config: of the site's agent, which is on the first node. On another node `run_dir`, which may be empty, is for what
+    its ranks keep.
+    """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as in `run_at_hub`
-    if run.run_dir is None or job.node_rank > 0:
+    run_dir = Path(config.run_dir).resolve()
+    if not config.run_dir or job.node_rank > 0:
         environment = os.environ | environment_of_site(keys)
         environment |= {"GEOCOMM_ONE_SITE": "1", "GEOCOMM_AGENT": AGENT_OF_FIRST_NODE}
-        if run.run_dir is not None:
-            environment["GEOCOMM_RUN_DIR"] = str(run.run_dir.resolve())
+        if config.run_dir:
+            environment["GEOCOMM_RUN_DIR"] = str(run_dir)
         command = job.command("telemetry")  # kept by the first node
         os.execvpe(command[0], command, environment)
-    FragmentStore(run.run_dir)
-    agent = AgentConfig(
-        leader=run.leader,
-        journal=run.journal,
-        address=run.address,
-        may_lead=run.may_lead,
-        keys=str(Path(keys.folder).resolve()),
-        run_dir=str(run.run_dir.resolve()),
-        listen=run.listen,
-        lead=run.lead,
-        min_sites=run.min_sites,
-        wait_for=run.wait_for,
-        snapshot_s=run.snapshot_s,
-        copies=run.copies,
-        snapshot_url=run.snapshot_url,
-        data=run.data,
-        doubt_s=run.doubt_s,
-        parent=os.getpid(),
-    )
-    return asyncio.run(Supervisor(agent, job, keys).run())
+    FragmentStore(run_dir)
+    config = config.model_copy(update={"run_dir": str(run_dir), "parent": os.getpid()})
+    return asyncio.run(Supervisor(config, job, keys).run())
 
 
 def _signal(process: asyncio.subprocess.Process | None, number: signal.Signals) -> None:
