@@ -14,7 +14,7 @@ from geocomm._version import __version__
 from geocomm.core.addresses import HubAddress
 from geocomm.elastic.agent_life import AgentLife
 from geocomm.elastic.agent_link import BEAT_S, LeaderLink
-from geocomm.elastic.fetch import Fetcher, FileServer, Wanted
+from geocomm.elastic.fetch import Fetcher, FileServer
 from geocomm.elastic.following import Following
 from geocomm.elastic.forgetting import forget
 from geocomm.elastic.fragment_store import FragmentStore
@@ -74,6 +74,7 @@ from geocomm.journal.messages import (
     StatePart,
     Stop,
     Up,
+    Wanted,
     Welcome,
     down_of,
     said,
@@ -302,8 +303,8 @@ class Agent:
                 self._learn_of(down.peers)
                 self._ranks.tell(down)
             case Fetch():
-                wanted = Wanted(down.fragment, down.version, down.site, down.frame, down.bytes)
-                self._frames.once(wanted, [one for one in down.sources if one != self._view.own_fetch])
+                sources = [one for one in down.sources if one != self._view.own_fetch]
+                self._frames.once(Wanted.of(down), sources)
             case Repair():
                 self._ranks.tell(down)
             case Refused() if down.blames == "leader" or (down.blames == "run" and self._was_welcomed):
@@ -503,7 +504,7 @@ class Agent:
                 self._view.say_of_round(up)
                 self._ranks.say_ready()
             case Need():
-                self._frames.until_here(Wanted(up.fragment, up.version, up.site, up.frame, up.bytes))
+                self._frames.until_here(Wanted.of(up))
             case StateKept():
                 self._life.start(self._look_at_snapshot())
             case Beat():

@@ -13,7 +13,6 @@ import math
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -32,7 +31,8 @@ from geocomm.group.rendezvous.store_session import (
 )
 from geocomm.group.rendezvous.tls_stream import TlsStream
 from geocomm.group.rendezvous.tunnel import dial
-from geocomm.journal.entries import Digest, Hash, Record, SiteName, Whole, line_of
+from geocomm.journal.entries import Digest, Record, Whole, line_of
+from geocomm.journal.messages import OfRound, Wanted
 from geocomm.security.keys import Keys, KeysError
 
 RANGE_BYTES = 4 << 20
@@ -57,14 +57,10 @@ _CONGESTION_CONTROL = "bbr"
 _R = TypeVar("_R", bound=Record)
 
 
-class FrameAsked(Record):
+class FrameAsked(Wanted):
     """A range of a frame."""
 
     kind: Literal["frame"] = "frame"
-    fragment: Whole
-    version: Whole
-    site: SiteName
-    frame: Hash
     bytes: Annotated[int, Field(ge=0, le=MAX_FILE_BYTES)]
     """Of the whole frame."""
     offset: Whole
@@ -72,12 +68,10 @@ class FrameAsked(Record):
     """Who has not got it, gets it from where it can first."""
 
 
-class StateAsked(Record):
+class StateAsked(OfRound):
     """A range of a state."""
 
     kind: Literal["state"] = "state"
-    fragment: Whole
-    version: Whole
     offset: Whole
 
 
@@ -116,17 +110,6 @@ class StatesAnswer(Record):
     """All of them, the newest last."""
 
     states: Annotated[tuple[HeldState, ...], Field(max_length=_MAX_STATES)]
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """A frame that is to be here."""
-
-    fragment: int
-    version: int
-    site: str
-    frame: str
-    bytes: int
 
 
 class Outcome(enum.Enum):
@@ -185,9 +168,9 @@ class FileServer:
     async def _path(self, asked: FrameAsked | StateAsked) -> Path:
         if isinstance(asked, StateAsked):
             return self._store.state_path(asked.fragment, asked.version)
-        path = self._store.frame_path(asked.fragment, asked.version, asked.site, asked.frame)
+        path = self._store.frame_path(**asked.named)
         if asked.proxy and self._get_frame is not None and not path.exists():
-            await self._get_frame(Wanted(asked.fragment, asked.version, asked.site, asked.frame, asked.bytes))
+            await self._get_frame(Wanted.of(asked))
         return path
 
     async def _give(self, stream: TlsStream, asked: FrameAsked | StateAsked) -> None:
@@ -248,7 +231,7 @@ class Fetcher:
     async def frame(self, wanted: Wanted, sources: Sequence[str], proxy: str | None = None) -> Outcome:
         """Have a frame on the disk, from `sources` (host:port), else through the agent at `proxy`. Who asks for the
         same file meanwhile waits for the same transfer."""
-        path = self._store.frame_path(wanted.fragment, wanted.version, wanted.site, wanted.frame)
+        path = self._store.frame_path(**wanted.named)
         if not self._fits(path, wanted.bytes, self._most_frame_bytes()):
             return Outcome.FAILED
         return await self._once(path, lambda: self._frame(wanted, path, sources, proxy))
@@ -312,15 +295,7 @@ class Fetcher:
         for through, addresses in ((False, sources), (True, [proxy] if proxy else [])):
 
             def ask(offset: int, through: bool = through) -> FrameAsked:
-                return FrameAsked(
-                    fragment=wanted.fragment,
-                    version=wanted.version,
-                    site=wanted.site,
-                    frame=wanted.frame,
-                    bytes=wanted.bytes,
-                    offset=offset,
-                    proxy=through,
-                )
+                return FrameAsked(**wanted.named, bytes=wanted.bytes, offset=offset, proxy=through)
 
             if addresses:
                 silence_s = _PROXY_LIMIT_S if through else _SILENCE_S

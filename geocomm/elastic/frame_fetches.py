@@ -7,14 +7,14 @@ from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from geocomm.elastic.agent_life import AgentLife
-from geocomm.elastic.fetch import Fetcher, Outcome, Wanted
+from geocomm.elastic.fetch import Fetcher, Outcome
 from geocomm.elastic.join_states import StatesOfOthers
 from geocomm.elastic.other_agents import OtherAgents
 from geocomm.elastic.run_view import RunView
 from geocomm.elastic.site_ranks import SiteRanks
 from geocomm.group.rendezvous.store_process import log
 from geocomm.group.rendezvous.waiting import Waiting
-from geocomm.journal.messages import Fetched, Hold, Lost, TakeState
+from geocomm.journal.messages import Fetched, Hold, Lost, TakeState, Wanted
 
 NEED_PAUSE_S = 5.0
 """Between two attempts to find a listed frame."""
@@ -74,9 +74,7 @@ class FrameFetches:
                 self._arrived(wanted)
                 return
             if outcome is Outcome.ABSENT and not await self._take_state(wanted, sources):
-                self._view.say_of_round(
-                    Lost(fragment=wanted.fragment, version=wanted.version, site=wanted.site, frame=wanted.frame)
-                )
+                self._view.say_of_round(Lost(**wanted.named))
             waiting.tell(lambda: f"the frame of site {wanted.site} (fragment {wanted.fragment}, {wanted.version})")
             await asyncio.sleep(NEED_PAUSE_S)
 
@@ -94,11 +92,5 @@ class FrameFetches:
 
     def _arrived(self, wanted: Wanted) -> None:
         """A frame lies on the disk: the leader may count on it, and the owner of the fragment use it."""
-        names = {
-            "fragment": wanted.fragment,
-            "version": wanted.version,
-            "site": wanted.site,
-            "frame": wanted.frame,
-        }
-        self._view.say_of_round(Hold.model_validate(names | {"by_mail": False}))
-        self._ranks.tell_owner(wanted.fragment, Fetched.model_validate(names))
+        self._view.say_of_round(Hold(**wanted.named, by_mail=False))
+        self._ranks.tell_owner(wanted.fragment, Fetched(**wanted.named))

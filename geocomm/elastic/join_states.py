@@ -8,11 +8,12 @@ import itertools
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 
-from geocomm.elastic.fetch import Fetcher, HeldState, Outcome, Wanted
+from geocomm.elastic.fetch import MAX_FILE_BYTES, Fetcher, HeldState, Outcome
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.group.rendezvous.waiting import Waiting
 from geocomm.journal.entries import Digest, Round
 from geocomm.journal.journal import SqliteJournal
+from geocomm.journal.messages import Wanted
 from geocomm.journal.run_state import RunState
 from geocomm.security.keys import KeysError
 
@@ -110,9 +111,15 @@ class StatesOfOthers:
         for entry in entries:
             if (entry.fragment, entry.version) not in state.skipped:
                 for listed in entry.members:
-                    if not self._store.has_frame(entry.fragment, entry.version, listed.site, listed.frame):
-                        size = listed.coded_bytes + listed.exact_bytes
-                        yield Wanted(entry.fragment, entry.version, listed.site, listed.frame, size)
+                    wanted = Wanted(
+                        fragment=entry.fragment,
+                        version=entry.version,
+                        site=listed.site,
+                        frame=listed.frame,
+                        bytes=min(listed.coded_bytes + listed.exact_bytes, MAX_FILE_BYTES),  # no frame has more
+                    )
+                    if not self._store.has_frame(**wanted.named):
+                        yield wanted
 
     def outweighs(self, state: RunState, fragment: int, base: int) -> bool:
         """Whether the frames since a state that are not here are more bytes than that state, if it is on this disk; any

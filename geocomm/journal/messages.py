@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -84,6 +84,42 @@ class Model(Record):
     every: Annotated[int, Field(ge=1, lt=2**31)]
     step: Amount = 0
     """Optimizer steps that the weights have behind them; those of the site that begins the run count."""
+
+
+class OfRound(Record):
+    """Of a round; or of a fragment at a version, which is where its round begins."""
+
+    fragment: Whole
+    version: Whole
+
+
+class OfAttempt(OfRound):
+    """Of an attempt at a round."""
+
+    attempt: Whole
+
+
+class OfFrame(OfRound):
+    """Of a frame that a site has made for a round."""
+
+    site: SiteName
+    frame: Hash
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """The fields that name the frame, for another message of it."""
+        return {"fragment": self.fragment, "version": self.version, "site": self.site, "frame": self.frame}
+
+
+class Wanted(OfFrame):
+    """A frame that is to be on a disk."""
+
+    bytes: Whole
+
+    @staticmethod
+    def of(asked: Wanted) -> Wanted:
+        """The frame that a message asks for: equal to that of any other message."""
+        return Wanted(**asked.named, bytes=asked.bytes)
 
 
 # ---- up: what a site says
@@ -168,21 +204,16 @@ class Beat(Record):
     """On the disk of the run folder."""
 
 
-class Due(Record):
+class Due(OfRound):
     """The schedule of the site says that it is time for a round of the fragment, which it has at this version."""
 
     kind: Literal["due"] = "due"
-    fragment: Whole
-    version: Whole
 
 
-class Offer(Record):
+class Offer(OfAttempt):
     """The site has made its frame, sent it to all peers of the OPEN, and has it on its own disk."""
 
     kind: Literal["offer"] = "offer"
-    fragment: Whole
-    version: Whole
-    attempt: Whole
     frame: Hash
     coded_bytes: Annotated[int, Field(ge=0, le=MAX_FRAME_BYTES)]
     exact_bytes: Annotated[int, Field(ge=0, le=MAX_FRAME_BYTES)]
@@ -196,63 +227,43 @@ class Offer(Record):
     """See `Listed`."""
 
 
-class Pass(Record):
+class Pass(OfAttempt):
     """The site has nothing to offer in this round: it took no step, or its weights are not finite."""
 
     kind: Literal["pass"] = "pass"
-    fragment: Whole
-    version: Whole
-    attempt: Whole
 
 
-class Hold(Record):
+class Hold(OfFrame):
     """The site has another site's frame on disk, after fsync."""
 
     kind: Literal["hold"] = "hold"
-    fragment: Whole
-    version: Whole
-    site: SiteName
-    frame: Hash
     by_mail: bool
     """It came from rank to rank."""
 
 
-class Applied(Record):
+class Applied(OfRound):
     """A fragment is at `version` now, and this is its digest."""
 
     kind: Literal["applied"] = "applied"
-    fragment: Whole
-    version: Whole
     digest: Digest
 
 
-class Need(Record):
+class Need(Wanted):
     """A rank lacks a listed frame: its agent fetches it (to the leader it is only told when nobody has it: Lost)."""
 
     kind: Literal["need"] = "need"
-    fragment: Whole
-    version: Whole
-    site: SiteName
-    frame: Hash
-    bytes: Whole
 
 
-class Lost(Record):
+class Lost(OfFrame):
     """No agent that answers has a listed frame."""
 
     kind: Literal["lost"] = "lost"
-    fragment: Whole
-    version: Whole
-    site: SiteName
-    frame: Hash
 
 
-class StateKept(Record):
+class StateKept(OfRound):
     """From a rank to its agent, which does not pass it on: a state lies on disk, in the snapshot that it is of."""
 
     kind: Literal["state_kept"] = "state_kept"
-    fragment: Whole
-    version: Whole
 
 
 class SnapshotHeld(Record):
@@ -294,13 +305,10 @@ Up = Annotated[
 # ---- down: what the leader says, and the agent to its ranks
 
 
-class Open(Record):
+class Open(OfAttempt):
     """A round is open: make a frame at the next optimizer step, send it to all peers, and offer it."""
 
     kind: Literal["open"] = "open"
-    fragment: Whole
-    version: Whole
-    attempt: Whole
     peers: tuple[Peer, ...]
     """The live members, the site itself included."""
 
@@ -354,36 +362,25 @@ class StatePart(Record):
     last: bool
 
 
-class Fetch(Record):
+class Fetch(Wanted):
     """Get a frame that was offered, and say Hold: it did not come by mail."""
 
     kind: Literal["fetch"] = "fetch"
-    fragment: Whole
-    version: Whole
-    site: SiteName
-    frame: Hash
-    bytes: Whole
     sources: tuple[Address, ...]
     """host:port of agents that have it, or can get it."""
 
 
-class Fetched(Record):
+class Fetched(OfFrame):
     """From the agent to a rank: a frame lies on disk, checked. The rank counts it as arrived."""
 
     kind: Literal["fetched"] = "fetched"
-    fragment: Whole
-    version: Whole
-    site: SiteName
-    frame: Hash
 
 
-class TakeState(Record):
+class TakeState(OfRound):
     """From the agent to a rank: nobody has the frames of the rounds before this version any more. A state of it lies on
     the disk, checked, and the rank takes it in place of those rounds."""
 
     kind: Literal["take_state"] = "take_state"
-    fragment: Whole
-    version: Whole
 
 
 class RankWelcome(Record):

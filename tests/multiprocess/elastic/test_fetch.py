@@ -9,19 +9,19 @@ import random
 import socket
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from geocomm.core.addresses import HubAddress, loopback_listener
 from geocomm.elastic import fetch
-from geocomm.elastic.fetch import RANGE_BYTES, Fetcher, FileServer, GetFrame, HeldState, Outcome, Wanted
+from geocomm.elastic.fetch import RANGE_BYTES, Fetcher, FileServer, GetFrame, HeldState, Outcome
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.group.rendezvous.doorway import Doorway
 from geocomm.group.rendezvous.store_session import Greeting, Purpose
 from geocomm.group.rendezvous.tls_stream import TlsStream
 from geocomm.group.rendezvous.tunnel import dial
+from geocomm.journal.messages import Wanted
 from geocomm.security.keys import Identity
 from support.hub_support import make_keys, run
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(120)
 
 CONTENT = random.Random(5).randbytes(3 * RANGE_BYTES + 12345)
 FRAME = hashlib.sha256(CONTENT).hexdigest()
-WANTED = Wanted(2, 9, "a", FRAME, len(CONTENT))
+WANTED = Wanted(fragment=2, version=9, site="a", frame=FRAME, bytes=len(CONTENT))
 
 
 def nobody() -> str:
@@ -105,7 +105,7 @@ def test_what_is_larger_than_the_model_is_not_fetched_and_takes_no_room(tmp_path
         async with sites.two_sources() as (a, b):
             fetcher = sites.fetcher("d", len(CONTENT) - 1)
             for size in (len(CONTENT), 2**40, 2**62):
-                assert await fetcher.frame(replace(WANTED, bytes=size), [a, b], b) is Outcome.FAILED
+                assert await fetcher.frame(WANTED.model_copy(update={"bytes": size}), [a, b], b) is Outcome.FAILED
             held = HeldState(version=9, bytes=2 * len(CONTENT) - 1, digest="0" * 32)
             assert await fetcher.state(2, held, [a, b]) is Outcome.FAILED
             assert not list(sites.stores["d"].run_dir.rglob("*.part"))
