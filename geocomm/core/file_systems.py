@@ -1,26 +1,107 @@
-"""What a file system promises: names that last, and which ones keep neither SQLite's locks nor fsync."""
+"""What geocomm asks of a file system: files that are whole, names that last, a folder that one process has."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import json
 import os
+import time
+import uuid
+from collections.abc import Generator
 from pathlib import Path
 
 _OF_A_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "afs", "9p"}
+_LOOK_S = 0.1
+
+
+class FolderMarkError(ValueError):
+    """The file is no mark of a folder."""
+
+
+class FolderInUseError(OSError):
+    """Another process has the folder; the text names it, such as "process 4711"."""
 
 
 def network_file_system(folder: Path) -> str:
-    """The kind of the file system that a folder is on, as Linux names it, where it is one of a network; else empty."""
+    """The kind of the file system that a folder is on, as Linux names it, where it is one of a network, which keeps
+    neither SQLite's locks nor fsync; else empty."""
     kind = _file_system_of(folder)
     return kind if kind in _OF_A_NETWORK else ""
 
 
-def fsync_folder(folder: Path) -> None:
-    """Bring the names of its files to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def fsync_path(path: Path) -> None:
+    """Bring a file to the disk, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def put_in_place(part: Path, path: Path) -> None:
+    """Bring `part` to the disk, and give it the name `path` in the same folder, which stands for a whole file then."""
+    fsync_path(part)
+    part.replace(path)
+    fsync_path(path.parent)
+
+
+def write_whole(path: Path, content: str | bytes, mode: int = 0o644) -> None:
+    """Write a file, or leave what was there: it is on the disk on return. mode: its rights from the beginning, so that
+    others cannot read a private one, not even for a moment."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.unlink(missing_ok=True)
+    try:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+        put_in_place(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def held_by_one(lock: Path, limit_s: float = 0.0) -> Generator[None]:
+    """Hold a file that one process at a time may, and that says which. FolderInUseError where another one does, and
+    goes on to for `limit_s`."""
+    with lock.open("a+") as file:
+        until = time.monotonic() + limit_s
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() >= until:
+                    file.seek(0)
+                    raise FolderInUseError(f"process {file.read().strip() or 'unknown'}") from None
+            time.sleep(_LOOK_S)
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def folder_mark(path: Path, owner: str) -> tuple[str, bool]:
+    """Whose the folder of `path`, a file that says it, is: `owner` where nobody has marked it yet; and whether it is
+    the copy of another, which a copied file's inode tells.
+
+    Of several processes that come at once the first marks it; it is on the disk then. Raises OSError, and
+    FolderMarkError for a file that cannot be read.
+    """
+    if not path.exists():
+        part = path.with_name(f".{uuid.uuid4().hex}.part")
+        with part.open("w") as file:
+            json.dump({"id": owner, "inode": os.fstat(file.fileno()).st_ino}, file)
+        fsync_path(part)
+        with contextlib.suppress(FileExistsError):
+            os.link(part, path)
+        part.unlink()
+        fsync_path(path.parent)
+    try:
+        with path.open() as file:
+            known = json.load(file)
+            return str(known["id"]), known["inode"] != os.fstat(file.fileno()).st_ino
+    except (ValueError, KeyError, TypeError):
+        raise FolderMarkError(f"{path} cannot be read") from None
 
 
 def _file_system_of(folder: Path) -> str:

@@ -1,13 +1,23 @@
-"""When a wait is worth a word in the log."""
+"""How to wait for others: when to try again, and when the wait is worth a word in the log."""
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 FIRST_WORD_S = 10.0
 """A wait that takes longer is logged."""
 _GROWTH = 3.0
+
+
+def pauses(first_s: float, last_s: float) -> Iterator[float]:
+    """Seconds to wait before each further attempt: twice as many each time, up to `last_s`, and at random a part of
+    them, of half at least, so that those who lost the same peer do not come back in step."""
+    pause_s = first_s
+    while True:
+        yield pause_s * random.uniform(0.5, 1)
+        pause_s = min(2 * pause_s, last_s)
 
 
 class Patience:
@@ -32,3 +42,16 @@ class Patience:
     def put_off(self) -> None:
         """The word was said; the next one comes later."""
         self._next_s *= _GROWTH
+
+
+class Waiting:
+    """A wait that logs what it is for, whenever `Patience` says that a word is due."""
+
+    def __init__(self, log: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> None:
+        self._log, self._patience = log, Patience(now)
+
+    def tell(self, what: Callable[[], str]) -> None:
+        """`what` is asked only where a line is due."""
+        if self._patience.left_s <= 0:
+            self._patience.put_off()
+            self._log(f"waiting for {what()}")

@@ -8,21 +8,20 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
-import random
 from collections.abc import AsyncGenerator, Callable, Iterator
 
 from geocomm.core.addresses import HubAddress
+from geocomm.core.patience import Waiting, pauses
 from geocomm.group.rendezvous.store_session import Greeting, ProtocolError, Purpose, Refused
 from geocomm.group.rendezvous.tls_stream import TlsStream
 from geocomm.group.rendezvous.tunnel import dial
-from geocomm.group.rendezvous.waiting import Waiting
 from geocomm.journal.entries import BadLineError
 from geocomm.journal.messages import MAX_LINE_BYTES
 from geocomm.security.keys import Keys, KeysError
 
 BEAT_S = 3.0
 SILENCE_S = 9.0
-_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 1.0
+_PAUSES_S = (0.1, 1.0)
 _MAX_UNSENT_BYTES = 16 << 20
 _SEND_BYTES = 64 * 1024
 
@@ -165,11 +164,11 @@ class LeaderLink:
                 await asyncio.gather(carrying, moved, return_exceptions=True)
 
     async def _run_to_one(self) -> None:
-        pause, waiting, reported = _FIRST_PAUSE_S, Waiting(self._log), ""
+        waits, waiting, reported = pauses(*_PAUSES_S), Waiting(self._log), ""
         while True:
             try:
                 async with self._connection() as lines:
-                    pause = _FIRST_PAUSE_S
+                    waits = pauses(*_PAUSES_S)
                     try:
                         await lines.carry(self._take)
                     finally:
@@ -180,12 +179,11 @@ class LeaderLink:
                 if reason != reported:
                     self._log(f"the leader at {self._leader}: {reason}; trying again")
                     reported = reason
-                pause = _LAST_PAUSE_S
+                waits = pauses(_PAUSES_S[1], _PAUSES_S[1])
             except OSError as error:
                 reason, reported = str(error) or "silent", ""
             waiting.tell(lambda reason=reason: f"the leader at {self._leader} ({reason}); training goes on meanwhile")
-            await asyncio.sleep(pause * random.uniform(0.5, 1))
-            pause = min(2 * pause, _LAST_PAUSE_S)
+            await asyncio.sleep(next(waits))
 
     @contextlib.asynccontextmanager
     async def _connection(self) -> AsyncGenerator[LineStream]:

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
-import fcntl
-import os
 import signal
 import sqlite3
 import sys
 import time
-from collections.abc import Generator
 from pathlib import Path
+from typing import NoReturn
 
 from geocomm.core.addresses import HubAddress, HubAddressError, is_loopback, reached_here
 from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
+from geocomm.core.file_systems import FolderInUseError, held_by_one
 from geocomm.elastic.agent import Agent
 from geocomm.elastic.agent_life import AgentEnded
 from geocomm.elastic.etcd import EtcdAddress, EtcdAddressError, LeaderSaid
@@ -50,14 +48,11 @@ _QUIET_S = 4.0
 """An agent that has left ends once nobody has asked it for a frame for so long: others miss one after a second of
 silence, and dial three round trips."""
 _LINGER_S = 60.0
-"""And after so long in any case."""
-"""A site that has left goes on giving out files for so long: a frame of its last round may be on no other disk."""
+"""And after so long in any case: a frame of its last round may be on no other disk."""
 _ALONE_LIMIT_S = 3.0
 _SENT_LIMIT_S = 5.0
 _SAME_SIGTERM_S = 1.0
 _LOCK_FILE = "agent.lock"
-_LOCK_LIMIT_S = 5.0
-_PR_SET_PDEATHSIG = 1
 _DISK_PAUSE_S = 5.0
 
 
@@ -94,8 +89,6 @@ class AgentConfig(Record):
     """That the run deals; None: sites bring their own data, or the journal says it."""
     doubt_s: float = Terms.doubt_s
     """The deals of a site that is gone for so long are dealt to others; 0: never."""
-    parent: int = 0
-    """Process that it ends with; 0: none."""
     again: bool = False
     """The agent of this run folder has just died: who led a moment ago leads on, and asks the others meanwhile."""
 
@@ -109,31 +102,6 @@ class AgentConfig(Record):
     def command(self) -> list[str]:
         """What runs such an agent."""
         return [sys.executable, "-m", "geocomm.elastic.agent_process", line_of(self)]
-
-
-def end_with(parent: int, number: signal.Signals) -> None:
-    """Let the kernel send this process a signal when the process that started it ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
-    if os.getppid() != parent:  # it ended before
-        os.kill(os.getpid(), number)
-
-
-@contextlib.contextmanager
-def locked(run_dir: Path) -> Generator[None]:
-    """Hold the run folder, which one agent at a time may. StoreError where another one does."""
-    with (run_dir / _LOCK_FILE).open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            raise StoreError(
-                f"{run_dir} is in use by another agent (process {file.read().strip() or 'unknown'}): give each site a "
-                "run folder of its own"
-            ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield
 
 
 def leadership_of(config: AgentConfig, store: FragmentStore, keys: Keys) -> Leadership:
@@ -377,8 +345,6 @@ def main() -> None:
     """Entry of the process. Exits with 0: the site has left; 2: it cannot take part, which a line says; another status:
     an error, after which the next agent goes on."""
     config = AgentConfig.model_validate_json(sys.argv[1])
-    if config.parent:
-        end_with(config.parent, signal.SIGKILL)
     # A signal to the whole group is for the supervisor, which tells this process what to do.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -386,11 +352,13 @@ def main() -> None:
     try:
         keys = Keys.load(config.keys)
         store = FragmentStore(config.run_dir)
-        with locked(store.run_dir):
+        with held_by_one(store.run_dir / _LOCK_FILE):
             store.sweep()
             if config.snapshot_url:
                 copy_kept_snapshots(SnapshotCopies(config.snapshot_url), store, log)
             asyncio.run(run_agent(config, store, keys))
+    except FolderInUseError as error:
+        _refuse(f"{config.run_dir} is in use by another agent ({error}): give each site a run folder of its own")
     except (
         SnapshotError,
         StoreError,
@@ -400,8 +368,7 @@ def main() -> None:
         EtcdAddressError,
         AgentEnded,
     ) as error:
-        print(f"geocomm agent: {error}", file=sys.stderr, flush=True)
-        sys.exit(EXIT_BAD_INPUT)
+        _refuse(str(error))
     except (sqlite3.OperationalError, TermNotKeptError) as error:
         what = "" if isinstance(error, TermNotKeptError) else f"the journal in {config.run_dir} cannot be written: "
         log(
@@ -410,6 +377,11 @@ def main() -> None:
         )
         time.sleep(_DISK_PAUSE_S)
         sys.exit(1)
+
+
+def _refuse(why: str) -> NoReturn:
+    print(f"geocomm agent: {why}", file=sys.stderr, flush=True)
+    sys.exit(EXIT_BAD_INPUT)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,11 @@ import contextlib
 from collections.abc import Callable
 
 from geocomm.core.addresses import listen_on
+from geocomm.core.patience import Waiting
 from geocomm.elastic.etcd import Election, Etcd, EtcdAddress, EtcdAwayError, EtcdJournal, LeaderSaid, Leading
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.leader import StartAgain
 from geocomm.elastic.leadership import Begun
-from geocomm.group.rendezvous.waiting import Waiting
 from geocomm.journal.entries import TermBegun
 from geocomm.journal.journal import HeadMovedError, NoJournalError, SqliteJournal
 from geocomm.journal.run_state import EMPTY, Head

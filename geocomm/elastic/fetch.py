@@ -20,6 +20,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from geocomm.core.addresses import HubAddress, HubAddressError
 from geocomm.core.calm_log import CalmLog
+from geocomm.core.file_systems import put_in_place
 from geocomm.elastic.fragment_store import FragmentStore, file_digest, file_hash
 from geocomm.group.rendezvous.store_session import (
     Greeting,
@@ -321,7 +322,7 @@ class Fetcher:
             if outcome is not Outcome.HERE:
                 return outcome
             if await asyncio.to_thread(fits, part):
-                await asyncio.to_thread(self._store.keep, part, path)
+                await asyncio.to_thread(put_in_place, part, path)
                 return Outcome.HERE
             if len(sources) == 1:
                 self._log(f"{sources[0]} gave other bytes than those of {path.name}")

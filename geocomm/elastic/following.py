@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from geocomm.core.addresses import HubAddress
+from geocomm.core.patience import Waiting
 from geocomm.elastic.agent_life import AgentLife
 from geocomm.elastic.promotion import ASK_LIMIT_S, Candidate
 from geocomm.elastic.questions import (
@@ -32,7 +33,6 @@ from geocomm.elastic.whereabouts import tell_led
 from geocomm.group.membership.own_address import own_address
 from geocomm.group.rendezvous.store_process import log
 from geocomm.group.rendezvous.tls_stream import TlsStream
-from geocomm.group.rendezvous.waiting import Waiting
 from geocomm.journal.entries import BadLineError, Entry, line_of
 from geocomm.security.keys import Keys
 

@@ -23,8 +23,7 @@ from pathlib import Path
 
 import xxhash
 
-from geocomm.core.file_systems import fsync_folder, network_file_system
-from geocomm.core.folder_mark import FolderMarkError, folder_mark
+from geocomm.core.file_systems import FolderMarkError, folder_mark, fsync_path, network_file_system, put_in_place
 from geocomm.core.site import check_site_name
 
 Piece = bytes | bytearray | memoryview
@@ -149,7 +148,7 @@ class FragmentStore:
         part = self.new_part(path)
         try:
             yield part
-            self.keep(part, path)
+            put_in_place(part, path)
         finally:
             part.unlink(missing_ok=True)
 
@@ -157,16 +156,8 @@ class FragmentStore:
         """A name, in the folder of `path`, for what becomes that file."""
         if not path.parent.exists():
             path.parent.mkdir(exist_ok=True)
-            fsync_folder(path.parent.parent)
+            fsync_path(path.parent.parent)
         return path.parent / f".{os.getpid()}-{next(self._numbers)}.part"
-
-    @staticmethod
-    def keep(part: Path, path: Path) -> None:
-        """Bring a part to the disk, and give it its name."""
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
-        part.rename(path)
-        fsync_folder(path.parent)
 
     def sweep(self) -> None:
         """Remove what processes left behind that died while they wrote."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
+from geocomm.core.patience import Waiting
 from geocomm.elastic.agent_life import AgentLife
 from geocomm.elastic.fetch import Fetcher, Outcome
 from geocomm.elastic.join_states import StatesOfOthers
@@ -13,7 +14,6 @@ from geocomm.elastic.other_agents import OtherAgents
 from geocomm.elastic.run_view import RunView
 from geocomm.elastic.site_ranks import SiteRanks
 from geocomm.group.rendezvous.store_process import log
-from geocomm.group.rendezvous.waiting import Waiting
 from geocomm.journal.messages import Fetched, Hold, Lost, TakeState, Wanted
 
 NEED_PAUSE_S = 5.0

@@ -8,9 +8,9 @@ import itertools
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 
+from geocomm.core.patience import Waiting
 from geocomm.elastic.fetch import MAX_FILE_BYTES, Fetcher, HeldState, Outcome
 from geocomm.elastic.fragment_store import FragmentStore
-from geocomm.group.rendezvous.waiting import Waiting
 from geocomm.journal.entries import Digest, Round
 from geocomm.journal.journal import SqliteJournal
 from geocomm.journal.messages import Wanted

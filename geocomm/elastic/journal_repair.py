@@ -12,10 +12,10 @@ import itertools
 from pathlib import Path
 
 from geocomm.core.addresses import HubAddress, HubAddressError
+from geocomm.core.patience import Waiting
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.questions import EntriesAnswer, EntriesAsked, ask
 from geocomm.group.rendezvous.store_process import log
-from geocomm.group.rendezvous.waiting import Waiting
 from geocomm.journal.damaged_journal import Damage, damage_of, sound_after, write_anew
 from geocomm.journal.entries import BadLineError, Entry, hash_of
 from geocomm.journal.journal import NoJournalError

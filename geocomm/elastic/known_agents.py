@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
-from geocomm.core.file_systems import fsync_folder
+from geocomm.core.file_systems import write_whole
 
 _FILE_NAME = "agents.json"
 _MOST_TERMS_MISSED = 1000
@@ -83,15 +82,10 @@ class KnownAgents:
         return term < self._claimed == self.term
 
     def _write(self) -> None:
-        part = self._path.with_name(f".{_FILE_NAME}")
+        content = {"term": self.term, "leader": self.leader, "agents": self.addresses}
+        content |= {"claimed": self._claimed, "force": self.force, "starts": self._starts}
         try:
-            with part.open("w") as file:
-                content = {"term": self.term, "leader": self.leader, "agents": self.addresses}
-                json.dump(content | {"claimed": self._claimed, "force": self.force, "starts": self._starts}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, self._path)
-            fsync_folder(self._path.parent)
+            write_whole(self._path, json.dumps(content))
         except OSError as error:
             raise TermNotKeptError(
                 f"cannot write {self._path}: {error.strerror or error}. Whom this site follows is kept there, so that "

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 from geocomm.core.addresses import HubAddress, HubAddressError
 from geocomm.core.bad_input import BadInput
+from geocomm.core.patience import Waiting
 from geocomm.elastic.agent_link import LineStream
 from geocomm.elastic.etcd import EtcdAwayError
 from geocomm.elastic.forgetting import forget
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.group.rendezvous.store_session import PacketKind, offset_bytes, write_packet
 from geocomm.group.rendezvous.tls_stream import TlsStream
-from geocomm.group.rendezvous.waiting import Waiting
 from geocomm.journal.entries import BadLineError, Entry, Kept, words
 from geocomm.journal.journal import HeadMovedError, SharedJournal, SqliteJournal
 from geocomm.journal.messages import Beat, Hello, OtherProtocolError, Refused, Up, parts_of, said, up_of

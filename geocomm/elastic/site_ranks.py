@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from geocomm.core.patience import Waiting
 from geocomm.elastic.agent_life import AgentLife
 from geocomm.elastic.join_states import StatesOfOthers
 from geocomm.elastic.loading_ahead import LoadingAhead
@@ -13,7 +14,6 @@ from geocomm.elastic.own_deals import own_deals
 from geocomm.elastic.rank_socket import RankConnection
 from geocomm.elastic.run_view import RunView
 from geocomm.group.rendezvous.store_process import log
-from geocomm.group.rendezvous.waiting import Waiting
 from geocomm.journal.entries import BadLineError, Deal, Round, Skip, TakenBack
 from geocomm.journal.messages import (
     Applied,

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 from pydantic import ValidationError
 
+from geocomm.core.file_systems import write_whole
 from geocomm.elastic.fragment_store import FragmentStore, file_digest
 from geocomm.journal.entries import (
     Digest,
@@ -86,9 +87,7 @@ class Snapshots:
 
     def write_layout(self, layout: Layout) -> None:
         """Keep what `weights` needs."""
-        part = self._store.run_dir / f".{os.getpid()}-{LAYOUT_FILE}"
-        part.write_text(line_of(layout))
-        part.replace(self._store.run_dir / LAYOUT_FILE)
+        write_whole(self._store.run_dir / LAYOUT_FILE, line_of(layout))
 
     def keep_state(self, index: int, fragment: int, version: int) -> None:
         """Take a state that is in the store into the snapshot of entry `index`."""
@@ -109,8 +108,7 @@ class Snapshots:
         manifest = Manifest(run=run, index=entry.index, entry=hash_of(entry), versions=entry.versions, digests=digests)
         with contextlib.suppress(FileNotFoundError, FileExistsError):
             os.link(self._store.run_dir / LAYOUT_FILE, folder / LAYOUT_FILE)
-        with self._store.arriving(folder / MANIFEST_FILE) as part:
-            part.write_text(line_of(manifest))
+        write_whole(folder / MANIFEST_FILE, line_of(manifest))
         return manifest
 
     def manifests(self) -> list[Manifest]:

@@ -175,7 +175,7 @@ class Supervisor:
         config, clock = self._agent_config, asyncio.get_running_loop().time
         while True:
             began = clock()
-            self._agent = await self._start(config.command())
+            self._agent = await self._start(config.command(), signal.SIGKILL)  # SIGTERM would have the site leave
             status = await self._agent.wait()
             config = config.model_copy(update={"again": True})
             if status in (0, EXIT_BAD_INPUT) or self._agent_told:
@@ -228,9 +228,12 @@ class Supervisor:
             return 0
         return 0 if known is None else known.rounds
 
-    async def _start(self, command: Sequence[str]) -> asyncio.subprocess.Process:
+    async def _start(
+        self, command: Sequence[str], at_death: signal.Signals = signal.SIGTERM
+    ) -> asyncio.subprocess.Process:
+        """A child of this process, to which the kernel sends `at_death` once this one has ended."""
         return await asyncio.create_subprocess_exec(
-            *ending_with_this(command), env=self._environment, start_new_session=True
+            *ending_with_this(command, at_death), env=self._environment, start_new_session=True
         )
 
     async def _end(self, process: asyncio.subprocess.Process | None, limit_s: float) -> None:
@@ -265,8 +268,7 @@ def run_elastic(config: AgentConfig, job: SiteJob, keys: Keys) -> int:
         command = job.command("telemetry")  # kept by the first node
         os.execvpe(command[0], command, environment)
     FragmentStore(run_dir)
-    config = config.model_copy(update={"run_dir": str(run_dir), "parent": os.getpid()})
-    return asyncio.run(Supervisor(config, job, keys).run())
+    return asyncio.run(Supervisor(config.model_copy(update={"run_dir": str(run_dir)}), job, keys).run())
 
 
 def _signal(process: asyncio.subprocess.Process | None, number: signal.Signals) -> None:

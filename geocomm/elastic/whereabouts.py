@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from geocomm.core.file_systems import write_whole
 from geocomm.elastic.known_agents import KnownAgents
 
 ABOUT_FILE = "run.json"
@@ -52,9 +52,7 @@ def tell_led(run_dir: Path, doubt: Sequence[str], undealt_tokens: int | None) ->
 
 def write_about(run_dir: Path, about: Mapping[str, Any]) -> None:
     """Keep where agent and leader are."""
-    part = run_dir / f".{ABOUT_FILE}"
-    part.write_text(json.dumps(about) + "\n")
-    os.replace(part, run_dir / ABOUT_FILE)
+    write_whole(run_dir / ABOUT_FILE, json.dumps(about) + "\n")
 
 
 def _about(run_dir: Path) -> dict[str, Any]:

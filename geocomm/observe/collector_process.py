@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import functools
 import os
 import shutil
 import signal
 import sqlite3
 import sys
-import time
-from collections.abc import Generator
 from pathlib import Path
 
 from geocomm.core.addresses import HubAddress, HubAddressError
 from geocomm.core.environment import alert_command, alert_webhook
+from geocomm.core.file_systems import FolderInUseError, held_by_one
 from geocomm.core.message_log import logger
 from geocomm.elastic.whereabouts import leader_address, leads
 from geocomm.group.rendezvous.doorway import raise_descriptor_limit
@@ -35,6 +33,7 @@ from geocomm.security.keys import Keys
 _LOOK_S = 0.5
 _LAST_REPORTS_S = 1.0
 _LOCK_LIMIT_S = 5.0
+"""A collector of a run before may be at its end."""
 
 
 def _target(config: CollectorConfig) -> HubAddress | None:
@@ -68,10 +67,6 @@ async def _run(config: CollectorConfig, parent: int) -> None:
             await serving
 
 
-class _InUseError(OSError):
-    """Another collector has the folder."""
-
-
 def _alerting(config: CollectorConfig) -> Alerting:
     """Of an elastic run the leader alone tells of alerts: it gets the reports of all sites."""
     log = logger().warning
@@ -84,23 +79,6 @@ def _alerting(config: CollectorConfig) -> Alerting:
     return Alerting(config.folder, AlertSinks(webhook, command, log), log, applies)
 
 
-@contextlib.contextmanager
-def _locked(folder: Path) -> Generator[None]:
-    """Hold the folder, which one collector at a time may. OSError where another one does."""
-    with (folder / COLLECTOR_LOCK).open("a") as file:
-        until = time.monotonic() + _LOCK_LIMIT_S  # one of a run before may be at its end
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                if time.monotonic() > until:
-                    raise _InUseError(f"{folder} is in use by another collector: name another folder") from None
-            time.sleep(0.1)
-        os.utime(file.fileno())
-        yield
-
-
 def main(arguments: list[str]) -> None:
     """Entry of the process. What goes wrong costs one line: training goes on without telemetry."""
     folder, keys, hub, elastic, parent = arguments
@@ -110,11 +88,13 @@ def main(arguments: list[str]) -> None:
     os.nice(5)
     raise_descriptor_limit()
     try:
-        with _locked(config.folder):
+        with held_by_one(config.folder / COLLECTOR_LOCK, _LOCK_LIMIT_S):
             asyncio.run(_run(config, int(parent)))
+    except FolderInUseError as error:
+        if config.keys:  # else the first rank of another site on this machine was earlier
+            logger().warning(f"no telemetry: {folder} is in use by another collector ({error}): name another folder")
+            sys.exit(1)
     except (OSError, sqlite3.Error, NoStoreError) as error:
-        if isinstance(error, _InUseError) and not config.keys:
-            return  # the first rank of another site on this machine was earlier
         logger().warning(f"no telemetry: {error}; training goes on without")
         sys.exit(1)
     finally:

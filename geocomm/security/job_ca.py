@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from geocomm.core.file_systems import write_whole
 from geocomm.core.site import ISSUED_FOLDER
 from geocomm.security.keys import (
     CA_FILE,
@@ -102,9 +103,9 @@ class JobCa:
         with _built_beside(folder) as beside:
             key = ec.generate_private_key(ec.SECP256R1())
             ca = cls(beside, key, _self_signed(key, job))
-            _write(beside / CA_KEY_FILE, _key_pem(key), 0o600)
-            _write(beside / CA_FILE, _pem(ca._certificate))
-            _write(beside / SITES_FILE, _lines(sites))
+            write_whole(beside / CA_KEY_FILE, _key_pem(key), 0o600)
+            write_whole(beside / CA_FILE, _pem(ca._certificate))
+            write_whole(beside / SITES_FILE, _lines(sites))
             for site in sites:
                 ca._issue(site, days)
         ca.folder = folder
@@ -134,10 +135,10 @@ class JobCa:
         if (self.folder / site).exists():
             raise KeysError(f"{self.folder / site} exists already; new keys for it: geocomm keys renew {site}")
         known = sites_of(self.folder) or self.sites
-        _write(self.folder / SITES_FILE, _lines([*known, site]))
+        write_whole(self.folder / SITES_FILE, _lines([*known, site]))
         added = self._issue(site, days)
         for name in self.sites:
-            _write(self.folder / name / SITES_FILE, _lines([*known, site]))
+            write_whole(self.folder / name / SITES_FILE, _lines([*known, site]))
         return added
 
     def renew(self, site: str, days: int) -> Path:
@@ -166,7 +167,7 @@ class JobCa:
         crl = builder.add_extension(_authority(self._key), critical=False).sign(self._key, hashes.SHA256())
         pem = crl.public_bytes(serialization.Encoding.PEM)
         for target in (path, *(self.folder / name / REVOKED_FILE for name in self.sites)):
-            _write(target, pem)
+            write_whole(target, pem)
         return path
 
     def _check_known(self, site: str) -> None:
@@ -182,15 +183,15 @@ class JobCa:
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = self._sign(key, Identity(self.job, site), days)
         (self.folder / ISSUED_FOLDER).mkdir(exist_ok=True)
-        _write(self.folder / ISSUED_FOLDER / f"{site}-{certificate.serial_number:x}.pem", _pem(certificate))
+        write_whole(self.folder / ISSUED_FOLDER / f"{site}-{certificate.serial_number:x}.pem", _pem(certificate))
         beside_it = [name for name in (REVOKED_FILE, SITES_FILE) if (self.folder / name).exists()]
         # Files of one folder change together: key and certificate must fit each other at every moment.
         with _replaced(self.folder / site) as beside:
-            _write(beside / CA_FILE, _pem(self._certificate))
-            _write(beside / CERTIFICATE_FILE, _pem(certificate))
-            _write(beside / KEY_FILE, _key_pem(key), 0o600)
+            write_whole(beside / CA_FILE, _pem(self._certificate))
+            write_whole(beside / CERTIFICATE_FILE, _pem(certificate))
+            write_whole(beside / KEY_FILE, _key_pem(key), 0o600)
             for name in beside_it:
-                _write(beside / name, (self.folder / name).read_bytes())
+                write_whole(beside / name, (self.folder / name).read_bytes())
         return self.folder / site
 
     def _sign(self, key: ec.EllipticCurvePrivateKey, identity: Identity, days: int) -> x509.Certificate:
@@ -259,20 +260,6 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 def _check_days(days: int) -> None:
     if not 1 <= days <= MAX_DAYS:
         raise KeysError(f"days: {days} is not within 1 to {MAX_DAYS}")
-
-
-def _write(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Write beside and rename; a private file is never readable by others, not even for a moment."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
 
 
 @contextlib.contextmanager

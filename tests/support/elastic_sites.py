@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from geocomm.core.addresses import free_port
+from geocomm.core.parent_death import ending_with_this
 from geocomm.elastic.agent_process import AgentConfig
 from geocomm.elastic.rank_socket import socket_path
 from geocomm.journal.entries import Entry, Round
@@ -71,9 +72,8 @@ class ElasticSite:
             snapshot_url=self.snapshot_url,
             data=self.data,
             doubt_s=self.doubt_s,
-            parent=os.getpid(),
         )
-        self.agent = self._popen(config.command(), "agent")
+        self.agent = self._popen(ending_with_this(config.command(), signal.SIGKILL), "agent")
 
     def start_rank(self) -> None:
         flags = ["--leave-on-end"] if self.mail else ["--leave-on-end", "--no-mail"]

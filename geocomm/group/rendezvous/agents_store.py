@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch.distributed as dist
 
-from geocomm.group.rendezvous.waiting import Waiting, nodes_text
+from geocomm.core.patience import Waiting
 
 _POLL_S = 0.25
 _LAST_WAIT = "torchelastic/agent/terminal_state"
@@ -67,6 +67,20 @@ class AgentsStore(dist.PrefixStore):
         """The nodes that have not come to this wait."""
         away = [node for node in self._sites if not self.check([_arrival(keys, node)])]
         return nodes_text(away, len(self._sites), self._sites)
+
+
+def nodes_text(away: Sequence[int], nodes: int, sites: Mapping[int, str | None]) -> str:
+    """`node 1 of 2 (site virginia)`; the site where `sites` knows it, from a round before or from who is here."""
+    named = [f"{node} (site {sites[node]})" if sites.get(node) else str(node) for node in away]
+    if len(away) == 1:
+        word, _, site = named[0].partition(" ")
+        text = f"node {word} of {nodes}{site and ' ' + site}"
+    else:
+        text = f"nodes {', '.join(named)} of {nodes}"
+    if any(sites.get(node) for node in away):
+        return text
+    here = [f"node {node} (site {site})" for node, site in sorted(sites.items()) if node not in away and site]
+    return text + (f"; {', '.join(here)} {'is' if len(here) == 1 else 'are'} here" if here else "")
 
 
 def _arrival(keys: Sequence[str], node: int) -> str:

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn, cast
 from urllib.parse import parse_qs, urlsplit
@@ -35,13 +35,13 @@ from torch.distributed.elastic.rendezvous.api import (
 from geocomm.core.addresses import HubAddress, HubAddressError, listen_on, loopback_listener
 from geocomm.core.environment import collector_socket, keys_folder, one_site
 from geocomm.core.errors import AuthenticationError, GeocommError, InvalidArgumentError, NetworkError
+from geocomm.core.patience import Waiting
 from geocomm.core.place import rank_and_world_size
 from geocomm.core.site import site_name
 from geocomm.group.membership.one_site import check_nodes
 from geocomm.group.membership.own_address import remember_hub
-from geocomm.group.rendezvous.agents_store import AgentsStore
+from geocomm.group.rendezvous.agents_store import AgentsStore, nodes_text
 from geocomm.group.rendezvous.store_process import StoreProcess, log
-from geocomm.group.rendezvous.waiting import Waiting, nodes_text, without_telemetry
 from geocomm.security.keys import KeysError
 
 AGENTS_STORE = "agents"
@@ -356,3 +356,15 @@ class HubRendezvousMaker:
             limit=timedelta(seconds=int(config.get("timeout", _JOIN_LIMIT.total_seconds()))),
         )
         return self.made
+
+
+def without_telemetry(has_it: Sequence[bool | None], sites: Mapping[int, str | None]) -> str:
+    """What to say where some nodes collect telemetry and others do not; empty: all do, or none does."""
+    silent = [node for node, has in enumerate(has_it) if not has]
+    if len(silent) in (0, len(has_it)):
+        return ""
+    nodes = nodes_text(silent, len(has_it), sites)
+    return (
+        f"no telemetry of {nodes}: start every node with --telemetry FOLDER, else geocomm why and top do not know what "
+        "is done there"
+    )

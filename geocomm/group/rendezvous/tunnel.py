@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from geocomm.core.addresses import AddressInfo, HubAddress, by_turns
+from geocomm.core.patience import Waiting, pauses
 from geocomm.group.rendezvous.accepting import accept_forever
 from geocomm.group.rendezvous.store_session import (
     RESUME_LIMIT_S,
@@ -27,14 +27,13 @@ from geocomm.group.rendezvous.store_session import (
     read_packet,
 )
 from geocomm.group.rendezvous.tls_stream import TlsStream
-from geocomm.group.rendezvous.waiting import Waiting
 from geocomm.security.keys import Keys, KeysError
 from geocomm.security.tls_errors import explain
 
 DIAL_LIMIT_S = 15.0
 ATTEMPT_DELAY_S = 0.25
 _CONNECT_LIMIT_S = 10.0
-_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 5.0
+_PAUSES_S = (0.1, 5.0)
 MAX_SESSIONS = 4096
 
 
@@ -79,7 +78,7 @@ async def probe(hub: HubAddress, keys: Keys, limit_s: float, log: Callable[[str]
     """
     loop = asyncio.get_running_loop()
     end = loop.time() + limit_s
-    pauses, waiting = _pauses(), Waiting(log)
+    waits, waiting = pauses(*_PAUSES_S), Waiting(log)
     while True:
         try:
             stream, _ = await dial(hub, keys, Greeting(Purpose.PROBE, bytes(16), 0, "probe"))
@@ -93,7 +92,7 @@ async def probe(hub: HubAddress, keys: Keys, limit_s: float, log: Callable[[str]
                 ) from error
             reason = str(error) or "no answer"
             waiting.tell(lambda reason=reason: f"the hub at {hub} to answer ({reason})")
-            await asyncio.sleep(next(pauses))
+            await asyncio.sleep(next(waits))
         else:
             stream.close()
             return
@@ -139,7 +138,7 @@ class Tunnel:
         session = Session(*await asyncio.open_connection(sock=connection.dup()))
         self._sessions.add(session)
         number, purpose = os.urandom(16), Purpose.BEGIN
-        pauses, reported = _pauses(), ""
+        waits, reported = pauses(*_PAUSES_S), ""
         lost_at: float | None = loop.time()
         try:
             while not session.over:
@@ -147,7 +146,7 @@ class Tunnel:
                     greeting = Greeting(purpose, number, session.received, self._store)
                     stream, received = await dial(self._hub, self._keys, greeting)
                     with contextlib.closing(stream):
-                        purpose, pauses, reported, lost_at = Purpose.RESUME, _pauses(), "", None
+                        purpose, waits, reported, lost_at = Purpose.RESUME, pauses(*_PAUSES_S), "", None
                         await session.carry(stream, received)
                 except (Refused, ProtocolError) as error:
                     if not session.local_ended:
@@ -162,7 +161,7 @@ class Tunnel:
                     if reason != reported and (purpose is Purpose.RESUME or loop.time() - lost_at > DIAL_LIMIT_S):
                         self._log(f"no connection to the hub at {self._hub}: {reason}; trying again")
                         reported = reason
-                    await asyncio.sleep(next(pauses))
+                    await asyncio.sleep(next(waits))
         finally:
             self._sessions.discard(session)
             session.close()
@@ -216,11 +215,3 @@ async def _connect(hub: HubAddress) -> socket.socket:
         else ", ".join(f"{one}: {why}" for one, why in answers.items())
     )
     raise ConnectionError(told or f"{hub.host} has no address")
-
-
-def _pauses() -> Iterator[float]:
-    """Seconds to wait before each further attempt; not in step with those of other tunnels."""
-    pause = _FIRST_PAUSE_S
-    while True:
-        yield pause * random.uniform(0.5, 1)
-        pause = min(2 * pause, _LAST_PAUSE_S)

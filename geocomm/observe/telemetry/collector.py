@@ -9,7 +9,6 @@ import asyncio
 import collections
 import contextlib
 import os
-import random
 import socket
 import sqlite3
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from geocomm.core.addresses import HubAddress
 from geocomm.core.calm_log import CalmLog
+from geocomm.core.patience import pauses
 from geocomm.core.socket_path import own_folder
 from geocomm.group.rendezvous.store_session import Greeting, ProtocolError, Purpose, Refused
 from geocomm.group.rendezvous.to_collector import rank_socket, site_socket
@@ -38,7 +38,6 @@ MOST_AT_ONCE = 64
 _MOST_WAITING = 512
 _THIN_S = 60.0
 _PAUSES_S = (1.0, 10.0)
-_REFUSED_PAUSE_S = 10.0
 _WRITE_LIMIT_S = 15.0
 _RETRY_S = 1.0
 _GATHER_S = 0.1
@@ -192,7 +191,7 @@ class Collector:
                     self._log(f"old telemetry in {self._store.path} cannot be dropped: {error}")
 
     async def _pass_on_forever(self) -> None:
-        pause_s = _PAUSES_S[0]
+        waits = pauses(*_PAUSES_S)
         while True:
             target = self._upstream()
             if target is None or self._keys is None:
@@ -201,14 +200,13 @@ class Collector:
                 continue
             try:
                 await self._pass_on(target, self._keys)
-                pause_s = _PAUSES_S[0]
+                waits = pauses(*_PAUSES_S)
             except (Refused, KeysError, ProtocolError) as error:
                 self._log(f"{target} does not take this site's telemetry: {error}; trying again")
-                pause_s = _REFUSED_PAUSE_S
+                waits = pauses(_PAUSES_S[1], _PAUSES_S[1])
             except OSError as error:
                 self._log(f"no telemetry goes to {target}: {str(error) or 'silent'}; trying again")
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1))
-            pause_s = min(2 * pause_s, _PAUSES_S[1])
+            await asyncio.sleep(next(waits))
 
     async def _pass_on(self, target: HubAddress, keys: Keys) -> None:
         """Over one connection, until it is lost (OSError), or another target is named."""

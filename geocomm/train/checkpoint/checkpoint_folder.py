@@ -13,10 +13,11 @@ A folder `step-N` is complete: it only comes into being by renaming a whole, syn
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
+
+from geocomm.core.file_systems import fsync_path, write_whole
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
@@ -58,7 +59,7 @@ def publish(root: Path, step: int) -> None:
     """Make the partial checkpoint of `step` complete: sync, rename, then point `latest` at it."""
     partial, final = partial_folder(root, step), step_folder(root, step)
     for path in [*partial.rglob("*"), partial]:
-        _sync(path)
+        fsync_path(path)
     if final.exists():  # the same step, reached again by a run that resumed from an older one
         stale = root / f".stale-{final.name}"
         shutil.rmtree(stale, ignore_errors=True)
@@ -67,11 +68,7 @@ def publish(root: Path, step: int) -> None:
         shutil.rmtree(stale, ignore_errors=True)
     else:
         partial.rename(final)
-    pointer = root / f".{LATEST}"
-    pointer.write_text(final.name + "\n")
-    _sync(pointer)
-    pointer.rename(root / LATEST)
-    _sync(root)
+    write_whole(root / LATEST, final.name + "\n")
 
 
 def discard(root: Path, step: int) -> None:
@@ -93,11 +90,3 @@ def free_bytes(root: Path) -> int:
     while not existing.exists():
         existing = existing.parent
     return shutil.disk_usage(existing).free
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
 from geocomm.core.environment import agent_socket
-from geocomm.core.folder_mark import FolderMarkError, folder_mark
+from geocomm.core.file_systems import FolderMarkError, folder_mark
 from geocomm.core.place import Place, find_place
 from geocomm.data.corpus.packing import Sequences
 from geocomm.data.corpus.text_tokenizer import load_tokenizer

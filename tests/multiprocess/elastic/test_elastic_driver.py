@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("deepspeed")
 pytest.importorskip("transformers")
 
-from geocomm.core.folder_mark import folder_mark
+from geocomm.core.file_systems import folder_mark
 from geocomm.data.additions import add_files
 from geocomm.data.catalog import RulesFile, Store
 from geocomm.journal.entries import Round

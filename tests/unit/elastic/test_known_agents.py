@@ -34,7 +34,7 @@ def test_a_claim_stands_until_its_term_has_begun_or_a_later_one_is_seen(tmp_path
 def test_a_term_that_cannot_be_kept_is_an_error_and_an_address_is_not(tmp_path: Path) -> None:
     said: list[str] = []
     known = KnownAgents(tmp_path, said.append)
-    (tmp_path / ".agents.json").mkdir()  # where the file is written first
+    (tmp_path / "agents.json").mkdir()  # which no file takes the place of
     known.learn("a", "a:1")
     assert "agents.json" in said[0]
     with pytest.raises(TermNotKeptError, match=str(tmp_path)):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from geocomm.group.rendezvous.waiting import Waiting, nodes_text, without_telemetry
+from geocomm.core.patience import Waiting
+from geocomm.group.rendezvous.agents_store import nodes_text
+from geocomm.group.rendezvous.hub_rendezvous import without_telemetry
 
 
 def test_a_line_comes_after_10_30_and_90_seconds() -> None:

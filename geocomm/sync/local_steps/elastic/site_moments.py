@@ -25,8 +25,8 @@ import xxhash
 from pydantic import ValidationError
 from torch.distributed.tensor import DTensor
 
+from geocomm.core.file_systems import put_in_place, write_whole
 from geocomm.core.message_log import logger
-from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.journal.entries import Record, line_of
 from geocomm.sync.local_steps.model.inner_optimizers import InnerOptimizers
 from geocomm.sync.local_steps.model.optimizer_state import local_part
@@ -326,9 +326,9 @@ class _Writing:
                     self._written.put(buffer)
             if self._stopped:
                 return
-            FragmentStore.keep(part, self._path)
-            part.write_text(line_of(self._kept.model_copy(update={"digest": hasher.hexdigest()})))
-            FragmentStore.keep(part, self._path.with_suffix(".json"))
+            put_in_place(part, self._path)
+            kept = self._kept.model_copy(update={"digest": hasher.hexdigest()})
+            write_whole(self._path.with_suffix(".json"), line_of(kept))
         except OSError as error:
             self._failed = error
         finally:
