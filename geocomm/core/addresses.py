@@ -1,13 +1,18 @@
-"""Where a job's hub is: "host:port", whether that is this machine, and listening there, on all families."""
+"""Where processes listen: a job's hub at "host:port", whether that is this machine, on all families; who has a port; and
+the unix socket of a folder."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import hashlib
 import ipaddress
 import itertools
+import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -185,3 +190,48 @@ def is_any(host: str) -> bool:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:
         return False
+
+
+_LISTENS = "0A"
+"""State of a socket in /proc/net/tcp (tcp_states.h)."""
+
+
+def port_holder(port: int) -> str:
+    """Such as "pid 4711 (python3)"; "another process" where it is not known, as that of another user."""
+    sockets = {f"socket:[{inode}]" for inode in _listening(port)}
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):  # processes come and go, and those of others cannot be looked into
+            if process.name.isdigit() and any(
+                os.readlink(descriptor) in sockets for descriptor in (process / "fd").iterdir()
+            ):
+                return f"pid {process.name} ({(process / 'comm').read_text().strip()})"
+    return "another process"
+
+
+def _listening(port: int) -> Iterator[str]:
+    """Inodes of the sockets that listen on `port` of any address."""
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == _LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
+                    yield fields[9]
+
+
+_LONGEST_PATH = 100
+
+
+def socket_in(folder: Path, name: str) -> Path:
+    """The socket `name` of a folder: in it, or in a folder of this user's where that path is too long."""
+    path = folder.resolve() / name  # one name, whichever way a process has to the folder
+    if len(os.fsencode(path)) <= _LONGEST_PATH:
+        return path
+    place = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
+    return Path(f"/tmp/geocomm-{os.getuid()}/{place}.sock")
+
+
+def own_folder(folder: Path) -> None:
+    """Make the folder of a socket. PermissionError where somebody else could put a socket of his own there."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if (owner := folder.lstat().st_uid) not in (0, os.getuid()):
+        raise PermissionError(f"{folder} belongs to user {owner}")

@@ -2,6 +2,8 @@
 
 The native core writes its own lines to stderr and does not come through here: they are made in threads that must not
 wait for Python's lock.
+
+`CalmLog` is for what others can make happen again and again, `printable` for what they have said.
 """
 
 from __future__ import annotations
@@ -90,3 +92,32 @@ class _StderrHandler(logging.Handler):
 
 
 _handler = _StderrHandler()
+
+
+def printable(text: str, keep: str = "") -> str:
+    """The text without what a terminal would obey. keep: control characters that stay."""
+    return "".join(one if one.isprintable() or one in keep else "?" for one in text)
+
+
+_MOST_KINDS = 1000
+
+
+class CalmLog:
+    """Logs at most one line in so many seconds of each kind, with the number of those left out before it."""
+
+    def __init__(self, log: Callable[[str], None], interval_s: float, beginning: int = 0) -> None:
+        """beginning: lines of which so many characters are alike are of one kind; 0: all are."""
+        self._log, self._interval_s, self._beginning = log, interval_s, beginning
+        self._last: dict[str, float] = {}
+        self._left_out: dict[str, int] = {}
+
+    def __call__(self, message: str) -> None:
+        now, kind = time.monotonic(), message[: self._beginning]
+        if now - self._last.get(kind, float("-inf")) < self._interval_s:
+            self._left_out[kind] = self._left_out.get(kind, 0) + 1
+            return
+        if len(self._last) >= _MOST_KINDS:
+            self._last.clear()
+        left_out = self._left_out.pop(kind, 0)
+        self._last[kind] = now
+        self._log(message + (f" (and {left_out} more such events)" if left_out else ""))

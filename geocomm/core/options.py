@@ -27,7 +27,7 @@ from geocomm.core.environment import (
 )
 from geocomm.core.message_log import logger
 from geocomm.core.place import local_rank
-from geocomm.core.short_help import ShortHelp, signature_of
+from geocomm.core.settings import ShortHelp, signature_of
 from geocomm.core.site import NAME_RULE, SiteNameError, check_site_name
 from geocomm.core.transport_choice import TransportChoice, TransportTextError
 from geocomm.core.units import parse_boolean, parse_duration, parse_rate, parse_size

@@ -1,18 +1,70 @@
 """What a program passes as one object, and a run's configuration has as a section: a pydantic model, checked as it is
-made."""
+made, of which `help()` shows the fields."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from pydantic import ConfigDict, PlainValidator, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 
 from geocomm.core.bad_input import did_you_mean
-from geocomm.core.config_section import Section
 from geocomm.core.environment import refusal
 from geocomm.core.model_errors import problem_text
-from geocomm.core.short_help import ShortHelp, signature_of
+
+_HIDDEN = frozenset(dir(BaseModel)) - frozenset(dir(object)) | {"__signature__"}
+
+
+if TYPE_CHECKING:  # it tells type checkers that fields are arguments
+    from pydantic._internal._model_construction import ModelMetaclass
+
+    ShortHelp = ModelMetaclass
+else:
+
+    class ShortHelp(type(BaseModel)):
+        """Metaclass: names what pydantic adds in no listing. All of it is there and works."""
+
+        def __dir__(cls) -> list[str]:
+            """The class's own names, and those of all objects."""
+            return [name for name in type.__dir__(cls) if name not in _HIDDEN and not name.startswith("__pydantic_")]
+
+
+def signature_of(model: type[BaseModel]) -> inspect.Signature:
+    """The fields with their defaults; their types are in the text of the help."""
+    return inspect.Signature(
+        [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_default(field))
+            for name, field in model.model_fields.items()
+        ]
+    )
+
+
+def _default(field: Any) -> Any:
+    return inspect.Parameter.empty if field.is_required() else field.get_default(call_default_factory=True)
+
+
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+NonNegative = Annotated[float, Field(ge=0.0)]
+Positive = Annotated[float, Field(gt=0.0)]
+
+
+class Section(BaseModel):
+    """Base of all sections: unknown fields are refused, values are immutable."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), validate_default=True)
+
+
+def flat_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of nested sections by dotted names, such as training.steps."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            section = cast(Mapping[str, Any], value)
+            flat |= {f"{name}.{inner}": each for inner, each in flat_fields(section).items()}
+        else:
+            flat[name] = value
+    return flat
 
 
 class Settings(Section, metaclass=ShortHelp):

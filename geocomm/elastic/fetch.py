@@ -19,8 +19,8 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 
 from geocomm.core.addresses import HubAddress, HubAddressError
-from geocomm.core.calm_log import CalmLog
 from geocomm.core.file_systems import put_in_place
+from geocomm.core.message_log import CalmLog
 from geocomm.elastic.fragment_store import FragmentStore, file_digest, file_hash
 from geocomm.group.rendezvous.store_session import (
     Greeting,

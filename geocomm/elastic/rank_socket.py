@@ -18,9 +18,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from geocomm.core.calm_log import CalmLog
-from geocomm.core.message_log import logger
-from geocomm.core.socket_path import own_folder, socket_in
+from geocomm.core.addresses import own_folder, socket_in
+from geocomm.core.message_log import CalmLog, logger
 from geocomm.group.rendezvous.accepting import accept_forever
 from geocomm.journal.entries import BadLineError, Entry, hash_of, line_of
 from geocomm.journal.messages import MAX_LINE_BYTES, Down, EntrySaid, RankHello, Up, down_of, said, up_of

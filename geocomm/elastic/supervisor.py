@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from geocomm.core.bad_input import EXIT_BAD_INPUT
+from geocomm.core.child_processes import ending_with_this
 from geocomm.core.environment import AGENT_OF_FIRST_NODE
-from geocomm.core.parent_death import ending_with_this
 from geocomm.elastic.agent_process import LAST_STEPS_S, AgentConfig
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.rank_socket import socket_path

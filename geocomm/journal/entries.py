@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from geocomm.core.printable import printable
+from geocomm.core.message_log import printable
 from geocomm.journal.dealt_shards import shards_of
 
 FIRST_PREV = "0" * 64

@@ -20,9 +20,8 @@ import zlib
 from collections.abc import Callable
 from typing import Any, cast
 
-from geocomm.core.calm_log import CalmLog
 from geocomm.core.environment import egress_budget, egress_price, run_folder
-from geocomm.core.message_log import logger
+from geocomm.core.message_log import CalmLog, logger
 from geocomm.core.options import Options, transport_keys
 from geocomm.core.place import local_rank
 from geocomm.metrics.events import EventReader

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from geocomm.core.addresses import free_port
-from geocomm.core.parent_death import ending_with_this
+from geocomm.core.child_processes import ending_with_this
 from geocomm.elastic.agent_process import AgentConfig
 from geocomm.elastic.rank_socket import socket_path
 from geocomm.journal.entries import Entry, Round

@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from geocomm.cli.ssh_sites.sites_file import Node
+from geocomm.core.message_log import printable
 from geocomm.core.patience import Patience
-from geocomm.core.printable import printable
 from geocomm.core.units import duration_text
 
 _STEPS_EVERY_S = 30.0

@@ -11,8 +11,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 
 from geocomm.core.addresses import HubAddress, is_loopback
 from geocomm.core.bad_input import BadInput
-from geocomm.core.config_section import Section
 from geocomm.core.model_errors import Location, location_text, problem_text
+from geocomm.core.settings import Section
 from geocomm.core.site import check_name, check_site_name
 
 

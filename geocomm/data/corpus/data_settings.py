@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from geocomm.core.config_section import Fraction, Section
+from geocomm.core.settings import Fraction, Section
 
 
 class DataConfig(Section):

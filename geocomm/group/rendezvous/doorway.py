@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from geocomm.core.addresses import plain_host
-from geocomm.core.calm_log import CalmLog
+from geocomm.core.message_log import CalmLog
 from geocomm.group.rendezvous.accepting import accept_forever
 from geocomm.group.rendezvous.store_session import Greeting, PacketKind, ProtocolError, Refused, write_packet
 from geocomm.group.rendezvous.tls_stream import TlsStream

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from pydantic import TypeAdapter, ValidationError
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from geocomm.core.printable import printable
+from geocomm.core.message_log import printable
 from geocomm.group.membership.rank_record import ranks_text
 
 WAIT_S = 5.0

@@ -17,11 +17,10 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from geocomm.core.addresses import listen_everywhere, listen_on
+from geocomm.core.addresses import listen_everywhere, listen_on, port_holder
 from geocomm.core.bad_input import BadInput
 from geocomm.core.environment import check_other_variables
 from geocomm.core.options import Options
-from geocomm.core.port_holder import port_holder
 from geocomm.core.units import count_text
 
 _PORT_LIMIT_S = 5.0

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from geocomm.core.addresses import HubAddress, listen_on, reached_here
+from geocomm.core.child_processes import ending_with_this
 from geocomm.core.environment import collector_socket
-from geocomm.core.parent_death import ending_with_this
 from geocomm.group.rendezvous.hub import Hub
 from geocomm.group.rendezvous.store_process import log
 from geocomm.group.rendezvous.to_collector import CollectorConfig, rank_socket

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from geocomm.core.addresses import HubAddress, loopback_listener
-from geocomm.core.child_pipes import input_of, output_of
+from geocomm.core.child_processes import input_of, output_of
 from geocomm.core.message_log import logger
 from geocomm.group.rendezvous.hub import Hub
 from geocomm.group.rendezvous.store_session import Refused

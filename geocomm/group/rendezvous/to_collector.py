@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from geocomm.core.socket_path import socket_in
+from geocomm.core.addresses import socket_in
 from geocomm.group.rendezvous.store_session import PacketKind, Refused, offset_bytes, write_packet
 from geocomm.group.rendezvous.tls_stream import TlsStream
 

@@ -23,11 +23,10 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
-from geocomm.core.addresses import HubAddress
+from geocomm.core.addresses import HubAddress, port_holder
 from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
 from geocomm.core.environment import keep_keys_from_ranks, one_site
 from geocomm.core.errors import InvalidArgumentError, UnsupportedError
-from geocomm.core.port_holder import port_holder
 from geocomm.core.site import site_name
 from geocomm.group.rendezvous.first_error import hide_torchruns_lines, tell_failure
 from geocomm.group.rendezvous.hub_rendezvous import HubRendezvousMaker, keys_or_refusal

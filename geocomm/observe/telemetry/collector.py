@@ -16,10 +16,9 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from geocomm.core.addresses import HubAddress
-from geocomm.core.calm_log import CalmLog
+from geocomm.core.addresses import HubAddress, own_folder
+from geocomm.core.message_log import CalmLog
 from geocomm.core.patience import pauses
-from geocomm.core.socket_path import own_folder
 from geocomm.group.rendezvous.store_session import Greeting, ProtocolError, Purpose, Refused
 from geocomm.group.rendezvous.to_collector import rank_socket, site_socket
 from geocomm.group.rendezvous.tunnel import dial

@@ -13,8 +13,8 @@ from typing import Any
 
 from geocomm._version import __version__
 from geocomm.core.bad_input import BadInput
-from geocomm.core.config_section import flat_fields
 from geocomm.core.place import Place
+from geocomm.core.settings import flat_fields
 from geocomm.core.units import count_text
 from geocomm.group.membership.roll_call import differences
 from geocomm.train.loop.train_config import RunConfig

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from geocomm.codecs.codec_settings import Codec
 from geocomm.core.bad_input import did_you_mean
-from geocomm.core.config_section import Section
+from geocomm.core.settings import Section
 from geocomm.sync.gradients.hook_settings import HookSettings
 from geocomm.sync.local_steps.settings.local_settings import LocalSettings, Steps
 

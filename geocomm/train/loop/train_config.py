@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from geocomm.core.config_section import Fraction, NonNegative, Positive, Section
+from geocomm.core.settings import Fraction, NonNegative, Positive, Section
 from geocomm.data.corpus.data_settings import DataConfig
 from geocomm.train.export.export_record import Dtype
 from geocomm.train.loop.sync_settings import GradientSyncConfig, LocalSyncConfig, SyncConfig

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from geocomm.core.config_section import flat_fields
 from geocomm.core.ended_by_signal import begun
+from geocomm.core.settings import flat_fields
 from geocomm.core.site import UNNAMED_SITE
 from geocomm.core.typed_torch import all_gather_object
 from geocomm.core.units import count_text

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from geocomm.core.config_section import Section
+from geocomm.core.settings import Section
 
 
 class ModelConfig(Section):

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt
 
-from geocomm.core.config_section import Section
+from geocomm.core.settings import Section
 
 TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 

@@ -15,7 +15,7 @@ from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-from geocomm.core.parent_death import ending_with_this
+from geocomm.core.child_processes import ending_with_this
 
 _STOP_SECONDS = 10.0
 _PROBE_SECONDS = 5.0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.core.socket_path import socket_in
+from geocomm.core.addresses import socket_in
 
 
 @pytest.mark.parametrize("length", [1, 90])
