@@ -347,7 +347,7 @@ def _ask(run_dir: Path, state: RunState, question: MembersAsked | RemovalAsked) 
 def _about(run_dir: Path) -> tuple[HubAddress, HubAddress, Keys]:
     """Where the leader was at the start, where this site's agent is, and the site's keys."""
     from geocomm.core.addresses import HubAddress
-    from geocomm.elastic.whereabouts import ABOUT_FILE
+    from geocomm.elastic.known_agents import ABOUT_FILE
     from geocomm.security.keys import Keys
 
     about = json.loads((run_dir / ABOUT_FILE).read_text())

@@ -183,8 +183,8 @@ def restore(
     """
     from geocomm.core.addresses import HubAddress, HubAddressError
     from geocomm.elastic.fragment_store import StoreError
+    from geocomm.elastic.known_agents import ABOUT_FILE
     from geocomm.elastic.snapshots import SnapshotError
-    from geocomm.elastic.whereabouts import ABOUT_FILE
 
     snapshots, state, folder = _open(run_dir, snapshot)
     index = _chosen(snapshots, state, snapshot, "snapshot restore")

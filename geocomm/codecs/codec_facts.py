@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from geocomm.codecs.codec_spec import codec_spec
-from geocomm.codecs.collective_codec import collective_form
+from geocomm.codecs.codec_spec import codec_spec, collective_form
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""Where processes listen: a job's hub at "host:port", whether that is this machine, on all families; who has a port; and
-the unix socket of a folder."""
+"""Where processes listen: a job's hub at "host:port", whether that is this machine, on all families; who has a port;
+and the unix socket of a folder."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from geocomm.core.bad_input import BadInput
 from geocomm.data.catalog import Shard
 from geocomm.data.deals import SHARDS_OF_DEAL, Dealer, ShardClass, copies
 from geocomm.data.read_version import ReadVersion, sequences_of
-from geocomm.journal.site_line import Piece, cut, length
+from geocomm.journal.dealt_shards import Piece, cut, length
 
 _DEALS_OF_A_PASS = 4
 """Of a site, at least: of few shards, several sites get parts of one deal."""

@@ -12,23 +12,19 @@ from collections.abc import Iterable
 
 from geocomm._version import __version__
 from geocomm.core.addresses import HubAddress
-from geocomm.elastic.agent_life import AgentLife
 from geocomm.elastic.agent_link import BEAT_S, LeaderLink
 from geocomm.elastic.fetch import Fetcher, FileServer
 from geocomm.elastic.following import Following
-from geocomm.elastic.forgetting import forget
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.frame_fetches import FrameFetches
 from geocomm.elastic.join_states import StatesOfOthers
 from geocomm.elastic.known_agents import KnownAgents, TermNotKeptError
 from geocomm.elastic.leader import Leader
 from geocomm.elastic.loading_ahead import LoadingAhead
-from geocomm.elastic.other_agents import OtherAgents
-from geocomm.elastic.own_deals import begins_with
 from geocomm.elastic.rank_socket import RankConnection
-from geocomm.elastic.run_view import RunView
-from geocomm.elastic.site_ranks import SiteRanks
-from geocomm.elastic.snapshots import SnapshotError, Snapshots
+from geocomm.elastic.run_view import AgentLife, OtherAgents, RunView
+from geocomm.elastic.site_ranks import SiteRanks, begins_with
+from geocomm.elastic.snapshots import SnapshotError, Snapshots, forget
 from geocomm.group.rendezvous.store_process import log
 from geocomm.group.rendezvous.store_session import Greeting, Purpose
 from geocomm.group.rendezvous.store_session import Refused as ConnectionRefused

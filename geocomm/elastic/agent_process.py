@@ -18,18 +18,17 @@ from geocomm.core.addresses import HubAddress, HubAddressError, is_loopback, rea
 from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
 from geocomm.core.file_systems import FolderInUseError, held_by_one
 from geocomm.elastic.agent import Agent
-from geocomm.elastic.agent_life import AgentEnded
 from geocomm.elastic.etcd import EtcdAddress, EtcdAddressError, LeaderSaid
 from geocomm.elastic.etcd_leadership import EtcdLeadership
 from geocomm.elastic.fragment_store import FragmentStore, StoreError
 from geocomm.elastic.journal_repair import repair
-from geocomm.elastic.known_agents import KnownAgents, TermNotKeptError
+from geocomm.elastic.known_agents import KnownAgents, TermNotKeptError, write_about
 from geocomm.elastic.leader import Leader, StartAgain
 from geocomm.elastic.leadership import Begun, HubLeadership, Leadership
 from geocomm.elastic.rank_socket import RankServer, socket_path
+from geocomm.elastic.run_view import AgentEnded
 from geocomm.elastic.snapshot_copies import SnapshotCopies, copy_kept_snapshots
 from geocomm.elastic.snapshots import SnapshotError
-from geocomm.elastic.whereabouts import write_about
 from geocomm.group.membership.own_address import own_addresses
 from geocomm.group.rendezvous.doorway import Doorway, raise_descriptor_limit
 from geocomm.group.rendezvous.store_process import log

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from geocomm.core.addresses import HubAddress
 from geocomm.core.patience import Waiting
-from geocomm.elastic.agent_life import AgentLife
+from geocomm.elastic.known_agents import tell_led
 from geocomm.elastic.promotion import ASK_LIMIT_S, Candidate
 from geocomm.elastic.questions import (
     AgentStanding,
@@ -28,8 +28,7 @@ from geocomm.elastic.questions import (
     standings,
     tell,
 )
-from geocomm.elastic.run_view import RunView
-from geocomm.elastic.whereabouts import tell_led
+from geocomm.elastic.run_view import AgentLife, RunView
 from geocomm.group.membership.own_address import own_address
 from geocomm.group.rendezvous.store_process import log
 from geocomm.group.rendezvous.tls_stream import TlsStream

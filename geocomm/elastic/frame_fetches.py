@@ -7,11 +7,9 @@ from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from geocomm.core.patience import Waiting
-from geocomm.elastic.agent_life import AgentLife
 from geocomm.elastic.fetch import Fetcher, Outcome
 from geocomm.elastic.join_states import StatesOfOthers
-from geocomm.elastic.other_agents import OtherAgents
-from geocomm.elastic.run_view import RunView
+from geocomm.elastic.run_view import AgentLife, OtherAgents, RunView
 from geocomm.elastic.site_ranks import SiteRanks
 from geocomm.group.rendezvous.store_process import log
 from geocomm.journal.messages import Fetched, Hold, Lost, TakeState, Wanted

@@ -18,8 +18,8 @@ from geocomm.core.bad_input import BadInput
 from geocomm.core.patience import Waiting
 from geocomm.elastic.agent_link import LineStream
 from geocomm.elastic.etcd import EtcdAwayError
-from geocomm.elastic.forgetting import forget
 from geocomm.elastic.known_agents import KnownAgents
+from geocomm.elastic.snapshots import forget
 from geocomm.group.rendezvous.store_session import PacketKind, offset_bytes, write_packet
 from geocomm.group.rendezvous.tls_stream import TlsStream
 from geocomm.journal.entries import BadLineError, Entry, Kept, words

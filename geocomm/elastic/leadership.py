@@ -16,10 +16,9 @@ from typing import Protocol
 
 from geocomm.core.addresses import HubAddress, HubAddressError, listen_everywhere, listen_on
 from geocomm.core.patience import Waiting
-from geocomm.elastic.known_agents import KnownAgents
+from geocomm.elastic.known_agents import ABOUT_FILE, KnownAgents
+from geocomm.elastic.known_agents import leads as has_led
 from geocomm.elastic.questions import StandingAsked, leads_there, standings
-from geocomm.elastic.whereabouts import ABOUT_FILE
-from geocomm.elastic.whereabouts import leads as has_led
 from geocomm.group.rendezvous.store_process import log
 from geocomm.journal.journal import SharedJournal, SqliteJournal
 from geocomm.journal.run_state import RunState

@@ -9,11 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from geocomm.elastic.agent_life import AgentLife
 from geocomm.elastic.fetch import Fetcher, Outcome
 from geocomm.elastic.join_states import AGAIN_S, StatesOfOthers
-from geocomm.elastic.other_agents import OtherAgents
-from geocomm.elastic.run_view import RunView
+from geocomm.elastic.run_view import AgentLife, OtherAgents, RunView
 from geocomm.group.rendezvous.store_process import log
 from geocomm.journal.messages import Wanted
 from geocomm.journal.run_state import Standing

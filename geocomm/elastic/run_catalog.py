@@ -9,8 +9,8 @@ import numpy as np
 from geocomm.data.catalog import Catalog
 from geocomm.data.deals import Dealer, copies
 from geocomm.data.read_version import ReadVersion, sequences_of
+from geocomm.journal.dealt_shards import DealtShards
 from geocomm.journal.run_state import RunState
-from geocomm.journal.site_line import DealtShards
 
 _TOO_FEW = 2
 """A person hears of a label of which all was dealt so many times less often than other data."""

@@ -1,15 +1,73 @@
-"""The run as the agent of a site knows it."""
+"""The run as the agent of a site knows it, the other agents that it hears, and how its own part ends."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
+from geocomm.core.addresses import HubAddress
 from geocomm.elastic.agent_link import LeaderLink
 from geocomm.elastic.known_agents import KnownAgents
-from geocomm.elastic.leader import Leader
+from geocomm.elastic.leader import Leader, StartAgain
+from geocomm.elastic.questions import LeaderAnswer, MembersAsked, ask
 from geocomm.journal.journal import SqliteJournal
 from geocomm.journal.messages import Applied, Due, Hold, Lost, Offer, Open, Pass, Peers, Up, Welcome, said
 from geocomm.journal.run_state import RunState, Standing
+from geocomm.security.keys import Keys, KeysError
+
+
+class AgentEnded(Exception):
+    """The site's part in the run is over; `refused`: not in good order, and the message says why."""
+
+    def __init__(self, why: str, *, refused: bool) -> None:
+        super().__init__(why)
+        self.refused = refused
+
+
+class AgentLife:
+    """Of one agent, from its start to its end. Used in one event loop."""
+
+    def __init__(self) -> None:
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Raises AgentEnded, StartAgain, or the error of what was started."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def end(self, why: str, *, refused: bool) -> None:
+        """The site's part is over."""
+        self._fail(AgentEnded(why, refused=refused))
+
+    def start_again(self, why: str) -> None:
+        """This agent begins anew from its run folder."""
+        self._fail(StartAgain(why))
+
+    def fail(self, error: Exception) -> None:
+        """This agent cannot go on."""
+        self._fail(error)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begin work, whose error ends the agent."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+        return task
+
+    async def stop(self) -> None:
+        """Cancel what was started."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(error)
 
 
 @dataclass
@@ -61,3 +119,56 @@ class RunView:
     def leave_leader(self) -> None:
         """What the leader before still says is not heard."""
         self.welcome, self.is_current = None, False
+
+
+class OtherAgents:
+    """Those that this agent, or its leader, hears now. Used in one event loop."""
+
+    def __init__(self, view: RunView, keys: Keys) -> None:
+        self._view, self._keys = view, keys
+        self._asking_leader: asyncio.Task[dict[str, str]] | None = None
+
+    @property
+    def proxy(self) -> str | None:
+        """The agent that gets what this one cannot; None: this one is that."""
+        return None if self._view.leader is not None else self._view.leader_at
+
+    def known(self, first: str = "") -> list[str]:
+        """The last known host:port of each whose site trains, asking nobody; that of the site `first` comes first."""
+        found = {site: self._view.known.addresses.get(site, "") for site in self._view.state.live}
+        return self._in_order(found, first)
+
+    async def sources(self, first: str = "") -> list[str]:
+        """host:port of each; that of the site `first` comes first."""
+        found = {peer.site: peer.fetch for opened in self._view.opens.values() for peer in opened.peers}
+        if self._view.leader is not None:
+            found |= {site: seen.fetch for site, seen in self._view.leader.seen.items() if seen.connected}
+        else:
+            found |= await self._agents_at_leader()
+        return self._in_order(found, first)
+
+    def _in_order(self, found: dict[str, str], first: str) -> list[str]:
+        found.pop(self._view.site, None)
+        sites = sorted((site for site, fetch in found.items() if fetch), key=lambda site: (site != first, site))
+        return [found[site] for site in sites]
+
+    async def _agents_at_leader(self) -> dict[str, str]:
+        """By site, where the agents that the leader hears give out files; none: it does not say.
+
+        Who wants to know meanwhile gets the same answer: a site that was away for long wants hundreds of frames at
+        once, and the leader would do nothing but shake hands with it.
+        """
+        if self._asking_leader is None:
+            self._asking_leader = asyncio.create_task(self._ask_leader())
+            self._asking_leader.add_done_callback(self._leader_answered)
+        return await asyncio.shield(self._asking_leader)
+
+    def _leader_answered(self, _: asyncio.Task[dict[str, str]]) -> None:
+        self._asking_leader = None
+
+    async def _ask_leader(self) -> dict[str, str]:
+        """Where it does not answer, others may be there all the same."""
+        with contextlib.suppress(OSError, KeysError):
+            answered = await ask(HubAddress.parse(self._view.leader_at), self._keys, MembersAsked(), LeaderAnswer)
+            return {seen.site: seen.fetch for seen in answered.sites if seen.connected}
+        return dict(self._view.known.addresses)

@@ -1,19 +1,19 @@
-"""The ranks of a site as its agent sees them: who is connected, and what each begins with."""
+"""The ranks of a site as its agent sees them: who is connected, what each begins with, and what the
+journal deals to the site."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from geocomm.core.patience import Waiting
-from geocomm.elastic.agent_life import AgentLife
 from geocomm.elastic.join_states import StatesOfOthers
 from geocomm.elastic.loading_ahead import LoadingAhead
-from geocomm.elastic.other_agents import OtherAgents
-from geocomm.elastic.own_deals import own_deals
 from geocomm.elastic.rank_socket import RankConnection
-from geocomm.elastic.run_view import RunView
+from geocomm.elastic.run_view import AgentLife, OtherAgents, RunView
 from geocomm.group.rendezvous.store_process import log
+from geocomm.journal.dealt_shards import length
 from geocomm.journal.entries import BadLineError, Deal, Round, Skip, TakenBack
 from geocomm.journal.messages import (
     Applied,
@@ -24,10 +24,10 @@ from geocomm.journal.messages import (
     RanksUp,
     RankWelcome,
     ReadySaid,
+    SiteDeal,
     Stop,
 )
-from geocomm.journal.run_state import Standing
-from geocomm.journal.site_line import length
+from geocomm.journal.run_state import RunState, Standing
 
 _RANKS_END_S = 60.0
 _TAKEN_BACK = "what was dealt to this site was taken back, and others read it: what it has not counted is void"
@@ -334,3 +334,29 @@ class SiteRanks:
         found = [site for site, address in self._view.known.addresses.items() if address == at]
         name = self._view.site if self._view.leader is not None else next(iter(found), "")
         return f"the leader, {name} at {at}," if name else f"the leader at {at}"
+
+
+def own_deals(state: RunState, site: str, after: int) -> Iterator[SiteDeal]:
+    """The deals of a site that end behind this place in its line, in sequences."""
+    known, at = state.sites.get(site), 0
+    for piece in () if known is None else known.line:
+        if at + piece.sequences > after:
+            deal = state.deals[piece.deal]
+            data = state.data[deal.data]
+            yield SiteDeal(
+                at=at,
+                sequences=piece.sequences,
+                start=piece.start,
+                deal=piece.deal,
+                shards=deal.shards,
+                of=deal.sequences,
+                number=data.number,
+                sha256=data.sha256,
+            )
+        at += piece.sequences
+
+
+def begins_with(state: RunState, before: RunState, site: str) -> bool:
+    """Whether what was dealt to a site before is still its own: nothing of it was taken back."""
+    old = before.sites[site].line if site in before.sites else ()
+    return not old or (site in state.sites and state.sites[site].line[: len(old)] == old)

@@ -23,8 +23,8 @@ from pydantic import ValidationError
 
 from geocomm.core.extras import install_command
 from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.known_agents import ABOUT_FILE
 from geocomm.elastic.snapshots import FOLDER, KEPT, LAYOUT_FILE, MANIFEST_FILE, Manifest, SnapshotError, Snapshots
-from geocomm.elastic.whereabouts import ABOUT_FILE
 from geocomm.journal.entries import Kept
 from geocomm.journal.journal import FILE_NAME, SqliteJournal
 from geocomm.journal.run_reader import RunReader

@@ -5,15 +5,18 @@
     RUN_DIR/snapshots/I/manifest.json    written last: it makes the snapshot complete at this site
 
 The leader appends an entry `snapshot`, and every site keeps its own states: nothing goes over the line.
+What the journal says before the snapshots that sites have is forgotten.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import os
 import shutil
-from collections.abc import Collection, Iterator
+import sqlite3
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +24,9 @@ import xxhash
 from pydantic import ValidationError
 
 from geocomm.core.file_systems import write_whole
-from geocomm.elastic.fragment_store import FragmentStore, file_digest
+from geocomm.elastic.fragment_store import FRAGMENTS, FragmentStore, file_digest
 from geocomm.journal.entries import (
+    BadLineError,
     Digest,
     Hash,
     Record,
@@ -33,11 +37,12 @@ from geocomm.journal.entries import (
     hash_of,
     line_of,
 )
-from geocomm.journal.journal import FILE_NAME, SqliteJournal
-from geocomm.journal.run_state import GONE_BACK_TO
+from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
+from geocomm.journal.run_state import GONE_BACK_TO, RunState
 
 if TYPE_CHECKING:
     import numpy as np
+
 
 FOLDER = "snapshots"
 LAYOUT_FILE = "layout.json"
@@ -227,3 +232,22 @@ class Snapshots:
             head = new.verify()[0].head
             begun = TermBegun(index=head.index + 1, prev=head.hash, term=term, site=site, address=address)
             new.append(begun, head)
+
+
+async def forget(path: Path, state: RunState, log: Callable[[str], None]) -> None:
+    """Put a state in the place of the entries of a journal before the snapshots that sites have. state: of the run."""
+    before = state.needed_from
+    try:
+        await asyncio.to_thread(_forget, path, before)
+    except (sqlite3.Error, NoJournalError, BadLineError) as error:
+        log(f"{path} still has the entries before {before} ({error}), until a later snapshot is kept")
+
+
+def _forget(path: Path, before: int) -> None:
+    run_dir = path.parent
+    own = sorted(int(manifest.parent.name) for manifest in (run_dir / FOLDER).glob(f"*/{MANIFEST_FILE}"))
+    if any((run_dir / FRAGMENTS).glob("*.state")) and before not in own:
+        return  # this site's own states may be older: it goes on from them with these entries
+    before = min([before, *own])  # each of its snapshots can be restored, with the entry that it is of
+    with contextlib.closing(SqliteJournal(path)) as journal:
+        journal.forget(before)

@@ -1,11 +1,14 @@
 """Which shards a deal has, as the text of its entry: `3:0-2,5;4:1` are the shards 0, 1, 2 and 5 of part 3, and shard 1
 of part 4, of a version of the run's data set. Ascending, so that equal shards have equal texts.
+
+What a site reads, one after the other, is its line, of whole deals and of parts of them.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import groupby
 
 MOST_SHARDS = 64
@@ -48,3 +51,47 @@ def _runs(numbers: list[int]) -> list[str]:
         else:
             runs.append([number, number])
     return [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+
+
+@dataclass(frozen=True)
+class DealtShards:
+    """Shards that were dealt."""
+
+    data: int
+    """The index of the entry of the version that they are of."""
+    shards: str
+    """As in `dealt_shards`."""
+    sequences: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a deal, or all of it."""
+
+    deal: int
+    """The index of the entry that dealt the shards."""
+    start: int
+    """The first one, in the order of the deal."""
+    sequences: int
+
+
+Line = tuple[Piece, ...]
+
+
+def length(line: Iterable[Piece]) -> int:
+    """Of the whole line."""
+    return sum(piece.sequences for piece in line)
+
+
+def cut(line: Line, at: int) -> tuple[Line, Line]:
+    """The line up to a position, and the rest of it."""
+    before: list[Piece] = []
+    for place, piece in enumerate(line):
+        if at < piece.sequences:
+            if at:
+                before.append(Piece(piece.deal, piece.start, at))
+            rest = Piece(piece.deal, piece.start + at, piece.sequences - at)
+            return tuple(before), (rest, *line[place + 1 :])
+        before.append(piece)
+        at -= piece.sequences
+    return line, ()

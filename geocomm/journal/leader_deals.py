@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from geocomm.journal.dealt_shards import length
 from geocomm.journal.entries import Data, Deal, TakenBack
 from geocomm.journal.led_run import LedRun
 from geocomm.journal.messages import Beat
-from geocomm.journal.run_data import RunData
 from geocomm.journal.run_state import SiteRecord, Standing
-from geocomm.journal.site_line import length
+from geocomm.journal.sequencer_events import RunData
 
 _LEAST_DEALS = 2
 """That a site has left, begun ones included."""

@@ -10,6 +10,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from geocomm.journal.dealt_shards import DealtShards, Line, Piece, cut, length
 from geocomm.journal.entries import (
     FIRST_PREV,
     FRAME_BYTES,
@@ -40,7 +41,6 @@ from geocomm.journal.entries import (
     hash_of,
     line_of,
 )
-from geocomm.journal.site_line import DealtShards, Line, Piece, cut, length
 
 KEPT_SNAPSHOTS = 16
 """Of so many newest ones a state says that they are kept."""

@@ -20,7 +20,7 @@ from geocomm.core.addresses import HubAddress, HubAddressError
 from geocomm.core.environment import alert_command, alert_webhook
 from geocomm.core.file_systems import FolderInUseError, held_by_one
 from geocomm.core.message_log import logger
-from geocomm.elastic.whereabouts import leader_address, leads
+from geocomm.elastic.known_agents import leader_address, leads
 from geocomm.group.rendezvous.doorway import raise_descriptor_limit
 from geocomm.group.rendezvous.to_collector import CollectorConfig
 from geocomm.observe.alerts.alert_sinks import AlertSinks

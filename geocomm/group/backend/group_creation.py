@@ -5,28 +5,29 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from geocomm.codecs.collective_codec import AUTO, collective_codec
+from geocomm.codecs.codec_spec import AUTO, collective_codec
 from geocomm.core.addresses import is_loopback
 from geocomm.core.environment import collector_socket, telemetry_folder
 from geocomm.core.errors import UnsupportedError
 from geocomm.core.message_log import announce
 from geocomm.core.native import native
-from geocomm.core.options import Options, codec_threads
+from geocomm.core.options import Options, codec_threads, transport_keys
 from geocomm.core.place import local_rank
 from geocomm.core.site import site_name
 from geocomm.core.transport_choice import TransportChoice
+from geocomm.core.units import count_text
 from geocomm.group.backend import admission, other_backends
 from geocomm.group.backend.inner_groups import inner_backends
 from geocomm.group.backend.policy import Policy, first_policy, links_of_group
 from geocomm.group.backend.policy_epochs import note
-from geocomm.group.backend.ready_line import is_first_of_site, ready_line
 from geocomm.group.backend.runtime import Group, runtime
 from geocomm.group.membership.group_agreement import check, exchange, publish
 from geocomm.group.membership.one_site import Scope, own_presence
@@ -313,3 +314,23 @@ def _split(parent: ProcessGroupGeocomm, ranks: list[int], options: Any) -> Proce
         store, ranks.index(parent_rank), global_ranks, options._timeout, lambda: group.options, Scope.PART
     )
     return made.backend
+
+
+def is_first_of_site(infos: Sequence[RankInfo], rank: int) -> bool:
+    """Whether no other rank of the group would say the line at the site of `rank`."""
+    return all(info.site != infos[rank].site for info in infos[:rank])
+
+
+def ready_line(infos: Sequence[RankInfo], options: Options) -> str:
+    """Such as "group ready: 2 sites (frankfurt 2 ranks, virginia 1 rank), TLS 1.3, codec none, 8 streams a peer"."""
+    ranks = Counter(info.site for info in infos)
+    sites = ", ".join(f"{site} {count_text(count, 'rank')}" for site, count in ranks.items())
+    parts = [
+        f"{len(ranks)} sites ({sites})",
+        "TLS 1.3" if transport_keys(options) else "plaintext",
+        f"codec {options.codec}",
+        "streams as the link needs" if options.streams is None else f"{options.streams} streams a peer",
+    ]
+    if TransportChoice.parse(options.transport).any_rdma:
+        parts.append(f"transport {options.transport}")
+    return "group ready: " + ", ".join(parts)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from geocomm.codecs.collective_codec import AUTO, collective_codec
+from geocomm.codecs.codec_spec import AUTO, collective_codec
 from geocomm.core.errors import InvalidArgumentError, VersionMismatchError
 from geocomm.core.model_errors import first_problem, problem_text
 from geocomm.group.membership.rank_record import RankInfo, sites_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from geocomm.codecs.collective_codec import AUTO
+from geocomm.codecs.codec_spec import AUTO
 from geocomm.core.errors import GeocommError, OperationTimeoutError
 from geocomm.core.message_log import logger
 from geocomm.group.backend.policy import Policy, agree

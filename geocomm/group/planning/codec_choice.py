@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from geocomm.codecs.codec_facts import FACTS
-from geocomm.codecs.codec_spec import codec_spec
-from geocomm.codecs.collective_codec import collective_form
+from geocomm.codecs.codec_spec import codec_spec, collective_form
 from geocomm.codecs.tensor_codec import compress, compress_bound, decompress
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.native import native

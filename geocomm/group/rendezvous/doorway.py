@@ -19,9 +19,8 @@ from geocomm.core.addresses import plain_host
 from geocomm.core.message_log import CalmLog
 from geocomm.group.rendezvous.accepting import accept_forever
 from geocomm.group.rendezvous.store_session import Greeting, PacketKind, ProtocolError, Refused, write_packet
-from geocomm.group.rendezvous.tls_stream import TlsStream
+from geocomm.group.rendezvous.tls_stream import TlsStream, explain
 from geocomm.security.keys import Identity, Keys, KeysError
-from geocomm.security.tls_errors import explain
 
 GREETING_LIMIT_S = 10.0
 MAX_STRANGERS = 128

@@ -43,7 +43,7 @@ def check_ports(options: Options, ranks: int) -> None:
 
 def check_codec() -> None:
     """GEOCOMM_CODEC and GEOCOMM_CODECS."""
-    from geocomm.codecs.collective_codec import AUTO, without_feedback
+    from geocomm.codecs.codec_spec import AUTO, without_feedback
     from geocomm.group.planning.codec_choice import candidates
 
     options = Options()

@@ -26,9 +26,8 @@ from geocomm.group.rendezvous.store_session import (
     offset_of,
     read_packet,
 )
-from geocomm.group.rendezvous.tls_stream import TlsStream
+from geocomm.group.rendezvous.tls_stream import TlsStream, explain
 from geocomm.security.keys import Keys, KeysError
-from geocomm.security.tls_errors import explain
 
 DIAL_LIMIT_S = 15.0
 ATTEMPT_DELAY_S = 0.25

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from geocomm.codecs.codec_facts import FACTS, facts_of
-from geocomm.codecs.collective_codec import AUTO
+from geocomm.codecs.codec_spec import AUTO
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.lab.bench.wan_bench_plan import WanBenchPlan
 from geocomm.lab.emulator.emulated_keys import site_environment

@@ -27,8 +27,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from geocomm.observe.dashboard.curves import Curves
-from geocomm.observe.dashboard.last_steps import LastSteps
-from geocomm.observe.dashboard.page_state import page_state, plain, verdicts
+from geocomm.observe.dashboard.page_state import LastSteps, page_state, plain, verdicts
 from geocomm.observe.diagnosis.bottleneck import Diagnosis
 from geocomm.observe.diagnosis.live_diagnosis import LiveDiagnosis, bottleneck_metric
 from geocomm.observe.telemetry.overview import overview

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from geocomm.observe.dashboard.app import STATIC
 from geocomm.observe.dashboard.curves import Curves
-from geocomm.observe.dashboard.last_steps import LastSteps
-from geocomm.observe.dashboard.page_state import page_state, verdicts
+from geocomm.observe.dashboard.page_state import LastSteps, page_state, verdicts
 from geocomm.observe.diagnosis.live_diagnosis import LiveDiagnosis
 from geocomm.observe.telemetry.run_store import RunStore
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from geocomm.elastic.whereabouts import doubt, site_of, undealt_tokens
+from geocomm.elastic.known_agents import doubt, site_of, undealt_tokens
 from geocomm.journal.entries import BadLineError
 from geocomm.journal.journal import FILE_NAME as JOURNAL
 from geocomm.journal.journal import NoJournalError

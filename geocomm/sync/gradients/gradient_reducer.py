@@ -17,8 +17,7 @@ from geocomm.sync.gradients.device_order import DeviceOrder
 from geocomm.sync.gradients.feedback_state import VERSION, check_state
 from geocomm.sync.gradients.named_values import Layout
 from geocomm.sync.gradients.quality_guard import QualityGuard, finer_codec
-from geocomm.sync.gradients.reduction_plan import EXACT, ReductionPlan
-from geocomm.sync.gradients.shard import Shard
+from geocomm.sync.gradients.reduction_plan import EXACT, ReductionPlan, Shard
 from geocomm.sync.gradients.step_ledger import StepLedger
 
 if TYPE_CHECKING:

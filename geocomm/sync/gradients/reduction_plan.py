@@ -1,10 +1,23 @@
-"""What a reducer goes by: the settings that a hook was given, and the codec of each step."""
+"""What a reducer goes by: the settings that a hook was given, the codec of each step, and which part of
+the gradients a rank has."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch.distributed as dist
+
 from geocomm.sync.gradients.hook_settings import HookSettings
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Which part of the model's gradients this rank reduces with its replicas; group: the ranks that hold the parts."""
+
+    index: int = 0
+    count: int = 1
+    group: dist.ProcessGroup | None = None
+
 
 EXACT = "none"
 """The codec that loses nothing."""

@@ -12,7 +12,7 @@ from geocomm.core.typed_torch import all_reduce
 from geocomm.sync.gradients.bucket_reduction import BucketReducer, BucketReduction
 from geocomm.sync.gradients.device_order import device_of_group
 from geocomm.sync.gradients.quality_guard import QualityGuard
-from geocomm.sync.gradients.shard import Shard
+from geocomm.sync.gradients.reduction_plan import Shard
 
 
 class StepLedger:

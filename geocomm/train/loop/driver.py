@@ -66,7 +66,7 @@ def _backend_options(config: RunConfig) -> Options | None:
     other ranks wait for this one."""
     if config.distributed.backend != "geocomm":
         return None
-    from geocomm.codecs.collective_codec import AUTO, collective_codec
+    from geocomm.codecs.codec_spec import AUTO, collective_codec
     from geocomm.core.errors import InvalidArgumentError, UnsupportedError
     from geocomm.core.options import Options
     from geocomm.sync.local_steps.elastic.elastic_settings import require_elastic

@@ -17,8 +17,7 @@ from geocomm.metrics.hook_registry import worst_nmse
 from geocomm.sync.gradients.gradient_reducer import GradientReducer
 from geocomm.sync.gradients.hook_settings import HookSettings
 from geocomm.sync.gradients.named_values import Slice
-from geocomm.sync.gradients.reduction_plan import ReductionPlan
-from geocomm.sync.gradients.shard import Shard
+from geocomm.sync.gradients.reduction_plan import ReductionPlan, Shard
 
 _BUCKET_ELEMS = 16 << 20
 _BUCKETS_IN_FLIGHT = 4

@@ -1,9 +1,12 @@
-"""Serve a model folder: choose the engine, start its server, tell when it is ready, end it with this process."""
+"""Serve a model folder: read the key that clients show, choose the engine, start its server, tell when it is ready, end
+it with this process."""
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
+import re
 import shlex
 import signal
 import socket
@@ -16,7 +19,6 @@ from pathlib import Path
 from geocomm.core.addresses import free_port, listen_on
 from geocomm.core.bad_input import BadInput
 from geocomm.group.membership.own_address import url_for_others
-from geocomm.train.serve.api_key import key_for
 from geocomm.train.serve.engine_process import EngineEnded, EngineProcess, Stopped, stop_signals
 from geocomm.train.serve.engines import Engine, choose_engine, launch
 from geocomm.train.serve.model_folder import ModelFolder, check_name, open_folder
@@ -116,3 +118,40 @@ def _curl(serving: Serving, name: str) -> str:
     key = "" if serving.key_file is None else f' -H "Authorization: Bearer $(cat {shlex.quote(str(serving.key_file))})"'
     url = f"{url_for_others(serving.host, serving.port)}/v1/completions"
     return f"curl {shlex.quote(url)} -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}"
+
+
+_MAKE_ONE = "(umask 077; openssl rand -hex 32 > api.key)"
+
+
+def key_for(host: str, path: Path | None) -> str | None:
+    """The key in `path`; None without a path, which only a loopback `host` may do. Raises BadInput."""
+    if path is not None:
+        return read_key(path)
+    if not is_loopback(host):
+        raise BadInput(f"--host {host} is open to other machines: add --api-key-file api.key; make it with {_MAKE_ONE}")
+    return None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def read_key(path: Path) -> str:
+    """The key in a file that only its owner may read. Raises BadInput."""
+    try:
+        text, mode = path.read_text(encoding="ascii"), path.stat().st_mode
+    except FileNotFoundError:
+        raise BadInput(f"--api-key-file {path} is not there; make it with {_MAKE_ONE}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"--api-key-file {path} cannot be read: {error}") from None
+    if mode & 0o077:
+        raise BadInput(f"--api-key-file {path} can be read by others (mode {mode & 0o777:o}); run: chmod 600 {path}")
+    key = text.strip()
+    if not re.fullmatch(r"[!-~]+", key):
+        what = "is empty" if not key else "has more than one word"
+        raise BadInput(f"--api-key-file {path} {what}; make it with {_MAKE_ONE}")
+    return key

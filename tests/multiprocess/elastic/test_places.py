@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from geocomm.core.addresses import HubAddress, free_port
-from geocomm.elastic.known_agents import KnownAgents
+from geocomm.elastic.known_agents import KnownAgents, doubt
 from geocomm.elastic.questions import AgentStanding, StandingAsked, ask
-from geocomm.elastic.whereabouts import doubt
 from geocomm.group.rendezvous.store_session import Greeting, Purpose
 from geocomm.group.rendezvous.tunnel import dial
 from geocomm.journal.entries import Away, Genesis, line_of

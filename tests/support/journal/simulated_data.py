@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from random import Random
 
-from geocomm.journal.dealt_shards import shards_of, text_of
+from geocomm.journal.dealt_shards import DealtShards, Line, shards_of, text_of
 from geocomm.journal.run_state import RunState
 from geocomm.journal.sequencer_events import DealtSet
-from geocomm.journal.site_line import DealtShards, Line
 
 DATA = DealtSet("simulated", sequence_length=1)
 Sequence = tuple[int, int]

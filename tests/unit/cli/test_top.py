@@ -8,7 +8,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from geocomm.cli.main import build_app
-from geocomm.elastic.whereabouts import tell_led, write_about
+from geocomm.elastic.known_agents import tell_led, write_about
 from geocomm.journal.entries import Data, Deal, Genesis, Join, Ready
 from geocomm.journal.journal import FILE_NAME, SqliteJournal
 from geocomm.metrics import schema

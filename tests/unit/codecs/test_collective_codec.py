@@ -2,7 +2,7 @@
 
 import pytest
 
-from geocomm.codecs.collective_codec import collective_codec
+from geocomm.codecs.codec_spec import collective_codec
 from geocomm.core.errors import InvalidArgumentError, UnsupportedError
 from support.harness import Ranks
 

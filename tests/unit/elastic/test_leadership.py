@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from geocomm.core.addresses import free_port
-from geocomm.elastic.known_agents import KnownAgents
+from geocomm.elastic.known_agents import KnownAgents, write_about
 from geocomm.elastic.leadership import HubLeadership
-from geocomm.elastic.whereabouts import write_about
 from geocomm.journal.journal import FILE_NAME, SqliteJournal
 from support.hub_support import make_keys
 from support.led_sequencer import Led

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from geocomm.core.options import Options
-from geocomm.group.backend.ready_line import ready_line
+from geocomm.group.backend.group_creation import ready_line
 from geocomm.group.membership.rank_record import RankInfo
 
 SITES = ("frankfurt", "frankfurt", "virginia")

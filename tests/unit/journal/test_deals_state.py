@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from geocomm.cli.log import told
-from geocomm.journal.dealt_shards import MOST_SHARDS, shards_of, text_of
+from geocomm.journal.dealt_shards import MOST_SHARDS, Piece, cut, length, shards_of, text_of
 from geocomm.journal.entries import (
     Away,
     BadLineError,
@@ -31,7 +31,6 @@ from geocomm.journal.entries import (
     line_of,
 )
 from geocomm.journal.run_state import RunState, Standing
-from geocomm.journal.site_line import Piece, cut, length
 from support.lies import lies, truth
 
 LENGTH = 10

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from geocomm.journal.dealt_shards import text_of
+from geocomm.journal.dealt_shards import DealtShards, Piece, length, text_of
 from geocomm.journal.entries import Data, Deal, Entry, Join, TakenBack
 from geocomm.journal.messages import Beat, Leave, Open, Pass, RanksGone
 from geocomm.journal.run_state import RunState, Standing
 from geocomm.journal.sequencer_events import Close, DataRead, DealtSet, Ended, Remove, Terms
-from geocomm.journal.site_line import DealtShards, Piece, length
 from support.led_sequencer import Led
 
 OF_A_DEAL = 4

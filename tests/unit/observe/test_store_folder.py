@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from geocomm.elastic.whereabouts import tell_led, write_about
+from geocomm.elastic.known_agents import tell_led, write_about
 from geocomm.journal.entries import Data, Deal, Genesis, Join, Left, Ready
 from geocomm.journal.journal import FILE_NAME, SqliteJournal
 from geocomm.journal.run_state import Standing

@@ -15,10 +15,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from typer.testing import CliRunner
 
 from geocomm.cli.main import build_app
+from geocomm.group.rendezvous.tls_stream import explain
 from geocomm.security import job_ca
 from geocomm.security.job_ca import JobCa
 from geocomm.security.keys import Identity, Keys, KeysError, peer_identity, sites_of
-from geocomm.security.tls_errors import explain
 
 
 @pytest.fixture

@@ -13,10 +13,9 @@ import pytest
 
 from geocomm.core.bad_input import BadInput
 from geocomm.train.serve import engines
-from geocomm.train.serve.api_key import is_loopback, key_for, read_key
 from geocomm.train.serve.engines import Engine, choose_engine, launch
 from geocomm.train.serve.model_folder import Format, ModelFolder, check_name, open_folder
-from geocomm.train.serve.serving import Serving, serve
+from geocomm.train.serve.serving import Serving, is_loopback, key_for, read_key, serve
 
 
 def _folder(path: Path, *names: str) -> Path:
