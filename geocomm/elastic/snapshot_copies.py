@@ -26,8 +26,7 @@ from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.known_agents import ABOUT_FILE
 from geocomm.elastic.snapshots import FOLDER, KEPT, LAYOUT_FILE, MANIFEST_FILE, Manifest, SnapshotError, Snapshots
 from geocomm.journal.entries import Kept
-from geocomm.journal.journal import FILE_NAME, SqliteJournal
-from geocomm.journal.run_reader import RunReader
+from geocomm.journal.journal import FILE_NAME, RunReader, SqliteJournal
 
 _LOOK_S = 2.0
 _AGAIN_S = 60.0

@@ -26,8 +26,7 @@ from geocomm.group.rendezvous.run_at_hub import environment_of_site
 from geocomm.group.rendezvous.store_process import log
 from geocomm.group.rendezvous.to_collector import CollectorConfig, rank_socket
 from geocomm.journal.entries import BadLineError
-from geocomm.journal.journal import FILE_NAME, NoJournalError
-from geocomm.journal.run_reader import RunReader
+from geocomm.journal.journal import FILE_NAME, NoJournalError, RunReader
 from geocomm.journal.run_state import Standing
 from geocomm.security.keys import Keys
 

@@ -6,10 +6,11 @@ import contextlib
 import hashlib
 import os
 import sqlite3
+import threading
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from geocomm.core.file_systems import network_file_system
 from geocomm.journal.entries import BadLineError, Entry, Hash, Round, entry_of, hash_of, line_of
@@ -37,6 +38,9 @@ PRAGMA application_id={_APPLICATION_ID};
 PRAGMA user_version={_FORMAT};
 COMMIT;
 """
+
+
+_T = TypeVar("_T")
 
 
 class HeadMovedError(RuntimeError):
@@ -411,6 +415,26 @@ class SqliteJournal:
             prev = hash_of(entry)
         if prev != self._head.hash:
             raise BadLineError(f"{self.path}: its last entry has another hash than the file says")
+
+
+class RunReader:
+    """The state of a run whose journal another process writes; reads each entry once. Thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._state: RunState | None = None
+        self._lock = threading.Lock()
+
+    def look(self, read: Callable[[RunState], _T]) -> _T:
+        """What `read` finds in the state as it is now, which changes later. Raises NoJournalError, BadLineError."""
+        with self._lock, contextlib.closing(SqliteJournal(self._path, read_only=True)) as journal:
+            state, self._state = self._state, None
+            if state is None or journal.hash_at(state.head.index) != state.head.hash:
+                state = journal.state()
+            for entry in journal.read(state.head.index + 1):
+                state.apply(entry)
+            self._state = state
+            return read(state)
 
 
 def _hash(text: str) -> Hash:

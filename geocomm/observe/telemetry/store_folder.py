@@ -14,8 +14,7 @@ from typing import Self
 from geocomm.elastic.known_agents import doubt, site_of, undealt_tokens
 from geocomm.journal.entries import BadLineError
 from geocomm.journal.journal import FILE_NAME as JOURNAL
-from geocomm.journal.journal import NoJournalError
-from geocomm.journal.run_reader import RunReader
+from geocomm.journal.journal import NoJournalError, RunReader
 from geocomm.journal.run_state import SiteRecord, Standing
 
 COLLECTOR_LOCK = "collector.lock"
