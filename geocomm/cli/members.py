@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 from collections import deque
 from collections.abc import Generator
 from pathlib import Path
@@ -14,7 +15,22 @@ import typer
 from rich.console import Console
 
 from geocomm.cli.command_end import fail
-from geocomm.cli.data_options import DataOption, DoubtOption, HeldOutOption, LengthOption, dealt_set
+from geocomm.cli.run_options import (
+    AddressOption,
+    DataOption,
+    DoubtOption,
+    HeldOutOption,
+    HubOption,
+    JournalOption,
+    KeysOption,
+    LengthOption,
+    ListenOption,
+    MinSitesOption,
+    WaitForOption,
+    check_meeting,
+    dealt_set,
+    load_keys,
+)
 from geocomm.cli.table import table_of
 from geocomm.core.units import large_text
 
@@ -181,34 +197,13 @@ def remove(
 
 def lead(
     run_dir: _RunDir,
-    hub: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Where all meet: host:port, the same everywhere."),
-    ] = None,
-    journal: Annotated[
-        str,
-        typer.Option(
-            metavar="etcd://HOST:PORT,HOST:PORT/NAME",
-            help="In place of --hub, at all sites: the journal is in etcd, and a site takes over from a lost leader.",
-        ),
-    ] = "",
-    address: Annotated[
-        str,
-        typer.Option(
-            metavar="HOST:PORT", help="With --journal: where other sites reach this one, if its address is translated."
-        ),
-    ] = "",
-    listen: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS:PORT", help="The hub is here and listens at this address, since --hub is translated."
-        ),
-    ] = None,
-    keys: Annotated[str | None, typer.Option(help="This site's folder of keys. Default: $GEOCOMM_KEYS.")] = None,
-    wait_for: Annotated[
-        str, typer.Option(metavar="A,B", help="At the leader: no round before these sites are there.")
-    ] = "",
-    min_sites: Annotated[int, typer.Option(min=1, help="At the leader: no round counts fewer sites.")] = 1,
+    hub: HubOption = None,
+    journal: JournalOption = "",
+    address: AddressOption = "",
+    listen: ListenOption = None,
+    keys: KeysOption = None,
+    wait_for: WaitForOption = "",
+    min_sites: MinSitesOption = 1,
     data: DataOption = "",
     sequence_length: LengthOption = 0,
     held_out_fraction: HeldOutOption = 0.0,
@@ -222,32 +217,16 @@ def lead(
 
         geocomm members lead --hub 192.0.2.10:29400 --run-dir run --wait-for frankfurt,virginia
     """
-    import os
-
-    from geocomm.core.addresses import HubAddress, HubAddressError
-    from geocomm.core.environment import keys_folder
     from geocomm.elastic.agent_process import AgentConfig
-    from geocomm.elastic.etcd import Etcd, EtcdAddress, EtcdAddressError
-    from geocomm.security.keys import Keys, KeysError
 
     if (hub is None) == (not journal):
         fail("members", "--hub HOST:PORT says where this machine leads; --journal may instead")
-    folder = keys or keys_folder()
-    if folder is None:
-        fail("members", "no keys: make them once with geocomm keys create a b, and set GEOCOMM_KEYS to this machine's")
-    try:
-        for one in filter(None, (hub, address)):
-            HubAddress.parse(one)
-        if journal:
-            Etcd(EtcdAddress.parse(journal))
-        Keys.load(folder)
-    except (HubAddressError, EtcdAddressError, KeysError) as error:
-        fail("members", str(error))
+    check_meeting("members", hub, address, journal)
     config = AgentConfig(
         leader=hub or "",
         journal=journal,
         address=address,
-        keys=folder,
+        keys=str(load_keys("members", keys).folder.resolve()),
         run_dir=str(run_dir),
         listen=listen,
         lead=not journal,

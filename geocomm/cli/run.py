@@ -8,7 +8,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from geocomm.cli.command_end import fail
-from geocomm.cli.data_options import DataOption, DoubtOption, HeldOutOption, LengthOption, dealt_set
+from geocomm.cli.run_options import (
+    AddressOption,
+    DataOption,
+    DoubtOption,
+    HeldOutOption,
+    HubOption,
+    JournalOption,
+    KeysOption,
+    LengthOption,
+    ListenOption,
+    MinSitesOption,
+    WaitForOption,
+    check_meeting,
+    dealt_set,
+    elastic_option,
+    load_keys,
+)
 
 if TYPE_CHECKING:
     from geocomm.elastic.agent_process import AgentConfig
@@ -33,7 +49,6 @@ With --elastic each site is a job of its own, which may die, leave and come back
 
 The site at the host's address leads the run. SIGTERM or Ctrl+C: the site leaves. The same command: it comes back.
 """
-_ELASTIC = "Elastic runs"
 
 
 def register(app: typer.Typer) -> None:
@@ -46,17 +61,9 @@ def run(
         list[str],
         typer.Argument(metavar="TORCHRUN-ARGUMENTS...", help="For torch.distributed.run; write them after --."),
     ],
-    hub: Annotated[
-        str | None, typer.Option(help="Where all meet: host:port, the same everywhere.", metavar="HOST:PORT")
-    ] = None,
-    listen: Annotated[
-        str | None,
-        typer.Option(
-            help="The hub is here and listens at this address, since --hub is translated.",
-            metavar="ADDRESS:PORT",
-        ),
-    ] = None,
-    keys: Annotated[str | None, typer.Option(help="This site's folder of keys. Default: $GEOCOMM_KEYS.")] = None,
+    hub: HubOption = None,
+    listen: ListenOption = None,
+    keys: KeysOption = None,
     wait: Annotated[float, typer.Option(min=0, help="Seconds that the hub has to appear.")] = 300,
     telemetry: Annotated[
         Path | None,
@@ -67,93 +74,54 @@ def run(
         ),
     ] = None,
     elastic: Annotated[
-        bool,
-        typer.Option("--elastic", help="This site is a job of its own in an elastic run.", rich_help_panel=_ELASTIC),
+        bool, elastic_option("--elastic", help="This site is a job of its own in an elastic run.")
     ] = False,
     run_dir: Annotated[
         Path | None,
-        typer.Option(
+        elastic_option(
             help="What this site has of the run, on a disk of this machine. Only a site's first node needs it.",
             metavar="FOLDER",
-            rich_help_panel=_ELASTIC,
         ),
     ] = None,
     lead: Annotated[
         bool,
-        typer.Option(
+        elastic_option(
             "--lead",
             help="This site leads, though --hub is translated. With --journal: etcd gets what it lacks from its run "
             "folder.",
-            rich_help_panel=_ELASTIC,
         ),
     ] = False,
-    journal: Annotated[
-        str,
-        typer.Option(
-            help="In place of --hub, at all sites: the journal is in etcd, and a site takes over from a lost leader.",
-            metavar="etcd://HOST:PORT,HOST:PORT/NAME",
-            rich_help_panel=_ELASTIC,
-        ),
-    ] = "",
-    address: Annotated[
-        str,
-        typer.Option(
-            help="With --journal: where other sites reach this one, if its address is translated.",
-            metavar="HOST:PORT",
-            rich_help_panel=_ELASTIC,
-        ),
-    ] = "",
+    journal: JournalOption = "",
+    address: AddressOption = "",
     never_lead: Annotated[
         bool,
-        typer.Option(
-            "--never-lead",
-            help="With --journal: this site does not lead, since others cannot dial it.",
-            rich_help_panel=_ELASTIC,
-        ),
+        elastic_option("--never-lead", help="With --journal: this site does not lead, since others cannot dial it."),
     ] = False,
-    wait_for: Annotated[
-        str,
-        typer.Option(
-            help="At the leader: no round before these sites are there.", metavar="A,B", rich_help_panel=_ELASTIC
-        ),
-    ] = "",
-    min_sites: Annotated[
-        int, typer.Option(min=1, help="At the leader: no round counts fewer sites.", rich_help_panel=_ELASTIC)
-    ] = 1,
+    wait_for: WaitForOption = "",
+    min_sites: MinSitesOption = 1,
     snapshot_every: Annotated[
-        float,
-        typer.Option(min=0, help="At the leader: minutes between two snapshots; 0: none.", rich_help_panel=_ELASTIC),
+        float, elastic_option(min=0, help="At the leader: minutes between two snapshots; 0: none.")
     ] = 30,
-    copies: Annotated[
-        int,
-        typer.Option(min=1, help="At the leader: sites that keep a snapshot, at least.", rich_help_panel=_ELASTIC),
-    ] = 2,
+    copies: Annotated[int, elastic_option(min=1, help="At the leader: sites that keep a snapshot, at least.")] = 2,
     snapshot_url: Annotated[
-        str,
-        typer.Option(
-            help="Where this site copies each kept snapshot to, by fsspec.", metavar="URL", rich_help_panel=_ELASTIC
-        ),
+        str, elastic_option(help="Where this site copies each kept snapshot to, by fsspec.", metavar="URL")
     ] = "",
     data: DataOption = "",
     sequence_length: LengthOption = 0,
     held_out_fraction: HeldOutOption = 0.0,
     doubt: DoubtOption = 60,
-    site_nodes: Annotated[int, typer.Option(min=1, help="Nodes of this site.", rich_help_panel=_ELASTIC)] = 1,
-    node_rank: Annotated[
-        int, typer.Option(min=0, help="This node of the site; the run folder is on node 0.", rich_help_panel=_ELASTIC)
-    ] = 0,
+    site_nodes: Annotated[int, elastic_option(min=1, help="Nodes of this site.")] = 1,
+    node_rank: Annotated[int, elastic_option(min=0, help="This node of the site; the run folder is on node 0.")] = 0,
     site_hub: Annotated[
-        str | None,
-        typer.Option(help="Where the nodes of this site meet.", metavar="HOST:PORT", rich_help_panel=_ELASTIC),
+        str | None, elastic_option(help="Where the nodes of this site meet.", metavar="HOST:PORT")
     ] = None,
 ) -> None:
     """Start this site's ranks, and the hub at one site."""
     from geocomm.core.addresses import HubAddress, HubAddressError
     from geocomm.core.bad_input import BadInput
-    from geocomm.core.environment import keys_folder
     from geocomm.core.site import site_name
     from geocomm.group.rendezvous.launch_checks import check_variables
-    from geocomm.security.keys import Keys, KeysError
+    from geocomm.security.keys import KeysError
 
     try:
         check_variables()
@@ -165,30 +133,23 @@ def run(
         fail("run", "--journal is for --elastic")
     if not journal and (address or never_lead):
         fail("run", "--address and --never-lead are for --journal")
-    folder = keys or keys_folder()
-    if folder is None:
-        fail("run", "no keys: make them once with geocomm keys create a b, and set GEOCOMM_KEYS to this site's folder")
+    check_meeting("run", hub, address, journal)
+    loaded = load_keys("run", keys)
+    if (site := site_name()) not in (None, loaded.identity.site):
+        fail("run", f"GEOCOMM_SITE is {site!r}, but the keys in {loaded.folder} are of site {loaded.identity.site!r}")
     try:
-        loaded = Keys.load(folder)
-        if (site := site_name()) not in (None, loaded.identity.site):
-            fail(
-                "run", f"GEOCOMM_SITE is {site!r}, but the keys in {folder} are those of site {loaded.identity.site!r}"
-            )
-        meeting = HubAddress.parse(hub) if hub is not None else None
-        if address:
-            HubAddress.parse(address)
-        if elastic or meeting is None:
+        if elastic:
+            from geocomm.elastic.agent_process import AgentConfig
+            from geocomm.elastic.supervisor import SiteJob
+
             if telemetry is not None:
                 fail("run", "leave out --telemetry: an elastic run keeps its telemetry in --run-dir")
             if run_dir is None and node_rank == 0:
                 fail("run", "--elastic needs --run-dir on the first node of the site")
             if site_nodes > 1 and site_hub is None:
                 fail("run", f"--site-nodes {site_nodes} needs --site-hub: where the nodes of this site meet")
-            from geocomm.elastic.agent_process import AgentConfig
-            from geocomm.elastic.supervisor import SiteJob
-
             config = AgentConfig(
-                leader=str(meeting or ""),
+                leader="" if hub is None else str(HubAddress.parse(hub)),
                 journal=journal,
                 address=address,
                 may_lead=not never_lead,
@@ -211,7 +172,7 @@ def run(
         else:
             from geocomm.group.rendezvous.run_at_hub import run_at_hub
 
-            status = run_at_hub(meeting, listen, loaded, arguments, wait, telemetry)
+            status = run_at_hub(HubAddress.parse(hub or ""), listen, loaded, arguments, wait, telemetry)
     except (KeysError, HubAddressError) as error:
         fail("run", str(error))
     except OSError as error:
@@ -223,17 +184,14 @@ def run(
 
 def _run_elastic(config: AgentConfig, job: SiteJob, keys: Keys) -> int:
     """Run the site; the exit status."""
-    from geocomm.elastic.etcd import Etcd, EtcdAddress, EtcdAddressError
     from geocomm.elastic.fragment_store import StoreError
     from geocomm.elastic.snapshot_copies import SnapshotCopies
     from geocomm.elastic.snapshots import SnapshotError
     from geocomm.elastic.supervisor import run_elastic
 
     try:
-        if config.journal:
-            Etcd(EtcdAddress.parse(config.journal))
         if config.snapshot_url:
             SnapshotCopies(config.snapshot_url)
         return run_elastic(config, job, keys)
-    except (EtcdAddressError, SnapshotError, StoreError) as error:
+    except (SnapshotError, StoreError) as error:
         fail("run", str(error))

@@ -1,0 +1,120 @@
+"""The options that `geocomm run` and `geocomm members lead` share, and what they mean."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from geocomm.cli.command_end import fail
+
+if TYPE_CHECKING:
+    from geocomm.journal.sequencer_events import DealtSet
+    from geocomm.security.keys import Keys
+
+elastic_option = functools.partial(typer.Option, rich_help_panel="Elastic runs")
+
+HubOption = Annotated[
+    str | None, typer.Option(help="Where all meet: host:port, the same everywhere.", metavar="HOST:PORT")
+]
+ListenOption = Annotated[
+    str | None,
+    typer.Option(
+        help="The hub is here and listens at this address, since --hub is translated.", metavar="ADDRESS:PORT"
+    ),
+]
+KeysOption = Annotated[str | None, typer.Option(help="This site's folder of keys. Default: $GEOCOMM_KEYS.")]
+JournalOption = Annotated[
+    str,
+    elastic_option(
+        help="In place of --hub, at all sites: the journal is in etcd, and a site takes over from a lost leader.",
+        metavar="etcd://HOST:PORT,HOST:PORT/NAME",
+    ),
+]
+AddressOption = Annotated[
+    str,
+    elastic_option(
+        help="With --journal: where other sites reach this one, if its address is translated.", metavar="HOST:PORT"
+    ),
+]
+WaitForOption = Annotated[
+    str, elastic_option(help="At the leader: no round before these sites are there.", metavar="A,B")
+]
+MinSitesOption = Annotated[int, elastic_option(min=1, help="At the leader: no round counts fewer sites.")]
+DataOption = Annotated[
+    str,
+    elastic_option(
+        help="At the leader: the catalog of a data set, of which each site gets what to read next.", metavar="URL"
+    ),
+]
+LengthOption = Annotated[int, elastic_option(min=0, help="With --data: tokens of a sequence.")]
+HeldOutOption = Annotated[
+    float, elastic_option(min=0, max=0.5, help="With --data: this part of the sequences is never trained on.")
+]
+DoubtOption = Annotated[
+    float,
+    elastic_option(
+        min=0,
+        help="At the leader: minutes until others get what a missing site has not read; 0: never.",
+        metavar="MINUTES",
+    ),
+]
+
+
+def load_keys(command: str, given: str | None) -> Keys:
+    """The keys in `given`, or in GEOCOMM_KEYS. Ends the command where there are none."""
+    from geocomm.core.environment import keys_folder
+    from geocomm.security.keys import Keys, KeysError
+
+    folder = given or keys_folder()
+    if folder is None:
+        fail(
+            command, "no keys: make them once with geocomm keys create a b, and set GEOCOMM_KEYS to this site's folder"
+        )
+    try:
+        return Keys.load(folder)
+    except KeysError as error:
+        fail(command, str(error))
+
+
+def check_meeting(command: str, hub: str | None, address: str, journal: str) -> None:
+    """End the command unless these are addresses."""
+    from geocomm.core.addresses import HubAddress, HubAddressError
+
+    try:
+        for one in filter(None, (hub, address)):
+            HubAddress.parse(one)
+    except HubAddressError as error:
+        fail(command, str(error))
+    if journal:
+        from geocomm.elastic.etcd import Etcd, EtcdAddress, EtcdAddressError
+
+        try:
+            Etcd(EtcdAddress.parse(journal))
+        except EtcdAddressError as error:
+            fail(command, str(error))
+
+
+def dealt_set(command: str, data: str, sequence_length: int, held_out_fraction: float) -> DealtSet | None:
+    """What the options say. Ends the command where they do not fit."""
+    from geocomm.core.bad_input import BadInput
+    from geocomm.data.corpus.packing import held_out_every
+    from geocomm.data.shard_sequences import SetName
+    from geocomm.journal.sequencer_events import DealtSet
+
+    if not data:
+        if sequence_length or held_out_fraction:
+            fail(command, "--sequence-length and --held-out-fraction are for --data")
+        return None
+    if not sequence_length:
+        fail(command, "--data needs --sequence-length")
+    try:
+        name = SetName.parse(data)
+    except BadInput as error:
+        fail(command, str(error))
+    if name.number is not None:
+        fail(command, f"--data {data}: an elastic run reads the newest version, and each newer one: leave out @")
+    url = name.url if "://" in name.url else str(Path(name.url.removeprefix("file:")).expanduser().resolve())
+    return DealtSet(url, sequence_length, held_out_every(held_out_fraction))
