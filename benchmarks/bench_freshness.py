@@ -36,7 +36,7 @@ from aioquic.asyncio import QuicConnectionProtocol, serve
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 from aioquic.quic.events import DatagramFrameReceived, QuicEvent, StreamDataReceived
-from bench_telemetry import joined, read, record, recorded
+from bench_telemetry import record, recorded, text_of
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -52,6 +52,7 @@ from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.lab.emulator.emulated_wan import WanRun
 from geocomm.lab.emulator.local_job import bare_environment
 from geocomm.observe.telemetry.collector import Collector
+from geocomm.observe.telemetry.report import ReportLine
 from geocomm.observe.telemetry.run_store import RunStore
 from geocomm.security.keys import Keys
 
@@ -125,7 +126,7 @@ class ReportServer(QuicConnectionProtocol):
 
     def _take(self, content: bytes) -> None:
         unpacker = zlib.decompressobj(zdict=self._like)
-        self._collector._keep([read(unpacker.decompress(content))])
+        self._collector._keep([ReportLine.read(unpacker.decompress(content))])
 
 
 class ReportClient(QuicConnectionProtocol):
@@ -242,9 +243,9 @@ async def send(folder: Path, way: int) -> None:
     while not (folder / "secret").exists():
         await asyncio.sleep(0.1)
     host = os.environ["MASTER_ADDR"]
-    by_rank: defaultdict[int, list[tuple[dict[str, Any], bytes]]] = defaultdict(list)
-    for head, rest in recorded(folder / "reports"):
-        by_rank[head["rank"]].append((head, rest))
+    by_rank: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+    for report in recorded(folder / "reports"):
+        by_rank[report["rank"]].append(report)
     own = folder / f"way{way}"
     own.mkdir()
     quic = None
@@ -262,7 +263,7 @@ async def send(folder: Path, way: int) -> None:
         quic = QuicSender(host, folder / "secret", datagrams="datagrams" in WAYS[way])
         running = asyncio.create_task(quic.run())
 
-    async def rank(number: int, said: list[tuple[dict[str, Any], bytes]]) -> None:
+    async def rank(number: int, said: list[dict[str, Any]]) -> None:
         process, sequence = secrets.token_hex(8), 0
         # The same moments in every way.
         at = float(folder.stat().st_ino % 1000) / 1000 + number / len(by_rank)
@@ -270,8 +271,7 @@ async def send(folder: Path, way: int) -> None:
         while not running.done():
             due += 1
             await asyncio.sleep(max(0.0, due - time.time()))
-            head, rest = said[sequence % len(said)]
-            own_head = head | {
+            head = {
                 "site": "site1",
                 "rank": RANKS_OF_A_WAY * way + number,
                 "process": process,
@@ -279,7 +279,7 @@ async def send(folder: Path, way: int) -> None:
                 "time": time.time(),
             }
             sequence += 1
-            text = joined(own_head, rest)
+            text = text_of(said[sequence % len(said)] | head)
             if quic is not None:
                 quic.send(text)
             else:
@@ -370,7 +370,7 @@ def measure(args: argparse.Namespace, reports: Path) -> None:
     """Run it, and print two tables."""
     link = EmulatedLink(rate_bps=parse_rate(args.rate), delay_s=parse_duration(args.rtt) / 2, loss=args.loss / 100)
     names = ["site0", "site1"]
-    ranks = len({head["rank"] for head, _ in recorded(reports)})
+    ranks = len({report["rank"] for report in recorded(reports)})
     cuts: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory() as scratch, site_keys(names, None, True) as keys:
         folder = Path(scratch)

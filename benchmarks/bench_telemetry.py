@@ -1,7 +1,7 @@
 """What telemetry costs: `python benchmarks/bench_telemetry.py`.
 
 A DDP run of two sites reports over loopback. What arrives at the other end of the stream, and what the store has, is
-compared with what the ranks of one site said. Then the bytes of a report are counted, and the collector's time for one
+compared with what the ranks of one site said. Then the bytes of a report are counted, and the collectors' time for one
 is measured, by part: one process, the median of several passes. It prints benchmarks/results/telemetry.md. A minute.
 """
 
@@ -19,15 +19,13 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from geocomm.lab.bench.bench_report import Conditions
 from geocomm.lab.emulator.local_job import run_local_ranks
-from geocomm.observe.telemetry.report import PackedReport, packed
-from geocomm.observe.telemetry.report_lines import read_line
-from geocomm.observe.telemetry.report_stream import ReportPacker, ReportUnpacker
+from geocomm.observe.telemetry.report import ReportLine, ReportPacker, ReportUnpacker
 from geocomm.observe.telemetry.run_store import RunStore
 
 PASSES = 15
@@ -63,7 +61,7 @@ def train(seconds: float) -> None:
 
 
 def record(ranks: int, seconds: float, path: Path) -> None:
-    """Write the reports of a run of two sites of `ranks` ranks, with an empty line after each."""
+    """Write the reports of a run of two sites of `ranks` ranks, a line each."""
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
         receiver.bind(f"{folder}/reports.sock")
         receiver.settimeout(1.0)
@@ -75,66 +73,50 @@ def record(ranks: int, seconds: float, path: Path) -> None:
             with path.open("wb") as file:
                 while run.is_alive():
                     with contextlib.suppress(TimeoutError):
-                        file.write(zlib.decompress(receiver.recv(1 << 20)) + b"\n\n")
+                        file.write(zlib.decompress(receiver.recv(1 << 20)) + b"\n")
             run.join()
 
 
-def recorded(path: Path) -> list[tuple[dict[str, Any], bytes]]:
-    """Of the reports of the first site while it trained, in their order: the head, and the lines after it."""
-    found: list[tuple[dict[str, Any], bytes]] = []
-    for text in path.read_bytes().split(b"\n\n"):
-        first, _, rest = text.partition(b"\n")
-        head: dict[str, Any] = json.loads(first)["head"] if first else {}
-        if head.get("site") == "a" and not head["final"] and b'\n{"step":' in text:
-            found.append((head, rest))
-    return found
+def recorded(path: Path) -> list[dict[str, Any]]:
+    """The reports of the first site while it trained, in their order."""
+    found: list[dict[str, Any]] = [json.loads(line) for line in path.read_bytes().splitlines()]
+    return [said for said in found if said["site"] == "a" and not said["final"] and "steps" in said]
 
 
-def joined(head: dict[str, Any], rest: bytes) -> bytes:
-    """A report of its head and its other lines."""
-    return json.dumps({"head": head}, separators=(",", ":")).encode() + b"\n" + rest
+def text_of(said: dict[str, Any]) -> bytes:
+    """The line of a report."""
+    return json.dumps(said, separators=(",", ":")).encode()
 
 
-def read(text: bytes) -> PackedReport:
-    """A report as collectors have it."""
-    return packed([read_line(line) for line in text.split(b"\n")])
-
-
-def by_second(reports: Sequence[PackedReport], ranks: int) -> list[list[PackedReport]]:
-    """What the ranks of a site say in each second."""
-    return [list(reports[i : i + ranks]) for i in range(0, len(reports), ranks)]
-
-
-def packets_of(reports: Sequence[PackedReport], ranks: int) -> list[bytes]:
-    """How they travel: a packet a second."""
+def packets_of(texts: Sequence[bytes], ranks: int) -> list[bytes]:
+    """How reports travel: what the ranks of a site say in a second together."""
     packer = ReportPacker()
-    return [packer.pack(deque(said)) for said in by_second(reports, ranks)]
+    return [packer.pack(deque(texts[i : i + ranks])) for i in range(0, len(texts), ranks)]
 
 
-def travelling_bytes(reports: Sequence[PackedReport], ranks: int, without: str = "") -> float:
-    """Of a report, once the stream has begun. without: lines of that kind."""
-    said = [PackedReport(one.head, [line for line in one.lines if line.shape.kind != without]) for one in reports]
+def travelling_bytes(reports: Sequence[dict[str, Any]], ranks: int, without: str = "") -> float:
+    """Of a report, once the stream has begun. without: that field."""
+    said = [text_of({name: value for name, value in one.items() if name != without}) for one in reports]
     packets = packets_of(said, ranks)
     return statistics.mean(map(len, packets[len(packets) // 4 :])) / ranks
 
 
-def check(texts: Sequence[bytes], packets: Sequence[bytes]) -> list[PackedReport]:
+def check(reports: Sequence[dict[str, Any]], packets: Sequence[bytes]) -> list[ReportLine]:
     """What arrives is what was said, and the store has it. Returns what arrives."""
     unpacker = ReportUnpacker()
-    arrived = [report for packet in packets for some in unpacker.take(packet) for report in some]
-    for text, report in zip(texts, arrived, strict=True):
-        assert b"\n".join(line.text for line in report.lines) == text
+    arrived = [line for packet in packets for some in unpacker.take(packet) for line in some]
+    assert [line.text for line in arrived] == [text_of(said) for said in reports]
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(RunStore(Path(folder), write=True)) as store:
-        store.add(arrived, 1.0)
-        for text, received in zip(texts, store.reports(details=True), strict=True):
-            lines: list[dict[str, Any]] = [json.loads(line) for line in text.split(b"\n")]
-            assert received.report.stats == lines[1]["stats"]
-            assert received.report.operations == [line["operation"] for line in lines if "operation" in line]
+        store.add([line.report for line in arrived], 1.0)
+        for said, received in zip(reports, store.reports(details=True), strict=True):
+            assert received.report.model_dump(include={*said} - {"events"}) | {"events": said.get("events", [])} == (
+                {"events": [], **said}
+            )
     return arrived
 
 
 def unpack_s(packets: Sequence[bytes], ranks: int) -> float:
-    """Processor time for a report: from the bytes of a connection to lines, once the stream has begun."""
+    """Processor time for a report: from the bytes of a connection to what they say, once the stream has begun."""
     unpacker, begun = ReportUnpacker(), len(packets) // 4
     for packet in packets[:begun]:
         list(unpacker.take(packet))
@@ -144,50 +126,68 @@ def unpack_s(packets: Sequence[bytes], ranks: int) -> float:
     return (time.process_time() - began) / (len(packets) - begun) / ranks
 
 
-def store_s(reports: Sequence[PackedReport], ranks: int) -> float:
-    """Processor time for a report: from lines to the disk."""
-    seconds = by_second(reports, ranks)
+def seconds_of(reports: int, work: Callable[[], object]) -> float:
+    """Processor time for a report of what does some work for that many."""
+    began = time.process_time()
+    work()
+    return (time.process_time() - began) / reports
+
+
+def store_s(lines: Sequence[ReportLine], ranks: int) -> float:
+    """Processor time for a report: to the disk, what the ranks of a site say in a second together."""
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(RunStore(Path(folder), write=True)) as store:
-        began = time.process_time()
-        for second, said in enumerate(seconds):
-            store.add(said, float(second))
-        return (time.process_time() - began) / len(reports)
+
+        def keep() -> None:
+            for i in range(0, len(lines), ranks):
+                store.add([line.report for line in lines[i : i + ranks]], float(i))
+
+        return seconds_of(len(lines), keep)
 
 
-def stored_bytes(reports: Sequence[PackedReport]) -> float:
+def stored_bytes(lines: Sequence[ReportLine]) -> float:
     """Of a report in the store's file."""
     with tempfile.TemporaryDirectory() as folder:
         store = RunStore(Path(folder), write=True)
-        store.add(reports, 1.0)
+        store.add([line.report for line in lines], 1.0)
         store.close()
-        return sum(file.stat().st_size for file in Path(folder).iterdir()) / len(reports)
+        return sum(file.stat().st_size for file in Path(folder).iterdir()) / len(lines)
 
 
-def measure(texts: Sequence[bytes], ranks: int) -> None:
+def measure(reports: Sequence[dict[str, Any]], ranks: int) -> None:
     """Check, and print."""
-    reports = [read(text) for text in texts]
-    packets = packets_of(reports, ranks)
-    arrived = check(texts, packets)
-    alone = statistics.mean(len(zlib.compress(text, 1)) for text in texts)
-    operations = sum(line.shape.kind == "operation" for report in reports for line in report.lines) / len(reports)
-    print(f"{len(texts)} reports of {ranks} ranks, with {operations:.1f} operations each:")
-    print(f"{statistics.mean(map(len, texts)):.0f} B of JSON, {alone:.0f} B as a datagram, ", end="")
-    print(f"{stored_bytes(reports):.0f} B in the store.\n\n| a report as it travels | bytes | of the site, a second |")
-    print("|---|---:|---:|")
-    for name, kind in (
-        ("whole", ""),
-        *((f"without {kind}", kind) for kind in ("stats", "training", "step", "operation")),
-    ):
-        size = travelling_bytes(reports, ranks, kind)
-        print(f"| {name} | {size:.0f} | {size * ranks:.0f} |")
-    unpacked = [unpack_s(packets, ranks) for _ in range(PASSES)]
-    kept = [store_s(arrived, ranks) for _ in range(PASSES)]
-    print("\n| the collector's time for a report | µs, median | least |\n|---|---:|---:|")
+    count, texts = len(reports), [text_of(said) for said in reports]
+    packets = packets_of(texts, ranks)
+    arrived = check(reports, packets)
+    datagrams = [zlib.compress(text, 1) for text in texts]
+    operations = statistics.mean(len(said.get("operations", [])) for said in reports)
+    print(f"{count} reports of {ranks} ranks, with {operations:.1f} operations each:")
+    print(f"{statistics.mean(map(len, texts)):.0f} B of JSON, {statistics.mean(map(len, datagrams)):.0f} B as ", end="")
+    print(f"a datagram, {stored_bytes(arrived):.0f} B in the store.\n")
+    print("| a report as it travels | bytes | of the site, a second |\n|---|---:|---:|")
+    for name in ("", "stats", "training", "steps", "operations"):
+        size = travelling_bytes(reports, ranks, name)
+        print(f"| {f'without {name}' if name else 'whole'} | {size:.0f} | {size * ranks:.0f} |")
+    unpacked, kept, read, packed = (
+        [measured() for _ in range(PASSES)]
+        for measured in (
+            lambda: unpack_s(packets, ranks),
+            lambda: store_s(arrived, ranks),
+            lambda: seconds_of(count, lambda: [ReportLine.unpack(datagram) for datagram in datagrams]),
+            lambda: seconds_of(count, lambda: packets_of(texts, ranks)),
+        )
+    )
     both = [one + other for one, other in zip(unpacked, kept, strict=True)]
-    for name, times in (("unpack and check", unpacked), ("store", kept), ("both", both)):
+    print("\n| time for a report | µs, median | least |\n|---|---:|---:|")
+    for name, times in (
+        ("at the hub: unpack and check", unpacked),
+        ("at the hub: store", kept),
+        ("at the hub: both", both),
+        ("at its site: unpack the datagram and check", read),
+        ("at its site: pack for the hub", packed),
+    ):
         print(f"| {name} | {1e6 * statistics.median(times):.0f} | {1e6 * min(times):.0f} |")
     share = statistics.median(both) * SITES * RANKS
-    print(f"\n{SITES} sites of {RANKS} ranks: {share:.1%} of a core.")
+    print(f"\nAt the hub of {SITES} sites of {RANKS} ranks: {share:.1%} of a core.")
 
 
 def main() -> None:
@@ -208,7 +208,7 @@ def main() -> None:
         path = args.reports or Path(scratch) / "reports"
         if not path.exists():
             record(args.ranks, args.seconds, path)
-        measure([joined(head, rest) for head, rest in recorded(path)], args.ranks)
+        measure(recorded(path), args.ranks)
 
 
 if __name__ == "__main__":

@@ -121,16 +121,17 @@ class ReportSender:
         self._sequence += 1
         last, steps = training.take()
         moment = {"sequence": self._sequence, "time": time.time(), "now_ns": time.monotonic_ns(), "final": final}
-        lines = [
-            ("head", {**self._own, **self._disk.room(), **moment}),
-            ("stats", {**self._read_stats(), "reports_dropped": self._dropped}),
-            *([("training", last)] if last else []),
-            *(("step", row) for row in steps),
-            *(("operation", row) for row in self._operations.news(final=final)),
-            *(("round", row) for row in self._rounds.news(final=final)),
-            *(("event", event.line()) for event in self._events.take()),
-        ]
-        return b"\n".join(_line(kind, row) for kind, row in lines)
+        stats = {**self._read_stats(), "reports_dropped": self._dropped}
+        more = {
+            "training": last,
+            "steps": steps,
+            "operations": self._operations.news(final=final),
+            "rounds": self._rounds.news(final=final),
+            "events": [event.line() for event in self._events.take()],
+        }
+        more = {name: value for name, value in more.items() if value}
+        said = {**self._own, **self._disk.room(), **moment, "stats": stats, **more}
+        return json.dumps(_rounded(said), separators=(",", ":"), default=str).encode()
 
 
 def _is_ours(path: str) -> bool:
@@ -138,10 +139,6 @@ def _is_ours(path: str) -> bool:
     with contextlib.suppress(OSError):
         return os.stat(path).st_uid in (0, os.getuid())
     return False
-
-
-def _line(kind: str, row: dict[str, Any]) -> bytes:
-    return json.dumps({kind: _rounded(row)}, separators=(",", ":"), default=str).encode()
 
 
 def _rounded(value: Any, name: str = "") -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 from geocomm.metrics import schema
 from geocomm.observe.telemetry.run_store import RunStore
-from support.reports import packed
+from support.reports import line
 
 CITIES = [
     "frankfurt",
@@ -42,7 +42,7 @@ def record(folder: Path, sites: int, ranks: int, begin: float, seconds: int | It
     for second in range(seconds) if isinstance(seconds, int) else seconds:
         own = [(site, site * ranks + rank) for site in range(sites) for rank in range(ranks)]
         said = [_rounded({**_report(names, site, rank, ranks, begin, second), **more}) for site, rank in own]
-        store.add([packed(one) for one in said], begin + second)
+        store.add([line(one).report for one in said], begin + second)
     store.close()
     return folder
 

@@ -23,9 +23,14 @@ from geocomm.group.rendezvous.store_session import Greeting, ProtocolError, Purp
 from geocomm.group.rendezvous.to_collector import rank_socket, site_socket
 from geocomm.group.rendezvous.tunnel import dial
 from geocomm.metrics.report_format import MAX_PACKED_BYTES
-from geocomm.observe.telemetry.report import Head, PackedReport, unpack
-from geocomm.observe.telemetry.report_lines import BadReportError
-from geocomm.observe.telemetry.report_stream import MOST_OF_A_PACKET, ReportPacker, ReportUnpacker
+from geocomm.observe.telemetry.report import (
+    MOST_TOGETHER,
+    BadReportError,
+    Report,
+    ReportLine,
+    ReportPacker,
+    ReportUnpacker,
+)
 from geocomm.observe.telemetry.run_store import RunStore
 from geocomm.security.keys import Keys, KeysError
 
@@ -40,7 +45,7 @@ _PAUSES_S = (1.0, 10.0)
 _WRITE_LIMIT_S = 15.0
 _RETRY_S = 1.0
 _GATHER_S = 0.1
-"""The ranks of a machine report at the same moment: for a packet together, they wait so long."""
+"""The ranks of a machine report at the same moment: they wait for each other, to be compressed together."""
 _READ_BYTES = 64 << 10
 _SITE_LINE_BYTES = 128
 _LOG_INTERVAL_S = 60.0
@@ -75,7 +80,7 @@ class Collector:
         self._folder, self._site, self._store, self._keys = folder, site, store, keys
         self._upstream, self._log = upstream, CalmLog(log, _LOG_INTERVAL_S, 40)
         self._paid_until: dict[tuple[str, int], float] = {}
-        self._waiting: collections.deque[PackedReport] = collections.deque(maxlen=_MOST_WAITING)
+        self._waiting: collections.deque[bytes] = collections.deque(maxlen=_MOST_WAITING)
         self._news = asyncio.Event()
 
     async def serve(self) -> None:
@@ -105,23 +110,23 @@ class Collector:
                     path.unlink(missing_ok=True)
 
     def _take_datagrams(self, receiver: socket.socket) -> None:
-        came: list[PackedReport] = []
+        came: list[ReportLine] = []
         with contextlib.suppress(BlockingIOError):
-            for _ in range(MOST_OF_A_PACKET):
-                if (report := self._read(receiver.recv(MAX_PACKED_BYTES + 1))) is not None:
-                    came.append(report)
+            for _ in range(MOST_TOGETHER):
+                if (line := self._read(receiver.recv(MAX_PACKED_BYTES + 1))) is not None:
+                    came.append(line)
         self._pass_on_later(self._keep(came))
 
-    def _read(self, content: bytes) -> PackedReport | None:
+    def _read(self, content: bytes) -> ReportLine | None:
         try:
-            report = unpack(content)
+            line = ReportLine.unpack(content)
         except BadReportError as error:
             self._refuse(f"a process of this machine: {error}")
             return None
-        if self._site is not None and report.head.site != self._site:
-            self._refuse(f"a rank here says that it is of site {report.head.site}, and this is {self._site}")
+        if self._site is not None and line.report.site != self._site:
+            self._refuse(f"a rank here says that it is of site {line.report.site}, and this is {self._site}")
             return None
-        return report
+        return line
 
     async def _serve_site(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Reports of another site, or of another node of this one, which the hub or leader has made sure of."""
@@ -129,11 +134,11 @@ class Collector:
         try:
             site = (await reader.readuntil(b"\n"))[:_SITE_LINE_BYTES].decode().strip()
             while content := await reader.read(_READ_BYTES):
-                for reports in unpacker.take(content):
-                    for report in reports:
-                        if report.head.site != site:
-                            raise BadReportError(f"it reports for site {report.head.site}")
-                    kept = self._keep(reports)
+                for lines in unpacker.take(content):
+                    for line in lines:
+                        if line.report.site != site:
+                            raise BadReportError(f"it reports for site {line.report.site}")
+                    kept = self._keep(lines)
                     if site == self._site:  # they are of its other nodes
                         self._pass_on_later(kept)
                     await asyncio.sleep(0)  # a flood leaves the others their turn
@@ -144,36 +149,36 @@ class Collector:
         finally:
             writer.close()
 
-    def _pass_on_later(self, reports: Sequence[PackedReport]) -> None:
-        self.counts.dropped += max(0, len(self._waiting) + len(reports) - _MOST_WAITING)
-        self._waiting += reports
-        if reports:
+    def _pass_on_later(self, lines: Sequence[ReportLine]) -> None:
+        self.counts.dropped += max(0, len(self._waiting) + len(lines) - _MOST_WAITING)
+        self._waiting += [line.text for line in lines]
+        if lines:
             self._news.set()
 
     def _refuse(self, why: str) -> None:
         self.counts.refused += 1
         self._log(f"telemetry refused: {why}")
 
-    def _keep(self, reports: Sequence[PackedReport]) -> list[PackedReport]:
+    def _keep(self, lines: Sequence[ReportLine]) -> list[ReportLine]:
         """Those that came in time, and are not too many. They are stored together, or not at all."""
-        kept = [report for report in reports if self._in_time(report.head)]
+        kept = [line for line in lines if self._in_time(line.report)]
         if self._store is not None and kept:
             try:
-                self._store.add(kept, time.time())
+                self._store.add([line.report for line in kept], time.time())
                 self.counts.kept += len(kept)
             except sqlite3.Error as error:
                 self.counts.dropped += len(kept)
                 self._log(f"telemetry is not kept in {self._store.path}: {error}; training goes on. Free room there")
         return kept
 
-    def _in_time(self, head: Head) -> bool:
-        now, key = time.monotonic(), (head.site, head.rank)
+    def _in_time(self, report: Report) -> bool:
+        now, key = time.monotonic(), (report.site, report.rank)
         paid_until = self._paid_until.get(key)
-        if paid_until is None and sum(site == head.site for site, _ in self._paid_until) >= MOST_RANKS_OF_A_SITE:
-            self._refuse(f"site {head.site} has more than {MOST_RANKS_OF_A_SITE} ranks")
+        if paid_until is None and sum(site == report.site for site, _ in self._paid_until) >= MOST_RANKS_OF_A_SITE:
+            self._refuse(f"site {report.site} has more than {MOST_RANKS_OF_A_SITE} ranks")
             return False
         paid_until = max(now, paid_until or now)
-        most = MOST_AT_ONCE - 1 + head.final  # one is left for the last report of a process
+        most = MOST_AT_ONCE - 1 + report.final  # one is left for the last report of a process
         if paid_until - now > most * SHORTEST_INTERVAL_S:
             self.counts.dropped += 1
             return False

@@ -1,37 +1,48 @@
 """A report: what one rank says of itself, once a second.
 
-A report is lines of JSON, compressed with zlib: the head first, then a line for `stats`, `training` and each step,
-operation, round and event. The rank makes it (`metrics.report_sender`); nobody changes it on its way.
+A report is one line of JSON. The rank makes it (`metrics.report_sender`), and sends it compressed with zlib; nobody
+changes it on its way. A connection to another site carries lines in one long zlib stream, flushed after the last one.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from geocomm.core.site import check_site_name
 from geocomm.metrics.report_format import VERSION
-from geocomm.observe.telemetry.report_lines import BadReportError, Line, Row, read_line
 
 MAX_BYTES = 4 << 20
-"""The longest report as lines."""
-MAX_MEMORY_BYTES = 16 << 20
-"""What the lines of a report may take in memory."""
+"""The longest report as a line."""
+MAX_INFLATED_BYTES = 16 << 20
+"""The most that one piece of a connection's stream may inflate to."""
+MOST_TOGETHER = 64
+"""Reports that are compressed, checked or kept together."""
 
-_ROWS = {"step": "steps", "operation": "operations", "round": "rounds", "event": "events"}
-"""Kinds of lines of which a report has any number."""
+Row = dict[str, Any]
 
 
-class Head(BaseModel):
-    """The first line of a report: who says it, and when."""
+class BadReportError(ValueError):
+    """What should be a report is none."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
-    version: int = VERSION
+def _known_version(version: int) -> int:
+    if version != VERSION:
+        raise ValueError(f"it is of version {version}, and this geocomm knows {VERSION}")
+    return version
+
+
+class Report(BaseModel):
+    """What a rank said of itself at one moment."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, ser_json_inf_nan="constants")
+
+    version: Annotated[int, AfterValidator(_known_version)] = VERSION
     site: Annotated[str, AfterValidator(check_site_name)]
     rank: Annotated[int, Field(ge=0, lt=1 << 20)]
     """In the run; in an elastic run, of the site."""
@@ -60,11 +71,6 @@ class Head(BaseModel):
     """On the disk of the run folder, for this user, a minute old at most. None: another rank tells it, or none."""
     disk_size_bytes: Annotated[int, Field(ge=0)] | None = None
     """Of that disk, likewise."""
-
-
-class Report(Head):
-    """What a rank said of itself at one moment."""
-
     stats: Row = {}
     """`geocomm.stats()`. Its counters are totals, so a report that is lost costs nothing but detail."""
     training: Row = {}
@@ -81,52 +87,73 @@ class Report(Head):
 
 
 @dataclass(frozen=True)
-class PackedReport:
-    """A report as it is kept and passed on."""
+class ReportLine:
+    """A report, and the line that it came as."""
 
-    head: Head
-    lines: Sequence[Line]
-    """All of them, that of the head too."""
+    text: bytes
+    report: Report
 
+    @classmethod
+    def read(cls, text: bytes) -> Self:
+        """Raises BadReportError for what is no report, or is too long."""
+        if len(text) > MAX_BYTES or b"\n" in text:
+            raise BadReportError("a report is longer than reports may be, or of several lines")
+        try:
+            return cls(text, Report.model_validate_json(text))
+        except ValidationError as error:
+            raise BadReportError(f"no report: {error.errors()[0]['msg']}") from None
 
-def packed(lines: Sequence[Line]) -> PackedReport:
-    """A report of lines, which are valid each. Raises BadReportError."""
-    kinds = [line.shape.kind for line in lines]
-    if kinds[:1] != ["head"] or kinds.count("head") > 1:
-        raise BadReportError("no report: one head comes first")
-    try:
-        head = Head.model_validate_json(lines[0].text[len(b'{"head":') : -1])
-    except ValidationError as error:
-        raise BadReportError(f"no report: {error.errors()[0]['msg']}") from None
-    if head.version != VERSION:
-        raise BadReportError(f"a report of version {head.version}, and this geocomm knows {VERSION}")
-    return PackedReport(head, lines)
-
-
-def unpack(content: bytes) -> PackedReport:
-    """A report as ranks send it. Raises BadReportError for what is none, or is too long."""
-    unpacker = zlib.decompressobj()
-    try:
-        text = unpacker.decompress(content, MAX_BYTES)
-    except zlib.error as error:
-        raise BadReportError(f"no report: {error}") from None
-    if unpacker.unconsumed_tail or not unpacker.eof:
-        raise BadReportError("a report is cut off, or longer than reports may be")
-    lines = [read_line(line) for line in text.split(b"\n")]
-    if sum(line.shape.memory for line in lines) > MAX_MEMORY_BYTES:
-        raise BadReportError("a report of more numbers than reports may have")
-    return packed(lines)
+    @classmethod
+    def unpack(cls, content: bytes) -> Self:
+        """As ranks send it. Raises BadReportError."""
+        unpacker = zlib.decompressobj()
+        try:
+            text = unpacker.decompress(content, MAX_BYTES + 1)
+        except zlib.error as error:
+            raise BadReportError(f"no report: {error}") from None
+        if not unpacker.eof:
+            raise BadReportError("a report is cut off, or longer than reports may be")
+        return cls.read(text)
 
 
-def report_of(lines: Iterable[Line]) -> Report:
-    """What lines of a report say, which were checked before."""
-    values: dict[str, Any] = {}
-    for line in lines:
-        kind, row = line.shape.kind, line.row
-        if kind == "head":
-            values |= row
-        elif kind in _ROWS:
-            values.setdefault(_ROWS[kind], []).append(row)
-        else:
-            values[kind] = row
-    return Report.model_construct(**values)
+class ReportPacker:
+    """Makes the stream of one connection."""
+
+    def __init__(self) -> None:
+        self._stream = zlib.compressobj()
+
+    def pack(self, waiting: deque[bytes]) -> bytes:
+        """The next piece: the first of the lines that wait, which it takes."""
+        lines = [waiting.popleft() + b"\n" for _ in range(min(len(waiting), MOST_TOGETHER))]
+        return self._stream.compress(b"".join(lines)) + self._stream.flush(zlib.Z_SYNC_FLUSH)
+
+
+class ReportUnpacker:
+    """Reads the stream of one connection, which comes in any pieces."""
+
+    def __init__(self) -> None:
+        self._stream = zlib.decompressobj()
+        self._begun = bytearray()
+
+    def take(self, content: bytes) -> Iterator[list[ReportLine]]:
+        """Reports that are complete now, some at a time. Raises BadReportError: the connection is of no more use."""
+        try:
+            text = self._stream.decompress(content, MAX_INFLATED_BYTES)
+        except zlib.error as error:
+            raise BadReportError(f"no stream of reports: {error}") from None
+        if self._stream.unconsumed_tail or self._stream.eof:
+            raise BadReportError("a stream of reports that ends, or inflates too far")
+        self._begun += text
+        found: list[ReportLine] = []
+        begin = 0
+        while (end := self._begun.find(b"\n", begin)) >= 0:
+            found.append(ReportLine.read(bytes(self._begun[begin:end])))
+            begin = end + 1
+            if len(found) == MOST_TOGETHER:
+                yield found
+                found = []
+        del self._begun[:begin]
+        if len(self._begun) > MAX_BYTES:
+            raise BadReportError("a report is longer than reports may be")
+        if found:
+            yield found

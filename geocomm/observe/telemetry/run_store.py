@@ -3,7 +3,8 @@
 It keeps every report for an hour, one in ten seconds for two days, and one a minute for ever. Counters are totals, so
 what is dropped costs detail and no sum. Operations and rounds are kept for an hour, of events the newest of each site.
 
-Of a report's lines it keeps the numbers, and each shape once, as long as a line has it.
+All is JSON. What is long, `stats` and `details` (operations and rounds), is compressed with zlib: the `sqlite3` command
+shows it with `sqlar_uncompress(stats, 1e7)`.
 """
 
 from __future__ import annotations
@@ -11,24 +12,24 @@ from __future__ import annotations
 import math
 import sqlite3
 import zlib
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic_core import from_json, to_json
+
 from geocomm.core.units import DAY_S
-from geocomm.observe.telemetry.report import PackedReport, Report, report_of
-from geocomm.observe.telemetry.report_lines import Line, Row, Shape
+from geocomm.metrics.report_format import VERSION
+from geocomm.observe.telemetry.report import Report, Row
 
 FILE_NAME = "telemetry.sqlite"
 _APPLICATION_ID = 0x67637465
-_FORMAT = 2
 _KEPT_S = ((3600.0, 10.0), (2 * DAY_S, 60.0))
 """(age, interval): of reports older than `age`, one in `interval` is kept."""
 _FOR_EVER = 1e12
-_DETAILS = ("operation", "round")
-_MOST_SHAPE_BYTES = 16 << 20
-"""Of the shapes that are looked up in memory; and of those on the disk, before it is looked which are needed."""
+_DETAILS = {"operations", "rounds"}
+_APART = {"stats", "events", *_DETAILS}
+"""Fields of a report that have a column, or rows, of their own; `said` has the others."""
 _LOOK_EVERY_S = 3600.0
 _MOST_EVENTS = 100_000
 """Of a site."""
@@ -88,14 +89,9 @@ class RunStore:
         if write:
             self._make()
         self._check()
-        if write:
-            self._db.execute("CREATE INDEX IF NOT EXISTS shapes_by_text ON shapes (shape)")
-        self._number_of: dict[bytes, int] = {}
-        self._shapes: dict[int, Shape] = {}
-        self._shape_bytes = 0
         self._looked_at = 0.0
 
-    def add(self, reports: Sequence[PackedReport], at: float) -> None:
+    def add(self, reports: Sequence[Report], at: float) -> None:
         """Keep reports that came at `at` (Unix seconds), or none of them. Raises sqlite3.Error, such as for a full
         disk."""
         self._db.execute("BEGIN IMMEDIATE")
@@ -106,90 +102,47 @@ class RunStore:
         except BaseException:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
-            self._number_of.clear()
             raise
 
-    def _insert(self, report: PackedReport, at: float) -> None:
-        head = report.head
-        body, details = array("q"), array("q")
-        for shape, numbers in report.lines:
-            number = self._number_of.get(shape.text) or self._add_shape(shape.text)
-            if shape.kind == "event":
-                row = (at, head.site, head.rank, number, numbers.tobytes())
-                self._db.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?)", row)
-            else:
-                said = details if shape.kind in _DETAILS else body
-                said.append(number)
-                said += numbers
+    def _insert(self, report: Report, at: float) -> None:
+        details = report.model_dump_json(include=_DETAILS, exclude_unset=True).encode()
         self._db.execute(
-            "INSERT OR IGNORE INTO reports VALUES (?, ?, ?, ?, ?, ?, ?)",
+            "INSERT OR IGNORE INTO reports VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (
-                *(at, head.site, head.rank, head.process, head.sequence),
-                *(zlib.compress(body, 1), zlib.compress(details, 1) if details else None),
+                *(at, report.site, report.rank, report.process, report.sequence),
+                report.model_dump_json(exclude=_APART, exclude_unset=True),
+                zlib.compress(to_json(report.stats), 1),
+                zlib.compress(details, 1) if report.operations or report.rounds else None,
             ),
         )
-
-    def _add_shape(self, text: bytes) -> int:
-        known = self._db.execute("SELECT number FROM shapes WHERE shape = ?", (text,)).fetchone()
-        number = (
-            known[0] if known else self._db.execute("INSERT INTO shapes (shape) VALUES (?)", (text,)).lastrowid or 0
-        )
-        self._make_room(text)
-        self._number_of[text] = number
-        return number
-
-    def _shape(self, number: int) -> Shape:
-        shape = self._shapes.get(number)
-        if shape is None:
-            (text,) = self._db.execute("SELECT shape FROM shapes WHERE number = ?", (number,)).fetchone()
-            self._make_room(text)
-            shape = self._shapes[number] = Shape(text)
-        return shape
-
-    def _make_room(self, text: bytes) -> None:
-        """For one more shape. Those that were forgotten are read again, or written again."""
-        self._shape_bytes += len(text)
-        if self._shape_bytes > _MOST_SHAPE_BYTES:
-            self._number_of.clear()
-            self._shapes.clear()
-            self._shape_bytes = len(text)
-
-    def _lines(self, packed: bytes, kind: str = "") -> Iterator[Line]:
-        """The lines of a body or details; of one kind alone, where it is named."""
-        numbers = array("q", zlib.decompress(packed))
-        place = 0
-        while place < len(numbers):
-            shape, begin = self._shape(numbers[place]), place + 1
-            place = begin + shape.holes
-            if not kind or shape.kind == kind:
-                yield Line(shape, numbers[begin:place])
-
-    def _report(self, body: bytes, details: bytes | None) -> Report:
-        return report_of([*self._lines(body), *(self._lines(details) if details is not None else ())])
+        for event in report.events:
+            kind = event.get("kind")
+            row = (at, report.site, report.rank, kind if isinstance(kind, str) else "", to_json(event).decode())
+            self._db.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?)", row)
 
     def latest(self, until: float = _FOR_EVER, *, details: bool = False) -> list[Received]:
         """The last report of each rank of each site that came up to `until`; by site and rank. Not of a rank that a
         restart of its site left out. details: with `operations` and `rounds`."""
         rows = self._db.execute(
-            f"WITH RECURSIVE {_WHO} SELECT at, body, {'details' if details else 'NULL'} "
+            f"WITH RECURSIVE {_WHO} SELECT at, said, stats, {'details' if details else 'NULL'} "
             "FROM who JOIN reports ON reports.rowid = (SELECT rowid "
             "FROM reports AS own WHERE own.site = who.site AND own.rank = who.rank AND own.at <= ? "
             "ORDER BY own.at DESC LIMIT 1) ORDER BY reports.site, reports.rank",
             (until,),
         )
-        return _of_last_start([Received(at, self._report(body, packed)) for at, body, packed in rows.fetchall()])
+        return _of_last_start([Received(at, _report(*columns)) for at, *columns in rows.fetchall()])
 
     def reports(
         self, since: float = 0.0, until: float = _FOR_EVER, *, details: bool = False, site: str | None = None
     ) -> Iterator[Received]:
         """Reports that came after `since` and up to `until`, oldest first. details: with `operations` and `rounds`."""
         rows = self._db.execute(
-            f"SELECT at, body, {'details' if details else 'NULL'} FROM reports "
+            f"SELECT at, said, stats, {'details' if details else 'NULL'} FROM reports "
             "WHERE at > ? AND at <= ? AND (? IS NULL OR site = ?) ORDER BY at",
             (since, until, site, site),
         )
-        for at, body, packed in rows:
-            yield Received(at, self._report(body, packed))
+        for at, *columns in rows:
+            yield Received(at, _report(*columns))
 
     def sampled(self, since: float, until: float, interval_s: float) -> Iterator[Received]:
         """Of each rank's reports after `since` and up to `until`, the last one of each interval; oldest first.
@@ -197,14 +150,14 @@ class RunStore:
         rows = self._db.execute(
             f"WITH RECURSIVE {_WHO}, ends(at) AS (SELECT (CAST(:since / :interval AS INTEGER) + 1) * :interval "
             "UNION ALL SELECT at + :interval FROM ends WHERE at <= :until) "
-            "SELECT reports.at, body FROM who JOIN ends JOIN reports ON reports.rowid = (SELECT rowid "
+            "SELECT reports.at, said, stats FROM who JOIN ends JOIN reports ON reports.rowid = (SELECT rowid "
             "FROM reports AS own WHERE own.site = who.site AND own.rank = who.rank AND own.at < ends.at "
             "AND own.at >= ends.at - :interval AND own.at > :since AND own.at <= :until ORDER BY own.at DESC LIMIT 1) "
             "ORDER BY reports.at",
             {"since": since, "until": until, "interval": interval_s},
         )
-        for at, body in rows:
-            yield Received(at, self._report(body, None))
+        for at, *columns in rows:
+            yield Received(at, _report(*columns))
 
     def span(self) -> tuple[float, float] | None:
         """When the first report came, and the last; None: there is none yet."""
@@ -235,9 +188,9 @@ class RunStore:
             "ORDER BY at",
             (since, until),
         )
-        for at, site, rank, process, packed in reports:
-            for line in self._lines(packed, kind.removesuffix("s")):
-                yield at, Rank(site, rank, process), line.row
+        for at, site, rank, process, text in reports:
+            for row in _read(text).get(kind, ()):
+                yield at, Rank(site, rank, process), row
 
     def newest(self, kind: str, rank: Rank, until: float = _FOR_EVER) -> Iterator[Row]:
         """The same of one process, the newest first."""
@@ -247,8 +200,8 @@ class RunStore:
             f"AND {column} IS NOT NULL ORDER BY at DESC",
             (rank.site, rank.rank, rank.process, until),
         )
-        for (packed,) in reports:
-            yield from (line.row for line in reversed(list(self._lines(packed, kind.removesuffix("s")))))
+        for (text,) in reports:
+            yield from reversed(_read(text).get(kind, ()))
 
     def events(
         self, since: float = 0.0, until: float = _FOR_EVER, *, site: str | None = None, kind: str = ""
@@ -257,15 +210,12 @@ class RunStore:
         site or kind alone, where it is named. Each is read when it is asked for."""
         of_site, its_name = ("", ()) if site is None else ("AND site = ? ", (site,))
         rows = self._db.execute(
-            "SELECT at, site, rank, shape, numbers FROM events "
-            f"WHERE at > ? AND at <= ? {of_site}ORDER BY at DESC, rowid DESC",
-            (since, until, *its_name),
+            "SELECT at, site, rank, said FROM events "
+            f"WHERE at > ? AND at <= ? AND (? = '' OR kind = ?) {of_site}ORDER BY at DESC, rowid DESC",
+            (since, until, kind, kind, *its_name),
         )
-        named = f'"kind":"{kind}"'.encode() if kind else b""
-        for at, own, rank, shape, numbers in rows:
-            line = Line(self._shape(shape), array("q", numbers))
-            if named in line.text:
-                yield {**line.row, "at": at, "site": own, "rank": rank}
+        for at, own, rank, said in rows:
+            yield {**_read(said), "at": at, "site": own, "rank": rank}
 
     def thin(self, now: float, back_s: float = math.inf) -> None:
         """Drop what is too old to be kept in full. back_s: how far back from each age to look, where what is older was
@@ -284,7 +234,6 @@ class RunStore:
         if now - self._looked_at >= _LOOK_EVERY_S:
             self._looked_at = now
             self._drop_events()
-            self._drop_shapes()
 
     def _drop_events(self) -> None:
         """Drop the oldest of sites that have too many."""
@@ -294,30 +243,6 @@ class RunStore:
                 "LIMIT 1 OFFSET ?)",
                 (site, site, _MOST_EVENTS - 1),
             )
-
-    def _drop_shapes(self) -> None:
-        """Drop the shapes that no line has any more, where all take much room."""
-        (size,) = self._db.execute("SELECT total(length(shape)) FROM shapes").fetchone()
-        if size <= _MOST_SHAPE_BYTES:
-            return
-        used = {number for (number,) in self._db.execute("SELECT DISTINCT shape FROM events")}
-        for body, details in self._db.execute("SELECT body, details FROM reports"):
-            used |= {number for packed in (body, details) if packed is not None for number in self._numbers_of(packed)}
-        # The last one stays, since its number would be given again, to a shape that readers do not know.
-        numbers = self._db.execute("SELECT number FROM shapes WHERE number < (SELECT max(number) FROM shapes)")
-        unused = [(number,) for (number,) in numbers if number not in used]
-        self._db.executemany("DELETE FROM shapes WHERE number = ?", unused)
-        self._number_of.clear()
-        self._shapes.clear()
-        self._shape_bytes = 0
-
-    def _numbers_of(self, packed: bytes) -> Iterator[int]:
-        """Of the shapes of a body or details."""
-        numbers = array("q", zlib.decompress(packed))
-        place = 0
-        while place < len(numbers):
-            yield numbers[place]
-            place += 1 + self._shape(numbers[place]).holes
 
     def close(self) -> None:
         """Give the file back."""
@@ -329,16 +254,15 @@ class RunStore:
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.executescript(
             "BEGIN IMMEDIATE;"
-            "CREATE TABLE reports (at REAL, site TEXT, rank INTEGER, process TEXT, sequence INTEGER, body BLOB, "
-            "details BLOB, UNIQUE (site, rank, process, sequence)) STRICT;"
+            "CREATE TABLE reports (at REAL, site TEXT, rank INTEGER, process TEXT, sequence INTEGER, said TEXT, "
+            "stats BLOB, details BLOB, UNIQUE (site, rank, process, sequence)) STRICT;"
             "CREATE INDEX reports_at ON reports (at);"
             "CREATE INDEX reports_of_rank ON reports (site, rank, at);"
-            "CREATE TABLE events (at REAL, site TEXT, rank INTEGER, shape INTEGER, numbers BLOB) STRICT;"
+            "CREATE TABLE events (at REAL, site TEXT, rank INTEGER, kind TEXT, said TEXT) STRICT;"
             "CREATE INDEX events_at ON events (at);"
             "CREATE INDEX events_of_site ON events (site, at);"
-            "CREATE TABLE shapes (number INTEGER PRIMARY KEY, shape BLOB) STRICT;"
             f"PRAGMA application_id={_APPLICATION_ID};"
-            f"PRAGMA user_version={_FORMAT};"
+            f"PRAGMA user_version={VERSION};"
             "COMMIT;"
         )
 
@@ -347,9 +271,12 @@ class RunStore:
         found, version = (
             self._db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
         )
-        if (found, version) != (_APPLICATION_ID, _FORMAT):
+        if (found, version) != (_APPLICATION_ID, VERSION):
             self.close()
-            raise NoStoreError(f"{self.path} is no run store of this version of geocomm: name another folder")
+            raise NoStoreError(
+                f"{self.path} is no run store of this version of geocomm (format {version}, not {VERSION}): move the "
+                "file away or name another folder for a new run; the version that wrote it reads it"
+            )
 
 
 def _of_last_start(found: list[Received]) -> list[Received]:
@@ -360,5 +287,14 @@ def _of_last_start(found: list[Received]) -> list[Received]:
     return [one for one in found if one.report.time >= started[one.report.site]]
 
 
+def _report(said: str, stats: bytes, details: bytes | None = None) -> Report:
+    return Report.model_construct(**_read(said), stats=_read(stats), **(_read(details) if details else {}))
+
+
+def _read(text: str | bytes) -> Row:
+    """The JSON of a column; of a BLOB, compressed."""
+    return from_json(text if isinstance(text, str) else zlib.decompress(text))
+
+
 def _column_of(kind: str) -> str:
-    return "details" if kind.removesuffix("s") in _DETAILS else "body"
+    return "details" if kind in _DETAILS else "said"

@@ -21,7 +21,7 @@ from geocomm.group.rendezvous.tunnel import dial
 from geocomm.metrics.report_format import VERSION
 from geocomm.observe.telemetry import collector as collector_module
 from geocomm.observe.telemetry.collector import Collector
-from geocomm.observe.telemetry.report import MAX_BYTES, MAX_MEMORY_BYTES
+from geocomm.observe.telemetry.report import MAX_BYTES, MAX_INFLATED_BYTES
 from geocomm.observe.telemetry.run_store import RunStore
 from geocomm.security.keys import Keys
 from support import reports
@@ -36,11 +36,10 @@ def text(sequence: int, site: str = "a", rank: int = 0, process: str = "01234567
     return reports.text({**own, "time": 1.0, "now_ns": 1, **more})
 
 
-def packet(content: bytes) -> bytes:
-    """The first packet of a stream."""
-    stream = zlib.compressobj()
-    made = stream.compress(content) + stream.flush(zlib.Z_SYNC_FLUSH)
-    return len(made).to_bytes(4, "little") + made
+def sent(content: bytes) -> bytes:
+    """What begins a connection."""
+    packer = zlib.compressobj()
+    return packer.compress(content) + packer.flush(zlib.Z_SYNC_FLUSH)
 
 
 @contextlib.asynccontextmanager
@@ -123,16 +122,15 @@ def test_reports_of_a_sites_other_node_reach_the_leader_by_way_of_its_first(tmp_
 def test_a_site_cannot_report_for_another_and_what_is_no_report_is_refused(tmp_path: Path) -> None:
     keys = make_keys(tmp_path / "keys", "abc")
     bad = {
-        "for another": packet(text(1, "c") + b"\n\n"),
-        "the second for another": packet(text(1, "b") + b"\n\n" + text(1, "c") + b"\n\n"),
-        "no JSON": packet(b"{\n\n"),
-        "a path for a name": packet(text(1, "../b") + b"\n\n"),
-        "too long": packet(b" " * (MAX_MEMORY_BYTES + 1)),
+        "for another": sent(text(1, "c") + b"\n"),
+        "the second for another": sent(text(1, "b") + b"\n" + text(1, "c") + b"\n"),
+        "no JSON": sent(b"{\n"),
+        "a path for a name": sent(text(1, "../b") + b"\n"),
+        "too far": sent(b" " * (MAX_INFLATED_BYTES + 1)),
+        "a line without an end": sent(b" " * (MAX_BYTES + 1)),
         "no zlib": b"\x04\0\0\0abcd",
-        "a packet of 4 GB": b"\xff" * 64,
-        "a later version": packet(text(1, "b").replace(b'"version":2', b'"version":3') + b"\n\n"),
-        "an edit of nothing": packet(b"0 a 1\n\n"),
-        "a report without an end": packet(text(1, "b")),
+        "a later version": sent(text(1, "b", version=VERSION + 1) + b"\n"),
+        "an end": zlib.compress(text(1, "b") + b"\n"),
     }
 
     async def work() -> None:
@@ -160,7 +158,7 @@ def test_a_site_cannot_report_for_another_and_what_is_no_report_is_refused(tmp_p
             await until(lambda: collector.counts.refused == len(bad) + 6, "datagrams")
             assert not list(store.reports())
             stream, _ = await dial(place.address, keys["b"], Greeting(Purpose.TELEMETRY, bytes(16), 0, "telemetry"))
-            await stream.write(packet(text(5, "b") + b"\n\n"))
+            await stream.write(sent(text(5, "b") + b"\n"))
             await until(lambda: sequences(store, "b") == [5], "a good one still comes")
             stream.close()
 

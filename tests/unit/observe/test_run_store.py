@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+import sqlite3
+import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from geocomm.core.units import DAY_S
 from geocomm.observe.telemetry import run_store
-from geocomm.observe.telemetry.report import Report
+from geocomm.observe.telemetry.report import BadReportError, Report
 from geocomm.observe.telemetry.run_store import NoStoreError, RunStore
 from support.reports import keep
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda some: st.lists(some, max_size=5) | st.dictionaries(st.text(max_size=5), some, max_size=5),
+    max_leaves=20,
+)
 
 
 def report(sequence: int, site: str = "a", rank: int = 0, **more: Any) -> Report:
@@ -70,28 +83,53 @@ def test_a_folder_without_telemetry_and_another_file_are_refused_in_words(tmp_pa
         RunStore(tmp_path)
 
 
-def test_any_number_of_shapes_is_read_again_by_others_and_after_a_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_store, "_MOST_SHAPE_BYTES", 300)
-    reader = None
-    said = [{"n" * (1 + i % 5): i, "kind": f"x{i}", "share": i / 7} for i in range(20)]
-    for i, stats in enumerate(said):
-        store = RunStore(tmp_path, write=True)
-        reader = reader or RunStore(tmp_path)
-        keep(store, report(i, stats=stats, events=[stats]), float(i + 1))
-        store.close()
-    assert reader is not None
-    assert [one.report.stats for one in reader.reports()] == said
-    assert [{name: row[name] for name in said[0] if name in row}["kind"] for row in reader.events()] == [
-        stats["kind"] for stats in reversed(said)
-    ]
+def test_a_store_of_another_format_is_refused_in_words_and_stays_as_it_is(tmp_path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / "telemetry.sqlite")) as old:
+        old.executescript(
+            "CREATE TABLE shapes (number INTEGER PRIMARY KEY, shape BLOB) STRICT;"
+            "PRAGMA application_id=0x67637465; PRAGMA user_version=2;"
+        )
+    before = (tmp_path / "telemetry.sqlite").read_bytes()
+    for write in (False, True):
+        with pytest.raises(NoStoreError, match=r"format 2, not 3.*move the file away"):
+            RunStore(tmp_path, write=write)
+    assert (tmp_path / "telemetry.sqlite").read_bytes() == before
 
 
-def test_events_and_shapes_that_never_end_are_dropped_and_what_is_kept_is_read_as_before(
+@pytest.mark.skipif(shutil.which("sqlite3") is None, reason="needs sqlite3 (apt install sqlite3)")
+def test_a_person_reads_the_file_with_the_sqlite3_command(tmp_path: Path) -> None:
+    store = RunStore(tmp_path, write=True)
+    said: dict[str, Any] = {"training": {"loss": 2.5}, "stats": {"operations": 7}, "operations": [{"number": 1}]}
+    keep(store, report(1, **said, events=[{"kind": "checkpoint", "step": 9}]), 1.0)
+    for query, answer in (
+        ("SELECT site, said ->> '$.training.loss' FROM reports", "a|2.5"),
+        ("SELECT sqlar_uncompress(stats, 1e7) FROM reports", '{"operations":7}'),
+        ("SELECT sqlar_uncompress(details, 1e7) FROM reports", '{"operations":[{"number":1}]}'),
+        ("SELECT kind, said FROM events", 'checkpoint|{"kind":"checkpoint","step":9}'),
+    ):
+        file = str(tmp_path / "telemetry.sqlite")
+        assert (
+            subprocess.run(["sqlite3", file, query], check=True, capture_output=True).stdout.decode().strip() == answer
+        )
+
+
+@given(st.dictionaries(st.text(max_size=5), VALUES, max_size=5))
+def test_what_is_kept_is_what_was_said(said: dict[str, Any]) -> None:
+    with tempfile.TemporaryDirectory() as folder, contextlib.closing(RunStore(Path(folder), write=True)) as store:
+        try:
+            keep(store, report(1, stats=said, training=said, operations=[said], events=[said]), 1.0)
+        except BadReportError:
+            return  # half of a surrogate pair
+        (kept,) = [one.report for one in store.reports(details=True)]
+        (event,) = store.events()
+    own = {"at": 1.0, "site": "a", "rank": 0}
+    for found in (kept.stats, kept.training, kept.operations[0], event):
+        assert repr(found | own) == repr(said | own)  # not a number is not equal to itself
+
+
+def test_events_that_never_end_are_dropped_and_what_is_kept_is_read_as_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_store, "_MOST_SHAPE_BYTES", 3000)
     monkeypatch.setattr(run_store, "_MOST_EVENTS", 10)
     store, now = RunStore(tmp_path, write=True), 10 * DAY_S
     said = [{"kind": f"kind{i}", "n": i} for i in range(200)]
@@ -104,11 +142,6 @@ def test_events_and_shapes_that_never_end_are_dropped_and_what_is_kept_is_read_a
     assert [row["n"] for row in store.events(site="a")] == list(range(199, 189, -1))
     assert [row["n"] for row in store.events(site="b")] == [199, 198, 197, 196]
     assert [one.report.stats["n"] for one in store.latest()] == [199, 199]
-    shapes = store._db.execute("SELECT count(*), count(DISTINCT shape) FROM shapes").fetchone()
-    assert shapes[0] == shapes[1] < 40
-    other = RunStore(tmp_path, write=True)
-    keep(other, report(1000, stats=said[0], events=[said[0]]), now)
-    assert next(store.events(site="a"))["kind"] == "kind0"
 
 
 def test_events_are_read_newest_first_of_a_time_a_site_and_a_kind(tmp_path: Path) -> None:
