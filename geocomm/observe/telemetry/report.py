@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, InstanceOf, ValidationError
+from pydantic_core import from_json
 
 from geocomm.core.site import check_site_name
 from geocomm.metrics.report_format import VERSION
@@ -71,18 +72,18 @@ class Report(BaseModel):
     """On the disk of the run folder, for this user, a minute old at most. None: another rank tells it, or none."""
     disk_size_bytes: Annotated[int, Field(ge=0)] | None = None
     """Of that disk, likewise."""
-    stats: Row = {}
+    stats: InstanceOf[Row] = {}
     """`geocomm.stats()`. Its counters are totals, so a report that is lost costs nothing but detail."""
-    training: Row = {}
+    training: InstanceOf[Row] = {}
     """`geocomm.report_step`: the last step and its numbers, totals, `losses` (`metrics.loss_window`), and
     `held_out_loss` of the last evaluation."""
-    steps: list[Row] = []
+    steps: list[InstanceOf[Row]] = []
     """Steps that ended since the report before: `step`, `ended_ns`, `seconds` and what is known of its parts."""
-    operations: list[Row] = []
+    operations: list[InstanceOf[Row]] = []
     """Rows of `geocomm.op_log()` that ended since the report before, and those under way."""
-    rounds: list[Row] = []
+    rounds: list[InstanceOf[Row]] = []
     """Rounds of local steps, likewise."""
-    events: list[Row] = []
+    events: list[InstanceOf[Row]] = []
     """`geocomm.metrics.events` since the report before."""
 
 
@@ -99,9 +100,11 @@ class ReportLine:
         if len(text) > MAX_BYTES or b"\n" in text:
             raise BadReportError("a report is longer than reports may be, or of several lines")
         try:
-            return cls(text, Report.model_validate_json(text))
+            return cls(text, Report.model_validate(from_json(text)))  # less work than model_validate_json
         except ValidationError as error:
             raise BadReportError(f"no report: {error.errors()[0]['msg']}") from None
+        except ValueError as error:
+            raise BadReportError(f"no report: {error}") from None
 
     @classmethod
     def unpack(cls, content: bytes) -> Self:

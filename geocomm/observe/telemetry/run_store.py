@@ -27,7 +27,7 @@ _APPLICATION_ID = 0x67637465
 _KEPT_S = ((3600.0, 10.0), (2 * DAY_S, 60.0))
 """(age, interval): of reports older than `age`, one in `interval` is kept."""
 _FOR_EVER = 1e12
-_DETAILS = {"operations", "rounds"}
+_DETAILS = ("operations", "rounds")
 _APART = {"stats", "events", *_DETAILS}
 """Fields of a report that have a column, or rows, of their own; `said` has the others."""
 _LOOK_EVERY_S = 3600.0
@@ -105,14 +105,14 @@ class RunStore:
             raise
 
     def _insert(self, report: Report, at: float) -> None:
-        details = report.model_dump_json(include=_DETAILS, exclude_unset=True).encode()
+        details = {name: rows for name in _DETAILS if (rows := getattr(report, name))}
         self._db.execute(
             "INSERT OR IGNORE INTO reports VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 *(at, report.site, report.rank, report.process, report.sequence),
                 report.model_dump_json(exclude=_APART, exclude_unset=True),
                 zlib.compress(to_json(report.stats), 1),
-                zlib.compress(details, 1) if report.operations or report.rounds else None,
+                zlib.compress(to_json(details), 1) if details else None,
             ),
         )
         for event in report.events:
