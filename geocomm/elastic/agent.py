@@ -199,6 +199,14 @@ class Agent:
         here = (Standing.READY, Standing.JOINING)
         return [name for name, one in self._view.state.sites.items() if one.standing in here and name != self.site]
 
+    def counted(self) -> dict[str, float]:
+        """What it counts of its own work, by the names of `metrics.own_counters`."""
+        leader = self._view.leader
+        counted: dict[str, float] = {"agent_connections": self._view.link.connections}
+        if leader is not None:
+            counted |= {"leader_entries": leader.entries, "leader_commit_seconds": leader.commit_seconds}
+        return counted
+
     def ask_ranks_to_leave(self) -> bool:
         """Have the ranks offer what has not counted yet, and the site leave once it has. Whether there are any that
         can."""

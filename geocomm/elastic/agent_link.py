@@ -135,6 +135,8 @@ class LeaderLink:
     ) -> None:
         self._leader, self._keys = leader, keys
         self._hello, self._take, self._lost, self._log = hello, take, lost, log
+        self.connections = 0
+        """Made so far."""
         self._lines: LineStream | None = None
         self._moved = asyncio.Event()
 
@@ -189,6 +191,7 @@ class LeaderLink:
     async def _connection(self) -> AsyncGenerator[LineStream]:
         stream, _ = await dial(self._leader, self._keys, Greeting(Purpose.RUN, bytes(16), 0, "run"))
         self._lines = lines = LineStream(stream)
+        self.connections += 1
         try:
             lines.say(self._hello(lines.own_host))
             yield lines

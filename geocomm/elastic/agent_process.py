@@ -36,6 +36,7 @@ from geocomm.journal.entries import Record, line_of
 from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
 from geocomm.journal.run_state import RunState
 from geocomm.journal.sequencer_events import DealtSet, Terms
+from geocomm.metrics.own_counters import keep_counters
 from geocomm.security.keys import Keys, KeysError
 
 DEFAULT_PORT = 29400
@@ -208,6 +209,7 @@ async def _run_once(
     works = [
         Doorway(begun.listener, keys, agent.serve_connection, log).serve(),
         leadership.watch(begun, journal, agent.hear_of_leader),
+        keep_counters(store.run_dir, "agent", agent.counted),
     ]
     if leader is not None:
         works += [leader.lead(), agent.tell_others()]

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import secrets
+import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -95,6 +97,8 @@ class Leader:
         self._news = asyncio.Event()
         self._terms = terms
         self._known, self._log = known, log
+        self.entries, self.commit_seconds = 0, 0.0
+        """Entries that were committed so far, and how long that took."""
         state = journal.state()
         state.term = max(state.term, term)
         start = known.next_start()
@@ -323,7 +327,8 @@ class Leader:
         waiting, written = Waiting(self._log), False
         while not written:
             try:
-                await asyncio.to_thread(self._shared.append, entry, self._journal.head)
+                with self._counted():
+                    await asyncio.to_thread(self._shared.append, entry, self._journal.head)
                 written = True
             except EtcdAwayError as error:
                 waiting.tell(
@@ -351,10 +356,21 @@ class Leader:
         for line in self._journal.lines(first, last):
             yield f'{{"entry":{line},"kind":"entry"}}'
 
+    @contextlib.contextmanager
+    def _counted(self) -> Generator[None]:
+        """Count the time of what is done within as that of a commit."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.commit_seconds += time.monotonic() - began
+
     def _do(self, action: Action) -> None:
         match action:
             case Append():
-                self._journal.append(action.entry, self._journal.head)
+                with self._counted():
+                    self._journal.append(action.entry, self._journal.head)
+                self.entries += 1
                 if isinstance(action.entry, Kept):
                     forgetting = asyncio.create_task(forget(self._journal.path, self.state, self._log))
                     self._works.add(forgetting)

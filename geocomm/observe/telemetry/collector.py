@@ -13,7 +13,7 @@ import socket
 import sqlite3
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from geocomm.core.addresses import HubAddress, own_folder
@@ -22,6 +22,7 @@ from geocomm.core.patience import pauses
 from geocomm.group.rendezvous.store_session import Greeting, ProtocolError, Purpose, Refused
 from geocomm.group.rendezvous.to_collector import rank_socket, site_socket
 from geocomm.group.rendezvous.tunnel import dial
+from geocomm.metrics.own_counters import keep_counters
 from geocomm.metrics.report_format import MAX_PACKED_BYTES
 from geocomm.observe.telemetry.report import (
     MOST_TOGETHER,
@@ -103,11 +104,15 @@ class Collector:
             loop.add_reader(receiver, self._take_datagrams, receiver)
             try:
                 async with server:
-                    await asyncio.gather(self._thin_forever(), self._pass_on_forever())
+                    counting = keep_counters(self._folder, "collector", self._counted)
+                    await asyncio.gather(self._thin_forever(), self._pass_on_forever(), counting)
             finally:
                 loop.remove_reader(receiver)
                 for path in (ranks, sites):
                     path.unlink(missing_ok=True)
+
+    def _counted(self) -> dict[str, float]:
+        return {f"collector_reports_{name}": number for name, number in asdict(self.counts).items()}
 
     def _take_datagrams(self, receiver: socket.socket) -> None:
         came: list[ReportLine] = []

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from geocomm._version import __version__
 from geocomm.journal.run_state import SiteRecord, Standing
 from geocomm.metrics.events import KINDS
+from geocomm.metrics.own_counters import COUNTERS
 from geocomm.observe.telemetry.last_reports import Life
 from geocomm.observe.telemetry.metric_expressions import Labels, Samples
 from geocomm.observe.telemetry.overview import Overview
@@ -161,6 +162,8 @@ def metric_rows(seen: Overview, folder: StoreFolder) -> Iterator[MetricRow]:
     at = (folder.site,) if folder.site else ()
     yield MetricRow("geocomm_disk_free_bytes", "free bytes of the run store's disk", own, [(at, folder.free_bytes)])
     yield MetricRow("geocomm_disk_size_bytes", "size of the run store's disk", own, [(at, folder.size_bytes)])
+    for name, text in COUNTERS.items():
+        yield MetricRow(f"geocomm_{name}", text, own, [(at, folder.counters.get(name))], counter=True)
     if folder.site:
         yield MetricRow(
             "geocomm_leader_in_doubt",

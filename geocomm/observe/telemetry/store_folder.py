@@ -16,6 +16,7 @@ from geocomm.journal.entries import BadLineError
 from geocomm.journal.journal import FILE_NAME as JOURNAL
 from geocomm.journal.journal import NoJournalError, RunReader
 from geocomm.journal.run_state import SiteRecord, Standing
+from geocomm.metrics.own_counters import counters_in
 
 COLLECTOR_LOCK = "collector.lock"
 """A collector holds it, and sets its time when it starts."""
@@ -42,6 +43,8 @@ class StoreFolder:
     """By site of an elastic run that deals data: dealt to it, and not counted yet."""
     undealt_tokens: int | None = None
     """What this site, which leads such a run, is still to deal of the pass."""
+    counters: Mapping[str, float] = field(default_factory=dict[str, float])
+    """What the collector and the agent count of their own work (`metrics.own_counters`)."""
 
     @property
     def left_tokens(self) -> int | None:
@@ -59,7 +62,7 @@ class StoreFolder:
             disk = shutil.disk_usage(folder)
             free, size = disk.free, disk.free + disk.used
         undealt = undealt_tokens(folder) if members else None
-        return cls(free, size, members, started, site, lacks, bool(doubt(folder)), dealt, undealt)
+        return cls(free, size, members, started, site, lacks, bool(doubt(folder)), dealt, undealt, counters_in(folder))
 
     def has_left(self, site: str) -> bool:
         """Whether the site is no member any more."""

@@ -16,6 +16,7 @@ from geocomm.elastic.rank_socket import socket_path
 from geocomm.journal.entries import Away, Join, hash_of, line_of
 from geocomm.journal.journal import FILE_NAME, SqliteJournal
 from geocomm.journal.run_state import Standing
+from geocomm.metrics.own_counters import counters_in
 from support.elastic_sites import ElasticSite, ElasticSites
 from support.hub_support import make_keys
 from support.small_disk import small_disk
@@ -72,6 +73,9 @@ def test_the_leader_is_killed_and_no_entry_is_lost(tmp_path: Path) -> None:
             after = [hash_of(entry) for entry in sites["a"].entries()]
             for chain in before.values():
                 assert after[: len(chain)] == chain
+        sites.until(lambda: counters_in(sites["b"].folder)["agent_connections"] > 1, "b counts that it came back")
+        sites.until(lambda: counters_in(sites["a"].folder)["leader_entries"] > 0, "the leader counts what it commits")
+        assert counters_in(sites["a"].folder)["leader_commit_seconds"] > 0
         assert_one_chain(sites)
 
 

@@ -18,6 +18,7 @@ from geocomm.core.addresses import HubAddress
 from geocomm.group.rendezvous.store_session import Greeting, Purpose, Refused
 from geocomm.group.rendezvous.to_collector import rank_socket
 from geocomm.group.rendezvous.tunnel import dial
+from geocomm.metrics import own_counters
 from geocomm.metrics.report_format import VERSION
 from geocomm.observe.telemetry import collector as collector_module
 from geocomm.observe.telemetry.collector import Collector
@@ -73,6 +74,7 @@ def sequences(store: RunStore, site: str) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def at_any_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_counters, "_EVERY_S", 0.1)
     monkeypatch.setattr(collector_module, "SHORTEST_INTERVAL_S", 0.0)
 
 
@@ -157,6 +159,9 @@ def test_a_site_cannot_report_for_another_and_what_is_no_report_is_refused(tmp_p
                 send(tmp_path / "hub", content)
             await until(lambda: collector.counts.refused == len(bad) + 6, "datagrams")
             assert not list(store.reports())
+            counted = {"kept": 0, "refused": len(bad) + 6, "dropped": 0}
+            written = {f"collector_reports_{name}": number for name, number in counted.items()}
+            await until(lambda: own_counters.counters_in(tmp_path / "hub") == written, "it counts these")
             stream, _ = await dial(place.address, keys["b"], Greeting(Purpose.TELEMETRY, bytes(16), 0, "telemetry"))
             await stream.write(sent(text(5, "b") + b"\n"))
             await until(lambda: sequences(store, "b") == [5], "a good one still comes")

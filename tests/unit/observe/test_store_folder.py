@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from geocomm.elastic.known_agents import tell_led, write_about
 from geocomm.journal.entries import Data, Deal, Genesis, Join, Left, Ready
 from geocomm.journal.journal import FILE_NAME, SqliteJournal
 from geocomm.journal.run_state import Standing
+from geocomm.metrics.own_counters import keep_counters
 from geocomm.observe.telemetry.overview import overview
-from geocomm.observe.telemetry.prometheus_text import metric_rows
+from geocomm.observe.telemetry.prometheus_text import metric_rows, samples
 from geocomm.observe.telemetry.run_store import RunStore
 from geocomm.observe.telemetry.store_folder import COLLECTOR_LOCK, StoreFolder
 
@@ -62,6 +66,29 @@ def test_folder_of_another_run_has_no_members_but_a_disk_and_the_start_of_its_co
     assert found.free_bytes is not None
     assert found.size_bytes is not None
     assert 0 < found.free_bytes <= found.size_bytes
+
+
+def test_counters_of_all_processes_of_the_folder_are_in_metrics_once_they_are_written(tmp_path: Path) -> None:
+    refused = 0
+
+    def read() -> dict[str, float]:
+        nonlocal refused
+        refused += 1
+        return {"collector_reports_refused": refused}
+
+    async def keep() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await keep_counters(tmp_path, "collector", read)
+
+    asyncio.run(keep())
+    (tmp_path / "counters-agent.json").write_text('{"leader_entries": 7}')
+    (tmp_path / "counters-torn.json").write_text('{"lea')
+    RunStore(tmp_path, write=True).close()
+    found = samples(overview(RunStore(tmp_path), 1.0), StoreFolder.look(tmp_path))
+    assert found["geocomm_collector_reports_refused_total"] == {(): 1.0}
+    assert found["geocomm_leader_entries_total"] == {(): 7.0}
+    assert not found["geocomm_agent_connections_total"], "nobody has counted it"
 
 
 def test_folder_that_is_gone_tells_nothing(tmp_path: Path) -> None:

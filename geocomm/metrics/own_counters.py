@@ -1,0 +1,40 @@
+"""What agents and collectors count of their own work: each has a file in its folder, which `/metrics` reads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+COUNTERS = {
+    "collector_reports_kept": "Reports that the collector beside this run store has kept since it started",
+    "collector_reports_refused": "Reports that this collector has refused: no reports, or of another site",
+    "collector_reports_dropped": "Reports that this collector has dropped: too many, or neither kept nor passed on",
+    "agent_connections": "Connections of this site's agent to the leader; each after the first is a reconnection",
+    "leader_entries": "Journal entries that this site's agent has committed as the leader",
+    "leader_commit_seconds": "Seconds that this site's agent took to commit these entries, etcd's part included",
+}
+"""Name without `geocomm_` and `_total`, and help."""
+_EVERY_S = 5.0
+
+
+async def keep_counters(folder: Path, process: str, read: Callable[[], Mapping[str, float]]) -> None:
+    """Write what a process counts to its file in `folder`, until cancelled."""
+    path = folder / f"counters-{process}.json"
+    while True:
+        with contextlib.suppress(OSError):  # a full disk: the next time
+            path.with_suffix(".part").write_text(json.dumps(read()))
+            os.replace(path.with_suffix(".part"), path)
+        await asyncio.sleep(_EVERY_S)
+
+
+def counters_in(folder: Path) -> dict[str, float]:
+    """What the processes of a folder wrote last, by name."""
+    found: dict[str, float] = {}
+    for path in folder.glob("counters-*.json"):
+        with contextlib.suppress(OSError, ValueError):
+            found |= json.loads(path.read_text())
+    return found
