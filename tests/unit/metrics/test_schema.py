@@ -9,11 +9,12 @@ import pytest
 
 from geocomm.metrics import schema
 from geocomm.metrics.counters import stats
+from geocomm.metrics.own_counters import COUNTERS
 from geocomm.metrics.schema import Kind
 from support.metric_help import leans_on_another
 
 DOCS = Path(__file__).parents[3] / "docs"
-AT_THE_PAGE = {"geocomm_bottleneck_seconds"}
+AT_THE_PAGE = {"geocomm_bottleneck_seconds", *(f"geocomm_{name}_total" for name in COUNTERS)}
 """Of all sites, from `geocomm dashboard` (tests/unit/observe)."""
 # A contract: dashboards and alerts name them.
 AT_THE_ENDPOINT = {
