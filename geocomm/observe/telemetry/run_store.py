@@ -286,7 +286,8 @@ def _of_last_start(found: list[Received]) -> list[Received]:
 
 
 def _report(said: str, stats: str, details: str | None = None) -> Report:
-    return Report.model_construct(**from_json(said), stats=from_json(stats), **(from_json(details) if details else {}))
+    values: Row = {**from_json(said), "stats": from_json(stats), **(from_json(details) if details else {})}
+    return Report.model_construct(**values)
 
 
 def _column_of(kind: str) -> str:
