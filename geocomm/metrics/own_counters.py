@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 COUNTERS = {
-    "collector_reports_kept": "Reports that the collector beside this run store has kept since it started",
-    "collector_reports_refused": "Reports that this collector has refused: no reports, or of another site",
-    "collector_reports_dropped": "Reports that this collector has dropped: too many, or neither kept nor passed on",
-    "agent_connections": "Connections of this site's agent to the leader; each after the first is a reconnection",
-    "leader_entries": "Journal entries that this site's agent has committed as the leader",
-    "leader_commit_seconds": "Seconds that this site's agent took to commit these entries, etcd's part included",
+    "collector_reports_kept": "reports that the run store's collector has kept since it started",
+    "collector_reports_refused": "reports that the run store's collector has refused since it started",
+    "collector_reports_dropped": "reports that the run store's collector could not keep or pass on since it started",
+    "agent_connections": "connections of the site's agent to the leader; each after the first is a reconnection",
+    "leader_entries": "journal entries that the site's agent has committed as the leader",
+    "leader_commit_seconds": "seconds in which the site's agent committed journal entries, also to etcd",
 }
 """Name without `geocomm_` and `_total`, and help."""
 _EVERY_S = 5.0
