@@ -25,9 +25,8 @@ async def keep_counters(folder: Path, process: str, read: Callable[[], Mapping[s
     """Write what a process counts to its file in `folder`, until cancelled."""
     path = folder / f"counters-{process}.json"
     while True:
-        with contextlib.suppress(
-            OSError
-        ):  # a full disk: the next time. Nothing waits for the disk here, as write_whole does
+        with contextlib.suppress(OSError):  # a full disk: the next time
+            # Not write_whole, which waits for the disk: a number that is lost costs nothing.
             path.with_suffix(".part").write_text(json.dumps(read()))
             os.replace(path.with_suffix(".part"), path)
         await asyncio.sleep(_EVERY_S)
