@@ -38,24 +38,30 @@ def socket_path(run_dir: Path) -> Path:
 
 
 class RankSocket:
-    """A rank's connection to its agent, on a thread of its own: no method waits for the agent but `wait`.
+    """A rank's connection to its agent, on a thread of its own: no method waits for the agent.
 
-    It comes back by itself when the agent was restarted. All methods may be called from any thread.
+    There is none before `start`. It comes back by itself when the agent was restarted. All methods may be called from
+    any thread.
     """
 
-    def __init__(self, path: str | Path, hello: Callable[[], RankHello]) -> None:
-        """`hello` is called on the thread, at each connection, for the line that the rank begins it with."""
-        self._path = str(path)
-        self._hello = hello
-        self._lock = threading.Condition()
+    def __init__(self, path: str | Path, hello: Callable[[], RankHello], heard: Callable[[Down], None]) -> None:
+        """Both are called on the thread. hello: at each connection, for the line that the rank begins it with. heard:
+        with all that the agent says, in order; it must not wait.
+        """
+        self.path = str(path)
+        """Where the agent listens."""
+        self._hello, self._heard = hello, heard
+        self._lock = threading.Lock()
         self._unsent: collections.deque[bytes] = collections.deque()
-        self._received: collections.deque[Down] = collections.deque()
         self._connected = False
         self._closing = False
         self._last: Entry | None = None
         self._wake_end, self._wakes = socket.socketpair()
         self._wakes.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="geocomm-agent", daemon=True)
+
+    def start(self) -> None:
+        """Connect, and hear what the agent says from now on."""
         self._thread.start()
 
     @property
@@ -70,24 +76,13 @@ class RankSocket:
                 self._unsent.append(line_of(up).encode() + b"\n")
         self._wake()
 
-    def received(self) -> list[Down]:
-        """What the agent has said since the last call, in order."""
-        with self._lock:
-            downs = list(self._received)
-            self._received.clear()
-        return downs
-
-    def wait(self, limit_s: float) -> bool:
-        """Wait until there is something to receive, at most `limit_s`; whether there is."""
-        with self._lock:
-            return self._lock.wait_for(lambda: bool(self._received), limit_s)
-
     def close(self, limit_s: float = 2.0) -> None:
-        """Send what was said, for at most `limit_s`, and end the connection. Idempotent."""
+        """Send what was said, for at most `limit_s`, and end the connection: nothing more is heard. Idempotent."""
         with self._lock:
             self._closing = True
         self._wake()
-        self._thread.join(limit_s)
+        if self._thread.is_alive():
+            self._thread.join(limit_s)
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):  # full: it is awake
@@ -98,15 +93,15 @@ class RankSocket:
         while not self._closing:
             with socket.socket(socket.AF_UNIX) as connection:
                 try:
-                    connection.connect(self._path)
+                    connection.connect(self.path)
                     _check_user(connection)
                     self._talk(connection)
                 except BadLineError as error:  # an agent of another version; the next may fit
-                    complain(f"the agent says what this rank does not understand ({self._path}): {error}")
+                    complain(f"the agent says what this rank does not understand ({self.path}): {error}")
                 except OSError:
                     pass
                 except Exception:  # without this thread the rank would train on and never count again
-                    complain(f"the line to the agent is made anew ({self._path}): {traceback.format_exc()}")
+                    complain(f"the line to the agent is made anew ({self.path}): {traceback.format_exc()}")
             with self._lock:
                 self._connected = False
                 self._unsent.clear()
@@ -147,13 +142,11 @@ class RankSocket:
         if not lines:
             return
         incoming[:] = rest
-        downs = [down_of(bytes(line)) for line in lines if line]
-        for down in downs:
+        for down in [down_of(bytes(line)) for line in lines if line]:
             if isinstance(down, EntrySaid) and (self._last is None or down.entry.index > self._last.index):
                 self._last = down.entry
-        with self._lock:
-            self._received += downs
-            self._lock.notify_all()
+            if not self._closing:
+                self._heard(down)
 
     def _drain_wakes(self) -> None:
         with contextlib.suppress(OSError):

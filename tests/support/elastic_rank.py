@@ -72,7 +72,9 @@ class FakeRank:
         self._snapshot: Snapshot | None = None
         self._has_wrong_bits = False
         signal.signal(signal.SIGUSR1, self._break_memory)
-        self._socket = RankSocket(agent, self._hello)
+        self._said = queue.SimpleQueue[Down]()
+        self._socket = RankSocket(agent, self._hello, self._said.put)
+        self._socket.start()
 
     def _break_memory(self, *_: object) -> None:
         self._has_wrong_bits = True
@@ -90,8 +92,8 @@ class FakeRank:
         self._socket.close()
 
     def step(self) -> None:
-        for down in self._socket.received():
-            self._heard(down)
+        while not self._said.empty():
+            self._heard(self._said.get())
         if self._member is None:
             return
         while not self._arrived.empty():

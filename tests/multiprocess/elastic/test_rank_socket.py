@@ -7,7 +7,7 @@ import contextlib
 import os
 import socket
 import stat
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import pytest
 
 from geocomm.elastic.rank_socket import RankConnection, RankServer, RankSocket, socket_path
 from geocomm.group.rendezvous.doorway import raise_descriptor_limit
-from geocomm.journal.messages import Due, Model, Owner, RankHello, Repair, Stop, Up
+from geocomm.journal.messages import Down, Due, Model, Owner, RankHello, Repair, Stop, Up
 from support.hub_support import run, until
 
 pytestmark = pytest.mark.timeout(60)
@@ -38,6 +38,14 @@ class Heard:
     lines: list[str] = field(default_factory=list)
 
 
+def started(path: Path, hello: Callable[[], RankHello] = lambda: HELLO) -> tuple[RankSocket, list[Down]]:
+    """A rank's end, and what it hears."""
+    heard: list[Down] = []
+    rank = RankSocket(path, hello, heard.append)
+    rank.start()
+    return rank, heard
+
+
 @contextlib.asynccontextmanager
 async def serving(path: Path) -> AsyncGenerator[Heard]:
     heard, began = Heard(), asyncio.Event()
@@ -57,7 +65,7 @@ def test_a_rank_comes_back_when_its_agent_does(tmp_path: Path) -> None:
     path = socket_path(tmp_path)
 
     async def scenario() -> None:
-        rank = RankSocket(path, lambda: HELLO)
+        rank, told = started(path)
         rank.say(Due(fragment=0, version=0))  # there is no agent: it is dropped
         async with serving(path) as heard:
             await until(lambda: len(heard.ranks) == 1, "the rank says hello")
@@ -66,9 +74,7 @@ def test_a_rank_comes_back_when_its_agent_does(tmp_path: Path) -> None:
             rank.say(Due(fragment=0, version=1))
             await until(lambda: bool(heard.said), "the rank is heard")
             heard.ranks[0].say(Repair(fragment=0))
-            assert await asyncio.to_thread(rank.wait, 10)
-            assert rank.received() == [Repair(fragment=0)]
-            assert rank.received() == []
+            await until(lambda: told == [Repair(fragment=0)], "the rank hears its agent")
         await until(lambda: not rank.connected, "the rank sees that its agent is gone")
         rank.say(Due(fragment=0, version=2))
         async with serving(path) as heard:
@@ -77,6 +83,7 @@ def test_a_rank_comes_back_when_its_agent_does(tmp_path: Path) -> None:
             rank.close()  # sends it first
             await until(lambda: bool(heard.gone), "the rank has ended")
             assert heard.said == [Due(fragment=0, version=3)]
+            assert told == [Repair(fragment=0)]
 
     run(scenario())
 
@@ -97,7 +104,7 @@ def test_a_hostile_line_ends_its_connection_and_no_other(tmp_path: Path, content
 
     async def scenario() -> None:
         async with serving(path) as heard:
-            rank = RankSocket(path, lambda: HELLO)
+            rank, _ = started(path)
             await until(lambda: len(heard.ranks) == 1, "the rank says hello")
             with socket.socket(socket.AF_UNIX) as other:
                 other.connect(str(path))
@@ -149,7 +156,7 @@ def test_an_error_of_this_program_costs_a_rank_one_connection_and_its_log_one_li
 
     async def scenario() -> None:
         async with serving(socket_path(tmp_path)) as heard:
-            rank = RankSocket(socket_path(tmp_path), hello)
+            rank, _ = started(socket_path(tmp_path), hello)
             await until(lambda: len(heard.ranks) == 1, "the rank is there")
             rank.close()
 
@@ -166,12 +173,12 @@ def test_a_rank_with_more_than_a_thousand_open_files_reaches_its_agent(tmp_path:
 
         async def scenario() -> None:
             async with serving(socket_path(tmp_path)) as heard:
-                rank = RankSocket(socket_path(tmp_path), lambda: HELLO)
+                rank, told = started(socket_path(tmp_path))
                 await until(lambda: len(heard.ranks) == 1, "the rank is there")
                 rank.say(Due(fragment=0, version=0))
                 await until(lambda: len(heard.said) == 1, "it is heard")
                 heard.ranks[0].say(Repair(fragment=0))
-                assert await asyncio.to_thread(rank.wait, 10)
+                await until(lambda: bool(told), "the rank hears its agent")
                 rank.close()
 
         run(scenario())

@@ -10,6 +10,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent import futures
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,6 +21,7 @@ import torch
 from geocomm.core.errors import AbortedError, InvalidArgumentError, ReplicaMismatchError
 from geocomm.core.message_log import logger
 from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.rank_socket import RankSocket
 from geocomm.elastic.snapshots import Layout
 from geocomm.journal.entries import Away, Join, Left, Removed, Round, Skip, Snapshot, TakenBack, TermBegun
 from geocomm.journal.member import Act, Frame, Member, Recompute, Say, SendFrame, Settled, StartAgain
@@ -43,7 +46,6 @@ from geocomm.journal.messages import (
     StateKept,
     Stop,
 )
-from geocomm.sync.local_steps.elastic.agent_line import AgentLine, not_taken_in
 from geocomm.sync.local_steps.elastic.frame_mail import Expected, FrameMail
 from geocomm.sync.local_steps.elastic.member_frames import Delta, MemberFrames, OwnFrame
 from geocomm.sync.local_steps.elastic.member_records import MemberRecords
@@ -53,6 +55,7 @@ from geocomm.sync.local_steps.outer.anchor import AnchoredFragment
 from geocomm.sync.local_steps.outer.call_thread import CallThread
 from geocomm.sync.local_steps.outer.pace import LineClock
 from geocomm.sync.local_steps.outer.rounds import Coding
+from geocomm.sync.local_steps.outer.waiting import wait_for
 
 if TYPE_CHECKING:
     from geocomm._C import Mail
@@ -106,7 +109,9 @@ class MemberRounds:
         self._store = FragmentStore(run_dir)
         self._fragments = frozenset(fragment.index for fragment in fragments)
         self._model = model
-        self._agent = AgentLine(agent, self._hello, lambda message: self._post(partial(self._on_down, message)))
+        self._agent = RankSocket(agent, self._hello, self._heard)
+        self._answer = Future[RankWelcome | Refused | Stop]()
+        """To the first hello."""
         self._thread = CallThread("geocomm-member")
         self._trains = False
         self.is_leaving = False
@@ -144,7 +149,18 @@ class MemberRounds:
         """
         self._digests = dict(digests)
         self._thread.start()
-        return self._agent.begin()
+        self._agent.start()
+
+        def whom() -> str:
+            if self._agent.connected:
+                return "the other ranks of this site and the run's leader"
+            return f"the agent at {self._agent.path}"
+
+        wait_for(lambda seconds: bool(futures.wait([self._answer], seconds).done), "the beginning", whom)
+        answer = self._answer.result()
+        if not isinstance(answer, RankWelcome):
+            raise _not_taken_in(answer.why)
+        return answer
 
     def go(self, held: Mapping[int, AnchoredFragment], head: int) -> None:
         """Take part from the versions on that the own fragments have, as loaded from the disk. head: see `Member`."""
@@ -254,7 +270,12 @@ class MemberRounds:
         self._agent.close()
         self._mail.close(2.0)
 
-    # ---- the thread
+    # ---- the thread of the agent's socket
+
+    def _heard(self, message: Down) -> None:
+        if isinstance(message, RankWelcome | Refused | Stop) and not self._answer.done():
+            self._answer.set_result(message)
+        self._post(partial(self._on_down, message))
 
     def _hello(self) -> RankHello:
         with self._lock:
@@ -267,6 +288,8 @@ class MemberRounds:
                 versions=dict(self._versions),
                 trains=self._member is not None,
             )
+
+    # ---- the thread
 
     def _post(self, call: Callable[[], None]) -> None:
         self._thread.post(call)
@@ -294,7 +317,7 @@ class MemberRounds:
             case Refused() | Stop():
                 if self._trains:
                     raise AbortedError(f"local steps: the run has stopped this site: {message.why}")
-                raise not_taken_in(message.why)
+                raise _not_taken_in(message.why)
             case Open() if message.fragment in self._fragments:
                 self._opens[message.fragment] = message
                 self._records.opened(message)
@@ -468,3 +491,8 @@ class MemberRounds:
             return
         if is_of_snapshot:
             self._agent.say(StateKept(fragment=fragment, version=version))
+
+
+def _not_taken_in(why: str) -> InvalidArgumentError:
+    """The error of a site that the run refuses."""
+    return InvalidArgumentError(f"local steps: the run does not take this site in: {why}")
