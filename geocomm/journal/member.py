@@ -4,8 +4,8 @@ The caller tells what has happened, and does what the returned acts say, in thei
 version v:
 
 1. Its schedule says so: `due`. Or OPEN comes.
-2. At the next step hook, `begins` names the fragment: the caller makes a frame of its delta, writes it to disk (fsync),
-   and tells `made`. The acts send it and say OFFER.
+2. At the next step hook, `begins` has that OPEN: the caller makes a frame of its delta, writes it to disk (fsync), and
+   tells `made`; where that takes a while, it tells `begun` first. The acts send it and say OFFER.
 3. A frame of another site lies on disk (fsync): `arrived`. The act says HOLD.
 4. The entry comes, and all its frames are there: `next_settled` has it. The caller takes the outer step and tells
    `applied`. It replaces its residual, and takes steps off its uncounted ones, by what `Settled.counted` names: the
@@ -117,8 +117,10 @@ class _Fragment:
     version: int
     due: bool = False
     open: Open | None = None
+    begun: int = -1
+    """The highest attempt at `version` for which a frame is made, or was."""
     tried: int = -1
-    """The highest attempt at `version` that has an own frame or a pass."""
+    """The highest attempt that has an own frame or a pass."""
     passed: int = -1
     """The highest attempt that has a pass."""
     own: list[Offer] = field(default_factory=list[Offer])
@@ -179,9 +181,15 @@ class Member:
             case _:
                 return []
 
-    def begins(self) -> list[int]:
-        """The fragments of which a frame is to be made at this step hook: `made` follows for each."""
-        return [fragment for fragment, own in self._own.items() if self._begins(own)]
+    def begins(self) -> list[Open]:
+        """The rounds for which a frame is to be made at this step hook: `made` follows for each."""
+        return [own.open for own in self._own.values() if own.open is not None and self._begins(own, own.open)]
+
+    def begun(self, opened: Open) -> None:
+        """A frame is being made for it: `begins` does not have it any more."""
+        own = self._own[opened.fragment]
+        if opened.version == own.version:
+            own.begun = max(own.begun, opened.attempt)
 
     def due(self, fragment: int) -> list[Act]:
         """The own schedule says that it is time for a round of the fragment."""
@@ -239,7 +247,7 @@ class Member:
         own.version = settled.after
         own.rounds = {version: entry for version, entry in own.rounds.items() if version >= own.version}
         own.void = {version for version in own.void if version >= own.version}
-        own.due, own.tried, own.passed = False, -1, -1
+        own.due, own.begun, own.tried, own.passed = False, -1, -1, -1
         own.own.clear()
         own.sent.clear()
         own.on_disk = {one for one in own.on_disk if one[0] >= own.version}
@@ -333,10 +341,8 @@ class Member:
             if own.open is not None and (fragment, own.open.version, own.open.attempt) not in still_open:
                 own.open = None
 
-    def _begins(self, own: _Fragment) -> bool:
-        if own.open is None or not self._is_open(own) or self._is_decided(own):
-            return False
-        return own.open.attempt > own.tried
+    def _begins(self, own: _Fragment, opened: Open) -> bool:
+        return self._is_open(own) and not self._is_decided(own) and opened.attempt > max(own.begun, own.tried)
 
     def _is_open(self, own: _Fragment) -> bool:
         return own.open is not None and own.open.version == own.version

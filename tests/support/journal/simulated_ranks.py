@@ -155,8 +155,6 @@ class SimulatedRanks:
     def tell(self, site: Site, message: Down) -> None:
         """The agent passes on what the leader says."""
         if site.ranks is not None and site.ranks.member is not None:
-            if isinstance(message, Open):
-                site.ranks.opens[message.fragment] = message
             self._do(site, site.ranks.member.on_down(message))
 
     # ---- steps and rounds
@@ -184,11 +182,11 @@ class SimulatedRanks:
         for fragment in range(FRAGMENTS):
             if site.ranks is ranks and (site.steps + fragment * _EVERY // FRAGMENTS) % _EVERY == 0:
                 self._do(site, ranks.member.due(fragment))
-        for fragment in ranks.member.begins() if site.ranks is ranks else []:
-            self._make(site, ranks, fragment)
+        for opened in ranks.member.begins() if site.ranks is ranks else []:
+            self._make(site, ranks, opened)
 
-    def _make(self, site: Site, ranks: Ranks, fragment: int) -> None:
-        part, opened = ranks.parts[fragment], ranks.opens[fragment]
+    def _make(self, site: Site, ranks: Ranks, opened: Open) -> None:
+        fragment, part = opened.fragment, ranks.parts[opened.fragment]
         version = part.state.version
         if not part.uncounted:
             nothing = Pass(fragment=fragment, version=version, attempt=opened.attempt)

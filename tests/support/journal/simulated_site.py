@@ -117,8 +117,6 @@ class Ranks:
         self.goals: list[int] = []
         self.read = 0
         """Tokens of the site's line, those of earlier starts that count included."""
-        self.opens: dict[int, Open] = {}
-        """The last of each fragment."""
         self.introduced_to: Welcome | None = None
 
 

@@ -84,7 +84,9 @@ def test_round_from_due_to_applied() -> None:
     assert words(member.due(0)) == [Due(fragment=0, version=0)]
     assert member.due(0) == []
     member.on_down(opened())
-    assert member.begins() == [0]
+    assert member.begins() == [opened()]
+    member.begun(opened())
+    assert member.begins() == []
     acts = member.made(offer("a"))
     assert sent_to(acts) == ["b", "c"]
     assert words(acts) == [offer("a")]
@@ -174,7 +176,7 @@ def test_after_so_many_frames_the_newest_is_offered_again() -> None:
     assert len(names) == MOST_OWN_FRAMES
     for attempt, name in enumerate(names):
         member.on_down(opened(attempt=attempt))
-        assert member.begins() == [0]
+        assert member.begins() == [opened(attempt=attempt)]
         member.made(offer(name, attempt=attempt))
     acts = member.on_down(opened(attempt=3))
     assert words(acts) == [offer("f", attempt=2), Pass(fragment=0, version=0, attempt=3)]

@@ -134,8 +134,8 @@ def test_a_snapshot_whose_state_was_passed_over_or_cannot_be_written_is_told_of(
 
 def test_record_of_a_round_takes_no_arrival_after_its_average_and_ends_when_it_is_applied() -> None:
     before = max((row["number"] for row in ROUNDS.read(0)), default=0)
-    records = MemberRecords("a", [0])
-    records.begin({0: 3})
+    versions = {0: 3}
+    records = MemberRecords("a", lambda fragment, version: version < versions.get(fragment, version + 1))
     owner = Owner(id="1" * 32, host="127.0.0.1", port=1)
     peers = tuple(
         Peer(site=site, owners=owners, fetch="") for site, owners in (("a", (owner,)), ("b", (owner,)), ("c", ()))
@@ -150,6 +150,7 @@ def test_record_of_a_round_takes_no_arrival_after_its_average_and_ends_when_it_i
     (peer,) = row["peers"]
     assert (peer["site"], peer["bytes"]) == ("b", 100)
     assert peer["arrived_ns"] <= row["averaged_ns"]
+    versions[0] = 4
     records.applied(0, 3, 4)
     records.arrived(0, 3, "b", 100)
     records.decided(Skip(**HEAD, fragment=1, version=9, why="of another rank"))

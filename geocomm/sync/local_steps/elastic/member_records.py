@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable
 
 from geocomm.journal.entries import Round, Skip
 from geocomm.journal.messages import Open
@@ -13,22 +13,18 @@ from geocomm.sync.local_steps.outer.round_records import ROUNDS, RoundRecord
 class MemberRecords:
     """Of the fragments that a rank owns. Thread-safe. What is said of other fragments' rounds changes nothing."""
 
-    def __init__(self, site: str, fragments: Iterable[int]) -> None:
-        """site: the own one."""
-        self._site = site
+    def __init__(self, site: str, is_past: Callable[[int, int], bool]) -> None:
+        """site: the own one. is_past: whether a round (fragment, version) is applied, or the fragment is another rank's;
+        from any thread.
+        """
+        self._site, self._is_past = site, is_past
         self._lock = threading.Lock()
-        self._versions = dict.fromkeys(fragments, 0)
         self._records: dict[tuple[int, int], RoundRecord] = {}
-
-    def begin(self, versions: Mapping[int, int]) -> None:
-        """The fragments are at these versions: what came before is applied."""
-        with self._lock:
-            self._versions |= versions
 
     def of(self, fragment: int, version: int) -> RoundRecord | None:
         """None: another rank owns the fragment, or the round is applied."""
         with self._lock:
-            if fragment not in self._versions or version < self._versions[fragment]:
+            if self._is_past(fragment, version):
                 return None
             key = fragment, version
             if key not in self._records:
@@ -57,10 +53,9 @@ class MemberRecords:
         record.listed(one.site for one in members)
 
     def applied(self, fragment: int, version: int, after: int) -> None:
-        """A round is applied, and the fragment is at version `after`."""
-        if record := self.of(fragment, version):
-            record.applied()
+        """A round is applied, and the fragment is at version `after`: what came before is past."""
         with self._lock:
-            self._versions[fragment] = after
-            for past in [one for one in self._records if one[0] == fragment and one[1] < after]:
-                del self._records[past]
+            keys = [one for one in self._records if one[0] == fragment and one[1] < after]
+            past = {key: self._records.pop(key) for key in keys}
+        if record := past.get((fragment, version)):
+            record.applied()

@@ -121,19 +121,15 @@ class MemberRounds:
         self.leader = ""
         """Who deals, for messages."""
         self._dealt = deque[SiteDeal]()
-        self._records = MemberRecords(site, self._fragments)
-        # Of the training thread and the other one: changed under the lock.
+        self._records = MemberRecords(site, self._is_past)
+        # Of several threads: used under the lock.
         self._lock = threading.Lock()
-        self._versions = dict.fromkeys(self._fragments, 0)
+        self._member: Member | None = None
         self._digests: dict[int, str] = {}
         self._decided: dict[int, Decided] = {}
-        self._to_begin: dict[int, Open] = {}
-        self._answered: dict[int, tuple[int, int]] = {}  # the member hears of that once the frame is made
         self._beat = Beat(step=0, tokens=0, step_s=0.0, line_s=0.0, free_bytes=0)
         # The thread's own.
-        self._member: Member | None = None
         self._early: list[Down] | None = []  # what was heard before `go`
-        self._opens: dict[int, Open] = {}
         self._state_numels: dict[int, int] = {}
         self._frame_mail = FrameMail(mail, site, model.fragments, self._mail_came)
         by_index = {fragment.index: fragment for fragment in fragments}
@@ -165,11 +161,10 @@ class MemberRounds:
     def go(self, held: Mapping[int, AnchoredFragment], head: int) -> None:
         """Take part from the versions on that the own fragments have, as loaded from the disk. head: see `Member`."""
         self._state_numels = {index: one.state_numel for index, one in held.items()}
+        digests = {index: one.digest() for index, one in held.items()}
         with self._lock:
-            self._versions |= {index: one.version for index, one in held.items()}
-            self._digests |= {index: one.digest() for index, one in held.items()}
-        self._records.begin({index: one.version for index, one in held.items()})
-        self._member = Member(self.site, {index: self._versions[index] for index in self._fragments}, head=head)
+            self._digests = digests
+            self._member = Member(self.site, {index: one.version for index, one in held.items()}, head=head)
         self._post(self._take_early)
 
     def decided(self) -> dict[int, Decided]:
@@ -186,41 +181,41 @@ class MemberRounds:
     def to_begin(self) -> dict[int, Open]:
         """The own fragments of which a frame is to be made now: `offer` or `give_nothing` follows for each."""
         with self._lock:
-            return dict(self._to_begin)
+            return {opened.fragment: opened for opened in self._require_member().begins()}
 
     def due(self, fragment: int) -> None:
         """The site's schedule says that it is time for a round of the fragment."""
-        if record := self._records.of(fragment, self._versions[fragment]):
+        with self._lock:
+            version = self._require_member().versions[fragment]
+        if record := self._records.of(fragment, version):
             record.due()
-        self._post(lambda: self._act(self._require_member().due(fragment)))
+        acts = self._told(lambda member: member.due(fragment))
+        self._post(lambda: self._act(acts))
 
     def offer(self, opened: Open, delta: Delta) -> None:
         """Make a frame of the delta, send it and offer it."""
         if record := self._records.of(opened.fragment, opened.version):
             record.begun(delta.own.step, delta.weight)
         with self._lock:
-            self._to_begin.pop(opened.fragment, None)
-            self._answered[opened.fragment] = (opened.version, opened.attempt)
+            self._require_member().begun(opened)
         self._post(lambda: self._make(opened, delta))
 
     def give_nothing(self, opened: Open) -> None:
         """The site has nothing to offer in this attempt."""
-        with self._lock:
-            self._to_begin.pop(opened.fragment, None)
-            self._answered[opened.fragment] = (opened.version, opened.attempt)
         nothing = Pass(fragment=opened.fragment, version=opened.version, attempt=opened.attempt)
-        self._post(lambda: self._act(self._require_member().made(nothing)))
+        acts = self._told(lambda member: member.made(nothing))
+        self._post(lambda: self._act(acts))
 
     def applied(self, decided: Decided, held: AnchoredFragment) -> None:
         """What was decided is done, and `held` is at its new version."""
-        fragment, digest = decided.settled.fragment, held.digest()
+        settled, digest = decided.settled, held.digest()
         with self._lock:
-            self._decided.pop(fragment, None)
-            self._versions[fragment] = held.version
-            self._digests[fragment] = digest
-        self._states.passed(fragment, held.version)
-        self._records.applied(fragment, decided.settled.version, held.version)
-        self._post(lambda: self._after_applied(decided.settled, digest))
+            del self._decided[settled.fragment]
+            self._digests[settled.fragment] = digest
+            acts = self._require_member().applied(settled, digest)
+        self._post(lambda: self._after_applied(settled, acts))
+        self._states.passed(settled.fragment, settled.after)
+        self._records.applied(settled.fragment, settled.version, settled.after)
 
     def write_state(self, held: AnchoredFragment) -> None:
         """Keep a copy of the state in the run folder, and let go of what it makes needless."""
@@ -285,7 +280,7 @@ class MemberRounds:
                 owner=self._owner,
                 model=self._model,
                 digests=dict(self._digests),
-                versions=dict(self._versions),
+                versions=dict.fromkeys(self._fragments, 0) if self._member is None else self._member.versions,
                 trains=self._member is not None,
             )
 
@@ -319,7 +314,6 @@ class MemberRounds:
                     raise AbortedError(f"local steps: the run has stopped this site: {message.why}")
                 raise _not_taken_in(message.why)
             case Open() if message.fragment in self._fragments:
-                self._opens[message.fragment] = message
                 self._records.opened(message)
                 self._frame_mail.expect(message)
             case Peers():
@@ -336,7 +330,7 @@ class MemberRounds:
                 self.leader = message.leader
             case _:
                 pass
-        self._act(self._require_member().on_down(message))
+        self._act(self._told(lambda member: member.on_down(message)))
 
     def _follow(self, said: EntrySaid) -> None:
         if isinstance(said.entry, Round | Skip):
@@ -362,6 +356,16 @@ class MemberRounds:
             raise InvalidArgumentError("local steps: the rounds have not begun")
         return self._member
 
+    def _is_past(self, fragment: int, version: int) -> bool:
+        """Whether a round is applied, or the fragment is another rank's. From any thread."""
+        with self._lock:
+            return version < self._require_member().versions.get(fragment, version + 1)
+
+    def _told(self, what: Callable[[Member], list[Act]]) -> list[Act]:
+        """Tell the member something, from any thread: what is to be done on this one, `_act`."""
+        with self._lock:
+            return what(self._require_member())
+
     def _act(self, acts: Iterable[Act]) -> None:
         for act in acts:
             match act:
@@ -383,29 +387,14 @@ class MemberRounds:
         self._show()
 
     def _show(self) -> None:
-        """Let the training thread see what there is to do."""
-        member = self._require_member()
-        settled = member.next_settled()  # the others of this rank follow once this one is applied
-        if settled is not None and settled.fragment not in self._decided and self._is_next(settled):
-            decided = self._decide(settled)
-            with self._lock:
-                self._decided[settled.fragment] = decided
-        begins = {
-            index: self._opens[index]
-            for index in member.begins()
-            if self._opens[index].version == self._versions[index]
-        }
+        """Let the training thread see what is decided."""
         with self._lock:
-            self._to_begin = {
-                index: opened
-                for index, opened in begins.items()
-                if self._answered.get(index, (-1, -1)) < (opened.version, opened.attempt)
-            }
-
-    def _is_next(self, settled: Settled) -> bool:
-        """Whether the training thread has not applied it yet: the member hears of that a moment later."""
+            settled = self._require_member().next_settled()  # the others of this rank follow once this one is applied
+            if settled is None or settled.fragment in self._decided:
+                return
+        decided = self._decide(settled)
         with self._lock:
-            return settled.version == self._versions[settled.fragment]
+            self._decided[settled.fragment] = decided
 
     def _mail_came(self, expected: Expected, content: torch.Tensor | None, why: str) -> None:
         """On a thread of the native core."""
@@ -419,21 +408,21 @@ class MemberRounds:
         if content is None:
             logger().debug(f"local steps: the frame of site {site!r} did not come by mail: {why}")
             return
-        if version < self._versions[fragment]:
+        if self._is_past(fragment, version):
             return
         try:
             frame = self._frames.keep(fragment, version, site, content)
         except OSError as error:
             self._complain(error)
             return
-        self._act(self._require_member().arrived(fragment, version, site, frame, by_mail=True))
+        self._act(self._told(lambda member: member.arrived(fragment, version, site, frame, by_mail=True)))
 
     def _ask_for(self, need: Need) -> None:
         """Ask the agent for a listed frame, once the mail has had its time."""
 
         def ask() -> None:
             here = self._store.has_frame(need.fragment, need.version, need.site, need.frame)
-            if need.version >= self._versions[need.fragment] and not (under_way and here):
+            if not self._is_past(need.fragment, need.version) and not (under_way and here):
                 self._agent.say(need)
 
         def look(until: float) -> None:
@@ -453,7 +442,7 @@ class MemberRounds:
         except OSError as error:
             self._complain(error)
             said = Pass(fragment=opened.fragment, version=opened.version, attempt=opened.attempt)
-        self._act(self._require_member().made(said))
+        self._act(self._told(lambda member: member.made(said)))
 
     def _complain(self, error: OSError) -> None:
         logger().warning(
@@ -475,11 +464,11 @@ class MemberRounds:
         average, counted = self._frames.average(entry, self._records.of(index, settled.version))
         return Decided(settled, average, own if self.site in counted else None)
 
-    def _after_applied(self, settled: Settled, digest: str) -> None:
+    def _after_applied(self, settled: Settled, acts: Sequence[Act]) -> None:
         fragment, version = settled.fragment, settled.after - 1
         self._frames.forget(fragment, version)
         self._frame_mail.end_rounds(fragment, settled.version - 1, version)
-        self._act(self._require_member().applied(settled, digest))
+        self._act(acts)
 
     def _keep_state(self, fragment: int, version: int, parts: Sequence[torch.Tensor]) -> None:
         if self._thread.failure is not None:  # the state may be void
