@@ -45,14 +45,14 @@ def log(
 
         geocomm log runs/night --follow
     """
-    from geocomm.journal.entries import BadLineError, line_of
+    from geocomm.journal.entries import BadLineError
     from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
 
     console = Console(soft_wrap=True)
 
     def show(entry: Entry) -> None:
         if as_json:
-            print(line_of(entry), flush=True)
+            print(entry.line, flush=True)
         else:
             console.print(f"[dim]{entry.index:>6}[/dim] {escape(told(entry))}", highlight=False)
 

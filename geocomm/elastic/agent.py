@@ -41,7 +41,6 @@ from geocomm.journal.entries import (
     Skip,
     Snapshot,
     TakenBack,
-    hash_of,
 )
 from geocomm.journal.journal import SqliteJournal
 from geocomm.journal.messages import (
@@ -369,7 +368,7 @@ class Agent:
         head, new = self._view.journal.head, list[Entry]()
         for entry in arrived:
             if entry.index <= head.index:
-                if self._view.journal.hash_at(entry.index) != hash_of(entry):
+                if self._view.journal.hash_at(entry.index) != entry.hash:
                     self._go_back(entry.index)
                     return
             elif (

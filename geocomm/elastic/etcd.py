@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from geocomm.core.addresses import HubAddress, HubAddressError
 from geocomm.core.environment import etcd_tls_files
-from geocomm.journal.entries import BadLineError, Entry, Record, SiteName, Text, entry_of, hash_of, line_of
+from geocomm.journal.entries import BadLineError, Entry, Record, SiteName, Text, entry_of, line_of
 from geocomm.journal.journal import HeadMovedError
 from geocomm.journal.messages import StoreId
 from geocomm.journal.run_state import EMPTY, Head
@@ -240,8 +240,8 @@ class EtcdJournal:
         appended."""
         if entry.index != expected_head.index + 1 or entry.prev != expected_head.hash:
             raise BadLineError(f"entry {entry.index} does not follow entry {expected_head.index}")
-        etcd, head = self._etcd, Head(entry.index, hash_of(entry))
-        puts = etcd.put(_entry_name(entry.index), line_of(entry)), etcd.put("head", _head_text(head))
+        etcd, head = self._etcd, Head(entry.index, entry.hash)
+        puts = etcd.put(_entry_name(entry.index), entry.line), etcd.put("head", _head_text(head))
         if not etcd.transact([_compare_head(etcd, expected_head), compare_leader(etcd, self._revision)], *puts):
             self._head = self._read_head()
             if self._head != head:  # else an attempt before was written, and its answer lost
@@ -297,7 +297,7 @@ class EtcdJournal:
         found = self._entries(index, 1)
         if not found or found[0].index > index + 1:
             return None
-        return hash_of(found[0]) if found[0].index == index else found[0].prev
+        return found[0].hash if found[0].index == index else found[0].prev
 
     def close(self) -> None:
         """Nothing is held."""

@@ -32,7 +32,7 @@ from geocomm.elastic.run_view import AgentLife, RunView
 from geocomm.group.membership.own_address import own_address
 from geocomm.group.rendezvous.store_process import log
 from geocomm.group.rendezvous.tls_stream import TlsStream
-from geocomm.journal.entries import BadLineError, Entry, line_of
+from geocomm.journal.entries import BadLineError, Entry
 from geocomm.security.keys import Keys
 
 FIND_AFTER_S = 9.0
@@ -50,7 +50,7 @@ def _first_of(entries: Iterator[Entry]) -> Iterator[Entry]:
     size = 0
     for entry in itertools.islice(entries, _ENTRIES_AT_ONCE):
         yield entry
-        size += len(line_of(entry).encode())
+        size += len(entry.line.encode())
         if size > _ENTRY_BYTES_AT_ONCE:
             return
 

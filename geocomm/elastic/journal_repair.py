@@ -17,7 +17,7 @@ from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.questions import EntriesAnswer, EntriesAsked, ask
 from geocomm.group.rendezvous.store_process import log
 from geocomm.journal.damaged_journal import Damage, damage_of, sound_after, write_anew
-from geocomm.journal.entries import BadLineError, Entry, hash_of
+from geocomm.journal.entries import BadLineError, Entry
 from geocomm.journal.journal import NoJournalError
 from geocomm.security.keys import Keys, KeysError
 
@@ -66,7 +66,7 @@ async def _mended(at: str, keys: Keys, damage: Damage, sound: dict[int, Entry]) 
             answer = await ask(HubAddress.parse(at), keys, asked, EntriesAnswer, _ASK_LIMIT_S)
             for entry in answer.entries:
                 own = sound.get(entry.index)
-                if entry.index != damage.first + len(entries) or (own is not None and hash_of(own) != hash_of(entry)):
+                if entry.index != damage.first + len(entries) or (own is not None and own.hash != entry.hash):
                     return None
                 entries.append(entry)
             if not answer.entries or damage.first + len(entries) > needed:
@@ -79,6 +79,5 @@ async def _mended(at: str, keys: Keys, damage: Damage, sound: dict[int, Entry]) 
 
 def _is_chain(entries: list[Entry]) -> bool:
     return all(
-        entry.index == before.index + 1 and entry.prev == hash_of(before)
-        for before, entry in itertools.pairwise(entries)
+        entry.index == before.index + 1 and entry.prev == before.hash for before, entry in itertools.pairwise(entries)
     )

@@ -26,7 +26,7 @@ from geocomm.group.rendezvous.store_session import PacketKind, offset_bytes, wri
 from geocomm.group.rendezvous.tls_stream import TlsStream
 from geocomm.journal.entries import BadLineError, Entry, Kept, words
 from geocomm.journal.journal import HeadMovedError, SharedJournal, SqliteJournal
-from geocomm.journal.messages import Beat, Hello, OtherProtocolError, Refused, Up, parts_of, said, up_of
+from geocomm.journal.messages import Beat, Hello, OtherProtocolError, Refused, Up, entry_said, parts_of, said, up_of
 from geocomm.journal.run_state import RunState
 from geocomm.journal.sequencer import Sequencer
 from geocomm.journal.sequencer_events import (
@@ -353,8 +353,7 @@ class Leader:
         if state is not None:
             yield from map(said, parts_of(state))
             first = state.head.index + 1
-        for line in self._journal.lines(first, last):
-            yield f'{{"entry":{line},"kind":"entry"}}'
+        yield from map(entry_said, self._journal.lines(first, last))
 
     @contextlib.contextmanager
     def _counted(self) -> Generator[None]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from geocomm.core.addresses import own_folder, socket_in
 from geocomm.core.message_log import CalmLog, logger
 from geocomm.group.rendezvous.accepting import accept_forever
-from geocomm.journal.entries import BadLineError, Entry, hash_of, line_of
+from geocomm.journal.entries import BadLineError, Entry, line_of
 from geocomm.journal.messages import MAX_LINE_BYTES, Down, EntrySaid, RankHello, Up, down_of, said, up_of
 
 RETRY_S = 0.2
@@ -114,7 +114,7 @@ class RankSocket:
         connection.setblocking(False)
         hello = self._hello()
         if self._last is not None:  # the agent may have cut its journal since then
-            hello = hello.model_copy(update={"head": self._last.index, "head_hash": hash_of(self._last)})
+            hello = hello.model_copy(update={"head": self._last.index, "head_hash": self._last.hash})
         outgoing = bytearray(line_of(hello).encode() + b"\n")
         incoming = bytearray()
         with self._lock:

@@ -34,7 +34,6 @@ from geocomm.journal.entries import (
     TermBegun,
     Text,
     Whole,
-    hash_of,
     line_of,
 )
 from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
@@ -110,7 +109,7 @@ class Snapshots:
         if not all(path.exists() for path in paths):
             return None
         digests = tuple(file_digest(path, v) for path, v in zip(paths, entry.versions, strict=True))
-        manifest = Manifest(run=run, index=entry.index, entry=hash_of(entry), versions=entry.versions, digests=digests)
+        manifest = Manifest(run=run, index=entry.index, entry=entry.hash, versions=entry.versions, digests=digests)
         with contextlib.suppress(FileNotFoundError, FileExistsError):
             os.link(self._store.run_dir / LAYOUT_FILE, folder / LAYOUT_FILE)
         write_whole(folder / MANIFEST_FILE, line_of(manifest))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from geocomm.journal.entries import BadLineError, Entry, entry_of, hash_of
+from geocomm.journal.entries import BadLineError, Entry, entry_of
 from geocomm.journal.journal import NoJournalError, SqliteJournal
 from geocomm.journal.run_state import Head, RunState
 
@@ -64,7 +64,7 @@ def sound_after(path: Path, first: int) -> dict[int, Entry]:
         for index, said, line in _rows(path, first):
             with contextlib.suppress(BadLineError):
                 entry = entry_of(line)
-                if entry.index == index and hash_of(entry) == said:
+                if entry.index == index and entry.hash == said:
                     found[index] = entry
     return found
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import cached_property
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
@@ -77,6 +78,21 @@ class EntryBase(Record):
     """The hash of the entry before."""
     term: Whole
     """Counts leaders that took over for good: it never falls."""
+
+    @cached_property
+    def line(self) -> str:
+        """As canonical JSON, without a line feed: made once, since every journal and receiver takes it."""
+        return line_of(self)
+
+    @cached_property
+    def hash(self) -> Hash:
+        """What `prev` of the next entry says."""
+        return hashlib.sha256(self.line.encode()).hexdigest()
+
+    def __copy__(self) -> Self:
+        """Without the line, since `model_copy` gives the copy other values."""
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        return self.model_construct(self.model_fields_set, **fields)
 
 
 class Genesis(EntryBase):
@@ -290,11 +306,6 @@ def words(text: str) -> Text:
 def line_of(record: Record) -> str:
     """The record as canonical JSON, without a line feed."""
     return json.dumps(record.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-
-
-def hash_of(entry: Entry) -> str:
-    """What `prev` of the next entry says."""
-    return hashlib.sha256(line_of(entry).encode()).hexdigest()
 
 
 def entry_of(line: str) -> Entry:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from geocomm.core.file_systems import network_file_system
-from geocomm.journal.entries import BadLineError, Entry, Hash, Round, entry_of, hash_of, line_of
+from geocomm.journal.entries import BadLineError, Entry, Hash, Round, entry_of
 from geocomm.journal.run_state import EMPTY, Head, RunState
 
 FILE_NAME = "journal.sqlite"
@@ -142,10 +142,9 @@ class SqliteJournal:
         for entry in entries:
             if entry.index != head.index + 1 or entry.prev != head.hash:
                 raise BadLineError(f"entry {entry.index} does not follow entry {head.index}")
-            line = line_of(entry)
-            head = Head(entry.index, _hash(line))
+            head = Head(entry.index, entry.hash)
             fragment, version = (entry.fragment, entry.version) if isinstance(entry, Round) else (None, None)
-            rows.append((head.index, head.hash, line, fragment, version))
+            rows.append((head.index, head.hash, entry.line, fragment, version))
         with self._transaction():
             found = self._read_head()
             if found != expected_head:
@@ -162,7 +161,7 @@ class SqliteJournal:
         line an entry, in which they are kept for a person to look at."""
         aside = self.path.with_name(f"{self.path.stem}-{first}-{self._head.hash[:12]}.jsonl")
         with aside.open("w") as file:
-            file.writelines(f"{line_of(entry)}\n" for entry in self.read(first))
+            file.writelines(f"{entry.line}\n" for entry in self.read(first))
             file.flush()
             os.fsync(file.fileno())
         with self._transaction():
@@ -412,7 +411,7 @@ class SqliteJournal:
         for entry in self.read(first):
             if entry.prev != prev:
                 raise BadLineError(f"{self.path}: the chain is broken before entry {entry.index}")
-            prev = hash_of(entry)
+            prev = entry.hash
         if prev != self._head.hash:
             raise BadLineError(f"{self.path}: its last entry has another hash than the file says")
 

@@ -500,9 +500,14 @@ def down_of(line: str | bytes) -> Down:
 
 def said(message: Up | Down) -> str:
     """The line that says it. Raises BadLineError for one that the other end would not take."""
-    line = line_of(message)
+    line = entry_said(message.entry.line) if isinstance(message, EntrySaid) else line_of(message)
     _check_length(len(line.encode()), MAX_LINE_BYTES)
     return line
+
+
+def entry_said(line: str) -> str:
+    """The line of an EntrySaid, of that of its entry."""
+    return f'{{"entry":{line},"kind":"entry"}}'
 
 
 def _check_length(size: int, most: int) -> None:

@@ -38,7 +38,6 @@ from geocomm.journal.entries import (
     TakenBack,
     TermBegun,
     Whole,
-    hash_of,
     line_of,
 )
 
@@ -348,7 +347,7 @@ class RunState:
                 self.ended = True
             case _:
                 pass
-        self.head = Head(entry.index, hash_of(entry))
+        self.head = Head(entry.index, entry.hash)
         self.term = entry.term
 
     def _check_place(self, entry: Entry) -> None:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from geocomm.journal.entries import FRAME_BYTES, Entry, Round, hash_of
+from geocomm.journal.entries import FRAME_BYTES, Entry, Round
 from geocomm.journal.messages import (
     PROTOCOL_VERSION,
     Beat,
@@ -50,7 +50,7 @@ class Led:
         self.sequencer = Sequencer(state, terms, self._hash_at, lambda: f"{next(numbers):032x}", "leader:1", start)
 
     def _hash_at(self, index: int) -> str | None:
-        return EMPTY.hash if index < 0 else hash_of(self.entries[index]) if index < len(self.entries) else None
+        return EMPTY.hash if index < 0 else self.entries[index].hash if index < len(self.entries) else None
 
     def on(self, event: Event) -> None:
         for action in self.sequencer.on(event, self.now):

@@ -13,7 +13,7 @@ import pytest
 
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.rank_socket import socket_path
-from geocomm.journal.entries import Away, Join, hash_of, line_of
+from geocomm.journal.entries import Away, Join, line_of
 from geocomm.journal.journal import FILE_NAME, SqliteJournal
 from geocomm.journal.run_state import Standing
 from geocomm.metrics.own_counters import counters_in
@@ -41,7 +41,7 @@ def wait_for_rounds(sites: ElasticSites, names: str, at: str = "a", more: int = 
 
 def assert_one_chain(sites: ElasticSites) -> None:
     """All journals are beginnings of the longest."""
-    chains = [[hash_of(entry) for entry in site.entries()] for site in sites.values()]
+    chains = [[entry.hash for entry in site.entries()] for site in sites.values()]
     longest = max(chains, key=len)
     for chain in chains:
         assert chain == longest[: len(chain)]
@@ -67,10 +67,10 @@ def test_the_leader_is_killed_and_no_entry_is_lost(tmp_path: Path) -> None:
         wait_for_rounds(sites, "abc")
         for _ in range(3):
             sites["a"].kill_agent()
-            before = {name: [hash_of(entry) for entry in site.entries()] for name, site in sites.items()}
+            before = {name: [entry.hash for entry in site.entries()] for name, site in sites.items()}
             sites["a"].start_agent()
             wait_for_rounds(sites, "abc")
-            after = [hash_of(entry) for entry in sites["a"].entries()]
+            after = [entry.hash for entry in sites["a"].entries()]
             for chain in before.values():
                 assert after[: len(chain)] == chain
         sites.until(lambda: counters_in(sites["b"].folder)["agent_connections"] > 1, "b counts that it came back")

@@ -13,7 +13,7 @@ import pytest
 
 from geocomm.core.addresses import HubAddress
 from geocomm.elastic.etcd import Election, Etcd, EtcdAddress, EtcdAwayError, EtcdJournal, LeaderSaid
-from geocomm.journal.entries import Kept, Round, TermBegun, hash_of
+from geocomm.journal.entries import Kept, Round, TermBegun
 from geocomm.journal.run_state import Standing
 from support.elastic_commands import supervised
 from support.elastic_sites import ENVIRONMENT, ElasticSite, ElasticSites
@@ -43,14 +43,14 @@ def assert_one_chain(address: EtcdAddress, sites: Iterable[ElasticSite]) -> None
     while True:
         shared = EtcdJournal(Etcd(address))
         try:
-            chain = {entry.index: hash_of(entry) for entry in shared.read(shared.first)}
+            chain = {entry.index: entry.hash for entry in shared.read(shared.first)}
             break
         except EtcdAwayError:  # the leader has just deleted some
             continue
     for site in sites:
         both = [entry for entry in site.entries() if entry.index in chain]
         assert both
-        assert all(hash_of(entry) == chain[entry.index] for entry in both)
+        assert all(entry.hash == chain[entry.index] for entry in both)
         assert not list(site.folder.glob("journal-*.jsonl"))
 
 
@@ -257,7 +257,7 @@ def test_a_run_goes_back_from_etcd_to_the_hub(tmp_path: Path) -> None:
         sites.until(lambda: first.listed(first.name) >= counted + 2, "all count")
         for site in sites.values():
             end(site)
-        before = [hash_of(entry) for entry in min((site.entries() for site in sites.values()), key=len)]
+        before = [entry.hash for entry in min((site.entries() for site in sites.values()), key=len)]
     hub = first.listen
     with sites:
         for site in sites.values():
@@ -265,7 +265,7 @@ def test_a_run_goes_back_from_etcd_to_the_hub(tmp_path: Path) -> None:
             site.start()
         counts = {name: first.listed(name) for name in sites}
         sites.until(lambda: all(first.listed(name) >= had + 2 for name, had in counts.items()), "all count")
-        assert [hash_of(entry) for entry in first.entries()][: len(before)] == before
+        assert [entry.hash for entry in first.entries()][: len(before)] == before
 
 
 def test_a_machine_without_ranks_stands_by(tmp_path: Path) -> None:

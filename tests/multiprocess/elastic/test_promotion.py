@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.journal.entries import Round, TermBegun, hash_of
+from geocomm.journal.entries import Round, TermBegun
 from geocomm.journal.journal import FILE_NAME
 from support.elastic_sites import ENVIRONMENT, ElasticSite, ElasticSites, members
 from support.hub_support import make_keys
@@ -26,7 +26,7 @@ def end(site: ElasticSite) -> None:
 
 
 def hashes(site: ElasticSite) -> list[str]:
-    return [hash_of(entry) for entry in site.entries()]
+    return [entry.hash for entry in site.entries()]
 
 
 def test_the_run_outlives_the_site_that_leads_it(tmp_path: Path) -> None:
@@ -165,13 +165,13 @@ def test_a_promotion_without_half_of_the_members_has_to_be_forced(tmp_path: Path
         assert members("promote", b, "--force").returncode == 0
         before = len(b.rounds())
         sites.until(lambda: len(b.rounds()) >= before + 2, "rounds of b alone")
-        lost = [hash_of(entry) for entry in a.rounds() if hash_of(entry) not in hashes(b)]
+        lost = [entry.hash for entry in a.rounds() if entry.hash not in hashes(b)]
         assert lost
         # a rejoins: its rank begins where b is.
         a.start()
         sites.until(lambda: a.state().term == 1, "a follows")
         counted = b.listed("a")
         sites.until(lambda: b.listed("a") >= counted + 2, "a counts")
-        assert not any(isinstance(entry, Round) and hash_of(entry) in lost for entry in a.entries())
+        assert not any(isinstance(entry, Round) and entry.hash in lost for entry in a.entries())
         assert list(a.folder.glob("journal-*.jsonl"))
         assert not any("other bits" in site.text() for site in sites.values())

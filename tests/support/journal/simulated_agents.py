@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from geocomm.journal.entries import Deal, Entry, Kept, Left, Round, Skip, Snapshot, TakenBack, hash_of
+from geocomm.journal.entries import Deal, Entry, Kept, Left, Round, Skip, Snapshot, TakenBack
 from geocomm.journal.member import Frame
 from geocomm.journal.messages import (
     PROTOCOL_VERSION,
@@ -165,7 +165,7 @@ class SimulatedAgents:
         """A follower: an entry is on its disk before its ranks see it."""
         head = site.state.head
         if entry.index <= head.index:
-            if site.disk.hash_at(entry.index) != hash_of(entry):
+            if site.disk.hash_at(entry.index) != entry.hash:
                 self._go_back(site, entry.index)
             return
         if entry.index == head.index + 1 and entry.prev != head.hash:

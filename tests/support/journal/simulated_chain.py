@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from geocomm.journal.entries import Digest, Entry, Hash, Round, Skip, hash_of
+from geocomm.journal.entries import Digest, Entry, Hash, Round, Skip
 from geocomm.journal.member import Frame
 from support.journal.simulated_data import Sequence
 
@@ -74,7 +74,7 @@ class Chain:
     def append(self, entry: Entry) -> None:
         """Another entry, after which other things are so."""
         self.entries.append(entry)
-        self.hashes.append(hash_of(entry))
+        self.hashes.append(entry.hash)
         if isinstance(entry, Round):
             self._take_round(entry)
         if isinstance(entry, Skip):

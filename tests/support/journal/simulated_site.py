@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from geocomm.journal.entries import Entry, Hash, hash_of
+from geocomm.journal.entries import Entry, Hash
 from geocomm.journal.member import Frame, Member
 from geocomm.journal.messages import Open, Welcome
 from geocomm.journal.run_state import RunState
@@ -49,7 +49,7 @@ class Disk:
         place = index - self.base.head.index - 1
         if place < 0:
             return self.base.head.hash if place == -1 else None
-        return hash_of(self.journal[place]) if place < len(self.journal) else None
+        return self.journal[place].hash if place < len(self.journal) else None
 
     def replayed_from(self, fragment: int) -> int:
         """The lowest version of a fragment from which the journal goes on."""

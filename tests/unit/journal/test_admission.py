@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from geocomm.journal.entries import TermBegun, hash_of
+from geocomm.journal.entries import TermBegun
 from geocomm.journal.messages import PROTOCOL_VERSION, Leave, Refused
 from geocomm.journal.run_state import Standing
 from geocomm.journal.sequencer_events import Ended, SendEntries
@@ -132,7 +132,7 @@ def test_stand_by_without_ranks_that_was_there_before_the_run_is_no_member_of_it
 def test_follower_of_an_earlier_term_is_sent_the_entries_since_the_leader_took_over() -> None:
     entries = Led().take_part("ab").entries
     head = entries[-1]
-    began = TermBegun(index=head.index + 1, prev=hash_of(head), term=1, site="a", address="a:1")
+    began = TermBegun(index=head.index + 1, prev=head.hash, term=1, site="a", address="a:1")
     led = Led(entries=[*entries, began])
     led.hello("b", term=0, head=40, head_hash="f" * 64)  # its chain ends with entries of the leader before
     assert led.messages(Refused) == []

@@ -27,7 +27,7 @@ from geocomm.elastic.etcd import (
 from geocomm.elastic.etcd_leadership import EtcdLeadership
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.leadership import Begun
-from geocomm.journal.entries import BadLineError, Entry, Kept, Snapshot, TermBegun, hash_of
+from geocomm.journal.entries import BadLineError, Entry, Kept, Snapshot, TermBegun
 from geocomm.journal.journal import HeadMovedError, Journal, NoJournalError, SqliteJournal
 from geocomm.journal.run_state import EMPTY, Head, RunState
 from support.etcd_servers import EtcdServers, needs_etcd
@@ -100,7 +100,7 @@ def test_journal_reads_what_was_appended(engine: Engine, entries: tuple[Entry, .
     again = engine.look()
     assert tuple(again.read()) == entries
     assert list(again.read(7)) == list(entries[7:])
-    assert again.head == RunState.of(again.read()).head == Head(len(entries) - 1, hash_of(entries[-1]))
+    assert again.head == RunState.of(again.read()).head == Head(len(entries) - 1, entries[-1].hash)
     assert again.hash_at(4) == entries[5].prev
     assert again.hash_at(len(entries)) is None
 
@@ -124,7 +124,7 @@ def test_leader_of_a_term_that_is_over_is_refused(engine: Engine, entries: tuple
     later.append(begun, later.head)
     with pytest.raises(HeadMovedError):
         former.append(entries[3], seen)
-    assert former.head == Head(3, hash_of(begun))
+    assert former.head == Head(3, begun.hash)
     assert list(former.read()) == [*entries[:3], begun]
 
 
@@ -247,7 +247,7 @@ def test_etcd_that_lacks_entries_gets_them_where_that_is_allowed(
     assert shared == list(own.read())
     assert shared[:9] == list(entries[:9])
     assert shared[9:] == [
-        TermBegun(index=9, prev=hash_of(entries[8]), term=leads.term, site="a", address=said("a").address)
+        TermBegun(index=9, prev=entries[8].hash, term=leads.term, site="a", address=said("a").address)
     ]
 
 
@@ -259,7 +259,7 @@ def test_deleted_entries_leave_a_chain_that_goes_on(servers: EtcdServers, entrie
     journal.forget(5)
     again = look(address)
     assert (again.first, list(again.read(5))) == (5, list(entries[5:9]))
-    assert [again.hash_at(index) for index in (3, 4, 8)] == [None, entries[5].prev, hash_of(entries[8])]
+    assert [again.hash_at(index) for index in (3, 4, 8)] == [None, entries[5].prev, entries[8].hash]
     with pytest.raises(EtcdAwayError, match="before 5 were deleted"):
         list(again.read(4))
     later = lead(address)

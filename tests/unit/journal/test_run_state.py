@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,10 @@ from geocomm.journal.entries import (
     Round,
     Skip,
     TermBegun,
+    entry_of,
+    line_of,
 )
+from geocomm.journal.messages import EntrySaid, said
 from geocomm.journal.run_state import RunState, Standing
 from support.journal.simulated_run import SimulatedRun
 
@@ -46,6 +50,16 @@ def begun() -> RunState:
 def a_round(state: RunState, **fields: Any) -> None:
     version = state.versions[0]
     put(state, Round, **{"fragment": 0, "version": version, "members": (FRAME,), "every": 0, "base": None, **fields})
+
+
+def test_an_entry_has_one_line_and_its_copy_with_other_values_another() -> None:
+    entry = put(RunState(), Genesis, run="1" * 32, settings={}, layout="3" * 32, digests=("4" * 32,), every=10)
+    assert entry.line == line_of(entry)
+    assert said(EntrySaid(entry=entry)) == line_of(EntrySaid(entry=entry))
+    copied = entry.model_copy(update={"term": 1})
+    assert copied.line == line_of(copied) != entry.line
+    assert copied.hash == hashlib.sha256(copied.line.encode()).hexdigest() != entry.hash
+    assert copied != entry == entry_of(entry.line)
 
 
 def test_state_is_what_the_entries_say() -> None:

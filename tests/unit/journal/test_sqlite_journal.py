@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from geocomm.journal.entries import BadLineError, Deal, Entry, Join, Kept, Snapshot, hash_of, line_of
+from geocomm.journal.entries import BadLineError, Deal, Entry, Join, Kept, Snapshot, line_of
 from geocomm.journal.journal import HeadMovedError, NoJournalError, SqliteJournal
 from geocomm.journal.messages import parts_of
 from geocomm.journal.run_state import EMPTY, Head, RunState
@@ -36,7 +36,7 @@ def test_journal_reads_what_was_appended_after_it_was_opened_again(tmp_path: Pat
     journal = SqliteJournal(tmp_path / "j")
     assert tuple(journal.read()) == entries
     assert list(journal.read(7)) == list(entries[7:])
-    assert journal.head == Head(len(entries) - 1, hash_of(entries[-1]))
+    assert journal.head == Head(len(entries) - 1, entries[-1].hash)
     assert journal.hash_at(4) == entries[5].prev
     assert journal.hash_at(-1) == EMPTY.hash
     verified, confirmed = journal.verify()
@@ -57,8 +57,8 @@ def test_what_is_cut_off_lies_beside_and_others_follow_in_its_place(tmp_path: Pa
     journal = filled(tmp_path / "j", entries[:9])
     aside = journal.cut(5)
     assert aside.read_text().splitlines() == [line_of(entry) for entry in entries[5:9]]
-    assert journal.head == Head(4, hash_of(entries[4]))
-    other = Join(index=5, prev=hash_of(entries[4]), term=7, site="z", store="0" * 32)
+    assert journal.head == Head(4, entries[4].hash)
+    other = Join(index=5, prev=entries[4].hash, term=7, site="z", store="0" * 32)
     journal.append(other, journal.head)
     journal.close()
     assert [*SqliteJournal(tmp_path / "j").read()] == [*entries[:5], other]
@@ -81,7 +81,7 @@ def chain(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
 
     moved = dict[int, int]()
     for number, entry in enumerate(entries):
-        fields = dict(entry)
+        fields = {name: getattr(entry, name) for name in type(entry).model_fields}
         if isinstance(entry, Deal) and entry.rest:
             fields["rest"] = moved[entry.rest]
         add(type(entry), **fields)
@@ -219,11 +219,11 @@ def test_a_wrong_state_is_found_by_the_next_snapshot(tmp_path: Path, entries: tu
 
 @pytest.mark.parametrize("index", [1, 900])
 def test_changed_line_is_found_at_the_latest_by_verify(tmp_path: Path, entries: tuple[Entry, ...], index: int) -> None:
-    head = Head(len(entries) - 1, hash_of(entries[-1]))
+    head = Head(len(entries) - 1, entries[-1].hash)
     more: list[Entry] = [*entries]
     while len(more) < 1000:
         more.append(Join(index=head.index + 1, prev=head.hash, term=0, site=f"s{len(more)}", store="0" * 32))
-        head = Head(head.index + 1, hash_of(more[-1]))
+        head = Head(head.index + 1, more[-1].hash)
     filled(tmp_path / "j", tuple(more)).close()
     with sqlite3.connect(tmp_path / "j") as db:
         db.execute("UPDATE entries SET line = replace(line, '\"term\":0', '\"term\":1') WHERE idx = ?", (index,))

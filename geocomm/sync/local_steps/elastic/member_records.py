@@ -14,8 +14,8 @@ class MemberRecords:
     """Of the fragments that a rank owns. Thread-safe. What is said of other fragments' rounds changes nothing."""
 
     def __init__(self, site: str, is_past: Callable[[int, int], bool]) -> None:
-        """site: the own one. is_past: whether a round (fragment, version) is applied, or the fragment is another rank's;
-        from any thread.
+        """site: the own one. is_past: whether a round (fragment, version) is applied or another rank's; called from any
+        thread.
         """
         self._site, self._is_past = site, is_past
         self._lock = threading.Lock()
