@@ -10,7 +10,8 @@ LIMIT_S = 60.0
 
 
 def test_calls_are_done_in_their_order_and_one_that_fails_ends_none_of_the_others() -> None:
-    thread, done = CallThread("test"), queue.SimpleQueue[str]()
+    done, failed = queue.SimpleQueue[str](), list[str]()
+    thread = CallThread("test", lambda error: failed.append(str(error)))
     first = OSError("first")
 
     def fail(error: Exception) -> None:
@@ -26,6 +27,7 @@ def test_calls_are_done_in_their_order_and_one_that_fails_ends_none_of_the_other
     assert [done.get(timeout=LIMIT_S) for _ in range(4)] == ["due at the start", "first", "second", "third"]
     assert isinstance(thread.failure, ValueError)
     assert str(thread.failure) == "due at the start"
+    assert failed == ["due at the start", "first", "second"]
     thread.stop()
 
 

@@ -7,8 +7,6 @@ more rounds says so in its last header. So no receive is left behind, whatever b
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -28,7 +26,6 @@ from geocomm.core.errors import (
     PeerLostError,
     error_of,
 )
-from geocomm.core.native import native
 from geocomm.group.backend.reserved_tags import KINDS, ReservedTags
 from geocomm.sync.local_steps.fixed.round_header import (
     Digest,
@@ -43,6 +40,7 @@ from geocomm.sync.local_steps.fixed.round_header import (
 from geocomm.sync.local_steps.fixed.site_messages import Relay, SiteMessages
 from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.model.host_memory import host_empty
+from geocomm.sync.local_steps.outer.call_thread import CallThread
 from geocomm.sync.local_steps.outer.delta_frames import DeltaFrames, average_frames, encode_delta
 from geocomm.sync.local_steps.outer.pace import LineClock
 from geocomm.sync.local_steps.outer.round_records import RoundRecord
@@ -178,9 +176,8 @@ class RoundExchange:
         self._under_way: deque[Exchange | Question | End] = deque()
         self._failure: BaseException | None = None
         self._has_ended = False
-        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._messages = SiteMessages(ranks, own, relays, tags, self._calls.put)
+        self._thread = CallThread("geocomm-rounds", self._fail)  # results that are asked for raise the failure
+        self._messages = SiteMessages(ranks, own, relays, tags, self._thread.post)
         self._owed = {site: _Owed() for site in ranks if site != own}
 
     def begin(
@@ -212,23 +209,11 @@ class RoundExchange:
 
     def stop(self) -> None:
         """End the thread, once it has done what was submitted."""
-        if self._thread is not None:
-            self._calls.put(None)
-            self._thread = None
+        self._thread.stop()
 
     def _submit(self, call: Callable[[], None]) -> None:
-        self._calls.put(call)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="geocomm-rounds", daemon=True)
-            self._thread.start()
-
-    def _run(self) -> None:
-        native().wait_in_background()  # what this thread waits for holds up no step
-        while (call := self._calls.get()) is not None:
-            try:
-                call()
-            except BaseException as error:  # it is raised where the results are asked for
-                self._fail(error)
+        self._thread.post(call)
+        self._thread.start()
 
     def _begin(self, exchange: Exchange) -> None:
         self._take_in(exchange)

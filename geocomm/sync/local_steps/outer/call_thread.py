@@ -15,17 +15,20 @@ from geocomm.core.native import native
 class CallThread:
     """Calls may be posted before `start`. One that raises ends none of the others."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, failed: Callable[[BaseException], None] = lambda _: None) -> None:
+        """failed: is called on the thread with what a call has raised."""
         self.failure: BaseException | None = None
         """What a call has raised first."""
-        self._name = name
+        self._failed = failed
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._later: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
 
     def start(self) -> None:
-        """Begin to do the calls."""
-        threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        """Begin to do the calls. Idempotent."""
+        if self._thread.ident is None:
+            self._thread.start()
 
     def post(self, call: Callable[[], None]) -> None:
         """Have a call done after those before it. From any thread."""
@@ -59,3 +62,4 @@ class CallThread:
             call()
         except BaseException as error:
             self.failure = self.failure or error
+            self._failed(error)
