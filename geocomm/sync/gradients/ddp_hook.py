@@ -55,6 +55,8 @@ class DdpAdapter:
         group: Any = cast(Any, model).process_group  # DDP has one, whatever its type says
         self.reducer = GradientReducer(kind, group, named, plan)
         self._name_of = {id(parameter): name for name, parameter in named.items()}
+        self._layouts: dict[int, tuple[list[int], Layout]] = {}
+        """By bucket: the parameters that are in it, and where."""
 
     def run(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """The hook: the mean of the bucket over the ranks, in its buffer."""
@@ -69,13 +71,18 @@ class DdpAdapter:
         return done
 
     def _layout_of(self, bucket: dist.GradBucket) -> Layout:
-        base = bucket.buffer().storage_offset()
-        slices: list[Slice] = []
-        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            name = self._name_of[id(parameter)]
-            offset = int(gradient.storage_offset() - base)
-            slices.append(Slice(name, offset, gradient.numel(), self.reducer.is_exact(name)))
-        return tuple(slices)
+        """It changes only where DDP makes its buckets anew, of other parameters or in another order."""
+        parameters = [id(parameter) for parameter in bucket.parameters()]
+        known, layout = self._layouts.get(bucket.index(), ([], ()))
+        if known != parameters:
+            names = [self._name_of[parameter] for parameter in parameters]
+            base = bucket.buffer().storage_offset()
+            layout = tuple(
+                Slice(name, int(gradient.storage_offset() - base), gradient.numel(), self.reducer.is_exact(name))
+                for name, gradient in zip(names, bucket.gradients(), strict=True)
+            )
+            self._layouts[bucket.index()] = parameters, layout
+        return layout
 
 
 def register(model: DistributedDataParallel, plan: ReductionPlan, kind: str) -> GradientHook:
@@ -85,7 +92,7 @@ def register(model: DistributedDataParallel, plan: ReductionPlan, kind: str) -> 
     require_devices("a DDP hook", (parameter.device for parameter in _wrapped(model).parameters()))
     adapter = DdpAdapter(model, plan, kind)
     cast(Any, model).register_comm_hook(adapter, _feedback_hook)
-    return GradientHook(adapter.reducer)
+    return adapter.reducer
 
 
 def _feedback_hook(adapter: DdpAdapter, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

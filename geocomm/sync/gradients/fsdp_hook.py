@@ -70,7 +70,7 @@ def fsdp_hook(model: torch.nn.Module, settings: HookSettings | str = "balanced")
     require_devices("fsdp_hook", (unit.device for unit in units))
     adapter = FsdpAdapter(model, units, replicas.pop(), plan)
     adapter.take_over()
-    return GradientHook(adapter.reducer)
+    return adapter.reducer
 
 
 def _replicas_of(unit: ReduceUnit) -> dist.ProcessGroup:

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from geocomm.sync.gradients.gradient_reducer import GradientReducer
+from typing import Any, Protocol, runtime_checkable
 
 
-class GradientHook:
+@runtime_checkable
+class GradientHook(Protocol):
     """The handle of a hook, which `geocomm.ddp_hook` and `geocomm.fsdp_hook` return.
 
     Call its methods between steps: after backward, before the next forward.
     """
 
-    def __init__(self, reducer: GradientReducer) -> None:
-        """Wrap the reducer; programs get their handle from a hook."""
-        self._reducer = reducer
-
     @property
     def codec(self) -> str:
         """The codec of the next step: none in the first steps, then that of the settings or a finer one."""
-        return self._reducer.codec
+        ...
 
     @property
     def place(self) -> tuple[int, int, int, int]:
         """Where this rank is: rank among the replicas, their number; shard of the gradients, number of shards."""
-        return self._reducer.place
+        ...
 
     def is_exact(self, name: str) -> bool:
         """Say whether a parameter always goes exactly.
@@ -38,7 +32,7 @@ class GradientHook:
         Returns:
             True for the parameters that `HookSettings.exact` and `exact_below` leave alone.
         """
-        return self._reducer.is_exact(name)
+        ...
 
     def stats(self) -> dict[str, Any]:
         """Count what the hook did at this rank, as of the last step that ended. It waits for that step.
@@ -55,7 +49,7 @@ class GradientHook:
 
                 worst = max((bucket["nmse"] for bucket in hook.stats()["buckets"]), default=0.0)
         """
-        return self._reducer.stats()
+        ...
 
     def last_stats(self) -> dict[str, Any]:
         """Return what `stats` does, of the last step whose outcome is known already. It waits for nothing.
@@ -63,14 +57,14 @@ class GradientHook:
         Returns:
             As of `stats`. Any thread may ask.
         """
-        return self._reducer.last_stats()
+        ...
 
     def undo_step(self) -> None:
         """Put the residuals back to what they were before the last backward, whose gradients were thrown away.
 
         Call it on all ranks. Steps with a gradient that is not finite, such as GradScaler skips, need no call.
         """
-        self._reducer.undo_step()
+        ...
 
     def rescale(self, factor: float) -> None:
         """Multiply the residuals, which are in units of the scaled loss. Call it on all ranks.
@@ -78,7 +72,7 @@ class GradientHook:
         Args:
             factor: The new loss scale by the old one.
         """
-        self._reducer.rescale(factor)
+        ...
 
     def state_dict(self) -> dict[str, Any]:
         """Copy this rank's part of the state, which each rank saves for itself. Not collective.
@@ -87,7 +81,7 @@ class GradientHook:
             Plain values, strings and tensors on the CPU. `residual`: {parameter: [(first element, float32 values)]},
             likewise `momentum`.
         """
-        return self._reducer.state_dict()
+        ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a state. All ranks load, each its own.
@@ -102,4 +96,4 @@ class GradientHook:
         Raises:
             InvalidArgumentError: The state is of another rank, number of ranks or model.
         """
-        self._reducer.load_state_dict(state)
+        ...

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from typing_extensions import override
 
 from geocomm.core.message_log import logger
 from geocomm.group.backend.runtime import runtime
@@ -15,6 +16,7 @@ from geocomm.metrics.hook_registry import register_handle
 from geocomm.sync.gradients.bucket_reduction import BucketReducer
 from geocomm.sync.gradients.device_order import DeviceOrder
 from geocomm.sync.gradients.feedback_state import VERSION, check_state
+from geocomm.sync.gradients.gradient_hook import GradientHook
 from geocomm.sync.gradients.named_values import Layout
 from geocomm.sync.gradients.quality_guard import QualityGuard, finer_codec
 from geocomm.sync.gradients.reduction_plan import EXACT, ReductionPlan, Shard
@@ -26,11 +28,10 @@ if TYPE_CHECKING:
 _WHOLE = Shard()
 
 
-class GradientReducer:
+class GradientReducer(GradientHook):
     """Reduces the buckets of each step, and keeps by parameter what the codec loses.
 
-    For what feeds it, a step is: `begin_step`, `reduce` for each bucket, `end_step`; the same on all ranks. Its other
-    methods are those of `GradientHook`, which has their contracts.
+    For what feeds it, a step is: `begin_step`, `reduce` for each bucket, `end_step`; the same on all ranks.
     """
 
     def __init__(
@@ -65,8 +66,8 @@ class GradientReducer:
 
     # ---- what feeds it
 
+    @override
     def is_exact(self, name: str) -> bool:
-        """Whether the parameter always goes exactly."""
         return name in self._exact_names
 
     def begin_step(self) -> None:
@@ -102,40 +103,40 @@ class GradientReducer:
     # ---- what its user asks
 
     @property
+    @override
     def codec(self) -> str:
-        """The codec of the next step."""
         scheduled = [codec for first, codec in self._plan.schedule if first <= self._ledger.steps][-1]
         return scheduled if scheduled == EXACT or self._fallback is None else self._fallback
 
     @property
+    @override
     def place(self) -> tuple[int, int, int, int]:
-        """Rank among the replicas, their number; shard of the model's gradients, their number."""
         return self._backend.rank(), self._backend.size(), self._shard.index, self._shard.count
 
+    @override
     def stats(self) -> dict[str, Any]:
-        """What `GradientHook.stats` returns."""
         self._settle()
         return self.last_stats()
 
+    @override
     def last_stats(self) -> dict[str, Any]:
-        """What `GradientHook.last_stats` returns; from any thread."""
         found = dict(self._published)
         return found | {name: [dict(row) for row in found[name]] for name in ("fallbacks", "buckets")}
 
+    @override
     def undo_step(self) -> None:
-        """Undo the last step on this rank; the caller does so on all ranks."""
         self._settle()
         if self._ledger.undo():
             self._publish()
 
+    @override
     def rescale(self, factor: float) -> None:
-        """Multiply the residuals; the caller does so on all ranks."""
         with self._order:
             self._settle()
             self._buckets.rescale(factor)
 
+    @override
     def state_dict(self) -> dict[str, Any]:
-        """What `GradientHook.state_dict` returns."""
         with self._order:
             self._settle()
             rank, ranks, shard, shards = self.place
@@ -152,8 +153,8 @@ class GradientReducer:
                 "momentum": self._buckets.momenta.pieces(),
             }
 
+    @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a state. Raises InvalidArgumentError for one of another rank, number of ranks or model."""
         check_state(state, self.place, self._numel_of)
         self._settle()
         self._buckets.residuals.load(state["residual"])
