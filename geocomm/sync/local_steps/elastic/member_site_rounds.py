@@ -17,7 +17,6 @@ from typing_extensions import override
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.message_log import logger
 from geocomm.core.patience import Patience
-from geocomm.core.typed_torch import norm
 from geocomm.data.site_deals import SiteDeals
 from geocomm.elastic.snapshots import Layout
 from geocomm.journal.entries import FRAME_BYTES, MOST_STEPS, Round
@@ -43,7 +42,6 @@ from geocomm.sync.local_steps.outer.site_weights import (
     SiteWeights,
     shorten,
     take_delta,
-    weights_of,
 )
 from geocomm.sync.local_steps.outer.site_weights import Delta as SiteDelta
 from geocomm.sync.local_steps.outer.waiting import say
@@ -310,31 +308,27 @@ class MemberSiteRounds(SiteState):
 
     def _begin(self, index: int, opened: Open | None) -> None:
         """Offer what the site has learned of this fragment."""
-        if index == 0:  # once in a cycle: it looks at every parameter
-            self._view.check()
-        self._inner.check(self._view)
         self._next_due[index] = self.step + self._schedule.every
         weight = self._weight_of(index) if self.step > self._step_at_begin[index] else 0
-        local = weights_of(self.ranks, self._view, self.fragments[index])
 
-        def offer(local: SiteWeights) -> list[int]:
+        def offer(local: SiteWeights) -> bool:
             if opened is None or self._rounds is None:
-                return [1]
+                return True
             delta = take_delta(self._held[index].anchor, local, keep=self._keeps_local)
             squares = delta.squared_norm
             if squares is None or weight < 1 or self.step < self._quiet_until:
                 self._rounds.give_nothing(opened)
             else:
-                self._rounds.offer(opened, self._offered(index, delta, squares, weight))
-            return [int(squares is not None)]
+                every = self._wanted_every(index, self._rounds.line.seconds)
+                self._rounds.offer(opened, self._offered(index, delta, squares, weight, every))
+            return squares is not None
 
-        (finite,) = self.ranks.by_owner(index, None if local is None else partial(offer, local), 1)
-        if not finite:
+        if not self._begin_by_owner(index, offer, looks=index == 0):
             self._counters["rounds_not_finite"] += 1
             under_way = self._rounds.kept_weights() if self._rounds is not None else []
             self._take_over_anchor(under_way, f"fragment {index}")
 
-    def _offered(self, index: int, delta: SiteDelta, squared_norm: float, weight: int) -> Delta:
+    def _offered(self, index: int, delta: SiteDelta, squared_norm: float, weight: int, every: int) -> Delta:
         """What becomes a frame: of a long delta what one round may take. "carry" leaves the rest to the next one."""
         held, begun, cycle = self._held[index], self._step_at_begin[index], self._schedule.every
         steps = self.step - begun
@@ -342,9 +336,6 @@ class MemberSiteRounds(SiteState):
         share = counted / steps
         shorten(delta, held.anchor, share)
         self._norms["delta_norm"] = share * math.sqrt(squared_norm)
-        every = 0
-        if self._pace is not None and self._rounds is not None and index == 0:
-            every = self._pace.wanted(cycle, self._rounds.line.seconds)
         own_weight = self._weight_at_begin[index] + weight * counted // steps
         read = self._tokens_at_begin[index]
         read += (self.tokens - read) * counted // steps
@@ -361,12 +352,8 @@ class MemberSiteRounds(SiteState):
 
     def _merge(self, index: int, decided: Decided | None) -> None:
         """Take the outer step of a decided round, and merge it into the model."""
-        fragment = self.fragments[index]
-        local = weights_of(self.ranks, self._view, fragment)
-        work = None if decided is None or local is None else partial(self._merge_own, index, decided, local)
-        most, void, counted, weight, step, tokens = self.ranks.by_owner(index, work, 6)
-        if local is None or not local.of_model:
-            self.ranks.write(self._view, fragment, None if local is None else local.pieces[0])
+        merge = None if decided is None else partial(self._merge_own, index, decided)
+        most, void, counted, weight, step, tokens = self._merge_by_owner(index, merge, 6)
         self._ahead = max(self._ahead, most - self.step)
         self._head_step = max(self._head_step, most)
         self._counters["rounds"] += 1
@@ -387,9 +374,7 @@ class MemberSiteRounds(SiteState):
             merge_local(CARRY, local.pieces, held.anchor, before)
         else:
             merge_local(self._settings.merge, local.pieces, held.anchor, own.local_at_begin)
-            if held.residual is not None and own.residual is not None:
-                held.residual = own.residual
-                self._norms["residual_norm"] = norm(held.residual)
+            self._take_residual(held, own.residual)
             self._counters["wire_bytes"] += own.wire_bytes
         if self._rounds is not None:
             self._rounds.applied(decided, held)
@@ -403,10 +388,7 @@ class MemberSiteRounds(SiteState):
     def _step_outside(self, held: AnchoredFragment, decided: Decided) -> None:
         entry = decided.settled.entry
         if entry is not None and decided.average is not None:
-            moved, mean_norm = held.step(self._settings.outer, decided.average, sum(one.step for one in entry.members))
-            self._norms["mean_norm"] = mean_norm
-            self._norms["outer_step"] = moved / mean_norm if mean_norm else None
-            self._norms["agreement"] = _agreement(entry, self._settings, mean_norm)
+            self._outer_step(held, decided.average, _entry_of(entry))
         if decided.state is not None:
             held.take(decided.state, decided.settled.after)
         held.version = decided.settled.after  # counts void rounds too
@@ -497,15 +479,14 @@ class MemberSiteRounds(SiteState):
         return Beat(step=self.run_step, tokens=self.tokens, step_s=step_s, line_s=line_s, free_bytes=0)
 
 
-def _agreement(entry: Round, settings: ResolvedSettings, mean_norm: float) -> float | None:
-    members = entry.members
-    told = Entry(
-        entry.version,
-        entry.fragment,
-        entry.version,
+def _entry_of(listed: Round) -> Entry:
+    members = listed.members
+    return Entry(
+        listed.version,
+        listed.fragment,
+        listed.version,
         tuple(one.site for one in members),
         tuple(one.step for one in members),
         tuple(one.weight for one in members),
         squared_norms=tuple(one.squared_norm for one in members),
     )
-    return told.agreement(settings.coding.averaging, mean_norm)

@@ -16,7 +16,6 @@ from typing_extensions import override
 
 from geocomm.core.errors import GeocommError, InvalidArgumentError
 from geocomm.core.message_log import logger
-from geocomm.core.typed_torch import norm
 from geocomm.sync.local_steps.model.host_memory import free_host_memory
 from geocomm.sync.local_steps.model.inner_optimizers import InnerOptimizers
 from geocomm.sync.local_steps.model.parameter_view import ParameterView
@@ -27,7 +26,7 @@ from geocomm.sync.local_steps.outer.resolved_settings import ResolvedSettings
 from geocomm.sync.local_steps.outer.rounds import LAST, Average, Offer, Rounds, Terms
 from geocomm.sync.local_steps.outer.schedule import Schedule
 from geocomm.sync.local_steps.outer.site_state import SiteState
-from geocomm.sync.local_steps.outer.site_weights import SiteWeights, take_delta, weights_of
+from geocomm.sync.local_steps.outer.site_weights import SiteWeights, take_delta
 
 
 class SiteRounds(SiteState):
@@ -174,20 +173,16 @@ class SiteRounds(SiteState):
 
     def _begin(self, index: int, *, last: bool = False) -> None:
         """Begin the next round, with this fragment; its last one carries weights in place of deltas."""
-        if index == 0 or last:  # once in a cycle: it looks at every parameter
-            self._view.check()
-        self._inner.check(self._view)
         weight = self._weight_or_none(index) if last else self._weight_of(index)
-        local = weights_of(self.ranks, self._view, self.fragments[index])
         own: OwnersPart | None = None
 
-        def offer(local: SiteWeights) -> list[int]:
+        def offer(local: SiteWeights) -> bool:
             nonlocal own
             own, finite = self._offer(self._held[index], local, weight, last=last)
-            return [int(finite)]
+            return finite
 
-        (finite,) = self.ranks.by_owner(index, None if local is None else partial(offer, local), 1)
-        self._flights.append(Flight(self._next_round, index, self.step, bool(finite), own, last))
+        finite = self._begin_by_owner(index, offer, looks=index == 0 or last)
+        self._flights.append(Flight(self._next_round, index, self.step, finite, own, last))
         self._weight_at_begin[index] = self.weight
         self._step_at_begin[index] = self.step
         if not finite:
@@ -258,7 +253,7 @@ class SiteRounds(SiteState):
 
         In a last round the site's weights are what crosses, else the delta.
         """
-        number, every, squared_norm, local_at_begin = self._next_round, 0, 0.0, None
+        number, squared_norm, local_at_begin = self._next_round, 0.0, None
         if last:
             given = torch.cat(list(local.pieces))
             finite = bool(given.isfinite().all())
@@ -270,8 +265,7 @@ class SiteRounds(SiteState):
                 self._norms["delta_norm"] = math.sqrt(squared_norm)
         if not finite:
             given.zero_()
-        if self._pace is not None and held.fragment.index == 0 and not last:
-            every = self._pace.wanted(self._schedule.every, self._rounds.line_seconds)
+        every = 0 if last else self._wanted_every(held.fragment.index, self._rounds.line_seconds)
         weight = weight if finite else 0
         offer = Offer(number, held.fragment.index, self.step, held.version, weight, every, squared_norm, last)
         self._rounds.propose(offer)
@@ -290,22 +284,17 @@ class SiteRounds(SiteState):
         self._counters["rounds"] += 1
         self._counters["rounds_void"] += void and not flight.last
         self._counters["rounds_not_finite"] += not flight.finite
-        fragment, held = self.fragments[flight.fragment], self._held.get(flight.fragment)
-        merged = None if held is None else held.anchor
-        written = False
-        if flight.begun < self.step:  # else there is nothing of the site's own to keep
-            local = weights_of(self.ranks, self._view, fragment)
+        held, own = self._held.get(flight.fragment), flight.own
 
-            def merge(local: SiteWeights) -> list[int]:
-                if held is not None and flight.own is not None:
-                    merge_local(self._settings.merge, local.pieces, held.anchor, flight.own.local_at_begin)
-                return []
+        def merge(local: SiteWeights) -> list[int]:
+            if held is not None and own is not None:
+                merge_local(self._settings.merge, local.pieces, held.anchor, own.local_at_begin)
+            return []
 
-            self.ranks.by_owner(fragment.index, None if local is None else partial(merge, local), 0)
-            if local is not None:
-                merged, written = local.pieces[0], local.of_model
-        if not written:
-            self.ranks.write(self._view, fragment, merged)
+        if flight.begun < self.step:
+            self._merge_by_owner(flight.fragment, merge)
+        else:  # there is nothing of the site's own to keep
+            self.ranks.write(self._view, self.fragments[flight.fragment], None if held is None else held.anchor)
         if every not in (0, self._schedule.every):
             # No site begins that round before it has merged this one, since both have the same fragment.
             self._next_schedule = self._schedule.renewed(flight.number + self._schedule.fragments, every)
@@ -335,12 +324,7 @@ class SiteRounds(SiteState):
             cycle = len(average.entry.members) * self._schedule.every
             held.end(self._settings.outer, average.values, sum(average.entry.steps), cycle)
         elif average.values is not None:
-            moved, mean_norm = held.step(self._settings.outer, average.values, sum(average.entry.steps))
-            self._norms["mean_norm"] = mean_norm
-            self._norms["outer_step"] = moved / mean_norm if mean_norm else None
-            self._norms["agreement"] = average.entry.agreement(self._settings.coding.averaging, mean_norm)
-            if held.residual is not None and average.residual is not None:
-                held.residual = average.residual
-                self._norms["residual_norm"] = norm(held.residual)
+            self._outer_step(held, average.values, average.entry)
+            self._take_residual(held, average.residual)
         self._rounds.commit(flight.number, held.digest())
         self._counters["wire_bytes"] += average.wire_bytes

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from geocomm.codecs.codec_spec import codec_spec
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.message_log import logger
 from geocomm.core.place import local_world_size
+from geocomm.core.typed_torch import norm
 from geocomm.data.site_deals import SiteDeals
 from geocomm.sync.local_steps.model.digests import digest
 from geocomm.sync.local_steps.model.fragments import Fragment, make_fragments
@@ -23,6 +25,8 @@ from geocomm.sync.local_steps.outer.anchor import AnchoredFragment, least_memory
 from geocomm.sync.local_steps.outer.merge import CARRY
 from geocomm.sync.local_steps.outer.pace import Pace
 from geocomm.sync.local_steps.outer.resolved_settings import ResolvedSettings
+from geocomm.sync.local_steps.outer.rounds import Entry
+from geocomm.sync.local_steps.outer.site_weights import SiteWeights, weights_of
 
 
 class SiteState(ABC):
@@ -177,6 +181,49 @@ class SiteState(ABC):
                 "before this round; call count_tokens() in every step"
             )
         return weight
+
+    def _begin_by_owner(self, index: int, offer: Callable[[SiteWeights], bool], *, looks: bool) -> bool:
+        """Begin a round: the fragment's owner offers what the site has learned. Whether the site's weights are finite,
+        as `offer` says there.
+
+        looks: at every parameter, whether the model is what it was.
+        """
+        if looks:
+            self._view.check()
+        self._inner.check(self._view)
+        local = weights_of(self.ranks, self._view, self.fragments[index])
+        (finite,) = self.ranks.by_owner(index, None if local is None else lambda: [int(offer(local))], 1)
+        return bool(finite)
+
+    def _merge_by_owner(
+        self, index: int, merge: Callable[[SiteWeights], list[int]] | None, count: int = 0
+    ) -> list[int]:
+        """Merge a round: the fragment's owner turns the site's weights into those after it, and all ranks of the site
+        write these to the model. Returns the `count` numbers that `merge` says there; other ranks may have None."""
+        fragment = self.fragments[index]
+        local = weights_of(self.ranks, self._view, fragment)
+        told = self.ranks.by_owner(index, None if local is None or merge is None else partial(merge, local), count)
+        if local is None or not local.of_model:
+            self.ranks.write(self._view, fragment, None if local is None else local.pieces[0])
+        return told
+
+    def _outer_step(self, held: AnchoredFragment, delta: torch.Tensor, entry: Entry) -> None:
+        """Take the outer step of a round with the averaged delta."""
+        moved, mean_norm = held.step(self._settings.outer, delta, sum(entry.steps))
+        self._norms["mean_norm"] = mean_norm
+        self._norms["outer_step"] = moved / mean_norm if mean_norm else None
+        self._norms["agreement"] = entry.agreement(self._settings.coding.averaging, mean_norm)
+
+    def _take_residual(self, held: AnchoredFragment, residual: torch.Tensor | None) -> None:
+        """A frame of this site counts: what the codec has lost by then takes the place of what it had lost before."""
+        if held.residual is not None and residual is not None:
+            held.residual = residual
+            self._norms["residual_norm"] = norm(held.residual)
+
+    def _wanted_every(self, index: int, line_s: float) -> int:
+        """The steps between two rounds that the site wants, said with those of fragment 0; 0: it does not say. line_s:
+        for which deltas were coded or on the line so far."""
+        return 0 if self._pace is None or index else self._pace.wanted(self._schedule.every, line_s)
 
     def _take_over_anchor(self, at_begin: Iterable[tuple[int, torch.Tensor | None]], what: str) -> None:
         """The model has NaN or Inf: begin anew where the sites stand, in all fragments, before it spreads again.
