@@ -26,6 +26,8 @@ namespace geocomm::core {
 namespace {
 
 std::atomic<LogLevel> g_level{LogLevel::Warning};
+std::atomic<bool> g_is_json{false};
+std::string g_json_fields;  // not in Log, since a forked child writes alike
 
 struct Log {
   std::mutex mutex;  // guards all below
@@ -44,6 +46,23 @@ struct Log {
 // writes what waits.
 constinit PerProcess<Log> g_log;
 
+// A string of JSON. What a peer has sent may be no UTF-8: each byte beyond ASCII that is not is left to
+// readers.
+std::string quoted(std::string_view text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    if (static_cast<unsigned char>(c) >= 0x20) {
+      out += c;
+    } else {
+      std::array<char, 8> escape{};
+      std::snprintf(escape.data(), escape.size(), "\\u%04x", static_cast<unsigned>(c));
+      out += escape.data();
+    }
+  }
+  return out + '"';
+}
+
 // A line as it is written: 2026-11-24T17:31:02Z geocomm warning: TEXT. In UTC, since sites have different
 // clocks on their walls; by the calendar of C++, since gmtime_r takes a lock that a forked child may find
 // held.
@@ -58,7 +77,11 @@ std::string stamped(std::string_view level, std::string_view text) {
                 static_cast<unsigned>(date.month()), static_cast<unsigned>(date.day()),
                 static_cast<int>(time.hours().count()), static_cast<int>(time.minutes().count()),
                 static_cast<int>(time.seconds().count()));
-  return str(stamp.data(), " geocomm ", level, ": ", text, '\n');
+  if (!g_is_json.load(std::memory_order_acquire)) {
+    return str(stamp.data(), " geocomm ", level, ": ", text, '\n');
+  }
+  return str(R"({"time":")", stamp.data(), R"(","level":")", level, "\",", g_json_fields,
+             "\"message\":", quoted(text), "}\n");
 }
 
 void write_to_stderr(std::string_view text) {
@@ -144,6 +167,18 @@ void write_log(LogLevel level, const std::string& line) {
   std::lock_guard lock(log.mutex);
   if (log.sink) return log.sink(level, line);
   queue_line(log, stamped(kNames[static_cast<std::size_t>(level)], line));
+}
+
+void write_log_line(std::string line) {
+  line += '\n';
+  Log& log = g_log.get();
+  std::lock_guard lock(log.mutex);
+  queue_line(log, line);
+}
+
+void set_log_json(std::string fields) {
+  g_json_fields = std::move(fields);
+  g_is_json.store(true, std::memory_order_release);
 }
 
 bool flush_log(Deadline deadline) {

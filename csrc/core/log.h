@@ -1,8 +1,8 @@
 // Log lines to stderr, or to a sink that tests set. Thread-safe. The level comes from
 // geocomm/core/options.py.
 //
-// A line on stderr begins with the time in UTC and with "geocomm", and geocomm/core/message_log.py writes
-// alike.
+// A line on stderr begins with the time in UTC and with "geocomm", or is an object of JSON.
+// geocomm/core/message_log.py writes alike.
 //
 // Nobody who logs waits for stderr: one thread of its own writes the lines, so that a full pipe or a hung
 // file system stops neither links nor operations. Lines that find kLogRoomBytes waiting are left out, and
@@ -28,6 +28,11 @@ LogLevel log_level();
 // `sink` is called with the lock held; nullptr restores stderr. A forked child writes to stderr.
 void set_log_sink(std::function<void(LogLevel, const std::string&)> sink);
 void write_log(LogLevel level, const std::string& line);
+// A whole line, as its caller has made it: to stderr, whatever the level.
+void write_log_line(std::string line);
+// From now on each line is an object of JSON: "time", "level", these fields (as text of JSON, each with a
+// comma behind it), and "message". Once, before other threads log.
+void set_log_json(std::string fields);
 // Waits until stderr has taken all that was logged; false: not by then. Before a process ends itself; at exit
 // it happens without being asked.
 bool flush_log(Deadline deadline);

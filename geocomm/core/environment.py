@@ -20,6 +20,7 @@ from geocomm.core.units import parse_boolean, parse_size
 CPU_LEVELS = ("scalar", "avx2", "avx512")
 MAX_THREADS = 1024
 LOG_LEVELS = {"debug": 0, "info": 1, "warning": 2, "error": 3, "off": 4}
+LOG_FORMATS = ("text", "json")
 PREFIX = "GEOCOMM_"
 
 OTHER_VARIABLES: tuple[tuple[str, str, str], ...] = (
@@ -47,6 +48,7 @@ OTHER_VARIABLES: tuple[tuple[str, str, str], ...] = (
     ("GEOCOMM_DATA_CACHE", "`~/.cache/geocomm/data`", "folder for what is fetched of a data set; nodes may share one"),
     ("GEOCOMM_DATA_CACHE_SIZE", "what the disk has", "the most that this folder may hold, such as 200gb"),
     ("GEOCOMM_LOG", "`warning`", "level of the log: debug, info, warning, error or off"),
+    ("GEOCOMM_LOG_FORMAT", "`text`", "text, or json: an object a line, with site, rank, pid, step, term and entry"),
     ("GEOCOMM_CPU", "all that it has", "the most that codecs use of the CPU: scalar, avx2 or avx512; same bytes"),
     ("GEOCOMM_RDMA_ALLOW_TCP", "`0`", "transport=rdma may run over UCX's TCP and shared memory, for a trial"),
     ("GEOCOMM_WAN_CONTROL", "", "control socket of a running `geocomm wan run`, which sets it"),
@@ -91,6 +93,17 @@ def log_level() -> int:
             f"GEOCOMM_LOG is {text!r}; it must be one of {', '.join(LOG_LEVELS)}{did_you_mean(text, LOG_LEVELS)}"
         )
     return LOG_LEVELS[text]
+
+
+def log_is_json() -> bool:
+    """Whether lines of the log are objects of JSON, from GEOCOMM_LOG_FORMAT (text, json; default text)."""
+    text = os.environ.get("GEOCOMM_LOG_FORMAT", "").lower() or "text"
+    if text not in LOG_FORMATS:
+        raise refusal(
+            f"GEOCOMM_LOG_FORMAT is {text!r}; it must be one of {', '.join(LOG_FORMATS)}"
+            f"{did_you_mean(text, LOG_FORMATS)}"
+        )
+    return text == "json"
 
 
 def cpu_level() -> str | None:

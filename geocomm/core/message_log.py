@@ -9,12 +9,17 @@ wait for Python's lock.
 from __future__ import annotations
 
 import functools
+import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
-from geocomm.core.environment import LOG_LEVELS, log_level
+from geocomm.core.environment import LOG_LEVELS, log_is_json, log_level
+from geocomm.core.place import own_rank
+from geocomm.core.site import site_name
 
 _PYTHON_LEVELS = {
     LOG_LEVELS["debug"]: logging.DEBUG,
@@ -45,9 +50,31 @@ def announce(message: str) -> None:
         log.handle(log.makeRecord(log.name, logging.INFO, __file__, 0, message, (), None))
 
 
-def write_through(log: Callable[[int, str], None]) -> None:
+def add_field(name: str, value: Callable[[], Any]) -> None:
+    """From now on lines of JSON have what this says at the time, where it is not None."""
+    _handler.fields[name] = value
+
+
+def fields_of_process() -> str:
+    """Fields that all lines of JSON of this process have, as text of JSON with a comma behind each."""
+    return "".join(f"{json.dumps(name)}:{json.dumps(value)}," for name, value in _of_process().items())
+
+
+def write_through(log: Callable[[str], None]) -> None:
     """From now on what goes to stderr goes through the native core's log, which makes nobody wait for stderr."""
     _handler.log = log
+
+
+def _of_process() -> dict[str, Any]:
+    fields = {"site": site_name(), "rank": own_rank(), "pid": os.getpid()}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _is_json() -> bool:
+    try:
+        return log_is_json()
+    except ValueError:  # as below
+        return False
 
 
 def _level_of_environment() -> int:
@@ -62,7 +89,8 @@ class _StderrHandler(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.log: Callable[[int, str], None] | None = None
+        self.log: Callable[[str], None] | None = None
+        self.fields: dict[str, Callable[[], Any]] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -81,14 +109,18 @@ class _StderrHandler(logging.Handler):
         return False
 
     def _write(self, record: logging.LogRecord) -> None:
+        # In UTC, since sites have different clocks on their walls.
+        stamp, level = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created)), record.levelname.lower()
         message = self.format(record)
+        line = self._json(stamp, level, message) if _is_json() else f"{stamp} geocomm {level}: {message}"
         if self.log is None:
-            # In UTC, since sites have different clocks on their walls.
-            stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
-            print(f"{stamp} geocomm {record.levelname.lower()}: {message}", file=sys.stderr, flush=True)
+            print(line, file=sys.stderr, flush=True)
         else:
-            core = [level for level, python in _PYTHON_LEVELS.items() if python <= record.levelno]
-            self.log(min(max(core, default=LOG_LEVELS["debug"]), LOG_LEVELS["error"]), message)
+            self.log(line)
+
+    def _json(self, stamp: str, level: str, message: str) -> str:
+        also = {name: said for name, value in self.fields.items() if (said := value()) is not None}
+        return json.dumps({"time": stamp, "level": level} | _of_process() | also | {"message": message})
 
 
 _handler = _StderrHandler()

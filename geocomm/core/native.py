@@ -6,9 +6,9 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from geocomm.core.environment import cpu_level, log_level, tensor_threads
+from geocomm.core.environment import cpu_level, log_is_json, log_level, tensor_threads
 from geocomm.core.errors import CLASS_OF_CODE, InternalError, VersionMismatchError
-from geocomm.core.message_log import logger, write_through
+from geocomm.core.message_log import fields_of_process, logger, write_through
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -62,6 +62,8 @@ def native() -> ModuleType:
         raise InternalError(f"geocomm's native module does not load: {error}; reinstall geocomm") from error
     _C.set_error_classes(CLASS_OF_CODE)
     _C.set_log_level(log_level())
+    if log_is_json():
+        _C.set_log_json(fields_of_process())
     write_through(_C.log)
     _C.set_codec_threads(tensor_threads())
     if level := cpu_level():

@@ -84,6 +84,12 @@ def is_rank(environ: Mapping[str, str] = os.environ) -> bool:
     return "RANK" in environ
 
 
+def own_rank(environ: Mapping[str, str] = os.environ) -> int | None:
+    """The number of this rank; None: a launcher has made this process none."""
+    text = environ.get("RANK", "")
+    return int(text) if text.isdecimal() else None
+
+
 def rank_and_world_size(rank: str | None = None, world_size: str | None = None) -> tuple[int, int]:
     """The numbers given as text, else RANK and WORLD_SIZE. KeyError or ValueError where one is missing."""
     return int(rank or os.environ["RANK"]), int(world_size or os.environ["WORLD_SIZE"])

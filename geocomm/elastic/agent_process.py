@@ -17,6 +17,7 @@ from typing import NoReturn
 from geocomm.core.addresses import HubAddress, HubAddressError, is_loopback, reached_here
 from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
 from geocomm.core.file_systems import FolderInUseError, held_by_one
+from geocomm.core.message_log import add_field
 from geocomm.elastic.agent import Agent
 from geocomm.elastic.etcd import EtcdAddress, EtcdAddressError, LeaderSaid
 from geocomm.elastic.etcd_leadership import EtcdLeadership
@@ -175,6 +176,9 @@ async def _run_once(
         "journal": config.journal,
     }
     write_about(store.run_dir, about)
+    add_field("site", lambda: keys.identity.site)
+    add_field("term", lambda: begun.state.term)
+    add_field("entry", lambda: begun.state.head.index)
     leader = None
     if begun.leads:
         at = known.leader or begun.leader

@@ -8,6 +8,7 @@ import weakref
 from collections import deque
 from typing import Any
 
+from geocomm.core.message_log import add_field
 from geocomm.metrics import sources
 from geocomm.metrics.loss_window import LossWindow
 
@@ -44,6 +45,7 @@ class Training:
     def step(self, step: int, numbers: dict[str, float | None], parts: dict[str, float | None]) -> None:
         """Note what the program tells of a step. numbers: of the last alone; parts: what adds up."""
         if not self._told:
+            add_field("step", lambda: self._last.get("step"))
             with self._lock:
                 self._told = True
                 self._begin()

@@ -580,10 +580,11 @@ PYBIND11_MODULE(_C, m) {
       py::arg("level"));
   m.def(
       "log",
-      [](int level, const std::string& line) {
-        core::write_log(static_cast<core::LogLevel>(level), line);  // Python's logger has its own filter
+      [](std::string line) {
+        core::write_log_line(std::move(line));
         // A thread of the user: the line comes before what it prints next, unless nobody reads stderr.
         core::flush_log(core::Deadline::after(Milliseconds(100)));
       },
-      py::arg("level"), py::arg("line"), py::call_guard<py::gil_scoped_release>());
+      py::arg("line"), py::call_guard<py::gil_scoped_release>());
+  m.def("set_log_json", &core::set_log_json, py::arg("fields"));
 }

@@ -71,6 +71,21 @@ TEST_F(Log, test_log_without_sink_goes_to_stderr) {
   EXPECT_TRUE(lines_.empty());
 }
 
+// In a process of its own, since lines stay so.
+TEST(JsonLog, test_lines_are_objects_with_the_fields_and_escaped_text) {
+  EXPECT_EXIT(
+      {
+        set_log_json("\"site\":\"a\",\"rank\":3,");
+        log(LogLevel::Error, "he said \"no\\yes\"\n", '\x01');
+        write_log_line("{\"own\":1}");
+        flush_log(Deadline::after(std::chrono::seconds(60)));
+        std::_Exit(0);
+      },
+      testing::ExitedWithCode(0),
+      "^\\{\"time\":\"20[0-9-]+T[0-9:]+Z\",\"level\":\"error\",\"site\":\"a\",\"rank\":3,"
+      "\"message\":\"he said .\"no..yes.\".u000a.u0001\"\\}\n\\{\"own\":1\\}\n$");
+}
+
 // stderr is a pipe that nobody reads, already full.
 class FullStderr {
  public:

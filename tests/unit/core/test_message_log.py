@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -86,3 +87,33 @@ def test_level_that_the_application_sets_stays(later: str) -> None:
 
 def test_level_that_cannot_be_is_left_to_the_loader_of_the_native_module() -> None:
     assert told(WARN, "loud") == [f"geocomm warning: {MESSAGE}"]
+
+
+@pytest.mark.parametrize("before", ["", NATIVE])
+def test_lines_of_json_have_what_the_process_is_and_what_is_told_at_the_time(
+    before: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEOCOMM_LOG_FORMAT", "json")
+    monkeypatch.setenv("GEOCOMM_SITE", "paris")
+    monkeypatch.setenv("RANK", "3")
+    add = """
+from geocomm.core.message_log import add_field
+told = {"step": None}
+add_field("step", lambda: told["step"])
+"""
+    text = 'ä "\n" all are here'
+    program = before + WARN + add + "told['step'] = 7\n" + ANNOUNCE.replace('"all are here"', repr(text))
+    first, second = (json.loads(line) for line in written(program))
+    pid = first.pop("pid")
+    without_time(first.pop("time") + " ")
+    assert first == {"level": "warning", "site": "paris", "rank": 3, "message": MESSAGE}
+    assert second.pop("pid") == pid
+    without_time(second.pop("time") + " ")
+    assert second == {"level": "info", "site": "paris", "rank": 3, "step": 7, "message": text}
+
+
+def test_format_that_cannot_be_is_left_to_the_loader_of_the_native_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEOCOMM_LOG_FORMAT", "xml")
+    assert told(WARN) == [f"geocomm warning: {MESSAGE}"]
+    ended = subprocess.run([sys.executable, "-c", NATIVE], capture_output=True, text=True, timeout=120, check=False)
+    assert "GEOCOMM_LOG_FORMAT is 'xml'; it must be one of text, json" in ended.stderr
