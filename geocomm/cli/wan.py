@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 import signal
 import sys
@@ -34,6 +35,14 @@ from geocomm.lab.emulator.emulated_wan import (
     WanRun,
     find_control,
 )
+from geocomm.lab.emulator.leo_profile import leo_links
+
+
+class Profile(enum.StrEnum):
+    """How links change while a run goes."""
+
+    LEO = "leo"
+
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -113,6 +122,13 @@ def wan_run(
     duplicate: Annotated[str | None, typer.Option(help="Segments that come twice.")] = None,
     reset: Annotated[str | None, typer.Option(help=_RESET_HELP)] = None,
     matrix: Annotated[Path | None, typer.Option(help=_MATRIX_HELP)] = None,
+    profile: Annotated[
+        Profile | None,
+        typer.Option(
+            help="leo: all links by satellites in low Earth orbit. Every 15 s nothing passes for 50 to 150 ms, and the "
+            "round trip becomes another one of 20 to 60 ms; loss of 0.3 to 1 % comes in bursts."
+        ),
+    ] = None,
     secure: Annotated[
         bool, typer.Option("--secure", help="TLS between the sites, with keys made for this run.")
     ] = False,
@@ -138,6 +154,10 @@ def wan_run(
             changes = link_changes(
                 rtt=rtt, rate=rate, loss=loss, queue=queue, reorder=reorder, duplicate=duplicate, reset=reset
             )
+            if profile is not None and (rtt is not None or loss is not None):
+                raise WanConfigError(
+                    "--profile leo has round trips and loss of its own: leave --rtt and --loss out"
+                )
             topology = _topology(sites, matrix, changes)
             folder = held.enter_context(site_keys(topology.sites, keys, secure))
             run = WanRun(
@@ -156,6 +176,8 @@ def wan_run(
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             _fail(error)
         held.enter_context(run)
+        if profile is Profile.LEO:
+            held.enter_context(leo_links(run.control, topology.sites, seed))
         for number in _SIGNALS:
             signal.signal(number, lambda received, _frame: run.interrupt(received))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
+from geocomm.lab.emulator.leo_profile import SLOT_S, leo_links
 from support.fault_run import FaultRun
 from support.wan_support import require_wan
 
@@ -91,6 +92,23 @@ def test_fault_leaves_results_exact_and_nothing_behind(
             assert min(link.reordered, link.duplicated) > 50
         if fault is lossy:
             assert link.dropped_loss > 20
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_links_by_satellite_lose_nothing(tmp_path: Path, encrypted: bool) -> None:
+    """Two changes of the satellite, and bursts of loss: streams go on, and no link is made anew for 150 ms."""
+    require_wan()
+    with FaultRun(tmp_path, EmulatedWan.uniform(2, LINK), encrypted=encrypted) as run:
+        before = run.rounds() - 1
+        with leo_links(run.control, BOTH, seed=3):
+            time.sleep(2 * SLOT_S + 2)
+        run.wait_rounds(10, 30)
+        report = run.finish()
+        run.require_flat(before)
+        link = report.link(*BOTH)
+        assert link.dropped_down > 0
+        assert link.dropped_loss > 0
+        assert run.total("outages") == 0
 
 
 def test_cut_under_ddp_counts_as_exposed(tmp_path: Path) -> None:
