@@ -13,7 +13,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
-PROGRAMS = {"wan_emulator": "csrc/tools", "link_bench": "csrc/bench"}
+PROGRAMS = {"wan_emulator": "csrc/emulator", "link_bench": "csrc/link_bench"}
 """Behind commands, and where they are built."""
 LEAST_CUDA = (12, 8)
 """The first whose nvcc knows all of CMAKE_CUDA_ARCHITECTURES."""

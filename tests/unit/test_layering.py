@@ -19,8 +19,8 @@ MAY_INCLUDE = {
     "transport": {"transport", "core"},
     "collective": {"collective", "codec", "transport", "core"},
     "binding": {"binding", "collective", "codec", "transport", "core"},
-    "tools": {"tools", "core"},
-    "bench": {"bench", "transport", "core"},
+    "emulator": {"emulator", "core"},
+    "link_bench": {"link_bench", "transport", "core"},
 }
 # The folders of each layer ("": its own), the lowest first. One may include itself, and those of its layer that stand
 # in a line before its own.
@@ -41,8 +41,8 @@ ROOMS = {
     "transport": (("wire",), ("io", "mux"), ("link",), ("rdma",), ("", "rdma/ucx")),
     "collective": (("policy",), ("layout",), ("sums", "cuda"), ("run",)),
     "binding": (("torch", "operation"), ("device", "tensors"), ("calls",), ("module",)),
-    "tools": (("",),),
-    "bench": (("",),),
+    "emulator": (("",),),
+    "link_bench": (("",),),
 }
 ROW_OF = {
     f"{layer}/{room}".rstrip("/"): row
@@ -54,7 +54,7 @@ ROW_OF = {
 MAY_USE = {
     "codec": ("cuda", "zstd"),
     "transport": ("openssl/", "ucp/", "ucs/"),
-    "bench": ("openssl/",),
+    "link_bench": ("openssl/",),
     "binding": ("cuda",),
 }
 TORCH = re.compile(r"(torch|ATen|c10|caffe2|pybind11)/|Python\.h$")
@@ -308,7 +308,7 @@ def test_include_checker_reads_every_room_and_layer() -> None:
         ("collective", "#include <torch/extension.h>"),
         ("collective", '#include "binding/calls/geo_work.h"'),
         ("core", "#include <gtest/gtest.h>"),
-        ("tools", '#include "transport/io/socket.h"'),
+        ("emulator", '#include "transport/io/socket.h"'),
         ("transport/wire", '#include "transport/io/socket.h"'),
         ("transport/mux", '#include "transport/io/io_loop.h"'),
         ("transport/link", '#include "transport/channel.h"'),
