@@ -26,7 +26,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export UBSAN_OPTIONS ?= print_stacktrace=1
 PIP := $(PY) -m pip --disable-pip-version-check -qq
 
-.PHONY: help build demo test test-fast cpp-test python-test bench bench-codec bench-cost bench-train lint format all-tests hostile hostile-build sanitize asan tsan fuzz fuzz-long cuda-check cuda-compile soak soak-elastic wheel ecosystem emulated model clean ucx-came-later torch-asked
+.PHONY: help build demo test test-fast cpp-test python-test bench bench-codec bench-cost bench-train lint format all-tests hostile hostile-build sanitize asan tsan fuzz fuzz-long cuda-check cuda-binding-check cuda-compile soak soak-elastic wheel ecosystem emulated model clean ucx-came-later torch-asked
 .NOTPARALLEL:
 
 # What follows `## GROUP:` after a target is its line in this list.
@@ -245,6 +245,18 @@ cuda-check: ## full: a quick look at the CUDA sources (nvcc, no GPU)
 	@command -v $(NVCC) >/dev/null || { echo "cuda: no nvcc here: the CUDA sources were NOT compiled"; exit 0; }; \
 	printf '%s\n' $(CUDA_SOURCES) | xargs -P $(JOBS) -I '{}' $(NVCC_STRICT) -arch=sm_80 -ptx -Xcicc -O0 '{}' \
 	  -o /dev/null && echo "cuda: nvcc takes all $(words $(CUDA_SOURCES)) CUDA sources; nothing ran on a GPU"
+
+# The parts of the module that a build for a CPU leaves out, against torch's headers; a torch for CPUs lacks one of these.
+CUDA_PARTS := device/cuda_streams.cc device/device_reduction.cc tensors/device_tensor_codec.cc
+cuda-binding-check: $(ENVIRONMENT) ## full: does g++ take the module's CUDA parts? (nvcc, no GPU)
+	@command -v $(NVCC) >/dev/null || { echo "cuda: no nvcc here: the module's CUDA parts were NOT compiled"; exit 0; }; \
+	facts=$$($(PY) csrc/binding/torch_build_facts.py | tr ';' ' ') && set -- $$facts && \
+	stub=build/cuda-binding/c10/cuda/impl && mkdir -p $$stub && : >$$stub/cuda_cmake_macros.h && \
+	printf '#include "binding/%s"\n' torch/torch_prelude.h $(CUDA_PARTS) | \
+	$(CXX) -x c++ -std=c++20 -fsyntax-only -Wall -Wextra -Werror -DGEOCOMM_WITH_CUDA -Icsrc -isystem $$1/include \
+	  -isystem $$1/include/torch/csrc/api/include -isystem $$2 -isystem build/cuda-binding \
+	  -isystem "$$($(NVCC) --dryrun x.cu 2>&1 | sed -n 's/^#$$ TOP=//p')/include" - && \
+	echo "cuda: g++ takes the module's $(words $(CUDA_PARTS)) CUDA parts; nothing ran on a GPU"
 
 cuda-compile: ## full: the CUDA sources, for every architecture (nvcc, no GPU)
 	@printf '%s\n' $(CUDA_SOURCES) | xargs -P $(JOBS) -I '{}' $(NVCC_STRICT) -gencode arch=compute_80,code=sm_80 \
