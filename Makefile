@@ -180,6 +180,11 @@ bench-cost: $(NATIVE) ## bench: what geocomm costs beside Gloo where there is no
 bench-train: $(NATIVE) ## bench: loss and step time with compressed gradients; resumes where it was stopped
 	@$(PY) benchmarks/bench_train.py
 
+# An inline function of such an object, were it weak, might be the one that the linker takes for the whole module: a CPU
+# without these instructions would end in it. Looks at what is built.
+WEAK_FUNCTIONS = find -L build/native/csrc -name '*_avx*.o' 2>/dev/null | xargs -r nm -A -C | { ! grep ' W '; } || { \
+  echo "lint: these functions are weak: make them static, or of an unnamed namespace" >&2; exit 1; }
+
 lint: $(ENVIRONMENT) ## quick: ruff, pyright, clang-format
 	@echo "lint: ruff"
 	@$(PY) -m ruff check -q
@@ -192,6 +197,8 @@ lint: $(ENVIRONMENT) ## quick: ruff, pyright, clang-format
 	@$(PY) -m vulture
 	@echo "lint: C++ functions that only tests call"
 	@$(PY) tools/unused_functions.py
+	@echo "lint: objects for one level of CPU"
+	@$(WEAK_FUNCTIONS)
 	@echo "lint: docs"
 	@$(MAKE_REFERENCE) --check
 	@$(MKDOCS)

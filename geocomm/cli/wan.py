@@ -155,9 +155,7 @@ def wan_run(
                 rtt=rtt, rate=rate, loss=loss, queue=queue, reorder=reorder, duplicate=duplicate, reset=reset
             )
             if profile is not None and (rtt is not None or loss is not None):
-                raise WanConfigError(
-                    "--profile leo has round trips and loss of its own: leave --rtt and --loss out"
-                )
+                raise WanConfigError("--profile leo has round trips and loss of its own: leave --rtt and --loss out")
             topology = _topology(sites, matrix, changes)
             folder = held.enter_context(site_keys(topology.sites, keys, secure))
             run = WanRun(

@@ -127,7 +127,7 @@ CASES = [
     ("keys list --out {away}", 2, "holds no CA"),
     ("keys revoke a --out {away}", 2, "holds no CA"),
     ("keys revoke c --out {keys}", 2, "c"),
-    ("wan run --profile leo --rtt 80ms -- true", 2, "leave --rtt and --loss out"),
+    ("wan run --profile leo --rtt 80ms -- true", 2, "--rtt and --loss out"),
     ("wan run --profile geo -- true", 2, "leo"),
     ("wan run", 2, "COMMAND"),
     ("wan run --sites 1 -- true", 2, "--sites"),
