@@ -15,7 +15,7 @@ import time
 from collections.abc import Generator, Iterator
 from typing import Any
 
-from geocomm.lab.emulator.emulated_links import WanError
+from geocomm.lab.emulator.emulated_links import WanConfigError, WanError
 from geocomm.lab.emulator.emulated_wan import WanControl
 
 SLOT_S = 15.0
@@ -33,18 +33,18 @@ def leo_changes(seed: int) -> Iterator[tuple[float, dict[str, Any]]]:
     for begin in itertools.count(0.0, SLOT_S):
         there = begin + draws.uniform(*BLACKOUT_S)
         yield begin, {"up": False}
-        yield there, {"up": True, "rtt": draws.uniform(*ROUND_TRIP_S), "loss": 0.0}
+        yield there, {"up": True, "rtt": f"{draws.uniform(*ROUND_TRIP_S) * 1e3:.3f}ms", "loss": "0%"}
         length = SLOT_S * draws.uniform(*MEAN_LOSS) / BURST_LOSS / BURSTS
         part = (begin + SLOT_S - there) / BURSTS
         for number in range(BURSTS):
             start = there + part * number + draws.uniform(0, part - length)
-            yield start, {"loss": BURST_LOSS}
-            yield start + length, {"loss": 0.0}
+            yield start, {"loss": f"{BURST_LOSS:.0%}"}
+            yield start + length, {"loss": "0%"}
 
 
 @contextlib.contextmanager
 def leo_links(control: WanControl, sites: tuple[str, ...], seed: int) -> Generator[None]:
-    """All links of a running emulation change so, each in its own way, while the context lasts."""
+    """All links of a running emulation change so, each in its own way, while the context lasts; then they stay up."""
     ended = threading.Event()
     pairs = list(itertools.combinations(sites, 2))
 
@@ -55,6 +55,8 @@ def leo_links(control: WanControl, sites: tuple[str, ...], seed: int) -> Generat
                 return
             try:
                 control.set_link(*pair, **changes)
+            except WanConfigError:
+                raise
             except WanError:  # the run has ended
                 return
 
@@ -68,5 +70,7 @@ def leo_links(control: WanControl, sites: tuple[str, ...], seed: int) -> Generat
         yield
     finally:
         ended.set()
-        for thread in threads:
+        for thread, pair in zip(threads, pairs, strict=True):
             thread.join()
+            with contextlib.suppress(WanError):
+                control.set_link(*pair, up=True, loss="0%")
