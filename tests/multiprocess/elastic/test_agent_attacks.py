@@ -133,12 +133,12 @@ def test_no_attack_stops_the_run(tmp_path: Path) -> None:
 def test_agent_that_cannot_keep_the_term_ends_in_words_and_goes_on_once_it_can(tmp_path: Path) -> None:
     with ElasticSites(tmp_path, make_keys(tmp_path / "keys", "a")) as sites:
         a = sites["a"]
-        (a.folder / ".agents.json").mkdir(parents=True)
+        (a.folder / "agents.json").mkdir(parents=True)  # which no file takes the place of
         a.start_agent()
         sites.until(lambda: a.agent is not None and a.agent.poll() == 1, "the agent has ended")
         assert "no two sites lead" in a.text()
         assert "Traceback" not in a.text()
-        (a.folder / ".agents.json").rmdir()
+        (a.folder / "agents.json").rmdir()
         a.start()
         sites.until(lambda: len(a.rounds()) > 1, "rounds come")
 
