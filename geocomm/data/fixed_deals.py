@@ -21,12 +21,9 @@ from numpy.typing import NDArray
 
 from geocomm.core.bad_input import BadInput
 from geocomm.data.catalog import Shard
-from geocomm.data.deals import SHARDS_OF_DEAL, Dealer, ShardClass, copies
+from geocomm.data.deals import DEALS_OF_A_PASS, SHARDS_OF_DEAL, Dealer, ShardClass, copies
 from geocomm.data.read_version import ReadVersion, sequences_of
 from geocomm.journal.dealt_shards import Piece, cut, length
-
-_DEALS_OF_A_PASS = 4
-"""Of a site, at least: of few shards, several sites get parts of one deal."""
 
 
 @dataclass(frozen=True)
@@ -210,16 +207,15 @@ class FixedDeals:
         text, count = self._newest.text(rows), int(self._sequences[found].sum())
         number, self._next_deal = self._next_deal, self._next_deal + 1
         self._deals[number] = self._newest.version.number, text
-        parts = _DEALS_OF_A_PASS * len(self._batches) * SHARDS_OF_DEAL // len(self._rows)
+        # Of few shards, several sites get parts of one deal.
+        parts = DEALS_OF_A_PASS * len(self._batches) * SHARDS_OF_DEAL // len(self._rows)
         size = math.ceil(count / max(1, parts if len(self._batches) > 1 else 1))
         return [Piece(number, start, min(size, count - start)) for start in range(0, count, size)]
 
     def _may_read(self, site: str, piece: Piece) -> bool:
         """Whether a site may read all of a deal, and the newest version still has it."""
         if piece.deal not in self._labels:
-            found = [self._newest.labels.get(shard.sha256) for shard in self._shards(piece.deal)]
-            known = [one for one in found if one is not None]
-            self._labels[piece.deal] = frozenset().union(*known) if len(known) == len(found) else None
+            self._labels[piece.deal] = self._newest.labels_of(self._shards(piece.deal))
         labels = self._labels[piece.deal]
         return labels is not None and self._newest.version.rules.may_read(site, labels)
 

@@ -69,6 +69,12 @@ class ReadVersion:
             found.setdefault(shard.sha256, set()).update(shard.labels)
         return {sha256: frozenset(labels) for sha256, labels in found.items()}
 
+    def labels_of(self, shards: Iterable[Shard]) -> frozenset[str] | None:
+        """Those that these shards of any version have here, together; None: one of them is not here."""
+        found = [self.labels.get(shard.sha256) for shard in shards]
+        known = [one for one in found if one is not None]
+        return frozenset[str]().union(*known) if len(known) == len(found) else None
+
 
 def sequences_of(shards: Sequence[Shard], length: int, held_out_every: int) -> NDArray[np.int64]:
     """By shard: its sequences of so many tokens that are trained on."""

@@ -7,15 +7,13 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from geocomm.data.catalog import Catalog
-from geocomm.data.deals import Dealer, copies
+from geocomm.data.deals import DEALS_OF_A_PASS, Dealer, copies
 from geocomm.data.read_version import ReadVersion, sequences_of
 from geocomm.journal.dealt_shards import DealtShards
 from geocomm.journal.run_state import RunState
 
 _TOO_FEW = 2
 """A person hears of a label of which all was dealt so many times less often than other data."""
-_DEALS_OF_A_PASS = 4
-"""Of a site, at least, where a data set is so small that deals of eight shards are fewer."""
 
 
 def read_data(
@@ -77,7 +75,7 @@ class CatalogData:
             self._dealer = Dealer(self._rules, self._shards, int(state.genesis.run[:16], 16))
         self._count(state)
         found = self._dealer.next_shards(site, state.head.index + 1, speeds, self._dealt)
-        most = max(1, len(self._shards) // (_DEALS_OF_A_PASS * len(speeds)))
+        most = max(1, len(self._shards) // (DEALS_OF_A_PASS * len(speeds)))
         rows = [int(self._rows[row]) for row in found[:most]]
         if not rows:
             return None
@@ -85,9 +83,8 @@ class CatalogData:
 
     def may_read(self, state: RunState, site: str, deal: DealtShards) -> bool:
         """See `RunData`."""
-        shards = self.versions[state.data[deal.data].number].dealt(deal.shards)
-        labels = [self._newest.labels.get(shard.sha256) for shard in shards]
-        return all(one is not None and self._rules.may_read(site, one) for one in labels)
+        labels = self._newest.labels_of(self.versions[state.data[deal.data].number].dealt(deal.shards))
+        return labels is not None and self._rules.may_read(site, labels)
 
     def readable(self, site: str) -> int:
         """See `RunData`."""
@@ -124,6 +121,5 @@ class CatalogData:
         for index, deal in state.deals.items():
             if index > self._counted:
                 for shard in self.versions[state.data[deal.data].number].dealt(deal.shards):
-                    for row in self._rows_of.get(shard.sha256, []):
-                        self._dealt[row] += 1
+                    self._dealt[self._rows_of.get(shard.sha256, [])] += 1
         self._counted = max(self._counted, state.head.index)
