@@ -80,8 +80,8 @@ std::string stamped(std::string_view level, std::string_view text) {
   if (!g_is_json.load(std::memory_order_acquire)) {
     return str(stamp.data(), " geocomm ", level, ": ", text, '\n');
   }
-  return str(R"({"time":")", stamp.data(), R"(","level":")", level, "\",", g_json_fields,
-             "\"message\":", quoted(text), "}\n");
+  return str(R"({"time":")", stamp.data(), R"(","level":")", level, R"(","pid":)", ::getpid(), ',',
+             g_json_fields, "\"message\":", quoted(text), "}\n");
 }
 
 void write_to_stderr(std::string_view text) {

@@ -30,8 +30,8 @@ void set_log_sink(std::function<void(LogLevel, const std::string&)> sink);
 void write_log(LogLevel level, const std::string& line);
 // A whole line, as its caller has made it: to stderr, whatever the level.
 void write_log_line(std::string line);
-// From now on each line is an object of JSON: "time", "level", these fields (as text of JSON, each with a
-// comma behind it), and "message". Once, before other threads log.
+// From now on each line is an object of JSON: "time", "level", "pid", these fields (as text of JSON, each
+// with a comma behind it), and "message". Once, before other threads log.
 void set_log_json(std::string fields);
 // Waits until stderr has taken all that was logged; false: not by then. Before a process ends itself; at exit
 // it happens without being asked.

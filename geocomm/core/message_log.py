@@ -56,7 +56,7 @@ def add_field(name: str, value: Callable[[], Any]) -> None:
 
 
 def fields_of_process() -> str:
-    """Fields that all lines of JSON of this process have, as text of JSON with a comma behind each."""
+    """Site and rank, which all lines of JSON of this process have, as text of JSON with a comma behind each."""
     return "".join(f"{json.dumps(name)}:{json.dumps(value)}," for name, value in _of_process().items())
 
 
@@ -66,7 +66,7 @@ def write_through(log: Callable[[str], None]) -> None:
 
 
 def _of_process() -> dict[str, Any]:
-    fields = {"site": site_name(), "rank": own_rank(), "pid": os.getpid()}
+    fields = {"site": site_name(), "rank": own_rank()}
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -120,7 +120,9 @@ class _StderrHandler(logging.Handler):
 
     def _json(self, stamp: str, level: str, message: str) -> str:
         also = {name: said for name, value in self.fields.items() if (said := value()) is not None}
-        return json.dumps({"time": stamp, "level": level} | _of_process() | also | {"message": message})
+        return json.dumps(
+            {"time": stamp, "level": level, "pid": os.getpid()} | _of_process() | also | {"message": message}
+        )
 
 
 _handler = _StderrHandler()

@@ -82,7 +82,7 @@ TEST(JsonLog, test_lines_are_objects_with_the_fields_and_escaped_text) {
         std::_Exit(0);
       },
       testing::ExitedWithCode(0),
-      "^\\{\"time\":\"20[0-9-]+T[0-9:]+Z\",\"level\":\"error\",\"site\":\"a\",\"rank\":3,"
+      "^\\{\"time\":\"20[0-9-]+T[0-9:]+Z\",\"level\":\"error\",\"pid\":[0-9]+,\"site\":\"a\",\"rank\":3,"
       "\"message\":\"he said .\"no..yes.\".u000a.u0001\"\\}\n\\{\"own\":1\\}\n$");
 }
 
