@@ -1,6 +1,6 @@
 """A rank of an elastic run: trains a small model with local steps, and writes a line of JSON after each step.
 
-python -m tests.support.elastic_training OUT STEPS STEP_SECONDS EVERY [plain|ddp|fsdp2 [FRAGMENTS]]
+python -m tests.support.elastic_training OUT STEPS STEP_SECONDS EVERY [plain|ddp|fsdp2|cuda [FRAGMENTS]]
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def weights_digest(model: torch.nn.Module) -> str:
     found = xxhash.xxh3_128()
     for parameter in model.parameters():
         whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-        found.update(whole.detach().numpy().tobytes())
+        found.update(whole.detach().cpu().numpy().tobytes())
     return found.hexdigest()
 
 
@@ -57,6 +57,8 @@ def main(out: str, steps: str, step_seconds: str, every: str, wrap: str = "plain
         model = DistributedDataParallel(model)
     elif wrap == "fsdp2":
         fully_shard(model, mesh=geocomm.device_mesh())
+    elif wrap == "cuda":
+        model, target = model.cuda(), target.cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     settings = geocomm.LocalSettings(every=int(every), fragments=int(fragments))
     handle = geocomm.local_steps(model, optimizer, settings)
@@ -68,7 +70,7 @@ def main(out: str, steps: str, step_seconds: str, every: str, wrap: str = "plain
         taken = 0
         while taken < int(steps) and not stop.exists():
             begun = time.monotonic()
-            inputs = torch.randn(32, FEATURES, generator=generator)
+            inputs = torch.randn(32, FEATURES, generator=generator).to(target.device)
             loss = (model(inputs) - inputs @ target).square().mean()
             loss.backward()
             time.sleep(float(step_seconds))

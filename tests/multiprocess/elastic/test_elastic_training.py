@@ -7,9 +7,7 @@ import json
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,72 +16,22 @@ from safetensors.torch import load_file
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.snapshot_copies import SnapshotCopies
 from geocomm.elastic.snapshots import KEPT, Snapshots
-from geocomm.journal.entries import Round, Snapshot
+from geocomm.journal.entries import Snapshot
 from geocomm.journal.journal import FILE_NAME, SqliteJournal
 from geocomm.journal.run_state import Standing
-from geocomm.security.keys import Keys
-from support.elastic_sites import ENVIRONMENT, ElasticSite, ElasticSites
+from support.elastic_sites import ENVIRONMENT, ElasticSites
 from support.elastic_training import build_model
-from support.hub_support import make_keys
+from support.elastic_training_sites import (
+    EVERY,
+    assert_equal_bits,
+    end_all,
+    has_ended,
+    rounds_of,
+    training,
+    training_sites,
+)
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("elastic-training")]  # one process to fork from
-STEPS = 100_000  # until the file "stop" is there
-EVERY = 10
-
-
-@dataclass
-class TrainingSite(ElasticSite):
-    """A site whose ranks are those of `support.elastic_training`."""
-
-    ranks: int = 1
-    wrap: str = "plain"
-    every: int = EVERY
-    fragments: int = 2
-
-    def start_rank(self) -> None:
-        arguments = [str(self.folder.parent), str(STEPS), "0.05", str(self.every), self.wrap, str(self.fragments)]
-        self.fork_ranks("support.elastic_training", *arguments, ranks=self.ranks)
-
-    def steps(self, rank: int = 0) -> list[dict[str, Any]]:
-        path = self.folder.parent / f"{self.name}.{rank}.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def training_sites(
-    folder: Path, names: str, ranks: int = 1, wrap: str = "plain", keys: dict[str, Keys] | None = None
-) -> ElasticSites:
-    """ranks and wrap: of the first site; the others have one rank and a plain model. keys: None makes some."""
-    made = ElasticSites(folder, keys or make_keys(folder / "keys", names), wait_for=tuple(names))
-    for number, (name, site) in enumerate(made.items()):
-        own = {"ranks": ranks, "wrap": wrap} if number == 0 else {}
-        made[name] = TrainingSite(**vars(site), **own)
-    return made
-
-
-def training(sites: ElasticSites, name: str) -> TrainingSite:
-    site = sites[name]
-    assert isinstance(site, TrainingSite)
-    return site
-
-
-def rounds_of(sites: ElasticSites, name: str, at: str) -> list[Round]:
-    """The rounds that list the site, as `at` knows them."""
-    return [one for one in sites[at].rounds() if name in [listed.site for listed in one.members]]
-
-
-def has_ended(site: ElasticSite) -> bool:
-    return site.rank is not None and site.rank.poll() is not None
-
-
-def end_all(sites: ElasticSites, folder: Path) -> None:
-    (folder / "stop").touch()
-    sites.until(lambda: all(map(has_ended, sites.values())), "all end")
-    assert [site.rank.returncode for site in sites.values() if site.rank is not None] == [0] * len(sites)
-
-
-def assert_equal_bits(sites: ElasticSites) -> None:
-    """The leader compares the digests of all sites after each round, and says where they differ."""
-    assert not any("other bits" in site.text() for site in sites.values())
 
 
 def assert_rounds_were_logged(sites: ElasticSites, name: str) -> None:

@@ -1,0 +1,189 @@
+"""What local steps cost, by learning rate, batch and number of sites: `python benchmarks/bench_local_gap.py`.
+
+Held-out loss of local steps over per-step training at equal tokens, each at its own best learning rate. Hundreds of
+runs train together as rows of one batched model (local_rows.py), on a GPU if there is one: a part takes seconds to a
+minute on an H100, hours on two cores. `--check` compares the rows with geocomm's own simulated sites.
+
+Runs are kept one by one in a file of JSON lines beside the report; what is there is not run again. Parts: rates, batch,
+large, trials, second. Results: benchmarks/results/local-gap.md and .jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sysconfig
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from itertools import product
+from pathlib import Path
+
+import torch
+from local_rows import LENGTH, Recipe, Rows, Run
+from local_rows_check import simulated
+
+ROOT = Path(__file__).resolve().parent.parent
+HELD_OUT_SEQUENCES = 4096
+TEXT_BYTES = 192 << 20
+Part = tuple[Recipe, list[Run]]
+
+
+def sites_of(sites: int, rate: float, seed: int, **changes: object) -> Run:
+    """A run with geocomm's defaults: outer momentum 0.5 with two sites, 0.8 with more."""
+    base = Run(sites, rate, seed, every=30, outer_momentum=0.5 if sites == 2 else 0.8)
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def compared(sites: tuple[int, ...], rates: tuple[float, ...], seeds: tuple[int, ...]) -> list[Run]:
+    """Per-step and with the defaults."""
+    runs = []
+    for count, rate, seed in product(sites, rates, seeds):
+        runs += [Run(count, rate, seed), sites_of(count, rate, seed)]
+    return runs
+
+
+LOW = (0.0016, 0.0025, 0.004, 0.0063, 0.01, 0.016)
+HIGH = (0.0025, 0.004, 0.0063, 0.01, 0.016, 0.025)
+
+
+def trials(rates: tuple[float, ...], seeds: tuple[int, ...]) -> list[Run]:
+    """Four sites: what might close the gap."""
+    runs = []
+    for rate, seed in product(rates, seeds):
+        runs += [Run(4, rate, seed), sites_of(4, rate, seed), sites_of(4, rate, seed, codec="none")]
+        runs += [
+            sites_of(4, rate, seed, outer_lr=lr, outer_momentum=mu)
+            for lr, mu in ((1.0, 0.0), (1.0, 0.5), (1.0, 0.9), (0.5, 0.9), (0.7, 0.8), (0.5, 0.8), (1.5, 0.7))
+        ]
+        runs += [sites_of(4, rate, seed, momentum_ends=True), sites_of(4, rate, seed, shrinks=True)]
+        runs += [sites_of(4, rate, seed, shrinks=True, outer_momentum=mu) for mu in (0.0, 0.5)]
+        runs += [sites_of(4, rate, seed, pair_every=10), sites_of(4, rate, seed, every=10)]
+        for beta, part in product((0.99, 0.995, 0.999), (0.8, 0.95)):
+            slow = {"beta": beta, "slow_part": part}
+            runs.append(replace(Run(4, rate, seed), **slow))  # type: ignore[arg-type]
+            runs += [
+                sites_of(4, rate, seed, averages_moments=True, outer_momentum=mu, **slow) for mu in (0.0, 0.5, 0.8)
+            ]
+    return runs
+
+
+PARTS: dict[str, list[Part]] = {
+    "rates": [(Recipe("0.1m", 2000, 8), compared((2, 4, 8), LOW, (1, 2, 3)))],
+    "batch": [
+        (Recipe("0.1m", 1000, 8), compared((2, 4, 8), LOW, (1, 2))),
+        (Recipe("0.1m", 1000, 32), compared((2, 4, 8), HIGH, (1, 2))),
+        (Recipe("0.1m", 1000, 64), compared((2, 4), HIGH, (1, 2))),
+        (Recipe("0.1m", 1000, 128), compared((2, 4, 8), HIGH[1:], (1,))),
+    ],
+    "large": [(Recipe("0.1m", 1000, 512), compared((2, 4), HIGH[2:], (1,)))],
+    "trials": [(Recipe("0.1m", 2000, 8), trials((0.0025, 0.004, 0.0063), (1, 2)))],
+    "second": [
+        (Recipe("0.7m", 2000, 8), compared((2, 4), (0.001, 0.0016, 0.0025, 0.004, 0.0063), (1, 2))),
+        (Recipe("0.7m", 1000, 64), compared((2, 4), (0.0016, 0.0025, 0.004, 0.0063, 0.01), (1,))),
+    ],
+}
+
+
+def read_text(device: str) -> tuple[torch.Tensor, torch.Tensor, str]:
+    """Python sources of this interpreter, trained and held out, and a line that says what they are.
+
+    The files of the standard library and of the packages, by path, up to 192 MiB; a twentieth of the end is held out.
+    """
+    roots = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")]
+    content = bytearray()
+    for root in roots:
+        for path in sorted(root.rglob("*.py")):
+            if root == roots[0] and "site-packages" in path.parts:
+                continue
+            content += path.read_bytes()
+            if len(content) >= TEXT_BYTES:
+                break
+    content = content[:TEXT_BYTES]
+    digest = hashlib.sha256(content).hexdigest()[:16]
+    text = torch.frombuffer(content, dtype=torch.uint8).to(device)
+    split = len(text) * 19 // 20
+    places = torch.linspace(split, len(text) - LENGTH - 1, HELD_OUT_SEQUENCES).long().to(device)
+    held_out = text[places.unsqueeze(1) + torch.arange(LENGTH + 1, device=device)].flatten()
+    return text[:split], held_out, f"{len(content) / 2**20:.0f} MiB of Python sources, sha256 {digest}"
+
+
+def missing(path: Path, parts: list[Part]) -> Iterator[Part]:
+    """What has not been run."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    done = {(Recipe(**row["recipe"]), Run(**row["run"])) for row in rows}
+    for recipe, runs in parts:
+        if left := [run for run in dict.fromkeys(runs) if (recipe, run) not in done]:
+            yield recipe, left
+
+
+def main() -> None:
+    """Run what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default=",".join(PARTS), help="by commas (default: all)")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the results")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no batch of runs after so long")
+    parser.add_argument("--most", type=int, default=1 << 21, help="tokens of a step of all runs of a batch")
+    parser.add_argument("--steps", type=int, help="in place of the part's")
+    parser.add_argument("--check", action="store_true", help="compare the rows with geocomm's simulated sites")
+    arguments = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.set_float32_matmul_precision("high")
+    begin = time.monotonic()
+    text, held_out, about = read_text(device)
+    print(f"bench_local_gap: {device}, {about}, read in {time.monotonic() - begin:.0f} s", flush=True)
+    if arguments.check:
+        check(text, held_out)
+        return
+    path = arguments.out / "local-gap.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for part in arguments.parts.split(","):
+        for recipe, runs in missing(path, PARTS[part]):
+            if arguments.steps:
+                recipe = replace(recipe, steps=arguments.steps)
+            for some in dealt(runs, arguments.most // (recipe.batch * LENGTH)):
+                if time.monotonic() - begin > arguments.seconds:
+                    print("bench_local_gap: out of time", flush=True)
+                    return
+                start = time.monotonic()
+                losses = Rows(recipe, some, text, held_out).train()
+                seconds = time.monotonic() - start
+                with path.open("a", encoding="utf-8") as file:
+                    for run, loss in losses.items():
+                        row = {"recipe": asdict(recipe), "run": asdict(run), "loss": loss, "text": about}
+                        file.write(json.dumps(row) + "\n")
+                rows = sum(run.sites for run in some)
+                rate = rows * recipe.batch * LENGTH * recipe.steps / seconds / 1e6
+                print(f"bench_local_gap: {recipe}: {rows} rows, {seconds:.1f} s, {rate:.1f} M tokens/s", flush=True)
+                if device == "cuda":
+                    torch.cuda.empty_cache()
+
+
+def check(text: torch.Tensor, held_out: torch.Tensor) -> None:
+    """Two, four and five sites by rows, and by geocomm's own handle: losses that differ by rounding alone."""
+    for sites in (2, 4):
+        recipe = Recipe("0.1m", 275, 4, joint_steps=100)
+        run = sites_of(sites, 0.004, 1)
+        rows = Rows(recipe, [run], text, held_out)
+        by_rows, by_geocomm = rows.train()[run], simulated(recipe, run, text, held_out)
+        away = abs(by_rows / by_geocomm - 1)
+        print(f"bench_local_gap: {sites} sites: rows {by_rows:.5f}, geocomm {by_geocomm:.5f}, {100 * away:.3f} % apart")
+        if not away < 0.002:
+            raise SystemExit("bench_local_gap: the rows do not train as geocomm does")
+
+
+def dealt(runs: list[Run], rows: int) -> Iterator[list[Run]]:
+    """Runs in order, so that at most this many rows train together."""
+    some: list[Run] = []
+    for run in runs:
+        if some and sum(each.sites for each in some) + run.sites > rows:
+            yield some
+            some = []
+        some.append(run)
+    if some:
+        yield some
+
+
+if __name__ == "__main__":
+    main()
