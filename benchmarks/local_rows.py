@@ -275,7 +275,7 @@ class Rows:
                 step()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=side):
             step()
         return graph.replay
 
@@ -309,7 +309,7 @@ def loss_sum(size: Size, leaves: dict[str, torch.Tensor], tokens: torch.Tensor) 
     rows, batch = tokens.shape[:2]
     d = size.width
     ids = tokens[..., :-1].reshape(rows, batch * LENGTH)
-    hot = functional.one_hot(ids, VOCABULARY).to(leaves["embed"].dtype)
+    hot = (ids.unsqueeze(2) == torch.arange(VOCABULARY, device=ids.device)).to(leaves["embed"].dtype)
     x = torch.bmm(hot, leaves["embed"])
     x = (x.view(rows, batch, LENGTH, d) + leaves["place"].unsqueeze(1)).view(rows, batch * LENGTH, d)
 

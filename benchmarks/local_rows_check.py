@@ -31,7 +31,9 @@ def simulated(recipe: Recipe, run: Run, text: torch.Tensor, held_out: torch.Tens
         share = min(1.0, (number + 1) / WARMUP_STEPS) * (1 - (1 - FINAL_RATE) * done)
         optimizer.param_groups[0]["lr"] = run.rate * share
         optimizer.zero_grad()
-        loss = loss_sum(rows.size, {name: value.unsqueeze(0) for name, value in model.named_parameters()}, tokens.unsqueeze(0))
+        loss = loss_sum(
+            rows.size, {name: value.unsqueeze(0) for name, value in model.named_parameters()}, tokens.unsqueeze(0)
+        )
         loss.div(tokens.shape[0] * LENGTH).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
         optimizer.step()
