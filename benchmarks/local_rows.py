@@ -94,6 +94,8 @@ class Run:
     """Each element of the mean delta times its signal over signal and noise, each tensor's length kept."""
     momentum_ends: bool = False
     """Outer momentum falls to 0 over the last fifth of the rounds."""
+    averaging: str = "auto"
+    """auto: radial of more than four sites, as geocomm's; or mean."""
     pair_every: int = 0
     """Steps between two averages inside of each pair of neighbouring sites, besides the rounds of all; 0: none."""
 
@@ -107,6 +109,7 @@ class Run:
             self.averages_moments,
             self.shrinks,
             self.momentum_ends,
+            self.averaging,
             self.pair_every,
         )
 
@@ -406,7 +409,7 @@ class _Outer:
                 length = mean[:, span].norm(dim=1, keepdim=True)
                 shrunk[:, span] *= length / (shrunk[:, span].norm(dim=1, keepdim=True) + 1e-30)
             mean = shrunk
-        if self._sites > 4:
+        if self._sites > 4 and self.group.runs[0].averaging == "auto":
             for name, _, span in self._size.spans():
                 if name in ("embed", "head"):
                     continue
