@@ -30,6 +30,11 @@ MAY_SKIP = (
 """Words of the reasons for which a test may be skipped in spite of GEOCOMM_REQUIRE_ALL=1."""
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_data_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.environ["GEOCOMM_DATA_CACHE"] = str(tmp_path_factory.mktemp("data-cache"))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """See MAY_SKIP: tests, which say it by a marker, in a fixture or in the body."""

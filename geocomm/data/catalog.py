@@ -78,9 +78,9 @@ class Rules(Section):
         return {name: store.url for name, store in self.stores.items()}
 
     def may_read(self, site: str, labels: Iterable[str]) -> bool:
-        """Whether all of the labels let the site read."""
+        """Whether all of the labels let the site read; one that has no rule, or not any more, lets nobody."""
         who = {site, self.sites.get(site, site)}
-        return all(who.intersection(self.labels[label].readers) for label in labels)
+        return all(label in self.labels and who.intersection(self.labels[label].readers) for label in labels)
 
     def require_labels(self, labels: Collection[str]) -> None:
         """Raise BadInput for a label that is unknown, or for several that no site may read together."""
@@ -186,8 +186,14 @@ class Catalog:
             raise BadInput(f"{self.url} cannot be listed: {error}") from None
         return sorted(int(name[:6]) for name in names if _VERSION.fullmatch(name))
 
-    def read(self, number: int | None = None) -> Version:
-        """A version; None: the newest, whose stores the tables of keys must name. Raises BadInput."""
+    def content(self, path: str, sha256: str | None = None) -> bytes:
+        """A file of it; sha256: what is known of it. OSError."""
+        del sha256
+        return self.place.read(path)
+
+    def read(self, number: int | None = None, sha256: str | None = None) -> Version:
+        """A version; None: the newest, whose stores the tables of keys must name. sha256: of its file, where that is
+        known. Raises BadInput."""
         if number is None:
             numbers = self.numbers()
             if not numbers:
@@ -197,7 +203,7 @@ class Catalog:
             return version
         path = _path(number)
         try:
-            version = Version.model_validate_json(self.place.read(path))
+            version = Version.model_validate_json(self.content(path, sha256))
         except FileNotFoundError:
             raise BadInput(f"{self.url} has no version {number}") from None
         except OSError as error:
@@ -210,9 +216,9 @@ class Catalog:
             raise BadInput(f"{path} of {self.url} says that it is version {version.number}")
         return version
 
-    def digest(self, number: int) -> str:
-        """SHA-256 of a version's file, and so of all that it names. OSError."""
-        return hashlib.sha256(self.place.read(_path(number))).hexdigest()
+    def digest(self, number: int, sha256: str | None = None) -> str:
+        """SHA-256 of a version's file, and so of all that it names; sha256: what it should be. OSError."""
+        return hashlib.sha256(self.content(_path(number), sha256)).hexdigest()
 
     def shards(self, version: Version) -> list[Shard]:
         """All shards of a version, in order. Raises BadInput for a part that is missing or damaged."""
@@ -220,7 +226,7 @@ class Catalog:
         for part in version.parts:
             path = f"parts/{part.sha256} of {self.url}"
             try:
-                content = self.place.read(f"parts/{part.sha256}")
+                content = self.content(f"parts/{part.sha256}", part.sha256)
                 shards = [_SHARD.validate_json(line) for line in content.splitlines()]
             except OSError as error:
                 raise BadInput(f"version {version.number}: its part {path} cannot be read: {error}") from None

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from geocomm.core.bad_input import BadInput
-from geocomm.data.catalog import Catalog, Shard, Version
+from geocomm.data.catalog import Shard, Version
 from geocomm.data.corpus.packing import Sequences
 from geocomm.data.far_lines import own_far_rate
+from geocomm.data.kept_catalog import KeptCatalog
 from geocomm.data.shard_cache import ShardCache
 from geocomm.data.shard_stores import ShardStores
 
@@ -42,7 +43,7 @@ class DealSequences(Sequences):
         follow from, with the keys of deals."""
         super().__init__(sequence_length)
         self.url = url
-        self._catalog = Catalog(url)
+        self._catalog = KeptCatalog(url)
         self._cache: ShardCache | None = None
         self._every, self._run = every, run
         self._shards: list[Shard] = []

@@ -61,9 +61,7 @@ class DealtSequences(DealSequences):
     def _read(self, number: int, sha256: str) -> ReadVersion:
         """A version. Raises BadInput where it is not the one that the run has."""
         if self._last is None or self._last.version.number != number:
-            read = ReadVersion.read(self._catalog, number)
-            read.require(sha256)
-            self._last = read
+            self._last = read = ReadVersion.read(self._catalog, number, sha256)
             if self._cache is None or number > self.version.number:
                 self._read_from(read.version, read.shards, self._site)
         return self._last

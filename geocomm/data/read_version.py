@@ -27,10 +27,14 @@ class ReadVersion:
     shards: tuple[Shard, ...]
 
     @classmethod
-    def read(cls, catalog: Catalog, number: int | None) -> ReadVersion:
-        """number: None for the newest. It may take seconds. Raises BadInput."""
-        version = catalog.read(number)
-        return cls(catalog.url, version, catalog.digest(version.number), tuple(catalog.shards(version)))
+    def read(cls, catalog: Catalog, number: int | None, sha256: str | None = None) -> ReadVersion:
+        """number: None for the newest. sha256: of its file, where that is known. It may take seconds. Raises BadInput,
+        also for a version of another hash."""
+        version = catalog.read(number, sha256)
+        digest = catalog.digest(version.number, sha256)
+        found = cls(catalog.url, version, digest, tuple(catalog.shards(version)))
+        found.require(sha256 or digest)
+        return found
 
     def require(self, sha256: str) -> None:
         """Raise BadInput where it is another one than the run has read."""

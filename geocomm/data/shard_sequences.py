@@ -14,7 +14,6 @@ from typing import Any
 from typing_extensions import override
 
 from geocomm.core.bad_input import BadInput
-from geocomm.data.catalog import Catalog
 from geocomm.data.corpus.packing import held_out_every, named_seed
 from geocomm.data.deal_sequences import DealSequences, DealtTo
 from geocomm.data.fixed_deals import FixedDeals, ReadSoFar
@@ -51,7 +50,7 @@ class ShardSequences(DealSequences):
         self.name, self._site = name, site
         text = f"catalog {sequence_length} {held_out_fraction} {seed}"
         self.fingerprint = hashlib.sha256(text.encode()).hexdigest()
-        self._newest = ReadVersion.read(Catalog(name.url), name.number)
+        self._newest = ReadVersion.read(self._catalog, name.number)
         self._read_from(self._newest.version, self._newest.shards, site)
         self.evaluate_for([site])
         self.train_count = self._train_count(self._held_out_shards)
@@ -106,7 +105,7 @@ class ShardSequences(DealSequences):
         versions = {newest: self._newest}
         for number, sha256 in so_far.versions.items():
             if number not in versions:
-                versions[number] = ReadVersion.read(Catalog(self.url), number)
+                versions[number] = ReadVersion.read(self._catalog, number, sha256)
             versions[number].require(sha256)
         self.evaluate_for(batches)
         return FixedDeals(versions, self.sequence_length, self._every, self._run, batches, so_far)
