@@ -72,10 +72,9 @@ class ShardStores:
 
     def _require_reader(self, shard: Shard) -> None:
         if not self._may_read(shard):
-            raise BadInput(
-                f"site {self._site} may not read {shard.path} of store {shard.store}: "
-                f"[labels] {', '.join(shard.labels)} say who may"
-            )
+            gone = [label for label in shard.labels if label not in self._rules.labels]
+            why = f"there is no [labels.{gone[0]}] any more" if gone else f"its labels: {', '.join(shard.labels)}"
+            raise BadInput(f"site {self._site} may not read {shard.path} of store {shard.store}: {why}")
 
     def _may_read(self, shard: Shard) -> bool:
         return self._rules.may_read(self._site, shard.labels)

@@ -118,6 +118,22 @@ def test_what_does_not_fit_is_refused(data: DataSet) -> None:
         geocomm.SiteDataset(without, batch_size=1)
 
 
+def test_label_that_a_newer_version_has_no_rule_for_lets_nobody_read_an_older_deal(tmp_path: Path) -> None:
+    data = DataSet(tmp_path / "labelled", shards=2, labelled=1)
+    outer = Outer(data, deal(data, 0, "0:1", 24))
+    assert outer.deals is not None
+    assert len(DealtSequences(outer.deals, "frankfurt").micro_batch(0, 0, 0, 1, 4)) == 4
+    version = data.catalog.read()
+    free, _ = data.catalog.shards(version)
+    rules = version.rules.model_copy(update={"labels": {}})
+    data.catalog.add(version.model_copy(update={"number": 2, "rules": rules, "parts": ()}), [free])
+    newer = deal(data, 24, "0:0", 24, key=6).model_copy(update={"number": 2, "sha256": data.catalog.digest(2)})
+    outer = Outer(data, deal(data, 0, "0:1", 24), newer)
+    assert outer.deals is not None
+    with pytest.raises(BadInput, match=r"frankfurt may not read 1\.tokens .* there is no \[labels.personal\] any more"):
+        DealtSequences(outer.deals, "frankfurt").micro_batch(0, 0, 0, 1, 4)
+
+
 def test_configuration_has_to_fit_the_data_that_is_dealt(data: DataSet) -> None:
     outer = Outer(data, every=4)
     assert outer.deals is not None
