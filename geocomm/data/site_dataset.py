@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -151,11 +153,18 @@ class SiteDataset(IterableDataset[torch.Tensor]):
 
     @override
     def __iter__(self) -> Iterator[torch.Tensor]:
-        """Token ids: int64, batch_size x sequence_length. Raises InvalidArgumentError in a worker process."""
+        """Token ids: int64, batch_size x sequence_length. Raises InvalidArgumentError in a worker process, and in a
+        loader that deals the batches of each rank out once more."""
         if get_worker_info() is not None:
             raise InvalidArgumentError(
                 "SiteDataset: num_workers must be 0. Workers would read the same rows; a row is a copy out of a mapped "
                 "file, and needs none"
+            )
+        if dist.is_initialized() and dist.get_world_size() > 1 and _is_dealt_out_again(sys._getframe()):
+            raise InvalidArgumentError(
+                "SiteDataset: each rank reads batches of its own, and accelerator.prepare around the data would deal "
+                "them out once more: sequences that nobody trains on would count as read. Prepare the model and the "
+                "optimizer alone, and iterate over the data set itself"
             )
         while True:
             rank, ranks = self._among()
@@ -195,6 +204,17 @@ class SiteDataset(IterableDataset[torch.Tensor]):
             if state[name] != own:
                 raise InvalidArgumentError(f"SiteDataset: the state has {name} {state[name]}, and this one {own}")
         self._before, self._batches, self._world = state["read"], state["batches"], (-1, 0)
+
+
+def _is_dealt_out_again(frame: FrameType | None) -> bool:
+    """Whether a loader of Accelerate asks for batches that it shares among ranks. It does not say so in another way."""
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "accelerate.data_loader":
+            loader = type(frame.f_locals.get("self")).__name__
+            if loader in ("DataLoaderDispatcher", "IterableDatasetShard"):
+                return True
+        frame = frame.f_back
+    return False
 
 
 def _of_all(own: Any) -> list[Any]:
