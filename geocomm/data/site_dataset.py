@@ -153,8 +153,10 @@ class SiteDataset(IterableDataset[torch.Tensor]):
 
     @override
     def __iter__(self) -> Iterator[torch.Tensor]:
-        """Token ids: int64, batch_size x sequence_length. Raises InvalidArgumentError in a worker process, and in a
-        loader that deals the batches of each rank out once more."""
+        """Token ids: int64, batch_size x sequence_length.
+
+        Raises InvalidArgumentError in a worker process, and in a loader that shares batches among ranks once more.
+        """
         if get_worker_info() is not None:
             raise InvalidArgumentError(
                 "SiteDataset: num_workers must be 0. Workers would read the same rows; a row is a copy out of a mapped "
