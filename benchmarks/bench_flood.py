@@ -38,7 +38,7 @@ from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.lab.emulator.emulated_wan import WanRun
 from geocomm.lab.emulator.local_job import bare_environment
 from geocomm.security.job_ca import JobCa
-from geocomm.security.keys import Keys
+from geocomm.security.key_folder import Keys
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKER = ROOT / "benchmarks" / "bench_flood_worker.py"

@@ -54,7 +54,7 @@ from geocomm.lab.emulator.local_job import bare_environment
 from geocomm.observe.telemetry.collector import Collector
 from geocomm.observe.telemetry.report import ReportLine
 from geocomm.observe.telemetry.run_store import RunStore
-from geocomm.security.keys import Keys
+from geocomm.security.key_folder import Keys
 
 PORT, BULK_PORT = 30650, 30651
 WAYS = ("tls", "tls with TCP's own pauses", "quic datagrams", "quic streams")

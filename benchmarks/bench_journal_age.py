@@ -33,7 +33,7 @@ from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
 from geocomm.journal.run_state import Head, RunState
 from geocomm.lab.bench.bench_report import Conditions, load_at_end
 from geocomm.lab.emulator.emulated_keys import site_keys
-from geocomm.security.keys import Keys
+from geocomm.security.key_folder import Keys
 
 RESULT = Path(__file__).parent / "results" / "journal-age.md"
 SITES = ("a", "b", "c")

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from geocomm.lab.bench.bench_report import Conditions
 from geocomm.lab.bench.wan_bench import EXACT, GLOO, GLOO_SLICED, Effort, WanRow, bench_link, bench_one_site
-from geocomm.lab.bench.wan_bench_report import Section, read_results, rich_tables, verdict, write_results
+from geocomm.lab.bench.wan_bench_report import BenchSection, read_results, rich_tables, verdict, write_results
 from geocomm.lab.emulator.emulated_keys import site_keys
 from geocomm.lab.emulator.emulated_links import EmulatedLink
 
@@ -171,7 +171,7 @@ def main() -> int:
         if name in done and done[name].conditions.commit == conditions.commit and not arguments.fresh:
             continue
         rows = SCENARIOS[name].measure(Effort(repeats=arguments.repeats))
-        done[name] = Section(name, conditions, tuple(rows))
+        done[name] = BenchSection(name, conditions, tuple(rows))
         for table in rich_tables(rows):
             Console().print(table)
         write_results([done[title] for title in SCENARIOS if title in done], path)

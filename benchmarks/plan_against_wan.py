@@ -18,7 +18,7 @@ from geocomm.group.planning.codec_choice import Speed, measure
 from geocomm.group.planning.link_table import Links
 from geocomm.group.planning.run_estimate import NOMINAL_EFFICIENCY, Workload, estimate, scaled
 from geocomm.lab.bench.wan_bench import GLOO_CASES, WanRow
-from geocomm.lab.bench.wan_bench_report import Section, read_results
+from geocomm.lab.bench.wan_bench_report import BenchSection, read_results
 
 _LINK = re.compile(r"(?P<rate>[\d.]+) (?P<unit>[GM])bit/s, (?P<rtt>[\d.]+) ms RTT, (?P<rest>.+)")
 _COLUMNS = (
@@ -87,7 +87,7 @@ def links_of(row: WanRow) -> tuple[Links, str]:
     return Links.uniform(names, rate_bps, float(found["rtt"]) / 1e3), found["rest"].removeprefix("no loss").lstrip(", ")
 
 
-def compare(sections: Sequence[Section]) -> list[Compared]:
+def compare(sections: Sequence[BenchSection]) -> list[Compared]:
     """Every row of geocomm over a WAN; of sections of one title the last."""
     rows = [
         row

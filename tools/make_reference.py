@@ -288,14 +288,14 @@ def _entry_fields(kinds: Mapping[str, Mapping[str, str]]) -> str:
 
 def _metric_list(metrics: tuple[schema.Metric, ...]) -> str:
     """Numbers and words; rows have sections of their own, unless none describes them."""
-    told = [one for one in metrics if one.kind is not schema.Kind.ROWS or one.name == "policy"]
+    told = [one for one in metrics if one.kind is not schema.MetricKind.ROWS or one.name == "policy"]
     return "".join(f"- `{one.name}`{_at_the_endpoint(one)}: {one.help}\n" for one in told)
 
 
 def _at_the_endpoint(metric: schema.Metric) -> str:
     if metric.prometheus is None:
         return ""
-    return f", label of `{metric.prometheus}`" if metric.kind is schema.Kind.TEXT else f", `{metric.prometheus}`"
+    return f", label of `{metric.prometheus}`" if metric.kind is schema.MetricKind.TEXT else f", `{metric.prometheus}`"
 
 
 def main() -> int:

@@ -65,7 +65,7 @@ def bench_wan(
         describe_link,
         max_nmse,
     )
-    from geocomm.lab.bench.wan_bench_report import Section, rich_tables, write_results
+    from geocomm.lab.bench.wan_bench_report import BenchSection, rich_tables, write_results
 
     require_writable("bench", "--out", out)
     try:
@@ -93,5 +93,5 @@ def bench_wan(
     for table in rich_tables(rows):
         Console(markup=False).print(table)
     if out is not None:
-        section = Section(describe_link(link), conditions, tuple(rows))
+        section = BenchSection(describe_link(link), conditions, tuple(rows))
         Console(stderr=True, markup=False).print(f"written: {write_results([section], out)}", highlight=False)

@@ -59,7 +59,7 @@ def demo(
         SITE_NAMES,
         VARIANTS,
         DemoError,
-        Outcome,
+        DemoResult,
         run_variant,
         telemetry,
     )
@@ -87,7 +87,7 @@ def demo(
         return
     steps = steps or DEFAULT_STEPS
     conditions = f"two sites, {describe_link(link)}{', geocomm over TLS' if secure or keys else ''}"
-    outcomes: list[Outcome] = []
+    outcomes: list[DemoResult] = []
     try:
         with site_keys(SITE_NAMES, keys, secure) as made, DemoView(VARIANTS, steps, conditions, output) as view:
             for variant in VARIANTS:

@@ -15,8 +15,8 @@ from geocomm.cli.command_end import fail
 
 if TYPE_CHECKING:
     from geocomm.core.options import Options
-    from geocomm.observe.doctor.doctor import Question
     from geocomm.observe.doctor.doctor_network import Answerer
+    from geocomm.observe.doctor.examination import Examination
     from geocomm.observe.doctor.finding import Finding
 
 _STYLES = {"ok": "green", "note": "dim", "warning": "yellow", "bad": "bold red"}
@@ -59,15 +59,15 @@ def doctor(
     from geocomm.core.options import Options
     from geocomm.core.place import local_world_size, world_size
     from geocomm.core.units import UnitError, parse_duration, parse_rate
-    from geocomm.observe.doctor.doctor import Question, examine
     from geocomm.observe.doctor.doctor_network import peer_findings
+    from geocomm.observe.doctor.examination import Examination, examine
 
     if listen is not None:
         _answer(listen)
     try:
         options = Options()
         target = HubAddress.parse(peer) if peer is not None else None
-        question = Question(
+        question = Examination(
             rate_bps=parse_rate(rate, "--rate"),
             rtt_s=parse_duration(rtt, "--rtt"),
             peers=peers or world_size() - 1 or 15,
@@ -88,7 +88,7 @@ def doctor(
         raise typer.Exit(any(finding.state == "bad" for finding in findings))
 
 
-def _examine_job(question: Question, timeout_s: float) -> list[Finding] | None:
+def _examine_job(question: Examination, timeout_s: float) -> list[Finding] | None:
     """All ranks' part; what there is to print at rank 0, else None."""
     from geocomm.core.bad_input import BadInput
     from geocomm.core.errors import GeocommError
@@ -98,16 +98,16 @@ def _examine_job(question: Question, timeout_s: float) -> list[Finding] | None:
     from geocomm.group.membership.own_address import advertised
     from geocomm.group.membership.rank_record import own_versions
     from geocomm.group.membership.records import from_record
-    from geocomm.observe.doctor.doctor import examine, versions
     from geocomm.observe.doctor.doctor_machine import usable_congestion_control
     from geocomm.observe.doctor.doctor_ranks import (
-        Record,
+        RankRecord,
         difference_findings,
         gathered_findings,
         outbound_findings,
         site_findings,
         way_findings,
     )
+    from geocomm.observe.doctor.examination import examine, versions
 
     try:
         place = find_place(os.environ)
@@ -120,11 +120,11 @@ def _examine_job(question: Question, timeout_s: float) -> list[Finding] | None:
             hosts = advertised(question.options.address)
             outbound = question.options.outbound_only
             presence = vars(own_presence(place.rank, question.options, hosts[0]))
-            own = Record(
+            own = RankRecord(
                 place.rank, place.local_rank, place.site, hosts, answerer.port, needed, others, outbound, presence
             )
             rendezvous = Rendezvous(place, timeout_s)
-            records = [from_record(Record, record) for record in rendezvous.exchange(vars(own))]
+            records = [from_record(RankRecord, record) for record in rendezvous.exchange(vars(own))]
             own_findings += way_findings(own, records)
             found = rendezvous.exchange({"findings": [vars(finding) for finding in own_findings]}, "findings")
         rendezvous.linger()

@@ -11,14 +11,7 @@ from rich.console import Console
 
 from geocomm.cli.command_end import fail
 from geocomm.core.extras import install_command
-
-
-class Format(StrEnum):
-    """What is written."""
-
-    HF = "hf"
-    ONNX = "onnx"
-    GGUF = "gguf"
+from geocomm.train.serve.model_folder import Format
 
 
 class Dtype(StrEnum):

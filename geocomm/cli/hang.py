@@ -16,7 +16,7 @@ from geocomm.cli.telemetry_folder import TelemetryFolder, open_store
 from geocomm.core.units import duration_text
 
 if TYPE_CHECKING:
-    from geocomm.observe.diagnosis.hang import Hang, Member, StuckOperation
+    from geocomm.observe.diagnosis.stuck_operations import GroupRank, Hang, StuckOperation
     from geocomm.observe.telemetry.overview_rounds import RoundState
 
 
@@ -46,7 +46,7 @@ def hang(
 
         geocomm hang telemetry
     """
-    from geocomm.observe.diagnosis.hang import find_hang
+    from geocomm.observe.diagnosis.stuck_operations import find_hang
     from geocomm.observe.telemetry.overview import moment
 
     store = open_store("hang", folder)
@@ -81,9 +81,9 @@ def told(found: Hang, now: float) -> Iterator[str]:
 
 
 def _told_operation(stuck: StuckOperation, *, several_groups: bool) -> Iterator[str]:
-    from geocomm.observe.diagnosis.hang import Standing
+    from geocomm.observe.diagnosis.stuck_operations import CallState
 
-    failed = [member for member in stuck.members if member.standing is Standing.FAILED]
+    failed = [member for member in stuck.members if member.standing is CallState.FAILED]
     group = f" of group {stuck.operation.group & 0xFFFF:04x}" if several_groups else ""
     state = "failed" if failed else "is under way"
     yield f"{stuck.operation}{group} {state}; it was called {_ago(stuck.seconds)} ago."
@@ -97,7 +97,7 @@ def _told_operation(stuck: StuckOperation, *, several_groups: bool) -> Iterator[
     waiting = [
         member
         for member in stuck.members
-        if member.standing in (Standing.WAITS, Standing.WAITS_INSIDE) and not member.is_silent
+        if member.standing in (CallState.WAITS, CallState.WAITS_INSIDE) and not member.is_silent
     ]
     for member in waiting[:_MOST_LINES]:
         yield f"  {member} {_waits(member)}."
@@ -109,12 +109,12 @@ def _told_operation(stuck: StuckOperation, *, several_groups: bool) -> Iterator[
         yield f"  {stuck.later} later operations of the group are under way behind it."
 
 
-def _listed(members: Sequence[Member]) -> str:
+def _listed(members: Sequence[GroupRank]) -> str:
     more = f" and {len(members) - _MOST_LINES} more" if len(members) > _MOST_LINES else ""
     return ", ".join(map(str, members[:_MOST_LINES])) + more
 
 
-def _why(member: Member) -> str:
+def _why(member: GroupRank) -> str:
     if member.has_ended:
         reason = f"it has ended, {_ago(member.report_age_seconds)} ago"
     elif member.is_silent:
@@ -129,10 +129,10 @@ def _why(member: Member) -> str:
     return f"{last}, which ended {_ago(member.last_seconds)} ago"
 
 
-def _waits(member: Member) -> str:
-    from geocomm.observe.diagnosis.hang import Standing
+def _waits(member: GroupRank) -> str:
+    from geocomm.observe.diagnosis.stuck_operations import CallState
 
-    where = " inside its site" if member.standing is Standing.WAITS_INSIDE else ""
+    where = " inside its site" if member.standing is CallState.WAITS_INSIDE else ""
     senders = [f"{'the rest' if sender.has_begun else 'bytes'} from {sender.peer}" for sender in member.waits_for]
     whom = f" for {', '.join(senders)}" if senders and not where else ""
     since = "" if member.seconds is None else f", since {_ago(member.seconds)}"

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from geocomm.cli.command_end import fail
-from geocomm.security.keys import REVOKED_FILE, KeysError
+from geocomm.security.key_folder import REVOKED_FILE, KeysError
 
 if TYPE_CHECKING:
     from geocomm.security.job_ca import JobCa

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from geocomm.elastic.questions import LeaderAnswer, MembersAsked, RemovalAsked, SeenSite
     from geocomm.journal.journal import SqliteJournal
     from geocomm.journal.run_state import RunState, SiteRecord
-    from geocomm.security.keys import Keys
+    from geocomm.security.key_folder import Keys
 
 _HELP = """Show the sites of an elastic run, remove one, or have another one lead.
 
@@ -327,7 +327,7 @@ def _about(run_dir: Path) -> tuple[HubAddress, HubAddress, Keys]:
     """Where the leader was at the start, where this site's agent is, and the site's keys."""
     from geocomm.core.addresses import HubAddress
     from geocomm.elastic.known_agents import ABOUT_FILE
-    from geocomm.security.keys import Keys
+    from geocomm.security.key_folder import Keys
 
     about = json.loads((run_dir / ABOUT_FILE).read_text())
     return HubAddress.parse(about["leader"]), HubAddress.parse(about["agent"]), Keys.load(about["keys"])

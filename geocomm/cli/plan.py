@@ -20,7 +20,7 @@ from geocomm.core.units import DAY_S, count_text, duration_text
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from geocomm.data.pass_estimate import Exchange
+    from geocomm.data.pass_estimate import TrainingTraffic
     from geocomm.group.planning.codec_choice import Speed
     from geocomm.group.planning.link_table import Links
     from geocomm.group.planning.local_estimate import LocalEstimate
@@ -194,15 +194,17 @@ class _Ways:
 
         return [local_estimate(self.work, table, name, self.speeds[name], every=self.every) for name in self.local]
 
-    def exchange(self, table: Links) -> Exchange:
+    def exchange(self, table: Links) -> TrainingTraffic:
         """Of the best one."""
-        from geocomm.data.pass_estimate import Exchange
+        from geocomm.data.pass_estimate import TrainingTraffic
 
         step, local = _bests(self.rows(table), self.local_rows(table))
         best = step if step is not None and _is_worthwhile(step, local) else local
         if best is None:
             raise ValueError("there is no way to train")
-        return Exchange(best.egress_bytes_per_day / DAY_S, best.step_s / self.work.compute_s, self.work.dollars_per_gb)
+        return TrainingTraffic(
+            best.egress_bytes_per_day / DAY_S, best.step_s / self.work.compute_s, self.work.dollars_per_gb
+        )
 
 
 def _bests(

@@ -15,7 +15,7 @@ from geocomm.cli.table import table_of
 from geocomm.core.bad_input import BadInput
 
 if TYPE_CHECKING:
-    from geocomm.data.pass_estimate import Exchange
+    from geocomm.data.pass_estimate import TrainingTraffic
     from geocomm.group.planning.link_table import Links
 
 _Number = TypeVar("_Number", int, float)
@@ -36,14 +36,14 @@ class Reading:
     links_are_known: bool
 
 
-def plan_data(asked: Reading, exchange: Callable[[Links], Exchange] | None, *, as_json: bool) -> None:
+def plan_data(asked: Reading, exchange: Callable[[Links], TrainingTraffic] | None, *, as_json: bool) -> None:
     """Print days and dollars of a pass, by the sites that read it. exchange: what sites send each other."""
     from geocomm.data.catalog import Catalog
     from geocomm.data.far_lines import far_rates
     from geocomm.data.pass_estimate import NO_EXCHANGE, Machines, advice, estimates
     from geocomm.data.shard_sequences import SetName
 
-    def exchanged(sites: tuple[str, ...]) -> Exchange:
+    def exchanged(sites: tuple[str, ...]) -> TrainingTraffic:
         return NO_EXCHANGE if exchange is None or len(sites) == 1 else exchange(asked.links(sites).select(sites))
 
     try:

@@ -29,7 +29,7 @@ from geocomm.cli.run_options import (
 if TYPE_CHECKING:
     from geocomm.elastic.agent_process import AgentConfig
     from geocomm.elastic.supervisor import SiteJob
-    from geocomm.security.keys import Keys
+    from geocomm.security.key_folder import Keys
 
 _HELP = """Run torchrun on this node; the nodes meet at HUB, over TLS, on that one port.
 
@@ -121,7 +121,7 @@ def run(
     from geocomm.core.bad_input import BadInput
     from geocomm.core.site import site_name
     from geocomm.group.rendezvous.launch_checks import check_variables
-    from geocomm.security.keys import KeysError
+    from geocomm.security.key_folder import KeysError
 
     try:
         check_variables()

@@ -12,7 +12,7 @@ from geocomm.cli.command_end import fail
 
 if TYPE_CHECKING:
     from geocomm.journal.sequencer_events import DealtSet
-    from geocomm.security.keys import Keys
+    from geocomm.security.key_folder import Keys
 
 elastic_option = functools.partial(typer.Option, rich_help_panel="Elastic runs")
 
@@ -66,7 +66,7 @@ DoubtOption = Annotated[
 def load_keys(command: str, given: str | None) -> Keys:
     """The keys in `given`, or in GEOCOMM_KEYS. Ends the command where there are none."""
     from geocomm.core.environment import keys_folder
-    from geocomm.security.keys import Keys, KeysError
+    from geocomm.security.key_folder import Keys, KeysError
 
     folder = given or keys_folder()
     if folder is None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from geocomm.observe.telemetry.overview_events import EventState
     from geocomm.observe.telemetry.overview_links import LinkState
     from geocomm.observe.telemetry.overview_rounds import RoundState
-    from geocomm.observe.telemetry.overview_sites import SiteState
+    from geocomm.observe.telemetry.overview_sites import SiteOverview
     from geocomm.observe.telemetry.run_store import RunStore
     from geocomm.observe.telemetry.store_folder import StoreFolder
 
@@ -134,7 +134,7 @@ def _sites(seen: Overview, folder: StoreFolder) -> Table:
     return table_of((*columns, *of_data), rows)
 
 
-def _data(site: SiteState, folder: StoreFolder) -> tuple[str, ...]:
+def _data(site: SiteOverview, folder: StoreFolder) -> tuple[str, ...]:
     dealt, fetched = folder.dealt_tokens.get(site.name), site.data_fetched_bytes
     return (
         "-" if dealt is None else large_text(dealt),
@@ -144,7 +144,7 @@ def _data(site: SiteState, folder: StoreFolder) -> tuple[str, ...]:
     )
 
 
-def _site(site: SiteState) -> tuple[str, ...]:
+def _site(site: SiteOverview) -> tuple[str, ...]:
     from geocomm.observe.telemetry.last_reports import Life
 
     color = {Life.REPORTING: "green", Life.SILENT: "red", Life.ENDED: "dim"}[site.life]

@@ -122,7 +122,7 @@ def _refusals(command: str) -> Generator[None]:
     from geocomm.cli.ssh_sites.board import printable
     from geocomm.cli.ssh_sites.launch import NotStartedError
     from geocomm.core.bad_input import BadInput
-    from geocomm.security.keys import KeysError
+    from geocomm.security.key_folder import KeysError
 
     try:
         yield

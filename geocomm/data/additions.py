@@ -18,7 +18,7 @@ from geocomm.data.catalog import Catalog, Rules, RulesFile, Shard, Version
 from geocomm.data.corpus.data_settings import DataConfig
 from geocomm.data.corpus.documents import documents
 from geocomm.data.corpus.text_tokenizer import load_tokenizer
-from geocomm.data.places import Folder, Place, open_place, require_known_tables, require_writable
+from geocomm.data.places import FilePlace, Folder, open_place, require_known_tables, require_writable
 from geocomm.data.token_files import SUFFIXES, U16, narrowest, ranges, token_file
 
 _TEXT = {".txt": "text", ".jsonl": "jsonl"}
@@ -29,7 +29,7 @@ class _File(NamedTuple):
     """A file of tokens."""
 
     store: str
-    place: Place
+    place: FilePlace
     path: str
 
     @property

@@ -23,7 +23,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_valid
 from geocomm.core.bad_input import BadInput, did_you_mean
 from geocomm.core.model_errors import first_problem, problem_text
 from geocomm.core.settings import Section
-from geocomm.data.places import Place, open_place, require_known_tables
+from geocomm.data.places import FilePlace, open_place, require_known_tables
 from geocomm.data.token_files import Dtype
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -174,7 +174,7 @@ class Catalog:
     url: str
 
     @property
-    def place(self) -> Place:
+    def place(self) -> FilePlace:
         """Where it lies. Raises BadInput for a URL that cannot be opened."""
         return open_place(self.url, self.url)
 

@@ -59,7 +59,7 @@ class Machines:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class TrainingTraffic:
     """What sites send each other while they train."""
 
     bytes_per_second: float
@@ -69,7 +69,7 @@ class Exchange:
     dollars_per_gb: float | None
 
 
-NO_EXCHANGE = Exchange(0.0, 1.0, None)
+NO_EXCHANGE = TrainingTraffic(0.0, 1.0, None)
 
 
 def estimates(
@@ -77,7 +77,7 @@ def estimates(
     shards: Sequence[Shard],
     width: int,
     machines: Machines,
-    exchange: Callable[[tuple[str, ...]], Exchange] = lambda sites: NO_EXCHANGE,
+    exchange: Callable[[tuple[str, ...]], TrainingTraffic] = lambda sites: NO_EXCHANGE,
 ) -> list[PassEstimate]:
     """For subsets of the sites: all of them first, then by time. width: bytes of an id. exchange: by sites. Raises
     BadInput for a site that the rules do not have, and for labels that no site may read."""
@@ -105,7 +105,7 @@ def _estimate(
     width: int,
     machines: Machines,
     sites: tuple[str, ...],
-    exchange: Exchange,
+    exchange: TrainingTraffic,
 ) -> PassEstimate:
     speeds = {site: machines.gpus[site] * machines.tokens_per_second / exchange.slowdown for site in sites}
     readers = readers_of(left, rules, speeds)

@@ -30,7 +30,7 @@ _RETRIES = {"max_retries": 3, "retry_timeout": timedelta(seconds=20)}
 """Then another store is asked, or the same one later."""
 
 
-class Place(ABC):
+class FilePlace(ABC):
     """Files by their paths below a URL. Its methods raise OSError; FileNotFoundError where there is no such file."""
 
     writable = True
@@ -59,7 +59,7 @@ class Place(ABC):
         """Write a local file here, over what was there. A folder takes it itself, from the same disk."""
 
 
-class Folder(Place):
+class Folder(FilePlace):
     """A folder that this machine sees."""
 
     def __init__(self, url: str, path: Path) -> None:
@@ -109,7 +109,7 @@ class Folder(Place):
         return self.path
 
 
-class Bucket(Place):
+class Bucket(FilePlace):
     """A prefix of a bucket, or a web server to read from."""
 
     def __init__(self, url: str, name: str) -> None:
@@ -183,7 +183,7 @@ class Bucket(Place):
 
 
 @lru_cache(maxsize=256)
-def open_place(url: str, name: str) -> Place:
+def open_place(url: str, name: str) -> FilePlace:
     """What a URL names: a path, file:, s3:, gs:, az:, https:. name: of its table of keys: the store's, a catalog's URL.
 
     Raises BadInput for what cannot be opened. Nothing is asked for yet.
@@ -194,7 +194,7 @@ def open_place(url: str, name: str) -> Place:
     return Folder(url, Path(rest)) if scheme == "file" else Bucket(url, name)
 
 
-def require_writable(place: Place, what: str) -> None:
+def require_writable(place: FilePlace, what: str) -> None:
     """Raise BadInput for a web server. what: it is."""
     if not place.writable:
         raise BadInput(f"{what} {place.url}: a web server is only read from; name a folder, s3://, gs:// or az://")

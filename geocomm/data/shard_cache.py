@@ -24,7 +24,7 @@ from geocomm.core.message_log import logger
 from geocomm.data.cache_folder import CacheFolder
 from geocomm.data.catalog import Shard
 from geocomm.data.places import Folder
-from geocomm.data.shard_fetch import Pace, fetch
+from geocomm.data.shard_fetch import TokenBucket, fetch
 from geocomm.data.shard_stores import ShardStores
 from geocomm.data.token_files import hash_of_range
 from geocomm.metrics import sources
@@ -70,7 +70,7 @@ class ShardCache:
         """Of a store, or of a shard that is not in it: until when, and how long the pause is."""
         self._troubles: dict[str, str] = {}
         """By shard: what was wrong at last."""
-        self._pace, self._far_rate = Pace(self._rate), far_rate
+        self._pace, self._far_rate = TokenBucket(self._rate), far_rate
         self._began, self._eaten = 0.0, 0
         self.waited_seconds = 0.0
         self.fetched_bytes = 0

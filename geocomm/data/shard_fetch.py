@@ -18,7 +18,7 @@ _BURST_BYTES = 4 * RANGE_BYTES
 
 
 @dataclass
-class Pace:
+class TokenBucket:
     """A token bucket."""
 
     rate: Callable[[], float | None]
@@ -40,7 +40,9 @@ class Pace:
             time.sleep(0.02)
 
 
-def fetch(stores: ShardStores, shard: Shard, descriptor: int, pace: Pace | None, stopped: Callable[[], bool]) -> str:
+def fetch(
+    stores: ShardStores, shard: Shard, descriptor: int, pace: TokenBucket | None, stopped: Callable[[], bool]
+) -> str:
     """Write a shard into a file, and return the SHA-256 of what came. OSError, also where it was stopped."""
     size = stores.size(shard)
     os.ftruncate(descriptor, 0)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from geocomm.core.bad_input import BadInput
-from geocomm.data.places import Folder, Place, open_place
+from geocomm.data.places import FilePlace, Folder, open_place
 
 if TYPE_CHECKING:
     from geocomm.data.catalog import Shard, Store, Version
@@ -63,7 +63,7 @@ class ShardStores:
         sizes = (self.size(one) for one in firsts if one.store in fetched and self._may_read(one))
         return sum(nlargest(number, sizes))
 
-    def _place(self, shard: Shard) -> Place:
+    def _place(self, shard: Shard) -> FilePlace:
         self._require_reader(shard)
         return open_place(self._store(shard).url, shard.store)
 

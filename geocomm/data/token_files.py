@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 
 from geocomm.core.bad_input import BadInput
-from geocomm.data.places import Folder, Place
+from geocomm.data.places import FilePlace, Folder
 
 Dtype = Literal["<u2", "<u4"]
 SHARD_BYTES = 64 << 20
@@ -38,7 +38,7 @@ _READ_BYTES = 4 << 20
 class TokenFile:
     """A flat file of token ids."""
 
-    place: Place
+    place: FilePlace
     path: str
     dtype: Dtype
     tokens: int
@@ -59,7 +59,7 @@ def narrowest(vocabulary: int) -> Dtype:
     return U16 if vocabulary <= 1 << 16 else U32
 
 
-def token_file(place: Place, path: str, vocabulary: int) -> TokenFile:
+def token_file(place: FilePlace, path: str, vocabulary: int) -> TokenFile:
     """The file at `path`, by what lies beside it, or else by the vocabulary. Raises BadInput for what is none."""
     try:
         dtype = _dtype_beside(place, PurePosixPath(path)) or narrowest(vocabulary)
@@ -77,7 +77,7 @@ def token_file(place: Place, path: str, vocabulary: int) -> TokenFile:
     return TokenFile(place, path, dtype, size // width)
 
 
-def _dtype_beside(place: Place, path: PurePosixPath) -> Dtype | None:
+def _dtype_beside(place: FilePlace, path: PurePosixPath) -> Dtype | None:
     """What the writer's own note says; None: there is none."""
     if path.suffix == ".bin":
         index = str(path.with_suffix(".idx"))
@@ -126,14 +126,14 @@ def _read(file: TokenFile, vocabulary: int, offset: int) -> TokenRange:
     return TokenRange(digest.hexdigest(), offset, size // np.dtype(file.dtype).itemsize)
 
 
-def _pieces(place: Place, path: str, offset: int, size: int) -> Iterator[bytes]:
+def _pieces(place: FilePlace, path: str, offset: int, size: int) -> Iterator[bytes]:
     """So many bytes of a file, a few MiB at a time. OSError."""
     end = offset + size
     for start in range(offset, end, _READ_BYTES):
         yield place.read(path, start, min(_READ_BYTES, end - start))
 
 
-def hash_of_range(place: Place, path: str, offset: int, size: int) -> str:
+def hash_of_range(place: FilePlace, path: str, offset: int, size: int) -> str:
     """SHA-256 of so many bytes of a file. OSError."""
     digest = hashlib.sha256()
     for content in _pieces(place, path, offset, size):

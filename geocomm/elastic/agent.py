@@ -26,8 +26,7 @@ from geocomm.elastic.run_view import AgentLife, OtherAgents, RunView
 from geocomm.elastic.site_ranks import SiteRanks, begins_with
 from geocomm.elastic.snapshots import SnapshotError, Snapshots, forget
 from geocomm.group.rendezvous.store_process import log
-from geocomm.group.rendezvous.store_session import Greeting, Purpose
-from geocomm.group.rendezvous.store_session import Refused as ConnectionRefused
+from geocomm.group.rendezvous.store_session import Greeting, Purpose, SessionRefused
 from geocomm.group.rendezvous.tls_stream import TlsStream
 from geocomm.group.rendezvous.to_collector import carry_to_collector
 from geocomm.journal.entries import (
@@ -75,7 +74,7 @@ from geocomm.journal.messages import (
     said,
 )
 from geocomm.journal.run_state import RunState, Standing
-from geocomm.security.keys import Identity, Keys
+from geocomm.security.key_folder import Identity, Keys
 
 _RANKS_LIMIT_S = 3.0
 _STORED_AT_ONCE = 500
@@ -183,12 +182,12 @@ class Agent:
                 self._life.fail(error)
         elif greeting.purpose is Purpose.TELEMETRY:
             if self._view.leader is None:
-                raise ConnectionRefused(f"this agent does not lead; the leader is at {self._view.leader_at}")
+                raise SessionRefused(f"this agent does not lead; the leader is at {self._view.leader_at}")
             await carry_to_collector(stream, peer.site, self._store.run_dir)
         elif greeting.purpose is not Purpose.RUN:
-            raise ConnectionRefused("this is an agent of an elastic run: start all sites with --elastic, or none")
+            raise SessionRefused("this is an agent of an elastic run: start all sites with --elastic, or none")
         elif self._view.leader is None:
-            raise ConnectionRefused(f"this agent does not lead; the leader is at {self._view.leader_at}")
+            raise SessionRefused(f"this agent does not lead; the leader is at {self._view.leader_at}")
         else:
             await self._view.leader.serve_site(stream, peer.site)
 

@@ -12,12 +12,12 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 
 from geocomm.core.addresses import HubAddress
 from geocomm.core.patience import Waiting, pauses
-from geocomm.group.rendezvous.store_session import Greeting, ProtocolError, Purpose, Refused
+from geocomm.group.rendezvous.store_session import Greeting, ProtocolError, Purpose, SessionRefused
 from geocomm.group.rendezvous.tls_stream import TlsStream
 from geocomm.group.rendezvous.tunnel import dial
 from geocomm.journal.entries import BadLineError
 from geocomm.journal.messages import MAX_LINE_BYTES
-from geocomm.security.keys import Keys, KeysError
+from geocomm.security.key_folder import Keys, KeysError
 
 BEAT_S = 3.0
 SILENCE_S = 9.0
@@ -176,7 +176,7 @@ class LeaderLink:
                     finally:
                         waiting = Waiting(self._log)  # from now on, not from when the connection was made
                 reason, reported = "it closed the connection", ""
-            except (Refused, ProtocolError, KeysError) as error:
+            except (SessionRefused, ProtocolError, KeysError) as error:
                 reason = str(error)
                 if reason != reported:
                     self._log(f"the leader at {self._leader}: {reason}; trying again")

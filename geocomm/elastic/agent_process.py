@@ -24,7 +24,7 @@ from geocomm.elastic.etcd_leadership import EtcdLeadership
 from geocomm.elastic.fragment_store import FragmentStore, StoreError
 from geocomm.elastic.journal_repair import repair
 from geocomm.elastic.known_agents import KnownAgents, TermNotKeptError, write_about
-from geocomm.elastic.leader import Leader, StartAgain
+from geocomm.elastic.leader import Leader, LeaderChanged
 from geocomm.elastic.leadership import Begun, HubLeadership, Leadership
 from geocomm.elastic.rank_socket import RankServer, socket_path
 from geocomm.elastic.run_view import AgentEnded
@@ -36,9 +36,9 @@ from geocomm.group.rendezvous.store_process import log
 from geocomm.journal.entries import Record, line_of
 from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
 from geocomm.journal.run_state import RunState
-from geocomm.journal.sequencer_events import DealtSet, Terms
+from geocomm.journal.sequencer_events import DealtSet, LeaderSettings
 from geocomm.metrics.own_counters import keep_counters
-from geocomm.security.keys import Keys, KeysError
+from geocomm.security.key_folder import Keys, KeysError
 
 DEFAULT_PORT = 29400
 LAST_STEPS_S = 30.0
@@ -80,15 +80,15 @@ class AgentConfig(Record):
     """False: it leads without ranks of its own, and is no member of the run."""
     min_sites: int = 1
     wait_for: tuple[str, ...] = ()
-    snapshot_s: float = Terms.snapshot_s
+    snapshot_s: float = LeaderSettings.snapshot_s
     """From one snapshot to the next; 0: there are none."""
-    copies: int = Terms.copies
+    copies: int = LeaderSettings.copies
     """A snapshot is kept once so many sites have it."""
     snapshot_url: str = ""
     """Where each kept snapshot is copied to; empty: nowhere."""
     data: DealtSet | None = None
     """That the run deals; None: sites bring their own data, or the journal says it."""
-    doubt_s: float = Terms.doubt_s
+    doubt_s: float = LeaderSettings.doubt_s
     """The deals of a site that is gone for so long are dealt to others; 0: never."""
     again: bool = False
     """The agent of this run folder has just died: who led a moment ago leads on, and asks the others meanwhile."""
@@ -134,7 +134,7 @@ async def run_agent(config: AgentConfig, store: FragmentStore, keys: Keys) -> No
                     if begun is not None:
                         await _run_once(config, store, keys, journal, known, leaving, leadership, begun)
                 return
-            except StartAgain as change:
+            except LeaderChanged as change:
                 log(str(change))
     finally:
         await leadership.resign()
@@ -183,7 +183,7 @@ async def _run_once(
     if begun.leads:
         at = known.leader or begun.leader
         log(f"this site's agent leads the run at {at}")
-        terms = Terms(
+        terms = LeaderSettings(
             min_sites=config.min_sites,
             wait_for=frozenset(config.wait_for),
             snapshot_s=config.snapshot_s,
@@ -244,7 +244,7 @@ async def _run_once(
                 await asyncio.gather(following, return_exceptions=True)
             log(f"this site has left; it gives out its last frames to {', '.join(others)}")
             await _give_out(agent, leaving)
-    except StartAgain:
+    except LeaderChanged:
         sent_limit_s = 0.0
         if agent.asked_to_leave:
             leaving.set()

@@ -10,7 +10,7 @@ from geocomm.core.addresses import listen_on
 from geocomm.core.patience import Waiting
 from geocomm.elastic.etcd import Election, Etcd, EtcdAddress, EtcdAwayError, EtcdJournal, LeaderSaid, Leading
 from geocomm.elastic.known_agents import KnownAgents
-from geocomm.elastic.leader import StartAgain
+from geocomm.elastic.leader import LeaderChanged
 from geocomm.elastic.leadership import Begun
 from geocomm.journal.entries import TermBegun
 from geocomm.journal.journal import HeadMovedError, NoJournalError, SqliteJournal
@@ -137,10 +137,10 @@ class EtcdLeadership:
             try:
                 if term:
                     if not await asyncio.to_thread(self._election.keep, term):
-                        raise StartAgain(f"this site leads no more: its lease in etcd, of term {term}, has run out")
+                        raise LeaderChanged(f"this site leads no more: its lease in etcd, of term {term}, has run out")
                 elif (leading := await self._leader_now(journal)) is not None:
                     if self._is_own(leading):
-                        raise StartAgain("nobody led the run: this site's agent takes over")
+                        raise LeaderChanged("nobody led the run: this site's agent takes over")
                     hear(leading.term, leading.said.address)
                 waiting = Waiting(self._log)
             except EtcdAwayError as error:

@@ -34,7 +34,7 @@ from geocomm.group.rendezvous.tls_stream import TlsStream
 from geocomm.group.rendezvous.tunnel import dial
 from geocomm.journal.entries import Digest, Record, Whole, line_of
 from geocomm.journal.messages import OfRound, Wanted
-from geocomm.security.keys import Keys, KeysError
+from geocomm.security.key_folder import Keys, KeysError
 
 RANGE_BYTES = 4 << 20
 CONNECTIONS = 8

@@ -33,7 +33,7 @@ from geocomm.group.membership.own_address import own_address
 from geocomm.group.rendezvous.store_process import log
 from geocomm.group.rendezvous.tls_stream import TlsStream
 from geocomm.journal.entries import BadLineError, Entry
-from geocomm.security.keys import Keys
+from geocomm.security.key_folder import Keys
 
 FIND_AFTER_S = 9.0
 """Without a leader for so long, an agent asks all others whom they follow; and so often again."""

@@ -15,7 +15,7 @@ from geocomm.journal.entries import Digest, Round
 from geocomm.journal.journal import SqliteJournal
 from geocomm.journal.messages import Wanted
 from geocomm.journal.run_state import RunState
-from geocomm.security.keys import KeysError
+from geocomm.security.key_folder import KeysError
 
 AGAIN_S = 2.0
 """Between two questions for a state that nobody has."""

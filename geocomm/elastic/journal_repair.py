@@ -19,7 +19,7 @@ from geocomm.group.rendezvous.store_process import log
 from geocomm.journal.damaged_journal import Damage, damage_of, sound_after, write_anew
 from geocomm.journal.entries import BadLineError, Entry
 from geocomm.journal.journal import NoJournalError
-from geocomm.security.keys import Keys, KeysError
+from geocomm.security.key_folder import Keys, KeysError
 
 _ASK_LIMIT_S = 5.0
 _LIMIT_S = 30.0

@@ -37,12 +37,12 @@ from geocomm.journal.sequencer_events import (
     DataRead,
     Ended,
     Event,
+    LeaderSettings,
     Log,
     Remove,
     Said,
     Send,
     SendEntries,
-    Terms,
     Tick,
     Unbelieved,
 )
@@ -57,12 +57,12 @@ MOST_UNDONE = 10_000
 """Actions that wait for etcd. Sites say again what they said, so that a leader that begins anew has lost nothing."""
 
 
-class StartAgain(Exception):
+class LeaderChanged(Exception):
     """Another site leads from now on, or this one: the agent begins anew from its run folder, in the same process."""
 
 
 @dataclass
-class Seen:
+class SiteContact:
     """What the leader knows of a site that stands in no journal."""
 
     connected: bool = False
@@ -79,7 +79,7 @@ class Leader:
     def __init__(
         self,
         journal: SqliteJournal,
-        terms: Terms,
+        terms: LeaderSettings,
         fetch: str,
         known: KnownAgents,
         log: Callable[[str], None],
@@ -88,7 +88,7 @@ class Leader:
     ) -> None:
         """`fetch` is the host:port of the agent that this leader is a part of. shared: where an entry is to be before
         it is in `journal`; it may block, and be away. term: in which an empty journal begins."""
-        self.seen: dict[str, Seen] = {}
+        self.seen: dict[str, SiteContact] = {}
         self.questioned = asyncio.Event()
         """A site says that another one leads: its agent may say who."""
         self._journal, self._shared = journal, shared
@@ -265,7 +265,7 @@ class Leader:
         if (before := self._sessions.pop(site, None)) is not None:
             before.end()
         self._sessions[site] = lines
-        seen = self.seen.setdefault(site, Seen())
+        seen = self.seen.setdefault(site, SiteContact())
         seen.connected, seen.heard = True, now
         self._on(Came(site))
         return True
@@ -282,7 +282,9 @@ class Leader:
                     self._news.set()
             if len(self._undone) > MOST_UNDONE:
                 self._failed.set_exception(
-                    StartAgain(f"{self._shared} has been away for so long that this agent begins anew from its journal")
+                    LeaderChanged(
+                        f"{self._shared} has been away for so long that this agent begins anew from its journal"
+                    )
                 )
             if not self._undone:
                 self._journal.keep(self.state)
@@ -339,7 +341,7 @@ class Leader:
                 )
                 await asyncio.sleep(1)
             except HeadMovedError as error:
-                raise StartAgain(str(error)) from None
+                raise LeaderChanged(str(error)) from None
         if isinstance(entry, Kept):  # enough sites have all before
             try:
                 await asyncio.to_thread(self._shared.forget, entry.snapshot)

@@ -22,7 +22,7 @@ from geocomm.elastic.questions import StandingAsked, leads_there, standings
 from geocomm.group.rendezvous.store_process import log
 from geocomm.journal.journal import SharedJournal, SqliteJournal
 from geocomm.journal.run_state import RunState
-from geocomm.security.keys import Keys
+from geocomm.security.key_folder import Keys
 
 _ASK_FIRST_S = 3.0
 _ANSWER_LIMIT_S = 60.0

@@ -28,7 +28,7 @@ from geocomm.elastic.questions import (
 from geocomm.journal.entries import BadLineError, Entry, TermBegun
 from geocomm.journal.journal import SqliteJournal
 from geocomm.journal.run_state import RunState, Standing
-from geocomm.security.keys import Keys, KeysError
+from geocomm.security.key_folder import Keys, KeysError
 
 ASK_LIMIT_S = 5.0
 """An agent that has not answered by then is not reached."""

@@ -27,7 +27,7 @@ from geocomm.group.rendezvous.tls_stream import TlsStream
 from geocomm.group.rendezvous.tunnel import dial
 from geocomm.journal.entries import Entry, Hash, Record, SiteName, Text, Whole, line_of
 from geocomm.journal.messages import Beat, StoreId
-from geocomm.security.keys import Keys, KeysError
+from geocomm.security.key_folder import Keys, KeysError
 
 PROMOTION_LIMIT_S = 90.0
 """A promotion asks all agents, and may fetch a long journal."""

@@ -11,12 +11,12 @@ from typing import Any
 from geocomm.core.addresses import HubAddress
 from geocomm.elastic.agent_link import LeaderLink
 from geocomm.elastic.known_agents import KnownAgents
-from geocomm.elastic.leader import Leader, StartAgain
+from geocomm.elastic.leader import Leader, LeaderChanged
 from geocomm.elastic.questions import LeaderAnswer, MembersAsked, ask
 from geocomm.journal.journal import SqliteJournal
 from geocomm.journal.messages import Applied, Due, Hold, Lost, Offer, Open, Pass, Peers, Up, Welcome, said
 from geocomm.journal.run_state import RunState, Standing
-from geocomm.security.keys import Keys, KeysError
+from geocomm.security.key_folder import Keys, KeysError
 
 
 class AgentEnded(Exception):
@@ -41,7 +41,7 @@ class AgentLife:
 
     def start_again(self, why: str) -> None:
         """This agent begins anew from its run folder."""
-        self._fail(StartAgain(why))
+        self._fail(LeaderChanged(why))
 
     def fail(self, error: Exception) -> None:
         """This agent cannot go on."""

@@ -28,7 +28,7 @@ from geocomm.group.rendezvous.to_collector import CollectorConfig, rank_socket
 from geocomm.journal.entries import BadLineError
 from geocomm.journal.journal import FILE_NAME, NoJournalError, RunReader
 from geocomm.journal.run_state import Standing
-from geocomm.security.keys import Keys
+from geocomm.security.key_folder import Keys
 
 AGENT_AGAIN_S = 1.0
 """From one start of the agent to the next, at least."""

@@ -9,13 +9,13 @@ from geocomm.journal.admission import LedSite
 from geocomm.journal.entries import Entry
 from geocomm.journal.messages import Down, EntrySaid
 from geocomm.journal.run_state import RunState
-from geocomm.journal.sequencer_events import Action, Append, Close, Log, Send, SendEntries, Terms
+from geocomm.journal.sequencer_events import Action, Append, Close, LeaderSettings, Log, Send, SendEntries
 
 
 class LedRun:
     """What is known of the run, which all parts read; and the actions that they ask for, in their order."""
 
-    def __init__(self, state: RunState, terms: Terms) -> None:
+    def __init__(self, state: RunState, terms: LeaderSettings) -> None:
         """state: what the journal says. It changes by `append` alone."""
         self.state, self.terms = state, terms
         self.sites: dict[str, LedSite] = {}

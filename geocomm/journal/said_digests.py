@@ -22,7 +22,7 @@ DECIDE_S = 30.0
 
 
 @dataclass(frozen=True)
-class Difference:
+class DigestDifference:
     """Sites have other bits of a fragment than others, or than the journal says."""
 
     fragment: int
@@ -66,7 +66,7 @@ class SaidDigests:
         """Whether sites take the fragment anew, or may have to."""
         return fragment in self._repairing or any(of == fragment for of, _ in self._differ_since)
 
-    def take(self, name: str, applied: Applied, now: float) -> Difference | None:
+    def take(self, name: str, applied: Applied, now: float) -> DigestDifference | None:
         """A live site says a digest. Who is wrong by it, or may be."""
         fragment, version = applied.fragment, applied.version
         said = self._said.setdefault(fragment, {})
@@ -79,7 +79,7 @@ class SaidDigests:
             return None
         return self._judge(fragment, version, now)
 
-    def overdue(self, repair_s: float, now: float) -> Iterator[Difference]:
+    def overdue(self, repair_s: float, now: float) -> Iterator[DigestDifference]:
         """What has to be decided, since time has passed: who differs though others have not said theirs, and whose
         repair has taken too long; these repairs are over."""
         for fragment, version in [*self._differ_since]:
@@ -90,7 +90,7 @@ class SaidDigests:
             if fragment in self._repairing and now - repairing.since >= repair_s:
                 del self._repairing[fragment]
                 sites = tuple(sorted(repairing.sites))
-                yield Difference(fragment, self._state.versions[fragment], sites, (), False, frozenset(sites))
+                yield DigestDifference(fragment, self._state.versions[fragment], sites, (), False, frozenset(sites))
 
     def leave(self, name: str) -> None:
         """A site is away: no repair waits for it."""
@@ -103,7 +103,7 @@ class SaidDigests:
         self._repairing.pop(fragment, None)
         self._differ_since = {key: since for key, since in self._differ_since.items() if key[0] != fragment}
 
-    def _judge(self, fragment: int, version: int, now: float) -> Difference | None:
+    def _judge(self, fragment: int, version: int, now: float) -> DigestDifference | None:
         """Who is wrong of those that have said the digest of a version; None: nobody, or it is not decided yet."""
         said = self._said_by_live(fragment, version)
         base = self._state.base(fragment, version)
@@ -128,7 +128,7 @@ class SaidDigests:
             for digests in self._said[fragment].values():
                 digests.pop(one, None)
         others = tuple(sorted(set(said) - set(wrong)))
-        return Difference(fragment, version, tuple(wrong), others, right is not None, again)
+        return DigestDifference(fragment, version, tuple(wrong), others, right is not None, again)
 
     def _said_by_live(self, fragment: int, version: int) -> dict[str, Digest]:
         live = self._state.live

@@ -60,16 +60,16 @@ from geocomm.journal.messages import (
     Welcome,
 )
 from geocomm.journal.run_state import RunState, Standing
-from geocomm.journal.said_digests import Difference, SaidDigests
+from geocomm.journal.said_digests import DigestDifference, SaidDigests
 from geocomm.journal.sequencer_events import (
     Action,
     Came,
     DataRead,
     Ended,
     Event,
+    LeaderSettings,
     Remove,
     Said,
-    Terms,
     Tick,
     Unbelieved,
 )
@@ -86,7 +86,7 @@ class Sequencer:
     def __init__(
         self,
         state: RunState,
-        terms: Terms,
+        terms: LeaderSettings,
         hash_at: Callable[[int], str | None],
         random_hex: Callable[[], str],
         fetch: str = "",
@@ -446,7 +446,7 @@ class Sequencer:
         if found is not None:
             self._repair(found)
 
-    def _repair(self, found: Difference) -> None:
+    def _repair(self, found: DigestDifference) -> None:
         """Have the sites that are wrong take the fragment anew; those that have just done so are stopped."""
         fragment, others = found.fragment, ", ".join(found.right) or "the journal"
         against = f"than {others}" if found.is_known else "each, and nobody knows which are right"

@@ -125,7 +125,7 @@ class DealtSet:
 
 
 @dataclass(frozen=True)
-class Terms:
+class LeaderSettings:
     """How long the leader waits for what, and for whom. All in seconds on the leader's own clock."""
 
     min_sites: int = 1

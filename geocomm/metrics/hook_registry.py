@@ -12,7 +12,7 @@ Kind = Literal["gradients", "local_steps"]
 """The place of a handle in stats()."""
 
 
-class Handle(Protocol):
+class HookHandle(Protocol):
     """What a hook shows."""
 
     def last_stats(self) -> dict[str, Any]:
@@ -21,7 +21,7 @@ class Handle(Protocol):
 
 
 _lock = threading.Lock()
-_handles: list[tuple[Kind, weakref.ref[Handle]]] = []
+_handles: list[tuple[Kind, weakref.ref[HookHandle]]] = []
 
 
 def _after_fork() -> None:
@@ -33,7 +33,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def register_handle(kind: Kind, handle: Handle) -> None:
+def register_handle(kind: Kind, handle: HookHandle) -> None:
     """Show it as long as it lives."""
     with _lock:
         _handles[:] = [(of, one) for of, one in _handles if one() is not None]

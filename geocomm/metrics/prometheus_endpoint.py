@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from geocomm.core.errors import UnsupportedError
 from geocomm.core.extras import install_command
 from geocomm.metrics import schema
-from geocomm.metrics.schema import Kind, Metric
+from geocomm.metrics.schema import Metric, MetricKind
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as PrometheusFamily
@@ -83,16 +83,16 @@ def _families(metrics: Sequence[Metric], rows_of: _Rows) -> Iterator[PrometheusF
 
     shown = [metric for metric in metrics if metric.in_prometheus]
     for metric in shown:
-        if metric.kind is Kind.TEXT:
+        if metric.kind is MetricKind.TEXT:
             continue
-        new_family = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+        new_family = CounterMetricFamily if metric.kind is MetricKind.COUNTER else GaugeMetricFamily
         family = new_family(metric.family, _sentence(metric.help), labels=metric.labels)
         for labels, rows in rows_of.items():
             value = _value(metric, [row[metric.name] for row in rows])
             if value is not None:
                 family.add_metric(labels, value * metric.factor)
         yield family
-    texts = [metric for metric in shown if metric.kind is Kind.TEXT]
+    texts = [metric for metric in shown if metric.kind is MetricKind.TEXT]
     if texts:
         scope = texts[0].scope
         told = "; ".join(f"{metric.name}: {metric.help}" for metric in texts)
@@ -108,7 +108,7 @@ def _value(metric: Metric, values: Sequence[Any]) -> float | None:
     """One number for all rows of the same labels: two links to a peer that restarted, the buckets of a hook."""
     if metric in schema.BUCKETS:
         return max(values, default=None)
-    if metric.kind is Kind.GAUGE and metric.is_time:
+    if metric.kind is MetricKind.GAUGE and metric.is_time:
         return values[-1]
     if values == [None]:
         return None

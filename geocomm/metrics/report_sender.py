@@ -29,7 +29,7 @@ from geocomm.metrics.op_log import op_log
 from geocomm.metrics.report_format import MAX_PACKED_BYTES, VERSION
 from geocomm.metrics.round_log import round_log
 from geocomm.metrics.training import training
-from geocomm.security.keys import certificate_ends
+from geocomm.security.key_folder import certificate_ends
 
 INTERVAL_S = 1.0
 _MOST_OPERATIONS = 1000

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 
-class Kind(enum.Enum):
+class MetricKind(enum.Enum):
     """How the values of a metric follow each other."""
 
     COUNTER = "counter"
@@ -28,7 +28,7 @@ class Kind(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Scope:
+class MetricScope:
     """What metrics are about: the process, a link, a gradient hook, a run with local steps."""
 
     prefix: str
@@ -37,10 +37,10 @@ class Scope:
     """The Prometheus labels of each of them."""
 
 
-PROCESS = Scope("geocomm", ("site", "rank"))
-LINK = Scope("geocomm_link", (*PROCESS.labels, "peer", "peer_site"))
-HOOK = Scope("geocomm_gradient", (*PROCESS.labels, "hook"))
-LOCAL = Scope("geocomm_local", (*PROCESS.labels, "run"))
+PROCESS = MetricScope("geocomm", ("site", "rank"))
+LINK = MetricScope("geocomm_link", (*PROCESS.labels, "peer", "peer_site"))
+HOOK = MetricScope("geocomm_gradient", (*PROCESS.labels, "hook"))
+LOCAL = MetricScope("geocomm_local", (*PROCESS.labels, "run"))
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class Metric:
 
     name: str
     """Its key in stats()."""
-    kind: Kind
+    kind: MetricKind
     help: str
     """What it is, as a phrase that begins in lower case."""
-    scope: Scope
+    scope: MetricScope
     in_prometheus: bool = True
     """Whether the endpoint shows it: a number as a family of its own, a text as a label of the scope's info family."""
 
@@ -66,9 +66,9 @@ class Metric:
         """The name of its samples at the Prometheus endpoint; None where they are not there."""
         if not self.in_prometheus:
             return None
-        if self.kind is Kind.TEXT:
+        if self.kind is MetricKind.TEXT:
             return info_family(self.scope)
-        return self.family + ("_total" if self.kind is Kind.COUNTER else "")
+        return self.family + ("_total" if self.kind is MetricKind.COUNTER else "")
 
     @property
     def family(self) -> str:
@@ -87,12 +87,12 @@ class Metric:
         return self.name.endswith(("_us", "_seconds"))
 
 
-def info_family(scope: Scope) -> str:
+def info_family(scope: MetricScope) -> str:
     """The Prometheus family that is always 1 and whose labels are the texts of a scope."""
     return f"{scope.prefix}_info"
 
 
-def _table(scope: Scope, text: str) -> tuple[Metric, ...]:
+def _table(scope: MetricScope, text: str) -> tuple[Metric, ...]:
     """The metrics of a scope, from a line `kind name: help` each; an indented line goes on with the help.
 
     A name in parentheses is not at the Prometheus endpoint.
@@ -100,7 +100,7 @@ def _table(scope: Scope, text: str) -> tuple[Metric, ...]:
     found: list[Metric] = []
     for line in re.sub(r"\n +", " ", inspect.cleandoc(text)).splitlines():
         kind, name, meaning = re.split(r":? ", line, maxsplit=2)
-        found.append(Metric(name.strip("()"), Kind(kind), meaning, scope, in_prometheus=not name.startswith("(")))
+        found.append(Metric(name.strip("()"), MetricKind(kind), meaning, scope, in_prometheus=not name.startswith("(")))
     return tuple(found)
 
 

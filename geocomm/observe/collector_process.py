@@ -24,11 +24,11 @@ from geocomm.elastic.known_agents import leader_address, leads
 from geocomm.group.rendezvous.doorway import raise_descriptor_limit
 from geocomm.group.rendezvous.to_collector import CollectorConfig
 from geocomm.observe.alerts.alert_sinks import AlertSinks
-from geocomm.observe.alerts.alerts import Alerting
+from geocomm.observe.alerts.alerting import Alerting
 from geocomm.observe.telemetry.collector import Collector
 from geocomm.observe.telemetry.run_store import NoStoreError, RunStore
 from geocomm.observe.telemetry.store_folder import COLLECTOR_LOCK
-from geocomm.security.keys import Keys
+from geocomm.security.key_folder import Keys
 
 _LOOK_S = 0.5
 _LAST_REPORTS_S = 1.0

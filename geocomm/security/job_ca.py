@@ -24,7 +24,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from geocomm.core.file_systems import write_whole
 from geocomm.core.site import ISSUED_FOLDER
-from geocomm.security.keys import (
+from geocomm.security.key_folder import (
     CA_FILE,
     CERTIFICATE_FILE,
     KEY_FILE,

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 
-from geocomm.security.keys import Keys
+from geocomm.security.key_folder import Keys
 from support.elastic_sites import ENVIRONMENT, LIMIT_S, ElasticSite, ElasticSites
 from support.hub_support import make_keys
 

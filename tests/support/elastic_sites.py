@@ -19,8 +19,8 @@ from geocomm.elastic.rank_socket import socket_path
 from geocomm.journal.entries import Entry, Round
 from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
 from geocomm.journal.run_state import RunState
-from geocomm.journal.sequencer_events import DealtSet, Terms
-from geocomm.security.keys import Keys
+from geocomm.journal.sequencer_events import DealtSet, LeaderSettings
+from geocomm.security.key_folder import Keys
 from support.warm_python import WarmProcess
 from support.warm_ranks import warm_elastic
 
@@ -50,7 +50,7 @@ class ElasticSite:
     snapshot_url: str = ""
     mail: bool = True
     data: DealtSet | None = None
-    doubt_s: float = Terms.doubt_s
+    doubt_s: float = LeaderSettings.doubt_s
     agent: subprocess.Popen[str] | None = None
     rank: subprocess.Popen[str] | WarmProcess | None = None
     logs: list[Path] = field(default_factory=list[Path])

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from geocomm.journal.entries import Round
-from geocomm.lab.demo.elastic_run import JournalWatch, Seen, wait_for_run
+from geocomm.lab.demo.elastic_run import JournalWatch, SeenEntry, wait_for_run
 from geocomm.lab.emulator.emulated_keys import site_environment
 from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.lab.emulator.emulated_wan import WanReport, WanRun
@@ -95,7 +95,7 @@ class Run:
             watch.look()
 
     @property
-    def journal(self) -> list[Seen]:
+    def journal(self) -> list[SeenEntry]:
         """The longest."""
         return max((watch.seen for watch in self.watches.values()), key=len)
 

@@ -18,7 +18,7 @@ from geocomm.group.rendezvous.hub import Hub
 from geocomm.group.rendezvous.store_session import Greeting, Purpose
 from geocomm.group.rendezvous.tunnel import Tunnel
 from geocomm.security.job_ca import JobCa
-from geocomm.security.keys import Keys
+from geocomm.security.key_folder import Keys
 
 HUB_HOST = "127.0.0.2"
 PROBE = Greeting(Purpose.PROBE, bytes(16), 0, "probe")

@@ -24,7 +24,18 @@ from geocomm.journal.messages import (
 )
 from geocomm.journal.run_state import EMPTY, RunState
 from geocomm.journal.sequencer import Sequencer
-from geocomm.journal.sequencer_events import Append, Came, Close, Event, Log, Said, Send, SendEntries, Terms, Tick
+from geocomm.journal.sequencer_events import (
+    Append,
+    Came,
+    Close,
+    Event,
+    LeaderSettings,
+    Log,
+    Said,
+    Send,
+    SendEntries,
+    Tick,
+)
 
 D = TypeVar("D", bound=Down)
 STORES = {name: f"{ord(name):032x}" for name in "abcd"}
@@ -40,13 +51,13 @@ DIGESTS = ("2" * 32, "3" * 32)
 class Led:
     """A leader with its journal and clock, and what it has sent."""
 
-    def __init__(self, terms: Terms | None = None, entries: Sequence[Entry] = (), start: int = 0) -> None:
+    def __init__(self, terms: LeaderSettings | None = None, entries: Sequence[Entry] = (), start: int = 0) -> None:
         self.entries = [*entries]
         self.now = 1000.0
         self.sent: list[Send | SendEntries | Close] = []
         self.logged: list[str] = []
         numbers = itertools.count(1)
-        state, terms = RunState.of(self.entries), terms or Terms()
+        state, terms = RunState.of(self.entries), terms or LeaderSettings()
         self.sequencer = Sequencer(state, terms, self._hash_at, lambda: f"{next(numbers):032x}", "leader:1", start)
 
     def _hash_at(self, index: int) -> str | None:

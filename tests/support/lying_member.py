@@ -25,10 +25,10 @@ from geocomm.group.rendezvous.store_session import (
     PacketKind,
     ProtocolError,
     Purpose,
+    SessionRefused,
     offset_bytes,
     write_packet,
 )
-from geocomm.group.rendezvous.store_session import Refused as ConnectionRefused
 from geocomm.group.rendezvous.tls_stream import TlsStream
 from geocomm.group.rendezvous.tunnel import dial
 from geocomm.journal.entries import BadLineError, line_of
@@ -47,7 +47,7 @@ from geocomm.journal.messages import (
     down_of,
 )
 from geocomm.journal.run_state import RunState
-from geocomm.security.keys import Identity, Keys
+from geocomm.security.key_folder import Identity, Keys
 from support.lies import Lie, kinds_of, lies, truth
 
 UP, ASK, FETCH = (TypeAdapter[Any](one) for one in (Up, Question, Asked))
@@ -190,7 +190,7 @@ class LyingMember:
 
     async def _answer(self, stream: TlsStream, greeting: Greeting, peer: Identity) -> None:
         if greeting.purpose not in (Purpose.FETCH, Purpose.ASK):
-            raise ConnectionRefused("not here")
+            raise SessionRefused("not here")
         await write_packet(stream, PacketKind.WELCOME, offset_bytes(0))
         while True:
             line = await stream.read_line(64 << 10)

@@ -30,7 +30,7 @@ CITIES = [
     "cairo",
 ]
 STEP_S = 2.0
-_UNKNOWN: dict[str, Any] = {one.name: "" if one.kind is schema.Kind.TEXT else 0 for one in schema.PEERS}
+_UNKNOWN: dict[str, Any] = {one.name: "" if one.kind is schema.MetricKind.TEXT else 0 for one in schema.PEERS}
 
 
 def record(folder: Path, sites: int, ranks: int, begin: float, seconds: int | Iterable[int], **more: Any) -> Path:

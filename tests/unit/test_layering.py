@@ -385,7 +385,7 @@ def test_module_imports_only_what_its_room_may() -> None:
         ("group/backend/runtime.py", "geocomm.sync.gradients.gradient_reducer"),
         ("lab/bench/codec_bench.py", "geocomm"),
         ("lab/bench/codec_bench.py", "geocomm.compress"),
-        ("observe/doctor/doctor.py", "geocomm.new_package.module"),
+        ("observe/doctor/examination.py", "geocomm.new_package.module"),
         ("_autoload.py", "geocomm.core.options"),
     ],
 )

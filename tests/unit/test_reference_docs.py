@@ -52,7 +52,7 @@ def test_page_of_metrics_has_every_metric_under_both_names() -> None:
     lines = make_reference.pages()["metrics.md"].splitlines()
     for metrics in schema.TABLES.values():
         for metric in metrics:
-            rows = metric.kind is schema.Kind.ROWS and metric.name != "policy"  # which have sections of their own
+            rows = metric.kind is schema.MetricKind.ROWS and metric.name != "policy"  # which have sections of their own
             start = "" if rows else f"- `{metric.name}`"
             names = (metric.name, "" if rows else metric.prometheus or "")
             assert any(line.startswith(start) and all(name in line for name in names) for line in lines), metric.name

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.lab.demo.demo_run import DemoError, Progress, Variant, run_variant
+from geocomm.lab.demo.demo_run import DemoError, DemoProgress, Variant, run_variant
 from geocomm.lab.emulator.emulated_links import EmulatedLink
 from support.wan_support import geocomm, require_wan
 
@@ -20,7 +20,7 @@ def _wan() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_run_that_fails_raises_with_the_end_of_its_log(tmp_path: Path) -> None:
-    seen: list[Progress] = []
+    seen: list[DemoProgress] = []
     impossible = Variant("impossible", "impossible", "geocomm", "no-such-codec")
     with pytest.raises(DemoError, match="no-such-codec"):
         run_variant(impossible, tmp_path / "run", EmulatedLink(rate_bps=200e6), 4, seen.append)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.security.keys import Keys
+from geocomm.security.key_folder import Keys
 from support.hub_support import make_keys
 from support.net_spaces import NetSpaces, net_spaces, outcome, two_nats
 from support.wan_support import wait_until

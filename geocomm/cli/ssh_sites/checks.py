@@ -13,7 +13,7 @@ from geocomm._version import __version__
 from geocomm.cli.ssh_sites.sites_file import Node, SitesFile
 from geocomm.cli.ssh_sites.ssh import Done
 from geocomm.security.job_ca import CA_KEY_FILE, JobCa
-from geocomm.security.keys import CA_FILE, CERTIFICATE_FILE, Keys, KeysError, certificate_fault
+from geocomm.security.key_folder import CA_FILE, CERTIFICATE_FILE, Keys, KeysError, certificate_fault
 
 _DAYS = 365
 _NEEDED_BYTES = 16 << 20
@@ -42,7 +42,7 @@ class Facts(BaseModel):
     """How far that clock is before the one here."""
 
 
-class Finding(BaseModel):
+class SiteFinding(BaseModel):
     """What `geocomm doctor --json` says of one thing."""
 
     name: str
@@ -51,7 +51,7 @@ class Finding(BaseModel):
     fix: str
 
 
-_FINDINGS = TypeAdapter(list[Finding])
+_FINDINGS = TypeAdapter(list[SiteFinding])
 
 
 def make_keys(sites: SitesFile) -> dict[str, Path]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from geocomm.core.bad_input import BadInput
 from geocomm.security.job_ca import CA_KEY_FILE
-from geocomm.security.keys import KEY_FILE
+from geocomm.security.key_folder import KEY_FILE
 
 MOST_BYTES = 1 << 30
 _NEVER = (".git", "__pycache__", ".venv", "*.pyc", CA_KEY_FILE, KEY_FILE)

@@ -16,7 +16,7 @@ from geocomm.cli.ssh_sites.code_folder import CodeFolder
 from geocomm.cli.ssh_sites.sites_file import Node, SitesFile
 from geocomm.cli.ssh_sites.ssh import Order
 from geocomm.core.addresses import HubAddress
-from geocomm.security.keys import CA_FILE, CERTIFICATE_FILE, KEY_FILE, REVOKED_FILE, SITES_FILE
+from geocomm.security.key_folder import CA_FILE, CERTIFICATE_FILE, KEY_FILE, REVOKED_FILE, SITES_FILE
 
 STATUS_LINE = "geocomm up: status "
 """What `follow` says last, on stderr; the exit status follows, or nothing."""

@@ -24,7 +24,7 @@ from geocomm.core.place import local_rank
 from geocomm.core.site import site_name
 from geocomm.core.transport_choice import TransportChoice
 from geocomm.core.units import count_text
-from geocomm.group.backend import admission, other_backends
+from geocomm.group.backend import group_admission, other_backends
 from geocomm.group.backend.inner_groups import inner_backends
 from geocomm.group.backend.policy import Policy, first_policy, links_of_group
 from geocomm.group.backend.policy_epochs import note
@@ -132,15 +132,15 @@ def _make_group(
                 raise
             infos = exchange(store, global_ranks, own, timeout)
             check(infos)
-            admission.check_one_site(infos, rank, scope)
+            group_admission.check_one_site(infos, rank, scope)
         # The store may be older than these processes (`exchange`): what is left in it must not be taken for theirs.
         store = dist.PrefixStore(f"geocomm/group/{infos[0].group}/", store)
         site_names = sites_of(infos)[1]
         spans_sites = len(site_names) > 1
         if spans_sites:
-            admission.check_security(infos, options, own.global_rank)
+            group_admission.check_security(infos, options, own.global_rank)
             if scope is Scope.JOB:  # others may have fewer sites than the options name
-                admission.check_transport(site_names, options)
+                group_admission.check_transport(site_names, options)
         policy = first_policy(store, rank, infos, options) if spans_sites else None
         made = build_group(store, rank, infos, timeout, options, endpoint, policy, split=_split)
     begin_reports(made)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 
-class Rendezvous(dist.Store):
+class GatheredStore(dist.Store):
     """Reads what all ranks have written at once.
 
     Gloo writes the address of each rank under its number, and then waits for them and reads them one by one: two round
@@ -64,7 +64,7 @@ class Rendezvous(dist.Store):
 # The inner backend's own watchdog must not end an operation that waits for the WAN.
 _INNER_TIMEOUT_MARGIN = timedelta(minutes=10)
 _devices_of_parent: list[Any] = []
-_rendezvous: list[Rendezvous] = []  # Gloo does not keep Python's objects alive
+_rendezvous: list[GatheredStore] = []  # Gloo does not keep Python's objects alive
 
 
 @functools.cache
@@ -103,7 +103,7 @@ def inner_backends(
     local_rank = members.index(rank)
 
     def gloo(stage: str) -> Any:
-        prefix = Rendezvous(dist.PrefixStore(f"geocomm/inner/{site}/gloo-{stage}/", store), len(members))
+        prefix = GatheredStore(dist.PrefixStore(f"geocomm/inner/{site}/gloo-{stage}/", store), len(members))
         _rendezvous.append(prefix)
         of_torch: Any = dist.ProcessGroupGloo  # torch's stub lacks its options
         options = of_torch._Options()

@@ -58,7 +58,7 @@ def check_new_group(call: Mapping[str, Any]) -> None:
     else:
         infos = None
     if infos:
-        from geocomm.group.backend.admission import check_other_backend
+        from geocomm.group.backend.group_admission import check_other_backend
 
         check_other_backend(infos, others, None if ranks else call["group_rank"])
 
@@ -69,7 +69,7 @@ def _roll_call(others: str, store: Store, rank: int, size: int, timeout: timedel
 
     from geocomm.core.errors import InvalidArgumentError
     from geocomm.core.options import Options
-    from geocomm.group.backend.admission import check_one_site
+    from geocomm.group.backend.group_admission import check_one_site
     from geocomm.group.membership.group_agreement import check_joined, exchange, publish
     from geocomm.group.membership.one_site import Scope, own_presence
     from geocomm.group.membership.rank_record import RankInfo

@@ -34,7 +34,7 @@ from geocomm.core.errors import (
 from geocomm.core.message_log import announce
 from geocomm.core.native import native
 from geocomm.core.options import Options, transport_keys
-from geocomm.group.backend import admission
+from geocomm.group.backend import group_admission
 from geocomm.group.backend.group_creation import (
     become_world,
     begin_reports,
@@ -53,7 +53,7 @@ from geocomm.group.membership.own_address import advertised
 from geocomm.group.membership.rank_record import ranks_text, sites_of
 from geocomm.group.membership.reconfigure_handle import Handle, Members, authority_of, members_of
 from geocomm.group.planning.link_table import Links
-from geocomm.security.keys import CA_FILE
+from geocomm.security.key_folder import CA_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -81,7 +81,7 @@ def create_reconfigurable(backend_options: Any, group_options: object) -> Reconf
         raise InvalidArgumentError(
             "enable_reconfigure needs GEOCOMM_SITE on every rank: sites that come later have other names"
         )
-    member = Member(backend_options, options)
+    member = GroupMember(backend_options, options)
     return native().ReconfigurableGroup(
         rank=backend_options.group_rank,
         size=backend_options.group_size,
@@ -92,7 +92,7 @@ def create_reconfigurable(backend_options: Any, group_options: object) -> Reconf
     )
 
 
-class Member:
+class GroupMember:
     """This process's part in a group whose ranks change."""
 
     def __init__(self, backend_options: Any, options: Options) -> None:
@@ -144,10 +144,10 @@ class Member:
         with self._lock:
             members = members_of(self._own, uuid, handles)
             check(members.infos)
-            admission.check_one_site(members.infos, members.own, Scope.UNKNOWN)
+            group_admission.check_one_site(members.infos, members.own, Scope.UNKNOWN)
             self._check_stores(members)
             if len(sites_of(members.infos)[1]) > 1:
-                admission.check_security(members.infos, self._options, members.own)
+                group_admission.check_security(members.infos, self._options, members.own)
             self._own = self._own.model_copy(update={"turn": self._own.turn + 1})
             until = time.monotonic() + (timeout or group.options._timeout).total_seconds()
             group.leave()

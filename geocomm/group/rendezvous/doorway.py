@@ -18,9 +18,9 @@ from typing import Any
 from geocomm.core.addresses import plain_host
 from geocomm.core.message_log import CalmLog
 from geocomm.group.rendezvous.accepting import accept_forever
-from geocomm.group.rendezvous.store_session import Greeting, PacketKind, ProtocolError, Refused, write_packet
+from geocomm.group.rendezvous.store_session import Greeting, PacketKind, ProtocolError, SessionRefused, write_packet
 from geocomm.group.rendezvous.tls_stream import TlsStream, explain
-from geocomm.security.keys import Identity, Keys, KeysError
+from geocomm.security.key_folder import Identity, Keys, KeysError
 
 GREETING_LIMIT_S = 10.0
 MAX_STRANGERS = 128
@@ -87,7 +87,7 @@ class Doorway:
                 return  # made room for another in the meantime
             del self._strangers[task]
             await self._serve_greeting(stream, greeting, peer)
-        except (Refused, KeysError, ProtocolError) as error:
+        except (SessionRefused, KeysError, ProtocolError) as error:
             self._log(f"refused a connection from {source}: {error}")
             if stream is not None:
                 await _refuse(stream, str(error))

@@ -23,14 +23,14 @@ from geocomm.group.rendezvous.store_session import (
     PacketKind,
     ProtocolError,
     Purpose,
-    Refused,
     Session,
+    SessionRefused,
     offset_bytes,
     write_packet,
 )
 from geocomm.group.rendezvous.tls_stream import TlsStream
 from geocomm.group.rendezvous.to_collector import carry_to_collector
-from geocomm.security.keys import Identity, Keys
+from geocomm.security.key_folder import Identity, Keys
 
 _SPARE_DESCRIPTORS = 64 + MAX_STRANGERS
 
@@ -103,7 +103,7 @@ class Hub:
             await carry_to_collector(stream, peer.site, self._telemetry)
             return
         if greeting.purpose not in (Purpose.BEGIN, Purpose.RESUME):
-            raise Refused("this is the hub of geocomm run without --elastic: start all sites with it, or none")
+            raise SessionRefused("this is the hub of geocomm run without --elastic: start all sites with it, or none")
         held = await self._begin(greeting, peer) if greeting.purpose is Purpose.BEGIN else self._find(greeting, peer)
         previous, held.carrier = held.carrier, asyncio.current_task()
         if previous is not None:
@@ -125,11 +125,13 @@ class Hub:
         if greeting.session in self._held:  # the answer to the first BEGIN was lost
             return self._find(greeting, peer)
         if len(self._held) >= self.max_sessions:
-            raise Refused(f"the hub has {self.max_sessions} sessions, which is the most; raise its limit (ulimit -n)")
+            raise SessionRefused(
+                f"the hub has {self.max_sessions} sessions, which is the most; raise its limit (ulimit -n)"
+            )
         async with asyncio.timeout(GREETING_LIMIT_S):  # the tunnel has left by then, and comes again
             port = await self._port_of_store(greeting.store)
             if port is None:
-                raise Refused(f"the hub has no store {greeting.store!r}")
+                raise SessionRefused(f"the hub has no store {greeting.store!r}")
             held = _Held(Session(*await asyncio.open_connection("127.0.0.1", port)), peer.site)
         self._held[greeting.session] = held
         return held
@@ -137,7 +139,7 @@ class Hub:
     def _find(self, greeting: Greeting, peer: Identity) -> _Held:
         held = self._held.get(greeting.session)
         if held is None or held.site != peer.site:
-            raise Refused("the hub does not know this session: it ended, or the hub was started anew")
+            raise SessionRefused("the hub does not know this session: it ended, or the hub was started anew")
         return held
 
     def _drop(self, session: bytes) -> None:

@@ -42,7 +42,7 @@ from geocomm.group.membership.one_site import check_nodes
 from geocomm.group.membership.own_address import remember_hub
 from geocomm.group.rendezvous.agents_store import AgentsStore, nodes_text
 from geocomm.group.rendezvous.store_process import StoreProcess, log
-from geocomm.security.keys import KeysError
+from geocomm.security.key_folder import KeysError
 
 AGENTS_STORE = "agents"
 _JOIN_LIMIT = timedelta(minutes=10)

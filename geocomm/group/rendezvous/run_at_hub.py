@@ -21,7 +21,7 @@ from geocomm.core.environment import collector_socket
 from geocomm.group.rendezvous.hub import Hub
 from geocomm.group.rendezvous.store_process import log
 from geocomm.group.rendezvous.to_collector import CollectorConfig, rank_socket
-from geocomm.security.keys import Keys
+from geocomm.security.key_folder import Keys
 
 MAX_STORES = 8
 """Stores that a hub has at once: that of the agents, and those of the last rounds."""

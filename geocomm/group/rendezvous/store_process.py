@@ -25,9 +25,9 @@ from geocomm.core.addresses import HubAddress, loopback_listener
 from geocomm.core.child_processes import input_of, output_of
 from geocomm.core.message_log import logger
 from geocomm.group.rendezvous.hub import Hub
-from geocomm.group.rendezvous.store_session import Refused
+from geocomm.group.rendezvous.store_session import SessionRefused
 from geocomm.group.rendezvous.tunnel import Tunnel, probe
-from geocomm.security.keys import Keys, KeysError
+from geocomm.security.key_folder import Keys, KeysError
 
 FLUSH_LIMIT_S = 5.0
 _START_LIMIT_S = 60.0
@@ -171,7 +171,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     try:
         asyncio.run(_run(json.loads(sys.argv[1])))
-    except (KeysError, Refused, OSError) as error:
+    except (KeysError, SessionRefused, OSError) as error:
         _answer({"error": str(error), "keys": isinstance(error, KeysError)})
 
 

@@ -37,7 +37,7 @@ class ProtocolError(ConnectionError):
     """The peer sent what it must not; its session is over."""
 
 
-class Refused(ConnectionError):
+class SessionRefused(ConnectionError):
     """The hub will not have this session; the message is its reason."""
 
 

@@ -12,7 +12,7 @@ import socket
 import ssl
 
 from geocomm.core.addresses import plain_host
-from geocomm.security.keys import RENEW
+from geocomm.security.key_folder import RENEW
 
 _READ_BYTES = 64 * 1024
 _TCP_RTO_MAX_MS = 44  # of linux/tcp.h, since 6.15

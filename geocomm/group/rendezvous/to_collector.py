@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from geocomm.core.addresses import socket_in
-from geocomm.group.rendezvous.store_session import PacketKind, Refused, offset_bytes, write_packet
+from geocomm.group.rendezvous.store_session import PacketKind, SessionRefused, offset_bytes, write_packet
 from geocomm.group.rendezvous.tls_stream import TlsStream
 
 _READ_BYTES = 64 << 10
@@ -71,11 +71,11 @@ def site_socket(folder: Path) -> Path:
 async def carry_to_collector(stream: TlsStream, site: str, folder: Path | None) -> None:
     """Carry what a site reports to the collector of `folder`, until either ends it. Refused where there is none."""
     if folder is None:
-        raise Refused("this run keeps no telemetry here: start the hub with --telemetry FOLDER")
+        raise SessionRefused("this run keeps no telemetry here: start the hub with --telemetry FOLDER")
     try:
         ended, collector = await asyncio.open_unix_connection(site_socket(folder))
     except OSError as error:
-        raise Refused(f"the collector of this run's telemetry is not there: {error.strerror}") from None
+        raise SessionRefused(f"the collector of this run's telemetry is not there: {error.strerror}") from None
     try:
         collector.write(site.encode() + b"\n")
         await write_packet(stream, PacketKind.WELCOME, offset_bytes(0))

@@ -40,9 +40,9 @@ from geocomm.group.rendezvous.launch_checks import (
 )
 from geocomm.group.rendezvous.run_at_hub import IS_HUB
 from geocomm.group.rendezvous.store_process import log
-from geocomm.group.rendezvous.store_session import ProtocolError, Refused
+from geocomm.group.rendezvous.store_session import ProtocolError, SessionRefused
 from geocomm.group.rendezvous.tunnel import probe
-from geocomm.security.keys import Keys, KeysError, sites_of
+from geocomm.security.key_folder import Keys, KeysError, sites_of
 
 
 def _as_given(option: str, words: Sequence[str]) -> str:
@@ -74,7 +74,15 @@ def main(arguments: list[str]) -> None:
         check_ports(check_variables(), local_ranks(chosen))
         if wait_s != IS_HUB:
             _find_hub(HubAddress.parse(way), float(wait_s))
-    except (BadInput, InvalidArgumentError, UnsupportedError, KeysError, Refused, ProtocolError, OSError) as error:
+    except (
+        BadInput,
+        InvalidArgumentError,
+        UnsupportedError,
+        KeysError,
+        SessionRefused,
+        ProtocolError,
+        OSError,
+    ) as error:
         _refuse(str(error))
     rendezvous = HubRendezvousMaker(keys_or_refusal(), HubAddress.parse(way))
     rendezvous_handler_registry.register("geocomm", rendezvous)

@@ -21,13 +21,13 @@ from geocomm.group.rendezvous.store_session import (
     PacketKind,
     ProtocolError,
     Purpose,
-    Refused,
     Session,
+    SessionRefused,
     offset_of,
     read_packet,
 )
 from geocomm.group.rendezvous.tls_stream import TlsStream, explain
-from geocomm.security.keys import Keys, KeysError
+from geocomm.security.key_folder import Keys, KeysError
 
 DIAL_LIMIT_S = 15.0
 ATTEMPT_DELAY_S = 0.25
@@ -57,7 +57,7 @@ async def dial(hub: HubAddress, keys: Keys, greeting: Greeting) -> tuple[TlsStre
                 await stream.write(greeting.pack())
             kind, content = await read_packet(stream)
             if kind is PacketKind.REFUSED:
-                raise Refused(content.decode(errors="replace"))
+                raise SessionRefused(content.decode(errors="replace"))
             if kind is not PacketKind.WELCOME:
                 raise ProtocolError(f"the hub answered with {kind.name}")
             return stream, offset_of(content)
@@ -81,7 +81,7 @@ async def probe(hub: HubAddress, keys: Keys, limit_s: float, log: Callable[[str]
     while True:
         try:
             stream, _ = await dial(hub, keys, Greeting(Purpose.PROBE, bytes(16), 0, "probe"))
-        except (Refused, ProtocolError, KeysError):
+        except (SessionRefused, ProtocolError, KeysError):
             raise
         except OSError as error:
             if loop.time() > end:
@@ -147,7 +147,7 @@ class Tunnel:
                     with contextlib.closing(stream):
                         purpose, waits, reported, lost_at = Purpose.RESUME, pauses(*_PAUSES_S), "", None
                         await session.carry(stream, received)
-                except (Refused, ProtocolError) as error:
+                except (SessionRefused, ProtocolError) as error:
                     if not session.local_ended:
                         self._log(f"a connection to the store at {self._hub} is lost: {error}")
                     return

@@ -17,7 +17,7 @@ import torch
 
 from geocomm.codecs.codec_spec import codec_spec
 from geocomm.codecs.tensor_codec import codec_presets, compress, compress_bound, decompress
-from geocomm.lab.bench.codec_data import Data
+from geocomm.lab.bench.codec_data import CodecInput
 
 OTHERS = (
     "none",
@@ -77,7 +77,7 @@ def default_codecs() -> list[str]:
     return [*codec_presets(), *OTHERS]
 
 
-def measure(codecs: Sequence[str], data: Data, *, rounds: int = 5, threads: int = 1) -> list[CodecRow]:
+def measure(codecs: Sequence[str], data: CodecInput, *, rounds: int = 5, threads: int = 1) -> list[CodecRow]:
     """A row per codec. Rounds are interleaved: a copy, then every codec, again and again; times are medians.
 
     Raises geocomm's errors for a codec string that cannot be, CodecBenchError where a result is wrong.

@@ -19,7 +19,7 @@ class CodecDataError(ValueError):
 
 
 @dataclass(frozen=True)
-class Data:
+class CodecInput:
     """A contiguous one-dimensional tensor of float32, float16 or bfloat16, and what it is."""
 
     values: torch.Tensor
@@ -27,13 +27,13 @@ class Data:
     is_gaussian: bool = False
 
 
-def gaussian(elements: int, seed: int = 0) -> Data:
+def gaussian(elements: int, seed: int = 0) -> CodecInput:
     """Independent normal numbers in float32."""
     values = torch.randn(elements, generator=torch.Generator().manual_seed(seed))
-    return Data(values, f"{_count(elements)} normal numbers, float32", is_gaussian=True)
+    return CodecInput(values, f"{_count(elements)} normal numbers, float32", is_gaussian=True)
 
 
-def from_file(path: Path, most_elements: int) -> Data:
+def from_file(path: Path, most_elements: int) -> CodecInput:
     """The floating-point numbers of a file: .npy, .pt or .pth (tensors in any nesting of dicts and lists),
     .safetensors, anything else as raw little-endian float32.
 
@@ -60,11 +60,11 @@ def from_file(path: Path, most_elements: int) -> Data:
     values = torch.cat([piece.to(dtype) for piece in _sample(parts, total, most_elements)])
     sampled = "" if values.numel() == total else f"{_count(values.numel())} of the "
     name = str(dtype).removeprefix("torch.")
-    return Data(values, f"{sampled}{_count(total)} numbers of {path.name}, {name}")
+    return CodecInput(values, f"{sampled}{_count(total)} numbers of {path.name}, {name}")
 
 
 @dataclass(frozen=True)
-class _Part:
+class _StoredTensor:
     """One tensor of a file; `source` gives it when it is needed."""
 
     elements: int
@@ -75,7 +75,7 @@ class _Part:
         return self.source().reshape(-1)
 
 
-def _sample(parts: list[_Part], total: int, most_elements: int) -> Iterator[torch.Tensor]:
+def _sample(parts: list[_StoredTensor], total: int, most_elements: int) -> Iterator[torch.Tensor]:
     if total <= most_elements:
         runs = [(0, total)]
     else:
@@ -94,7 +94,7 @@ def _sample(parts: list[_Part], total: int, most_elements: int) -> Iterator[torc
         first = end
 
 
-def _parts(path: Path) -> Iterator[_Part]:
+def _parts(path: Path) -> Iterator[_StoredTensor]:
     match path.suffix.lower():
         case ".npy":
             return _of_numpy(path)
@@ -106,17 +106,17 @@ def _parts(path: Path) -> Iterator[_Part]:
             return _of_raw(path)
 
 
-def _of_numpy(path: Path) -> Iterator[_Part]:
+def _of_numpy(path: Path) -> Iterator[_StoredTensor]:
     import numpy as np
 
     array = np.load(path, mmap_mode="c", allow_pickle=False)  # copy on write: torch wants it writable
     if array.dtype not in (np.float16, np.float32, np.float64):
         raise CodecDataError(f"{path} holds {array.dtype}; it must be float16, float32 or float64")
     tensor = torch.from_numpy(array)
-    yield _Part(tensor.numel(), tensor.dtype, lambda: tensor)
+    yield _StoredTensor(tensor.numel(), tensor.dtype, lambda: tensor)
 
 
-def _of_raw(path: Path) -> Iterator[_Part]:
+def _of_raw(path: Path) -> Iterator[_StoredTensor]:
     elements, rest = divmod(path.stat().st_size, 4)
     if rest:
         raise CodecDataError(
@@ -124,13 +124,13 @@ def _of_raw(path: Path) -> Iterator[_Part]:
             "not .npy, .pt or .safetensors)"
         )
     if elements:
-        yield _Part(elements, torch.float32, lambda: torch.from_file(str(path), shared=False, size=elements))
+        yield _StoredTensor(elements, torch.float32, lambda: torch.from_file(str(path), shared=False, size=elements))
 
 
-def _of_tensors(found: Any) -> Iterator[_Part]:
+def _of_tensors(found: Any) -> Iterator[_StoredTensor]:
     if isinstance(found, torch.Tensor):
         if found.is_floating_point() and found.layout == torch.strided:
-            yield _Part(found.numel(), found.dtype, lambda: found.detach())
+            yield _StoredTensor(found.numel(), found.dtype, lambda: found.detach())
     elif isinstance(found, dict):
         for value in found.values():
             yield from _of_tensors(value)
@@ -139,7 +139,7 @@ def _of_tensors(found: Any) -> Iterator[_Part]:
             yield from _of_tensors(value)
 
 
-def _of_safetensors(path: Path) -> Iterator[_Part]:
+def _of_safetensors(path: Path) -> Iterator[_StoredTensor]:
     try:
         from safetensors import safe_open
     except ImportError:
@@ -150,7 +150,7 @@ def _of_safetensors(path: Path) -> Iterator[_Part]:
         shape = file.get_slice(name)
         if shape.get_dtype() in dtypes:
             elements = math.prod(shape.get_shape())
-            yield _Part(elements, dtypes[shape.get_dtype()], lambda name=name: file.get_tensor(name))
+            yield _StoredTensor(elements, dtypes[shape.get_dtype()], lambda name=name: file.get_tensor(name))
 
 
 def _count(elements: int) -> str:

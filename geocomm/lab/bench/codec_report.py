@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.table import Table
 
 from geocomm.lab.bench.codec_bench import CodecRow
-from geocomm.lab.bench.codec_data import Data
+from geocomm.lab.bench.codec_data import CodecInput
 
 _HEADINGS = ("codec", "ratio", "error", "pack", "unpack", "× copy", "")
 _LEFT = ("codec", "")
@@ -39,7 +39,7 @@ def error_text(nmse: float) -> str:
     return f"{nmse:.1e}" if nmse < 1e-3 else f"{nmse:.3f}".lstrip("0")
 
 
-def rich_table(rows: Sequence[CodecRow], data: Data) -> Table:
+def rich_table(rows: Sequence[CodecRow], data: CodecInput) -> Table:
     """The rows as a table for a terminal."""
     table = Table(title=data.description, title_justify="left", box=None, padding=(0, 1, 0, 0))
     for heading in _HEADINGS:
@@ -49,7 +49,7 @@ def rich_table(rows: Sequence[CodecRow], data: Data) -> Table:
     return table
 
 
-def plot(rows: Sequence[CodecRow], data: Data, path: Path) -> None:
+def plot(rows: Sequence[CodecRow], data: CodecInput, path: Path) -> None:
     """Error over ratio, both logarithmic; exact codecs are ticks on the lower edge. The format follows the suffix.
 
     Raises ImportError without matplotlib, OSError or ValueError where the file cannot be written.

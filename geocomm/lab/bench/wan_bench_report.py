@@ -48,7 +48,7 @@ interface named eight times, and eight slices of the tensor at once, the best th
 
 
 @dataclass(frozen=True)
-class Section:
+class BenchSection:
     """What one run measured."""
 
     title: str
@@ -64,7 +64,7 @@ class Section:
         }
 
     @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> Section:
+    def from_dict(cls, document: Mapping[str, Any]) -> BenchSection:
         """What to_dict() made."""
         rows = tuple(WanRow.from_dict(row) for row in document["rows"])
         return cls(document["title"], Conditions(**document["conditions"]), rows)
@@ -124,7 +124,7 @@ def rich_tables(rows: Sequence[WanRow]) -> list[Table]:
     return list(tables.values())
 
 
-def markdown(sections: Sequence[Section]) -> str:
+def markdown(sections: Sequence[BenchSection]) -> str:
     """The whole report."""
     lines = ["# All-reduce over an emulated WAN", ""]
     for section in sections:
@@ -141,14 +141,14 @@ def markdown(sections: Sequence[Section]) -> str:
     return "\n".join([*lines, _NOTES])
 
 
-def write_results(sections: Sequence[Section], path: Path) -> Path:
+def write_results(sections: Sequence[BenchSection], path: Path) -> Path:
     """Write PATH, a Markdown file, and its data in JSON beside it; returns `path`."""
     return write_pair(path, markdown(sections), {"sections": [section.to_dict() for section in sections]})
 
 
-def read_results(path: Path) -> list[Section]:
+def read_results(path: Path) -> list[BenchSection]:
     """The sections of a report that write_results() made; none where there is no such file."""
     data = path.with_suffix(".json")
     if not data.exists():
         return []
-    return [Section.from_dict(section) for section in json.loads(data.read_text(encoding="utf-8"))["sections"]]
+    return [BenchSection.from_dict(section) for section in json.loads(data.read_text(encoding="utf-8"))["sections"]]

@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from geocomm.lab.demo.demo_run import Progress, Variant
+from geocomm.lab.demo.demo_run import DemoProgress, Variant
 
 _PLAIN_EVERY_S = 10.0
 _STYLES = {"waiting": "dim", "starting": "yellow", "training": "cyan", "done": "green"}
@@ -24,7 +24,7 @@ class DemoView:
 
     def __init__(self, variants: Sequence[Variant], steps: int, conditions: str, console: Console) -> None:
         """`conditions`: one line over everything."""
-        self._progress = {variant.name: Progress() for variant in variants}
+        self._progress = {variant.name: DemoProgress() for variant in variants}
         self._steps = steps
         self._conditions = conditions
         self._console = console
@@ -45,7 +45,7 @@ class DemoView:
         if self._live is not None:
             self._live.__exit__(kind, error, trace)
 
-    def update(self, variant: Variant, progress: Progress) -> None:
+    def update(self, variant: Variant, progress: DemoProgress) -> None:
         """Show the newest numbers of a variant."""
         self._progress[variant.name] = progress
         if self._live is not None:
@@ -53,7 +53,7 @@ class DemoView:
         else:
             self._say(variant.name, progress)
 
-    def _say(self, name: str, progress: Progress) -> None:
+    def _say(self, name: str, progress: DemoProgress) -> None:
         """A line at each change of state, and now and then while it trains."""
         state, step, when = self._said.get(name, ("", -1, 0.0))
         moved = progress.step != step and time.monotonic() - when >= _PLAIN_EVERY_S

@@ -60,7 +60,7 @@ VARIANTS = (
 
 
 @dataclass
-class Progress:
+class DemoProgress:
     """The progress of a run that is under way, for the view."""
 
     state: str = "waiting"
@@ -75,7 +75,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DemoResult:
     """What the files of a finished run say."""
 
     variant: Variant
@@ -166,9 +166,9 @@ def run_variant(
     folder: Path,
     link: EmulatedLink,
     steps: int,
-    on_progress: Callable[[Progress], None],
+    on_progress: Callable[[DemoProgress], None],
     keys: Path | None = None,
-) -> Outcome:
+) -> DemoResult:
     """Train in `folder`, which is made. Calls `on_progress` several times a second. With `keys`, a folder for each of
     SITE_NAMES, the rendezvous and geocomm's traffic are TLS; Gloo's is plaintext always.
 
@@ -178,7 +178,7 @@ def run_variant(
     config = folder / "run.yaml"
     config.write_text(yaml.safe_dump(train_config(variant, folder, steps), sort_keys=False), encoding="utf-8")
     metrics, log_path = _run_folder(folder).metrics, folder / "log.txt"
-    progress, begin = Progress("starting"), time.monotonic()
+    progress, begin = DemoProgress("starting"), time.monotonic()
     program = ["-m", "geocomm.train", "--config", str(config)]
     command = [sys.executable, *program] if keys is None else hub_command(program)
     environment = site_environment(demo_environment(), keys) | {"GEOCOMM_TELEMETRY": str(telemetry(folder))}
@@ -236,7 +236,7 @@ def read_outcome(
     wan_bytes: Sequence[dict[str, Any]],
     steps: int,
     report: WanReport,
-) -> Outcome:
+) -> DemoResult:
     """The figures. DemoError: the log is not that of `steps` steps with finite losses, an evaluation and an end."""
     of_kind: dict[str, list[dict[str, Any]]] = {kind: [] for kind in ("start", "step", "eval", "end")}
     for entry in metrics:
@@ -252,7 +252,7 @@ def read_outcome(
     # A step's entry is written when the next step is done, so these two are the ends of step 2 and of the last one.
     first, last = logged[0]["time"], logged[-2]["time"]
     start = of_kind["start"][0]
-    return Outcome(
+    return DemoResult(
         variant=variant,
         losses=tuple(losses[:-1]),
         step_s=tuple(entry["step_seconds"] for entry in logged),
@@ -281,7 +281,7 @@ def bytes_at(samples: Sequence[dict[str, Any]], when: float) -> float:
     return float(before["bytes"] + share * (after["bytes"] - before["bytes"]))
 
 
-def _update(progress: Progress, entries: Iterable[dict[str, Any]]) -> None:
+def _update(progress: DemoProgress, entries: Iterable[dict[str, Any]]) -> None:
     seconds: list[float] = []
     ranks: dict[str, int] = {}
     for entry in entries:

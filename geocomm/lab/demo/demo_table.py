@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from geocomm.lab.demo.demo_run import Outcome
+from geocomm.lab.demo.demo_run import DemoResult
 from geocomm.lab.emulator.emulated_wan import LATENESS_LIMIT_S, WanReport
 
 _COLORS = ("#b3541e", "#2a6f97", "#2d936c", "#7b4f9e", "#8a7a2d")
@@ -26,7 +26,7 @@ PICTURE_STYLE: dict[Any, Any] = {
 }
 
 
-def lateness_note(outcomes: Sequence[Outcome]) -> str | None:
+def lateness_note(outcomes: Sequence[DemoResult]) -> str | None:
     """What to say where the machine was too busy to emulate the link in time; None where it was not."""
     return lateness_text([outcome.wan for outcome in outcomes])
 
@@ -43,7 +43,7 @@ def lateness_text(reports: Sequence[WanReport]) -> str | None:
     return f"The machine was busy: {counted} came over {limit} late (worst: {worst * 1e3:.0f} ms)"
 
 
-def summary_table(outcomes: Sequence[Outcome]) -> Table:
+def summary_table(outcomes: Sequence[DemoResult]) -> Table:
     """One row per run; the first one is what the others are compared with."""
     steps = len(outcomes[0].losses)
     table = Table(title="The same training, five ways", title_justify="left", box=None, padding=(0, 1, 0, 0))
@@ -64,13 +64,13 @@ def summary_table(outcomes: Sequence[Outcome]) -> Table:
     return table
 
 
-def write_summary(outcomes: Sequence[Outcome], conditions: str, path: Path) -> None:
+def write_summary(outcomes: Sequence[DemoResult], conditions: str, path: Path) -> None:
     """The figures of the table and of the picture, as JSON."""
     document = {"conditions": conditions, "runs": [outcome.to_dict() for outcome in outcomes]}
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
-def draw(outcomes: Sequence[Outcome], conditions: str, path: Path) -> None:
+def draw(outcomes: Sequence[DemoResult], conditions: str, path: Path) -> None:
     """Loss over time, step time and bytes, as a PNG."""
     import matplotlib
 
@@ -102,7 +102,7 @@ def draw(outcomes: Sequence[Outcome], conditions: str, path: Path) -> None:
         pyplot.close(figure)
 
 
-def _caption(outcomes: Sequence[Outcome]) -> str:
+def _caption(outcomes: Sequence[DemoResult]) -> str:
     """Why a total is more than so many times the seconds per step."""
     first = [outcome.step_s[0] for outcome in outcomes]
     return (
@@ -111,7 +111,7 @@ def _caption(outcomes: Sequence[Outcome]) -> str:
     )
 
 
-def _draw_losses(axes: Any, outcomes: Sequence[Outcome]) -> None:
+def _draw_losses(axes: Any, outcomes: Sequence[DemoResult]) -> None:
     for color, outcome in zip(itertools.cycle(_COLORS), outcomes, strict=False):
         seconds = list(itertools.accumulate(outcome.step_s))
         label = f"{outcome.variant.name}: {seconds[-1]:.0f} s in all"
@@ -124,7 +124,7 @@ def _draw_losses(axes: Any, outcomes: Sequence[Outcome]) -> None:
     axes.set_axisbelow(True)
 
 
-def _draw_bars(axes: Any, outcomes: Sequence[Outcome], values: Sequence[float], unit: str, title: str) -> None:
+def _draw_bars(axes: Any, outcomes: Sequence[DemoResult], values: Sequence[float], unit: str, title: str) -> None:
     names = [outcome.variant.name for outcome in outcomes]
     bars = axes.barh(names, values, color=[color for color, _ in zip(itertools.cycle(_COLORS), names, strict=False)])
     axes.bar_label(

@@ -11,7 +11,7 @@ from typing import Any
 from geocomm.journal.entries import Round
 from geocomm.journal.run_state import RunState
 from geocomm.lab.demo.demo_table import INK, PICTURE_STYLE, lateness_text
-from geocomm.lab.demo.elastic_run import KILLED, SITE_NAMES, ElasticRun, Step, members
+from geocomm.lab.demo.elastic_run import KILLED, SITE_NAMES, ElasticRun, SeenStep, members
 
 _COLORS = ("#2a6f97", "#2d936c", "#b3541e")
 _SMOOTHED_STEPS = 5
@@ -93,7 +93,7 @@ def draw_elastic(run: ElasticRun, conditions: str, path: Path) -> None:
         pyplot.close(figure)
 
 
-def _lives(run: ElasticRun, site: str) -> list[list[Step]]:
+def _lives(run: ElasticRun, site: str) -> list[list[SeenStep]]:
     """The steps of a site, apart for each time that it was started."""
     steps = run.steps[site]
     if site != KILLED:

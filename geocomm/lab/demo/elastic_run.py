@@ -39,12 +39,12 @@ _START = (
     'while :; do while [ -e "$FOLDER/down-$GEOCOMM_SITE" ]; do sleep 0.1; done; '
     '"$0" -m geocomm run --elastic --hub "$MASTER_ADDR:$MASTER_PORT" --run-dir "$FOLDER/$GEOCOMM_SITE" '
     f"--wait-for {','.join(SITE_NAMES)} -- --nproc-per-node 1 "
-    f'-m geocomm.lab.demo.elastic_site "$FOLDER" {STEP_S:g} {EVERY} && exit 0; sleep 0.5; done'
+    f'-m geocomm.lab.demo.demo_site "$FOLDER" {STEP_S:g} {EVERY} && exit 0; sleep 0.5; done'
 )
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenEntry:
     """An entry of the journal, and when it was in a site's copy of it."""
 
     at: float
@@ -52,7 +52,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Step:
+class SeenStep:
     """An optimizer step."""
 
     at: float
@@ -68,9 +68,9 @@ class Step:
 class ElasticRun:
     """What happened in a run. All times are of one clock, in seconds."""
 
-    journals: dict[str, list[Seen]]
+    journals: dict[str, list[SeenEntry]]
     """Of the sites that were not killed, as each saw it."""
-    steps: dict[str, list[Step]]
+    steps: dict[str, list[SeenStep]]
     """By site, in order."""
     compared: dict[str, int]
     """By site: how many of its anchors were compared with the first site's, and equal bit for bit."""
@@ -81,7 +81,7 @@ class ElasticRun:
     wan: WanReport
 
     @property
-    def journal(self) -> list[Seen]:
+    def journal(self) -> list[SeenEntry]:
         """As the first site saw it."""
         return self.journals[SITE_NAMES[0]]
 
@@ -114,7 +114,7 @@ class ElasticRun:
         return next(at for at, entry in self.rounds if at > self.ready_at and KILLED in members(entry))
 
     @property
-    def rejoined(self) -> Step:
+    def rejoined(self) -> SeenStep:
         """The first step of the killed site after its return."""
         return next(one for one in self.steps[KILLED] if one.at > self.started_at)
 
@@ -179,7 +179,7 @@ class JournalWatch:
 
     def __init__(self, run_dir: Path) -> None:
         """The folder may not be there yet."""
-        self.seen: list[Seen] = []
+        self.seen: list[SeenEntry] = []
         self._path = run_dir / FILE_NAME
 
     def look(self) -> None:
@@ -191,7 +191,7 @@ class JournalWatch:
             contextlib.closing(SqliteJournal(self._path, read_only=True)) as journal,
         ):
             first = self.seen[-1].entry.index + 1 if self.seen else 0
-            self.seen += [Seen(time.monotonic(), entry) for entry in journal.read(first)]
+            self.seen += [SeenEntry(time.monotonic(), entry) for entry in journal.read(first)]
 
 
 def wait_for_run(
@@ -299,8 +299,8 @@ def run_elastic_demo(
     )
 
 
-def _step_of(line: dict[str, Any]) -> Step:
-    return Step(line["at"], line["step"], line["took"], line["tokens"], line["loss"])
+def _step_of(line: dict[str, Any]) -> SeenStep:
+    return SeenStep(line["at"], line["step"], line["took"], line["tokens"], line["loss"])
 
 
 def compare_anchors(site: str, lines: Sequence[dict[str, Any]], of_first: Sequence[dict[str, Any]]) -> int:

@@ -23,7 +23,7 @@ def site_keys(sites: Sequence[str], folder: Path | None, secure: bool) -> Genera
         yield None
         return
     from geocomm.security.job_ca import JobCa
-    from geocomm.security.keys import Keys, KeysError
+    from geocomm.security.key_folder import Keys, KeysError
 
     try:
         if folder is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from geocomm.core.units import DAY_S
 from geocomm.observe.telemetry.last_reports import SILENT_SECONDS
-from geocomm.observe.telemetry.metric_expressions import Always, Expression, Metric
+from geocomm.observe.telemetry.metric_expressions import Always, Expression, MetricValue
 
 PREFIX = "Geocomm"
 """Of the names in Prometheus, where other programs have alerts too."""
@@ -28,7 +28,7 @@ class Severity(enum.StrEnum):
     """Somebody should look now."""
 
 
-class Scope(enum.Enum):
+class AlertScope(enum.Enum):
     """What an alert is about, and so the labels that it has."""
 
     RUN = ()
@@ -43,7 +43,7 @@ class AlertRule:
 
     name: str
     severity: Severity
-    scope: Scope
+    scope: AlertScope
     when: Expression
     for_seconds: float
     """It has to be so for so long."""
@@ -59,16 +59,16 @@ class AlertRule:
         return f"{_REFERENCE}#{self.name.lower()}"
 
 
-def _site(name: str) -> Metric:
-    return Metric(f"geocomm_{name}")
+def _site(name: str) -> MetricValue:
+    return MetricValue(f"geocomm_{name}")
 
 
-def _link(name: str) -> Metric:
-    return Metric(f"geocomm_site_link_{name}")
+def _link(name: str) -> MetricValue:
+    return MetricValue(f"geocomm_site_link_{name}")
 
 
 def _recent(kind: str) -> Expression:
-    return Metric("geocomm_site_recent_events", (("kind", kind),)) > 0
+    return MetricValue("geocomm_site_recent_events", (("kind", kind),)) > 0
 
 
 def _retransmitted_above(share: float) -> Expression:
@@ -77,11 +77,11 @@ def _retransmitted_above(share: float) -> Expression:
 
 
 def _is_full(disk: str) -> Expression:
-    free, size = Metric(f"geocomm_{disk}_free_bytes"), Metric(f"geocomm_{disk}_size_bytes")
+    free, size = MetricValue(f"geocomm_{disk}_free_bytes"), MetricValue(f"geocomm_{disk}_size_bytes")
     return (free < size * 0.05) & (free < 10 * 1024 * _MIB)
 
 
-_silent = Metric("geocomm_site_report_age_seconds")
+_silent = MetricValue("geocomm_site_report_age_seconds")
 _step_age = _site("train_step_age_seconds")
 _clock = _link("clock_offset_seconds").magnitude() - _link("clock_error_seconds")
 _loss_jump = _site("train_loss_least") - _site("train_loss_median")
@@ -98,58 +98,58 @@ RUN_DISK_FULL = "RunDiskFull"
 
 RULES: tuple[AlertRule, ...] = (
     AlertRule(
-        *(SITE_SILENT, _WARNING, Scope.SITE, _silent > SILENT_SECONDS, 0),
+        *(SITE_SILENT, _WARNING, AlertScope.SITE, _silent > SILENT_SECONDS, 0),
         f"a rank of {{site}} has not reported for {SILENT_SECONDS:g} s",
         "see whether its processes and its line are there: geocomm hang FOLDER names ranks that others wait for",
     ),
     AlertRule(
-        *(SITE_SILENT, _CRITICAL, Scope.SITE, _silent > 120, 0),
+        *(SITE_SILENT, _CRITICAL, AlertScope.SITE, _silent > 120, 0),
         "a rank of {site} has not reported for two minutes",
         "start the site again; without an elastic run, the whole job, from its last checkpoint",
     ),
     AlertRule(
-        *("TrainingStalled", _CRITICAL, Scope.SITE),
+        *("TrainingStalled", _CRITICAL, AlertScope.SITE),
         (_step_age > 60) & (_step_age > _site("train_mean_step_seconds") * 5),
         0,
         "{site} reports, but has ended no step for a minute and for five times a step's time",
         "geocomm hang FOLDER says who has not come to which operation",
     ),
     AlertRule(
-        *("LossNotFinite", _CRITICAL, Scope.SITE, _site("train_ranks_not_finite") > 0, 0),
+        *("LossNotFinite", _CRITICAL, AlertScope.SITE, _site("train_ranks_not_finite") > 0, 0),
         "the loss at {site} is NaN or infinite",
         "stop, and go back to a checkpoint with a smaller learning rate; look at that site's data",
     ),
     AlertRule(
-        *("LossSpike", _WARNING, Scope.SITE),
+        *("LossSpike", _WARNING, AlertScope.SITE),
         (_loss_jump > 0.2) & (_loss_jump > _site("train_loss_spread") * 6) & _site("train_loss_settling").equals(0),
         0,
         "the last 3 losses at {site} are far above the 64 before",
         "look at that site's data and learning rate; go back to a checkpoint if the loss stays high",
     ),
     AlertRule(
-        *("WeightsNotFinite", _CRITICAL, Scope.SITE),
+        *("WeightsNotFinite", _CRITICAL, AlertScope.SITE),
         _site("train_rounds_not_finite_total").growth(30) > 0,
         0,
         "weights of {site} were NaN or infinite: a round of local steps went on without them",
         "look at that site's learning rate and data",
     ),
     AlertRule(
-        *("ReplicasDiverged", _CRITICAL, Scope.SITE, _recent("replicas_differ"), 0),
+        *("ReplicasDiverged", _CRITICAL, AlertScope.SITE, _recent("replicas_differ"), 0),
         "replicas have come apart; check_replicas at {site} says which",
         "go back to a checkpoint on all ranks; test the memory of a rank that differs alone",
     ),
     AlertRule(
-        *("ResidualGuard", _WARNING, Scope.SITE, _recent("codec_fallback"), 0),
+        *("ResidualGuard", _WARNING, AlertScope.SITE, _recent("codec_fallback"), 0),
         "a gradient hook at {site} took a finer codec, since the one asked for lost too much",
         "ask for a finer preset from the start, or more warm-up",
     ),
     AlertRule(
-        *("Straggler", _WARNING, Scope.SITE, _site("train_pace_ratio") < 0.7, 300),
+        *("Straggler", _WARNING, AlertScope.SITE, _site("train_pace_ratio") < 0.7, 300),
         "sites wait for {site}: its steps take 1.4 times those of the quickest, without waits",
         "give it a smaller share of the batch; geocomm why FOLDER says what it costs",
     ),
     AlertRule(
-        *("LinkBelowPlan", _WARNING, Scope.LINK),
+        *("LinkBelowPlan", _WARNING, AlertScope.LINK),
         (_link("rate_bytes_per_second") < _link("planned_rate_bytes_per_second") * 0.7)
         & (_link("busy_ratio") > 0.9)
         & (_link("rtt_seconds") > _link("least_rtt_seconds") * 1.5),
@@ -158,17 +158,17 @@ RULES: tuple[AlertRule, ...] = (
         "measure with geocomm bench link, then correct GEOCOMM_LINKS; ask the provider",
     ),
     AlertRule(
-        *("Retransmits", _WARNING, Scope.LINK, _retransmitted_above(0.01), 60),
+        *("Retransmits", _WARNING, AlertScope.LINK, _retransmitted_above(0.01), 60),
         "TCP sends more than 1 % again from {site} to {peer_site}",
         "use BBR, and GEOCOMM_MAX_PACING_BPS a little below the link's rate; ask the provider",
     ),
     AlertRule(
-        *("Retransmits", _CRITICAL, Scope.LINK, _retransmitted_above(0.05), 60),
+        *("Retransmits", _CRITICAL, AlertScope.LINK, _retransmitted_above(0.05), 60),
         "TCP sends more than 5 % again from {site} to {peer_site}",
         "use BBR, and GEOCOMM_MAX_PACING_BPS a little below the link's rate; ask the provider",
     ),
     AlertRule(
-        *("RttInflated", _WARNING, Scope.LINK),
+        *("RttInflated", _WARNING, AlertScope.LINK),
         (_link("rtt_seconds") > _link("least_rtt_seconds") * 3)
         & (_link("rtt_seconds") - _link("least_rtt_seconds") > 0.1),
         600,
@@ -176,48 +176,48 @@ RULES: tuple[AlertRule, ...] = (
         "GEOCOMM_MAX_PACING_BPS a little below the link's rate",
     ),
     AlertRule(
-        *("LinkOutages", _WARNING, Scope.LINK, _link("worst_pair_outages_total").growth(15) > 3, 0),
+        *("LinkOutages", _WARNING, AlertScope.LINK, _link("worst_pair_outages_total").growth(15) > 3, 0),
         "connections from {site} to {peer_site} broke more than 3 times in 15 minutes",
         "an idle timeout, a NAT that forgets, a link that fails: GEOCOMM_LOG=info says why",
     ),
     AlertRule(
-        *("ClockSkew", _WARNING, Scope.LINK, _clock > 0.05, 600),
+        *("ClockSkew", _WARNING, AlertScope.LINK, _clock > 0.05, 600),
         "the clocks of {site} and {peer_site} are more than 50 ms apart",
         "run chrony or another NTP client on both",
     ),
     AlertRule(
-        *("ClockSkew", _CRITICAL, Scope.LINK, _clock > 1, 600),
+        *("ClockSkew", _CRITICAL, AlertScope.LINK, _clock > 1, 600),
         "the clocks of {site} and {peer_site} are more than a second apart",
         "run chrony or another NTP client on both",
     ),
     AlertRule(
-        *("CertificateExpiry", _WARNING, Scope.SITE, _certificate < 14 * DAY_S, 0),
+        *("CertificateExpiry", _WARNING, AlertScope.SITE, _certificate < 14 * DAY_S, 0),
         "the certificate of {site} expires within 14 days",
         "geocomm keys renew",
     ),
     AlertRule(
-        *("CertificateExpiry", _CRITICAL, Scope.SITE, _certificate < 7 * DAY_S, 0),
+        *("CertificateExpiry", _CRITICAL, AlertScope.SITE, _certificate < 7 * DAY_S, 0),
         "the certificate of {site} expires within 7 days",
         "geocomm keys renew",
     ),
     AlertRule(
-        *("EgressBudget", _WARNING, Scope.SITE, _egress * 24 > _site("site_egress_budget_dollars"), 0),
+        *("EgressBudget", _WARNING, AlertScope.SITE, _egress * 24 > _site("site_egress_budget_dollars"), 0),
         "what {site} sent other sites within an hour cost more than a 24th of its GEOCOMM_EGRESS_BUDGET",
         "a coarser codec, or exchange less often: geocomm plan --price says what each would cost",
     ),
     AlertRule(
         # Ranks look at their disks once a minute: they tell first of one that both lie on.
-        *(DISK_FULL, _CRITICAL, Scope.RUN, _is_full("disk"), 120),
+        *(DISK_FULL, _CRITICAL, AlertScope.RUN, _is_full("disk"), 120),
         "the disk of the run store has less than 5 % and 10 GiB left",
         "free room there; training continues, but telemetry is dropped once it is full",
     ),
     AlertRule(
-        *(RUN_DISK_FULL, _CRITICAL, Scope.SITE, _is_full("site_disk"), 0),
+        *(RUN_DISK_FULL, _CRITICAL, AlertScope.SITE, _is_full("site_disk"), 0),
         "the disk of the run folder of {site} has less than 5 % and 10 GiB left",
         "free room there: once it is full, the site trains on and does not count",
     ),
     AlertRule(
-        *("CheckpointOld", _WARNING, Scope.SITE),
+        *("CheckpointOld", _WARNING, AlertScope.SITE),
         (_site("train_checkpoint_age_seconds") > _site("train_checkpoint_interval_seconds") * 3)
         & (_site("train_checkpoint_age_seconds") > 300),
         0,
@@ -225,40 +225,40 @@ RULES: tuple[AlertRule, ...] = (
         "look at the disk and the log of the rank that writes it",
     ),
     AlertRule(
-        *("MemberAway", _WARNING, Scope.SITE, Metric("geocomm_member_away").equals(1), 300),
+        *("MemberAway", _WARNING, AlertScope.SITE, MetricValue("geocomm_member_away").equals(1), 300),
         "{site} has been away from the elastic run for five minutes",
         "start it again, or geocomm members remove",
     ),
     AlertRule(
-        *("LeaderInDoubt", _CRITICAL, Scope.RUN, Metric("geocomm_leader_in_doubt").equals(1), 0),
+        *("LeaderInDoubt", _CRITICAL, AlertScope.RUN, MetricValue("geocomm_leader_in_doubt").equals(1), 0),
         "two sites lead the elastic run, or the one that leads lacks the journal that others have",
         "the log of the agent there says which sites, and what to do: promote one, or start others with empty folders",
     ),
     AlertRule(
-        *("SnapshotLost", _WARNING, Scope.SITE, _recent("snapshot_lost"), 0),
+        *("SnapshotLost", _WARNING, AlertScope.SITE, _recent("snapshot_lost"), 0),
         "{site} could not keep a snapshot of the elastic run; its event snapshot_lost says which, and why",
         "free room on the disk of its run folder; geocomm snapshot ls says which other sites have it",
     ),
     AlertRule(
-        *("SnapshotNotKept", _WARNING, Scope.RUN, Metric("geocomm_snapshot_not_kept").equals(1), 300),
+        *("SnapshotNotKept", _WARNING, AlertScope.RUN, MetricValue("geocomm_snapshot_not_kept").equals(1), 300),
         "too few sites have the last snapshot of the elastic run after five minutes",
         "the log of the leader says which site lacks it, and the log of that site why",
     ),
     AlertRule(
-        *("TelemetryLost", _WARNING, Scope.SITE),
+        *("TelemetryLost", _WARNING, AlertScope.SITE),
         _site("site_reports_dropped_total").growth(10) > _site("site_reports_total").growth(10) * 0.01,
         60,
         "more than 1 % of the reports of {site} are dropped at the site",
         "its collector does not keep up: leave it a share of a core",
     ),
     AlertRule(
-        *("DashboardDown", _WARNING, Scope.RUN, Metric("up", (("job", "geocomm"),)).equals(0), 60),
+        *("DashboardDown", _WARNING, AlertScope.RUN, MetricValue("up", (("job", "geocomm"),)).equals(0), 60),
         "geocomm dashboard does not answer, so that no alert of a run can fire",
         "start it again: geocomm dashboard FOLDER",
         only_prometheus=True,
     ),
     AlertRule(
-        *("Watchdog", Severity.NONE, Scope.RUN, Always(), 0),
+        *("Watchdog", Severity.NONE, AlertScope.RUN, Always(), 0),
         "always there: let who receives it say when it stops",
         "nothing",
         only_prometheus=True,
@@ -326,7 +326,7 @@ class Inhibition:
         return tuple(labels.get(name, "") for name in self.equal)
 
 
-_LINKS = frozenset(PREFIX + rule.name for rule in RULES if rule.scope is Scope.LINK)
+_LINKS = frozenset(PREFIX + rule.name for rule in RULES if rule.scope is AlertScope.LINK)
 
 INHIBITIONS = (
     Inhibition(("alertname", PREFIX + SITE_SILENT), ("alertname", _LINKS), ("site",)),

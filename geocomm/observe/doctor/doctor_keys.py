@@ -29,7 +29,7 @@ def keys_findings(folder: str | None, site: str | None, *, insecure: bool) -> It
     try:
         from cryptography import x509
 
-        from geocomm.security.keys import CERTIFICATE_FILE, Keys, KeysError
+        from geocomm.security.key_folder import CERTIFICATE_FILE, Keys, KeysError
     except ImportError as error:
         yield Finding("keys", str(error), State.BAD, "pip install cryptography")
         return
@@ -58,7 +58,7 @@ def _authority(folder: Path, certificate: x509.Certificate) -> Iterator[Finding]
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature
 
-    from geocomm.security.keys import CA_FILE, REVOKED_FILE
+    from geocomm.security.key_folder import CA_FILE, REVOKED_FILE
 
     signed = False
     authorities = x509.load_pem_x509_certificates((folder / CA_FILE).read_bytes())

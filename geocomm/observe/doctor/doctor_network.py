@@ -34,7 +34,7 @@ _SMALLEST_COMMON_MTU = 1400
 
 
 @dataclass(frozen=True)
-class Seen:
+class CallResult:
     """What a call told. `skew_s`: the peer's clock less this one's, known to `rtt_s` / 2."""
 
     rtt_s: float
@@ -105,7 +105,7 @@ class NoDoctorError(ConnectionError):
     """Somebody listens there, but not a doctor."""
 
 
-def call(host: str, port: int, timeout_s: float = 10.0) -> Seen:
+def call(host: str, port: int, timeout_s: float = 10.0) -> CallResult:
     """Ask the doctor at `host`, or at the first of several with commas that is reached. OSError where none is,
     NoDoctorError where something else answers."""
     with ExitStack() as stack:
@@ -123,7 +123,7 @@ def call(host: str, port: int, timeout_s: float = 10.0) -> Seen:
         echoed = _echo(connection, lines)
         with contextlib.suppress(OSError):  # where nothing came through, there may be no connection any more
             mtu_bytes = _mtu_bytes(connection)
-    return Seen(rtt_s, skew_s, mtu_bytes, echoed)
+    return CallResult(rtt_s, skew_s, mtu_bytes, echoed)
 
 
 def _connect(hosts: Sequence[str], port: int, timeout_s: float) -> socket.socket:
@@ -198,7 +198,7 @@ def peer_findings(name: str, host: str, port: int, timeout_s: float = 10.0) -> I
         yield Finding(f"{name}: its clock", skew, state, fix)
 
 
-def _mtu_finding(name: str, seen: Seen) -> Finding:
+def _mtu_finding(name: str, seen: CallResult) -> Finding:
     name = f"{name}: path MTU"
     value = f"{seen.mtu_bytes} bytes"
     if not seen.echoed:

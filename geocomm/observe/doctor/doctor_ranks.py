@@ -17,7 +17,7 @@ from geocomm.observe.doctor.finding import Finding, State
 
 
 @dataclass(frozen=True)
-class Record:
+class RankRecord:
     """What a rank tells the others: where it is, what it has, and the address of its Answerer."""
 
     rank: int
@@ -40,7 +40,7 @@ class Record:
         return self.needed | self.others
 
 
-def difference_findings(records: list[Record]) -> Iterator[Finding]:
+def difference_findings(records: list[RankRecord]) -> Iterator[Finding]:
     """One finding for each fact: all alike, or who differs from the most."""
     names = list(dict.fromkeys(name for record in records for name in record.facts))
     facts = [{name: record.facts.get(name, "") for name in names} for record in records]
@@ -61,17 +61,17 @@ def difference_findings(records: list[Record]) -> Iterator[Finding]:
         yield Finding(f"not alike: {name}", value, state, f"make {name} the same on all ranks")
 
 
-def _who(records: list[Record]) -> str:
+def _who(records: list[RankRecord]) -> str:
     sites = ", ".join(dict.fromkeys(record.site for record in records))
     return f"{ranks_text([record.rank for record in records])} (site {sites})"
 
 
-def place_peers(own: Record, records: list[Record]) -> list[Record]:
+def place_peers(own: RankRecord, records: list[RankRecord]) -> list[RankRecord]:
     """The ranks that `own` will exchange data with: those of its place at every other site."""
     return [other for other in records if other.site != own.site and other.local_rank == own.local_rank]
 
 
-def way_findings(own: Record, records: list[Record]) -> Iterator[Finding]:
+def way_findings(own: RankRecord, records: list[RankRecord]) -> Iterator[Finding]:
     """Findings on the ways from `own` to the peers that it will exchange data with, as far as it can dial them."""
     for other in place_peers(own, records):
         name = f"to rank {other.rank} (site {other.site}, {other.hosts[0]})"
@@ -82,7 +82,7 @@ def way_findings(own: Record, records: list[Record]) -> Iterator[Finding]:
             yield from peer_findings(name, ",".join(other.hosts), other.port)
 
 
-def outbound_findings(records: list[Record]) -> Iterator[Finding]:
+def outbound_findings(records: list[RankRecord]) -> Iterator[Finding]:
     """Whether some of two sites that have to meet cannot be dialled by the other."""
     sites = sorted({record.site for record in records if record.outbound_only})
     if len({record.site for record in records}) < 2 or not sites:
@@ -94,7 +94,7 @@ def outbound_findings(records: list[Record]) -> Iterator[Finding]:
         yield Finding("site that only dials out", f"{sites[0]}: it dials all others", State.OK)
 
 
-def site_findings(records: list[Record]) -> Iterator[Finding]:
+def site_findings(records: list[RankRecord]) -> Iterator[Finding]:
     """Which machines make up each site, between which everything is plaintext, and whether a job may be one site."""
     ranks = [from_record(Presence, record.presence) for record in records if record.presence]
     for site in dict.fromkeys(rank.site for rank in ranks):
@@ -111,7 +111,7 @@ def site_findings(records: list[Record]) -> Iterator[Finding]:
         yield Finding("sites", found, state, fix)
 
 
-def gathered_findings(records: list[Record], found: list[list[dict[str, Any]]]) -> Iterator[Finding]:
+def gathered_findings(records: list[RankRecord], found: list[list[dict[str, Any]]]) -> Iterator[Finding]:
     """What is wrong, and ways to peers, among what every rank found (`found`, by rank); equal findings come once."""
     ranks_of: dict[Finding, list[int]] = defaultdict(list)
     for record, findings in zip(records, found, strict=True):

@@ -19,7 +19,7 @@ from pathlib import Path
 from geocomm.core.addresses import HubAddress, own_folder
 from geocomm.core.message_log import CalmLog
 from geocomm.core.patience import pauses
-from geocomm.group.rendezvous.store_session import Greeting, ProtocolError, Purpose, Refused
+from geocomm.group.rendezvous.store_session import Greeting, ProtocolError, Purpose, SessionRefused
 from geocomm.group.rendezvous.to_collector import rank_socket, site_socket
 from geocomm.group.rendezvous.tunnel import dial
 from geocomm.metrics.own_counters import keep_counters
@@ -33,7 +33,7 @@ from geocomm.observe.telemetry.report import (
     ReportUnpacker,
 )
 from geocomm.observe.telemetry.run_store import RunStore
-from geocomm.security.keys import Keys, KeysError
+from geocomm.security.key_folder import Keys, KeysError
 
 MOST_RANKS_OF_A_SITE = 4096
 SHORTEST_INTERVAL_S = 0.2
@@ -210,7 +210,7 @@ class Collector:
             try:
                 await self._pass_on(target, self._keys)
                 waits = pauses(*_PAUSES_S)
-            except (Refused, KeysError, ProtocolError) as error:
+            except (SessionRefused, KeysError, ProtocolError) as error:
                 self._log(f"{target} does not take this site's telemetry: {error}; trying again")
                 waits = pauses(_PAUSES_S[1], _PAUSES_S[1])
             except OSError as error:

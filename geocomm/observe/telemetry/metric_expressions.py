@@ -108,7 +108,7 @@ class Expression(ABC):
 
 
 @dataclass(frozen=True)
-class Metric(Expression):
+class MetricValue(Expression):
     """A metric as /metrics shows it; of a label, only one value of it."""
 
     name: str

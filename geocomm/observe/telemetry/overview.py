@@ -15,7 +15,7 @@ from geocomm.observe.telemetry.overview_events import EventState, event_states
 from geocomm.observe.telemetry.overview_links import LinkState, link_states
 from geocomm.observe.telemetry.overview_options import OptionState, option_states
 from geocomm.observe.telemetry.overview_rounds import RoundState, round_states
-from geocomm.observe.telemetry.overview_sites import STANDSTILL_SECONDS, STANDSTILL_STEPS, SiteState, site_states
+from geocomm.observe.telemetry.overview_sites import STANDSTILL_SECONDS, STANDSTILL_STEPS, SiteOverview, site_states
 from geocomm.observe.telemetry.run_store import RunStore
 
 
@@ -25,7 +25,7 @@ class Overview:
 
     at: float
     """Unix seconds of the collector's clock."""
-    sites: tuple[SiteState, ...]
+    sites: tuple[SiteOverview, ...]
     """By name."""
     links: tuple[LinkState, ...]
     """Both ways of each pair of sites of which an end is known; by source and target."""

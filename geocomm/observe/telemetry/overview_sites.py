@@ -50,7 +50,7 @@ class RankState:
 
 
 @dataclass(frozen=True)
-class SiteState:
+class SiteOverview:
     """A site: its ranks together. Rates are of those that report."""
 
     name: str
@@ -130,7 +130,7 @@ class SiteState:
         return max(ages) if ages else min(rank.report_age_seconds for rank in self.ranks)
 
 
-def site_states(store: RunStore, seen: LastReports) -> Iterator[SiteState]:
+def site_states(store: RunStore, seen: LastReports) -> Iterator[SiteOverview]:
     """The sites by name."""
     for name in sorted({received.report.site for received in seen.last}):
         own = [received for received in seen.last if received.report.site == name]
@@ -145,7 +145,7 @@ def site_states(store: RunStore, seen: LastReports) -> Iterator[SiteState]:
         saved = moments(store.events(seen.at - DAY_S, seen.at, site=name, kind="checkpoint"))
         checkpoints = list(itertools.islice(saved, 2))
         recent = event_states(store.events(seen.at - RECENT_EVENT_SECONDS, seen.at, site=name))
-        yield SiteState(
+        yield SiteOverview(
             name=name,
             ranks=ranks,
             step=min((rank.step for rank in heard if rank.step is not None), default=None),

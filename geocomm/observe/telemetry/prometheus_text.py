@@ -18,13 +18,13 @@ from geocomm.observe.telemetry.last_reports import Life
 from geocomm.observe.telemetry.metric_expressions import Labels, Samples
 from geocomm.observe.telemetry.overview import Overview
 from geocomm.observe.telemetry.overview_links import LinkState
-from geocomm.observe.telemetry.overview_sites import SiteState
+from geocomm.observe.telemetry.overview_sites import SiteOverview
 from geocomm.observe.telemetry.store_folder import StoreFolder
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
 
-SITE_GAUGES: tuple[tuple[str, str, Callable[[SiteState], float | None]], ...] = (
+SITE_GAUGES: tuple[tuple[str, str, Callable[[SiteOverview], float | None]], ...] = (
     ("train_step", "last training step that all ranks of the site have ended", lambda s: s.step),
     ("train_steps_planned", "training steps that the run shall have", lambda s: s.of_steps),
     ("train_loss", "mean of the losses that the site's ranks reported last", lambda s: s.loss),
@@ -49,7 +49,7 @@ SITE_GAUGES: tuple[tuple[str, str, Callable[[SiteState], float | None]], ...] = 
 )
 """Name without prefix, help, value; with the label `site`. Not of a silent site."""
 
-SITE_COUNTERS: tuple[tuple[str, str, Callable[[SiteState], float | None]], ...] = (
+SITE_COUNTERS: tuple[tuple[str, str, Callable[[SiteOverview], float | None]], ...] = (
     ("train_rounds_not_finite", "rounds of local steps without the site: NaN or Inf", lambda s: s.rounds_not_finite),
     ("site_egress_dollars", "cost of the site's bytes to other sites", lambda s: s.egress_dollars),
     ("site_data_waited_seconds", "time that a rank waited for the data set", lambda s: s.data_waited_seconds),
@@ -202,12 +202,12 @@ def _is_away(member: SiteRecord) -> float:
     return float(member.standing is Standing.AWAY)
 
 
-def _step_age(site: SiteState) -> float | None:
+def _step_age(site: SiteOverview) -> float | None:
     has_ended = site.step is not None and site.of_steps is not None and site.step >= site.of_steps - 1
     return None if has_ended or site.life is not Life.REPORTING else site.step_age_seconds
 
 
-def _paces(sites: Sequence[SiteState]) -> _Values:
+def _paces(sites: Sequence[SiteOverview]) -> _Values:
     own = {
         site.name: site.step_seconds * (1 - site.exposed_share)
         for site in sites

@@ -34,7 +34,7 @@ _CPU = torch.device("cpu")
 
 
 @dataclass
-class _Slot:
+class _ScaleSlot:
     layout: Layout
     span: tuple[int, int]
     seen: int
@@ -46,7 +46,7 @@ class ElementScales:
     """The scales of a rank's part of each bucket. Not thread-safe. Memory: two float32 for each element held."""
 
     def __init__(self) -> None:
-        self._slots: dict[int, _Slot] = {}
+        self._slots: dict[int, _ScaleSlot] = {}
 
     def scale_of(
         self, bucket: int, layout: Layout, span: tuple[int, int], device: torch.device = _CPU
@@ -55,7 +55,7 @@ class ElementScales:
         slot = self._slots.get(bucket)
         if slot is None or slot.layout != layout or slot.span != span or slot.scale.device != device:
             empty = torch.zeros(span[1] - span[0], device=device)
-            slot = self._slots[bucket] = _Slot(layout, span, 0, empty, torch.ones_like(empty))
+            slot = self._slots[bucket] = _ScaleSlot(layout, span, 0, empty, torch.ones_like(empty))
         return slot.scale if slot.seen else None
 
     def observe(self, bucket: int, reduced: torch.Tensor, finite: torch.Tensor | None = None) -> None:

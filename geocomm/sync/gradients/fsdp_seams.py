@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 from geocomm.core.errors import UnsupportedError
-from geocomm.sync.gradients.reduction_plan import Shard
+from geocomm.sync.gradients.reduction_plan import GradientShard
 
 CHECKED_TORCH = ("2.11", "2.13", "2.15")
 """The minor versions of torch whose private parts were looked at and run."""
@@ -97,11 +97,11 @@ class ReduceUnit:
         return getattr(self._group.mesh_info, "replicate_process_group", None)
 
     @property
-    def shard(self) -> Shard:
+    def shard(self) -> GradientShard:
         """Which part of the gradients this rank reduces with its replicas."""
         mesh = self._group.mesh_info
         count = getattr(mesh, "shard_mesh_size", 1)
-        return Shard() if count == 1 else Shard(mesh.shard_mesh_rank, count, mesh.shard_process_group)
+        return GradientShard() if count == 1 else GradientShard(mesh.shard_mesh_rank, count, mesh.shard_process_group)
 
     @property
     def has_hook(self) -> bool:

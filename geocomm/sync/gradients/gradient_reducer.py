@@ -19,13 +19,13 @@ from geocomm.sync.gradients.feedback_state import VERSION, check_state
 from geocomm.sync.gradients.gradient_hook import GradientHook
 from geocomm.sync.gradients.named_values import Layout
 from geocomm.sync.gradients.quality_guard import QualityGuard, finer_codec
-from geocomm.sync.gradients.reduction_plan import EXACT, ReductionPlan, Shard
+from geocomm.sync.gradients.reduction_plan import EXACT, GradientShard, ReductionPlan
 from geocomm.sync.gradients.step_ledger import StepLedger
 
 if TYPE_CHECKING:
     from geocomm._C import ProcessGroupGeocomm
 
-_WHOLE = Shard()
+_WHOLE = GradientShard()
 
 
 class GradientReducer(GradientHook):
@@ -40,7 +40,7 @@ class GradientReducer(GradientHook):
         group: dist.ProcessGroup,
         parameters: Mapping[str, torch.Tensor],
         plan: ReductionPlan,
-        shard: Shard = _WHOLE,
+        shard: GradientShard = _WHOLE,
         numel_of: Mapping[str, int] | None = None,
     ) -> None:
         """kind: for stats(); group: the replicas; numel_of: elements of each parameter in this shard, if not all.

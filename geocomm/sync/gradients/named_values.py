@@ -28,7 +28,7 @@ _CPU = torch.device("cpu")
 
 
 @dataclass
-class _Slot:
+class _ValueSlot:
     """Values of one bucket: of the elements [start, stop) of its buffer."""
 
     layout: Layout
@@ -50,7 +50,7 @@ class NamedValues:
     """
 
     def __init__(self) -> None:
-        self._slots: dict[int, _Slot] = {}
+        self._slots: dict[int, _ValueSlot] = {}
         self._waiting: Pieces = {}
         self._used: set[int] = set()
 
@@ -73,7 +73,7 @@ class NamedValues:
         if slot is None or slot.layout != layout or (slot.start, slot.stop) != span or slot.values.device != device:
             self._dissolve_unused()
             values = torch.zeros(span[1] - span[0], device=device)
-            slot = self._slots[bucket] = _Slot(layout, *span, values, torch.empty_like(values))
+            slot = self._slots[bucket] = _ValueSlot(layout, *span, values, torch.empty_like(values))
         self._used.add(bucket)
         if self._waiting:
             self._place(slot)
@@ -131,7 +131,7 @@ class NamedValues:
         for bucket in [bucket for bucket in self._slots if bucket not in self._used]:
             _add(self._waiting, _pieces_of(self._slots.pop(bucket)))
 
-    def _place(self, slot: _Slot) -> None:
+    def _place(self, slot: _ValueSlot) -> None:
         for part in slot.layout:
             if part.exact:
                 continue  # the codec does not see these elements
@@ -150,7 +150,7 @@ class NamedValues:
                 self._waiting[part.name] = rest
 
 
-def _pieces_of(slot: _Slot) -> Pieces:
+def _pieces_of(slot: _ValueSlot) -> Pieces:
     """Copies of what is not zero, as far as the host may look."""
     found: Pieces = {}
     for part in slot.layout:
@@ -170,7 +170,7 @@ def _on_host(pieces: Pieces, *, copy: bool = False) -> Pieces:
     return found
 
 
-def _within(slot: _Slot, part: Slice) -> slice:
+def _within(slot: _ValueSlot, part: Slice) -> slice:
     """The parameter's elements in the slot's values."""
     begin = min(max(slot.start, part.offset), slot.stop)
     end = max(min(slot.stop, part.offset + part.numel), begin)

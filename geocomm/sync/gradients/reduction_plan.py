@@ -11,7 +11,7 @@ from geocomm.sync.gradients.hook_settings import HookSettings
 
 
 @dataclass(frozen=True)
-class Shard:
+class GradientShard:
     """Which part of the model's gradients this rank reduces with its replicas; group: the ranks that hold the parts."""
 
     index: int = 0

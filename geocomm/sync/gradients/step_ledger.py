@@ -12,7 +12,7 @@ from geocomm.core.typed_torch import all_reduce
 from geocomm.sync.gradients.bucket_reduction import BucketReducer, BucketReduction
 from geocomm.sync.gradients.device_order import device_of_group
 from geocomm.sync.gradients.quality_guard import QualityGuard
-from geocomm.sync.gradients.reduction_plan import Shard
+from geocomm.sync.gradients.reduction_plan import GradientShard
 
 
 class StepLedger:
@@ -22,7 +22,7 @@ class StepLedger:
     step was whole and all values are finite, which all ranks see alike.
     """
 
-    def __init__(self, buckets: BucketReducer, guard: QualityGuard | None, shard: Shard) -> None:
+    def __init__(self, buckets: BucketReducer, guard: QualityGuard | None, shard: GradientShard) -> None:
         """guard: of a group that spans sites, else None: it is shown each step that compressed something."""
         self._buckets = buckets
         self._guard = guard

@@ -17,11 +17,11 @@ Format = Literal["hf", "onnx", "gguf"]
 Dtype = Literal["fp32", "bf16", "fp16"]
 
 
-class _Part(BaseModel):
+class _RecordPart(BaseModel):
     model_config = ConfigDict(frozen=True, protected_namespaces=())
 
 
-class TrainedBy(_Part):
+class TrainedBy(_RecordPart):
     """The training that made the weights; None: not known."""
 
     path: str
@@ -41,7 +41,7 @@ class TrainedBy(_Part):
     """The codec of other traffic between sites."""
 
 
-class HeldOut(_Part):
+class HeldOut(_RecordPart):
     """The loss on held-out text."""
 
     sequences: int
@@ -51,7 +51,7 @@ class HeldOut(_Part):
     """The loss that the run logged at the same step; null: it logged none."""
 
 
-class Verification(_Part):
+class Verification(_RecordPart):
     """The folder, loaded again, against the model built from the weights."""
 
     sequences: int
@@ -61,7 +61,7 @@ class Verification(_Part):
     argmax_equal: bool
 
 
-class FileFacts(_Part):
+class FileFacts(_RecordPart):
     """One file of the folder."""
 
     bytes: int
@@ -75,7 +75,7 @@ class FileFacts(_Part):
         return cls(bytes=path.stat().st_size, sha256=digest)
 
 
-class ExportRecord(_Part):
+class ExportRecord(_RecordPart):
     """What export.json holds."""
 
     format: Format

@@ -27,7 +27,7 @@ _Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class _Part:
+class _TurnedWeights:
     """Weights that are turned together, and what they become, without data."""
 
     sources: tuple[str, ...]
@@ -107,14 +107,14 @@ class OriginalLayout:
         kept = any(re.search(pattern.replace("*", ".*"), name) for pattern in keep)
         return torch.float32 if kept else wanted
 
-    def _cut(self, sources: _Tensors) -> list[_Part]:
+    def _cut(self, sources: _Tensors) -> list[_TurnedWeights]:
         """The model in parts as small as the conversions allow."""
         typed = {
             name: torch.empty_like(tensor, dtype=self.stored_type(name, tensor.dtype))
             for name, tensor in sources.items()
         }
         whole = revert_weight_conversion(self._model, typed)
-        parts: list[_Part] = []
+        parts: list[_TurnedWeights] = []
         rest = typed
         # A weight by itself; else those of a layer; else what is left.
         for group_of in (_itself, _layer, _everything):
@@ -124,7 +124,9 @@ class OriginalLayout:
                 if results is not None and all(
                     name in whole and _alike(results[name], whole[name]) for name in results
                 ):
-                    parts.append(_Part(tuple(group), {name: _without_storage(one) for name, one in results.items()}))
+                    parts.append(
+                        _TurnedWeights(tuple(group), {name: _without_storage(one) for name, one in results.items()})
+                    )
                 else:
                     left |= group
             rest = left

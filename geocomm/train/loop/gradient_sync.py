@@ -17,7 +17,7 @@ from geocomm.metrics.hook_registry import worst_nmse
 from geocomm.sync.gradients.gradient_reducer import GradientReducer
 from geocomm.sync.gradients.hook_settings import HookSettings
 from geocomm.sync.gradients.named_values import Slice
-from geocomm.sync.gradients.reduction_plan import ReductionPlan, Shard
+from geocomm.sync.gradients.reduction_plan import GradientShard, ReductionPlan
 
 _BUCKET_ELEMS = 16 << 20
 _BUCKETS_IN_FLIGHT = 4
@@ -58,7 +58,7 @@ class GradientSync:
             take_over_reduction(engine, self._reduce_whole)
         else:
             site = shards.site
-            shard = Shard(site.rank(), site.size(), site) if site.size() > 1 else Shard()
+            shard = GradientShard(site.rank(), site.size(), site) if site.size() > 1 else GradientShard()
             self._reducer = GradientReducer("driver", shards.replicas, named, plan, shard)
 
     @property

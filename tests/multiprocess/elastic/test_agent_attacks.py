@@ -15,13 +15,12 @@ import pytest
 from geocomm.core.addresses import HubAddress
 from geocomm.elastic.questions import LeaderAnswer, MembersAsked, RemovalAsked, ask
 from geocomm.group.rendezvous.doorway import MAX_STRANGERS
-from geocomm.group.rendezvous.store_session import Greeting, Purpose
-from geocomm.group.rendezvous.store_session import Refused as ConnectionRefused
+from geocomm.group.rendezvous.store_session import Greeting, Purpose, SessionRefused
 from geocomm.group.rendezvous.tls_stream import TlsStream
 from geocomm.group.rendezvous.tunnel import dial
 from geocomm.journal.entries import line_of
 from geocomm.journal.messages import PROTOCOL_VERSION, Due, Hello, Lost, Model, Offer, Owner, RanksUp, Refused, down_of
-from geocomm.security.keys import Keys
+from geocomm.security.key_folder import Keys
 from support.elastic_sites import ElasticSites
 from support.hub_support import make_keys, run
 
@@ -166,7 +165,7 @@ def test_who_has_another_model_or_version_is_refused_with_both_values(tmp_path: 
         why = await answers(address, line_of(HELLO).encode(), line_of(ranks).encode())
         assert "int4" in why
         assert "none" in why
-        with pytest.raises(ConnectionRefused, match="--elastic"):
+        with pytest.raises(SessionRefused, match="--elastic"):
             await connected(address, keys["b"], Purpose.BEGIN)
         assert f"the leader is at {address}" in (await ask(other, keys["b"], MembersAsked(), LeaderAnswer)).problem
         assert (await ask(address, keys["b"], RemovalAsked(site="nobody", why="x"), LeaderAnswer)).problem

@@ -22,7 +22,7 @@ from geocomm.group.rendezvous.store_session import Greeting, Purpose
 from geocomm.group.rendezvous.tls_stream import TlsStream
 from geocomm.group.rendezvous.tunnel import dial
 from geocomm.journal.messages import Wanted
-from geocomm.security.keys import Identity
+from geocomm.security.key_folder import Identity
 from support.hub_support import make_keys, run
 
 pytestmark = pytest.mark.timeout(120)

@@ -22,8 +22,8 @@ from geocomm.journal.entries import line_of
 from geocomm.journal.journal import FILE_NAME, SqliteJournal
 from geocomm.journal.messages import PROTOCOL_VERSION, Beat, Hello, SnapshotHeld, Welcome, down_of
 from geocomm.journal.sequencer import Sequencer
-from geocomm.journal.sequencer_events import Terms
-from geocomm.security.keys import Keys
+from geocomm.journal.sequencer_events import LeaderSettings
+from geocomm.security.key_folder import Keys
 from support.hub_support import make_keys, run, until
 
 pytestmark = pytest.mark.timeout(120)
@@ -99,7 +99,7 @@ async def leading(folder: Path, keys: Keys) -> Any:
     """A leader at a port, and what it has said."""
     said: list[str] = []
     journal = SqliteJournal(folder / FILE_NAME)
-    leader = Leader(journal, Terms(), "", KnownAgents(folder, said.append), said.append)
+    leader = Leader(journal, LeaderSettings(), "", KnownAgents(folder, said.append), said.append)
     listener = listen_on("127.0.0.1:0")
     address = HubAddress("127.0.0.1", listener.getsockname()[1])
     doorway = Doorway(listener, keys, lambda stream, _, peer: leader.serve_site(stream, peer.site), said.append)

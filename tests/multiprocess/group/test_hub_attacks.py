@@ -19,7 +19,7 @@ from geocomm.core.addresses import HubAddress
 from geocomm.group.rendezvous import doorway
 from geocomm.group.rendezvous.store_session import Greeting, Purpose
 from geocomm.group.rendezvous.tunnel import dial
-from geocomm.security.keys import Keys
+from geocomm.security.key_folder import Keys
 from support.hub_support import (
     PROBE,
     EchoStore,

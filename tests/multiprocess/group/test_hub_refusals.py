@@ -12,10 +12,10 @@ import pytest
 
 from geocomm.core.addresses import HubAddress
 from geocomm.group.rendezvous import tunnel as tunnel_module
-from geocomm.group.rendezvous.store_session import Greeting, Purpose, Refused
+from geocomm.group.rendezvous.store_session import Greeting, Purpose, SessionRefused
 from geocomm.group.rendezvous.tunnel import dial, probe
 from geocomm.security.job_ca import JobCa
-from geocomm.security.keys import Identity, Keys, KeysError
+from geocomm.security.key_folder import Identity, Keys, KeysError
 from support.hub_support import (
     PROBE,
     EchoStore,
@@ -37,7 +37,7 @@ def test_store_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
     async def work() -> None:
         async with running_hub(keys["a"], none) as place:
-            with pytest.raises(Refused, match="no store"):
+            with pytest.raises(SessionRefused, match="no store"):
                 await dial(place.address, keys["b"], Greeting(Purpose.BEGIN, os.urandom(16), 0, "other"))
 
     run(work())
@@ -54,7 +54,7 @@ def test_hub_with_as_many_sessions_as_it_may_have_refuses_more(tmp_path: Path) -
                 (await dial(place.address, keys["b"], Greeting(Purpose.BEGIN, number, 0, "test")))[0]
                 for number in numbers[:2]
             ]
-            with pytest.raises(Refused, match="ulimit"):
+            with pytest.raises(SessionRefused, match="ulimit"):
                 await dial(place.address, keys["b"], Greeting(Purpose.BEGIN, numbers[2], 0, "test"))
             assert store.connections == 2
             for stream in streams:
@@ -71,7 +71,7 @@ def test_session_of_another_site_cannot_be_taken_over(tmp_path: Path) -> None:
             number = os.urandom(16)
             stream, _ = await dial(place.address, keys["b"], Greeting(Purpose.BEGIN, number, 0, "test"))
             for purpose in (Purpose.RESUME, Purpose.BEGIN):
-                with pytest.raises(Refused):
+                with pytest.raises(SessionRefused):
                     await dial(place.address, keys["c"], Greeting(purpose, number, 0, "test"))
             stream.close()
             again, received = await dial(place.address, keys["b"], Greeting(Purpose.RESUME, number, 0, "test"))

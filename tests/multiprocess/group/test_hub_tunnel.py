@@ -16,7 +16,7 @@ from geocomm.core.addresses import HubAddress
 from geocomm.group.rendezvous import hub as hub_module
 from geocomm.group.rendezvous import store_session
 from geocomm.group.rendezvous.hub_rendezvous import loopback_store
-from geocomm.group.rendezvous.store_session import Greeting, Purpose, Refused
+from geocomm.group.rendezvous.store_session import Greeting, Purpose, SessionRefused
 from geocomm.group.rendezvous.tunnel import dial
 from support.hub_support import (
     BreakingProxy,
@@ -197,7 +197,7 @@ def test_session_that_nobody_comes_back_for_is_let_go(tmp_path: Path, monkeypatc
             assert place.hub.sessions == 1
             stream.close()
             await until(lambda: place.hub.sessions == 0 and store.open == 0, "the session is let go")
-            with pytest.raises(Refused, match="does not know"):
+            with pytest.raises(SessionRefused, match="does not know"):
                 await dial(place.address, keys["b"], Greeting(Purpose.RESUME, number, 0, "test"))
 
     run(work())

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from geocomm.core.addresses import HubAddress
-from geocomm.group.rendezvous.store_session import Greeting, Purpose, Refused
+from geocomm.group.rendezvous.store_session import Greeting, Purpose, SessionRefused
 from geocomm.group.rendezvous.to_collector import rank_socket
 from geocomm.group.rendezvous.tunnel import dial
 from geocomm.metrics import own_counters
@@ -24,7 +24,7 @@ from geocomm.observe.telemetry import collector as collector_module
 from geocomm.observe.telemetry.collector import Collector
 from geocomm.observe.telemetry.report import MAX_BYTES, MAX_INFLATED_BYTES
 from geocomm.observe.telemetry.run_store import RunStore
-from geocomm.security.keys import Keys
+from geocomm.security.key_folder import Keys
 from support import reports
 from support.hub_support import BreakingProxy, make_keys, run, running_hub, until
 from support.small_disk import small_disk
@@ -175,7 +175,7 @@ def test_a_hub_without_telemetry_says_so(tmp_path: Path) -> None:
 
     async def work() -> None:
         async with running_hub(keys["a"], 1) as place:
-            with pytest.raises(Refused, match="--telemetry FOLDER"):
+            with pytest.raises(SessionRefused, match="--telemetry FOLDER"):
                 await dial(place.address, keys["b"], Greeting(Purpose.TELEMETRY, bytes(16), 0, "telemetry"))
 
     run(work())

@@ -23,7 +23,7 @@ from geocomm.sync.local_steps.fixed.group_rounds import GroupRounds
 from geocomm.sync.local_steps.fixed.simulated_rounds import SimulatedSites
 from geocomm.sync.local_steps.local_steps import local_steps
 from geocomm.sync.local_steps.model.fragments import Fragment, Range
-from geocomm.sync.local_steps.outer.rounds import Coding, Offer
+from geocomm.sync.local_steps.outer.rounds import Coding, SiteOffer
 from geocomm.sync.local_steps.settings.local_settings import LocalSettings
 from support.harness import Ranks, hash_of, links_over_b, ranks_fixture
 from support.local_models import adamw, make_model, train, train_steps, values
@@ -107,7 +107,7 @@ def _many_at_once(sites: list[str]) -> tuple[list[list[float]], int]:
         dist.barrier()
     reductions = []
     for number in range(10):
-        rounds.propose(Offer(number, 0, number, number, 1))
+        rounds.propose(SiteOffer(number, 0, number, number, 1))
         delta = torch.full((fragment.numel,), float(number + sites.index(_site(sites))))
         residual = torch.zeros(fragment.coded_elems)
         reductions.append(rounds.reduce(number, fragment, delta, residual, CODING))
@@ -276,7 +276,7 @@ def _ask_one_that_failed(sites: list[str]) -> str:
     fragment = Fragment(0, (Range("w", 0, 300),))
     try:
         if _site(sites) == "a" and rounds.ranks.owns(0):
-            rounds.propose(Offer(0, 0, 0, 0, 1))
+            rounds.propose(SiteOffer(0, 0, 0, 0, 1))
             rounds.reduce(0, fragment, torch.zeros(300), None, Coding("no codec", 1.0, "mean")).wait()
         rounds.furthest(3)
     except (GeocommError, RuntimeError) as error:

@@ -15,10 +15,10 @@ from geocomm.journal.sequencer_events import (
     DataRead,
     Ended,
     Event,
+    LeaderSettings,
     Said,
     Send,
     SendEntries,
-    Terms,
     Tick,
 )
 from support.journal.simulated_chain import Chain
@@ -43,7 +43,7 @@ class SimulatedLeader:
         sites: Mapping[str, Site],
         chain: Chain,
         checks: Checks,
-        terms: Terms,
+        terms: LeaderSettings,
         sequencer: type[Sequencer],
     ) -> None:
         self._time = time

@@ -24,7 +24,7 @@ from geocomm.journal.member import Member
 from geocomm.journal.messages import Leave
 from geocomm.journal.run_state import Standing
 from geocomm.journal.sequencer import Sequencer
-from geocomm.journal.sequencer_events import Terms
+from geocomm.journal.sequencer_events import LeaderSettings
 from support.journal.simulated_agents import SimulatedAgents
 from support.journal.simulated_chain import FRAGMENTS, Chain, Content
 from support.journal.simulated_checks import BrokenRunError, Checks, RunHasEnded, repeats
@@ -35,7 +35,9 @@ from support.journal.simulated_ranks import SimulatedRanks
 from support.journal.simulated_site import Disk, Site
 from support.journal.simulated_time import SimulatedTime
 
-TERMS = Terms(attempt_s=12.0, lost_s=20.0, lost_said_s=12.0, snapshot_s=6.0, data=DATA, doubt_s=10.0, ahead_s=30.0)
+TERMS = LeaderSettings(
+    attempt_s=12.0, lost_s=20.0, lost_said_s=12.0, snapshot_s=6.0, data=DATA, doubt_s=10.0, ahead_s=30.0
+)
 """Those of a real run, but for what takes minutes there."""
 
 FAULTS = {
@@ -97,7 +99,7 @@ class SimulatedRun:
         *,
         sites: int | None = None,
         faults: Mapping[str, float] = FAULTS,
-        terms: Terms = TERMS,
+        terms: LeaderSettings = TERMS,
         member: type[Member] = Member,
         sequencer: type[Sequencer] = Sequencer,
     ) -> None:

@@ -42,7 +42,7 @@ OPERATION: dict[str, Any] = {
 
 def told(second: int, *, final: bool = False) -> Report:
     step = min(second, STEPS)
-    peer: dict[str, Any] = {one.name: "" if one.kind is schema.Kind.TEXT else 0 for one in schema.PEERS}
+    peer: dict[str, Any] = {one.name: "" if one.kind is schema.MetricKind.TEXT else 0 for one in schema.PEERS}
     peer |= {"peer": "rank 1", "site": "b", "rank": 1, "tcp_bytes_sent": 1000, "streams": 0 if second > 20 else 2}
     return Report.model_validate(
         {

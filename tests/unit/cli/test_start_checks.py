@@ -22,7 +22,7 @@ from geocomm.cli.ssh_sites.checks import (
 from geocomm.cli.ssh_sites.sites_file import Node, SitesFile
 from geocomm.cli.ssh_sites.ssh import Done
 from geocomm.security.job_ca import CA_KEY_FILE, JobCa
-from geocomm.security.keys import KeysError
+from geocomm.security.key_folder import KeysError
 
 GOOD = Facts(
     now=time.time(),

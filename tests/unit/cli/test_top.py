@@ -21,7 +21,7 @@ MB = 1_000_000
 
 
 def told(second: int) -> Report:
-    peer: dict[str, Any] = {one.name: "" if one.kind is schema.Kind.TEXT else 0 for one in schema.PEERS}
+    peer: dict[str, Any] = {one.name: "" if one.kind is schema.MetricKind.TEXT else 0 for one in schema.PEERS}
     peer |= {"peer": "rank 1", "site": "b", "rank": 1, "bytes_sent": second * MB, "rtt_us": 30_000, "outages": 1}
     totals = {"steps": second, "tokens": 70 * second}
     return Report.model_validate(

@@ -15,7 +15,7 @@ from geocomm.core.site import SiteNameError, check_site_name, suggested_name
 from geocomm.group.planning.link_table import Links
 from geocomm.lab.emulator.emulated_links import EmulatedWan, WanConfigError
 from geocomm.security.job_ca import JobCa
-from geocomm.security.keys import Identity, KeysError
+from geocomm.security.key_folder import Identity, KeysError
 
 SENTENCE = (
     "site 'São Paulo': a site's name has 1 to 64 letters A to Z, digits, '_', '-' or '.', and begins with a letter or "

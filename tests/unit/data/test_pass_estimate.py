@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from geocomm.cli.main import build_app
 from geocomm.core.bad_input import BadInput
 from geocomm.data.catalog import Catalog, Label, Rules, Shard, Store, Version
-from geocomm.data.pass_estimate import Exchange, Machines, advice, estimates
+from geocomm.data.pass_estimate import Machines, TrainingTraffic, advice, estimates
 from geocomm.group.planning.link_table import Links
 
 TOKENS = 10_000_000_000
@@ -53,9 +53,9 @@ def test_rounds_cost_what_they_send_and_make_steps_longer() -> None:
     plain, *_ = estimates(RULES, shards(0), 4, MACHINES)
     asked = list[tuple[str, ...]]()
 
-    def exchange(sites: tuple[str, ...]) -> Exchange:
+    def exchange(sites: tuple[str, ...]) -> TrainingTraffic:
         asked.append(sites)
-        return Exchange(1e6 * len(sites), 2.0, 0.05)
+        return TrainingTraffic(1e6 * len(sites), 2.0, 0.05)
 
     whole, *_ = estimates(RULES, shards(0), 4, MACHINES, exchange)
     assert len(asked) == 7

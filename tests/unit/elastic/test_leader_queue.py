@@ -12,11 +12,11 @@ import pytest
 from geocomm.core.addresses import free_port
 from geocomm.elastic.etcd import Etcd, EtcdAddress, EtcdJournal
 from geocomm.elastic.known_agents import KnownAgents
-from geocomm.elastic.leader import MOST_UNDONE, Leader, StartAgain
+from geocomm.elastic.leader import MOST_UNDONE, Leader, LeaderChanged
 from geocomm.journal.journal import FILE_NAME, SqliteJournal
 from geocomm.journal.messages import Owner, RanksUp
 from geocomm.journal.run_state import EMPTY, Head
-from geocomm.journal.sequencer_events import Came, Said, Terms
+from geocomm.journal.sequencer_events import Came, LeaderSettings, Said
 from support.led_sequencer import DIGESTS, MODEL, Led
 
 pytest.importorskip("etcd3gw")
@@ -35,7 +35,9 @@ def test_a_leader_begins_anew_before_what_waits_for_etcd_takes_its_memory(tmp_pa
 
     async def lead(journal: SqliteJournal) -> None:
         shared: Any = JournalOfServersThatAreGone(etcd)
-        leader = Leader(journal, Terms(), "x:1", KnownAgents(tmp_path, logged.append), logged.append, shared, 1)
+        leader = Leader(
+            journal, LeaderSettings(), "x:1", KnownAgents(tmp_path, logged.append), logged.append, shared, 1
+        )
         leading = asyncio.create_task(leader.lead())
         led = Led()
         leader._on(Came("a"))
@@ -52,5 +54,5 @@ def test_a_leader_begins_anew_before_what_waits_for_etcd_takes_its_memory(tmp_pa
         await leading
 
     journal = SqliteJournal(tmp_path / FILE_NAME)
-    with contextlib.closing(journal), pytest.raises(StartAgain, match="away for so long"):
+    with contextlib.closing(journal), pytest.raises(LeaderChanged, match="away for so long"):
         asyncio.run(asyncio.wait_for(lead(journal), 60))

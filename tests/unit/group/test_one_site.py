@@ -15,7 +15,7 @@ from geocomm.core.options import Options
 from geocomm.group.membership.one_site import Scope, check_nodes, check_one_site, machine_id, own_presence
 from geocomm.group.membership.own_address import remember_hub
 from geocomm.group.membership.rank_record import Presence
-from geocomm.observe.doctor.doctor_ranks import Record, site_findings
+from geocomm.observe.doctor.doctor_ranks import RankRecord, site_findings
 from geocomm.observe.doctor.finding import Finding, State
 
 
@@ -100,7 +100,7 @@ def test_refusal_of_many_machines_stays_short() -> None:
 
 def test_doctor_lists_the_machines_of_a_site_and_what_would_be_refused() -> None:
     def found(ranks: list[Presence]) -> dict[str, Finding]:
-        records = [Record(rank.rank, 0, rank.site or "local", "", 0, {}, {}, False, asdict(rank)) for rank in ranks]
+        records = [RankRecord(rank.rank, 0, rank.site or "local", "", 0, {}, {}, False, asdict(rank)) for rank in ranks]
         return {finding.name: finding for finding in site_findings(records)}
 
     several = found(presences("aab", "xyz", "GEOCOMM_KEYS"))

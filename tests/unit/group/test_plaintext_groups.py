@@ -12,7 +12,7 @@ from torch.distributed import distributed_c10d
 
 from geocomm import _autoload
 from geocomm.core.errors import InvalidArgumentError
-from geocomm.group.backend import admission
+from geocomm.group.backend import group_admission
 from geocomm.group.membership.rank_record import RankInfo
 
 
@@ -37,19 +37,19 @@ def test_group_of_another_backend_is_refused_where_it_would_carry_plaintext_betw
     infos = [rank_at(site, host, security, keys) for site in sites]
     if refused:
         with pytest.raises(InvalidArgumentError, match="of gloo over the sites a, b sends PLAINTEXT"):
-            admission.check_other_backend(infos, "gloo", 0)
+            group_admission.check_other_backend(infos, "gloo", 0)
     else:
-        admission.check_other_backend(infos, "gloo", 0)
+        group_admission.check_other_backend(infos, "gloo", 0)
 
 
 @pytest.mark.parametrize(("rank", "times"), [(0, 1), (1, 0), (None, 0)])
 def test_insecure_job_of_another_backend_is_warned_once(
     caplog: pytest.LogCaptureFixture, rank: int | None, times: int
 ) -> None:
-    admission._warn_of_plaintext.cache_clear()
+    group_admission._warn_of_plaintext.cache_clear()
     infos = [rank_at(site, "192.0.2.1", "insecure", "not set") for site in "ab"]
     for _ in range(3):
-        admission.check_other_backend(infos, "gloo", rank)
+        group_admission.check_other_backend(infos, "gloo", rank)
     assert caplog.text.count("PLAINTEXT") == times
 
 

@@ -15,7 +15,7 @@ from geocomm.group.planning.link_table import Links
 from geocomm.group.planning.run_estimate import OPERATION_S, Workload, estimate, scaled
 from geocomm.lab.bench.bench_report import Conditions
 from geocomm.lab.bench.wan_bench import WanRow, describe_link
-from geocomm.lab.bench.wan_bench_report import Section
+from geocomm.lab.bench.wan_bench_report import BenchSection
 from geocomm.lab.emulator.emulated_links import EmulatedLink
 
 INSTANT = Speed(0.0, 0.0)
@@ -216,8 +216,8 @@ def test_measured_rows_stand_beside_the_plan_for_their_links() -> None:
         measured(gigabit, 2, "gloo", 9.0),
         measured(gigabit, 2, "int8", 9.0, void=True),
     )
-    old = Section("a", Conditions.here("old"), (measured(gigabit, 2, "none", 99.0),))
-    compared = compare([old, Section("a", Conditions.here("new"), rows)])
+    old = BenchSection("a", Conditions.here("old"), (measured(gigabit, 2, "none", 99.0),))
+    compared = compare([old, BenchSection("a", Conditions.here("new"), rows)])
     assert [one.row for one in compared] == [rows[1], rows[3], rows[0]]
     two, void, four = compared
     assert [one.remarks for one in compared] == ["0.1 % loss", "0.1 % loss", ""]

@@ -12,12 +12,12 @@ from geocomm.journal.dealt_shards import DealtShards, Piece, length, text_of
 from geocomm.journal.entries import Data, Deal, Entry, Join, TakenBack
 from geocomm.journal.messages import Beat, Leave, Open, Pass, RanksGone
 from geocomm.journal.run_state import RunState, Standing
-from geocomm.journal.sequencer_events import Close, DataRead, DealtSet, Ended, Remove, Terms
+from geocomm.journal.sequencer_events import Close, DataRead, DealtSet, Ended, LeaderSettings, Remove
 from support.led_sequencer import Led
 
 OF_A_DEAL = 4
 LENGTH = 10
-TERMS = Terms(data=DealtSet("cat", LENGTH, 5), doubt_s=60.0, ahead_s=100.0)
+TERMS = LeaderSettings(data=DealtSet("cat", LENGTH, 5), doubt_s=60.0, ahead_s=100.0)
 
 
 class Shards:
@@ -267,7 +267,7 @@ def test_another_leader_goes_on_with_the_deals_and_the_data_set_of_the_journal()
     run.wait(1, "ab")
     count(run, "a", 15, "b")
     lines = {name: site.line for name, site in run.sequencer.state.sites.items()}
-    other = Led(Terms(doubt_s=60.0), run.entries, start=1)  # it was told of no data set
+    other = Led(LeaderSettings(doubt_s=60.0), run.entries, start=1)  # it was told of no data set
     other.take_part("b")
     other.on(DataRead(Shards()))
     other.wait(30, "b")

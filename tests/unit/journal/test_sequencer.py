@@ -20,7 +20,7 @@ from geocomm.journal.messages import (
     Stop,
     Welcome,
 )
-from geocomm.journal.sequencer_events import Close, Ended, Remove, Terms
+from geocomm.journal.sequencer_events import Close, Ended, LeaderSettings, Remove
 from support.led_sequencer import Led
 
 
@@ -174,7 +174,7 @@ def test_site_whose_frames_take_longer_than_the_grace_is_waited_for_in_some_roun
 
 
 def test_site_is_away_after_a_lost_connection_or_silence_and_its_frame_still_counts() -> None:
-    led = Led(Terms(least_grace_s=60)).take_part("abc")
+    led = Led(LeaderSettings(least_grace_s=60)).take_part("abc")
     led.due()
     led.offer("c", "ab")
     led.on(Ended("c"))
@@ -193,7 +193,7 @@ def test_site_is_away_after_a_lost_connection_or_silence_and_its_frame_still_cou
 
 
 def test_site_that_is_back_with_another_run_folder_has_to_get_the_frames_again() -> None:
-    led = Led(Terms(least_grace_s=60)).take_part("abc")
+    led = Led(LeaderSettings(least_grace_s=60)).take_part("abc")
     led.due()
     frame = led.offer("a", "bc")
     led.on(Ended("c"))
@@ -304,7 +304,7 @@ def test_last_frames_of_a_site_that_leaves_count_and_the_last_one_ends_the_run()
 
 
 def test_first_round_waits_for_the_named_sites_and_every_round_for_min_sites() -> None:
-    led = Led(Terms(min_sites=2, wait_for=frozenset("bc"))).take_part("ab")
+    led = Led(LeaderSettings(min_sites=2, wait_for=frozenset("bc"))).take_part("ab")
     led.due()
     assert led.messages(Open) == []
     led.take_part("c")
@@ -318,7 +318,7 @@ def test_first_round_waits_for_the_named_sites_and_every_round_for_min_sites() -
 
 
 def test_snapshot_is_due_after_rounds_and_kept_once_two_sites_have_equal_bits() -> None:
-    led = Led(Terms(snapshot_s=10)).take_part("abc")
+    led = Led(LeaderSettings(snapshot_s=10)).take_part("abc")
     led.wait(11, "abc")
     assert "snapshot" not in led.kinds()  # nothing has happened yet
     led.due()
@@ -339,7 +339,7 @@ def test_snapshot_is_due_after_rounds_and_kept_once_two_sites_have_equal_bits() 
 
 
 def test_snapshot_that_too_few_sites_have_is_told_of_once_with_who_lacks_it() -> None:
-    led = Led(Terms(snapshot_s=1000)).take_part("abc")
+    led = Led(LeaderSettings(snapshot_s=1000)).take_part("abc")
     led.due()
     led.offer("a", "bc")
     led.offer("b", "ac")

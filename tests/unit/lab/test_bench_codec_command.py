@@ -14,7 +14,7 @@ import geocomm
 from geocomm.cli.main import build_app
 from geocomm.lab.bench import codec_bench
 from geocomm.lab.bench.codec_bench import CodecBenchError, measure
-from geocomm.lab.bench.codec_data import RUN_ELEMENTS, CodecDataError, Data, from_file, gaussian
+from geocomm.lab.bench.codec_data import RUN_ELEMENTS, CodecDataError, CodecInput, from_file, gaussian
 from geocomm.lab.bench.codec_report import error_text
 
 VALUES = torch.randn(1000, generator=torch.Generator().manual_seed(1))
@@ -98,7 +98,7 @@ def test_measure_gives_a_verified_row_per_codec_in_order() -> None:
 def test_measure_of_special_values_and_every_dtype_verifies(dtype: torch.dtype) -> None:
     values = VALUES.to(dtype)
     values[3], values[500], values[501] = torch.nan, torch.inf, -0.0
-    rows = measure(codec_bench.default_codecs(), Data(values, "special"), rounds=1)
+    rows = measure(codec_bench.default_codecs(), CodecInput(values, "special"), rounds=1)
     assert {row.codec for row in rows} >= set(geocomm.codec_presets())
 
 

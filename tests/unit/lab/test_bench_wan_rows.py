@@ -14,7 +14,7 @@ from geocomm.cli.main import build_app
 from geocomm.lab.bench.bench_report import Conditions
 from geocomm.lab.bench.wan_bench import GLOO, BenchError, WanRow, describe_link, floor_s, paired_ratio, verify_operation
 from geocomm.lab.bench.wan_bench_plan import WanBenchPlan
-from geocomm.lab.bench.wan_bench_report import Section, markdown, read_results, row_cells, verdict, write_results
+from geocomm.lab.bench.wan_bench_report import BenchSection, markdown, read_results, row_cells, verdict, write_results
 from geocomm.lab.bench.wan_bench_worker import Reference, rank_input
 from geocomm.lab.emulator.emulated_links import EmulatedLink
 
@@ -114,12 +114,15 @@ def test_plan_rounds_interleave_or_finish_each_case() -> None:
 def test_report_says_conditions_and_missed_targets(tmp_path: Path) -> None:
     conditions = Conditions.here("geocomm bench wan --sizes 1MiB")
     missed = row(target=1.4)
-    text = markdown([Section("a link", conditions, (missed, row(target=2.5)))])
+    text = markdown([BenchSection("a link", conditions, (missed, row(target=2.5)))])
     assert "MISSED" in row_cells(missed)[9]
     assert [verdict(r) for r in (missed, row(target=2.5), row(target=2.5, void=True))] == ["MISSED", "met", "void"]
     assert conditions.command in text
     assert conditions.machine in text
-    sections = [Section("a link", conditions, (missed,)), Section("another", conditions, (row(descriptors=9),))]
+    sections = [
+        BenchSection("a link", conditions, (missed,)),
+        BenchSection("another", conditions, (row(descriptors=9),)),
+    ]
     path = write_results(sections, tmp_path / "new" / "today-wan.md")
     assert path.read_text().startswith("# ")
     document = json.loads(path.with_suffix(".json").read_text())

@@ -17,8 +17,8 @@ from geocomm.lab.demo.demo_run import (
     DEFAULT_STEPS,
     VARIANTS,
     DemoError,
-    Outcome,
-    Progress,
+    DemoProgress,
+    DemoResult,
     _update,
     bytes_at,
     read_entries,
@@ -69,7 +69,7 @@ def report(*, reliable: bool = True) -> WanReport:
     return WanReport(("site0", "site1"), (0, 0), 1.0, worst, late, reliable, 0, ())
 
 
-def outcome(number: int, *, reliable: bool = True) -> Outcome:
+def outcome(number: int, *, reliable: bool = True) -> DemoResult:
     return read_outcome(VARIANTS[number], metrics(), WAN, STEPS, report(reliable=reliable))
 
 
@@ -86,7 +86,7 @@ def test_outcome_figures_come_from_the_logs() -> None:
 def test_tokens_are_those_of_all_sites_where_a_log_has_those_of_one() -> None:
     of_one_site = metrics(step={"tokens": 25, "sites": {"site0": {"ranks": 1}}})
     assert read_outcome(VARIANTS[-1], of_one_site, WAN, STEPS, report()).tokens_per_s == outcome(0).tokens_per_s
-    progress = Progress()
+    progress = DemoProgress()
     _update(progress, of_one_site)
     assert progress.tokens_per_s == outcome(0).tokens_per_s
 
@@ -144,7 +144,7 @@ def test_variants_train_alike_but_for_the_backend(tmp_path: Path) -> None:
 
 
 def test_progress_and_table_reckon_the_time_of_a_step_alike() -> None:
-    progress = Progress()
+    progress = DemoProgress()
     _update(progress, metrics())
     figures = outcome(0)
     assert (progress.step_s, progress.tokens_per_s) == (figures.median_step_s, figures.tokens_per_s)
@@ -214,7 +214,7 @@ def test_view_without_a_terminal_says_changes_in_lines() -> None:
     console = Console(file=io.StringIO(), width=120, force_terminal=False)
     with DemoView(VARIANTS, STEPS, "a link", console) as view:
         for state, step in (("starting", 0), ("starting", 0), ("training", 1), ("training", 2), ("done", STEPS)):
-            view.update(VARIANTS[0], Progress(state, step, loss=2.5, step_s=0.5))
+            view.update(VARIANTS[0], DemoProgress(state, step, loss=2.5, step_s=0.5))
     assert isinstance(console.file, io.StringIO)
     lines = console.file.getvalue().splitlines()
     assert len(lines) == 4
@@ -224,7 +224,7 @@ def test_view_without_a_terminal_says_changes_in_lines() -> None:
 def test_view_on_a_terminal_shows_all_variants() -> None:
     console = Console(file=io.StringIO(), width=140, force_terminal=True)
     with DemoView(VARIANTS, STEPS, "a link", console) as view:
-        view.update(VARIANTS[1], Progress("training", 2, 2.5, 0.5, 100.0, 10**7, 3.0))
+        view.update(VARIANTS[1], DemoProgress("training", 2, 2.5, 0.5, 100.0, 10**7, 3.0))
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert all(variant.name in text for variant in VARIANTS)

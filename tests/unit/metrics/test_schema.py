@@ -10,7 +10,7 @@ import pytest
 from geocomm.metrics import schema
 from geocomm.metrics.counters import stats
 from geocomm.metrics.own_counters import COUNTERS
-from geocomm.metrics.schema import Kind
+from geocomm.metrics.schema import MetricKind
 from support.metric_help import leans_on_another
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -92,7 +92,7 @@ def test_name_occurs_once_in_its_table(place: str) -> None:
 
 def test_rows_are_not_at_the_endpoint() -> None:
     for metrics in schema.TABLES.values():
-        assert not any(metric.in_prometheus for metric in metrics if metric.kind is Kind.ROWS)
+        assert not any(metric.in_prometheus for metric in metrics if metric.kind is MetricKind.ROWS)
 
 
 def test_stats_of_a_process_without_a_group_have_the_totals_of_the_schema() -> None:

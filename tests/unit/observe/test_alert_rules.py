@@ -22,11 +22,11 @@ from geocomm.observe.alerts.alert_rules import (
     RULES,
     SITE_SILENT,
     AlertRule,
-    Scope,
+    AlertScope,
     annotations_of,
     prometheus_rules,
 )
-from geocomm.observe.alerts.alerts import Evaluation
+from geocomm.observe.alerts.alerting import Evaluation
 from geocomm.observe.alerts.monitoring_files import monitoring_files
 from geocomm.observe.telemetry.metric_expressions import Labels
 from geocomm.observe.telemetry.overview import overview
@@ -234,7 +234,7 @@ def test_every_rule_has_a_case_and_its_metrics_are_at_the_endpoint(tmp_path: Pat
         for name in set(rule.when.metrics()) - {"up"}:
             assert name in there, rule.name
             labels = {label for series in there[name] for label, _ in series}
-            assert rule.scope is Scope.RUN or set(rule.scope.value) <= labels or not there[name]
+            assert rule.scope is AlertScope.RUN or set(rule.scope.value) <= labels or not there[name]
 
 
 def test_disk_of_a_store_in_a_run_folder_is_that_of_its_site(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from geocomm.observe.alerts import alert_log
 from geocomm.observe.alerts.alert_rules import KEEP_FIRING_S
 from geocomm.observe.alerts.alert_sinks import AlertSinks, as_text
-from geocomm.observe.alerts.alerts import INTERVAL_S, QUIET_S, Evaluation, Messages
+from geocomm.observe.alerts.alerting import INTERVAL_S, QUIET_S, Evaluation, Messages
 from geocomm.observe.telemetry.metric_expressions import Labels, Samples
 from support.webhook import Webhook, webhook
 

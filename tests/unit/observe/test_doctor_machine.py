@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.observe.doctor.doctor import driver_version
 from geocomm.observe.doctor.doctor_keys import keys_findings
 from geocomm.observe.doctor.doctor_machine import (
     buffer_findings,
@@ -22,6 +21,7 @@ from geocomm.observe.doctor.doctor_machine import (
     streams_of,
     usable_congestion_control,
 )
+from geocomm.observe.doctor.examination import driver_version
 from geocomm.observe.doctor.finding import Finding, State
 from geocomm.security.job_ca import JobCa
 

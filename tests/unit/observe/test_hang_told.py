@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from geocomm.cli.hang import told
-from geocomm.observe.diagnosis.hang import find_hang
+from geocomm.observe.diagnosis.stuck_operations import find_hang
 from geocomm.observe.telemetry.overview import moment
 from geocomm.observe.telemetry.report import Report
 from geocomm.observe.telemetry.run_store import RunStore

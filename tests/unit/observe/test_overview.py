@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from geocomm.metrics import schema
-from geocomm.observe.alerts.alerts import Evaluation
+from geocomm.observe.alerts.alerting import Evaluation
 from geocomm.observe.telemetry.last_reports import SILENT_SECONDS, Life
 from geocomm.observe.telemetry.overview import Overview, overview
 from geocomm.observe.telemetry.overview_rounds import Phase
@@ -27,7 +27,7 @@ MB = 1_000_000
 
 
 def peer(site: str, rank: int, **values: Any) -> dict[str, Any]:
-    row: dict[str, Any] = {one.name: "" if one.kind is schema.Kind.TEXT else 0 for one in schema.PEERS}
+    row: dict[str, Any] = {one.name: "" if one.kind is schema.MetricKind.TEXT else 0 for one in schema.PEERS}
     return row | {"peer": f"rank {rank}", "site": site, "rank": rank, "streams": 2, **values}
 
 

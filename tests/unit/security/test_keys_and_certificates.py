@@ -18,7 +18,7 @@ from geocomm.cli.main import build_app
 from geocomm.group.rendezvous.tls_stream import explain
 from geocomm.security import job_ca
 from geocomm.security.job_ca import JobCa
-from geocomm.security.keys import Identity, Keys, KeysError, peer_identity, sites_of
+from geocomm.security.key_folder import Identity, Keys, KeysError, peer_identity, sites_of
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from geocomm.sync.local_steps.elastic.member_site_rounds import MemberSiteRounds
 from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.model.inner_optimizers import InnerOptimizers
 from geocomm.sync.local_steps.model.parameter_views import view_of
-from geocomm.sync.local_steps.model.site_ranks import SiteRanks
+from geocomm.sync.local_steps.model.site_group import SiteGroup
 from geocomm.sync.local_steps.outer.anchor import AnchoredFragment
 from geocomm.sync.local_steps.outer.pace import LineClock
 from geocomm.sync.local_steps.outer.resolved_settings import ResolvedSettings
@@ -35,7 +35,7 @@ class Facts:
 
     site: str = "a"
     site_count: int | None = None
-    ranks: SiteRanks = field(default_factory=SiteRanks)
+    ranks: SiteGroup = field(default_factory=SiteGroup)
 
     def sites_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
         return (self.site,)

@@ -21,13 +21,13 @@ from geocomm.sync.local_steps.fixed.round_header import (
 )
 from geocomm.sync.local_steps.model.fragments import Fragment, Range
 from geocomm.sync.local_steps.outer.round_records import ROUNDS
-from geocomm.sync.local_steps.outer.rounds import Coding, Offer
+from geocomm.sync.local_steps.outer.rounds import Coding, SiteOffer
 
 DIGEST = (6, "0123456789abcdef" * 2)
-OFFER = Offer(7, 2, 61, 3, 12, 40, 2.5, True)
+OFFER = SiteOffer(7, 2, 61, 3, 12, 40, 2.5, True)
 HEADERS: list[Header] = [
     OfferHeader(OFFER, 1000, 24, DIGEST),
-    OfferHeader(Offer(0, 0, 1, 0, 0), 0, 24, None),
+    OfferHeader(SiteOffer(0, 0, 1, 0, 0), 0, 24, None),
     EndHeader(DIGEST),
     EndHeader(None),
     FailureHeader("ReplicaMismatch", "the sites differ"),

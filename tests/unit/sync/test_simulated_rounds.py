@@ -8,14 +8,14 @@ import torch
 from geocomm.core.errors import InvalidArgumentError, OperationTimeoutError, PeerLostError, ReplicaMismatchError
 from geocomm.sync.local_steps.fixed.simulated_rounds import SimulatedSites
 from geocomm.sync.local_steps.model.fragments import Fragment, Range
-from geocomm.sync.local_steps.outer.rounds import Coding, Offer, Rounds, Terms
+from geocomm.sync.local_steps.outer.rounds import Coding, Rounds, SiteOffer, Terms
 
 FRAGMENT = Fragment(0, (Range("a", 0, 256), Range("b", 0, 3, exact=True)))
 INT4 = Coding("int4", 1.0, "mean")
 
 
-def offer(number: int, weight: int = 1) -> Offer:
-    return Offer(number, 0, number, number, weight)
+def offer(number: int, weight: int = 1) -> SiteOffer:
+    return SiteOffer(number, 0, number, number, weight)
 
 
 def delta_of(site: str) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 
 from geocomm.sync.local_steps.elastic.site_moments import SiteMoments
 from geocomm.sync.local_steps.model.inner_optimizers import InnerOptimizers
-from geocomm.sync.local_steps.model.site_ranks import SiteRanks
+from geocomm.sync.local_steps.model.site_group import SiteGroup
 
 RUN, LAYOUT = "1" * 32, "2" * 32
 
@@ -23,7 +23,7 @@ class Training:
         self.model = torch.nn.Sequential(torch.nn.Linear(features, features), torch.nn.Linear(features, 1))
         first, second = (list(layer.parameters()) for layer in self.model)
         self.optimizers = [torch.optim.AdamW(first), torch.optim.SGD(second, momentum=0.9)]
-        self.moments = SiteMoments(folder, InnerOptimizers(self.optimizers), LAYOUT, SiteRanks(), sharded=False)
+        self.moments = SiteMoments(folder, InnerOptimizers(self.optimizers), LAYOUT, SiteGroup(), sharded=False)
 
     def step(self, seed: int) -> None:
         inputs = torch.randn(2, self.model[0].in_features, generator=torch.Generator().manual_seed(seed))

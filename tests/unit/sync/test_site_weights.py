@@ -10,7 +10,7 @@ import torch
 from geocomm.sync.local_steps.fixed.simulated_rounds import SimulatedRounds, SimulatedSites
 from geocomm.sync.local_steps.model.fragments import make_fragments
 from geocomm.sync.local_steps.model.parameter_views_plain import PlainParameters
-from geocomm.sync.local_steps.model.site_ranks import SiteRanks
+from geocomm.sync.local_steps.model.site_group import SiteGroup
 from geocomm.sync.local_steps.outer.site_weights import SiteWeights, take_delta, weights_of
 from geocomm.sync.local_steps.settings.local_settings import LocalSettings
 
@@ -62,13 +62,13 @@ def test_weights_of_a_plain_model_are_its_own_memory() -> None:
     rounds = SimulatedRounds(SimulatedSites(["a"]), "a")
     view = PlainParameters(model, rounds, LocalSettings(exact=(), exact_below=0))
     (fragment,) = make_fragments(view.tensors, 1)
-    found = weights_of(SiteRanks(), view, fragment)
+    found = weights_of(SiteGroup(), view, fragment)
     assert found is not None
     assert found.of_model
     found.pieces[0].fill_(9)
     assert any(bool((parameter == 9).all()) for parameter in model.parameters())
     first.weight.data = first.weight.detach().t().contiguous().t()
-    copied = weights_of(SiteRanks(), view, fragment)
+    copied = weights_of(SiteGroup(), view, fragment)
     assert copied is not None
     assert not copied.of_model
     assert copied.pieces[0].numel() == fragment.numel

@@ -11,7 +11,7 @@ from geocomm.sync.gradients.bucket_reduction import BucketReducer
 from geocomm.sync.gradients.hook_settings import HookSettings
 from geocomm.sync.gradients.named_values import Slice
 from geocomm.sync.gradients.quality_guard import QualityGuard
-from geocomm.sync.gradients.reduction_plan import ReductionPlan, Shard
+from geocomm.sync.gradients.reduction_plan import GradientShard, ReductionPlan
 from geocomm.sync.gradients.step_ledger import StepLedger
 from support.only_rank import OnlyRank
 
@@ -34,7 +34,7 @@ class _Steps:
         self.guard = _Guard()
         plan = ReductionPlan(HookSettings(adaptive=False), ((0, _CODEC),))
         self.buckets = BucketReducer(cast(Any, OnlyRank()), plan)
-        self.ledger = StepLedger(self.buckets, cast(QualityGuard, self.guard), Shard())
+        self.ledger = StepLedger(self.buckets, cast(QualityGuard, self.guard), GradientShard())
         self._generator = torch.Generator().manual_seed(1)
 
     def step(self, *, broken: bool = False, whole: bool = True, codec: str = _CODEC, factor: int = 1) -> None:

@@ -23,7 +23,7 @@ from geocomm.metrics.exporters import check_reporting, reporting
 from geocomm.sync.local_steps.elastic.member_frames import most_frame_bytes
 from geocomm.sync.local_steps.elastic.member_rounds import MemberRounds
 from geocomm.sync.local_steps.model.fragments import Fragment
-from geocomm.sync.local_steps.model.site_ranks import SiteFacts, SiteRanks
+from geocomm.sync.local_steps.model.site_group import SiteFacts, SiteGroup
 from geocomm.sync.local_steps.outer.rounds import Coding
 
 _TOKEN_BYTES = 16
@@ -43,12 +43,12 @@ class ElasticSite(SiteFacts):
             )
         self._agent, self._run_dir, self._site = agent, run_dir or "", self._options.site
         self._all_have_folders = True
-        self.ranks = SiteRanks()
+        self.ranks = SiteGroup()
         if dist.is_initialized() and dist.get_world_size() > 1:
             group = new_group(range(dist.get_world_size()), backend="gloo")
             self._require_own_site(group)
-            self.ranks = SiteRanks(group, dist.get_rank(), self._owners(group, has_agent))
-            self._all_have_folders = self.ranks.sum([int(run_dir is not None)]) == [self.ranks.size]
+            self.ranks = SiteGroup(group, dist.get_rank(), self._owners(group, has_agent))
+            self._all_have_folders = self.ranks.all_reduce([int(run_dir is not None)]) == [self.ranks.size]
         check_reporting(self._options)
         reporting.start(self._options, self.ranks.place, environment.collector_socket)  # a rank alone has no group
 

@@ -30,7 +30,7 @@ from geocomm.sync.local_steps.model.fragments import BYTES_PER_ELEMENT, Fragment
 from geocomm.sync.local_steps.model.host_memory import free_host_memory
 from geocomm.sync.local_steps.model.inner_optimizers import InnerOptimizers
 from geocomm.sync.local_steps.model.parameter_view import ParameterView
-from geocomm.sync.local_steps.model.site_ranks import SiteFacts
+from geocomm.sync.local_steps.model.site_group import SiteFacts
 from geocomm.sync.local_steps.outer.anchor import AnchoredFragment
 from geocomm.sync.local_steps.outer.merge import CARRY, merge_local
 from geocomm.sync.local_steps.outer.resolved_settings import ResolvedSettings
@@ -39,11 +39,11 @@ from geocomm.sync.local_steps.outer.site_state import SiteState
 from geocomm.sync.local_steps.outer.site_weights import (
     MOST_CYCLES,
     MOST_WEIGHT,
+    SiteDelta,
     SiteWeights,
     shorten,
     take_delta,
 )
-from geocomm.sync.local_steps.outer.site_weights import Delta as SiteDelta
 from geocomm.sync.local_steps.outer.waiting import say
 
 _LEAVE_S = 30.0
@@ -138,7 +138,7 @@ class MemberSiteRounds(SiteState):
             self._load()
         except Exception as error:  # the other ranks of the site have to hear of it
             failure = error
-        failed = self.ranks.sum([0 if failure is None else 1])[0]
+        failed = self.ranks.all_reduce([0 if failure is None else 1])[0]
         if failure is not None:
             raise failure
         if failed:
@@ -183,7 +183,7 @@ class MemberSiteRounds(SiteState):
         # All owners heard the same journal's head or a later one; the most is where the run is.
         is_first = rounds is not None and self.ranks.place == 0
         told = [self._begun_at, self._taken, secrets.randbits(62)] if is_first else [0, 0, 0]
-        begun, self.tokens, name = self.ranks.sum(told)
+        begun, self.tokens, name = self.ranks.all_reduce(told)
         first, welcome = (rounds, self._welcome) if is_first else (None, None)
         self.deals = SiteDeals.open(self.ranks.store(f"deals {name}"), welcome, first, self._meet_in_wait)
         self.step = begun
@@ -201,7 +201,7 @@ class MemberSiteRounds(SiteState):
         if moments is None or step is None:
             return False
         loaded = moments.read(step)
-        if self.ranks.sum([int(loaded is None)])[0] or loaded is None:
+        if self.ranks.all_reduce([int(loaded is None)])[0] or loaded is None:
             if self.ranks.place == 0:
                 logger().warning("local steps: the moments that this site has kept do not fit; it begins with new ones")
             return False
@@ -250,11 +250,11 @@ class MemberSiteRounds(SiteState):
                 said[_SETTLED * count + index] = 1
             for index in opened:
                 said[_BEGINS * count + index] = 1
-        said = self.ranks.sum(said)
+        said = self.ranks.all_reduce(said)
         asked, writing = said[-2:]
         failed = [index for index in range(count) if said[_FAILED * count + index]]
         if failed:
-            told = self.ranks.tell_failure(failed[0], failure)
+            told = self.ranks.broadcast_failure(failed[0], failure)
             raise told if failure is None else failure
         for index in range(count):
             if said[_SETTLED * count + index]:
@@ -437,7 +437,7 @@ class MemberSiteRounds(SiteState):
     def _may_be_counted(self, until: float) -> bool:
         """Whether to wait for that, at all ranks of the site alike: not for one that has left already."""
         waits = time.monotonic() < until and (self._rounds is None or not self._rounds.has_left)
-        return self.ranks.sum([int(waits)])[0] == self.ranks.size
+        return self.ranks.all_reduce([int(waits)])[0] == self.ranks.size
 
     def _uncounted(self) -> list[int]:
         return [index for index in range(len(self.fragments)) if self.step > self._step_at_begin[index]]

@@ -32,7 +32,7 @@ from geocomm.sync.local_steps.model.inner_optimizers import InnerOptimizers
 from geocomm.sync.local_steps.model.optimizer_state import local_part
 
 if TYPE_CHECKING:
-    from geocomm.sync.local_steps.model.site_ranks import SiteRanks
+    from geocomm.sync.local_steps.model.site_group import SiteGroup
 
 _FOLDER = "site"
 _CHUNK_BYTES = 1 << 20
@@ -86,7 +86,7 @@ class SiteMoments:
     """The moments of this rank. `write` begins to keep them, and `advance` is called in every step hook."""
 
     def __init__(
-        self, run_dir: Path | None, inner: InnerOptimizers, layout: str, ranks: SiteRanks, *, sharded: bool
+        self, run_dir: Path | None, inner: InnerOptimizers, layout: str, ranks: SiteGroup, *, sharded: bool
     ) -> None:
         """run_dir: on this node; None at a rank that has no part. sharded: the ranks have parts; else the first rank's
         are all."""
@@ -143,7 +143,7 @@ class SiteMoments:
                 kept = _Kept.model_validate_json(self._path(step).read_bytes())
                 if kept.run == run and kept.head_step <= most_step and step > after:
                     own.append(step)
-        first, *others = self._ranks.said_by_all(own)[: self._parts]
+        first, *others = self._ranks.all_gather(own)[: self._parts]
         return max(set(first).intersection(*others), default=None)
 
     def read(self, step: int) -> Loaded | None:
@@ -151,7 +151,7 @@ class SiteMoments:
         ranks of the site."""
         told, content = self._read(self._path(step)) if self._writes else (None, None)
         if self._parts == 1:
-            told, content = self._ranks.share(told), self._ranks.share(content)
+            told, content = self._ranks.broadcast_bytes(told), self._ranks.broadcast_bytes(content)
         if told is None or content is None:
             return None
         try:

@@ -20,10 +20,10 @@ from geocomm.group.membership import roll_call
 from geocomm.sync.local_steps.fixed.round_exchange import Awaited, RoundExchange, sites_text
 from geocomm.sync.local_steps.fixed.round_header import Digest
 from geocomm.sync.local_steps.model.fragments import Fragment
-from geocomm.sync.local_steps.model.site_ranks import SiteRanks
+from geocomm.sync.local_steps.model.site_group import SiteGroup
 from geocomm.sync.local_steps.outer.pace import LineClock
 from geocomm.sync.local_steps.outer.round_records import ROUNDS, RoundRecord
-from geocomm.sync.local_steps.outer.rounds import Average, Coding, Offer, Reduction, Rounds, Terms, check_terms
+from geocomm.sync.local_steps.outer.rounds import Average, Coding, Reduction, Rounds, SiteOffer, Terms, check_terms
 from geocomm.sync.local_steps.outer.waiting import say, wait_for
 
 _FIRST = 0
@@ -76,8 +76,8 @@ class GroupRounds(Rounds):
             )
         # Every rank asks for the group of its site, or none does.
         inside = found.inside if max(map(len, found.ranks)) > 1 else None
-        self.ranks = SiteRanks(inside if len(found.own) > 1 else None, found.place, found.common_places)
-        self._offers: dict[int, Offer] = {}
+        self.ranks = SiteGroup(inside if len(found.own) > 1 else None, found.place, found.common_places)
+        self._offers: dict[int, SiteOffer] = {}
         self._records: dict[int, RoundRecord] = {}
 
     @property
@@ -119,7 +119,7 @@ class GroupRounds(Rounds):
         self._record(number, fragment).due()
 
     @override
-    def propose(self, offer: Offer) -> None:
+    def propose(self, offer: SiteOffer) -> None:
         self._record(offer.round, offer.fragment).begun(offer.step, offer.weight, last=offer.last)
         self._offers[offer.round] = offer
 
@@ -145,12 +145,12 @@ class GroupRounds(Rounds):
             try:
                 said = [_result(self._owned().ask(number), "the exchange of where the sites are")]
             except Exception as error:  # every rank of the site has to hear of it
-                self.ranks.tell(_FIRST, [-1], 1)
-                self.ranks.tell_failure(_FIRST, error)
+                self.ranks.broadcast(_FIRST, [-1], 1)
+                self.ranks.broadcast_failure(_FIRST, error)
                 raise
-        (found,) = self.ranks.tell(_FIRST, said, 1)
+        (found,) = self.ranks.broadcast(_FIRST, said, 1)
         if found < 0:
-            raise self.ranks.tell_failure(_FIRST, None)
+            raise self.ranks.broadcast_failure(_FIRST, None)
         return found
 
     @override

@@ -44,7 +44,7 @@ from geocomm.sync.local_steps.outer.call_thread import CallThread
 from geocomm.sync.local_steps.outer.delta_frames import DeltaFrames, average_frames, encode_delta
 from geocomm.sync.local_steps.outer.pace import LineClock
 from geocomm.sync.local_steps.outer.round_records import RoundRecord
-from geocomm.sync.local_steps.outer.rounds import Average, Coding, Entry, Offer, decide
+from geocomm.sync.local_steps.outer.rounds import Average, Coding, Entry, SiteOffer, decide
 
 _HEADER, _CODED, _EXACT, _NUMBER = range(KINDS)
 """Kinds of messages, each with tags of its own."""
@@ -72,7 +72,7 @@ class Awaited(Protocol):
 class Exchange:
     """A round that is under way."""
 
-    offer: Offer
+    offer: SiteOffer
     digest: Digest | None
     fragment: Fragment
     delta: torch.Tensor
@@ -81,7 +81,7 @@ class Exchange:
     sites: Sequence[str]
     record: RoundRecord
     future: Future[Average] = field(default_factory=Future[Average])
-    offers: dict[str, Offer] = field(default_factory=dict[str, Offer])
+    offers: dict[str, SiteOffer] = field(default_factory=dict[str, SiteOffer])
     frames: dict[str, DeltaFrames] = field(default_factory=dict[str, DeltaFrames])
     entry: Entry | None = None
     new_residual: torch.Tensor | None = None
@@ -119,7 +119,7 @@ class Question:
 
 
 @dataclass(eq=False)
-class End:
+class RunEnd:
     """The end of the run at all sites."""
 
     sites: Sequence[str]
@@ -136,7 +136,7 @@ class End:
 class _Owed:
     """The headers that a site owes this one."""
 
-    what: deque[Exchange | End] = field(default_factory=deque[Exchange | End])
+    what: deque[Exchange | RunEnd] = field(default_factory=deque[Exchange | RunEnd])
     """What the next ones are to belong to."""
     is_receiving: bool = False
     """Whether the next one is being received."""
@@ -173,7 +173,7 @@ class RoundExchange:
         self._line = line
         self._check_digest = check_digest
         self._place = self._sites.index(own)
-        self._under_way: deque[Exchange | Question | End] = deque()
+        self._under_way: deque[Exchange | Question | RunEnd] = deque()
         self._failure: BaseException | None = None
         self._has_ended = False
         self._thread = CallThread("geocomm-rounds", self._fail)  # results that are asked for raise the failure
@@ -182,7 +182,7 @@ class RoundExchange:
 
     def begin(
         self,
-        offer: Offer,
+        offer: SiteOffer,
         digest: Digest | None,
         fragment: Fragment,
         delta: torch.Tensor,
@@ -201,9 +201,9 @@ class RoundExchange:
         self._submit(lambda: self._ask(question, number))
         return question
 
-    def end(self, digest: Digest | None) -> End:
+    def end(self, digest: Digest | None) -> RunEnd:
         """Say that no more rounds begin here, and wait for the other sites to say so. digest: as in `begin`."""
-        end = End(self._sites, {self._own})
+        end = RunEnd(self._sites, {self._own})
         self._submit(lambda: self._end(end, digest))
         return end
 
@@ -256,14 +256,14 @@ class RoundExchange:
         if not question.missing:
             self._finish(question, max(question.said.values()))
 
-    def _end(self, end: End, digest: Digest | None) -> None:
+    def _end(self, end: RunEnd, digest: Digest | None) -> None:
         self._take_in(end)
         if self._failure is not None:
             return
         self._say_last(EndHeader(digest))
         self._expect(end)
 
-    def _expect(self, what: Exchange | End) -> None:
+    def _expect(self, what: Exchange | RunEnd) -> None:
         """Receive the headers of `what`, after those of what came before."""
         for site, owed in self._owed.items():
             owed.what.append(what)
@@ -286,7 +286,7 @@ class RoundExchange:
             self._on_offer(site, what, header)
             return
         owed.what.clear()  # the site sends no more headers
-        if isinstance(header, EndHeader) and isinstance(what, End):
+        if isinstance(header, EndHeader) and isinstance(what, RunEnd):
             self._on_end(site, what, header)
         else:
             raise _ended_early(site, what, header)
@@ -301,7 +301,7 @@ class RoundExchange:
             exchange.entry = entry = decide([(one, exchange.offers[one]) for one in self._sites])
             exchange.record.listed(one for one, weight in zip(entry.members, entry.weights, strict=True) if weight)
 
-    def _on_end(self, site: str, end: End, header: EndHeader) -> None:
+    def _on_end(self, site: str, end: RunEnd, header: EndHeader) -> None:
         if header.digest is not None:
             self._check_digest(site, header.digest)
         end.ended.add(site)
@@ -349,7 +349,7 @@ class RoundExchange:
         wire_bytes = exchange.frames[self._own].wire_bytes
         self._finish(exchange, Average(exchange.entry, values, exchange.new_residual, wire_bytes))
 
-    def _take_in(self, what: Exchange | Question | End) -> None:
+    def _take_in(self, what: Exchange | Question | RunEnd) -> None:
         if self._failure is not None:
             if isinstance(what, Exchange):
                 what.record.failed()
@@ -357,7 +357,7 @@ class RoundExchange:
         else:
             self._under_way.append(what)
 
-    def _finish(self, what: Exchange | Question | End, result: Any) -> None:
+    def _finish(self, what: Exchange | Question | RunEnd, result: Any) -> None:
         if not what.future.done():
             self._under_way.remove(what)
             what.future.set_result(result)
@@ -393,7 +393,7 @@ class RoundExchange:
             self._messages.send(encode_header(header), _HEADER)
 
 
-def _ended_early(site: str, what: Exchange | End, header: Header) -> GeocommError:
+def _ended_early(site: str, what: Exchange | RunEnd, header: Header) -> GeocommError:
     """The error where a site's header does not belong to what this site waits for."""
     if isinstance(header, FailureHeader):
         reason = header.reason.removeprefix("local steps: ")

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 
 from geocomm.core.errors import CorruptDataError, VersionMismatchError
-from geocomm.sync.local_steps.outer.rounds import Offer
+from geocomm.sync.local_steps.outer.rounds import SiteOffer
 
 HEADER_BYTES = 512
 _MAGIC = b"GCLR"
@@ -44,7 +44,7 @@ Digest = tuple[int, str]
 class OfferHeader:
     """A site begins a round; its frames follow."""
 
-    offer: Offer
+    offer: SiteOffer
     coded_bytes: int
     exact_bytes: int
     digest: Digest | None
@@ -129,7 +129,7 @@ def decode_header(received: torch.Tensor, site: str) -> Header:
         raise _corrupt(site, f"it is of the unknown kind {kind}")
     if min(numbers) < 0 or math.isnan(norm) or norm < 0 or last > 1:
         raise _corrupt(site, f"it offers {numbers}, squared norm {norm}, last {last}")
-    offer = Offer(*numbers, squared_norm=norm, last=bool(last))
+    offer = SiteOffer(*numbers, squared_norm=norm, last=bool(last))
     return OfferHeader(offer, coded_bytes, exact_bytes, digest)
 
 

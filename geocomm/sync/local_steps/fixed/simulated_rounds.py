@@ -13,15 +13,15 @@ from typing_extensions import override
 from geocomm.core.errors import InvalidArgumentError, OperationTimeoutError, PeerLostError, ReplicaMismatchError
 from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.model.host_memory import host_empty
-from geocomm.sync.local_steps.model.site_ranks import SiteRanks
+from geocomm.sync.local_steps.model.site_group import SiteGroup
 from geocomm.sync.local_steps.outer.delta_frames import DeltaFrames, average_frames, encode_delta
 from geocomm.sync.local_steps.outer.rounds import (
     Average,
     Coding,
     Entry,
-    Offer,
     Reduction,
     Rounds,
+    SiteOffer,
     Terms,
     check_terms,
     decide,
@@ -35,7 +35,7 @@ Said = TypeVar("Said")
 class _Board:
     """What the sites have said about one round."""
 
-    offers: dict[str, Offer] = field(default_factory=dict[str, Offer])
+    offers: dict[str, SiteOffer] = field(default_factory=dict[str, SiteOffer])
     frames: dict[str, DeltaFrames] = field(default_factory=dict[str, DeltaFrames])
     digests: dict[str, str] = field(default_factory=dict[str, str])
 
@@ -130,7 +130,7 @@ class SimulatedSites:
         """The largest of the numbers that the sites give in their `number`-th call."""
         return max(self._say(self._numbers, number, site, next_round, "meeting").values())
 
-    def propose(self, site: str, offer: Offer) -> None:
+    def propose(self, site: str, offer: SiteOffer) -> None:
         """A site's offer."""
         self._board(offer.round).offers[site] = offer
 
@@ -218,7 +218,7 @@ class SimulatedRounds(Rounds):
 
     def __init__(self, sites: SimulatedSites, site: str) -> None:
         """Begin at the first round of the site of this name."""
-        self.ranks = SiteRanks()
+        self.ranks = SiteGroup()
         self._sites = sites
         self._site = site
         self._agreements = 0
@@ -261,7 +261,7 @@ class SimulatedRounds(Rounds):
         """Nobody asks when: the sites share their time."""
 
     @override
-    def propose(self, offer: Offer) -> None:
+    def propose(self, offer: SiteOffer) -> None:
         self._weights[offer.round] = offer.weight
         self._sites.propose(self._site, offer)
 

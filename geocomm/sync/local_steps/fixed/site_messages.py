@@ -25,7 +25,7 @@ class _Message:
 
 
 @dataclass(eq=False)
-class _Peer:
+class _SitePeer:
     """The rank of another site."""
 
     rank: int
@@ -67,7 +67,7 @@ class SiteMessages:
         self._call = call
         over = {(src, dst): ranks[by] for src, by, dst in relays}
         self._peers = {
-            site: _Peer(
+            site: _SitePeer(
                 rank,
                 index,
                 source=over.get((site, own), rank),
@@ -101,7 +101,7 @@ class SiteMessages:
         if work is not None:
             future_of(work).add_done_callback(lambda _: self._call(arrived))
 
-    def _pass_on(self, peer: _Peer, kind: int) -> None:
+    def _pass_on(self, peer: _SitePeer, kind: int) -> None:
         """Send on what has arrived, in the order of its site."""
         passing = peer.passing[kind]
         while passing and passing[0].is_there:

@@ -23,7 +23,7 @@ from geocomm.sync.local_steps.outer.anchor import STATE_VERSION, AnchoredFragmen
 from geocomm.sync.local_steps.outer.flight import Flight, OwnersPart
 from geocomm.sync.local_steps.outer.merge import merge_local
 from geocomm.sync.local_steps.outer.resolved_settings import ResolvedSettings
-from geocomm.sync.local_steps.outer.rounds import LAST, Average, Offer, Rounds, Terms
+from geocomm.sync.local_steps.outer.rounds import LAST, Average, Rounds, SiteOffer, Terms
 from geocomm.sync.local_steps.outer.schedule import Schedule
 from geocomm.sync.local_steps.outer.site_state import SiteState
 from geocomm.sync.local_steps.outer.site_weights import SiteWeights, take_delta
@@ -238,7 +238,7 @@ class SiteRounds(SiteState):
 
     def _is_done(self, flight: Flight) -> bool:
         done = None if flight.own is None else [int(flight.own.reduction.is_done())]
-        return bool(self.ranks.tell(flight.fragment, done, 1)[0])
+        return bool(self.ranks.broadcast(flight.fragment, done, 1)[0])
 
     def _merge_next(self) -> None:
         """It stays the next if it fails."""
@@ -267,7 +267,7 @@ class SiteRounds(SiteState):
             given.zero_()
         every = 0 if last else self._wanted_every(held.fragment.index, self._rounds.line_seconds)
         weight = weight if finite else 0
-        offer = Offer(number, held.fragment.index, self.step, held.version, weight, every, squared_norm, last)
+        offer = SiteOffer(number, held.fragment.index, self.step, held.version, weight, every, squared_norm, last)
         self._rounds.propose(offer)
         coding, residual = (LAST, None) if last else (self._settings.coding, held.residual)
         reduction = self._rounds.reduce(number, held.fragment, given, residual, coding)

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from geocomm.core.errors import InvalidArgumentError, UnsupportedError
-from geocomm.sync.local_steps.model.site_ranks import SiteFacts
+from geocomm.sync.local_steps.model.site_group import SiteFacts
 
 
 def require_ddp_in_site(ddp: DistributedDataParallel, facts: SiteFacts) -> None:

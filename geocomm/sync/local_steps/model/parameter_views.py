@@ -14,7 +14,7 @@ from geocomm.sync.local_steps.model.parameter_view import ParameterView
 from geocomm.sync.local_steps.model.parameter_views_fsdp import ShardedParameters
 from geocomm.sync.local_steps.model.parameter_views_plain import PlainParameters
 from geocomm.sync.local_steps.model.parameter_views_zero import engine_view
-from geocomm.sync.local_steps.model.site_ranks import SiteFacts
+from geocomm.sync.local_steps.model.site_group import SiteFacts
 from geocomm.sync.local_steps.settings.local_settings import LocalSettings
 
 

@@ -14,7 +14,7 @@ from geocomm.core.typed_torch import to_list
 from geocomm.sync.local_steps.model.fragments import Range
 from geocomm.sync.local_steps.model.parameter_view import ModuleView, write_flat
 from geocomm.sync.local_steps.model.parameter_views_plain import require_float32
-from geocomm.sync.local_steps.model.site_ranks import SiteFacts
+from geocomm.sync.local_steps.model.site_group import SiteFacts
 from geocomm.sync.local_steps.settings.local_settings import LocalSettings
 
 

@@ -10,7 +10,7 @@ from geocomm.core.errors import UnsupportedError
 from geocomm.sync.local_steps.model.fragments import Range
 from geocomm.sync.local_steps.model.living_wrappers import require_no_reduction_between_sites
 from geocomm.sync.local_steps.model.parameter_view import ModuleView, type_name, write_flat
-from geocomm.sync.local_steps.model.site_ranks import SiteFacts
+from geocomm.sync.local_steps.model.site_group import SiteFacts
 from geocomm.sync.local_steps.settings.local_settings import LocalSettings
 
 

@@ -22,7 +22,7 @@ from geocomm.sync.local_steps.model.digests import digest
 from geocomm.sync.local_steps.model.fragments import Range
 from geocomm.sync.local_steps.model.parameter_view import ModuleView, type_name
 from geocomm.sync.local_steps.model.parameter_views_plain import PlainParameters
-from geocomm.sync.local_steps.model.site_ranks import SiteFacts
+from geocomm.sync.local_steps.model.site_group import SiteFacts
 from geocomm.sync.local_steps.settings.local_settings import LocalSettings
 
 if TYPE_CHECKING:

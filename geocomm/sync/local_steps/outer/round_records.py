@@ -17,7 +17,7 @@ _KEPT = 1024
 
 
 @dataclass
-class _Peer:
+class _PeerRecord:
     """What another site sends."""
 
     site: str
@@ -51,7 +51,7 @@ class _Times:
     coding_ns: int = 0
     counted: list[str] | None = None
     failed: bool = False
-    peers: dict[str, _Peer] = field(default_factory=dict[str, _Peer])
+    peers: dict[str, _PeerRecord] = field(default_factory=dict[str, _PeerRecord])
 
     def row(self) -> dict[str, Any]:
         peers = [dict(vars(peer)) for peer in self.peers.values()]
@@ -110,13 +110,13 @@ class RoundRecord:
         """These sites are to send a frame."""
         with self._lock:
             for site in sites:
-                self._times.peers.setdefault(site, _Peer(site))
+                self._times.peers.setdefault(site, _PeerRecord(site))
 
     def announced(self, site: str, size: int, step: int, weight: int) -> None:
         """A site has said what its frame will be."""
         now = time.monotonic_ns()
         with self._lock:
-            peer = self._times.peers.setdefault(site, _Peer(site))
+            peer = self._times.peers.setdefault(site, _PeerRecord(site))
             peer.announced_ns, peer.bytes, peer.step, peer.weight = now, size, step, weight
 
     def arrived(self, site: str, size: int | None = None) -> None:
@@ -125,7 +125,7 @@ class RoundRecord:
         with self._lock:
             if self._times.averaged_ns is not None:
                 return
-            peer = self._times.peers.setdefault(site, _Peer(site))
+            peer = self._times.peers.setdefault(site, _PeerRecord(site))
             peer.arrived_ns, peer.bytes = now, peer.bytes if size is None else size
 
     def listed(self, counted: Iterable[str]) -> None:
@@ -138,7 +138,7 @@ class RoundRecord:
     def describe(self, site: str, size: int, step: int, weight: int) -> None:
         """What is known of a site's frame by the decision; not of this site."""
         with self._lock:
-            peer = self._times.peers.setdefault(site, _Peer(site))
+            peer = self._times.peers.setdefault(site, _PeerRecord(site))
             peer.bytes, peer.step, peer.weight = size, step, weight
 
     @contextmanager

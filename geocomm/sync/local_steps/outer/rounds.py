@@ -10,7 +10,7 @@ import torch
 
 from geocomm.core.errors import InvalidArgumentError, ReplicaMismatchError
 from geocomm.sync.local_steps.model.fragments import Fragment
-from geocomm.sync.local_steps.model.site_ranks import SiteFacts
+from geocomm.sync.local_steps.model.site_group import SiteFacts
 from geocomm.sync.local_steps.outer.averaging import Averaging, is_mean
 
 
@@ -27,7 +27,7 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Offer:
+class SiteOffer:
     """A site's part of a round, without the delta."""
 
     round: int
@@ -145,7 +145,7 @@ class Rounds(SiteFacts, Protocol):
         """The schedule asks for a round that `propose` follows for, now or later. May be called again."""
         ...
 
-    def propose(self, offer: Offer) -> None:
+    def propose(self, offer: SiteOffer) -> None:
         """Offer this site's part of a round."""
         ...
 
@@ -215,7 +215,7 @@ def _mismatch(name: str, one: tuple[str, str], other: tuple[str, str]) -> Replic
     return error
 
 
-def decide(offers: Sequence[tuple[str, Offer]]) -> Entry:
+def decide(offers: Sequence[tuple[str, SiteOffer]]) -> Entry:
     """The entry of a round from the offers of its members. Raises InvalidArgumentError for offers that do not fit."""
     (first, expected), *others = offers
     for site, offer in others:

@@ -13,7 +13,7 @@ from geocomm.core.native import native
 from geocomm.sync.local_steps.model.fragments import Fragment, Range
 from geocomm.sync.local_steps.model.host_memory import host_empty
 from geocomm.sync.local_steps.model.parameter_view import ParameterView
-from geocomm.sync.local_steps.model.site_ranks import SiteRanks
+from geocomm.sync.local_steps.model.site_group import SiteGroup
 
 MOST_CYCLES = 5
 """Of a delta, in one round: the outer momentum takes a longer one so far that the loss rises. A site that counts in one
@@ -42,7 +42,7 @@ class SiteWeights:
     """Whether they are the model's own memory, so that what is written to them needs no copy back."""
 
 
-def weights_of(ranks: SiteRanks, view: ParameterView, fragment: Fragment) -> SiteWeights | None:
+def weights_of(ranks: SiteGroup, view: ParameterView, fragment: Fragment) -> SiteWeights | None:
     """The site's weights now; None at ranks that do not own the fragment. Collective over the ranks of the site."""
     if ranks.size == 1 and isinstance(view, InMemory):
         pieces = [view.memory(part) for part in fragment.ranges]
@@ -54,7 +54,7 @@ def weights_of(ranks: SiteRanks, view: ParameterView, fragment: Fragment) -> Sit
 
 
 @dataclass(frozen=True)
-class Delta:
+class SiteDelta:
     """What a site has learned since the last anchor of a fragment."""
 
     values: torch.Tensor
@@ -65,7 +65,7 @@ class Delta:
     """The weights that it was taken of, if they were to be kept."""
 
 
-def take_delta(anchor: torch.Tensor, local: SiteWeights, *, keep: bool) -> Delta:
+def take_delta(anchor: torch.Tensor, local: SiteWeights, *, keep: bool) -> SiteDelta:
     """The difference of a fragment's anchor and the site's weights, in one pass. keep: return these weights, too.
 
     Where `local` is a copy, its memory is taken for the one or for the other.
@@ -75,10 +75,10 @@ def take_delta(anchor: torch.Tensor, local: SiteWeights, *, keep: bool) -> Delta
     kept = host_empty(anchor.numel(), pinned=False) if keep and copied is None else None
     squares = native().outer_delta(anchor, list(local.pieces), values, kept)
     norm = squares if math.isfinite(squares) else None
-    return Delta(values, norm, (copied if kept is None else kept) if keep else None)
+    return SiteDelta(values, norm, (copied if kept is None else kept) if keep else None)
 
 
-def shorten(delta: Delta, anchor: torch.Tensor, share: float) -> None:
+def shorten(delta: SiteDelta, anchor: torch.Tensor, share: float) -> None:
     """Have a delta end at a share, 0 to 1, of its way, in place; its norm stays as it was. The weights that it was kept
     with are then those at that point, so that "carry" leaves the rest in the site's weights.
     """

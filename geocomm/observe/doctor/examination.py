@@ -26,7 +26,7 @@ GIB = 1 << 30
 
 
 @dataclass(frozen=True)
-class Question:
+class Examination:
     """What the examination is about: the link, the job's size, the places to look at."""
 
     rate_bps: float
@@ -40,7 +40,7 @@ class Question:
     """Where room is needed, and how many bytes."""
 
 
-def examine(question: Question) -> Iterator[Finding]:
+def examine(question: Examination) -> Iterator[Finding]:
     """All that can be seen without a peer."""
     options = question.options
     yield from version_findings(question.proc)

@@ -22,7 +22,7 @@ _Piece = tuple[Range, slice]
 """A range that a rank holds, with its place in a fragment's buffer."""
 
 
-class SiteRanks:
+class SiteGroup:
     """The ranks of this site, in one order. Of each fragment one of them is the owner, which has its outer state.
 
     Every method but `owns` and `store` is collective over the ranks of the site.
@@ -52,7 +52,7 @@ class SiteRanks:
             return HashStore()
         return PrefixStore(f"geocomm {name}", default_store())
 
-    def tell(self, fragment: int, numbers: Sequence[int] | None, count: int) -> list[int]:
+    def broadcast(self, fragment: int, numbers: Sequence[int] | None, count: int) -> list[int]:
         """The `count` numbers of the fragment's owner, at all ranks; the others pass None."""
         if self._group is None:
             return list(numbers or ())
@@ -69,13 +69,13 @@ class SiteRanks:
                 said = [0, *work()]
             except Exception as error:
                 said, failure = [1, *[0] * count], error
-        failed, *numbers = self.tell(fragment, said, count + 1)
+        failed, *numbers = self.broadcast(fragment, said, count + 1)
         if failed:
-            told = self.tell_failure(fragment, failure)
+            told = self.broadcast_failure(fragment, failure)
             raise told if failure is None else failure
         return numbers
 
-    def sum(self, numbers: Sequence[int]) -> list[int]:
+    def all_reduce(self, numbers: Sequence[int]) -> list[int]:
         """The sums of each number over the ranks: how they hear at once what each has to say of its own fragments."""
         if self._group is None:
             return list(numbers)
@@ -83,7 +83,7 @@ class SiteRanks:
         all_reduce(said, group=self._group)
         return to_list(said)
 
-    def said_by_all(self, numbers: Sequence[int]) -> list[list[int]]:
+    def all_gather(self, numbers: Sequence[int]) -> list[list[int]]:
         """What each rank says, in the order of the ranks: as many numbers as it likes."""
         if self._group is None:
             return [list(numbers)]
@@ -91,15 +91,15 @@ class SiteRanks:
         all_gather_object(said, list(numbers), self._group)
         return said
 
-    def share(self, content: torch.Tensor | None) -> torch.Tensor:
+    def broadcast_bytes(self, content: torch.Tensor | None) -> torch.Tensor:
         """The bytes (uint8) of the first rank, at all ranks; the others pass None."""
-        (size,) = self.sum([0 if content is None else content.numel()])
+        (size,) = self.all_reduce([0 if content is None else content.numel()])
         found = torch.empty(size, dtype=torch.uint8) if content is None else content
         if self._group is not None and size:
             dist.broadcast(found, group=self._group, group_src=0)
         return found
 
-    def tell_failure(self, fragment: int, error: BaseException | None) -> GeocommError:
+    def broadcast_failure(self, fragment: int, error: BaseException | None) -> GeocommError:
         """The error of the fragment's owner, as another rank raises it; the others pass None. At all ranks."""
         text = "" if error is None else f"{getattr(error, 'code', type(error).__name__)}\n{error}"
         said = torch.zeros(_FAILURE_BYTES, dtype=torch.uint8)
@@ -194,22 +194,19 @@ def _overlap(fragment: Fragment, held: Mapping[str, tuple[int, int]]) -> list[_P
 class SiteFacts(Protocol):
     """Where this rank is, and who else is there."""
 
-    ranks: SiteRanks
+    ranks: SiteGroup
     """The ranks of this site."""
 
     @property
     def site(self) -> str:
         """The name of this site."""
         ...
-        ...
 
     @property
     def site_count(self) -> int | None:
         """How many sites there are; None: it changes while the run goes."""
         ...
-        ...
 
     def sites_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
         """The names of the sites that have these ranks of the default process group."""
-        ...
         ...

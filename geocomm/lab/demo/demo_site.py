@@ -1,6 +1,6 @@
 """A rank of the elastic demo: trains a small DeepSeek model with local steps, and writes a line of JSON for each step.
 
-python -m geocomm.lab.demo.elastic_site FOLDER STEP_SECONDS EVERY
+python -m geocomm.lab.demo.demo_site FOLDER STEP_SECONDS EVERY
 
 It trains until there is a file stop-SITE in FOLDER.
 """

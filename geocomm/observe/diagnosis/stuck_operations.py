@@ -26,7 +26,7 @@ def named(site: str, rank: int) -> str:
 
 
 @dataclass(frozen=True)
-class Operation:
+class OperationCall:
     """An operation as a rank called it."""
 
     group: int
@@ -42,7 +42,7 @@ class Operation:
         return f"{self.kind} {self.sequence} ({what})"
 
 
-class Standing(enum.StrEnum):
+class CallState(enum.StrEnum):
     """Of a rank, in an operation."""
 
     ABSENT = "absent"
@@ -64,13 +64,13 @@ class Sender:
 
 
 @dataclass(frozen=True)
-class Member:
+class GroupRank:
     """A rank of the group of an operation."""
 
     site: str
     rank: int
-    standing: Standing
-    called: Operation | None
+    standing: CallState
+    called: OperationCall | None
     """None: absent, or so long ago that it is not kept."""
     seconds: float | None
     """Since it called it."""
@@ -78,7 +78,7 @@ class Member:
     report_age_seconds: float
     has_ended: bool
     """It has said that it says no more: its process group, or its program, is over."""
-    last: Operation | None
+    last: OperationCall | None
     """Of an absent rank: its last operation between sites; None: it has had none, or not for an hour."""
     last_seconds: float | None
     """Since that one ended, or since it called it if that one is under way."""
@@ -99,33 +99,33 @@ class Member:
 class StuckOperation:
     """An operation that some rank has waited for too long, or that failed."""
 
-    operation: Operation
+    operation: OperationCall
     """As most ranks called it."""
     seconds: float
     """Since the first rank called it."""
-    members: tuple[Member, ...]
+    members: tuple[GroupRank, ...]
     """By rank."""
     later: int
     """Operations of the same group behind it that are under way too."""
 
     @property
-    def absent(self) -> tuple[Member, ...]:
+    def absent(self) -> tuple[GroupRank, ...]:
         """Those who have not come."""
-        return tuple(member for member in self.members if member.standing is Standing.ABSENT)
+        return tuple(member for member in self.members if member.standing is CallState.ABSENT)
 
     @property
-    def calls(self) -> dict[Operation, list[Member]]:
+    def calls(self) -> dict[OperationCall, list[GroupRank]]:
         """Who called what; more than one where ranks called different operations."""
-        found: dict[Operation, list[Member]] = {}
+        found: dict[OperationCall, list[GroupRank]] = {}
         for member in self.members:
             if member.called is not None:
                 found.setdefault(member.called, []).append(member)
         return found
 
     @property
-    def silent(self) -> tuple[Member, ...]:
+    def silent(self) -> tuple[GroupRank, ...]:
         """Those who had come and are silent since."""
-        waiting = (Standing.WAITS, Standing.WAITS_INSIDE)
+        waiting = (CallState.WAITS, CallState.WAITS_INSIDE)
         return tuple(member for member in self.members if member.standing in waiting and member.is_silent)
 
 
@@ -215,7 +215,7 @@ def _message(store: RunStore, last: list[Received], at: float, receiver: Receive
     return _stuck(_called(row), members, 0)
 
 
-def _stuck(operation: Operation, members: list[Member], later: int) -> StuckOperation:
+def _stuck(operation: OperationCall, members: list[GroupRank], later: int) -> StuckOperation:
     seconds = max(member.seconds or 0.0 for member in members)
     return StuckOperation(operation, seconds, tuple(sorted(members, key=lambda one: (one.rank, one.site))), later)
 
@@ -267,14 +267,14 @@ class _History:
             self.passed = True
 
 
-def _member(history: _History, at: float) -> Member:
+def _member(history: _History, at: float) -> GroupRank:
     received, row, last = history.received, history.row, history.last
     absent = row is None and not history.passed
     age = max(0.0, at - received.at)
-    return Member(
+    return GroupRank(
         site=received.report.site,
         rank=received.report.rank,
-        standing=Standing.ABSENT if absent else Standing.OVER if row is None else _standing(row),
+        standing=CallState.ABSENT if absent else CallState.OVER if row is None else _standing(row),
         called=None if row is None else _called(row),
         seconds=None if row is None else _seconds(received, row["issued_ns"]) + age,
         waits_for=() if row is None or row["ended_ns"] is not None else tuple(_senders(row["peers"])),
@@ -288,12 +288,12 @@ def _member(history: _History, at: float) -> Member:
     )
 
 
-def _standing(row: Row) -> Standing:
+def _standing(row: Row) -> CallState:
     if row["failed"]:
-        return Standing.FAILED
+        return CallState.FAILED
     if row["ended_ns"] is not None:
-        return Standing.OVER
-    return Standing.WAITS_INSIDE if row["began_ns"] is None else Standing.WAITS
+        return CallState.OVER
+    return CallState.WAITS_INSIDE if row["began_ns"] is None else CallState.WAITS
 
 
 def _senders(peers: Iterable[Row]) -> Iterator[Sender]:
@@ -304,8 +304,8 @@ def _senders(peers: Iterable[Row]) -> Iterator[Sender]:
             yield Sender(name, peer["first_in_ns"] is not None)
 
 
-def _called(row: Row) -> Operation:
-    return Operation(row["group"], row["sequence"], row["kind"], row["dtype"], row["elements"])
+def _called(row: Row) -> OperationCall:
+    return OperationCall(row["group"], row["sequence"], row["kind"], row["dtype"], row["elements"])
 
 
 def _seconds(received: Received, then_ns: int) -> float:
