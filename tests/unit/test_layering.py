@@ -27,7 +27,7 @@ MAY_INCLUDE = {
 ROOMS = {
     "core": (("",),),
     "codec": (
-        ("spec", "entropy/huffman", "passes"),
+        ("spec", "entropy/huffman"),
         ("entropy",),
         ("frames",),
         ("simd",),
@@ -39,7 +39,7 @@ ROOMS = {
         ("cuda",),
     ),
     "transport": (("wire",), ("io", "mux"), ("link",), ("rdma",), ("", "rdma/ucx")),
-    "collective": (("policy",), ("layout",), ("sums", "cuda"), ("run",)),
+    "collective": (("policy",), ("layout",), ("sums", "outer", "cuda"), ("run",)),
     "binding": (("torch", "operation"), ("device", "tensors"), ("calls",), ("module",)),
     "emulator": (("",),),
     "link_bench": (("",),),

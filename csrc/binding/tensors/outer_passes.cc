@@ -7,7 +7,7 @@
 #include "binding/torch/comm_error.h"
 #include "binding/torch/staging.h"
 #include "codec/frames/streaming.h"
-#include "codec/passes/outer_kernels.h"
+#include "collective/outer/outer_kernels.h"
 #include "core/float_rules.h"
 #include "core/str.h"
 
@@ -50,7 +50,7 @@ std::vector<std::span<float>> pieces_of(const Tensors& tensors, std::size_t size
 constexpr std::size_t kAtOnce = 2048;
 
 // `kept` gets what `local` has. Nobody reads it soon, so it goes past the caches where it can.
-double subtract_and_keep(const codec::OuterKernels& kernels, const float* anchor,
+double subtract_and_keep(const collective::OuterKernels& kernels, const float* anchor,
                          std::span<const float> local, float* delta, float* kept) {
   const bool streams = reinterpret_cast<std::uintptr_t>(kept) % 16 == 0;
   double squares = 0;
@@ -73,7 +73,7 @@ double subtract_and_keep(const codec::OuterKernels& kernels, const float* anchor
 double outer_delta(const at::Tensor& anchor, const Tensors& local, const at::Tensor& delta,
                    const std::optional<at::Tensor>& kept) {
   const core::FloatRules rules;
-  const codec::OuterKernels& kernels = codec::outer_kernels();
+  const collective::OuterKernels& kernels = collective::outer_kernels();
   const std::span<const float> from = floats_of(anchor, "anchor");
   const std::span<float> to = floats_of(delta, from.size(), "delta");
   const std::span<float> copy = kept ? floats_of(*kept, from.size(), "kept") : std::span<float>();
@@ -98,7 +98,7 @@ double outer_mean(const Tensors& deltas, const std::vector<double>& shares, cons
                  core::str(deltas.size(), " deltas have ", shares.size(), " shares"));
   }
   const std::vector<float> factors(shares.begin(), shares.end());
-  return codec::outer_kernels().mean(from.data(), factors.data(), from.size(), to.size(), to.data());
+  return collective::outer_kernels().mean(from.data(), factors.data(), from.size(), to.size(), to.data());
 }
 
 std::pair<double, double> outer_step(double lr, double mu, const at::Tensor& delta, const at::Tensor& anchor,
@@ -107,7 +107,7 @@ std::pair<double, double> outer_step(double lr, double mu, const at::Tensor& del
   const std::span<float> to = floats_of(anchor, "anchor");
   const float* const from = floats_of(delta, to.size(), "delta").data();
   float* const velocity = momentum ? floats_of(*momentum, to.size(), "momentum").data() : nullptr;
-  const codec::StepSquares squares = codec::outer_kernels().step(
+  const collective::StepSquares squares = collective::outer_kernels().step(
       static_cast<float>(lr), static_cast<float>(mu), from, to.size(), to.data(), velocity);
   return {squares.moved, squares.delta};
 }
@@ -118,7 +118,7 @@ void outer_carry(const Tensors& own, const at::Tensor& anchor, const at::Tensor&
   const float* before = floats_of(begin, from.size(), "begin").data();
   std::size_t at = 0;
   for (const auto piece : pieces_of(own, from.size(), "own")) {
-    codec::outer_kernels().carry(from.data() + at, before + at, piece.size(), piece.data());
+    collective::outer_kernels().carry(from.data() + at, before + at, piece.size(), piece.data());
     at += piece.size();
   }
   for (const auto& tensor : own) mark_written(tensor);
@@ -132,8 +132,8 @@ void outer_blend(const Tensors& own, const at::Tensor& anchor, double keep) {
     if (keep == 0) {  // NaN and Inf do not stay
       std::copy_n(from.data() + at, piece.size(), piece.data());
     } else {
-      codec::outer_kernels().blend(static_cast<float>(keep), static_cast<float>(1 - keep), from.data() + at,
-                                   piece.size(), piece.data());
+      collective::outer_kernels().blend(static_cast<float>(keep), static_cast<float>(1 - keep),
+                                        from.data() + at, piece.size(), piece.data());
     }
     at += piece.size();
   }

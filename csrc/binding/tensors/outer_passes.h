@@ -1,4 +1,4 @@
-// The passes of local steps over elements (codec/passes/outer_kernels.h), on torch tensors, for
+// The passes of local steps over elements (collective/outer/outer_kernels.h), on torch tensors, for
 // geocomm/sync/local_steps. They throw geocomm's exceptions, and are called without the GIL.
 //
 // All tensors are float32 on the CPU, contiguous and of any shape; InvalidArgument for others, and for sizes

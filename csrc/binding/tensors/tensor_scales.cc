@@ -4,7 +4,7 @@
 
 #include "binding/torch/comm_error.h"
 #include "binding/torch/staging.h"
-#include "codec/passes/element_scales.h"
+#include "collective/outer/element_scales.h"
 #include "core/str.h"
 
 namespace geocomm::binding {
@@ -33,10 +33,10 @@ void learn_scales(const at::Tensor& values, std::int64_t first, double weight, s
                  core::str("mean_square and scale have ", squares.size(), " and ", scales.size(),
                            " elements, values ", all.size(), ", looked at from ", first, " on"));
   }
-  codec::learn_squares(all.subspan(begin, squares.size()), static_cast<float>(1 - weight),
-                       static_cast<float>(weight), squares);
-  const std::int32_t floor = codec::mean_exponent(all) + static_cast<std::int32_t>(floor_bits);
-  codec::scales_from(squares, floor, scales);
+  collective::learn_squares(all.subspan(begin, squares.size()), static_cast<float>(1 - weight),
+                            static_cast<float>(weight), squares);
+  const std::int32_t floor = collective::mean_exponent(all) + static_cast<std::int32_t>(floor_bits);
+  collective::scales_from(squares, floor, scales);
 }
 
 }  // namespace geocomm::binding

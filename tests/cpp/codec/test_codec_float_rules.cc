@@ -5,7 +5,6 @@
 #include <optional>
 
 #include "../float_conditions.h"
-#include "codec/passes/element_scales.h"
 #include "codec/payload/payload.h"
 #include "level_cases.h"
 
@@ -100,23 +99,6 @@ TEST(CodecFloatRules, test_settings_that_a_pool_inherited_change_no_bit) {
       EXPECT_TRUE(made.payload == expected.payload);
       EXPECT_TRUE(same_bits(made.sum, expected.sum));
     }
-  }
-}
-
-TEST(CodecFloatRules, test_settings_of_the_caller_change_no_scale) {
-  const auto values = near_subnormal(kElements, 5);
-  std::vector<float> expected;
-  for (const FloatCondition& condition : float_conditions()) {
-    std::vector<float> squares(kElements, 0x1.8p-127f);
-    std::vector<float> scales(kElements);
-    {
-      const UnderCondition under(condition);
-      learn_squares(values, 0.75f, 0.25f, squares);
-      scales_from(squares, mean_exponent(values), scales);
-    }
-    squares.insert(squares.end(), scales.begin(), scales.end());
-    if (expected.empty()) expected = squares;
-    EXPECT_TRUE(same_bits(squares, expected)) << condition.name;
   }
 }
 

@@ -1,4 +1,5 @@
-// A caller's float settings change no bit of a reduction, nor of what error feedback does with a chunk.
+// A caller's float settings change no bit of a reduction, nor of what error feedback does with a chunk, nor
+// of the scales of elements.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -6,6 +7,7 @@
 #include <vector>
 
 #include "../float_conditions.h"
+#include "collective/outer/element_scales.h"
 #include "collective/sums/feedback.h"
 #include "collective/sums/reduction.h"
 #include "core/cpu.h"
@@ -104,6 +106,24 @@ TEST(ReductionFloatRules, test_settings_of_the_caller_change_no_bit) {
     }
   }
   ASSERT_TRUE(core::force_cpu_level(before).is_ok());
+}
+
+TEST(ReductionFloatRules, test_settings_of_the_caller_change_no_scale) {
+  const auto values = small_floats(5);
+  std::vector<float> expected;
+  for (const FloatCondition& condition : float_conditions()) {
+    std::vector<float> squares(kCount, 0x1.8p-127f);
+    std::vector<float> scales(kCount);
+    {
+      const UnderCondition under(condition);
+      learn_squares(values, 0.75f, 0.25f, squares);
+      scales_from(squares, mean_exponent(values), scales);
+    }
+    squares.insert(squares.end(), scales.begin(), scales.end());
+    if (expected.empty()) expected = squares;
+    EXPECT_EQ(std::memcmp(squares.data(), expected.data(), squares.size() * sizeof(float)), 0)
+        << condition.name;
+  }
 }
 
 }  // namespace

@@ -1,12 +1,12 @@
-#include "codec/passes/outer_kernels.h"
+#include "collective/outer/outer_kernels.h"
 
 #ifdef __AVX2__
 
 #include <immintrin.h>
 
-#include "codec/passes/outer_simd.h"
+#include "collective/outer/outer_simd.h"
 
-namespace geocomm::codec {
+namespace geocomm::collective {
 namespace {
 
 struct Avx2Floats {
@@ -39,16 +39,16 @@ const OuterKernels* outer_kernels_avx2() {
   return &kOuterLoops<Avx2Floats>;
 }
 
-}  // namespace geocomm::codec
+}  // namespace geocomm::collective
 
 #else
 
-namespace geocomm::codec {
+namespace geocomm::collective {
 
 const OuterKernels* outer_kernels_avx2() {
   return nullptr;
 }
 
-}  // namespace geocomm::codec
+}  // namespace geocomm::collective
 
 #endif

@@ -1,8 +1,8 @@
 // The reference: what every other table of OuterKernels equals bit for bit.
-#include "codec/passes/outer_kernels.h"
+#include "collective/outer/outer_kernels.h"
 #include "core/cpu.h"
 
-namespace geocomm::codec {
+namespace geocomm::collective {
 namespace {
 
 class SquareSums {
@@ -79,4 +79,4 @@ const OuterKernels& outer_kernels() {
   return kernels != nullptr ? *kernels : kKernels;
 }
 
-}  // namespace geocomm::codec
+}  // namespace geocomm::collective

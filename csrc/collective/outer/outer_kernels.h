@@ -8,7 +8,7 @@
 
 #include <cstddef>
 
-namespace geocomm::codec {
+namespace geocomm::collective {
 
 // Sums of squares are of doubles: 16 partial sums, of which element e joins number e mod 16 in order of e;
 // then s[j] += s[j + h] for h = 8, 4, 2, 1. They are finite exactly where all elements are.
@@ -48,4 +48,4 @@ const OuterKernels* outer_kernels_avx512();
 // Of core::cpu_level().
 const OuterKernels& outer_kernels();
 
-}  // namespace geocomm::codec
+}  // namespace geocomm::collective

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <span>
 
-namespace geocomm::codec {
+namespace geocomm::collective {
 
 // mean_square = mean_square * keep + value * value * gain; as many of each.
 void learn_squares(std::span<const float> values, float keep, float gain, std::span<float> mean_square);
@@ -23,4 +23,4 @@ std::int32_t mean_exponent(std::span<const float> values);
 // many of each; mean squares are not negative; floor_exponent is from 1 to 254.
 void scales_from(std::span<const float> mean_square, std::int32_t floor_exponent, std::span<float> scale);
 
-}  // namespace geocomm::codec
+}  // namespace geocomm::collective

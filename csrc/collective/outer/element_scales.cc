@@ -1,11 +1,11 @@
-#include "codec/passes/element_scales.h"
+#include "collective/outer/element_scales.h"
 
 #include <algorithm>
 #include <bit>
 
 #include "core/float_rules.h"
 
-namespace geocomm::codec {
+namespace geocomm::collective {
 namespace {
 
 constexpr int kExponentShift = 23;
@@ -50,4 +50,4 @@ void scales_from(std::span<const float> mean_square, std::int32_t floor_exponent
   }
 }
 
-}  // namespace geocomm::codec
+}  // namespace geocomm::collective

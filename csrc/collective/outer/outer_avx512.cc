@@ -1,12 +1,12 @@
-#include "codec/passes/outer_kernels.h"
+#include "collective/outer/outer_kernels.h"
 
 #ifdef __AVX512VBMI2__
 
 #include <immintrin.h>
 
-#include "codec/passes/outer_simd.h"
+#include "collective/outer/outer_simd.h"
 
-namespace geocomm::codec {
+namespace geocomm::collective {
 namespace {
 
 struct Avx512Floats {
@@ -40,16 +40,16 @@ const OuterKernels* outer_kernels_avx512() {
   return &kOuterLoops<Avx512Floats>;
 }
 
-}  // namespace geocomm::codec
+}  // namespace geocomm::collective
 
 #else
 
-namespace geocomm::codec {
+namespace geocomm::collective {
 
 const OuterKernels* outer_kernels_avx512() {
   return nullptr;
 }
 
-}  // namespace geocomm::codec
+}  // namespace geocomm::collective
 
 #endif

@@ -5,9 +5,9 @@
 
 #include <cstddef>
 
-#include "codec/passes/outer_kernels.h"
+#include "collective/outer/outer_kernels.h"
 
-namespace geocomm::codec {
+namespace geocomm::collective {
 namespace {
 
 template <typename V>
@@ -157,4 +157,4 @@ template <typename V>
 inline constexpr OuterKernels kOuterLoops{subtract<V>, mean<V>, step<V>, carry<V>, blend<V>};
 
 }  // namespace
-}  // namespace geocomm::codec
+}  // namespace geocomm::collective
