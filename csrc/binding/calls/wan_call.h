@@ -12,7 +12,7 @@
 #include "binding/torch/below_autograd.h"
 #include "binding/torch/staging.h"
 #include "collective/run/op_log.h"
-#include "collective/run/operation.h"
+#include "collective/run/transfer.h"
 
 namespace geocomm::binding {
 

@@ -5,10 +5,10 @@
 #include <set>
 #include <utility>
 
-#include "collective/run/frame_operation.h"
-#include "collective/run/move_operation.h"
-#include "collective/run/operation.h"
-#include "collective/run/reduce_operation.h"
+#include "collective/run/frame_transfer.h"
+#include "collective/run/move_transfer.h"
+#include "collective/run/reduce_transfer.h"
+#include "collective/run/transfer.h"
 #include "collective/sums/reduction.h"
 #include "core/str.h"
 #include "transport/wire/wire.h"
@@ -117,9 +117,9 @@ class ExchangeImpl final : public Exchange {
       if (status.is_ok()) status = check_data(stripe, context.dtype);
     }
     if (!status.is_ok()) return named(std::move(status), context);
-    const auto operation = std::make_shared<ReduceOperation>(shared_, context, op, stripes);
-    GEOCOMM_RETURN_IF_ERROR(run(context, operation));
-    if (context.caller && context.caller->report != nullptr) *context.caller->report = operation->report();
+    const auto transfer = std::make_shared<ReduceTransfer>(shared_, context, op, stripes);
+    GEOCOMM_RETURN_IF_ERROR(run(context, transfer));
+    if (context.caller && context.caller->report != nullptr) *context.caller->report = transfer->report();
     return Status::ok();
   }
 
@@ -138,7 +138,7 @@ class ExchangeImpl final : public Exchange {
   Status exchange_frames(const OpContext& given, ReduceOp op, std::span<const StripeData> stripes,
                          FramePlan& plan, FrameMaker& maker) override {
     const OpContext context = with_policy(given);
-    return run(context, std::make_shared<FrameOperation>(shared_, context, op, stripes, plan, maker));
+    return run(context, std::make_shared<FrameTransfer>(shared_, context, op, stripes, plan, maker));
   }
 
   Status move(const OpContext& context, std::span<const SendPiece> sends,
@@ -161,21 +161,21 @@ class ExchangeImpl final : public Exchange {
       }
     }
     if (!status.is_ok()) return named(std::move(status), context);
-    const auto operation = std::make_shared<MoveOperation>(shared_, context, sends, receives);
-    operation->when_over(std::move(when_over));
-    GEOCOMM_RETURN_IF_ERROR(begin(context, operation));
-    return MoveEnd([this, operation] { return end(operation); });
+    const auto transfer = std::make_shared<MoveTransfer>(shared_, context, sends, receives);
+    transfer->when_over(std::move(when_over));
+    GEOCOMM_RETURN_IF_ERROR(begin(context, transfer));
+    return MoveEnd([this, transfer] { return end(transfer); });
   }
 
   void abort(const Status& why) override {
     Status status = why.is_ok() ? Status(StatusCode::Aborted, "the process group was aborted") : why;
-    std::set<std::shared_ptr<Operation>> active;
+    std::set<std::shared_ptr<Transfer>> active;
     {
       std::lock_guard lock(mutex_);
       if (aborted_.is_ok()) aborted_ = status;
       active = active_;
     }
-    for (const auto& operation : active) operation->fail(status);
+    for (const auto& transfer : active) transfer->fail(status);
   }
 
   std::shared_ptr<const WanPolicy> policy() const override {
@@ -220,25 +220,25 @@ class ExchangeImpl final : public Exchange {
     return check_caller(context, op, stripes);
   }
 
-  Status run(const OpContext& context, const std::shared_ptr<Operation>& operation) {
-    GEOCOMM_RETURN_IF_ERROR(begin(context, operation));
-    return end(operation);
+  Status run(const OpContext& context, const std::shared_ptr<Transfer>& transfer) {
+    GEOCOMM_RETURN_IF_ERROR(begin(context, transfer));
+    return end(transfer);
   }
 
-  Status begin(const OpContext& context, const std::shared_ptr<Operation>& operation) {
+  Status begin(const OpContext& context, const std::shared_ptr<Transfer>& transfer) {
     {
       std::lock_guard lock(mutex_);
       if (!aborted_.is_ok()) return named(aborted_, context);
-      active_.insert(operation);
+      active_.insert(transfer);
     }
-    operation->begin();
+    transfer->begin();
     return Status::ok();
   }
 
-  Status end(const std::shared_ptr<Operation>& operation) {
-    Status status = operation->end();
+  Status end(const std::shared_ptr<Transfer>& transfer) {
+    Status status = transfer->end();
     std::lock_guard lock(mutex_);
-    active_.erase(operation);
+    active_.erase(transfer);
     return status;
   }
 
@@ -250,7 +250,7 @@ class ExchangeImpl final : public Exchange {
   mutable std::mutex mutex_;  // guards all below
   std::shared_ptr<const WanPolicy> policy_;
   Status aborted_;
-  std::set<std::shared_ptr<Operation>> active_;
+  std::set<std::shared_ptr<Transfer>> active_;
 };
 
 }  // namespace

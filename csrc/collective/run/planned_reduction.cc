@@ -51,7 +51,7 @@ ReducePlan plan_of(const ExchangeConfig& config, const OpContext& context, const
 
 PlannedReduction::PlannedReduction(std::shared_ptr<ExchangeShared> shared, const OpContext& context,
                                    ReduceOp op, std::span<const StripeData> stripes)
-    : Operation(std::move(shared), context),
+    : Transfer(std::move(shared), context),
       op_(op),
       stripes_(stripes.begin(), stripes.end()),
       codec_(reduction_codec(config(), context, op)),
@@ -113,7 +113,7 @@ Status PlannedReduction::relay(std::size_t peer, std::uint32_t number, const cor
   return Status::ok();
 }
 
-std::vector<Operation::Peer> PlannedReduction::make_peers() const {
+std::vector<Transfer::Peer> PlannedReduction::make_peers() const {
   const std::uint64_t descriptor =
       pack_descriptor({context().kind, context().dtype, op_, codec_, context().elements});
   std::vector<Peer> peers;

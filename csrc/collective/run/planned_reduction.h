@@ -15,7 +15,7 @@
 #include "codec/frames/frame.h"
 #include "codec/spec/codec_spec.h"
 #include "collective/layout/reduce_plan.h"
-#include "collective/run/operation.h"
+#include "collective/run/transfer.h"
 
 namespace geocomm::collective {
 
@@ -34,7 +34,7 @@ codec::CompressOptions encode_options(const ExchangeConfig& config, const OpCont
                                       const StripeData& stripe, const PlannedChunk& chunk,
                                       Message::Kind kind);
 
-class PlannedReduction : public Operation {
+class PlannedReduction : public Transfer {
  protected:
   struct Send {
     std::size_t peer = 0;

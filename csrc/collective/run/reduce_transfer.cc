@@ -1,4 +1,4 @@
-#include "collective/run/reduce_operation.h"
+#include "collective/run/reduce_transfer.h"
 
 #include <algorithm>
 #include <utility>
@@ -29,8 +29,8 @@ codec::ErrorFeedback in_place(std::span<float> residual, float decay) {
 
 }  // namespace
 
-ReduceOperation::ReduceOperation(std::shared_ptr<ExchangeShared> shared, const OpContext& context,
-                                 ReduceOp op, std::span<const StripeData> stripes)
+ReduceTransfer::ReduceTransfer(std::shared_ptr<ExchangeShared> shared, const OpContext& context, ReduceOp op,
+                               std::span<const StripeData> stripes)
     : PlannedReduction(std::move(shared), context, op, stripes), states_(plan_.chunks.size()) {
   std::size_t finishes = 0;
   for (std::size_t c = 0; c < states_.size(); ++c) {
@@ -58,12 +58,12 @@ ReduceOperation::ReduceOperation(std::shared_ptr<ExchangeShared> shared, const O
        codec_.to_string());
 }
 
-void ReduceOperation::start() {
+void ReduceTransfer::start() {
   std::lock_guard lock(mutex_);
   for (const std::size_t c : ready_) submit_finish_locked([this, c] { return finish(c); });
 }
 
-Status ReduceOperation::produce(std::size_t job) {
+Status ReduceTransfer::produce(std::size_t job) {
   const std::size_t c = producers_[job];
   const PlannedChunk& chunk = plan_.chunks[c];
   ChunkState& state = states_[c];
@@ -78,14 +78,14 @@ Status ReduceOperation::produce(std::size_t job) {
   return Status::ok();
 }
 
-Buffer& ReduceOperation::slot(const Message& message) {
+Buffer& ReduceTransfer::slot(const Message& message) {
   ChunkState& state = states_[message.chunk];
   return message.kind == Message::Kind::Contribution ? state.frames[static_cast<std::size_t>(message.origin)]
                                                      : state.result;
 }
 
-Result<std::span<std::byte>> ReduceOperation::place(std::size_t peer, std::uint32_t number,
-                                                    std::size_t chunk_bytes) {
+Result<std::span<std::byte>> ReduceTransfer::place(std::size_t peer, std::uint32_t number,
+                                                   std::size_t chunk_bytes) {
   GEOCOMM_RETURN_IF_ERROR(check_size(peer, number, chunk_bytes));
   const Message& message = received_message(peer, number);
   if (!message.delivers) return place_relayed(peer, number, chunk_bytes);
@@ -97,7 +97,7 @@ Result<std::span<std::byte>> ReduceOperation::place(std::size_t peer, std::uint3
   return buffer.span();
 }
 
-Operation::Arrival ReduceOperation::on_arrival(std::size_t peer, std::uint32_t number) {
+Transfer::Arrival ReduceTransfer::on_arrival(std::size_t peer, std::uint32_t number) {
   const Message& message = received_message(peer, number);
   const Buffer frame = message.delivers ? slot(message) : take_relayed_locked(peer, number);
   const Arrival arrival{is_owed(message, peers()[peer].rank), raw_bytes(plan_.chunks[message.chunk]),
@@ -109,13 +109,13 @@ Operation::Arrival ReduceOperation::on_arrival(std::size_t peer, std::uint32_t n
   return arrival;
 }
 
-void ReduceOperation::arrived_locked(std::size_t c) {
+void ReduceTransfer::arrived_locked(std::size_t c) {
   if (--states_[c].awaited == 0 && states_[c].finishes) {
     submit_finish_locked([this, c] { return finish(c); });
   }
 }
 
-Status ReduceOperation::finish(std::size_t c) {
+Status ReduceTransfer::finish(std::size_t c) {
   const PlannedChunk& chunk = plan_.chunks[c];
   ChunkState& state = states_[c];
   // Nothing else is awaited, so the frames are this task's alone from here on.
@@ -133,7 +133,7 @@ Status ReduceOperation::finish(std::size_t c) {
 
 // The peers' elements are read where they came in (Lossless: where they are unpacked to), this rank's own
 // where they are.
-Status ReduceOperation::reduce_exactly(std::size_t c) {
+Status ReduceTransfer::reduce_exactly(std::size_t c) {
   const PlannedChunk& chunk = plan_.chunks[c];
   ChunkState& state = states_[c];
   const std::span<std::byte> data = data_of(chunk);
@@ -172,7 +172,7 @@ Status ReduceOperation::reduce_exactly(std::size_t c) {
   return send_result(c, sums, frame);
 }
 
-Status ReduceOperation::reduce_decoded(std::size_t c) {
+Status ReduceTransfer::reduce_decoded(std::size_t c) {
   const PlannedChunk& chunk = plan_.chunks[c];
   ChunkState& state = states_[c];
   const std::span<std::byte> data = data_of(chunk);
@@ -214,14 +214,14 @@ Status ReduceOperation::reduce_decoded(std::size_t c) {
 }
 
 // Nothing to do but for an owner. `frame` becomes what the receivers get.
-Status ReduceOperation::send_result(std::size_t c, std::span<const std::byte> elements, Buffer& frame) {
+Status ReduceTransfer::send_result(std::size_t c, std::span<const std::byte> elements, Buffer& frame) {
   const PlannedChunk& chunk = plan_.chunks[c];
   if (chunk.flow != Flow::OwnerReduces) return Status::ok();
   GEOCOMM_ASSIGN_OR_RETURN(frame, encode_result(c, elements));
   return send_frame(c, routes_[c].results, frame);
 }
 
-Status ReduceOperation::send_frame(std::size_t c, const std::vector<Send>& to, const Buffer& frame) {
+Status ReduceTransfer::send_frame(std::size_t c, const std::vector<Send>& to, const Buffer& frame) {
   for (const Send& one : to) {
     GEOCOMM_RETURN_IF_ERROR(send(one.peer, one.number, frame, raw_bytes(plan_.chunks[c])));
   }
@@ -229,7 +229,7 @@ Status ReduceOperation::send_frame(std::size_t c, const std::vector<Send>& to, c
   return Status::ok();
 }
 
-Status ReduceOperation::take_result(const PlannedChunk& chunk, const Buffer& frame) {
+Status ReduceTransfer::take_result(const PlannedChunk& chunk, const Buffer& frame) {
   const std::span<std::byte> data = data_of(chunk);
   if (auto view = check_frame(frame.span(), result_dtype(), chunk, chunk.reducer); !view.is_ok()) {
     return view.status();
@@ -248,7 +248,7 @@ Status ReduceOperation::take_result(const PlannedChunk& chunk, const Buffer& fra
 }
 
 // Before an exact codec sends this rank's elements, or uses them as they are.
-Status ReduceOperation::flush_residual(std::size_t c) {
+Status ReduceTransfer::flush_residual(std::size_t c) {
   const PlannedChunk& chunk = plan_.chunks[c];
   if (!codec_.is_exact() || feedback_of(chunk).residual.empty()) return Status::ok();
   const std::span<std::byte> data = data_of(chunk);
@@ -257,7 +257,7 @@ Status ReduceOperation::flush_residual(std::size_t c) {
 }
 
 // Elements of this rank that no frame carries: of a chunk that it reduces itself.
-void ReduceOperation::use_own(std::size_t c) {
+void ReduceTransfer::use_own(std::size_t c) {
   const PlannedChunk& chunk = plan_.chunks[c];
   const FeedbackSpans feedback = feedback_of(chunk);
   divide_by_scale(context().dtype, data_of(chunk), feedback.scale);
@@ -265,14 +265,14 @@ void ReduceOperation::use_own(std::size_t c) {
   if (chunk.flow != Flow::OwnerReduces) std::ranges::copy(feedback.residual, feedback.next.begin());
 }
 
-Result<Buffer> ReduceOperation::encode_contribution(std::size_t c) {
+Result<Buffer> ReduceTransfer::encode_contribution(std::size_t c) {
   const PlannedChunk& chunk = plan_.chunks[c];
   if (!codec_.is_exact() && !feedback_of(chunk).residual.empty()) return encode_with_residual(codec_, c);
   return compressed(codec_, chunk, context().dtype, data_of(chunk),
                     encode_options(chunk, Message::Kind::Contribution));
 }
 
-Result<Buffer> ReduceOperation::encode_with_residual(const codec::CodecSpec& codec, std::size_t c) {
+Result<Buffer> ReduceTransfer::encode_with_residual(const codec::CodecSpec& codec, std::size_t c) {
   const PlannedChunk& chunk = plan_.chunks[c];
   const FeedbackSpans feedback = feedback_of(chunk);
   const std::span<std::byte> data = data_of(chunk);
@@ -286,7 +286,7 @@ Result<Buffer> ReduceOperation::encode_with_residual(const codec::CodecSpec& cod
 }
 
 // Of the sum that this rank owns, in units of the scales already.
-Result<Buffer> ReduceOperation::encode_result(std::size_t c, std::span<const std::byte> elements) {
+Result<Buffer> ReduceTransfer::encode_result(std::size_t c, std::span<const std::byte> elements) {
   const PlannedChunk& chunk = plan_.chunks[c];
   const FeedbackSpans feedback = feedback_of(chunk);
   codec::CompressOptions options = encode_options(chunk, Message::Kind::Result);
@@ -306,9 +306,9 @@ Result<Buffer> ReduceOperation::encode_result(std::size_t c, std::span<const std
   return frame;
 }
 
-Result<Buffer> ReduceOperation::compressed(const codec::CodecSpec& codec, const PlannedChunk& chunk,
-                                           DType dtype, std::span<const std::byte> elements,
-                                           const codec::CompressOptions& options) {
+Result<Buffer> ReduceTransfer::compressed(const codec::CodecSpec& codec, const PlannedChunk& chunk,
+                                          DType dtype, std::span<const std::byte> elements,
+                                          const codec::CompressOptions& options) {
   Buffer frame = buffers().acquire(codec::compress_bound(codec, dtype, chunk.range.size()));
   GEOCOMM_ASSIGN_OR_RETURN(const std::size_t bytes,
                            codec::compress(codec, dtype, elements, frame.room(), options));
@@ -317,7 +317,7 @@ Result<Buffer> ReduceOperation::compressed(const codec::CodecSpec& codec, const 
 }
 
 // What the codec left in the new residual, in units of the scales, as the caller keeps it.
-void ReduceOperation::keep_residual(std::size_t c) {
+void ReduceTransfer::keep_residual(std::size_t c) {
   const FeedbackSpans feedback = feedback_of(plan_.chunks[c]);
   states_[c].report.residual_square =
       feedback.scale.empty()
@@ -326,7 +326,7 @@ void ReduceOperation::keep_residual(std::size_t c) {
 }
 
 // The chunk's result is in the caller's data.
-void ReduceOperation::end_feedback(std::size_t c) {
+void ReduceTransfer::end_feedback(std::size_t c) {
   const PlannedChunk& chunk = plan_.chunks[c];
   FeedbackReport& report = states_[c].report;
   const std::span<const float> scale = feedback_of(chunk).scale;
@@ -341,12 +341,12 @@ void ReduceOperation::end_feedback(std::size_t c) {
 }
 
 // Whether end_feedback() divides by divisor() as well: one pass less.
-bool ReduceOperation::divides_at_end(const PlannedChunk& chunk) const {
+bool ReduceTransfer::divides_at_end(const PlannedChunk& chunk) const {
   return chunk.flow == Flow::BroadcastAll && !codec_.is_exact() && context().dtype == DType::Float32 &&
          !feedback_of(chunk).scale.empty();
 }
 
-FeedbackReport ReduceOperation::report() const {
+FeedbackReport ReduceTransfer::report() const {
   FeedbackReport total;
   for (const ChunkState& state : states_) {
     total.input_square += state.report.input_square;
@@ -358,16 +358,16 @@ FeedbackReport ReduceOperation::report() const {
   return total;
 }
 
-std::span<std::byte> ReduceOperation::data_of(const PlannedChunk& chunk) const {
+std::span<std::byte> ReduceTransfer::data_of(const PlannedChunk& chunk) const {
   const std::size_t size = core::size_of(context().dtype);
   return stripes_[chunk.stripe].data.subspan(chunk.range.begin * size, chunk.range.size() * size);
 }
 
-FeedbackSpans ReduceOperation::feedback_of(const PlannedChunk& chunk) const {
+FeedbackSpans ReduceTransfer::feedback_of(const PlannedChunk& chunk) const {
   return stripes_[chunk.stripe].feedback.part(chunk.range.begin, chunk.range.size());
 }
 
-int ReduceOperation::divisor() const {
+int ReduceTransfer::divisor() const {
   return op_ == ReduceOp::Avg ? config().topology.size() : 1;
 }
 

@@ -7,15 +7,15 @@
 #include <span>
 #include <vector>
 
-#include "collective/run/operation.h"
+#include "collective/run/transfer.h"
 
 namespace geocomm::collective {
 
-class MoveOperation final : public Operation {
+class MoveTransfer final : public Transfer {
  public:
   // The pieces are checked (Exchange::move()).
-  MoveOperation(std::shared_ptr<ExchangeShared> shared, const OpContext& context,
-                std::span<const SendPiece> sends, std::span<const ReceivePiece> receives);
+  MoveTransfer(std::shared_ptr<ExchangeShared> shared, const OpContext& context,
+               std::span<const SendPiece> sends, std::span<const ReceivePiece> receives);
 
  private:
   struct Target {

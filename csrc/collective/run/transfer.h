@@ -1,7 +1,8 @@
-// One operation in flight: the part that reductions and moves share. The calling thread opens it (channels,
-// receives) and waits, or leaves the waiting to another; pool tasks make frames and use up those that came;
-// the IO thread only does bookkeeping. Where there is only one frame to make or to use up, or little to do at
-// all, the calling and the waiting thread do what else the pool does: waking others would take longer.
+// One operation between the sites, in flight: what reductions and moves share. The calling thread opens it
+// (channels, receives) and waits, or leaves the waiting to another; pool tasks make frames and use up those
+// that came; the IO thread only does bookkeeping. Where there is only one frame to make or to use up, or
+// little to do at all, the calling and the waiting thread do what else the pool does: waking others would
+// take longer.
 #pragma once
 
 #include <atomic>
@@ -46,11 +47,11 @@ struct ExchangeShared {
 };
 
 // Thread-safe. Lives in a shared_ptr: channels (through their sinks), pool tasks and the caller own it.
-class Operation : public std::enable_shared_from_this<Operation> {
+class Transfer : public std::enable_shared_from_this<Transfer> {
  public:
-  virtual ~Operation() = default;
-  Operation(const Operation&) = delete;
-  Operation& operator=(const Operation&) = delete;
+  virtual ~Transfer() = default;
+  Transfer(const Transfer&) = delete;
+  Transfer& operator=(const Transfer&) = delete;
 
   // Carry the operation out. begin() waits for no peer; end(), once, on any thread, blocks until it is done,
   // failed, or the deadline. When that returns, no task touches the caller's memory any more; memory that a
@@ -89,7 +90,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
     std::uint64_t wire_bytes = 0;
   };
 
-  Operation(std::shared_ptr<ExchangeShared> shared, const OpContext& context);
+  Transfer(std::shared_ptr<ExchangeShared> shared, const OpContext& context);
 
   // To be called by the constructor of the derived class: `producers` jobs of produce(), and `finishes` calls
   // of finished() that the derived class makes itself.

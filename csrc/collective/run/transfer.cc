@@ -1,4 +1,4 @@
-#include "collective/run/operation.h"
+#include "collective/run/transfer.h"
 
 #include <algorithm>
 #include <utility>
@@ -42,7 +42,7 @@ std::int64_t shown_seq(const OpContext& context) {
 
 // Bytes that a channel holds. The channel may drop a chunk without a word (cancel), so they are given back
 // with the last reference.
-class Operation::QueuedBytes {
+class Transfer::QueuedBytes {
  public:
   QueuedBytes(std::shared_ptr<ExchangeShared> shared, std::size_t bytes)
       : shared_(std::move(shared)), bytes_(bytes) {
@@ -57,28 +57,28 @@ class Operation::QueuedBytes {
   std::size_t bytes_;
 };
 
-class Operation::Sink : public transport::ReceiveSink {
+class Transfer::Sink : public transport::ReceiveSink {
  public:
-  Sink(std::shared_ptr<Operation> operation, std::size_t peer)
-      : operation_(std::move(operation)), keep_alive_(operation_->keep_alive_), peer_(peer) {}
+  Sink(std::shared_ptr<Transfer> transfer, std::size_t peer)
+      : transfer_(std::move(transfer)), keep_alive_(transfer_->keep_alive_), peer_(peer) {}
 
   core::Result<std::span<std::byte>> place(std::uint32_t chunk, std::size_t chunk_bytes) override {
-    return operation_->place(peer_, chunk, chunk_bytes);
+    return transfer_->place(peer_, chunk, chunk_bytes);
   }
 
   void on_chunk(std::uint32_t chunk) override {
-    std::unique_lock lock(operation_->mutex_);
-    if (operation_->ended_) return;
-    Peer& peer = operation_->peers_[peer_];
-    operation_->defers_wake_ = true;
-    const Arrival arrival = operation_->on_arrival(peer_, chunk);
-    operation_->defers_wake_ = false;
+    std::unique_lock lock(transfer_->mutex_);
+    if (transfer_->ended_) return;
+    Peer& peer = transfer_->peers_[peer_];
+    transfer_->defers_wake_ = true;
+    const Arrival arrival = transfer_->on_arrival(peer_, chunk);
+    transfer_->defers_wake_ = false;
     ++peer.arrived;
     // Nothing more is written. The operation has its own share until end(): the last one, with which a user's
     // tensor may go, is not let go here.
     if (peer.arrived == peer.receives) keep_alive_.reset();
     if (arrival.owed) ++peer.owed_arrived;
-    ExchangeShared& shared = *operation_->shared_;
+    ExchangeShared& shared = *transfer_->shared_;
     // An operation is under way from the first chunk to the last that the peer sends without waiting.
     const std::uint32_t flowing = peer.owed > 0 ? peer.owed : peer.receives;
     const std::uint32_t flowed = peer.owed > 0 ? peer.owed_arrived : peer.arrived;
@@ -86,25 +86,24 @@ class Operation::Sink : public transport::ReceiveSink {
     shared.rates.arrived(peer.rank, arrival.wire_bytes, bounds && flowed == 1, bounds && flowed == flowing);
     shared.raw_bytes_received += arrival.raw_bytes;
     shared.wire_bytes_received += arrival.wire_bytes;
-    operation_->record_->arrived(peer.rank, arrival.raw_bytes, arrival.wire_bytes);
-    if (!std::exchange(operation_->wake_deferred_, false)) return;
-    const auto notify =
-        operation_->is_over_locked() ? std::exchange(operation_->when_over_, nullptr) : nullptr;
+    transfer_->record_->arrived(peer.rank, arrival.raw_bytes, arrival.wire_bytes);
+    if (!std::exchange(transfer_->wake_deferred_, false)) return;
+    const auto notify = transfer_->is_over_locked() ? std::exchange(transfer_->when_over_, nullptr) : nullptr;
     lock.unlock();
     if (notify) notify();
-    operation_->wake_.notify_all();
+    transfer_->wake_.notify_all();
   }
 
   Status on_mismatch(std::uint64_t descriptor, std::uint32_t chunk_count) override {
-    return operation_->mismatch(peer_, descriptor, chunk_count);
+    return transfer_->mismatch(peer_, descriptor, chunk_count);
   }
 
   void on_error(const Status& status) override {
-    operation_->fail(Status(status).with_peer(operation_->peer_name(peer_)));
+    transfer_->fail(Status(status).with_peer(transfer_->peer_name(peer_)));
   }
 
  private:
-  const std::shared_ptr<Operation> operation_;
+  const std::shared_ptr<Transfer> transfer_;
   std::shared_ptr<void> keep_alive_;  // guarded by the operation's mutex
   const std::size_t peer_;
 };
@@ -116,14 +115,14 @@ OpContext without_keep_alive(OpContext context) {
 }
 }  // namespace
 
-Operation::Operation(std::shared_ptr<ExchangeShared> shared, const OpContext& context)
+Transfer::Transfer(std::shared_ptr<ExchangeShared> shared, const OpContext& context)
     : shared_(std::move(shared)),
       context_(without_keep_alive(context)),
       record_(context.record ? context.record : std::make_shared<OpRecord>(OpTimes{})),
       keep_alive_(context.keep_alive) {}
 
-void Operation::plan(std::vector<Peer> peers, std::size_t producers, std::size_t finishes,
-                     std::uint64_t bytes, std::string codec) {
+void Transfer::plan(std::vector<Peer> peers, std::size_t producers, std::size_t finishes, std::uint64_t bytes,
+                    std::string codec) {
   peers_ = std::move(peers);
   codec_name_ = std::move(codec);
   producers_ = producers;
@@ -132,7 +131,7 @@ void Operation::plan(std::vector<Peer> peers, std::size_t producers, std::size_t
   finishes_here_ = finishes <= 1 || bytes <= kSmallBytes;
 }
 
-void Operation::begin() {
+void Transfer::begin() {
   ++shared_->operations;
   record_->begins(codec_name_);
   if (Status opened = open(); !opened.is_ok()) fail(std::move(opened));
@@ -144,7 +143,7 @@ void Operation::begin() {
   if (is_over_locked()) over_locked();  // nothing to do at all
 }
 
-Status Operation::timed_produce(std::size_t job) {
+Status Transfer::timed_produce(std::size_t job) {
   const std::uint64_t began = OpRecord::now();
   Status status = produce(job);
   const std::uint64_t took = record_->made_frame(began);
@@ -152,7 +151,7 @@ Status Operation::timed_produce(std::size_t job) {
   return status;
 }
 
-Status Operation::timed_finish(const std::function<Status()>& task) {
+Status Transfer::timed_finish(const std::function<Status()>& task) {
   const std::uint64_t began = OpRecord::now();
   Status status = task();
   const std::uint64_t took = record_->used_frame(began);
@@ -160,7 +159,7 @@ Status Operation::timed_finish(const std::function<Status()>& task) {
   return status;
 }
 
-void Operation::produce_here(std::unique_lock<std::mutex>& lock) {
+void Transfer::produce_here(std::unique_lock<std::mutex>& lock) {
   while (next_producer_ < std::min(producers_, released_producers_) && error_.is_ok()) {
     const std::size_t job = next_producer_++;
     lock.unlock();
@@ -174,7 +173,7 @@ void Operation::produce_here(std::unique_lock<std::mutex>& lock) {
   }
 }
 
-Status Operation::end() {
+Status Transfer::end() {
   std::unique_lock lock(mutex_);
   while (!is_over_locked()) {
     const bool in_time = wake_.wait_until(lock, context_.deadline.when(),
@@ -206,7 +205,7 @@ Status Operation::end() {
   return status;
 }
 
-Status Operation::open() {
+Status Transfer::open() {
   for (Peer& peer : peers_) {
     auto channel = config().channel_to(peer.rank);
     if (!channel.is_ok()) {
@@ -226,29 +225,29 @@ Status Operation::open() {
   return Status::ok();
 }
 
-transport::OpKey Operation::key(int from, int to) const {
+transport::OpKey Transfer::key(int from, int to) const {
   const bool downward = context_.kind == OpKind::SendRecv && from > to;
   return {config().group, context_.seq | (downward ? kDownwardBit : 0)};
 }
 
-void Operation::fail(Status status) {
+void Transfer::fail(Status status) {
   std::lock_guard lock(mutex_);
   fail_locked(std::move(status));
 }
 
-void Operation::fail_locked(Status status) {
+void Transfer::fail_locked(Status status) {
   const bool succeeded = started_ && pending_ == 0;
   if (ended_ || succeeded || !error_.is_ok()) return;
   error_ = std::move(status).with_op(std::string(to_string(context_.kind)), shown_seq(context_));
   over_locked();
 }
 
-void Operation::wake_locked() {
+void Transfer::wake_locked() {
   wake_deferred_ |= defers_wake_;
   if (!defers_wake_) wake_.notify_all();
 }
 
-void Operation::over_locked() {
+void Transfer::over_locked() {
   if (!defers_wake_) {
     if (const auto notify = std::exchange(when_over_, nullptr)) notify();
   }
@@ -257,7 +256,7 @@ void Operation::over_locked() {
 
 // A peer that runs another operation learns of it from a chunk of this one, which must be out before what is
 // queued is cancelled: if none was made yet, an empty one says as much.
-void Operation::tell_mismatched(std::unique_lock<std::mutex>& lock) {
+void Transfer::tell_mismatched(std::unique_lock<std::mutex>& lock) {
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     if (!peers_[i].mismatched || peers_[i].sends == 0 || peers_[i].given > 0) continue;
     lock.unlock();
@@ -273,7 +272,7 @@ void Operation::tell_mismatched(std::unique_lock<std::mutex>& lock) {
   });
 }
 
-void Operation::cancel_all() {
+void Transfer::cancel_all() {
   const int self = config().topology.rank();
   for (const Peer& peer : peers_) {
     if (!peer.channel) continue;
@@ -284,14 +283,14 @@ void Operation::cancel_all() {
   }
 }
 
-bool Operation::may_produce_locked() const {
+bool Transfer::may_produce_locked() const {
   return started_ && !ended_ && error_.is_ok() &&
          next_producer_ < std::min(producers_, released_producers_) &&
          producing_ <= config().pool->thread_count() &&
          (queued_bytes_ < kOwnQueueBytes || shared_->queued_bytes < kSharedQueueBytes);
 }
 
-void Operation::feed_locked() {
+void Transfer::feed_locked() {
   while (may_produce_locked()) {
     ++producing_;
     ++tasks_;
@@ -299,7 +298,7 @@ void Operation::feed_locked() {
   }
 }
 
-void Operation::run_producer(std::size_t job) {
+void Transfer::run_producer(std::size_t job) {
   {
     std::lock_guard lock(mutex_);
     if (ended_ || !error_.is_ok()) {
@@ -320,7 +319,7 @@ void Operation::run_producer(std::size_t job) {
   end_task_locked();
 }
 
-void Operation::submit_finish_locked(std::function<Status()> task) {
+void Transfer::submit_finish_locked(std::function<Status()> task) {
   if (ended_ || !error_.is_ok()) return;
   if (finishes_here_) {
     waiting_thread_tasks_.push_back({std::move(task), true});
@@ -345,26 +344,26 @@ void Operation::submit_finish_locked(std::function<Status()> task) {
   });
 }
 
-void Operation::finished_locked() {
+void Transfer::finished_locked() {
   if (--pending_ == 0) over_locked();
 }
 
-void Operation::call_waiting_thread_locked(std::function<Status()> task) {
+void Transfer::call_waiting_thread_locked(std::function<Status()> task) {
   waiting_thread_tasks_.push_back({std::move(task), false});
   wake_locked();
 }
 
-void Operation::release_producers_locked() {
+void Transfer::release_producers_locked() {
   released_producers_ = producers_;
   feed_locked();
 }
 
-void Operation::end_task_locked() {
+void Transfer::end_task_locked() {
   if (--tasks_ == 0) wake_.notify_all();
 }
 
-Status Operation::send(std::size_t index, std::uint32_t chunk, const core::Buffer& payload,
-                       std::uint64_t raw_bytes) {
+Status Transfer::send(std::size_t index, std::uint32_t chunk, const core::Buffer& payload,
+                      std::uint64_t raw_bytes) {
   const std::size_t bytes = payload.size();
   {
     std::lock_guard lock(mutex_);
@@ -406,7 +405,7 @@ Status Operation::send(std::size_t index, std::uint32_t chunk, const core::Buffe
   return Status::ok();
 }
 
-std::string Operation::peer_name(std::size_t index) const {
+std::string Transfer::peer_name(std::size_t index) const {
   const Peer& peer = peers_[index];
   if (peer.channel) return peer.channel->peer();
   const Topology& topology = config().topology;
@@ -415,7 +414,7 @@ std::string Operation::peer_name(std::size_t index) const {
 
 // Names those that hold the operation up. A peer that only lacks frames which it makes out of others' is
 // waiting itself, so it is named only where no other is to blame.
-Status Operation::timeout_status_locked() const {
+Status Transfer::timeout_status_locked() const {
   std::string names;
   std::string details;
   const auto add = [&](std::size_t index, const std::string& detail) {
@@ -447,7 +446,7 @@ Status Operation::timeout_status_locked() const {
       .with_peer(names);
 }
 
-Status Operation::mismatch(std::size_t index, std::uint64_t descriptor, std::uint32_t chunk_count) {
+Status Transfer::mismatch(std::size_t index, std::uint64_t descriptor, std::uint32_t chunk_count) {
   {
     std::lock_guard lock(mutex_);
     peers_[index].mismatched = true;

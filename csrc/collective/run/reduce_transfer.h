@@ -9,11 +9,11 @@
 
 namespace geocomm::collective {
 
-class ReduceOperation final : public PlannedReduction {
+class ReduceTransfer final : public PlannedReduction {
  public:
   // `stripes` are checked (Exchange::reduce()).
-  ReduceOperation(std::shared_ptr<ExchangeShared> shared, const OpContext& context, ReduceOp op,
-                  std::span<const StripeData> stripes);
+  ReduceTransfer(std::shared_ptr<ExchangeShared> shared, const OpContext& context, ReduceOp op,
+                 std::span<const StripeData> stripes);
 
   // After a run() that succeeded.
   FeedbackReport report() const;

@@ -14,11 +14,11 @@ namespace geocomm::collective {
 core::Result<FramePlan> plan_frames(const ExchangeConfig& config, const OpContext& context, ReduceOp op,
                                     std::span<const StripeData> stripes, core::BufferPool& memory);
 
-class FrameOperation final : public PlannedReduction {
+class FrameTransfer final : public PlannedReduction {
  public:
   // `plan` is plan_frames()'s for the same arguments. It and `maker` outlive run().
-  FrameOperation(std::shared_ptr<ExchangeShared> shared, const OpContext& context, ReduceOp op,
-                 std::span<const StripeData> stripes, FramePlan& plan, FrameMaker& maker);
+  FrameTransfer(std::shared_ptr<ExchangeShared> shared, const OpContext& context, ReduceOp op,
+                std::span<const StripeData> stripes, FramePlan& plan, FrameMaker& maker);
 
  private:
   struct Job {

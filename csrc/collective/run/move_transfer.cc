@@ -1,4 +1,4 @@
-#include "collective/run/move_operation.h"
+#include "collective/run/move_transfer.h"
 
 #include <algorithm>
 #include <cstring>
@@ -50,9 +50,9 @@ std::uint64_t total_bytes(const std::vector<Piece<Byte>>& pieces) {
 
 }  // namespace
 
-MoveOperation::MoveOperation(std::shared_ptr<ExchangeShared> shared, const OpContext& context,
-                             std::span<const SendPiece> sends, std::span<const ReceivePiece> receives)
-    : Operation(std::move(shared), context) {
+MoveTransfer::MoveTransfer(std::shared_ptr<ExchangeShared> shared, const OpContext& context,
+                           std::span<const SendPiece> sends, std::span<const ReceivePiece> receives)
+    : Transfer(std::move(shared), context) {
   struct Traffic {
     std::vector<Piece<const std::byte>> out;
     std::vector<Piece<std::byte>> in;
@@ -113,7 +113,7 @@ MoveOperation::MoveOperation(std::shared_ptr<ExchangeShared> shared, const OpCon
   plan(std::move(peers), jobs_.size(), finishes, bytes);
 }
 
-Status MoveOperation::produce(std::size_t index) {
+Status MoveTransfer::produce(std::size_t index) {
   const Job& job = jobs_[index];
   const Buffer frame = copy_of(job.data);
   for (const Target& to : job.targets) {
@@ -122,7 +122,7 @@ Status MoveOperation::produce(std::size_t index) {
   return Status::ok();
 }
 
-Buffer MoveOperation::copy_of(std::span<const std::byte> data) const {
+Buffer MoveTransfer::copy_of(std::span<const std::byte> data) const {
   Buffer frame;
   if (data.empty()) return frame;
   frame = buffers().acquire(data.size());
@@ -131,7 +131,7 @@ Buffer MoveOperation::copy_of(std::span<const std::byte> data) const {
   return frame;
 }
 
-Status MoveOperation::forward(const Slot& slot) {
+Status MoveTransfer::forward(const Slot& slot) {
   const Buffer frame = copy_of(slot.data);
   for (const Target& to : slot.forward_to) {
     GEOCOMM_RETURN_IF_ERROR(send(to.peer, to.number, frame, frame.size()));
@@ -140,8 +140,8 @@ Status MoveOperation::forward(const Slot& slot) {
   return Status::ok();
 }
 
-Result<std::span<std::byte>> MoveOperation::place(std::size_t peer, std::uint32_t number,
-                                                  std::size_t chunk_bytes) {
+Result<std::span<std::byte>> MoveTransfer::place(std::size_t peer, std::uint32_t number,
+                                                 std::size_t chunk_bytes) {
   Slot& slot = slots_[peer][number];
   if (chunk_bytes != slot.data.size()) {
     return Status(StatusCode::InvalidArgument,
@@ -159,7 +159,7 @@ Result<std::span<std::byte>> MoveOperation::place(std::size_t peer, std::uint32_
   return slot.data;
 }
 
-Operation::Arrival MoveOperation::on_arrival(std::size_t peer, std::uint32_t number) {
+Transfer::Arrival MoveTransfer::on_arrival(std::size_t peer, std::uint32_t number) {
   const Slot& slot = slots_[peer][number];
   if (!slot.forward_to.empty()) submit_finish_locked([this, &slot] { return forward(slot); });
   finished_locked();

@@ -1,4 +1,4 @@
-#include "collective/run/frame_operation.h"
+#include "collective/run/frame_transfer.h"
 
 #include <algorithm>
 #include <utility>
@@ -65,8 +65,8 @@ Result<FramePlan> plan_frames(const ExchangeConfig& config, const OpContext& con
   return plan;
 }
 
-FrameOperation::FrameOperation(std::shared_ptr<ExchangeShared> shared, const OpContext& context, ReduceOp op,
-                               std::span<const StripeData> stripes, FramePlan& plan, FrameMaker& maker)
+FrameTransfer::FrameTransfer(std::shared_ptr<ExchangeShared> shared, const OpContext& context, ReduceOp op,
+                             std::span<const StripeData> stripes, FramePlan& plan, FrameMaker& maker)
     : PlannedReduction(std::move(shared), context, op, stripes), frames_(plan), maker_(maker) {
   std::size_t arrivals = 0;
   for (std::size_t c = 0; c < plan_.chunks.size(); ++c) {
@@ -90,12 +90,12 @@ FrameOperation::FrameOperation(std::shared_ptr<ExchangeShared> shared, const OpC
 }
 
 // Contributions may have arrived by now, all of them even; then check() has said so.
-void FrameOperation::start() {
+void FrameTransfer::start() {
   if (awaits_nothing_) contributions_are_there();
 }
 
 // `mutex_` is not held.
-void FrameOperation::contributions_are_there() {
+void FrameTransfer::contributions_are_there() {
   maker_.contributions_arrived();
   if (jobs_.size() == contributions_) return;
   std::lock_guard lock(mutex_);
@@ -107,7 +107,7 @@ void FrameOperation::contributions_are_there() {
   });
 }
 
-Status FrameOperation::produce(std::size_t index) {
+Status FrameTransfer::produce(std::size_t index) {
   const Job& job = jobs_[index];
   FrameChunk& chunk = frames_.chunks[job.chunk];
   const bool contribution = job.kind == Message::Kind::Contribution;
@@ -121,14 +121,14 @@ Status FrameOperation::produce(std::size_t index) {
   return Status::ok();
 }
 
-Buffer& FrameOperation::slot(const Message& message) {
+Buffer& FrameTransfer::slot(const Message& message) {
   FrameChunk& chunk = frames_.chunks[message.chunk];
   return message.kind == Message::Kind::Contribution ? chunk.frames[static_cast<std::size_t>(message.origin)]
                                                      : chunk.result;
 }
 
-Result<std::span<std::byte>> FrameOperation::place(std::size_t peer, std::uint32_t number,
-                                                   std::size_t chunk_bytes) {
+Result<std::span<std::byte>> FrameTransfer::place(std::size_t peer, std::uint32_t number,
+                                                  std::size_t chunk_bytes) {
   GEOCOMM_RETURN_IF_ERROR(check_size(peer, number, chunk_bytes));
   const Message& message = received_message(peer, number);
   if (!message.delivers) return place_relayed(peer, number, chunk_bytes);
@@ -140,7 +140,7 @@ Result<std::span<std::byte>> FrameOperation::place(std::size_t peer, std::uint32
   return buffer.span();
 }
 
-Operation::Arrival FrameOperation::on_arrival(std::size_t peer, std::uint32_t number) {
+Transfer::Arrival FrameTransfer::on_arrival(std::size_t peer, std::uint32_t number) {
   const Message& message = received_message(peer, number);
   const Buffer frame = message.delivers ? slot(message) : take_relayed_locked(peer, number);
   submit_finish_locked([this, peer, number, frame] {
@@ -151,7 +151,7 @@ Operation::Arrival FrameOperation::on_arrival(std::size_t peer, std::uint32_t nu
   return {is_owed(message, peers()[peer].rank), raw_bytes(plan_.chunks[message.chunk]), frame.size()};
 }
 
-Status FrameOperation::check(const Message& message) {
+Status FrameTransfer::check(const Message& message) {
   const bool contribution = message.kind == Message::Kind::Contribution;
   const PlannedChunk& chunk = plan_.chunks[message.chunk];
   const Buffer& frame = slot(message);
