@@ -32,6 +32,8 @@ class Buffer {
   void resize(std::size_t size) { size_ = size; }
   std::span<std::byte> span() const { return {block_.get(), size_}; }
   std::span<std::byte> room() const { return {block_.get(), capacity_}; }
+  // `size` bytes from `begin` on, sharing the block. Precondition: they are valid.
+  Buffer part(std::size_t begin, std::size_t size) const { return around({block_, data() + begin}, size); }
 
  private:
   friend class BufferPool;

@@ -38,7 +38,7 @@ ROOMS = {
         ("payload",),
         ("cuda",),
     ),
-    "transport": (("wire",), ("io", "mux"), ("link",), ("rdma",), ("", "rdma/ucx")),
+    "transport": (("wire",), ("io", "mux"), ("link",), ("rdma",), ("", "rdma/ucx"), ("mail",)),
     "collective": (("policy",), ("layout",), ("sums", "outer", "cuda"), ("run",)),
     "binding": (("torch", "operation"), ("device", "tensors"), ("calls",), ("module",)),
     "emulator": (("",),),

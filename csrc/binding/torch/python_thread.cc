@@ -12,6 +12,24 @@ GilRelease::~GilRelease() {
   if (state_ != nullptr) PyEval_RestoreThread(static_cast<PyThreadState*>(state_));
 }
 
+bool CallGate::enter() {
+  std::lock_guard lock(mutex_);
+  if (closed_) return false;
+  ++inside_;
+  return true;
+}
+
+void CallGate::leave() {
+  std::lock_guard lock(mutex_);
+  if (--inside_ == 0) left_.notify_all();
+}
+
+void CallGate::close(core::Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  closed_ = true;
+  left_.wait_until(lock, deadline.when(), [&] { return inside_ == 0; });
+}
+
 bool runs_signal_handlers() {
   return ::gettid() == ::getpid() && Py_IsInitialized() != 0;
 }

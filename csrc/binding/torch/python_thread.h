@@ -1,4 +1,4 @@
-// The calling thread as Python's: its lock, and the handlers of signals.
+// Threads as Python's: its lock, the handlers of signals, the end of the interpreter.
 #pragma once
 
 #include <chrono>
@@ -20,6 +20,22 @@ class GilRelease {
 
  private:
   void* const state_;  // Python's of the thread; nullptr: it had no lock
+};
+
+// Lets threads call into Python until the interpreter is about to end. Thread-safe.
+class CallGate {
+ public:
+  // False once it is closed. Otherwise leave() must follow.
+  bool enter();
+  void leave();
+  // Returns when no thread is inside any more, or at the deadline. Not from inside.
+  void close(core::Deadline deadline);
+
+ private:
+  std::mutex mutex_;  // guards all below
+  std::condition_variable left_;
+  bool closed_ = false;
+  int inside_ = 0;
 };
 
 // Whether the calling thread is the one on which Python runs handlers of signals. It only notes that a signal
