@@ -6,7 +6,6 @@
 
 #include "binding/calls/wan_call.h"
 #include "binding/torch/below_autograd.h"
-#include "core/fork.h"
 #include "core/log.h"
 #include "core/str.h"
 
@@ -42,37 +41,7 @@ void abandon(InnerBackends inner, WorkPtr work) {
   });
 }
 
-struct LastError {
-  std::mutex mutex;  // guards record
-  std::optional<ErrorRecord> record;
-};
-constinit core::PerProcess<LastError> g_last_error;
-constinit core::PerProcess<core::GrowingExecutor> g_executor;
-constinit core::PerProcess<core::DeadlineTimer> g_timer;
-
 }  // namespace
-
-void record_error(const core::Status& status) {
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  LastError& last = g_last_error.get();
-  std::lock_guard lock(last.mutex);
-  last.record = ErrorRecord{status, std::chrono::duration<double>(now).count()};
-}
-
-bool last_error(ErrorRecord& record) {
-  LastError& last = g_last_error.get();
-  std::lock_guard lock(last.mutex);
-  if (last.record) record = *last.record;
-  return last.record.has_value();
-}
-
-core::GrowingExecutor& blocking_executor() {
-  return g_executor.get("geocomm-op");
-}
-
-core::DeadlineTimer& deadline_timer() {
-  return g_timer.get();
-}
 
 void GeoWork::over(c10::intrusive_ptr<GeoWork> work) {
   GeoWork& self = *work;

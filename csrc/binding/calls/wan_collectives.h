@@ -16,12 +16,12 @@
 
 #include "binding/calls/feedback_work.h"
 #include "binding/calls/geo_work.h"
+#include "binding/operation/executors.h"
 #include "binding/operation/failure_notice.h"
 #include "binding/operation/stage_pipeline.h"
 #include "binding/operation/stream_operation.h"
 #include "binding/torch/torch_prelude.h"
 #include "collective/run/exchange.h"
-#include "core/deadline_timer.h"
 #include "transport/channel.h"
 
 namespace geocomm::binding {
@@ -34,12 +34,6 @@ struct InnerPair {
 using InnerBackends = std::map<c10::DeviceType, InnerPair>;
 // transport::Endpoint::close_group() of one group.
 using CloseGroup = std::function<void(const core::Status& why, transport::QueuedChunks queued)>;
-
-// Runs whatever may block: exchanges and the users' callbacks. Lives as long as the process (a forked child
-// has its own): user callbacks may still run while the interpreter ends.
-core::GrowingExecutor& blocking_executor();
-// Deadlines of operations that may be waited for by nobody. Lives as long as the executor.
-core::DeadlineTimer& deadline_timer();
 
 class WanCollectives : public std::enable_shared_from_this<WanCollectives> {
  public:

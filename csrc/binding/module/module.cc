@@ -17,6 +17,7 @@
 #include "binding/module/process_group.h"
 #include "binding/module/reconfigurable_group.h"
 #include "binding/module/wan_group.h"
+#include "binding/operation/executors.h"
 #include "binding/tensors/outer_passes.h"
 #include "binding/tensors/tensor_codec.h"
 #include "binding/tensors/tensor_scales.h"
@@ -486,16 +487,16 @@ std::vector<std::tuple<int, std::uint64_t, double>> take_group_rates(const Proce
 }
 
 py::object last_error_dict() {
-  ErrorRecord record;
-  if (!last_error(record)) return py::none();
+  const auto record = last_error();
+  if (!record) return py::none();
   py::dict result;
-  result["code"] = std::string(core::to_string(record.status.code()));
-  result["message"] = record.status.message();
-  result["peer"] = record.status.peer();
-  result["op"] = record.status.op();
-  result["seq"] = record.status.seq();
-  result["errno"] = record.status.sys_errno();
-  result["time"] = record.unix_time;
+  result["code"] = std::string(core::to_string(record->status.code()));
+  result["message"] = record->status.message();
+  result["peer"] = record->status.peer();
+  result["op"] = record->status.op();
+  result["seq"] = record->status.seq();
+  result["errno"] = record->status.sys_errno();
+  result["time"] = record->unix_time;
   return result;
 }
 

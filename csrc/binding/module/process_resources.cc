@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "binding/calls/wan_collectives.h"
+#include "binding/operation/executors.h"
 #include "binding/torch/comm_error.h"
 #include "binding/torch/python_thread.h"
 #include "core/log.h"

@@ -77,12 +77,4 @@ inline core::Status status_of(const std::exception_ptr& error) {
   }
 }
 
-// The last failed operation of this process, for geocomm.last_error().
-struct ErrorRecord {
-  core::Status status;
-  double unix_time = 0;
-};
-void record_error(const core::Status& status);
-bool last_error(ErrorRecord& record);
-
 }  // namespace geocomm::binding
