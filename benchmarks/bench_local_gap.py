@@ -21,6 +21,7 @@ from itertools import product
 from pathlib import Path
 
 import torch
+from local_gap_report import write_report
 from local_rows import LENGTH, Recipe, Rows, Run
 from local_rows_check import simulated
 
@@ -73,8 +74,8 @@ def outer_trials(rates: tuple[float, ...], seeds: tuple[int, ...]) -> list[Run]:
     """Averages of eight sites, pairs of near sites, other rounds and outer optimizers, a little slow momentum."""
     runs = []
     for rate, seed in product(rates, seeds):
-        runs += [sites_of(8, rate, seed, averaging="mean", outer_momentum=mu) for mu in (0.5, 0.8, 0.9)]
-        runs += [sites_of(8, rate, seed, outer_momentum=mu) for mu in (0.5, 0.7)]
+        runs += [sites_of(8, rate, seed, outer_momentum=mu) for mu in (0.5, 0.9)]
+        runs += [sites_of(8, rate, seed, averaging="radial", outer_momentum=mu) for mu in (0.5, 0.7, 0.8)]
         runs += [sites_of(2, rate, seed, outer_momentum=mu) for mu in (0.3, 0.6, 0.7, 0.8)]
         runs += [sites_of(4, rate, seed, pair_every=every) for every in (3, 5, 10, 15)]
         runs += [
@@ -98,7 +99,7 @@ def confirmed(sites: tuple[int, ...], rates: tuple[float, ...], seeds: tuple[int
         if count == 4:
             runs.append(sites_of(4, rate, seed, pair_every=10))
         if count == 8:
-            runs.append(sites_of(8, rate, seed, averaging="mean"))
+            runs.append(sites_of(8, rate, seed, averaging="radial"))
     return runs
 
 
@@ -153,15 +154,24 @@ def missing(path: Path, parts: list[Part]) -> Iterator[Part]:
 
 
 def main() -> None:
-    """Run what is missing."""
+    """Run what is missing, and write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default=",".join(PARTS), help="by commas (default: all)")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the results")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no batch of runs after so long")
     parser.add_argument("--most", type=int, default=1 << 21, help="tokens of a step of all runs of a batch")
     parser.add_argument("--steps", type=int, help="in place of the part's")
+    parser.add_argument("--report", action="store_true", help="only write the report of what has been run")
     parser.add_argument("--check", action="store_true", help="compare the rows with geocomm's simulated sites")
     arguments = parser.parse_args()
+    path = arguments.out / "local-gap.jsonl"
+    if not arguments.report:
+        run_parts(arguments, path)
+    write_report(path)
+
+
+def run_parts(arguments: argparse.Namespace, path: Path) -> None:
+    """Run what is missing."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")
     begin = time.monotonic()
@@ -170,7 +180,6 @@ def main() -> None:
     if arguments.check:
         check(text, held_out)
         return
-    path = arguments.out / "local-gap.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     for part in arguments.parts.split(","):
         for recipe, runs in missing(path, PARTS[part]):

@@ -94,8 +94,8 @@ class Run:
     """Each element of the mean delta times its signal over signal and noise, each tensor's length kept."""
     momentum_ends: bool = False
     """Outer momentum falls to 0 over the last fifth of the rounds."""
-    averaging: str = "auto"
-    """auto: radial of more than four sites, as geocomm's; or mean."""
+    averaging: str = "mean"
+    """Or radial."""
     pair_every: int = 0
     """Steps between two averages inside of each pair of neighbouring sites, besides the rounds of all; 0: none."""
 
@@ -216,7 +216,8 @@ class Rows:
         for run in self.runs:
             self._weights[row : row + run.sites] = self._begin[run.seed]
             row += run.sites
-        self._first.zero_(), self._second.zero_()
+        self._first.zero_()
+        self._second.zero_()
         outer: list[_Outer] = []
         for step in range(recipe.steps):
             if step == recipe.joint_steps:
@@ -400,7 +401,7 @@ class _Outer:
         self._last_step, self._last_mu = step, mu
 
     def _mean(self, delta: torch.Tensor) -> torch.Tensor:
-        """geocomm's average: the mean of up to four sites, and radial beyond, but for the embeddings."""
+        """Of the sites; radial averages leave out the embeddings, as geocomm's do."""
         mean = delta.mean(1)
         if self.group.runs[0].shrinks:
             noise = delta.var(1, unbiased=True) / self._sites
@@ -409,7 +410,7 @@ class _Outer:
                 length = mean[:, span].norm(dim=1, keepdim=True)
                 shrunk[:, span] *= length / (shrunk[:, span].norm(dim=1, keepdim=True) + 1e-30)
             mean = shrunk
-        if self._sites > 4 and self.group.runs[0].averaging == "auto":
+        if self.group.runs[0].averaging == "radial":
             for name, _, span in self._size.spans():
                 if name in ("embed", "head"):
                     continue

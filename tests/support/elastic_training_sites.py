@@ -40,7 +40,7 @@ def training_sites(
     """ranks and wrap: of the first site; the others have one rank and a plain model. keys: None makes some."""
     made = ElasticSites(folder, keys or make_keys(folder / "keys", names), wait_for=tuple(names))
     for number, (name, site) in enumerate(made.items()):
-        own = {"ranks": ranks, "wrap": wrap} if number == 0 else {}
+        own: dict[str, Any] = {"ranks": ranks, "wrap": wrap} if number == 0 else {}
         made[name] = TrainingSite(**vars(site), **own)
     return made
 

@@ -36,3 +36,11 @@ def test_decay_may_end_before_the_run() -> None:
     given = config(100, 1.0, 0, 0.5)
     early = given.model_copy(update={"schedule": given.schedule.model_copy(update={"decay_steps": 50})})
     assert [early.learning_rate(step) for step in (25, 50, 90)] == pytest.approx([0.75, 0.5, 0.5])
+
+
+def test_local_steps_take_a_fraction_of_the_rate() -> None:
+    schedule = {"warmup_steps": 0, "final_fraction": 0.5, "local_fraction": 0.6}
+    given = {"training": {"steps": 10}, "optimizer": {"learning_rate": 2.0}, "schedule": schedule}
+    local = RunConfig.model_validate(given | {"sync": {"mode": "local"}})
+    assert [local.learning_rate(step) for step in (0, 10)] == pytest.approx([1.2, 0.6])
+    assert RunConfig.model_validate(given).learning_rate(0) == 2.0

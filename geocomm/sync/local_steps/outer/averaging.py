@@ -11,8 +11,6 @@ from geocomm.core.native import native
 from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.settings.local_settings import Averaging
 
-_MOST_SITES_OF_A_MEAN = 4
-
 
 def average_deltas(
     how: Averaging,
@@ -24,14 +22,14 @@ def average_deltas(
 ) -> torch.Tensor:
     """The average of the sites' deltas of a fragment: float32, 1-D, in the order of the sites.
 
-    weights: one for each delta, 0 or more, not all 0. how: "mean"; "radial", see `radial_directional`; "auto": the mean
-    of up to four sites, and radial of more. out: where it is written to, none of `deltas`; new memory without it.
+    weights: one for each delta, 0 or more, not all 0. how: "mean" and "auto"; "radial", see `radial_directional`.
+    out: where it is written to, none of `deltas`; new memory without it.
     """
     counted = [(delta, weight) for delta, weight in zip(deltas, weights, strict=True) if weight]
     total = math.fsum(weight for _, weight in counted)
     shares = [(delta, weight / total) for delta, weight in counted]
     average = torch.empty_like(deltas[0]) if out is None else out
-    if is_mean(how, len(shares)):
+    if is_mean(how):
         return _mean(shares, average)
     for part, span in fragment.spans():
         here = [(delta[span], share) for delta, share in shares]
@@ -42,9 +40,9 @@ def average_deltas(
     return average
 
 
-def is_mean(how: Averaging, counted: int) -> bool:
-    """Whether the average of so many deltas is their mean."""
-    return how == "mean" or (how == "auto" and counted <= _MOST_SITES_OF_A_MEAN)
+def is_mean(how: Averaging) -> bool:
+    """Whether the average of deltas is their mean."""
+    return how != "radial"
 
 
 def radial_directional(shares: Sequence[tuple[torch.Tensor, float]]) -> torch.Tensor:
@@ -52,7 +50,7 @@ def radial_directional(shares: Sequence[tuple[torch.Tensor, float]]) -> torch.Te
     arXiv 2604.21428).
 
     A plain mean of M nearly orthogonal deltas is shorter by the square root of M than each of them; this average is
-    not, so an outer learning rate stays right when the number of sites changes.
+    not. With eight sites it cost 1.5 to 4 points of the loss more than the mean (benchmarks/results/local-gap.md).
     """
     lengths = [_norm(delta) for delta, _ in shares]
     length = math.fsum(share * one for (_, share), one in zip(shares, lengths, strict=True))

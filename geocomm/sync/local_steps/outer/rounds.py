@@ -75,7 +75,7 @@ class Entry:
         """
         total = sum(self.weights)
         squares = sum(weight * one for weight, one in zip(self.weights, self.squared_norms, strict=True))
-        if not squares or not is_mean(averaging, sum(map(bool, self.weights))):
+        if not squares or not is_mean(averaging):
             return None
         return mean_norm**2 * total / squares
 

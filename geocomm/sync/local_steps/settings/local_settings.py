@@ -67,7 +67,7 @@ class LocalSettings(CodecSettings):
     """Fraction of the stored error that each round keeps, 0 to 1; 1 keeps all of it. auto: the preset's."""
     averaging: Averaging = "auto"
     """How deltas are averaged. mean; radial: the mean length times the mean direction (Decoupled DiLoCo, arXiv
-    2604.21428). auto: the mean up to four sites, radial beyond."""
+    2604.21428), which was worse with eight sites. auto: the mean."""
     weights: Literal["steps", "tokens"] = "steps"
     """What a site's delta counts by: its optimizer steps, or its tokens (`LocalSteps.count_tokens`)."""
     buffers: Literal["refuse", "local"] = "refuse"
