@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any, Protocol
@@ -162,7 +162,7 @@ class SiteDataset(IterableDataset[torch.Tensor]):
                 "SiteDataset: num_workers must be 0. Workers would read the same rows; a row is a copy out of a mapped "
                 "file, and needs none"
             )
-        if dist.is_initialized() and dist.get_world_size() > 1 and _is_dealt_out_again(sys._getframe()):
+        if dist.is_initialized() and dist.get_world_size() > 1 and _is_dealt_out_again(inspect.currentframe()):
             raise InvalidArgumentError(
                 "SiteDataset: each rank reads batches of its own, and accelerator.prepare around the data would deal "
                 "them out once more: sequences that nobody trains on would count as read. Prepare the model and the "
