@@ -103,8 +103,8 @@ def asked(
 
 def by_rule(shards: Sequence[Shard]) -> tuple[list[Deal], list[float]]:
     """geocomm's."""
-    dealer = Dealer(RULES, shards, 1)
-    return asked(shards, lambda site, number, dealt: dealer.next_shards(site, number, SPEEDS, dealt))
+    dealer = Dealer(RULES, shards)
+    return asked(shards, lambda site, number, dealt: dealer.next_shards(site, (1, number), SPEEDS, dealt))
 
 
 def own_first(shards: Sequence[Shard]) -> tuple[list[Deal], list[float]]:

@@ -167,11 +167,11 @@ class _Plan:
 
 
 class Dealer:
-    """Gives a site its next shards, of one version of a data set and for one run."""
+    """Gives a site its next shards, of one version of a data set and in one run."""
 
-    def __init__(self, rules: Rules, shards: Sequence[Shard], run: int) -> None:
+    def __init__(self, rules: Rules, shards: Sequence[Shard]) -> None:
         """Shards of equal SHA-256 are one shard in several stores."""
-        self._rules, self._run = rules, run
+        self._rules = rules
         self._rows = list(copies(shards).values())
         """By shard: where it lies."""
         self._stores = [shard.store for shard in shards]
@@ -195,13 +195,15 @@ class Dealer:
         """Deal by what `pass_plan` gave, for good: not by plans that follow what is left, and which sites are there."""
         self._fixed_plan = _Plan(frozenset(), dict(plan))
 
-    def next_shards(self, site: str, number: int, speeds: Mapping[str, float], dealt: NDArray[np.int32]) -> list[int]:
+    def next_shards(
+        self, site: str, deal: tuple[int, int], speeds: Mapping[str, float], dealt: NDArray[np.int32]
+    ) -> list[int]:
         """Up to `SHARDS_OF_DEAL` shards, the best first; none where there is nothing that the site may read. They were
         dealt least often of what it may read, or once more than that.
 
         Args:
             site: That is to read them.
-            number: Of the deal, in the run.
+            deal: The run, and the number of the deal in it.
             speeds: Tokens a second, of all sites that are there.
             dealt: How often each of `shards` has been dealt.
         """
@@ -212,7 +214,7 @@ class Dealer:
         if site not in speeds:
             speeds = {**speeds, site: max(speeds.values(), default=1.0)}
         speeds = {name: max(speed, 1e-9) for name, speed in speeds.items()}
-        key, times = self._drawn(site, number, speeds, counts, readable)
+        key, times = self._drawn(site, deal, speeds, counts, readable)
         rows = np.flatnonzero((counts == times) & (self._class == self._classes.index(key)))
         best = rows[np.argsort(self._margins(site, key, speeds, rows), kind="stable")][:SHARDS_OF_DEAL]
         if (plan := self._plans.get(times)) is not None and (key, site) in plan.left:
@@ -222,7 +224,7 @@ class Dealer:
     def _drawn(
         self,
         site: str,
-        number: int,
+        deal: tuple[int, int],
         speeds: Mapping[str, float],
         counts: NDArray[np.int32],
         readable: NDArray[np.bool_],
@@ -234,7 +236,7 @@ class Dealer:
             here = self._classes_of(readable & (counts == times))
             weights = self._weights(site, here, times, speeds, counts) if here else []
             if any(weights):
-                place = _unit("deal", self._run, number) * sum(weights)
+                place = _unit("deal", *deal) * sum(weights)
                 ends = zip(here, accumulate(weights), strict=True)
                 return next((key for key, end in ends if place < end), here[-1]), times
         here = self._classes_of(readable & (counts == least))

@@ -17,11 +17,11 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from geocomm.core.bad_input import BadInput
 from geocomm.data.catalog import Shard
-from geocomm.data.deals import DEALS_OF_A_PASS, SHARDS_OF_DEAL, Dealer, ShardClass, copies
+from geocomm.data.deals import DEALS_OF_A_PASS, SHARDS_OF_DEAL, ShardClass
+from geocomm.data.dealt_version import DealtVersion
 from geocomm.data.read_version import ReadVersion, sequences_of
 from geocomm.journal.dealt_shards import Piece, cut, length
 
@@ -84,19 +84,15 @@ class FixedDeals:
     ) -> None:
         """versions: the newest, and those of `so_far`. batches: sequences that each site reads in a step. Raises
         BadInput for a site that may not read enough for a batch."""
-        self._versions, self._newest = versions, versions[max(versions)]
+        self._versions, self._run = versions, run
         self._cut = sequence_length, held_out_every
+        self._newest = DealtVersion(versions[max(versions)], *self._cut)
         self._batches = dict(sorted(batches.items()))
         self._speeds = {site: float(batch) for site, batch in self._batches.items()}
-        self._rows, self._sequences = self._whole(self._newest)
-        shards = [self._newest.shards[row] for row in self._rows]
-        self._rows_of = copies(shards)
         self._require_readers()
-        self._dealer = Dealer(self._newest.version.rules, shards, run)
-        self._dealt = self._counts(so_far)
+        self._newest.dealt[:] = self._counts(so_far)
         self._next_deal, self._deals = so_far.next_deal, dict(so_far.deals)
-        self._labels: dict[int, frozenset[str] | None] = {}
-        """Of a deal's shards; None: the newest version lacks one."""
+        self._may: dict[tuple[str, int], bool] = {}
         same = so_far.lines.keys() == batches.keys() and max(so_far.versions) == max(versions)
         untouched = set[int]() if same else self._take_back(so_far)
         self._rests = [piece for piece in so_far.rests if piece.deal not in untouched]
@@ -109,35 +105,27 @@ class FixedDeals:
                     (self.lines[site] if keeps else self._rests).append(piece)
         self._ends = {site: length(line) for site, line in self.lines.items()}
 
-    def _whole(self, read: ReadVersion) -> tuple[list[int], NDArray[np.int64]]:
-        """The shards of at least a sequence, and how many these have; others are never dealt."""
-        sequences = sequences_of(read.shards, *self._cut)
-        rows = np.flatnonzero(sequences)
-        return [int(row) for row in rows], sequences[rows]
-
     def _require_readers(self) -> None:
-        rules = self._newest.version.rules
-        labels = [self._newest.shards[row].labels for row in self._rows]
         for site, batch in self._batches.items():
-            may = {one: rules.may_read(site, one) for one in set(labels)}
-            count = int(self._sequences[np.array([may[one] for one in labels], bool)].sum())
-            if count < batch:
+            if (count := self._newest.readable(site)) < batch:
                 raise BadInput(
-                    f"{self._newest.url} has {count} sequences of {self._cut[0]} tokens that site {site} may read, and "
-                    f"a step takes {batch} there"
+                    f"{self._newest.read.url} has {count} sequences of {self._cut[0]} tokens that site {site} may "
+                    f"read, and a step takes {batch} there"
                 )
 
-    def _counts(self, so_far: ReadSoFar) -> NDArray[np.int32]:
+    def _counts(self, so_far: ReadSoFar) -> list[int]:
         """How often each shard was dealt, whatever the version: by what is in it."""
-        before = self._versions[max(so_far.versions)]
-        rows, _ = self._whole(before)
-        counts = np.frombuffer(zlib.decompress(so_far.dealt), "<i4") if so_far.dealt else np.zeros(len(rows), np.int32)
-        if len(counts) != len(rows):
+        number = max(so_far.versions)
+        same = number == self._newest.read.version.number
+        before = self._newest if same else DealtVersion(self._versions[number], *self._cut)
+        shards = before.shards
+        counts = np.frombuffer(zlib.decompress(so_far.dealt), "<i4") if so_far.dealt else [0] * len(shards)
+        if len(counts) != len(shards):
             raise BadInput(
-                f"what was read of {before.url} is counted for {len(counts)} shards, and {len(rows)} are there"
+                f"what was read of {before.read.url} is counted for {len(counts)} shards, and {len(shards)} are there"
             )
-        of_hash = {before.shards[row].sha256: int(count) for row, count in zip(rows, counts, strict=True)}
-        return np.array([of_hash.get(self._newest.shards[row].sha256, 0) for row in self._rows], np.int32)
+        of_hash = {shard.sha256: int(count) for shard, count in zip(shards, counts, strict=True)}
+        return [of_hash.get(shard.sha256, 0) for shard in self._newest.shards]
 
     def _take_back(self, so_far: ReadSoFar) -> set[int]:
         """The deals that nobody has begun; they count no more, so that what was dealt less often comes first."""
@@ -149,20 +137,16 @@ class FixedDeals:
             shards = self._shards(deal)
             if count == int(sequences_of(shards, *self._cut).sum()):
                 found.add(deal)
-                self._count(shards, -1)
+                self._newest.count(shards, -1)
         return found
-
-    def _count(self, shards: Iterable[Shard], times: int) -> None:
-        for shard in shards:
-            self._dealt[self._rows_of.get(shard.sha256, [])] += times
 
     def make_plan(self) -> dict[tuple[ShardClass, str], float]:
         """The plan, which is to be that of one rank at all: the libraries in it may differ."""
-        return self._dealer.pass_plan(self._speeds)
+        return self._newest.dealer.pass_plan(self._speeds)
 
     def take_plan(self, plan: Mapping[tuple[ShardClass, str], float]) -> None:
         """Deal by this plan; before anything is dealt."""
-        self._dealer.fix_plan(plan)
+        self._newest.dealer.fix_plan(plan)
 
     def piece(self, site: str, index: int) -> tuple[Piece, list[Shard]]:
         """That of a site's line, and its deal's shards; dealt now if need be."""
@@ -178,10 +162,10 @@ class FixedDeals:
         lines = {site: cut(tuple(self.lines[site]), steps * batch)[1] for site, batch in self._batches.items()}
         left = {piece.deal for line in (*lines.values(), self._rests) for piece in line}
         deals = {number: self._deals[number] for number in sorted(left)}
-        numbers = {version for version, _ in deals.values()} | {self._newest.version.number}
+        numbers = {version for version, _ in deals.values()} | {self._newest.read.version.number}
         return ReadSoFar(
             {number: self._versions[number].sha256 for number in sorted(numbers)},
-            zlib.compress(self._dealt.astype("<i4").tobytes(), 9),
+            zlib.compress(self._newest.dealt.astype("<i4").tobytes(), 9),
             self._next_deal,
             deals,
             lines,
@@ -201,23 +185,21 @@ class FixedDeals:
         self._ends[site] += piece.sequences
 
     def _new_deal(self, site: str) -> list[Piece]:
-        found = self._dealer.next_shards(site, self._next_deal, self._speeds, self._dealt)
-        rows = [self._rows[index] for index in found]
-        self._count([self._newest.shards[row] for row in rows], 1)
-        text, count = self._newest.text(rows), int(self._sequences[found].sum())
+        text, shards, count = self._newest.next_deal(site, (self._run, self._next_deal), self._speeds)
+        self._newest.count(shards)
         number, self._next_deal = self._next_deal, self._next_deal + 1
-        self._deals[number] = self._newest.version.number, text
+        self._deals[number] = self._newest.read.version.number, text
         # Of few shards, several sites get parts of one deal.
-        parts = DEALS_OF_A_PASS * len(self._batches) * SHARDS_OF_DEAL // len(self._rows)
+        parts = DEALS_OF_A_PASS * len(self._batches) * SHARDS_OF_DEAL // len(self._newest.shards)
         size = math.ceil(count / max(1, parts if len(self._batches) > 1 else 1))
         return [Piece(number, start, min(size, count - start)) for start in range(0, count, size)]
 
     def _may_read(self, site: str, piece: Piece) -> bool:
         """Whether a site may read all of a deal, and the newest version still has it."""
-        if piece.deal not in self._labels:
-            self._labels[piece.deal] = self._newest.labels_of(self._shards(piece.deal))
-        labels = self._labels[piece.deal]
-        return labels is not None and self._newest.version.rules.may_read(site, labels)
+        key = site, piece.deal
+        if key not in self._may:
+            self._may[key] = self._newest.may_read(site, self._shards(piece.deal))
+        return self._may[key]
 
     def _shards(self, deal: int) -> list[Shard]:
         version, text = self._deals[deal]

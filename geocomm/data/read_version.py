@@ -65,20 +65,6 @@ class ReadVersion:
                 f"version {self.version.number} of {self.url} has no shards {text}, which were dealt"
             ) from None
 
-    @cached_property
-    def labels(self) -> dict[str, frozenset[str]]:
-        """By SHA-256 of a shard, those of all the places that it lies in."""
-        found: dict[str, set[str]] = {}
-        for shard in self.shards:
-            found.setdefault(shard.sha256, set()).update(shard.labels)
-        return {sha256: frozenset(labels) for sha256, labels in found.items()}
-
-    def labels_of(self, shards: Iterable[Shard]) -> frozenset[str] | None:
-        """Those that these shards of any version have here, together; None: one of them is not here."""
-        found = [self.labels.get(shard.sha256) for shard in shards]
-        known = [one for one in found if one is not None]
-        return frozenset[str]().union(*known) if len(known) == len(found) else None
-
 
 def sequences_of(shards: Sequence[Shard], length: int, held_out_every: int) -> NDArray[np.int64]:
     """By shard: its sequences of so many tokens that are trained on."""

@@ -199,11 +199,9 @@ class Leader:
         told = ""
         while True:
             if asked := self._data_asked():
-                from geocomm.elastic.run_catalog import read_data  # brings numpy, which most agents do without
-
                 problem, data = "", known
                 try:
-                    data = await asyncio.to_thread(read_data, *asked, known)
+                    data = await asyncio.to_thread(_read_data, *asked, known)
                 except (BadInput, OSError) as error:
                     goes_on = "no site is dealt more" if known is None else f"version {known.number} goes on"
                     problem = f"the run's data set cannot be read ({error}): until it can, {goes_on}"
@@ -389,3 +387,11 @@ class Leader:
                     lines.end()
             case Log():
                 self._log(action.text)
+
+
+def _read_data(
+    url: str, versions: dict[int, str], sequence_length: int, held_out_every: int, known: CatalogData | None
+) -> CatalogData:
+    from geocomm.elastic.run_catalog import read_data  # brings numpy, which most agents do without
+
+    return read_data(url, versions, sequence_length, held_out_every, known)

@@ -35,11 +35,11 @@ def read_all(
     shards: list[Shard], speeds: dict[str, float], passes: int = 1, run: int = 1, rules: Rules = RULES
 ) -> list[tuple[str, list[int]]]:
     """Deals until each shard was dealt so often, to whichever site has read its last one first."""
-    dealer, dealt = Dealer(rules, shards, run), np.zeros(len(shards), np.int32)
+    dealer, dealt = Dealer(rules, shards), np.zeros(len(shards), np.int32)
     ready, deals = dict.fromkeys(speeds, 0.0), list[tuple[str, list[int]]]()
     while (dealt < passes).any():
         site = min(ready, key=lambda name: (ready[name], name))
-        found = dealer.next_shards(site, len(deals), speeds, dealt)
+        found = dealer.next_shards(site, (run, len(deals)), speeds, dealt)
         if not found:
             ready[site] = float("inf")
             continue
@@ -180,16 +180,16 @@ def test_a_site_gets_in_the_next_pass_what_it_has_read_in_this_one() -> None:
 
 def test_copies_in_several_stores_are_one_shard() -> None:
     shards = [shard(1, "us"), shard(1, "asia")]
-    dealer, dealt = Dealer(RULES, shards, 1), np.zeros(2, np.int32)
-    assert dealer.next_shards("tokyo", 0, SPEEDS, dealt) == [1]
-    assert dealer.next_shards("virginia", 0, SPEEDS, dealt) == [0]
-    assert dealer.next_shards("frankfurt", 0, SPEEDS, dealt) == [0]
+    dealer, dealt = Dealer(RULES, shards), np.zeros(2, np.int32)
+    assert dealer.next_shards("tokyo", (1, 0), SPEEDS, dealt) == [1]
+    assert dealer.next_shards("virginia", (1, 0), SPEEDS, dealt) == [0]
+    assert dealer.next_shards("frankfurt", (1, 0), SPEEDS, dealt) == [0]
 
 
 def test_site_that_may_read_nothing_gets_nothing() -> None:
-    dealer = Dealer(RULES, [shard(1, "eu", "personal")], 1)
-    assert dealer.next_shards("tokyo", 0, SPEEDS, np.zeros(1, np.int32)) == []
-    assert dealer.next_shards("elsewhere", 0, SPEEDS, np.zeros(1, np.int32)) == []
+    dealer = Dealer(RULES, [shard(1, "eu", "personal")])
+    assert dealer.next_shards("tokyo", (1, 0), SPEEDS, np.zeros(1, np.int32)) == []
+    assert dealer.next_shards("elsewhere", (1, 0), SPEEDS, np.zeros(1, np.int32)) == []
 
 
 def test_deals_are_those_of_every_machine() -> None:

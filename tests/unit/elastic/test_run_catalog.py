@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,16 @@ def test_each_shard_is_dealt_once_a_pass_to_those_who_may_read_it(tmp_path: Path
     assert dealt == {**{(0, i): 1 for i in range(20)}, **{(1, i): 1 for i in range(3)}}  # the short one has no sequence
     assert all(part == 0 for part, _ in by_b)
     assert {one.sequences for one in state.deals.values()} <= {3 * n for n in range(1, 9)}  # 4 in a shard, 1 held out
+
+
+def test_library_that_the_first_deal_needs_is_imported_with_the_catalog(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a thread: the leader would answer nobody meanwhile."""
+    monkeypatch.delitem(sys.modules, "networkx", raising=False)
+    add_version(tmp_path, 1, [shard(0)])
+    read(tmp_path)
+    assert "networkx" in sys.modules
 
 
 def test_deals_of_a_small_data_set_leave_some_for_others(tmp_path: Path) -> None:
