@@ -20,6 +20,8 @@ from typing_extensions import override
 
 from geocomm.core.bad_input import BadInput, did_you_mean
 from geocomm.core.environment import stores_file
+from geocomm.core.message_log import logger
+from geocomm.core.place import own_rank
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -202,7 +204,8 @@ def require_writable(place: FilePlace, what: str) -> None:
 
 def require_known_tables(stores: Mapping[str, str], url: str) -> None:
     """Raise BadInput for keys of a store that is none of these (URLs by name, of the catalog at `url`), where one of
-    them has none: it may be the same under a wrong name. Other catalogs may have keys in the file."""
+    them has none: it may be the same under a wrong name. Else that is a warning: other catalogs may have keys in the
+    file."""
     lacking = [name for name, at in stores.items() if _takes_keys(at) and name not in _tables()]
     for name in _tables() if lacking else ():
         if "://" not in name and name not in stores:
@@ -210,10 +213,25 @@ def require_known_tables(stores: Mapping[str, str], url: str) -> None:
             raise BadInput(
                 f"GEOCOMM_STORES, {stores_file()}: [{name}] is no store of {url}{near}; [{lacking[0]}] is missing"
             )
+    used = {url, *(name for name, at in stores.items() if not is_folder(at))}
+    unused = tuple(name for name in _tables() if name not in used)
+    if unused and not own_rank():
+        _tell_unused(unused, url)
+
+
+@lru_cache(maxsize=16)
+def _tell_unused(names: tuple[str, ...], url: str) -> None:
+    text = ", ".join(f"[{name}]" for name in names)
+    logger().warning("data: GEOCOMM_STORES, %s: no store of %s, so not used for it: %s", stores_file(), url, text)
+
+
+def is_folder(url: str) -> bool:
+    """Whether this machine sees its files."""
+    return "://" not in url or url.startswith("file://")
 
 
 def _takes_keys(url: str) -> bool:
-    return "://" in url and not url.startswith(("file://", "http://", "https://"))
+    return not is_folder(url) and not url.startswith(("http://", "https://"))
 
 
 def error_line(error: BaseException) -> str:

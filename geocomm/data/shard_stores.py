@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from geocomm.core.bad_input import BadInput
-from geocomm.data.places import FilePlace, Folder, open_place
+from geocomm.data.places import FilePlace, Folder, is_folder, open_place
 
 if TYPE_CHECKING:
     from geocomm.data.catalog import Shard, Store, Version
@@ -58,7 +58,7 @@ class ShardStores:
 
     def largest_fetched(self, number: int) -> int:
         """Bytes of so many shards that this site may have to fetch, the largest ones."""
-        fetched = {name for name, table in self._rules.stores.items() if not _is_folder(table.url)}
+        fetched = {name for name, table in self._rules.stores.items() if not is_folder(table.url)}
         firsts = (copies[0] for copies in self._copies.values())
         sizes = (self.size(one) for one in firsts if one.store in fetched and self._may_read(one))
         return sum(nlargest(number, sizes))
@@ -83,7 +83,3 @@ class ShardStores:
         store = self._store(shard)
         own_region = self._rules.sites.get(self._site, self._site)
         return self._site not in store.near, store.region != own_region, store.price
-
-
-def _is_folder(url: str) -> bool:
-    return "://" not in url or url.startswith("file://")

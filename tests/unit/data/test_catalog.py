@@ -164,22 +164,31 @@ def test_rules_that_say_nothing_known_are_refused(place: Place, old: str, new: s
     assert said in place.refuses(place.write("a.tokens", [1]), "--tokenizer", "byte")
 
 
-def test_table_of_keys_for_a_store_that_is_not_there_is_refused_in_a_line(
-    place: Place, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+def test_table_of_keys_that_no_store_uses_is_refused_where_one_lacks_its_own_and_else_told_of_in_a_line(
+    place: Place, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys = place.folder / "stores.toml"
     monkeypatch.setenv("GEOCOMM_STORES", str(keys))
-    request.addfinalizer(places._tables.cache_clear)
+    for cached in (places._tables, places._tell_unused):
+        request.addfinalizer(cached.cache_clear)
     place.rules.write_text(place.rules.read_text() + '[stores.bucket]\nurl = "s3://bucket/tokens"\n')
-    for number, tables in enumerate(("[other]\n[bucket]", "[bucke]\n[bucket]", '["s3://elsewhere/web"]', "[bucke]")):
-        places._tables.cache_clear()
-        keys.write_text(tables)
-        wrong = tables == "[bucke]"
+    tables = ("[bucket]", "[other]\n[bucket]\n[disk]", '["s3://elsewhere/web"]', "[bucke]")
+    for number, (text, unused) in enumerate(
+        zip(tables, ("", "[other], [disk]", "[s3://elsewhere/web]", ""), strict=True)
+    ):
+        for cached in (places._tables, places._tell_unused):
+            cached.cache_clear()
+        caplog.clear()
+        keys.write_text(text)
+        wrong = text == "[bucke]"
         added = place.write(f"{number}.tokens", [1, 2])
         told = [place.run("add", place.rules, added, "--tokenizer", "byte", status=2 * wrong)]
         told += [place.run(command, place.catalog.url, status=2 * wrong) for command in ("ls", "check")]
         assert all(("[bucke] is no store of" in one) == wrong for one in told)
         assert all(("did you mean 'bucket'?; [bucket] is missing" in one) == wrong for one in told)
+        lines = [record.getMessage() for record in caplog.records]
+        said = f"data: GEOCOMM_STORES, {keys}: no store of {place.catalog.url}, so not used for it: {unused}"
+        assert lines == [said] * bool(unused)
 
 
 def test_ids_of_16_bits_are_refused_for_a_larger_vocabulary(place: Place) -> None:
