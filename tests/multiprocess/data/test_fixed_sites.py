@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import geocomm
@@ -31,21 +33,51 @@ class Loop:
 
     data: geocomm.SiteDataset
     rows: Iterator[torch.Tensor]
-    model: torch.nn.Module
-    optimizer: torch.optim.Optimizer
+    step: Callable[[torch.Tensor], None]
 
 
 _loops: list[Loop] = []
 
 
-def begin(url: str, batch_size: dict[str, int], state: str | None) -> None:
-    """Under DDP, whose gradients cross between the sites. batch_size: by site."""
-    torch.manual_seed(0)
-    model = DistributedDataParallel(torch.nn.Linear(DataSet.LENGTH, 1))
+def begin(url: str, batch_size: dict[str, int], state: str | None, wrapper: str) -> None:
+    """Gradients cross between the sites. batch_size: by site."""
     data = geocomm.SiteDataset(url, batch_size=batch_size[os.environ["GEOCOMM_SITE"]], sequence_length=DataSet.LENGTH)
     if state is not None:
         data.load_state_dict(json.loads(state))
-    _loops[:] = [Loop(data, iter(data), model, torch.optim.SGD(model.parameters(), lr=1e-12))]
+    _loops[:] = [Loop(data, iter(data), _step_of(wrapper))]
+
+
+def _step_of(wrapper: str) -> Callable[[torch.Tensor], None]:
+    """A step of a small model."""
+    torch.manual_seed(0)
+    model: torch.nn.Module = torch.nn.Linear(DataSet.LENGTH, 4)
+    if wrapper == "ZeRO":
+        import deepspeed
+
+        deepspeed.init_distributed(dist_backend="geocomm", verbose=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-12)
+        config = {
+            "train_micro_batch_size_per_gpu": 1,
+            "steps_per_print": 1 << 30,
+            "zero_optimization": {"stage": 2},
+            "zero_allow_untested_optimizer": True,
+        }
+        engine: Any = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+
+        def step_of_engine(rows: torch.Tensor) -> None:
+            engine.backward(engine(rows).sum())
+            engine.step()
+
+        return step_of_engine
+    model = fully_shard(model) if wrapper == "FSDP2" else DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-12)
+
+    def step(rows: torch.Tensor) -> None:
+        model(rows).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
 
 
 def train(batches: int) -> list[int]:
@@ -55,9 +87,7 @@ def train(batches: int) -> list[int]:
         rows = next(loop.rows)
         read += [int(row[0]) for row in rows]
         assert all(len(set(row.tolist())) == 1 for row in rows)
-        loop.model(rows.float()).sum().backward()
-        loop.optimizer.step()
-        loop.optimizer.zero_grad()
+        loop.step(rows.float())
     return read
 
 
@@ -70,11 +100,16 @@ def batch_tokens() -> int:
 
 
 def run(
-    data: DataSet, sites: list[str], batches: int, state: str | None, batch_size: dict[str, int]
+    data: DataSet,
+    sites: list[str],
+    batches: int,
+    state: str | None,
+    batch_size: dict[str, int],
+    wrapper: str = "DDP",
 ) -> tuple[dict[str, list[int]], list[str]]:
     """What each site has read in a job of its own processes, and the states of its ranks."""
-    with joined(sites) as ranks:
-        ranks.run(begin, data.catalog.url, batch_size, state)
+    with joined(sites, environment={"DS_ACCELERATOR": "cpu"}) as ranks:
+        ranks.run(begin, data.catalog.url, batch_size, state, wrapper)
         found = ranks.run(train, batches)
         states = ranks.run(state_of)
         read: dict[str, list[int]] = {}
@@ -111,6 +146,18 @@ def test_restarts_with_other_sites_miss_no_token_and_read_none_twice(data: DataS
     assert everything - times.keys() <= set(last["frankfurt"])
 
 
+@pytest.mark.parametrize("wrapper", ["FSDP2", "ZeRO"])
+def test_wrappers_of_the_model_do_not_matter(data: DataSet, wrapper: str) -> None:
+    if wrapper == "ZeRO":
+        pytest.importorskip("deepspeed")
+    sizes = {"frankfurt": 4, "virginia": 3, "tokyo": 2}
+    first, states = run(data, ["frankfurt", "virginia", "virginia"], 20, None, sizes, wrapper)
+    second, _ = run(data, ["tokyo", "frankfurt", "frankfurt"], 20, states[1], sizes, wrapper)
+    times = Counter(number for read in (first, second) for numbers in read.values() for number in numbers)
+    assert max(times.values()) == 1
+    assert times.total() == 20 * (4 + 3 + 3) + 20 * (2 + 4 + 4)
+
+
 def test_job_that_goes_on_reads_the_batches_of_one_that_does_not_stop(data: DataSet) -> None:
     sites, sizes = ["frankfurt", "virginia", "virginia"], {"frankfurt": 3, "virginia": 2}
     whole, _ = run(data, sites, 40, None, sizes)
@@ -128,14 +175,14 @@ def test_what_does_not_fit_is_refused_at_all_ranks(data: DataSet) -> None:
 
     url = data.catalog.url
     with joined(["frankfurt", "virginia"]) as ranks:
-        ranks.run(begin, url, {"frankfurt": 800, "virginia": 760}, None)
+        ranks.run(begin, url, {"frankfurt": 800, "virginia": 760}, None, "DDP")
         ranks.run(train, 1)
         state = ranks.run(state_of)[0]
-        ranks.run(begin, url, {"frankfurt": 1, "virginia": 1}, None)
+        ranks.run(begin, url, {"frankfurt": 1, "virginia": 1}, None, "DDP")
         ranks.run(load_at, state, 1)
         refused(ranks, "batches were read at site frankfurt: 0, at site virginia: 1", "must be equal")
     with joined(["virginia", "virginia"]) as ranks:
-        ranks.run(begin, url, {"virginia": 500}, None)
+        ranks.run(begin, url, {"virginia": 500}, None, "DDP")
         refused(ranks, "768 sequences of 16 tokens that site virginia may read, and a step takes 1000 there")
 
 
