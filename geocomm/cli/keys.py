@@ -163,7 +163,7 @@ def _warn_of_ca_key(ca: JobCa) -> None:
     from geocomm.security.job_ca import CA_KEY_FILE
 
     _console().print(
-        f"{ca.folder / CA_KEY_FILE}: the key of the job's CA. KEEP IT OFF THE SITES: whoever has it can join job "
+        f"{ca.folder / CA_KEY_FILE}: the key of the job's CA. KEEP IT OFF THE SITES: anyone who has it can join job "
         f"{ca.job} as any site",
         style="bold yellow",
         markup=False,

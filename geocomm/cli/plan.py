@@ -195,7 +195,7 @@ class _Ways:
         return [local_estimate(self.work, table, name, self.speeds[name], every=self.every) for name in self.local]
 
     def exchange(self, table: Links) -> TrainingTraffic:
-        """Of the best one."""
+        """The traffic of the best way to train."""
         from geocomm.data.pass_estimate import TrainingTraffic
 
         step, local = _bests(self.rows(table), self.local_rows(table))

@@ -105,7 +105,7 @@ def folder_mark(path: Path, owner: str) -> tuple[str, bool]:
 
 
 def _file_system_of(folder: Path) -> str:
-    """Its kind as Linux names it; empty where that cannot be told."""
+    """The kind of a folder's file system as Linux names it; empty where that cannot be told."""
     try:
         mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
         real = folder.resolve()

@@ -137,10 +137,10 @@ _MOST_KINDS = 1000
 
 
 class CalmLog:
-    """Logs at most one line in so many seconds of each kind, with the number of those left out before it."""
+    """Logs at most one line of each kind in `interval_s` seconds, with the number of those left out before it."""
 
     def __init__(self, log: Callable[[str], None], interval_s: float, beginning: int = 0) -> None:
-        """beginning: lines of which so many characters are alike are of one kind; 0: all are."""
+        """beginning: lines whose first characters, this many, are alike are of one kind; 0: all are."""
         self._log, self._interval_s, self._beginning = log, interval_s, beginning
         self._last: dict[str, float] = {}
         self._left_out: dict[str, int] = {}

@@ -74,7 +74,7 @@ class Rules(Section):
 
     @property
     def urls(self) -> dict[str, str]:
-        """Of the stores, by name."""
+        """The URLs of the stores, by name."""
         return {name: store.url for name, store in self.stores.items()}
 
     def may_read(self, site: str, labels: Iterable[str]) -> bool:
@@ -179,7 +179,7 @@ class Catalog:
         return open_place(self.url, self.url)
 
     def numbers(self) -> list[int]:
-        """Of the versions, ascending. Raises BadInput."""
+        """The numbers of the versions, ascending. Raises BadInput."""
         try:
             names = self.place.names()
         except OSError as error:

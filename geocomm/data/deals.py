@@ -45,7 +45,7 @@ class ShardClass:
 
     @classmethod
     def of(cls, copies: Sequence[Shard]) -> ShardClass:
-        """That of a shard which lies in so many places."""
+        """The class of a shard that lies in these places."""
         labels = {label for one in copies for label in one.labels}
         return cls(tuple(sorted({one.store for one in copies})), tuple(sorted(labels)))
 
@@ -162,7 +162,7 @@ class _Plan:
         return self.deals > _DEALS_OF_PLAN or self.sites != frozenset(sites)
 
     def shares(self, site: str, classes: Iterable[ShardClass]) -> list[float]:
-        """Of a site."""
+        """The shares of a site."""
         return [max(self.left.get((key, site), 0.0), 0.0) for key in classes]
 
 

@@ -19,7 +19,7 @@ def far_rates(links: Links) -> dict[str, float]:
 
 
 def own_far_rate(site: str) -> float:
-    """That of a site by the table that GEOCOMM_LINKS names, in bytes a second; infinite where it names none, or not
+    """The rate of a site by the table that GEOCOMM_LINKS names, in bytes a second; infinite where it names none, or not
     this site. Raises BadInput."""
     path = links_file()
     if path is None:

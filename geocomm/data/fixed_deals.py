@@ -43,7 +43,7 @@ class ReadSoFar:
     """What is left of sites that have gone."""
 
     def plain(self) -> dict[str, Any]:
-        """As values that JSON and torch's checkpoints take."""
+        """The position as values that JSON and torch's checkpoints take."""
         return {
             "versions": {str(number): sha256 for number, sha256 in self.versions.items()},
             "dealt": base64.b64encode(self.dealt).decode(),

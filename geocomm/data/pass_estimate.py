@@ -41,13 +41,13 @@ class PassEstimate:
 
     @property
     def dollars(self) -> float:
-        """For data, rounds and GPUs."""
+        """The dollars for data, rounds and GPUs."""
         return self.data_dollars + (self.round_dollars or 0.0) + (self.gpu_dollars or 0.0)
 
 
 @dataclass(frozen=True)
 class Machines:
-    """Of all sites."""
+    """The machines of all sites."""
 
     gpus: Mapping[str, int]
     tokens_per_second: float

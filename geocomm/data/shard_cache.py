@@ -82,7 +82,7 @@ class ShardCache:
         sources.register("data", self.counts)
 
     def counts(self) -> dict[str, float]:
-        """Of this process, since the cache was made."""
+        """The counts of this process, since the cache was made."""
         return {
             "waited_seconds": self.waited_seconds,
             "fetched_bytes": self.fetched_bytes,

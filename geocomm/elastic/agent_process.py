@@ -42,14 +42,14 @@ from geocomm.security.key_folder import Keys, KeysError
 
 DEFAULT_PORT = 29400
 LAST_STEPS_S = 30.0
-"""The ranks of a site that leaves have so long to make their last steps count."""
+"""How long the ranks of a site that leaves have to make their last steps count."""
 LEAVE_LIMIT_S = 35.0
-"""A site that leaves gives its last offers so long to count."""
+"""How long a site that leaves gives its last offers to count."""
 _QUIET_S = 4.0
-"""An agent that has left ends once nobody has asked it for a frame for so long: others miss one after a second of
+"""An agent that has left ends once nobody has asked it for a frame for this time: others miss one after a second of
 silence, and dial three round trips."""
 _LINGER_S = 60.0
-"""And after so long in any case: a frame of its last round may be on no other disk."""
+"""And after this time in any case: a frame of its last round may be on no other disk."""
 _ALONE_LIMIT_S = 3.0
 _SENT_LIMIT_S = 5.0
 _SAME_SIGTERM_S = 1.0
@@ -83,13 +83,13 @@ class AgentConfig(Record):
     snapshot_s: float = LeaderSettings.snapshot_s
     """From one snapshot to the next; 0: there are none."""
     copies: int = LeaderSettings.copies
-    """A snapshot is kept once so many sites have it."""
+    """A snapshot is kept once this many sites have it."""
     snapshot_url: str = ""
     """Where each kept snapshot is copied to; empty: nowhere."""
     data: DealtSet | None = None
     """That the run deals; None: sites bring their own data, or the journal says it."""
     doubt_s: float = LeaderSettings.doubt_s
-    """The deals of a site that is gone for so long are dealt to others; 0: never."""
+    """The deals of a site that is gone for this time are dealt to others; 0: never."""
     again: bool = False
     """The agent of this run folder has just died: who led a moment ago leads on, and asks the others meanwhile."""
 
@@ -106,7 +106,7 @@ class AgentConfig(Record):
 
 
 def leadership_of(config: AgentConfig, store: FragmentStore, keys: Keys) -> Leadership:
-    """Of the kind that the run has. EtcdAddressError: etcd cannot be used."""
+    """The leadership of the kind that the run has. EtcdAddressError: etcd cannot be used."""
     if not config.journal:
         lead = config.lead or not config.ranks
         return HubLeadership(config.leader, config.listen, store.run_dir, keys, lead=lead, again=config.again)

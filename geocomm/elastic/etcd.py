@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from etcd3gw.client import Etcd3Client
 
 LEASE_S = 6
-"""A leader that is silent for so long leads no more."""
+"""A leader that is silent for this time leads no more."""
 TRY_S = 2.0
 _SCHEME = "etcd://"
 _PORT = 2379
@@ -327,7 +327,7 @@ class EtcdJournal:
 
 
 def compare_leader(etcd: Etcd, revision: int) -> dict[str, Any]:
-    """That the leader that began at this revision leads; 0: that nobody does."""
+    """A comparison: the leader that began at this revision leads; 0: nobody does."""
     return {"key": _b64(etcd.key("leader")), "target": "MOD", "result": "EQUAL", "mod_revision": revision}
 
 
@@ -351,6 +351,6 @@ def _b64(text: str) -> str:
 
 
 def _short(reason: str) -> str:
-    """Of a chain of errors, the first one's text."""
+    """The text of the first of a chain of errors."""
     cause = re.search(r"\[(?:Errno|SSL)[^\]]*\] ([^'\")]*)", reason) or re.search(r'"error": *"([^"]*)"', reason)
     return (cause.group(1) if cause else reason)[:200] or "silent"

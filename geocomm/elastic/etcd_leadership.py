@@ -77,8 +77,8 @@ class EtcdLeadership:
         return Begun(journal.state(), listen_on(self._listen), leader, bool(term), term, shared)
 
     async def _check(self, journal: SqliteJournal, *, to_lead: bool = False) -> None:
-        """That etcd has all of `journal`. EtcdAwayError: it lacks the end; or, to lead, the next entry was deleted.
-        NoJournalError: it has another run."""
+        """Check that etcd has all of `journal`. EtcdAwayError: it lacks the end; or, to lead, the next entry was
+        deleted. NoJournalError: it has another run."""
         own = journal.head
         found = await asyncio.to_thread(EtcdJournal, self._for_election)
         common = min(own.index, found.head.index)

@@ -46,10 +46,10 @@ MOST_AT_A_TIME = 8
 """Files that an agent gets at once."""
 _IDLE_LIMIT_S = 60.0
 _KEPT_S = 20.0
-"""Connections are kept for so long for the next transfer: less than the other end does."""
+"""Connections are kept for this time for the next transfer: less than the other end does."""
 _SILENCE_S = 15.0
 _STALLED_S = 1.5
-"""A range of which nothing has come for so long is asked of another source too."""
+"""A range of which nothing has come for this time is asked of another source too."""
 _PROXY_LIMIT_S = 600.0
 _PIECE_BYTES = 256 * 1024
 _COMPLAINT_S = 60.0

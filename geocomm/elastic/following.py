@@ -36,9 +36,9 @@ from geocomm.journal.entries import BadLineError, Entry
 from geocomm.security.key_folder import Keys
 
 FIND_AFTER_S = 9.0
-"""Without a leader for so long, an agent asks all others whom they follow; and so often again."""
+"""Without a leader for this time, an agent asks all others whom they follow, and again each time it has passed."""
 _LEAST_PAUSE_S = 2.0
-"""A leader that is told of another one asks the others no more often than so."""
+"""A leader that hears of another one asks the others no more often than this."""
 _MOST_RIVALS = 16
 _ENTRIES_AT_ONCE = 100
 _ENTRY_BYTES_AT_ONCE = 1 << 20
@@ -46,7 +46,7 @@ _ENTRY_BYTES_AT_ONCE = 1 << 20
 
 
 def _first_of(entries: Iterator[Entry]) -> Iterator[Entry]:
-    """As many as one answer has room for."""
+    """The first entries: as many as one answer has room for."""
     size = 0
     for entry in itertools.islice(entries, _ENTRIES_AT_ONCE):
         yield entry

@@ -191,7 +191,7 @@ def digest_of(version: int, pieces: Sequence[Piece]) -> str:
 
 
 def file_digest(path: Path, version: int) -> str:
-    """The same, of a file."""
+    """What `digest_of` says of a state that lies in a file."""
     hasher = xxhash.xxh3_128(str(version).encode())
     with path.open("rb") as file:
         while content := file.read(_READ_BYTES):

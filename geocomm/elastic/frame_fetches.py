@@ -59,7 +59,7 @@ class FrameFetches:
             self._arrived(wanted)
 
     async def _fetch_until_here(self, wanted: Wanted) -> None:
-        """A listed frame: whoever has it, until it is here, or the rank no longer needs it."""
+        """A listed frame: from any site that has it, until it is here, or the rank no longer needs it."""
         waiting = Waiting(log)
         # To ask the leader who is there takes a second across the world.
         if await self._fetcher.frame(wanted, self._others.known(first=wanted.site)) is Outcome.HERE:

@@ -20,7 +20,7 @@ from geocomm.security.key_folder import KeysError
 AGAIN_S = 2.0
 """Between two questions for a state that nobody has."""
 STATE_LIMIT_S = 30.0
-"""Others write their states once a site has joined: it waits so long for them, to replay less than FEW_ROUNDS."""
+"""Others write their states once a site has joined: it waits this long for them, to replay less than FEW_ROUNDS."""
 FEW_ROUNDS = 4
 
 Sources = Callable[[], Awaitable[list[str]]]
@@ -129,7 +129,7 @@ class StatesOfOthers:
         return any(size > room for size in sizes)
 
     def state_bytes(self, fragment: int, version: int) -> int:
-        """Of the file of a state; 0: it is not on this disk."""
+        """Bytes of the file of a state; 0: it is not on this disk."""
         try:
             return self._store.state_path(fragment, version).stat().st_size
         except FileNotFoundError:

@@ -21,7 +21,8 @@ class TermNotKeptError(RuntimeError):
 
 
 class KnownAgents:
-    """Of a run folder: the last known addresses of all agents, and the highest term that this one has seen.
+    """What a run folder knows of agents: the last known addresses of all agents, and the highest term that this one has
+    seen.
 
     The term is on the disk before anything is done upon it: it is never undercut.
     """

@@ -121,7 +121,7 @@ class Leader:
 
     @property
     def undealt_tokens(self) -> int | None:
-        """Of this pass over the run's data; None: it deals none."""
+        """Tokens of this pass over the run's data that are not dealt yet; None: it deals none."""
         return self._sequencer.undealt_tokens
 
     @property
@@ -234,7 +234,7 @@ class Leader:
             return
         if isinstance(up, Hello) and up.fetch:
             try:
-                HubAddress.parse(up.fetch)  # all others are told to look there
+                HubAddress.parse(up.fetch)  # all others hear that they shall look there
             except HubAddressError as error:
                 raise BadLineError(f"where {site} gives out files: {error}") from None
         if self._newcomers.get(site) is lines and not self._takes_in(site, lines, up):
@@ -249,7 +249,7 @@ class Leader:
         self._on(Said(site, up))
 
     def _takes_in(self, site: str, lines: LineStream, first: Up) -> bool:
-        """A connection has said its first line. Whether it takes the place of the one before; else it is told why."""
+        """A connection has said its first line. Whether it takes the place of the one before; else it hears why."""
         del self._newcomers[site]
         if not isinstance(first, Hello):
             raise BadLineError(f"{site} began with {first.kind}")

@@ -26,7 +26,7 @@ from geocomm.security.key_folder import Keys
 
 _ASK_FIRST_S = 3.0
 _ANSWER_LIMIT_S = 60.0
-"""A site that led waits so long for the leader that another one follows: its agent may be about to start again."""
+"""How long a site that led waits for the leader that another one follows: its agent may be about to start again."""
 
 
 @dataclass(frozen=True)

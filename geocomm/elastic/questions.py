@@ -112,7 +112,7 @@ class LeaderAnswer(Record):
 
 
 class AgentStanding(Record):
-    """Of an agent: its run, its journal, and whom it follows."""
+    """What an agent says of itself: its run, its journal, and whom it follows."""
 
     site: SiteName
     run: StoreId | None
@@ -183,7 +183,7 @@ async def ask(agent: HubAddress, keys: Keys, question: Question, kind: type[_A],
 
 
 async def _ask(agent: HubAddress, keys: Keys, question: Question, kind: type[_A], limit_s: float) -> tuple[_A, str]:
-    """With the site whose certificate the agent has."""
+    """The agent's answer, and the site whose certificate it has."""
     stream, _ = await dial(agent, keys, Greeting(Purpose.ASK, bytes(16), 0, "ask"))
     with contextlib.closing(stream):
         async with asyncio.timeout(limit_s):

@@ -41,13 +41,13 @@ class ForkedRank:
         self._status = status
 
     def poll(self) -> int | None:
-        """Its exit status, once it has ended."""
+        """The exit status, once the process has ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.wait(0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit status. subprocess.TimeoutExpired: it has not ended in time."""
+        """The exit status. subprocess.TimeoutExpired: the process has not ended in time."""
         if self.returncode is None:
             if not select.select([self._status], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(f"rank process {self.pid}", timeout or 0)

@@ -13,7 +13,7 @@ from geocomm.journal.dealt_shards import DealtShards
 from geocomm.journal.run_state import RunState
 
 _TOO_FEW = 2
-"""A person hears of a label of which all was dealt so many times less often than other data."""
+"""The log names a label of which all was dealt this many times less often than other data."""
 
 
 def read_data(
@@ -84,7 +84,7 @@ class CatalogData:
         rules, all_dealt = self._newest.rules, self._newest.dealt
         most, found = all_dealt.max(initial=0), list[str]()
         for number, labels in enumerate(self._newest.labels):
-            if not labels:  # whoever is there reads it next
+            if not labels:  # a site that is there reads it next
                 continue
             name, dealt = " with ".join(labels), all_dealt[self._newest.label_numbers == number]
             readers = [site for site in rules.sites if rules.may_read(site, labels)]

@@ -28,7 +28,7 @@ class AgentEnded(Exception):
 
 
 class AgentLife:
-    """Of one agent, from its start to its end. Used in one event loop."""
+    """The life of one agent, from its start to its end. Used in one event loop."""
 
     def __init__(self) -> None:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -122,7 +122,7 @@ class RunView:
 
 
 class OtherAgents:
-    """Those that this agent, or its leader, hears now. Used in one event loop."""
+    """The agents that this agent, or its leader, hears now. Used in one event loop."""
 
     def __init__(self, view: RunView, keys: Keys) -> None:
         self._view, self._keys = view, keys

@@ -32,7 +32,7 @@ from geocomm.journal.run_state import RunState, Standing
 _RANKS_END_S = 60.0
 _TAKEN_BACK = "what was dealt to this site was taken back, and others read it: what it has not counted is void"
 ALONE_AFTER_S = 10.0
-"""Without a leader for so long, ranks that come up begin with what their site has."""
+"""Without a leader for this time, ranks that come up begin with what their site has."""
 
 
 @dataclass

@@ -55,7 +55,7 @@ class SnapshotCopies:
         self.url, self._root = url, str(root).rstrip("/")
 
     def manifests(self) -> list[Manifest]:
-        """Of the complete copies, the oldest first."""
+        """Manifests of the complete copies, the oldest first."""
         self._files.invalidate_cache()
         try:
             names = [str(path).rstrip("/").rpartition("/")[2] for path in self._files.ls(self._root, detail=False)]
@@ -143,7 +143,7 @@ def copy_kept_snapshots(copies: SnapshotCopies, store: FragmentStore, log: Calla
 
 
 def _newest_kept(store: FragmentStore, run: RunReader) -> Kept | None:
-    """Of the snapshots that are complete here."""
+    """The newest kept snapshot that is complete here."""
     complete = [one.index for one in Snapshots(store).manifests()]
     if not complete:
         return None

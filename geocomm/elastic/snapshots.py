@@ -69,7 +69,7 @@ class Manifest(Record):
 
     @property
     def digest(self) -> Digest:
-        """Of all of it."""
+        """The digest of the whole snapshot."""
         return xxhash.xxh3_128(line_of(self).encode()).hexdigest()
 
 
@@ -116,11 +116,11 @@ class Snapshots:
         return manifest
 
     def manifests(self) -> list[Manifest]:
-        """Of the complete snapshots, the oldest first."""
+        """Manifests of the complete snapshots, the oldest first."""
         return [manifest for index in self.indices() if (manifest := self._manifest(index)) is not None]
 
     def indices(self) -> list[int]:
-        """Of all snapshots, complete or not, the oldest first."""
+        """Indices of all snapshots, complete or not, the oldest first."""
         if not self.folder.is_dir():
             return []
         return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdecimal())
@@ -152,7 +152,7 @@ class Snapshots:
         return manifest
 
     def manifest(self, index: int) -> Manifest:
-        """Of a complete snapshot. SnapshotError: there is none."""
+        """The manifest of a complete snapshot. SnapshotError: there is none."""
         manifest = self._manifest(index)
         if manifest is None:
             there = ", ".join(str(one.index) for one in self.manifests()) or "none"

@@ -37,7 +37,7 @@ _FIRST_PAUSE_S = 1.0
 MOST_FRUITLESS_STARTS = 5
 """Starts of the ranks without one frame that counted: something is wrong that another start does not mend."""
 LAST_OFFERS_S = 5.0
-"""What a site has offered by the end of LAST_STEPS_S may still count for so long; then its ranks end."""
+"""What a site has offered by the end of LAST_STEPS_S may still count for this time; then its ranks end."""
 _COLLECTOR_AGAIN_S = 10.0
 _LEAVE_LIMIT_S = 40.0
 _LOOK_S = 0.25
@@ -160,7 +160,7 @@ class Supervisor:
         return self._standing() is Standing.LEFT
 
     def _standing(self) -> Standing | None:
-        """Of this site, as far as the journal here says; None: it is not of the run."""
+        """The standing of this site, as far as the journal here says; None: it is not of the run."""
         if not self._journal.exists():
             return None
         try:

@@ -143,7 +143,7 @@ class LinkedMaster(Master):
 
 
 class PartitionedMaster(Master):
-    """The same part of masters and weights, as each rank has it under ZeRO 3, which keeps some weights whole."""
+    """A part of masters and weights, as each rank has it under ZeRO 3, which keeps some weights whole."""
 
     def __init__(self, parameter: Any) -> None:
         self._parameter = parameter

@@ -10,7 +10,7 @@ from geocomm.journal.messages import PROTOCOL_VERSION, Beat, Hello, Model, Owner
 from geocomm.journal.run_state import RunState, Standing
 
 MOST_COMINGS, COMINGS_S = 30, 60.0
-"""A site joins, is ready or has other ranks so often in so long a time: all others do something each time."""
+"""How often in which time a site may join, be ready or have other ranks: all others do something each time."""
 
 
 @dataclass
@@ -111,7 +111,7 @@ def supersedes(state: RunState, hello: Hello) -> bool:
 
 
 def other_chain(state: RunState, hash_at: Callable[[int], str | None], name: str, hello: Hello) -> Refused | None:
-    """What the site is told where its journal is not of this leader's run, or is ahead of it; None: it is not."""
+    """What to say to the site where its journal is not of this leader's run, or is ahead of it; None: it is not."""
     if hello.run is None:
         return None
     if state.genesis is None:

@@ -82,6 +82,6 @@ class Claims:
 
 
 def _steps_now(of_beat: tuple[int, float, float]) -> int:
-    """Of a site that said so: its steps, how long each takes, and how long ago that was."""
+    """The steps of a site now. of_beat: its steps, how long each takes, and how long ago it said so."""
     step, step_s, since = of_beat
     return step + int(since / step_s)

@@ -21,7 +21,7 @@ _LOOKED_AT = 2_000
 
 @dataclass(frozen=True)
 class Damage:
-    """Of a journal's file."""
+    """What is damaged in a journal's file."""
 
     first: int
     """The first entry that is damaged."""

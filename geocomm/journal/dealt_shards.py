@@ -79,7 +79,7 @@ Line = tuple[Piece, ...]
 
 
 def length(line: Iterable[Piece]) -> int:
-    """Of the whole line."""
+    """The sequences of a whole line."""
     return sum(piece.sequences for piece in line)
 
 

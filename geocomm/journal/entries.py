@@ -217,7 +217,7 @@ class Data(EntryBase):
     sequence_length: Annotated[int, Field(ge=1, lt=2**31)]
     """In tokens; of the run."""
     held_out_every: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    """One of so many sequences of a shard is never trained on; 0: all are. Of the run."""
+    """One sequence of this many in a shard is never trained on; 0: all are. The same for the whole run."""
 
 
 def _checked(shards: str) -> str:

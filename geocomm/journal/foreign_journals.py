@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from geocomm.journal.messages import Refused
 
 REMEMBERED_S = 60.0
-"""Such a site dials again every second or so: one that has not for so long has gone."""
+"""Such a site dials again every second or so: one that has not for this time has gone."""
 
 
 @dataclass
@@ -29,7 +29,7 @@ class ForeignJournals:
         self._seen[name] = _Seen(refused, now, 1 if before is None else before.times + 1)
 
     def taken_in(self, name: str) -> None:
-        """Its journal fits now."""
+        """Forget what was said of a site: its journal fits now."""
         self._seen.pop(name, None)
 
     def there(self, now: float) -> bool:

@@ -24,7 +24,7 @@ _PARTS_OF_A_PASS = 2
 """A site has no more left than such a part of what is its own of a pass, so that those that come find some. It is a
 large part, since a site trains on from what it has left, and has fetched, while a store or the leader is away."""
 _PACE_S = 20.0
-"""A site's speed is measured over so long at least."""
+"""The shortest time over which a site's speed is measured."""
 
 
 @dataclass
@@ -57,7 +57,8 @@ class LeaderDeals:
 
     @property
     def undealt_tokens(self) -> int | None:
-        """Of this pass over the data; None: the run deals none, or the catalog was not read yet."""
+        """Tokens of this pass over the data that are not dealt; None: the run deals none, or the catalog was not read
+        yet."""
         state, data = self._run.state, self._data
         version = state.data_in_force
         if data is None or version is None:

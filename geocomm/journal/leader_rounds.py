@@ -19,11 +19,11 @@ from geocomm.journal.said_digests import SaidDigests
 
 STARVED_ROUNDS = 4
 """Of a fragment, in which a site did not count: its frame came too late, or it had to fetch those of others before it
-could make one, and the round was over then. A round waits for it after so many."""
+could make one, and the round was over then. A round waits for it after this many."""
 _MOST_GRACES = 8
 """So many times the grace such a round waits at most."""
 _CYCLES_WITHOUT_MAIL = 2
-"""Without any frame by mail from a site to another for so long, agents fetch at once."""
+"""Without any frame by mail from a site to another for this time, agents fetch at once."""
 RATE_FAULTS = 3
 _ATTEMPTS_OF_A_START = 1 << 20
 _STARTS_OF_A_TERM = 1 << 20

@@ -9,7 +9,7 @@ from geocomm.journal.led_run import LedRun
 from geocomm.journal.messages import SnapshotHeld
 
 KEPT_LIMIT_S = 120.0
-"""A snapshot that too few sites have after so long is not kept, as a person is told."""
+"""A snapshot that too few sites have after this time is not kept, and a message says so."""
 
 
 class LeaderSnapshots:

@@ -53,7 +53,7 @@ class LedRun:
             return
         site.connected = site.welcomed = False
         site.changed = self.now
-        if why != site.closed_for:  # who dials again at once is told the same again; a person is not
+        if why != site.closed_for:  # who dials again at once hears the same again; the log does not
             site.closed_for = why
             self.log(f"{name}: connection closed: {why}")
         self._actions.append(Close(name, why))

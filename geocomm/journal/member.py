@@ -43,7 +43,7 @@ from geocomm.journal.messages import (
 )
 
 MOST_OWN_FRAMES = 3
-"""Of one round: a site keeps what it needs to count each of them. After so many it offers the newest again."""
+"""Of one round: a site keeps what it needs to count each of them. After this many it offers the newest again."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Member:
 
     @property
     def versions(self) -> dict[int, int]:
-        """Of the own fragments."""
+        """The versions of the own fragments."""
         return {fragment: own.version for fragment, own in self._own.items()}
 
     def on_down(self, message: Down) -> list[Act]:

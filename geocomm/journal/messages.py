@@ -87,20 +87,20 @@ class Model(Record):
 
 
 class OfRound(Record):
-    """Of a round; or of a fragment at a version, which is where its round begins."""
+    """A message about a round; or about a fragment at a version, which is where its round begins."""
 
     fragment: Whole
     version: Whole
 
 
 class OfAttempt(OfRound):
-    """Of an attempt at a round."""
+    """A message about an attempt at a round."""
 
     attempt: Whole
 
 
 class OfFrame(OfRound):
-    """Of a frame that a site has made for a round."""
+    """A message about a frame that a site has made for a round."""
 
     site: SiteName
     frame: Hash
@@ -516,7 +516,7 @@ def _check_length(size: int, most: int) -> None:
 
 
 def _protocol_of(line: str | bytes) -> int | None:
-    """That of a Hello, of whatever version."""
+    """The protocol's version of a Hello, whichever it is."""
     try:
         content = json.loads(line[:MAX_LINE_BYTES])
         return int(content["protocol"]) if content["kind"] == "hello" else None

@@ -69,7 +69,7 @@ class OpenRound:
         return self.passes.get(name, -1) == self.attempt or (offers is not None and offers[-1].attempt >= self.attempt)
 
     def holders(self, frame: Hash, names: Iterable[str]) -> list[str]:
-        """Those of `names` on whose disks a frame lies."""
+        """The sites of `names` on whose disks a frame lies."""
         return [name for name in names if (name, frame) in self.holds]
 
     def eligible(self, live: Sequence[str]) -> dict[str, Offer]:

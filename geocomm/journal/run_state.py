@@ -42,7 +42,7 @@ from geocomm.journal.entries import (
 )
 
 KEPT_SNAPSHOTS = 16
-"""Of so many newest ones a state says that they are kept."""
+"""The number of newest ones of which a state says that they are kept."""
 GONE_BACK_TO = 2
 """Newest kept snapshots that sites have on disk, and so the journal goes back to."""
 
@@ -105,7 +105,7 @@ class SiteRecord:
         return min((marks[-1][1] if marks else 0 for marks in self.read), default=0)
 
     def listed(self, fragment: int, version: int, one: Listed) -> SiteRecord:
-        """The same after a round that lists a frame of the site."""
+        """The record after a round that lists a frame of the site."""
         marks = self.read[fragment]
         most = max(marks[-1][1], one.taken) if marks else one.taken
         return replace(
@@ -115,12 +115,12 @@ class SiteRecord:
         )
 
     def voided(self, fragment: int, version: int) -> SiteRecord:
-        """The same where this round of the fragment, and with it all later ones, is void."""
+        """The record where this round of the fragment, and with it all later ones, is void."""
         marks = self.read[fragment]
         return self._with_marks(fragment, tuple(mark for mark in marks if mark[0] < version))
 
     def taken_back(self, line: Line, tokens: int) -> SiteRecord:
-        """The same where this is left of its line, of which these tokens count: other fragments have more."""
+        """The record where this is left of its line, of which these tokens count: other fragments have more."""
         read = tuple(tuple((version, min(most, tokens)) for version, most in marks) for marks in self.read)
         return replace(self, read=read, line=line, anew=True)
 
@@ -248,7 +248,7 @@ class RunState:
 
     @property
     def most_frame_bytes(self) -> int:
-        """Of a frame of this model, as all its sites have computed it."""
+        """The most bytes of a frame of this model, as all its sites have computed it."""
         said = "" if self.genesis is None else self.genesis.settings.get(FRAME_BYTES, "")
         return min(int(said), MAX_FRAME_BYTES) if said.isdecimal() else MAX_FRAME_BYTES
 
@@ -268,7 +268,7 @@ class RunState:
         return 0 if known is None else length(known.line) - self.position(site)
 
     def left_tokens(self, site: str) -> int:
-        """The same in tokens."""
+        """Tokens that were dealt to a site and do not count yet."""
         data = self.data_in_force
         return 0 if data is None else self.left(site) * data.sequence_length
 

@@ -15,10 +15,10 @@ from geocomm.journal.messages import Applied
 from geocomm.journal.run_state import RunState
 
 _REPAIRS_WITHIN = 100
-"""Entries: a second time in so many that a site differs ends its run."""
+"""Entries: a site that differs a second time within this many ends its run."""
 _KEPT_VERSIONS = 4
 DECIDE_S = 30.0
-"""Where sites differ and neither side has most of them, the others have so long to say theirs."""
+"""Where sites differ and neither side has most of them, the others have this time to say theirs."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,8 @@ class SaidDigests:
         """By fragment and site: the head when it was last told to repair."""
 
     def base(self, fragment: int, version: int) -> Digest | None:
-        """That of a version, for the round that follows it; None: not more than half of the live sites have said it."""
+        """The digest of a version, for the round that follows it; None: not more than half of the live sites have said
+        it."""
         return self._most_said(self._said_by_live(fragment, version))
 
     def is_repairing(self, fragment: int) -> bool:
@@ -98,7 +99,7 @@ class SaidDigests:
             repairing.sites.discard(name)
 
     def forget(self, fragment: int) -> None:
-        """Its states have changed since they were said."""
+        """Forget the digests of a fragment: its states have changed since they were said."""
         self._said.pop(fragment, None)
         self._repairing.pop(fragment, None)
         self._differ_since = {key: since for key, since in self._differ_since.items() if key[0] != fragment}

@@ -110,7 +110,7 @@ class Sequencer:
         self._started = False
 
     def turned_away(self, name: str, hello: Hello, now: float) -> Refused | None:
-        """What another connection of a site is told that may not take the place of the one that stands; None: it may,
+        """What to say to another connection of a site that may not take the place of the one that stands; None: it may,
         and `Came` is next."""
         self._start(now)
         site = self._sites.get(name)
@@ -203,7 +203,7 @@ class Sequencer:
             self._take(name, site, message)
 
     def _take(self, name: str, site: LedSite, message: Up) -> None:
-        """Of a site that was welcomed, and of a fragment that the run has."""
+        """Take a message of a site that was welcomed, about a fragment that the run has."""
         match message:
             case ReadySaid():
                 self._ready(name, site)

@@ -121,7 +121,7 @@ class DealtSet:
     sequence_length: int
     """In tokens."""
     held_out_every: int = 0
-    """One of so many sequences of a shard is never trained on; 0: all are."""
+    """One sequence of this many in a shard is never trained on; 0: all are."""
 
 
 @dataclass(frozen=True)
@@ -129,36 +129,36 @@ class LeaderSettings:
     """How long the leader waits for what, and for whom. All in seconds on the leader's own clock."""
 
     min_sites: int = 1
-    """A round has so many frames at least."""
+    """The fewest frames that a round has."""
     wait_for: frozenset[str] = frozenset()
     """The first round opens once all of these have been ready."""
     disconnected_s: float = 3.0
-    """Without a connection for so long: away."""
+    """A site without a connection for this time is away."""
     silent_s: float = 9.0
-    """Without a Beat for so long: away."""
+    """A site without a Beat for this time is away."""
     least_grace_s: float = 2.0
     """Half a cycle, and this at least, is what a round waits for its last frames."""
     fetch_again_s: float = 5.0
     attempt_s: float = 60.0
-    """Without an eligible frame for so long: a new attempt."""
+    """A round without an eligible frame for this time has a new attempt."""
     lost_s: float = 600.0
-    """A listed frame that nobody has for so long is given up."""
+    """A listed frame that nobody has for this time is given up."""
     lost_said_s: float = 60.0
     """A site says again that a frame is lost, at least so often."""
     leave_s: float = 30.0
-    """A site that leaves waits so long for its last frames to count."""
+    """How long a site that leaves waits for its last frames to count."""
     repair_s: float = 60.0
-    """Sites with different digests have so long to compute the state again."""
+    """How long sites with different digests have to compute the state again."""
     snapshot_s: float = 1800.0
     """From one snapshot to the next; 0: there are none."""
     copies: int = 2
-    """A snapshot is kept once so many sites have it."""
+    """A snapshot is kept once this many sites have it."""
     data: DealtSet | None = None
     """That a new run deals; None: sites bring their own data."""
     ahead_s: float = 3600.0
-    """A site has deals for so long."""
+    """How long the deals of a site last."""
     doubt_s: float = 3600.0
-    """The deals of a site that is gone for so long are dealt to others; 0: never."""
+    """The deals of a site that is gone for this time are dealt to others; 0: never."""
 
 
 class RunData(Protocol):
@@ -166,12 +166,12 @@ class RunData(Protocol):
 
     @property
     def number(self) -> int:
-        """Of the newest version."""
+        """The number of the newest version."""
         ...
 
     @property
     def sha256(self) -> str:
-        """Of the file of the newest version."""
+        """SHA-256 of the file of the newest version."""
         ...
 
     def next_deal(self, state: RunState, site: str, speeds: Mapping[str, float]) -> tuple[str, int] | None:
@@ -184,7 +184,7 @@ class RunData(Protocol):
         ...
 
     def readable(self, site: str) -> int:
-        """Of one pass over what the site may read."""
+        """Sequences of one pass over what the site may read."""
         ...
 
     def undealt(self, state: RunState) -> int:

@@ -175,7 +175,7 @@ class _Disk:
         self._next_s = 0.0
 
     def room(self) -> dict[str, int | None]:
-        """As fields of a report's head. Looks once a minute."""
+        """The room on the disk, as fields of a report's head. Looks once a minute."""
         if self._folder is not None and time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + _DISK_EVERY_S
             with contextlib.suppress(OSError):  # what was there a minute ago

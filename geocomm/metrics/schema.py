@@ -267,7 +267,7 @@ TABLES: dict[str, tuple[Metric, ...]] = {
 
 
 def names(metrics: Sequence[Metric]) -> list[str]:
-    """Their keys in stats(), in order."""
+    """The keys of metrics in stats(), in order."""
     return [metric.name for metric in metrics]
 
 

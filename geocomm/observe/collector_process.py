@@ -68,7 +68,7 @@ async def _run(config: CollectorConfig, parent: int) -> None:
 
 
 def _alerting(config: CollectorConfig) -> Alerting:
-    """Of an elastic run the leader alone tells of alerts: it gets the reports of all sites."""
+    """The alerting of a run; of an elastic run the leader alone has one: it gets the reports of all sites."""
     log = logger().warning
     try:
         webhook, command = alert_webhook(), alert_command()

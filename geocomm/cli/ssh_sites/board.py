@@ -1,4 +1,4 @@
-"""What is told of the sites while they are worked with: a line for each, and what happens beside that."""
+"""What the terminal shows of the sites while they are worked with: a line for each, and what happens beside that."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class CodeFolder:
 
     @classmethod
     def of(cls, arguments: Sequence[str], exclude: Sequence[str], own_keys: Path) -> CodeFolder:
-        """That of the script among torchrun's arguments; the current folder for `-m module`. BadInput."""
+        """The folder of the script among torchrun's arguments; the current folder for `-m module`. BadInput."""
         words = list(arguments)
         script = next(
             (number for number, word in enumerate(words) if word in ("-m", "--module") or _is_file(word)), None

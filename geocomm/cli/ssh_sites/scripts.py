@@ -28,13 +28,13 @@ _LAST_BYTES = 1 << 16
 
 
 def python(node: Node) -> str:
-    """The word that calls it, in the home, where ssh begins."""
+    """The word that calls Python, in the home, where ssh begins."""
     path = node.site.python
     return f'"$HOME"/{quote(path.removeprefix("~/"))}' if path.startswith("~/") else quote(path)
 
 
 def in_code(node: Node) -> str:
-    """The same inside the folder of the script."""
+    """The word that calls Python inside the folder of the script."""
     path = node.site.python
     return f'"$HOME"/{quote(path)}' if "/" in path and not path.startswith(("/", "~/")) else python(node)
 

@@ -1,4 +1,4 @@
-"""`sites.toml`: the sites of a run and how to reach their machines. All that `geocomm up` is told but the script."""
+"""`sites.toml`: the sites of a run and how to reach their machines. All that `geocomm up` needs but the script."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class Node:
     """Of the run there."""
 
     def __str__(self) -> str:
-        """As messages name it: the site, and which machine where it has several."""
+        """The name in messages: the site, and which machine where it has several."""
         return self.site_name if len(self.site.ssh) == 1 else f"{self.site_name} ({self.ssh})"
 
 

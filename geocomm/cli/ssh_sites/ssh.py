@@ -22,7 +22,7 @@ from geocomm.cli.ssh_sites.sites_file import Node
 
 CONNECT_LIMIT_S = 10
 _PERSIST_S = 60
-"""A connection that nothing uses ends after so long, also where this process was killed."""
+"""A connection that nothing uses ends after this time, also where this process was killed."""
 _LOST = 255
 """ssh's own exit status for an error."""
 _CHUNK_BYTES = 1 << 16

@@ -20,13 +20,13 @@ from geocomm.cli.ssh_sites.sites_file import Node
 from geocomm.cli.ssh_sites.ssh import Order, Ssh, SshError
 
 GRACE_S = 60.0
-"""After one site of a fixed run has failed, the others have so long to end by themselves."""
+"""After one site of a fixed run has failed, the others have this time to end by themselves."""
 STOP_LIMIT_S = 90.0
 """What does not end by itself after SIGTERM is killed."""
 GIVE_UP_S = 30.0
-"""A site that is away while the run is being ended is left after so long."""
+"""A site that is away while the run is being ended is left after this time."""
 _LEAVE_AT = 3
-"""Ctrl+C for so many times leaves a run alone that does not end."""
+"""Ctrl+C this many times leaves a run alone that does not end."""
 _AGAIN_S = 5.0
 _KEPT_LINES = 500
 _MOST_LETTERS = 10_000
@@ -233,7 +233,7 @@ class Watch:
 
 
 async def _lines(stream: asyncio.StreamReader | None) -> AsyncIterator[str]:
-    """Its lines; parts of what a progress bar draws over are lines too."""
+    """The lines of a stream; parts of what a progress bar draws over are lines too."""
     while stream is not None and (line := await _line(stream)):
         for part in line.decode(errors="replace").replace("\r", "\n").splitlines():
             yield part[:_MOST_LETTERS]

@@ -89,6 +89,6 @@ def _outside(infos: list[RankInfo]) -> list[RankInfo]:
 def _warn_of_plaintext() -> None:
     """Once in a job, however many groups it makes."""
     logger().warning(
-        "security=insecure: everything between the sites travels as PLAINTEXT, and whoever can reach the port can "
+        "security=insecure: everything between the sites travels as PLAINTEXT, and anyone who can reach the port can "
         "try to connect"
     )

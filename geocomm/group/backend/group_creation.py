@@ -99,7 +99,7 @@ def own_options(group_options: object) -> Options | None:
 def create_elastic_backend(
     store: dist.Store, rank: int, size: int, timeout: timedelta, options: Options
 ) -> ProcessGroupGeocomm:
-    """A group of the `size` ranks that are there now, outside of torch's registry: whoever asks for it ends it.
+    """A group of the `size` ranks that are there now, outside of torch's registry: the caller ends it.
 
     store: of this group alone. Errors as in `create_backend`.
     """
@@ -271,7 +271,7 @@ def introduce(
 
 
 def listening_host(hosts: list[str]) -> str:
-    """Of the addresses of this rank, the one to listen at without keys."""
+    """The address of this rank to listen at without keys."""
     return next(filter(is_loopback, hosts), hosts[0])
 
 

@@ -20,7 +20,7 @@ class GatheredStore(dist.Store):
     """
 
     def __init__(self, store: dist.Store, ranks: int) -> None:
-        """store: of one group alone, of so many ranks."""
+        """store: of one group alone, which has `ranks` ranks."""
         super().__init__()
         self._store: Any = store
         self._ranks = ranks

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 _BELIEVED_REFUSAL = timedelta(seconds=2)
 """Shorter than of groups that end with a rank: a verdict in error costs a reconfigure."""
 _WORD_S = 10.0
-"""After so long a wait for other ranks, a word."""
+"""After this wait for other ranks, a message says for whom."""
 _STORE_KEY = "geocomm/reconfigure/store"
 
 
@@ -210,7 +210,7 @@ class GroupMember:
             raise NetworkError(f"the store of this site's ranks is gone: {error}") from error
 
     def _check_stores(self, members: Members) -> None:
-        """That the ranks of each site have a store in which to meet."""
+        """Check that the ranks of each site have a store in which to meet."""
         stores: dict[str | None, set[str]] = {}
         for handle in members.handles:
             stores.setdefault(handle.rank.site, set()).add(handle.store)

@@ -78,7 +78,7 @@ class Runtime:
     def endpoint(self, options: Options, host: str, believed_refusal: timedelta | None = None) -> Generator[Endpoint]:
         """The listener that all groups share, kept open inside the context; a new one if the last group closed it.
 
-        believed_refusal: a peer whose machine refuses connections for so long counts as lost; None: after 5 s.
+        believed_refusal: a peer whose machine refuses connections for this time counts as lost; None: after 5 s.
         """
         keys = transport_keys(options)
         settings = {
@@ -138,7 +138,7 @@ class Runtime:
             self._rank_and_site |= {info.description: (info.global_rank, info.site) for info in group.infos}
 
     def name_peer(self, description: str, rank: int, site: str) -> None:
-        """Of a peer in no group, by what the endpoint calls it: its rank at its site."""
+        """Name a peer that is in no group, by what the endpoint calls it: its rank at its site."""
         with self._lock:
             self._rank_and_site[description] = (rank, site)
 

@@ -77,7 +77,7 @@ def check_joined(infos: list[RankInfo]) -> None:
 
 
 def _check_addresses(infos: list[RankInfo]) -> None:
-    """That no rank has an address which leads ranks of other sites, on other machines, back to their own."""
+    """Check that no rank has an address which leads ranks of other sites, on other machines, back to their own."""
     with_address: dict[tuple[str, ...], RankInfo] = {}
     for info in infos:
         if info.outbound_only or not info.hosts:

@@ -92,7 +92,7 @@ def _sources(targets: Iterable[AddressInfo]) -> list[str]:
 
 
 def _machine_addresses() -> list[str]:
-    """Of the interfaces that are up; those of the ways to the outside first. Neither loopback nor link-local ones."""
+    """Addresses of the interfaces that are up, ways to the outside first; neither loopback nor link-local ones."""
     outside = [info for host in _OUTSIDE for info in socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)]
     found = _sources(outside)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:

@@ -1,9 +1,8 @@
 """Handles of torch's reconfigure: what a rank tells those with whom it may form a group.
 
-Whoever forms groups carries them around, perhaps in plaintext, and anybody may write one: they hold no secret that TLS
-needs, and what they claim is proven later. A rank that says it is of a site has to have that site's certificate when it
-connects.
-"""
+The program that forms groups carries them around, perhaps in plaintext, and anybody may write one: they hold no secret
+that TLS needs, and what they claim is proven later. A rank that says it is of a site has to have that site's
+certificate when it connects."""
 
 from __future__ import annotations
 
@@ -57,7 +56,7 @@ class Handle(BaseModel):
     rank: Annotated[RankInfo, AfterValidator(_checked)]
 
     def text(self) -> str:
-        """As it is handed on."""
+        """The text in which the handle is handed on."""
         return self.model_dump_json()
 
 

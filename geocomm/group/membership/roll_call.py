@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 _WORD_S = 10.0
-"""After so long a wait, the caller hears for whom it is."""
+"""After this wait, the caller hears for whom it is."""
 
 Record = dict[str, Any]
 """What JSON can hold. One with an `error` ends the roll call at once: its rank takes no further part."""

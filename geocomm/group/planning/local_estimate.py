@@ -25,7 +25,7 @@ LEAST_EVERY, MOST_EVERY = 30, 300
 LINE_SHARE = 0.7
 """Of the time between two rounds of a fragment, the rounds of all fragments may take so much."""
 _LEAST_ROUND_TRIPS = 4.0
-"""A fragment is so large that its round takes at least so many: then latency is half of it or less."""
+"""A fragment is so large that its round takes at least this time: then latency is half of it or less."""
 _EXCHANGES = 2
 """Of a round: what each site offers, then the frames."""
 _DELTA_BYTES = 4

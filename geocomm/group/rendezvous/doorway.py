@@ -27,7 +27,8 @@ MAX_STRANGERS = 128
 _LOG_INTERVAL_S = 10.0
 
 ServeGreeting = Callable[[TlsStream, Greeting, Identity], Awaitable[None]]
-"""Carries one connection to its end. What it raises of Refused and ProtocolError, the other side is told."""
+"""Carries one connection to its end. The other side gets the message of a SessionRefused or ProtocolError that it
+raises."""
 
 
 class Doorway:

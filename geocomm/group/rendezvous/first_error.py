@@ -23,7 +23,7 @@ from geocomm.core.message_log import printable
 from geocomm.group.membership.rank_record import ranks_text
 
 WAIT_S = 5.0
-"""A site whose ranks failed since others had waits for so long to hear of theirs."""
+"""How long a site whose ranks failed because others had waits to hear of their failure."""
 _POLL_S = 0.1
 _LONGEST = 1500
 _FOLLOWS = (

@@ -236,7 +236,7 @@ class HubRendezvous(RendezvousHandler):
 
     @property
     def store(self) -> dist.Store | None:
-        """Of the agents of all nodes; None before they have met."""
+        """The store of the agents of all nodes; None before they have met."""
         return self._store
 
     def leave(self) -> None:

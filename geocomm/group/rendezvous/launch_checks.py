@@ -1,4 +1,5 @@
-"""What `geocomm run` looks at before it starts ranks: what the user gave it is told once, in a line, before tracebacks.
+"""What `geocomm run` looks at before it starts ranks: a mistake in what the user gave is reported once, in a line,
+before tracebacks.
 
 The first functions need no torch. The others run in the process that is about to be torchrun. All raise BadInput, or
 an InvalidArgumentError or UnsupportedError whose message stands alone.
@@ -81,7 +82,7 @@ def local_ranks(chosen: Namespace) -> int:
 
 
 def check_program(chosen: Namespace) -> None:
-    """That the program is there, and is Python as far as can be known without running it."""
+    """Check that the program is there, and is Python as far as can be known without running it."""
     program = str(chosen.training_script)
     if chosen.no_python or chosen.run_path or os.environ.get("PYTHON_EXEC"):  # torchrun's, for another Python
         return

@@ -125,7 +125,7 @@ class _NamedStores:
 
 
 def log(message: str) -> None:
-    """Tell whoever looks after the job."""
+    """Log a line for those who look after the job."""
     logger().warning(message)
 
 

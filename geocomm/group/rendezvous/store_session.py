@@ -24,7 +24,7 @@ WINDOW_BYTES = 1 << 20
 """Each end keeps at most so much (and one read) that the other has not acknowledged."""
 HEARTBEAT_S = 5.0
 SILENCE_LIMIT_S = 15.0
-"""A connection that brought nothing for so long is given up."""
+"""A connection that brought nothing for this time is given up."""
 RESUME_LIMIT_S = 300.0
 """How long a session waits for another connection."""
 

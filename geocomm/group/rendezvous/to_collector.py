@@ -24,7 +24,7 @@ _SILENCE_S = 60.0
 
 @dataclass(frozen=True)
 class CollectorConfig:
-    """What a collector is told."""
+    """The settings of a collector."""
 
     folder: Path
     """Of its sockets, and of the run store where it has one."""

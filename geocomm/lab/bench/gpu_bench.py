@@ -225,7 +225,7 @@ def markdown(
 
 
 def document(kernels: Sequence[KernelRow], reduces: Sequence[ReduceRow], conditions: Any) -> dict[str, Any]:
-    """The same for programs, with the time of every kernel."""
+    """The results for programs, with the time of every kernel."""
     return {
         "conditions": asdict(conditions),
         "kernels": [asdict(row) for row in kernels],

@@ -106,7 +106,7 @@ class Effort:
     def plan(
         self, cases: Sequence[str], sizes_bytes: Sequence[int], *, interleave: bool, ranks_per_site: int = 1
     ) -> WanBenchPlan:
-        """What the workers are told."""
+        """The settings of the workers."""
         return WanBenchPlan(
             cases=tuple(cases),
             sizes_bytes=tuple(sizes_bytes),

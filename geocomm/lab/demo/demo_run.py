@@ -47,7 +47,7 @@ class Variant:
     feedback: str | None = None
     """Codec of the gradients between sites, with error feedback."""
     local_every: int | None = None
-    """Local steps, with so many optimizer steps between two rounds."""
+    """Local steps, with this many optimizer steps between two rounds."""
 
 
 VARIANTS = (

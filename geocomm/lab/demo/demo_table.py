@@ -32,7 +32,7 @@ def lateness_note(outcomes: Sequence[DemoResult]) -> str | None:
 
 
 def lateness_text(reports: Sequence[WanReport]) -> str | None:
-    """The same, of some runs."""
+    """What to say where the emulator was late in one of some runs; None where it was not."""
     if all(report.reliable for report in reports):
         return None
     late = sum(report.late_packets for report in reports)
@@ -103,7 +103,7 @@ def draw(outcomes: Sequence[DemoResult], conditions: str, path: Path) -> None:
 
 
 def _caption(outcomes: Sequence[DemoResult]) -> str:
-    """Why a total is more than so many times the seconds per step."""
+    """Why a total is more than the number of steps times the seconds per step."""
     first = [outcome.step_s[0] for outcome in outcomes]
     return (
         f"The totals include step 1, which also sets things up and took {min(first):.1f} to {max(first):.1f} s. "

@@ -82,7 +82,7 @@ class ElasticRun:
 
     @property
     def journal(self) -> list[SeenEntry]:
-        """As the first site saw it."""
+        """The journal as the first site saw it."""
         return self.journals[SITE_NAMES[0]]
 
     @property
@@ -213,7 +213,7 @@ def wait_for_run(
 def run_elastic_demo(
     folder: Path, link: EmulatedLink, steps: int, keys: Path, on_event: Callable[[str], None]
 ) -> ElasticRun:
-    """Train in `folder`, which is there, until the first site has made so many steps. `on_event` hears what happens.
+    """Train in `folder`, which is there, until the first site has made `steps` steps. `on_event` hears what happens.
 
     Raises DemoError where something did not happen in time, or anchors differ; WanError where no WAN can be emulated.
     """

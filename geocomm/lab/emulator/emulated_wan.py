@@ -123,7 +123,7 @@ class WanReport:
             ) from None
 
     def to_json(self) -> str:
-        """The same on one line."""
+        """The report as one line of JSON."""
         return TypeAdapter(type(self)).dump_json(self).decode()
 
     def link(self, src: str, dst: str) -> LinkReport:

@@ -1,1 +1,1 @@
-"""Rules that tell when something is wrong with a run, and where that is told."""
+"""Rules that tell when something is wrong with a run, and where their alerts go."""

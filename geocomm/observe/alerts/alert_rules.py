@@ -14,7 +14,7 @@ from geocomm.observe.telemetry.metric_expressions import Always, Expression, Met
 PREFIX = "Geocomm"
 """Of the names in Prometheus, where other programs have alerts too."""
 KEEP_FIRING_S = 60.0
-"""An alert goes on for so long after its cause was seen last, so that one that comes and goes is one."""
+"""An alert lasts this long after its cause was seen last, so that one that comes and goes is one."""
 _MIB = 1 << 20
 _REFERENCE = "docs/reference/alerts.md"
 
@@ -46,7 +46,7 @@ class AlertRule:
     scope: AlertScope
     when: Expression
     for_seconds: float
-    """It has to be so for so long."""
+    """How many seconds it has to be so before the alert fires."""
     text: str
     """With {site} and {peer_site}."""
     fix: str
@@ -285,7 +285,7 @@ def _prometheus_rule(rule: AlertRule) -> dict[str, Any]:
 
 
 def labels_of(rule: AlertRule, labels: Mapping[str, str]) -> dict[str, str]:
-    """Of an alert, as Alertmanager gets it. labels: those of its scope."""
+    """The labels of an alert, as Alertmanager gets it. labels: those of its scope."""
     found = {"alertname": PREFIX + rule.name, "severity": rule.severity.value, **labels}
     if rule.name == SITE_SILENT:
         found["peer_site"] = labels["site"]  # inhibitions compare equal labels alone: links to the site too
@@ -308,7 +308,7 @@ class Inhibition:
     equal: tuple[str, ...]
 
     def matchers(self) -> dict[str, Any]:
-        """As Alertmanager has it."""
+        """The inhibition as Alertmanager's configuration has it."""
         (source, value), (target, values) = self.source, self.target
         return {
             "source_matchers": [f'{source}="{value}"'],

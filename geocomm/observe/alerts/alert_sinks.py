@@ -122,7 +122,7 @@ def _common(several: list[dict[str, str]]) -> dict[str, str]:
 
 
 def as_text(message: dict[str, Any]) -> str:
-    """The same to be read."""
+    """A message of alerts as lines for people."""
     return "\n".join(
         f"[{message['status']}] {alert['labels']['alertname']} ({alert['labels']['severity']}): "
         f"{alert['annotations']['summary']}"

@@ -32,7 +32,7 @@ INTERVAL_S = 5.0
 _MOST_SHARE = 0.1
 """Of the time, that evaluating may take."""
 QUIET_S = 300.0
-"""An alert that has been told is told again no sooner."""
+"""An alert is sent again no sooner than this after it was sent."""
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Evaluation:
         self._alerts: dict[tuple[str, str, Labels], Alert] = {}
 
     def step(self, at: float, now: Samples) -> list[Alert]:
-        """Those that fire at `at`."""
+        """The alerts that fire at `at`."""
         self._history.add(at, now)
         for rule in self._rules:
             holds = rule.when.values(self._history)
@@ -101,7 +101,7 @@ def without_inhibited(firing: Sequence[Alert]) -> list[Alert]:
 
 
 class Messages:
-    """What is told of the alerts that fire: that they begin and that they end, and nothing twice in five minutes."""
+    """The messages about alerts that fire: that they begin and that they end, and nothing twice in five minutes."""
 
     def __init__(self) -> None:
         self._told: dict[tuple[str, str, Labels], Alert] = {}

@@ -113,7 +113,7 @@ def _members(folder: StoreFolder) -> list[dict[str, Any]] | None:
 
 
 def plain(value: Any) -> Any:
-    """The same for JSON, in which there is no NaN."""
+    """A value for JSON, in which there is no NaN."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

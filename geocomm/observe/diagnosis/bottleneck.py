@@ -156,11 +156,11 @@ class _Examination(_Parts):
         return Diagnosis(self._step, self._parts, ranked, [*self._all_notes(off)])
 
     def _of_all(self, verdict: Verdict) -> Verdict:
-        """Its share of the steps as they were, with those that stalled."""
+        """The verdict with its share of the steps as they were, those that stalled included."""
         return replace(verdict, share=verdict.saved_seconds / self._steady.step_seconds)
 
     def _with_rest(self, ranked: list[Verdict], judged: Sequence[Judged], links: LinkCauses) -> list[Verdict]:
-        """Also what no cause explains: first where it is more than any cause, else last."""
+        """The verdicts with what no cause explains: first where it is more than any cause, else last."""
         without = functools.reduce(Without.and_also, (one.explains for one in judged), Without())
         rest = self._replay.replayed(links.at_best(without)).waited + self._stalls.unexplained
         # What goes only with several causes at once is no cause's, such as delays that look like a full line one way.
@@ -334,7 +334,7 @@ class _Examination(_Parts):
         )
 
     def _own_seconds(self) -> dict[Place, list[float]]:
-        """Of each step of each rank, what was no waiting for others."""
+        """The time of each step of each rank that was no waiting for others."""
         return {
             rank.place: [own_seconds(rank, step) for step in rank.steps]
             for rank in self._replay.window.ranks

@@ -19,7 +19,7 @@ _STEADY = 0.8
 _ODD_MESSAGES = 2
 """So many of few messages may be far faster or slower than all others, such as those before a line changed."""
 _ODD = 3.0
-"""A message that takes so many times what the median one does does not wait for the line's rate alone."""
+"""A message that takes more than this multiple of the median one's time waits for more than the line's rate."""
 _HALF = 0.5
 _QUEUE = 1.25
 _IDLE_USE = 0.3
@@ -96,7 +96,7 @@ class LinkFacts:
 
     @property
     def full(self) -> bool:
-        """Its rate is what messages wait for: all flow equally fast, or they queue."""
+        """Whether the way's rate is what messages wait for: all flow equally fast, or they queue."""
         if self.narrow or not self.lasting or self.coding > _HALF or (self.use and self.use < _HALF):
             return False
         if self.lost > _LOSS:  # many losses delay many messages alike, and their repair looks like a queue: not both
@@ -142,7 +142,7 @@ class LinkCauses:
         yield from self._latency()
 
     def at_best(self, without: Without) -> Without:
-        """The same, also without what bytes take on a line that is as fast as it ever was."""
+        """`without`, also without what bytes take on a line that is as fast as it ever was."""
 
         def service(one: Message) -> float:
             usual = self._facts[one.way].pace * one.size  # TCP's best rate is that of little to send, at times
@@ -194,12 +194,12 @@ class LinkCauses:
         return min(message.service, message.size / best) if best else 0.0
 
     def _full(self, way: Way) -> bool:
-        """Also the way back of a full one, if it is not far from that itself."""
+        """Whether a way is full; also the way back of a full one, if it is not far from that itself."""
         own, back = self._facts[way], self._facts.get((way[1], way[0]))
         return own.full or (back is not None and back.full and own.use > _HALF and not own.narrow)
 
     def _loses(self, way: Way) -> bool:
-        """Likewise."""
+        """Whether a way loses packets; also the way back of one that does, if it is not far from that itself."""
         own, back = self._facts[way], self._facts.get((way[1], way[0]))
         if self._full(way):
             return False

@@ -14,7 +14,7 @@ from geocomm.observe.diagnosis.verdict import Cause, Verdict, seconds_text
 
 _SLOW_SCORE = 0.7
 _SELDOM = 0.8
-"""Rounds are too seldom where there are fewer than so many of those that the settings ask for."""
+"""Rounds are too rare where there are fewer than this share of those that the settings ask for."""
 _MISSED = 0.1
 _HALF = 0.5
 
@@ -69,7 +69,7 @@ class LocalCauses:
         return sum(site.tokens / site.step for site in self._sites)
 
     def _lost(self, without: Mapping[str, float]) -> float:
-        """Share of what the run would count, if steps of these sites took so long instead."""
+        """Share of what the run would count, if steps of these sites took these times instead."""
         more = sum(site.tokens / max(1e-9, without.get(site.name, site.step)) for site in self._sites)
         return max(0.0, 1 - self._rate / more)
 

@@ -37,7 +37,7 @@ class Clock:
     """By links. Else it is from the machines' times of day, and its error from when their reports came."""
 
     def to_reference(self, at_ns: int) -> int:
-        """The same moment on the reference's clock."""
+        """A moment of this clock on the reference's clock."""
         return at_ns - self.offset_ns
 
 

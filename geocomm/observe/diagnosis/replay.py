@@ -241,7 +241,7 @@ class Replay:
         free: dict[Way, float],
         without: Without,
     ) -> bool:
-        """As far as the program comes by itself. Whether it did anything."""
+        """Go on as far as the program comes by itself; whether it did anything."""
         moved = False
         while program.next < len(program.events):
             event = program.events[program.next]
@@ -340,7 +340,7 @@ def _owned(ranks: Mapping[Place, Operation]) -> dict[Place, float]:
 
 
 def _of_owners(message: Message, operation: Operation, owned: Mapping[Place, float]) -> Message:
-    """The same where each rank sums up a part: what it gets of each other are its own part, and that one's sums."""
+    """A message where each rank sums up a part: what it gets of each other are its own part, and that one's sums."""
     source, target = message.way
     equal = sum(owned.values()) / len(owned)
     others = {place: owned.get(place, equal) for place in operation.arrivals}

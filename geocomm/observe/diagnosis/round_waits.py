@@ -14,7 +14,7 @@ from geocomm.observe.diagnosis.verdict import Cause, Verdict, seconds_text
 
 @dataclass(frozen=True)
 class RoundWait:
-    """For whom one site's round waited, after its own frame was given to the network. Seconds."""
+    """Whom one site's round waited for, after its own frame was given to the network. Seconds."""
 
     site: str
     last: str
@@ -26,7 +26,7 @@ class RoundWait:
 
 
 def round_waits(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> list[RoundWait]:
-    """Of rows of `geocomm.round_log()`, each with its site: those whose frames are all there."""
+    """Waits of the rounds whose frames are all there. rows: of `geocomm.round_log()`, each with its site."""
     waits: list[RoundWait] = []
     for site, row in rows:
         offered, last = row["offered_ns"], row["last_arrived"]
@@ -56,7 +56,7 @@ class RoundPace:
 
 
 def round_pace(rows: Iterable[tuple[str, Mapping[str, Any]]], every: int) -> RoundPace | None:
-    """Of rows of `geocomm.round_log()`, each with its site. None: no round is over."""
+    """How rounds follow each other. rows: of `geocomm.round_log()`, each with its site. None: no round is over."""
     told: dict[tuple[int, int], Sequence[str]] = {}
     steps: dict[tuple[str, int], list[int]] = defaultdict(list)
     for site, row in rows:

@@ -33,7 +33,7 @@ _OF_A_SILENT_LINE = ("outage_us", "bytes_received", "busy_us", "stalled_by_recei
 _SILENT_SHARE = 0.8
 """Of the time between two reports: a line that carries anything acknowledges some of it meanwhile."""
 _SILENT_S = 15.0
-"""Ranks that were heard of before so long, when the last one was, do not belong to the window."""
+"""Ranks last heard more than this time before the last one do not belong to the window."""
 
 Key = tuple[Any, ...]
 """Of an operation: the same at all ranks."""
@@ -81,7 +81,7 @@ class Operation:
     """When the last byte of each peer came."""
 
     def moved(self, by: float) -> Operation:
-        """The same so much later."""
+        """The operation, later by this time."""
         return replace(
             self,
             issued=self.issued + by,
@@ -113,7 +113,7 @@ class RankWindow:
     steps: Sequence[Step]
     operations: Sequence[Operation]
     clock_error: float | None = 0.0
-    """By so many seconds its times may be wrong on the window's clock; None: they are by its machine's time of day."""
+    """How many seconds its times may be wrong on the window's clock; None: they are by its machine's time of day."""
     relayed: float = 0.0
     """Share of the bytes it sent to other sites that it passed on for others."""
     stops: Sequence[tuple[float, float]] = ()
@@ -305,7 +305,7 @@ def _span(received: Received, steps: Mapping[Rank, list[dict[str, Any]]], common
 
 
 def _common_steps(steps: Mapping[Rank, list[dict[str, Any]]], last: int) -> set[int]:
-    """Those of the last steps that all ranks have told of; the first of a program is warm-up."""
+    """The last steps that all ranks have reported; the first of a program is warm-up."""
     if not steps:
         return set()
     told: list[set[int]] = [{row["step"] for row in rows} for rows in steps.values()]
@@ -403,8 +403,8 @@ def _in_a_stop(outage: Outage, stops: Iterable[tuple[float, float]]) -> bool:
 
 
 def _element_bytes(dtype: str) -> int:
-    """Of a type of csrc/core/dtype.h: its name ends with its bits, but for bool's. Asking torch would import it, which
-    is most of what starting `geocomm why` or `geocomm dashboard` takes."""
+    """Bytes of an element of a type of csrc/core/dtype.h: its name ends with its bits, but for bool's. Asking torch
+    would import it, which is most of what starting `geocomm why` or `geocomm dashboard` takes."""
     return int(dtype.lstrip(string.ascii_lowercase) or 8) // 8
 
 

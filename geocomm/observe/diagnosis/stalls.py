@@ -20,7 +20,7 @@ _LEAST_S = 0.02
 _ABOVE = 0.5
 """A step stalls where it takes by so much of the usual step more, and _LEAST_S."""
 _USUAL = 4
-"""The step that is longer than one in so many is the usual one: pauses may be in more than half of them."""
+"""The step that is longer than one in this many is the usual one: pauses may be in more than half of them."""
 _MOST = 0.7
 """What is in more of the steps is no pause: the site is slow."""
 _OVERLAP = 0.3
@@ -124,7 +124,7 @@ def _spans(window: RunWindow) -> dict[int, tuple[float, float]]:
 
 
 def usual_seconds(seconds: Iterable[float]) -> float:
-    """Of steps of which some may have paused."""
+    """The usual time of steps of which some may have paused."""
     ordered = sorted(seconds)
     return ordered[len(ordered) // _USUAL] if ordered else 0.0
 

@@ -43,7 +43,7 @@ class OperationCall:
 
 
 class CallState(enum.StrEnum):
-    """Of a rank, in an operation."""
+    """How far a rank is in an operation."""
 
     ABSENT = "absent"
     """It has not called it, as far as it has said."""
@@ -71,7 +71,7 @@ class GroupRank:
     rank: int
     standing: CallState
     called: OperationCall | None
-    """None: absent, or so long ago that it is not kept."""
+    """None: absent, or too long ago to be kept."""
     seconds: float | None
     """Since it called it."""
     waits_for: tuple[Sender, ...]
@@ -110,7 +110,7 @@ class StuckOperation:
 
     @property
     def absent(self) -> tuple[GroupRank, ...]:
-        """Those who have not come."""
+        """The ranks that have not called the operation."""
         return tuple(member for member in self.members if member.standing is CallState.ABSENT)
 
     @property
@@ -124,7 +124,7 @@ class StuckOperation:
 
     @property
     def silent(self) -> tuple[GroupRank, ...]:
-        """Those who had come and are silent since."""
+        """The ranks that had called it and are silent since."""
         waiting = (CallState.WAITS, CallState.WAITS_INSIDE)
         return tuple(member for member in self.members if member.standing in waiting and member.is_silent)
 

@@ -23,7 +23,7 @@ from geocomm.observe.telemetry.run_store import Rank, RunStore
 
 MANIFEST = "perfetto_manifest.json"
 _CLOCK_REPORTS_S = 60.0
-"""Clock offsets are from the reports of so many seconds."""
+"""Clock offsets are from the reports of this many seconds."""
 _MOST_LANES = 10_000
 _REPORT_DELAY_S = 10.0
 """So long after an operation ended may its report come."""
@@ -48,7 +48,7 @@ class RankTrace:
 
     @property
     def file_name(self) -> str:
-        """Of its JSON."""
+        """The name of the file with its JSON."""
         return f"{self.rank.site}-rank{self.rank.rank}.json"
 
 
@@ -93,7 +93,7 @@ def read_trace(store: RunStore, at: float, steps: int) -> Trace:
     here = last[0]
 
     def came(at_ns: int) -> float:
-        """The same moment by the collector's clock."""
+        """A moment of the rank by the collector's clock."""
         return here.at - (here.report.now_ns - at_ns) / 1e9
 
     first, end = map(came, _span(last_steps[here.rank]))
@@ -138,7 +138,7 @@ def _span(steps: list[Row]) -> tuple[int, int]:
 
 
 def _within(rows: dict[int, Row], clock: Clock, begin_ns: int, end_ns: int) -> list[Row]:
-    """Those that were under way at some moment between the two."""
+    """The rows that were under way at some moment between the two."""
     found: list[Row] = []
     for row in rows.values():
         began, ended = _began_ns(row), _ended_ns(row)
@@ -278,7 +278,7 @@ class _Lanes:
         self._slices.setdefault(lane, []).append(_Slice(name, begin_ns, max(begin_ns, until), known, inner))
 
     def events(self) -> list[Row]:
-        """As Chrome has them, by lane, each in the order of time."""
+        """The events as Chrome has them, by lane, each in the order of time."""
         rank = self._one.rank
         found = [self._meta("process_name", 0, f"rank {rank.rank} (site {rank.site})")]
         number = 0
@@ -320,7 +320,7 @@ class _Lanes:
 
 
 def _argument(value: Any) -> Any:
-    """The same for JSON, in which there is no NaN: a word, since a loss that is none is worth to be seen."""
+    """A value for JSON, in which there is no NaN: a word, since a loss that is none is worth to be seen."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

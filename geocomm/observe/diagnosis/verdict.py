@@ -52,7 +52,7 @@ class Verdict:
     """What it is, in a sentence; empty: the cause and what it costs say it."""
 
     def row(self) -> dict[str, Any]:
-        """For JSON."""
+        """The verdict as values for JSON."""
         return {
             "cause": str(self.cause),
             "where": self.where,

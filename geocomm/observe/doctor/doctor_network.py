@@ -141,7 +141,7 @@ def _connect(hosts: Sequence[str], port: int, timeout_s: float) -> socket.socket
 
 
 def _mtu_bytes(connection: socket.socket) -> int:
-    """Of the path, as far as the kernel has learned it."""
+    """The MTU of the path, as far as the kernel has learned it."""
     return connection.getsockopt(*(_IPV6_MTU if connection.family == socket.AF_INET6 else _IPV4_MTU))
 
 

@@ -24,7 +24,7 @@ from geocomm.group.backend.sites import sites
 from geocomm.group.planning.link_table import MOST_BPS, Links, table_of
 
 MESSAGES = 8
-"""A transfer is so many messages, side by side."""
+"""The messages of a transfer, side by side."""
 _SAMPLE_S = 0.005
 _FIRST_BYTES = 1 << 20
 _MOST_BYTES = 1 << 30
@@ -106,7 +106,7 @@ class LinkProbe:
     """Measures the links of the default process group. Collective: all ranks make one and run it."""
 
     def __init__(self, seconds: float = 2.0, ranks_per_site: int = 4) -> None:
-        """`seconds`: about how long each link is filled; `ranks_per_site`: at most so many send at once."""
+        """`seconds`: about how long each link is filled; `ranks_per_site`: the most that send at once."""
         if runtime.world is None or not runtime.world.backend.spans_sites:
             raise InvalidArgumentError("the probe needs the default process group at two sites or more")
         self._world = runtime.world

@@ -165,7 +165,7 @@ class Collector:
         self._log(f"telemetry refused: {why}")
 
     def _keep(self, lines: Sequence[ReportLine]) -> list[ReportLine]:
-        """Those that came in time, and are not too many. They are stored together, or not at all."""
+        """Store the lines that came in time, and are not too many. They are stored together, or not at all."""
         kept = [line for line in lines if self._in_time(line.report)]
         if self._store is not None and kept:
             try:

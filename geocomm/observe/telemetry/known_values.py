@@ -9,7 +9,7 @@ from typing import Any
 
 
 def known(values: Iterable[float | None]) -> list[float]:
-    """Those that are known."""
+    """The values that are known."""
     return [value for value in values if value is not None and math.isfinite(value)]
 
 
@@ -20,13 +20,13 @@ def total(values: Iterable[float | None]) -> float | None:
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """Of those that are known."""
+    """The mean of the values that are known."""
     found = known(values)
     return statistics.fmean(found) if found else None
 
 
 def median(values: Iterable[float | None]) -> float | None:
-    """Of those that are known."""
+    """The median of the values that are known."""
     found = known(values)
     return statistics.median(found) if found else None
 

@@ -36,13 +36,13 @@ class LastReports:
         self._open_waits: dict[Rank, float] | None = None
 
     def open_wait_seconds(self, received: Received) -> float:
-        """For how long the program has stood in a wait for an operation that is not over, at its last report."""
+        """How long the program had stood in a wait for an operation that was not over, at its last report."""
         if self._open_waits is None:
             self._open_waits = {one.rank: _open_wait_s(one) for one in self._store.latest(self.at, details=True)}
         return self._open_waits.get(received.rank, 0.0)
 
     def before(self, received: Received) -> Received | None:
-        """Of some seconds ago."""
+        """The rank's report of some seconds before."""
         return next((one for one in self._before(received, _WINDOWS_S) if one.at < received.at), None)
 
     def before_steps(self, received: Received) -> Received | None:
@@ -58,7 +58,7 @@ class LastReports:
                 yield found
 
     def life(self, received: Received) -> Life:
-        """Of the rank whose last report this is."""
+        """The state of the rank whose last report this is."""
         if received.report.final:
             return Life.ENDED
         return Life.REPORTING if self.has_rates(received) else Life.SILENT

@@ -60,7 +60,7 @@ class Expression(ABC):
 
     @abstractmethod
     def promql(self) -> str:
-        """The same for Prometheus."""
+        """The expression in PromQL."""
 
     @abstractmethod
     def values(self, history: History) -> Series:

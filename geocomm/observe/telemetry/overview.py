@@ -57,7 +57,7 @@ class Overview:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of all sites."""
+        """Tokens per second of all sites."""
         return total(site.tokens_per_second for site in self.sites)
 
     @property
@@ -67,7 +67,7 @@ class Overview:
 
     @property
     def held_out_loss(self) -> float | None:
-        """Of the last evaluation, likewise."""
+        """The mean of the sites' last evaluations."""
         return mean(site.held_out_loss for site in self.sites if site.life is not Life.SILENT)
 
     @property

@@ -78,7 +78,7 @@ class PairOfRanks:
         return self.now[name] - (before if before <= self.now[name] else 0)
 
     def rate(self, name: str) -> float | None:
-        """The same in a second."""
+        """By how much a counter grew in a second."""
         return self.grown(name) / self.seconds if self.seconds else None
 
 
@@ -141,7 +141,7 @@ def _down(seen: LastReports) -> set[Direction]:
 
 
 def _clocks(seen: LastReports) -> dict[Direction, tuple[float, float]]:
-    """Of the pairs of ranks whose clocks are furthest apart: as `_clock` has it."""
+    """What `_clock` says of the pair of ranks whose clocks are furthest apart, by direction."""
     reports = {(received.report.site, received.report.rank): received.report for received in seen.last}
     found: dict[Direction, list[tuple[float, float]]] = {}
     for received in seen.last:

@@ -20,7 +20,7 @@ from geocomm.observe.telemetry.run_store import Received, RunStore
 RECENT_EVENT_SECONDS = 600.0
 _LATE_STEP_S = 3.0
 STANDSTILL_SECONDS, STANDSTILL_STEPS = 10.0, 5.0
-"""A run stands still where no step has ended for so many seconds, and for so many times what a step takes."""
+"""A run stands still where no step has ended for this many seconds, and for this multiple of a step's time."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class SiteOverview:
 
     @property
     def life(self) -> Life:
-        """Of its ranks together: silent if one is, or else ended if all have."""
+        """The state of the site's ranks together: silent if one is, or else ended if all have."""
         lives = {rank.life for rank in self.ranks}
         return next(life for life in (Life.SILENT, Life.REPORTING, Life.ENDED) if life in lives)
 

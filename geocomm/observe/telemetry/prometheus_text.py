@@ -232,7 +232,7 @@ def _rows(
 
 
 def samples(seen: Overview, folder: StoreFolder) -> Samples:
-    """The same as Prometheus keeps it: by name and labels."""
+    """The metrics as Prometheus keeps them: by name and labels."""
     found: dict[str, dict[Labels, float]] = {}
     for row in metric_rows(seen, folder):
         series = found.setdefault(row.name + ("_total" if row.counter else ""), {})

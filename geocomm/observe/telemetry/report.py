@@ -108,7 +108,7 @@ class ReportLine:
 
     @classmethod
     def unpack(cls, content: bytes) -> Self:
-        """As ranks send it. Raises BadReportError."""
+        """Read a report in the form that ranks send. Raises BadReportError."""
         unpacker = zlib.decompressobj()
         try:
             text = unpacker.decompress(content, MAX_BYTES + 1)

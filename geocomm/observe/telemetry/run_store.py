@@ -62,7 +62,7 @@ class Received:
 
     @property
     def rank(self) -> Rank:
-        """Whose it is."""
+        """The rank that the report is of."""
         return Rank(self.report.site, self.report.rank, self.report.process)
 
 
@@ -143,7 +143,7 @@ class RunStore:
             yield Received(at, _report(*columns))
 
     def sampled(self, since: float, until: float, interval_s: float) -> Iterator[Received]:
-        """Of each rank's reports after `since` and up to `until`, the last one of each interval; oldest first.
+        """The last report of each rank in each interval, after `since` and up to `until`; oldest first.
         Intervals begin at multiples of their length."""
         rows = self._db.execute(
             f"WITH RECURSIVE {_WHO}, ends(at) AS (SELECT (CAST(:since / :interval AS INTEGER) + 1) * :interval "
@@ -179,7 +179,8 @@ class RunStore:
         return [(rank, row) for (rank, _), row in found.items()]
 
     def told(self, kind: str, since: float = 0.0, until: float = _FOR_EVER) -> Iterator[tuple[float, Rank, Row]]:
-        """The same with the time of the report, each as often as it was said."""
+        """Rows of a kind with the time of their report and their rank, each as often as it was reported; oldest
+        first."""
         column = _column_of(kind)
         reports = self._db.execute(
             f"SELECT at, site, rank, process, {column} FROM reports WHERE at > ? AND at <= ? AND {column} IS NOT NULL "
@@ -191,7 +192,7 @@ class RunStore:
                 yield at, Rank(site, rank, process), row
 
     def newest(self, kind: str, rank: Rank, until: float = _FOR_EVER) -> Iterator[Row]:
-        """The same of one process, the newest first."""
+        """Rows of a kind of one process, the newest first."""
         column = _column_of(kind)
         reports = self._db.execute(
             f"SELECT {column} FROM reports WHERE site = ? AND rank = ? AND process = ? AND at <= ? "

@@ -48,7 +48,7 @@ class StoreFolder:
 
     @property
     def left_tokens(self) -> int | None:
-        """Of the pass, dealt or not; None: it is not known here."""
+        """Tokens that are left of the pass, dealt or not; None: it is not known here."""
         return None if self.undealt_tokens is None else self.undealt_tokens + sum(self.dealt_tokens.values())
 
     @classmethod

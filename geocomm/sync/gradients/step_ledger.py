@@ -81,7 +81,7 @@ class StepLedger:
         return True
 
     def restart(self, steps: int) -> None:
-        """Go on after so many steps, with values that no step of this process has made."""
+        """Go on after `steps` steps, with values that no step of this process has made."""
         self.steps = steps
         self.rows = []
         self._undoable = False

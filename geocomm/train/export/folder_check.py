@@ -36,7 +36,7 @@ class Checked:
 
 
 def check_folder(folder: Path, model: HfModel, sequences: int, text: HeldOutText | None) -> Checked:
-    """Compare logits on up to so many sequences, and compute the held-out loss.
+    """Compare logits on up to `sequences` sequences, and compute the held-out loss.
 
     The two models are in memory one after the other. Raises BadInput where their logits differ in any bit.
     """

@@ -20,7 +20,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkR
 SHAPES = ((3, 192), (1, 128))
 """The shapes of batches, taken in turn: sequences and tokens."""
 SEARCH_FACTOR = 4
-"""The search for experts that no sequence has reached takes at most so many times the sequences asked for."""
+"""The search for experts that no sequence has reached takes at most this many times the sequences asked for."""
 TIE = 1e-5
 """The difference up to which two scores are a tie. Scores lie between 0 and 1, and those of the two programs differ by
 less than a tenth of this."""

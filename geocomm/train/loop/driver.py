@@ -129,7 +129,7 @@ class Prepared:
     model_config: Any
     """The configuration of transformers."""
     record: dict[str, Any]
-    """What the other ranks are told of it."""
+    """What the other ranks hear of it."""
 
 
 def _run_rank(place: Place, config_path: Path | None, assignments: Sequence[str]) -> int:

@@ -91,7 +91,8 @@ class LocalSync:
 
     @property
     def tokens(self) -> int:
-        """That the site has read; in an elastic run by its last frame that counted, before this start, and since."""
+        """Tokens that the site has read; in an elastic run by its last frame that counted, before this start, and
+        since."""
         return 0 if self._handle is None else self._handle.site_tokens
 
     def begin(self, step: int = 0) -> None:

@@ -3,7 +3,7 @@
 DeepSpeed compiles it silently, in one to three minutes. Meanwhile torch keeps a file `lock` beside the result
 (torch.utils.file_baton). A process that is killed leaves that file behind, and every later one waits for it for ever.
 
-`load_operator` compiles under a lock of the kernel's instead, which ends with its owner. Whoever holds it may remove
+`load_operator` compiles under a lock of the kernel's instead, which ends with its owner. Its holder may remove
 torch's file once no process has it open. It says what it does, and DeepSpeed finds the operator loaded afterwards.
 
 Run as a program, this compiles the operator ahead of time: python -m geocomm.train.loop.shm_operator

@@ -74,7 +74,7 @@ class SiteTalk(StepTalk):
 
     @override
     def flush(self, row: list[float], wants: Wants) -> StepTotals:
-        """What is asked for is told to the other sites later."""
+        """The other sites hear later what is asked for."""
         return self._note(self._inside.flush(row, wants))
 
     def take_reports(self) -> list[SiteReport]:

@@ -269,7 +269,7 @@ class RunConfig(Section):
         return min(10, self.training.steps // 10) if given is None else given
 
     def learning_rate(self, step: int) -> float:
-        """Of optimizer step `step`, counted from 0: linear warm-up, cosine decay, then constant.
+        """The learning rate of optimizer step `step`, counted from 0: linear warm-up, cosine decay, then constant.
 
         Step `warmup_steps()` is the first at the peak.
         """

@@ -295,7 +295,7 @@ class TrainLoop:
 
 
 def _due(before: int, step: int, every: int) -> bool:
-    """Whether the steps after `before`, up to `step`, have one of every so many."""
+    """Whether a multiple of `every` is among the steps after `before`, up to `step`."""
     return every > 0 and step // every > before // every
 
 

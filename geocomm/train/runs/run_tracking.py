@@ -81,7 +81,7 @@ class LinkScalars:
 
 
 def _scalars(kind: str, entry: Mapping[str, Any]) -> dict[str, float]:
-    """Its numbers, by names such as step/loss, sync/nmse, site-paris/tokens_per_second."""
+    """The numbers of an entry, by names such as step/loss, sync/nmse, site-paris/tokens_per_second."""
     values = {f"{kind}/{name}": value for name, value in entry.items() if name != "step"}
     values |= {f"sync/{name}": value for name, value in entry.get("sync", {}).items()}
     for site, row in entry.get("sites", {}).items():

@@ -25,7 +25,7 @@ _WANDB_STEP = "trainer_step"
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker is told of a run when it begins."""
+    """What a tracker hears of a run when it begins."""
 
     folder: RunFolder
     project: str

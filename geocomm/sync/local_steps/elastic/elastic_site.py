@@ -104,7 +104,7 @@ class ElasticSite(SiteFacts):
         return (self._site,)
 
     def rounds(self, fragments: Sequence[Fragment], model: Model, coding: Coding) -> MemberRounds:
-        """Those of this rank, which owns these fragments."""
+        """The rounds of this rank, which owns these fragments."""
         hosts = advertised(self._options.address)
         # The certificates of a job say who may connect; the token keeps its runs apart from process groups.
         token = hashlib.sha256(f"geocomm elastic run, layout {model.layout}".encode()).digest()[:_TOKEN_BYTES]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from geocomm._C import Mail
 
 _SILENCE_S = 1.0
-"""No frame is under way where nothing at all has come from its site for so long."""
+"""No frame is under way where nothing at all has come from its site for this time."""
 
 
 class Expected(NamedTuple):

@@ -58,7 +58,7 @@ class Delta:
 
 
 class MemberFrames:
-    """Those of the fragments that a rank owns. Used by one thread, but for `kept_weights`."""
+    """The frames of the fragments that a rank owns. Used by one thread, but for `kept_weights`."""
 
     def __init__(
         self, site: str, store: FragmentStore, fragments: Mapping[int, Fragment], coding: Coding, line: LineClock
@@ -127,7 +127,7 @@ class MemberFrames:
             return self._own.get(Frame(offer.fragment, offer.version, self._site, offer.frame))
 
     def kept_weights(self) -> list[tuple[int, torch.Tensor | None]]:
-        """Of own frames under way, the fragment and the weights that were kept for the merge. From any thread."""
+        """Fragment and weights, kept for the merge, of each own frame under way. From any thread."""
         with self._lock:
             return [(frame.fragment, own.local_at_begin) for frame, own in self._own.items()]
 
@@ -168,7 +168,7 @@ class MemberFrames:
         return delta
 
     def _seed(self, opened: Open) -> int:
-        """Of stochastic rounding: another one at each site, round and attempt."""
+        """The seed of stochastic rounding: another one at each site, round and attempt."""
         name = f"{self._site} {opened.fragment} {opened.version} {opened.attempt}"
         return xxhash.xxh3_64(name.encode()).intdigest() >> 1
 

@@ -11,7 +11,8 @@ from geocomm.sync.local_steps.outer.round_records import ROUNDS, RoundRecord
 
 
 class MemberRecords:
-    """Of the fragments that a rank owns. Thread-safe. What is said of other fragments' rounds changes nothing."""
+    """Records of the rounds of the fragments that a rank owns. Thread-safe. What is said of other fragments' rounds
+    changes nothing."""
 
     def __init__(self, site: str, is_past: Callable[[int, int], bool]) -> None:
         """site: the own one. is_past: whether a round (fragment, version) is applied or another rank's; called from any

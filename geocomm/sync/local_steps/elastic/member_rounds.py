@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 BEAT_S = 3.0
 _MAIL_PATIENCE_S = 2.0
-"""A listed frame may be under way by mail for so long, before the agent is asked to fetch it."""
+"""A listed frame may be under way by mail for this time, before the agent is asked to fetch it."""
 _MAIL_LOOK_S = 0.25
 """How often it is looked whether anything comes from its site."""
 
@@ -242,7 +242,7 @@ class MemberRounds:
             self._complain(error)
 
     def kept_weights(self) -> list[tuple[int, torch.Tensor | None]]:
-        """Of own frames under way, the fragment and the weights that were kept for the merge."""
+        """Fragment and weights, kept for the merge, of each own frame under way."""
         return self._frames.kept_weights()
 
     def tell(self, beat: Beat) -> None:

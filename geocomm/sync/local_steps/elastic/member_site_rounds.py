@@ -365,8 +365,8 @@ class MemberSiteRounds(SiteState):
             self._not_counted += 1
 
     def _merge_own(self, index: int, decided: Decided, local: SiteWeights) -> list[int]:
-        """The same of an own fragment, in `local`. The step of the run, whether the round is void, whether a frame of
-        this site counts, and the weight, step and tokens that it brings."""
+        """Merge what was decided of an own fragment, into `local`. The step of the run, whether the round is void,
+        whether a frame of this site counts, and the weight, step and tokens that it brings."""
         held, own = self._held[index], decided.own
         before = held.anchor.clone() if own is None else None
         self._step_outside(held, decided)

@@ -18,11 +18,11 @@ from geocomm.sync.local_steps.model.fragments import BYTES_PER_ELEMENT
 from geocomm.sync.local_steps.model.host_memory import bytes_of
 
 _KEPT_S = 120.0
-"""Frames are kept for at least so long."""
+"""Frames are kept for at least this time."""
 
 
 class MemberStates:
-    """Those of the fragments that a rank owns. One thread calls `keep`, `joined` and `take_snapshot`."""
+    """The states of the fragments that a rank owns. One thread calls `keep`, `joined` and `take_snapshot`."""
 
     def __init__(self, store: FragmentStore, fragments: Iterable[int]) -> None:
         self._store = store
@@ -114,6 +114,6 @@ class MemberStates:
 
 
 def _tell_lost(snapshot: Snapshot, fragment: int, reason: str) -> None:
-    """For who looks after the run: its other sites may have the snapshot, and this one does not."""
+    """Tell who looks after the run: its other sites may have the snapshot, and this one does not."""
     logger().warning(f"local steps: this site cannot keep snapshot {snapshot.index} of the run: {reason}")
     events.record("snapshot_lost", snapshot=snapshot.index, fragment=fragment, reason=reason)

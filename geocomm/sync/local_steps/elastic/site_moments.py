@@ -39,7 +39,7 @@ _CHUNK_BYTES = 1 << 20
 _MOST_PENDING = 64
 """Chunks that wait for the disk."""
 _STALL_S = 0.004
-"""A step hook copies for so long at most, and that of a site that leaves for `_LEAVING_STALL_S`."""
+"""How long a step hook copies at most; that of a site that leaves copies for `_LEAVING_STALL_S`."""
 _LEAVING_STALL_S = 5.0
 
 
@@ -187,7 +187,7 @@ class SiteMoments:
 
     @staticmethod
     def _read(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
-        """The bytes of what is told and of the values; none where they cannot be read."""
+        """The bytes of the header and of the values; none where they cannot be read."""
         try:
             told, content = path.read_bytes(), path.with_suffix(".values").read_bytes()
         except OSError:
@@ -277,7 +277,7 @@ class _Writing:
         self._thread.start()
 
     def advance(self, stall_s: float) -> bool:
-        """Copy for so long; whether all is on the disk. Raises OSError where that cannot be."""
+        """Copy for this time; whether all is on the disk. Raises OSError where that cannot be."""
         until = time.monotonic() + stall_s
         while not self._all_copied and time.monotonic() < until and self._thread.is_alive():
             if self._copied.qsize() >= _MOST_PENDING:

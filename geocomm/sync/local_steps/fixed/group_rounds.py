@@ -250,7 +250,7 @@ class _Digests:
         self._lock = threading.Lock()
         self._own: dict[int, str] = {}
         self._said: dict[int, list[tuple[str, str]]] = {}
-        self._keep = 64  # a site is never so many rounds behind: a fragment has one round under way
+        self._keep = 64  # no site is that many rounds behind: a fragment has one round under way
         self.latest: Digest | None = None
 
     def add(self, number: int, digest: str) -> None:

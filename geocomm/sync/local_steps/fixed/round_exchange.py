@@ -51,7 +51,7 @@ _HEADER, _CODED, _EXACT, _NUMBER = range(KINDS)
 
 
 _FAILED = -1
-"""The answer of a site that has failed, to whoever asks for its number."""
+"""The answer of a site that has failed, to a site that asks for its number."""
 
 
 class Awaited(Protocol):
@@ -143,7 +143,7 @@ class _Owed:
 
 
 class RoundExchange:
-    """Exchanges rounds in one thread, which waits for none of them: so many are under way at a time.
+    """Exchanges rounds in one thread, which waits for none of them, so that several are under way at a time.
 
     The thread is a daemon: a process that ends does not wait for a line that is down. Methods are called by the thread
     that trains. After a round has failed, all that are under way fail with the same error, here and at the other sites.

@@ -72,7 +72,7 @@ class Fragment:
 
     @property
     def exact_elems(self) -> int:
-        """Those behind them."""
+        """The elements behind those that are coded."""
         return self.numel - self.coded_elems
 
     def spans(self) -> list[tuple[Range, slice]]:

@@ -97,7 +97,8 @@ def _refusal(numel: int, what: str, limit: str) -> InvalidArgumentError:
 
 
 def require_memory(needed: int, ranks: int, available: int | None) -> None:
-    """Raise InvalidArgumentError where `ranks` ranks of this machine that need so many bytes each are too many for it.
+    """Raise InvalidArgumentError where `ranks` ranks of this machine that need this many bytes each are too many for
+    it.
 
     available: `available_memory()`, before one of them has taken any.
     """

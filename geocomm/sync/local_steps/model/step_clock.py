@@ -13,7 +13,7 @@ import torch
 from geocomm.core.errors import InvalidArgumentError
 
 _MOST_SKIPS = 32
-"""In a row. A GradScaler halves its scale each time: after so many there is nothing left to halve."""
+"""In a row. A GradScaler halves its scale each time: after this many there is nothing left to halve."""
 
 _StepHook = Callable[[bool], None]
 """Called after each step, with whether it was one that changes nothing."""

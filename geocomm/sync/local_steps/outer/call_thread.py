@@ -35,7 +35,7 @@ class CallThread:
         self._calls.put(call)
 
     def post_later(self, seconds: float, call: Callable[[], None]) -> None:
-        """Have a call done in so many seconds. From a call, or before `start`."""
+        """Have a call done in `seconds` seconds. From a call, or before `start`."""
         heapq.heappush(self._later, (time.monotonic() + seconds, next(self._order), call))
 
     def stop(self) -> None:

@@ -37,7 +37,7 @@ class DeltaFrames:
 
     @classmethod
     def of_bytes(cls, content: torch.Tensor, coded_bytes: int) -> DeltaFrames:
-        """Those that lie one after the other in `content`: uint8, the coded one first."""
+        """The frames that lie one after the other in `content`: uint8, the coded one first."""
         coded, exact = content[:coded_bytes], content[coded_bytes:]
         return cls(coded if coded.numel() else None, exact if exact.numel() else None)
 

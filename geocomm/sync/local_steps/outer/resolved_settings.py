@@ -34,7 +34,7 @@ class Preset:
     merge: Merge
 
     def outer(self, sites: int | None) -> Nesterov:
-        """The outer optimizer with so many sites; None: their number changes."""
+        """The outer optimizer with this many sites; None: their number changes."""
         return self.outer_of_two if sites is not None and sites <= 2 else self.outer_of_more
 
 

@@ -101,7 +101,7 @@ class RoundRecord:
             self._times.stored_ns = now
 
     def offered(self, size: int) -> None:
-        """The own frame, of so many bytes, is given to the network."""
+        """The own frame, which has this many bytes, is given to the network."""
         now = time.monotonic_ns()
         with self._lock:
             self._times.offered_ns, self._times.bytes = now, size

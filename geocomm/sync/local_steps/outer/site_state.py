@@ -1,4 +1,4 @@
-"""What one rank has of its site in a run with local steps, whoever carries the rounds between the sites."""
+"""What one rank has of its site in a run with local steps, for both ways to carry rounds between the sites."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class SiteState(ABC):
             self._view.check()
 
     def count_tokens(self, tokens: int) -> None:
-        """The site has read so many tokens more."""
+        """The site has read this many tokens more."""
         self.tokens += tokens
         if self._settings.given.weights == "tokens":
             self.weight += tokens
@@ -161,7 +161,7 @@ class SiteState(ABC):
             self.ranks.write(self._view, fragment, None if held is None else held.anchor)
 
     def _numbers_of_state(self) -> dict[str, Any]:
-        """Those that every kind of run has."""
+        """The numbers that every kind of run has."""
         return {
             "steps": self.step,
             "tokens": self.tokens,

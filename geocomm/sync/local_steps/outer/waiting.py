@@ -15,7 +15,8 @@ def say(patience: Patience, what: str, whom: str) -> None:
 
 
 def wait_for(is_done: Callable[[float], bool], what: str, whom: Callable[[], str]) -> None:
-    """Wait until `is_done(seconds)`, which waits at most so long, says True. Log whom the wait is for, now and then."""
+    """Wait until `is_done(seconds)`, which waits at most that long, says True. Log whom the wait is for, now and
+    then."""
     patience = Patience()
     while not is_done(max(patience.left_s, 0.0)):
         if patience.left_s <= 0:
