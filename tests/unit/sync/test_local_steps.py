@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import logging
 from typing import Any
 
 import pytest
@@ -472,3 +473,11 @@ def test_results_that_come_together_are_merged_in_several_steps(
         handle.finish()
 
     SimulatedSites(["a"]).run(run)
+
+
+@pytest.mark.parametrize("sites", ["ab", "abc"])
+def test_more_than_two_sites_are_told_of_the_learning_rate(caplog: pytest.LogCaptureFixture, sites: str) -> None:
+    with caplog.at_level(logging.INFO, "geocomm"):
+        SimulatedSites(sites).run(lambda rounds: train(rounds, 1, every=1, codec="none")[1].finish())
+    told = [message for message in caplog.messages if "learning rate" in message]
+    assert bool(told) == (len(sites) > 2)
