@@ -197,6 +197,8 @@ lint: $(ENVIRONMENT) ## quick: ruff, pyright, clang-format
 	@$(PY) -m vulture
 	@echo "lint: C++ functions that only tests call"
 	@$(PY) tools/unused_functions.py
+	@echo "lint: requirements of docs/spec that no code or no test quotes"
+	@$(PY) tools/spec_quotes.py
 	@echo "lint: objects for one level of CPU"
 	@$(WEAK_FUNCTIONS)
 	@echo "lint: docs"

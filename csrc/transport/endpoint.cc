@@ -203,6 +203,7 @@ Status TcpEndpoint::check_site(const Connection& connection, const ProcessId& se
   const auto [certified, is_new] = certified_.try_emplace(sender, *name);
   if (!is_new && certified->second.site != name->site) return wrong_site(*name, certified->second.site);
   std::lock_guard lock(mutex_);
+  // spec channel 2.2: "SITE MUST be that of the process id in the roll call."
   const auto expected = expected_sites_.find(sender);
   if (expected == expected_sites_.end() || expected->second == name->site) return Status::ok();
   if (is_new) certified_.erase(certified);
@@ -218,6 +219,7 @@ bool TcpEndpoint::is_ours(const LinkMark& mark) const {
 Status TcpEndpoint::on_hello(HalfOpen& half_open, const ReceivedHello& received) {
   const HelloPayload& hello = received.payload;
   const SocketAddress from = SocketAddress::peer_of(half_open.fd());
+  // spec channel 2.4: "both sides MUST refuse addresses beyond loopback."
   if (context_->loopback_only() && !from.is_loopback()) {
     return no_plaintext(from.to_string());
   }
@@ -257,6 +259,7 @@ Status TcpEndpoint::on_hello(HalfOpen& half_open, const ReceivedHello& received)
     channel->fail(Status(mismatch.code(), core::str(channel->peer(), ": ", mismatch.message())));
     return mismatch;
   }
+  // spec channel 2.5: "It MUST close any other connection without an answer."
   if (!channel->is_bound(*half_open.connection(), hello)) {
     // Not told: an honest peer, whose control stream has just changed, dials again with a new proof.
     (void)half_open.take();

@@ -198,6 +198,7 @@ Status TcpChannel::on_packet(const WireHeader& header) {
       GEOCOMM_ASSIGN_OR_RETURN(const bool is_new, control_.receive(header.sequence));
       acks_due_.arrived();
       if (!is_new) return Status::ok();
+      // spec channel 9.1: "numbered control packet from its sender for CorruptData."
       if (peer_left_) return core::corrupt("a control packet after Close");
       if (static_cast<PacketType>(header.type) == PacketType::Close) {
         peer_left();

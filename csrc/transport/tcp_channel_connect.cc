@@ -86,6 +86,7 @@ void TcpChannel::connect(const PeerAddress& address, const JobToken& token, bool
   const DataPath path = address.rdma ? DataPath::Rdma : DataPath::Tcp;
   if (data_path_.value_or(path) != path) return fail(other_data_path(path));
   data_path_ = path;
+  // spec channel 10.1: "A channel with data_path 1 MUST have one data stream."
   first_streams_ = data_path_ == DataPath::Rdma ? 1
                    : may_add_streams() ? streams_of_channel(context_->first_streams, address.path_channels)
                                        : context_->first_streams;

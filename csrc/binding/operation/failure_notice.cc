@@ -117,6 +117,7 @@ void FailureNotice::heard(const Status& status) {
   if (on_failure) executor_.submit([on_failure = std::move(on_failure), status] { on_failure(status); });
 }
 
+// spec operations 6.1: "A rank MUST tell its neighbours when its group fails, and when it leaves."
 void FailureNotice::send(const Status& why) {
   {
     std::lock_guard lock(mutex_);

@@ -146,6 +146,7 @@ Status PlannedReduction::came_twice(std::size_t peer, std::uint32_t number) cons
   return core::corrupt("chunk ", number, " from ", peer_name(peer), " came twice").with_peer(peer_name(peer));
 }
 
+// spec operations 5.3: "A receiver MUST refuse as CorruptData a frame that does not fill its chunk"
 Result<codec::FrameView> PlannedReduction::check_frame(std::span<const std::byte> frame, DType dtype,
                                                        const PlannedChunk& chunk, int site) const {
   auto view = codec::parse_frame(frame);

@@ -190,6 +190,7 @@ Status ReduceTransfer::reduce_decoded(std::size_t c) {
     sums = as_floats(scratch.span());
   }
   for (std::size_t site = 0; site < state.frames.size(); ++site) {
+    // spec operations 5.1: "All receivers MUST end with the same bits."
     const Accumulate mode = site == 0 ? Accumulate::Assign : Accumulate::Add;
     const Buffer& frame = state.frames[site];
     if (frame.data() == nullptr) {  // this rank's own part, exact

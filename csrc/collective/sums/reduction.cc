@@ -87,6 +87,7 @@ struct Multiply {
   }
 };
 
+// spec operations 5.2: "min and max MUST yield NaN if an operand is NaN."
 struct Minimum {
   template <typename T>
   static T apply(T a, T b) {

@@ -306,6 +306,7 @@ Status TlsConnection::check_peer() {
     return {StatusCode::Authentication,
             core::str("the certificate of ", peer_text(), " ", name.status().message())};
   }
+  // spec channel 2.1: "JOB MUST be one's own job."
   if (name->job != own_.job) {
     return {StatusCode::Authentication, core::str("the certificate (", name->uri(), ") of ", peer_text(),
                                                   " is of another job: here runs '", own_.job, "'")};
@@ -417,6 +418,7 @@ Result<std::size_t> TlsConnection::write(std::span<const iovec> parts) {
   return taken;
 }
 
+// spec channel 2.3: "A side MUST change its sending keys"
 Status TlsConnection::rekey_if_due() {
   const auto now = std::chrono::steady_clock::now();
   if (sent_bytes_ < rekey_.bytes && now - rekeyed_at_ < rekey_.interval) return Status::ok();

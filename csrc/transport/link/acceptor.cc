@@ -201,6 +201,7 @@ void Acceptor::on_hello(HalfOpen& half_open, const Result<ReceivedHello>& hello)
   const std::string from = SocketAddress::peer_of(half_open.fd()).to_string();
   Status refusal = hello.is_ok() ? on_hello_(half_open, *hello) : hello.status();
   // Who speaks another language gets no answer, a peer without the right keys does.
+  // spec channel 3.1: "The acceptor MUST close a connection without an answer in three cases"
   const bool answer = hello.is_ok() || refusal.code() == StatusCode::Authentication;
   if (!refusal.is_ok()) {
     // InvalidArgument: an attempt that was given up meanwhile, or a peer that asks whether we live.

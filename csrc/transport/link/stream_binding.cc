@@ -86,6 +86,7 @@ bool StreamBinding::recognizes(const LinkMark& mark) {
     if (!*secret || (*secret)->name != mark.link || (*secret)->came.size() >= kMostMarks) continue;
     const auto expected = prove_mark((*secret)->key, mark.number);
     if (CRYPTO_memcmp(expected.data(), mark.proof.data(), expected.size()) != 0) return false;
+    // spec channel 2.6: "A mark MUST count once."
     return (*secret)->came.insert(mark.number).second;
   }
   return false;

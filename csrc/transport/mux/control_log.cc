@@ -32,6 +32,7 @@ Status ControlLog::drop(std::uint64_t received) {
   return Status::ok();
 }
 
+// spec channel 5.1: "It MUST drop the numbered control packets"
 Status ControlLog::restart(std::uint64_t received) {
   std::lock_guard lock(mutex_);
   if (received + 1 < first_) {
@@ -64,6 +65,7 @@ bool ControlLog::overflows() const {
   return packets_.size() > kMaxUnacknowledged;
 }
 
+// spec channel 6.2: "The receiver MUST act on each once; a gap is an error."
 Result<bool> ControlLog::receive(std::uint64_t number) {
   if (number == 0 || number > received_ + 1) {
     return core::corrupt("control packet ", number, " after packet ", received_);

@@ -219,6 +219,7 @@ std::optional<Status> ReceiveTable::charge(ReceiveOp& op, std::uint32_t chunk_by
   return std::nullopt;
 }
 
+// spec operations 3.1: "A receiver whose own descriptor or chunk_count differs MUST fail the operation"
 void ReceiveTable::check_match(ReceiveOp& op, std::shared_ptr<ReceiveSink>& released) {
   if (!op.posted || op.tombstone || !op.seen) return;
   if (op.descriptor == op.peer_descriptor && op.chunk_count == op.peer_chunk_count) return;

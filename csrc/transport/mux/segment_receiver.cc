@@ -21,6 +21,7 @@ Result<SegmentReceiver::Begun> SegmentReceiver::begin(const WireHeader& header) 
     begun.copy.reception = found->second;
     return begun;
   }
+  // spec channel 9.1: "After a Close, a side MUST take a new segment"
   if (complete_) {
     return core::corrupt("segment ", header.sequence, " after Close");
   }
@@ -38,6 +39,7 @@ Result<SegmentReceiver::Begun> SegmentReceiver::begin(const WireHeader& header) 
 void SegmentReceiver::finish(SegmentCopy copy) {
   if (!copy.reception) return;
   (void)window_.add(copy.reception->number);
+  // spec channel 6.1: "a receiver MUST NOT write a byte of another after it."
   if (std::exchange(copy.reception->done, true)) return;
   begun_.erase(copy.reception->number);
   table_.finish(std::move(copy.incoming));

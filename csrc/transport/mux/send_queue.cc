@@ -89,6 +89,7 @@ void SendQueue::admit_waiting() {
   while (!waiting_.empty()) {
     OutChunkPtr chunk = waiting_.next();
     const std::uint64_t charge = unexpected_charge(chunk->bytes());
+    // spec channel 7.1: "Charges outstanding MUST NOT exceed the receiver's max_unexpected_bytes."
     if (charge > limit_bytes_ || charged_bytes_ > limit_bytes_ - charge) return;
     waiting_.took(chunk->bytes(), true);
     charged_bytes_ += charge;

@@ -76,6 +76,7 @@ def check_joined(infos: list[RankInfo]) -> None:
         )
 
 
+# spec operations 1.2: "ranks MUST NOT form a group if one that others dial has loopback addresses alone"
 def _check_addresses(infos: list[RankInfo]) -> None:
     """Check that no rank has an address which leads ranks of other sites, on other machines, back to their own."""
     with_address: dict[tuple[str, ...], RankInfo] = {}

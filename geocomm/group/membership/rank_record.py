@@ -108,6 +108,7 @@ def sides_text(infos: Sequence[RankInfo], numbers: Sequence[int]) -> str:
     return ", ".join(parts)
 
 
+# spec operations 1.3: "Sites MUST be numbered in order of their lowest rank."
 def sites_of(infos: list[RankInfo]) -> tuple[list[int], list[str]]:
     """Index of each rank's site, and the sites' names in order of their lowest rank."""
     names: list[str] = []

@@ -72,6 +72,7 @@ def exchange(
         if view != said:
             store.set(views[rank], view)
             said = view
+        # spec operations 1.1: "A rank MUST read again until all views are equal"
         if store.check(views) and all(other.decode() == view for other in store.multi_get(views)):
             return records
         if time.monotonic() > until:

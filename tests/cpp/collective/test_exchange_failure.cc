@@ -214,6 +214,7 @@ TEST(ExchangeCorruption, a_flipped_bit_anywhere_is_corrupt_data) {
   }
 }
 
+// spec operations 5.3: "A receiver MUST refuse as CorruptData a frame that does not fill its chunk"
 TEST(ExchangeCorruption, a_frame_of_something_else_is_corrupt_data) {
   const codec::CodecSpec int8 = {.id = codec::CodecId::Int8};
   const codec::CodecSpec int4 = {.id = codec::CodecId::Int4};

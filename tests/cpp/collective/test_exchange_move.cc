@@ -150,6 +150,7 @@ TEST(ExchangeMove, p2p_numbers_differ_by_tag_and_counter_and_from_collectives) {
   EXPECT_LT(p2p_seq(-1, (1u << 24) - 1), std::uint64_t{1} << 63);
 }
 
+// spec operations 3.1: "A receiver whose own descriptor or chunk_count differs MUST fail the operation"
 TEST(ExchangeMove, sizes_that_differ_are_refused_on_the_receiver_naming_both) {
   ExchangeGroup group({1, 1}, kSmallChunks);
   for (const auto& [sent, expected] : {std::pair{4096, 8192}, {100, 90}, {0, 5}, {5, 0}}) {

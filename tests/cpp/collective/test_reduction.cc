@@ -142,6 +142,7 @@ TEST(ReduceElements, every_dtype_and_op_equals_the_scalar_definition) {
   }
 }
 
+// spec operations 5.2: "min and max MUST yield NaN if an operand is NaN."
 TEST(ReduceElements, min_and_max_with_a_nan_on_either_side_are_nan) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (DType dtype : {DType::Float32, DType::Float64, DType::Float16, DType::BFloat16}) {

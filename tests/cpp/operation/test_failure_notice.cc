@@ -96,6 +96,7 @@ class FailureNoticeTest : public ::testing::Test {
   Side sides_[2];
 };
 
+// spec operations 6.1: "A rank MUST tell its neighbours when its group fails"
 TEST_F(FailureNoticeTest, test_notice_sent_is_heard_once_with_who_told_it) {
   sides_[0].notice->send(example());
   sides_[0].notice->send(Status(StatusCode::Internal, "only the first counts"));
@@ -142,6 +143,7 @@ TEST_F(FailureNoticeTest, test_neighbour_that_dies_is_heard_as_lost) {
   EXPECT_EQ(status.peer(), "rank 0 (site x)");
 }
 
+// spec operations 6.1: "and when it leaves."
 TEST_F(FailureNoticeTest, test_neighbour_that_leaves_in_good_order_is_no_news) {
   sides_[0].notice->send(Status::ok());
   ASSERT_TRUE(sides_[0].endpoint->shutdown(core::Deadline::after(20s)).is_ok());

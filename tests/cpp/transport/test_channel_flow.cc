@@ -40,6 +40,7 @@ TEST(ChannelFlow, test_unposted_operation_does_not_hold_up_a_posted_one) {
   for (std::uint32_t i = 0; i < 200; ++i) ASSERT_EQ(late->data(i), data) << i;
 }
 
+// spec channel 7.1: "Charges outstanding MUST NOT exceed the receiver's max_unexpected_bytes."
 TEST(ChannelFlow, test_credit_is_what_the_receiver_offers) {
   Pair pair(with_unexpected(64 * kMiB), with_unexpected(2 * kMiB));
   pair.connect();

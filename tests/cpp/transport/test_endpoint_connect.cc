@@ -285,6 +285,7 @@ std::optional<SocketAddress> outer_address(std::uint16_t port) {
   return found;
 }
 
+// spec channel 2.4: "both sides MUST refuse addresses beyond loopback."
 TEST(EndpointConnect, test_required_security_refuses_peers_from_other_addresses) {
   EndpointOptions options;
   options.bind_address = "0.0.0.0";

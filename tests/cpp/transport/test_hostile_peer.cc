@@ -250,6 +250,7 @@ TEST_F(HostilePeer, test_close_on_a_data_stream_fails_the_channel) {
   expect_corrupt([](RawPeer& raw) { (void)raw.data.send(control_header(PacketType::Close, 1)); });
 }
 
+// spec channel 9.1: "After a Close, a side MUST take a new segment"
 TEST_F(HostilePeer, test_segment_or_grant_after_close_ends_the_connections) {
   for (const bool segment : {true, false}) {
     ProcessId id = id_of(0xFF);  // larger than the victim's, whatever that is: the larger one dials

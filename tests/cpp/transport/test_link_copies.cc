@@ -64,6 +64,7 @@ class LinkCopies : public ::testing::Test {
   std::vector<std::byte> bad_ = pattern(kBytes, 2);
 };
 
+// spec channel 6.1: "a receiver MUST NOT write a byte of another after it."
 TEST_F(LinkCopies, test_late_copy_writes_nothing_after_the_chunk_was_delivered) {
   for (const bool posted : {true, false}) {
     SCOPED_TRACE(posted);

@@ -73,6 +73,7 @@ TEST_F(LinkMarks, test_mark_is_found_among_other_bytes_only_if_whole) {
   EXPECT_EQ(find_mark(name.substr(1)), std::nullopt);
 }
 
+// spec channel 2.6: "A mark MUST count once."
 TEST_F(LinkMarks, test_mark_counts_once_and_for_its_own_link) {
   const BoundEnds ends(*dialing_);
   const BoundEnds others(*dialing_);

@@ -145,6 +145,7 @@ TEST_P(LinkResumeEither, test_each_single_stream_reset_is_invisible) {
   EXPECT_TRUE(high().status().is_ok());
 }
 
+// spec channel 5.1: "send the rest again in order."
 TEST_P(LinkResumeEither, test_losing_the_control_stream_again_and_again_keeps_posts_in_order) {
   EndpointOptions options;
   options.max_unexpected_bytes = 64 * 1024;  // so that nothing moves without Grant

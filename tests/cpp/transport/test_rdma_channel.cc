@@ -341,6 +341,7 @@ TEST_F(HostileRdmaPeer, test_fabric_that_never_works_is_a_lost_peer_after_the_de
       << channel->status().message();
 }
 
+// spec channel 10.1: "A channel with data_path 1 MUST have one data stream."
 TEST_F(HostileRdmaPeer, test_second_data_stream_is_refused) {
   HelloPayload hello = raw_hello(*victim_, 0, 2, token(1), id_of(0xFE));
   hello.data_path = DataPath::Rdma;

@@ -197,6 +197,7 @@ TEST(ControlLog, test_packets_are_sent_again_on_a_new_stream_until_acknowledged)
   EXPECT_TRUE(log.all_acknowledged());
 }
 
+// spec channel 6.2: "The receiver MUST act on each once; a gap is an error."
 TEST(ControlLog, test_packets_are_taken_once_and_without_gaps) {
   ControlLog log;
   EXPECT_EQ(log.receive(0).status().code(), StatusCode::CorruptData);

@@ -103,6 +103,7 @@ TEST(TlsChannel, test_nothing_readable_goes_over_the_wire) {
   EXPECT_EQ(ends.receive(*ends.acceptor, secret.size()), secret);
 }
 
+// spec channel 2.3: "A side MUST change its sending keys"
 TEST_F(TlsConnection, test_keys_change_under_way_and_data_goes_on) {
   RekeyLimits often;
   often.bytes = 100'000;

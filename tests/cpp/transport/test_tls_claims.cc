@@ -118,6 +118,7 @@ TEST_F(TlsClaims, test_acceptor_that_ends_the_handshake_is_named_by_its_address)
   }
 }
 
+// spec channel 2.5: "It MUST close any other connection without an answer."
 TEST_F(TlsClaims, test_data_stream_without_a_binding_is_closed_without_a_word) {
   TlsStranger stranger(pair_.low->port(), &pair_.keys_b);
   stranger.say(hello_of_high(2));
@@ -142,6 +143,7 @@ TEST_F(TlsClaims, test_data_stream_with_the_binding_of_another_session_is_closed
   EXPECT_TRUE(warnings_.has("stream 3 does not prove that it belongs to rank 1 (high)")) << warnings_.text();
 }
 
+// spec channel 2.2: "SITE MUST be that of the process id in the roll call."
 TEST_F(TlsClaims, test_process_of_another_site_is_told_on_control_and_data_streams) {
   for (const std::uint16_t stream : {0, 1}) {
     TlsStranger stranger(pair_.low->port(), &keys_c_);

@@ -59,6 +59,7 @@ class TlsHostile : public ::testing::Test {
   std::optional<SteadyTraffic> traffic_;
 };
 
+// spec channel 3.1: "The acceptor MUST close a connection without an answer in three cases"
 TEST_F(TlsHostile, test_random_bytes_and_other_protocols_are_dropped_at_once) {
   std::mt19937_64 random(1);
   for (int i = 0; i < 30; ++i) {

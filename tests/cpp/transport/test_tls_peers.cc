@@ -119,6 +119,7 @@ TEST(TlsPeers, test_certificate_of_another_ca_is_told) {
   expect_refused(pair, "was signed by", "was signed by");
 }
 
+// spec channel 2.1: "JOB MUST be one's own job."
 TEST(TlsPeers, test_other_job_of_the_same_ca_is_told) {
   SecurePair pair;
   Folder keys;

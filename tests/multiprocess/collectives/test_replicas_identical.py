@@ -58,6 +58,7 @@ def _reduce(codec: str, dtype: torch.dtype, elements: int) -> tuple[list[str], f
     return [hash_of(total), hash_of(mean)], (total.double() - exact).abs().max().item() / largest
 
 
+# spec operations 5.1: "All receivers MUST end with the same bits."
 @pytest.mark.parametrize("codec", CODECS)
 def test_all_reduce_with_any_codec_leaves_replicas_identical(ranks: Ranks, codec: str) -> None:
     sites = len(set(ranks.sites))

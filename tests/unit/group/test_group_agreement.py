@@ -50,6 +50,7 @@ def changed(ranks: list[RankInfo], rank: int, **changes: object) -> list[RankInf
         (["b", "a", "b", "c"], ([0, 1, 0, 2], ["b", "a", "c"])),
     ],
 )
+# spec operations 1.3: "Sites MUST be numbered in order of their lowest rank."
 def test_sites_are_numbered_by_their_lowest_rank(
     sites: list[str | None], expected: tuple[list[int], list[str]]
 ) -> None:
@@ -105,6 +106,7 @@ def _on_machines(ranks: list[RankInfo], *machines: str) -> list[RankInfo]:
     return [replace(info, presence={"machine": machine}) for info, machine in zip(ranks, machines, strict=True)]
 
 
+# spec operations 1.2: "ranks MUST NOT form a group if one that others dial has loopback addresses alone"
 def test_check_with_a_loopback_address_between_machines_names_the_rank_and_the_remedy() -> None:
     ranks = changed(infos("a", "b", "b"), 1, hosts=["10.0.0.2"])
     with pytest.raises(InvalidArgumentError, match=r"rank 10 .*127\.0\.0\.1:4000.*GEOCOMM_ADDRESS on rank 10"):
@@ -114,6 +116,7 @@ def test_check_with_a_loopback_address_between_machines_names_the_rank_and_the_r
     check(_on_machines(changed(ranks, 0, outbound_only=True), "x", "y", "x"))
 
 
+# spec operations 1.2: "or if two have the same hosts and port."
 def test_check_with_one_address_on_two_machines_names_both_ranks() -> None:
     ranks = [replace(info, hosts=["10.0.0.5"], port=29600) for info in infos("a", "b")]
     with pytest.raises(InvalidArgumentError, match=r"rank 10 .*rank 11 .*GEOCOMM_ADDRESS"):

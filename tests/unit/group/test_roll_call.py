@@ -41,6 +41,7 @@ def test_roll_calls_of_other_names_do_not_hear_each_other() -> None:
     assert all_exchange(store, "second", second) == [second] * 2
 
 
+# spec operations 1.1: "A rank MUST read again until all views are equal"
 def test_records_of_ranks_that_are_gone_are_not_taken_for_those_of_now() -> None:
     store = dist.HashStore()
     all_exchange(store, "one", [{"try": 1}, {"try": 1}])
