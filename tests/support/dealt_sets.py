@@ -14,6 +14,7 @@ from geocomm.data.deal_sequences import argsort
 from geocomm.journal.dealt_shards import shards_of
 from geocomm.journal.run_state import RunState
 
+SITES = {"frankfurt": "eu", "virginia": "us", "tokyo": "asia"}
 Read = Mapping[str, Mapping[int, int]]
 """By site, by position in its line: the number of the sequence that was read there last."""
 
@@ -23,9 +24,18 @@ class DataSet:
 
     LENGTH = 16
 
-    def __init__(self, folder: Path, shards: int, of_shard: int = 24, *, labelled: int = 0) -> None:
-        """of_shard: sequences. labelled: so many of the shards, the last ones, may be read in the EU alone, where
-        frankfurt is."""
+    def __init__(
+        self,
+        folder: Path,
+        shards: int,
+        of_shard: int = 24,
+        *,
+        labelled: int = 0,
+        sites: Mapping[str, str] = SITES,
+        bucket: str = "",
+    ) -> None:
+        """of_shard: sequences. labelled: so many of the shards, the last ones, may be read in the EU alone. sites: by
+        name, where they are. bucket: where the labelled ones lie, as store `eu`, under the names of their files."""
         folder.mkdir()
         self.catalog = Catalog(str(folder / "catalog"))
         self.ids = np.arange(shards * of_shard).reshape(shards, of_shard)
@@ -35,11 +45,12 @@ class DataSet:
             (folder / f"{number}.tokens").write_bytes(content)
             sha256 = hashlib.sha256(content).hexdigest()
             labels = ("personal",) if number >= shards - labelled else ()
-            found.append(Shard(sha256, "disk", f"{number}.tokens", 0, of_shard * self.LENGTH, labels))
-        rules = Rules(stores={"disk": Store(url=str(folder))})
+            store = "eu" if labels and bucket else "disk"
+            found.append(Shard(sha256, store, f"{number}.tokens", 0, of_shard * self.LENGTH, labels))
+        stores = {"disk": Store(url=str(folder))} | ({"eu": Store(url=bucket)} if bucket else {})
+        rules = Rules(stores=stores)
         if labelled:
-            sites, personal = {"frankfurt": "eu", "virginia": "us", "tokyo": "asia"}, Label(readers=("eu",))
-            rules = Rules(sites=sites, stores=rules.stores, labels={"personal": personal})
+            rules = Rules(sites=dict(sites), stores=stores, labels={"personal": Label(readers=("eu",))})
         version = Version(number=1, tokenizer="t", vocabulary=1 << 20, dtype="<u4", rules=rules, parts=())
         self.catalog.add(version, found)
 

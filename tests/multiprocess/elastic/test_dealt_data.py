@@ -6,11 +6,15 @@ import json
 import re
 import signal
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
+from geocomm.data import places
 from geocomm.journal.entries import Deal, TakenBack, TermBegun
 from geocomm.journal.run_state import Standing
 from geocomm.journal.sequencer_events import DealtSet
@@ -18,6 +22,7 @@ from support.dealt_sets import DataSet, Read
 from support.elastic_sites import ElasticSite, ElasticSites
 from support.etcd_servers import EtcdServers, needs_etcd
 from support.hub_support import make_keys
+from support.object_servers import s3_server, write_tables
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("elastic-training")]  # one process to fork from
 BATCH = 4
@@ -29,6 +34,11 @@ class DataSite(ElasticSite):
 
     ranks: int = 1
     step_s: float = 0.05
+    variables: dict[str, str] = field(default_factory=dict[str, str])
+
+    @override
+    def environment(self, more: Mapping[str, str]) -> dict[str, str]:
+        return super().environment({**more, **self.variables})
 
     def start_rank(self) -> None:
         folder, step = str(self.folder.parent), str(self.step_s)
@@ -94,6 +104,49 @@ def test_others_read_what_a_dead_site_leaves(tmp_path: Path) -> None:
         sites.until(rest_is_dealt, "the rest of c is dealt to others")
         sites.until_all_count()
         sites.assert_each_counts_once()
+
+
+def test_labelled_shards_are_never_asked_for_from_outside_while_their_only_reader_is_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the access log of their store, where other sites have a wrong key: each request of theirs would be refused."""
+    with s3_server(tmp_path, "eu") as server, ExitStack() as stack:
+        data = DataSet(
+            tmp_path / "data", shards=24, labelled=8, sites={"a": "us", "b": "eu", "c": "us"}, bucket=server.url
+        )
+        right = write_tables(tmp_path / "right.toml", {"eu": server.table})
+        wrong = write_tables(tmp_path / "wrong.toml", {"eu": server.table | {"secret_access_key": "wrong"}})
+        monkeypatch.setenv("GEOCOMM_STORES", str(right))
+        for cached in (places.open_place, places._tables):
+            cached.cache_clear()
+            stack.callback(cached.cache_clear)
+        for number in range(16, 24):
+            content = (tmp_path / "data" / f"{number}.tokens").read_bytes()
+            places.open_place(server.url, "eu").create(f"{number}.tokens", content)
+        sites = stack.enter_context(DataSites(tmp_path, "abc", data, doubt_s=4))
+        for name in sites:
+            keys, cache = right if name == "b" else wrong, tmp_path / f"cache-{name}"
+            sites.site(name).variables = {"GEOCOMM_STORES": str(keys), "GEOCOMM_DATA_CACHE": str(cache)}
+        sites.start()
+
+        def reads() -> list[str]:
+            return [line for line in server.requests(".tokens") if '"GET ' in line]
+
+        labelled = set(data.ids[16:].ravel().tolist())
+        sites.until(lambda: bool(labelled & set(sites.counted())), "b counts what it alone may read")
+        sites["b"].kill_agent()
+        sites["b"].kill_rank()
+        asked = reads()
+        others = set(data.ids[:16].ravel().tolist())
+        sites.until(lambda: others <= set(sites.counted()), "a and c read what they may, and what b has left of it")
+        waits = "label personal waits for b, and nobody else may read it"
+        sites.until(lambda: waits in sites["a"].text(), "a person hears of what waits")
+        assert reads() == asked != []
+        assert all(" 206 -" in line for line in asked)
+        sites["b"].start()
+        sites.until_all_count()
+        sites.assert_each_counts_once()
+        assert all(" 206 -" in line for line in reads())
 
 
 def test_site_without_a_leader_waits_for_it_by_name_and_goes_on(tmp_path: Path) -> None:
