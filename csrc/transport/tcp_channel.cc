@@ -19,11 +19,6 @@ constexpr std::size_t kMaxPullSegments = 15;
 // A peer that does not read what it is told is told no more: neither replies nor acknowledgements.
 constexpr std::size_t kMaxPendingControlBytes = 1024 * 1024;
 
-std::uint64_t clock_ns() {
-  return static_cast<std::uint64_t>(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(IoLoop::Clock::now().time_since_epoch()).count());
-}
-
 }  // namespace
 
 TcpChannel::TcpChannel(std::shared_ptr<ChannelContext> context, const ProcessId& peer_id,
@@ -35,7 +30,7 @@ TcpChannel::TcpChannel(std::shared_ptr<ChannelContext> context, const ProcessId&
       queue_(context_->closed_groups),
       table_(context_->options.max_unexpected_bytes, context_->pool, context_->closed_groups),
       streams_(context_->loop),
-      acks_due_(context_->loop, [this] { schedule_flush(); }),
+      acks_due_(*context_->loop, [this] { schedule_flush(); }),
       redialer_(context_->loop, *this) {}
 
 // ---- any thread ----
@@ -102,10 +97,10 @@ ChannelStats TcpChannel::stats() const {
   stats.least_rtt_us = least_rtt_us_;
   {
     std::lock_guard lock(clock_mutex_);
-    stats.clock = peer_clock_.at(clock_ns());
+    stats.clock = peer_clock_.at(context_->loop->now_ns());
   }
   if (const std::uint64_t last = last_byte_ns_; last != 0) {
-    const std::uint64_t now = clock_ns();
+    const std::uint64_t now = context_->loop->now_ns();
     stats.silent_us = now > last ? (now - last) / 1000 : 0;
   }
   stats.resent_segments = resent_segments_;
@@ -144,7 +139,7 @@ Status TcpChannel::lost(const std::string& what) const {
 // ---- IO thread: running (connecting: tcp_channel_connect.cc) ----
 
 void TcpChannel::tick() {
-  const auto now = IoLoop::Clock::now();
+  const auto now = context_->loop->now();
   const auto deadline = context_->options.link_deadline;
   // Not by the clock alone: a process that was stopped itself reads first what came meanwhile.
   if (++silent_ticks_ > kSilentTicks) {
@@ -173,7 +168,7 @@ void TcpChannel::send_heartbeat() {
   Stream* const control = streams_.control();
   if (control == nullptr) return;
   WireHeader header = make_header(PacketType::Heartbeat);
-  header.op = clock_ns();
+  header.op = context_->loop->now_ns();
   header.chunk = static_cast<std::uint32_t>(wanted_streams_);
   control->send_packet(header);
 }
@@ -211,7 +206,7 @@ Status TcpChannel::on_packet(const WireHeader& header) {
     case PacketType::Ack:
       return on_ack(header);
     case PacketType::Heartbeat: {
-      const std::uint64_t came = clock_ns();
+      const std::uint64_t came = context_->loop->now_ns();
       if (header.chunk > kMaxDataStreams) {
         return core::corrupt("asked for ", header.chunk, " streams");
       }
@@ -222,7 +217,7 @@ Status TcpChannel::on_packet(const WireHeader& header) {
       WireHeader reply = make_header(PacketType::HeartbeatReply);
       reply.op = header.op;
       reply.group = came;
-      reply.descriptor = clock_ns();
+      reply.descriptor = context_->loop->now_ns();
       streams_.control()->send_packet(reply);
       return Status::ok();
     }
@@ -244,9 +239,9 @@ Status TcpChannel::on_ack(const WireHeader& header) {
   GEOCOMM_RETURN_IF_ERROR(control_.acknowledge(ack.control_received));
   std::vector<SentCallback> callbacks;
   std::uint64_t bytes = 0;
-  GEOCOMM_RETURN_IF_ERROR(queue_.acknowledge(ack, callbacks, bytes));
+  const auto now = context_->loop->now();
+  GEOCOMM_RETURN_IF_ERROR(queue_.acknowledge(ack, now, callbacks, bytes));
   for (const auto& callback : callbacks) callback(Status::ok());
-  const auto now = IoLoop::Clock::now();
   if (phase_ == Phase::Ready && may_add_streams()) {
     const int streams = std::min(static_cast<int>(streams_.open_data_count()), used_streams());
     const int before = used_streams();
@@ -259,7 +254,7 @@ Status TcpChannel::on_ack(const WireHeader& header) {
 }
 
 void TcpChannel::on_reply(const WireHeader& header) {
-  const std::uint64_t now = clock_ns();
+  const std::uint64_t now = context_->loop->now_ns();
   const std::uint64_t sent = header.op;
   if (sent == 0 || sent >= now) return;
   const std::uint64_t rtt = std::max<std::uint64_t>((now - sent) / 1000, 1);
@@ -278,11 +273,12 @@ void TcpChannel::on_reply(const WireHeader& header) {
 
 void TcpChannel::pull(const Carrier& carrier, std::vector<OutSegment>& out) {
   if (phase_ != Phase::Ready || is_spare(carrier.stream)) return;
-  if (hedging_ && !queue_.has_ready() && queue_.pull_slow(carrier, IoLoop::Clock::now(), out)) {
+  if (hedging_ && !queue_.has_ready() && queue_.pull_slow(carrier, context_->loop->now(), out)) {
     resent_segments_.fetch_add(1, std::memory_order_relaxed);
     return;
   }
-  const std::size_t resent = queue_.pull(carrier, kMaxSegmentBytes, kMaxPullSegments, out);
+  const std::size_t resent =
+      queue_.pull(carrier, kMaxSegmentBytes, kMaxPullSegments, context_->loop->now(), out);
   resent_segments_.fetch_add(resent, std::memory_order_relaxed);
   for (std::size_t i = resent; i < out.size(); ++i) {
     payload_sent_.fetch_add(out[i].length, std::memory_order_relaxed);
@@ -299,10 +295,10 @@ void TcpChannel::on_segment_sent(const OutSegment& segment) {
 
 void TcpChannel::count_bytes(std::uint64_t received, std::uint64_t sent) {
   if (received > 0) {
-    last_contact_ = IoLoop::Clock::now();
+    last_contact_ = context_->loop->now();
     silent_ticks_ = 0;
     redialer_.on_contact();
-    last_byte_ns_.store(clock_ns(), std::memory_order_relaxed);
+    last_byte_ns_.store(context_->loop->now_ns(), std::memory_order_relaxed);
   }
   bytes_received_.fetch_add(received, std::memory_order_relaxed);
   bytes_sent_.fetch_add(sent, std::memory_order_relaxed);
@@ -325,7 +321,7 @@ void TcpChannel::flush() {
 void TcpChannel::hedge_slow_segments() {
   const std::size_t data_streams = std::max<std::size_t>(streams_.size(), 1) - 1;
   for (std::size_t i = 0; i < data_streams && phase_ == Phase::Ready; ++i) {
-    if (!queue_.has_slow(IoLoop::Clock::now())) break;
+    if (!queue_.has_slow(context_->loop->now())) break;
     next_stream_ = next_stream_ % data_streams + 1;
     Stream* const stream = streams_.open(next_stream_);
     if (stream != nullptr && stream->is_idle()) {
@@ -337,7 +333,7 @@ void TcpChannel::hedge_slow_segments() {
   const auto again = queue_.slow_after();
   if (!again || phase_ != Phase::Ready || slow_timer_runs_) return;
   slow_timer_runs_ = true;
-  slow_timer_ = context_->loop->add_timer(IoLoop::Clock::now() + *again, [this] {
+  slow_timer_ = context_->loop->add_timer_in(*again, [this] {
     slow_timer_runs_ = false;
     schedule_flush();
   });

@@ -205,7 +205,7 @@ class TcpChannel final : public Channel,
   std::atomic<std::uint64_t> least_rtt_us_{0};
   mutable std::mutex clock_mutex_;  // guards peer_clock_
   ClockOffset peer_clock_;
-  std::atomic<std::uint64_t> last_byte_ns_{0};  // by clock_ns(); 0: none yet
+  std::atomic<std::uint64_t> last_byte_ns_{0};  // by Timers::now_ns(); 0: none yet
 
   // The IO thread's.
   Phase phase_ = Phase::Connecting;
@@ -230,23 +230,22 @@ class TcpChannel final : public Channel,
   std::chrono::milliseconds user_timeout_{};  // of the open streams
   StreamBinding binding_;
   std::optional<DataPath> data_path_;  // nothing: neither this process nor the peer has said it
-  IoLoop::Clock::time_point
-      fruitless_since_{};  // streams were lost that moved nothing; zero: the last one did
+  Timers::Time fruitless_since_{};     // streams were lost that moved nothing; zero: the last one did
   Redialer redialer_;
   std::string usual_host_;  // where the peer dialed from while the link was made; empty: it did not
-  IoLoop::Clock::time_point last_contact_;
+  Timers::Time last_contact_;
   int silent_ticks_ = 0;   // in a row, with nothing heard
   std::string last_loss_;  // why a connection was lost
   bool down_ = false;      // no connection was left, and that was said; until all are there again
-  IoLoop::TimerId timer_{};
+  Timers::TimerId timer_{};
   bool deadline_started_ = false;
   bool verdict_from_above_ = false;  // as PeerAddress says
-  IoLoop::TimerId slow_timer_{};
+  Timers::TimerId slow_timer_{};
   bool slow_timer_runs_ = false;
   bool hedging_ = false;  // an idle stream may send again what others are slow with
-  IoLoop::TimerId linger_timer_{};
+  Timers::TimerId linger_timer_{};
   bool lingering_ = false;
-  IoLoop::TimerId turn_timer_{};
+  Timers::TimerId turn_timer_{};
 };
 
 }  // namespace geocomm::transport

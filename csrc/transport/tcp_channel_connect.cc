@@ -64,7 +64,7 @@ StreamTuning TcpChannel::tuning() const {
 
 void TcpChannel::start_deadline() {
   if (verdict_from_above_ || std::exchange(deadline_started_, true) || phase_ != Phase::Connecting) return;
-  timer_ = context_->loop->add_timer(IoLoop::Clock::now() + context_->options.link_deadline, [this] {
+  timer_ = context_->loop->add_timer_in(context_->options.link_deadline, [this] {
     fail(Status(
         StatusCode::Network,
         core::str(
@@ -116,7 +116,7 @@ void TcpChannel::connect(const PeerAddress& address, const JobToken& token, bool
 
 void TcpChannel::wait_for_turn() {
   context_->loop->cancel_timer(turn_timer_);
-  turn_timer_ = context_->loop->add_timer(IoLoop::Clock::now() + kTurnAfter, [this] { take_turn(); });
+  turn_timer_ = context_->loop->add_timer_in(kTurnAfter, [this] { take_turn(); });
 }
 
 void TcpChannel::take_turn() {
@@ -243,7 +243,7 @@ void TcpChannel::add_stream(const Carrier& carrier, std::unique_ptr<Connection> 
     core::log(core::LogLevel::Warning, "connected to ", peer(), " again after ",
               in_seconds(std::chrono::duration_cast<std::chrono::milliseconds>(streams_.last_outage())));
   }
-  last_contact_ = IoLoop::Clock::now();
+  last_contact_ = context_->loop->now();
   silent_ticks_ = 0;
   redialer_.on_contact();
   if (!redialer_.dials()) redialer_.stop();
@@ -304,8 +304,7 @@ void TcpChannel::reconnect(std::uint16_t stream) {
 // The peer may still want our Close; if it has ended without, nothing is lost.
 void TcpChannel::linger() {
   if (std::exchange(lingering_, true)) return;
-  linger_timer_ =
-      context_->loop->add_timer(IoLoop::Clock::now() + kLinger, [this] { close(status(), !local_closing_); });
+  linger_timer_ = context_->loop->add_timer_in(kLinger, [this] { close(status(), !local_closing_); });
 }
 
 // At once, instead of after the pauses that have begun.
@@ -324,8 +323,8 @@ std::string TcpChannel::how_long() const {
 // The control stream may be in best health where the fabric is not.
 bool TcpChannel::gives_up(const Stream& lost) {
   if (lost.index() == 0 || verdict_from_above_) return false;
-  const auto now = IoLoop::Clock::now();
-  const bool first = fruitless_since_ == IoLoop::Clock::time_point{};
+  const auto now = context_->loop->now();
+  const bool first = fruitless_since_ == Timers::Time{};
   if (!lost.is_fruitless()) {
     fruitless_since_ = {};
   } else if (first) {

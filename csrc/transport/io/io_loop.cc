@@ -113,7 +113,7 @@ bool IoLoop::try_run(const Task& task) {
     std::lock_guard lock(mutex_);
     wake = tasks_.empty();  // else whoever posted the first one has woken the IO thread
   }
-  const auto sleeps_until = timers_.empty() ? Clock::time_point::max() : timers_.begin()->first.first;
+  const Time sleeps_until = next_timer().value_or(Time::max());
   turn_owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   task();
   turn_owner_.store({}, std::memory_order_relaxed);
@@ -121,7 +121,7 @@ bool IoLoop::try_run(const Task& task) {
     std::lock_guard lock(mutex_);
     wake &= !tasks_.empty();
   }
-  wake |= !again_.empty() || (!timers_.empty() && timers_.begin()->first.first < sleeps_until);
+  wake |= !again_.empty() || next_timer().value_or(Time::max()) < sleeps_until;
   turn.unlock();
   if (wake) (void)::eventfd_write(wake_.get(), 1);
   return true;
@@ -170,25 +170,11 @@ void IoLoop::run_again() {
   for (const auto& [id, events] : due) dispatch(id, events);
 }
 
-IoLoop::TimerId IoLoop::add_timer(Clock::time_point when, Task task) {
-  const TimerId id{when, next_timer_++};
-  timers_.emplace(id, std::move(task));
-  return id;
-}
-
 int IoLoop::next_timeout_ms() const {
-  if (timers_.empty()) return -1;
-  const auto left =
-      std::chrono::ceil<std::chrono::milliseconds>(timers_.begin()->first.first - Clock::now()).count();
+  const std::optional<Time> next = next_timer();
+  if (!next) return -1;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(*next - now()).count();
   return static_cast<int>(std::clamp<std::int64_t>(left, 0, 3'600'000));
-}
-
-void IoLoop::run_timers() {
-  const auto now = Clock::now();
-  while (!timers_.empty() && timers_.begin()->first.first <= now) {
-    auto timer = timers_.extract(timers_.begin());
-    timer.mapped()();
-  }
 }
 
 // False once stop() was called and nothing is left to run.
@@ -236,7 +222,7 @@ void IoLoop::loop() {
       dispatch(id, events[i].events);
     }
     run_again();
-    run_timers();
+    run_timers_until(now());
     if (!run_tasks()) break;
   }
   running_ = false;

@@ -3,12 +3,10 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -20,6 +18,7 @@
 #include "core/fork.h"
 #include "core/status.h"
 #include "transport/io/socket.h"
+#include "transport/io/timers.h"
 
 namespace geocomm::transport {
 
@@ -33,15 +32,12 @@ class IoHandler {
 // post(), run(), try_run(), stop() and in_loop() are for any thread, all else for the IO thread (or before
 // start()), which means: for the thread that has the turn. In a forked child, of a loop of its parent: only
 // the destructor.
-class IoLoop {
+class IoLoop final : public Timers {
  public:
-  using Clock = std::chrono::steady_clock;
-  using Task = std::function<void()>;
   using HandlerId = std::uint64_t;
-  using TimerId = std::pair<Clock::time_point, std::uint64_t>;
 
   static core::Result<std::shared_ptr<IoLoop>> create();
-  ~IoLoop();
+  ~IoLoop() override;
   IoLoop(const IoLoop&) = delete;
   IoLoop& operator=(const IoLoop&) = delete;
 
@@ -71,8 +67,7 @@ class IoLoop {
   // Reports `events` to the handler in the next turn, whatever the descriptor says then.
   void again(HandlerId id, std::uint32_t events);
 
-  TimerId add_timer(Clock::time_point when, Task task);
-  void cancel_timer(TimerId id) { timers_.erase(id); }
+  Time now() const override { return Clock::now(); }
 
   static constexpr std::size_t kScratchBytes = 64 * 1024;
   // Memory for bytes that are read only to be thrown away.
@@ -89,7 +84,6 @@ class IoLoop {
   void loop();
   void dispatch(HandlerId id, std::uint32_t events);
   void run_again();
-  void run_timers();
   bool run_tasks();
   int next_timeout_ms() const;
 
@@ -112,8 +106,6 @@ class IoLoop {
   std::unordered_map<HandlerId, Watched> watched_;
   std::vector<std::pair<HandlerId, std::uint32_t>> again_;
   HandlerId next_handler_ = 1;
-  std::map<TimerId, Task> timers_;
-  std::uint64_t next_timer_ = 0;
   std::vector<std::byte> scratch_ = std::vector<std::byte>(kScratchBytes);
 };
 

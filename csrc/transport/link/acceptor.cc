@@ -99,7 +99,7 @@ void Acceptor::pause() {
   core::log(LogLevel::Warning,
             "cannot accept connections for lack of descriptors or memory: check `ulimit -n`");
   loop_.modify(handler_, 0);
-  pause_ = loop_.add_timer(IoLoop::Clock::now() + kAcceptPause, [this] { loop_.modify(handler_, EPOLLIN); });
+  pause_ = loop_.add_timer_in(kAcceptPause, [this] { loop_.modify(handler_, EPOLLIN); });
 }
 
 void Acceptor::add(Fd fd, const SocketAddress& from) {
@@ -119,7 +119,7 @@ void Acceptor::add(Fd fd, const SocketAddress& from) {
     return leave_crowd(crowd, 0);
   }
   const HalfOpen* raw = connection.get();
-  const auto timer = loop_.add_timer(IoLoop::Clock::now() + kHandshakeTimeout, [this, raw] { drop(*raw); });
+  const auto timer = loop_.add_timer_in(kHandshakeTimeout, [this, raw] { drop(*raw); });
   rooms_[0].push_back({std::move(connection), timer, crowd});
   spots_[raw] = {0, std::prev(rooms_[0].end())};
 }
@@ -160,7 +160,7 @@ void Acceptor::make_room(std::size_t room) {
     const Crowd& crowd = one.crowd->second;
     return crowd.known == of_known && crowd.connections[room] == most;
   });
-  if (const auto now = IoLoop::Clock::now(); now >= next_crowd_warning_) {
+  if (const auto now = loop_.now(); now >= next_crowd_warning_) {
     next_crowd_warning_ = now + kCrowdWarningInterval;
     core::log(LogLevel::Warning, full.size(), " connections have not proved who they are; the oldest of ",
               most, " from ", oldest->crowd->first, " makes room for another");
@@ -191,7 +191,7 @@ void Acceptor::leave_crowd(Crowds::iterator crowd, std::size_t room) {
 
 // Strangers cannot fill the log.
 LogLevel Acceptor::warning() {
-  const auto now = IoLoop::Clock::now();
+  const auto now = loop_.now();
   if (now < next_warning_) return LogLevel::Debug;
   next_warning_ = now + kWarningInterval;
   return LogLevel::Warning;

@@ -50,7 +50,7 @@ class Acceptor : public IoHandler {
   using Crowds = std::map<std::string, Crowd>;
   struct Waiting {
     std::unique_ptr<HalfOpen> connection;
-    IoLoop::TimerId timer;
+    Timers::TimerId timer;
     Crowds::iterator crowd;
   };
   using Room = std::list<Waiting>;  // oldest first
@@ -79,13 +79,13 @@ class Acceptor : public IoHandler {
   OnHello on_hello_;
   std::array<std::size_t, 2> limits_ = kMaxHalfOpen;
   IoLoop::HandlerId handler_ = 0;
-  IoLoop::TimerId pause_{};
+  Timers::TimerId pause_{};
   Crowds crowds_;
   std::array<Room, 2> rooms_;
   std::unordered_map<const HalfOpen*, Spot> spots_;
   std::uint64_t accepted_ = 0;
-  IoLoop::Clock::time_point next_warning_{};
-  IoLoop::Clock::time_point next_crowd_warning_{};
+  Timers::Time next_warning_{};
+  Timers::Time next_crowd_warning_{};
 };
 
 }  // namespace geocomm::transport

@@ -3,9 +3,8 @@
 
 #include <chrono>
 #include <functional>
-#include <memory>
 
-#include "transport/io/io_loop.h"
+#include "transport/io/timers.h"
 
 namespace geocomm::transport {
 
@@ -13,8 +12,8 @@ namespace geocomm::transport {
 class AckScheduler {
  public:
   // `send_now` makes the owner look at due() soon.
-  AckScheduler(std::shared_ptr<IoLoop> loop, std::function<void()> send_now)
-      : loop_(std::move(loop)), send_now_(std::move(send_now)) {}
+  AckScheduler(Timers& timers, std::function<void()> send_now)
+      : timers_(timers), send_now_(std::move(send_now)) {}
   ~AckScheduler() { sent(); }
 
   // A segment or a reliable control packet has arrived.
@@ -22,7 +21,7 @@ class AckScheduler {
     ++waiting_;
     if (waiting_ == kMostSegments) return set_due();
     if (waiting_ > 1) return;
-    timer_ = loop_->add_timer(IoLoop::Clock::now() + kLongestWait, [this] { set_due(); });
+    timer_ = timers_.add_timer_in(kLongestWait, [this] { set_due(); });
     timer_runs_ = true;
   }
   void set_due() {
@@ -33,7 +32,7 @@ class AckScheduler {
   // Whether something has arrived that was not told.
   bool waiting() const { return due_ || waiting_ > 0; }
   void sent() {
-    if (timer_runs_) loop_->cancel_timer(timer_);
+    if (timer_runs_) timers_.cancel_timer(timer_);
     timer_runs_ = due_ = false;
     waiting_ = 0;
   }
@@ -42,9 +41,9 @@ class AckScheduler {
   static constexpr int kMostSegments = 32;
   static constexpr std::chrono::milliseconds kLongestWait{5};
 
-  const std::shared_ptr<IoLoop> loop_;
+  Timers& timers_;
   const std::function<void()> send_now_;
-  IoLoop::TimerId timer_{};
+  Timers::TimerId timer_{};
   bool timer_runs_ = false;
   bool due_ = false;
   int waiting_ = 0;

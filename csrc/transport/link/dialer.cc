@@ -57,22 +57,22 @@ Dialer::~Dialer() {
 
 void Dialer::start() {
   if (plan_.first_pause <= std::chrono::milliseconds(0)) return begin_round();
-  pause(IoLoop::Clock::now() + jitter(plan_.first_pause));
+  pause(loop_->now() + jitter(plan_.first_pause));
 }
 
-void Dialer::pause(IoLoop::Clock::time_point until) {
+void Dialer::pause(Timers::Time until) {
   state_ = State::Pausing;
   timer_ = loop_->add_timer(until, [this] { next_address_ < addresses_.size() ? connect() : begin_round(); });
 }
 
 bool Dialer::has_said_hello() const {
-  return state_ == State::Reading && IoLoop::Clock::now() - said_hello_ < kWelcomeIsDue;
+  return state_ == State::Reading && loop_->now() - said_hello_ < kWelcomeIsDue;
 }
 
 void Dialer::hurry() {
   if (state_ != State::Pausing || attempts_ == 0) return;
   loop_->cancel_timer(timer_);
-  pause(IoLoop::Clock::now());
+  pause(loop_->now());
 }
 
 // Peers that failed together do not come back together.
@@ -104,7 +104,7 @@ void Dialer::begin_round() {
                                         "' with: check `ulimit -u` and the limits of the container")});
   }
   state_ = State::Resolving;
-  began_ = IoLoop::Clock::now();
+  began_ = loop_->now();
   limit_handshake(plan_.handshake_timeout);
 }
 
@@ -151,7 +151,7 @@ void Dialer::connect() {
   state_ = State::Idle;
   if (addresses_.empty()) return retry({StatusCode::Network, core::str("no address of '", plan_.host, "'")});
   const SocketAddress& address = addresses_[next_address_++];
-  began_ = IoLoop::Clock::now();
+  began_ = loop_->now();
   if (plan_.loopback_only && !address.is_loopback()) {
     return retry(no_plaintext(address.to_string()), Refusal::Untrusted);  // as the name server says
   }
@@ -235,7 +235,7 @@ void Dialer::send_hello() {
     return retry(with_reason("sending Hello failed", sent));
   }
   state_ = State::Reading;
-  said_hello_ = IoLoop::Clock::now();
+  said_hello_ = loop_->now();
   loop_->modify(handler_, EPOLLIN);
 }
 
@@ -317,14 +317,14 @@ void Dialer::retry(Status why, Refusal refusal) {
     last_weight_ = weight;
   }
   if (next_address_ < addresses_.size() && last_weight_ != kThePeer && !plan_.deadline.expired()) {
-    return pause(IoLoop::Clock::now());
+    return pause(loop_->now());
   }
   next_address_ = addresses_.size();
   ++rounds_;
   if (!plan_.on_failed_attempt(told(last_failure_), last_refusal_)) return give_up(last_failure_);
   const auto base =
       std::min(kFirstDialPause * (1 << std::min(rounds_ - 1, kMostDoublings)), plan_.longest_pause);
-  const auto when = IoLoop::Clock::now() + base / 2 + jitter(base / 2);
+  const auto when = loop_->now() + base / 2 + jitter(base / 2);
   if (when >= plan_.deadline.when()) return give_up(last_failure_);
   pause(when);
 }

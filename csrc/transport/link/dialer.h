@@ -80,7 +80,7 @@ class Dialer : public IoHandler {
  private:
   enum class State : std::uint8_t { Idle, Pausing, Resolving, Connecting, Securing, Reading };
 
-  void pause(IoLoop::Clock::time_point until);
+  void pause(Timers::Time until);
   bool start_resolver();
   void on_resolved(core::Result<std::vector<SocketAddress>> found);
   // A round: one attempt at each address.
@@ -114,16 +114,16 @@ class Dialer : public IoHandler {
   bool resolver_works_ = false;             // it may outlast the attempt that asked
   std::unique_ptr<Connection> connection_;  // null: none under way
   IoLoop::HandlerId handler_ = 0;
-  IoLoop::TimerId timer_{};
+  Timers::TimerId timer_{};
   HelloPayload hello_{};  // of this attempt
   unsigned attempts_ = 0;
   unsigned rounds_ = 0;
   std::vector<SocketAddress> addresses_;      // of this round
   std::size_t next_address_ = 0;              // to be tried
   std::map<std::string, std::string> tried_;  // what each address answered last
-  IoLoop::Clock::time_point said_hello_;
-  IoLoop::Clock::time_point began_;  // this attempt
-  core::Status last_failure_;        // that says most, of this round
+  Timers::Time said_hello_;
+  Timers::Time began_;         // this attempt
+  core::Status last_failure_;  // that says most, of this round
   Refusal last_refusal_ = Refusal::None;
   int last_weight_ = 0;
   std::minstd_rand random_{std::random_device{}()};

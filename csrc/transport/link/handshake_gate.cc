@@ -7,7 +7,7 @@
 namespace geocomm::transport {
 
 bool HandshakeGate::has_time() {
-  const auto now = IoLoop::Clock::now();
+  const auto now = loop_.now();
   if (now - period_start_ >= kPeriod) {
     period_start_ = now;
     spent_ = {};
@@ -18,7 +18,7 @@ bool HandshakeGate::has_time() {
 bool HandshakeGate::enter(HalfOpen& one) {
   // Nobody passes those that wait: who asks together with many others is compared with them first.
   if (has_time() && (waiting_.empty() || served_ == &one)) {
-    entered_ = IoLoop::Clock::now();
+    entered_ = loop_.now();
     return true;
   }
   waiting_.push_back(&one);
@@ -29,7 +29,7 @@ bool HandshakeGate::enter(HalfOpen& one) {
 void HandshakeGate::arm() {
   if (armed_) return;
   armed_ = true;
-  timer_ = loop_.add_timer(has_time() ? IoLoop::Clock::now() : period_start_ + kPeriod, [this] { serve(); });
+  timer_ = loop_.add_timer(has_time() ? loop_.now() : period_start_ + kPeriod, [this] { serve(); });
 }
 
 void HandshakeGate::serve() {

@@ -24,7 +24,7 @@ class HandshakeGate {
   // unless forget() comes first.
   bool enter(HalfOpen& one);
   // After the work that enter() allowed.
-  void leave() { spent_ += IoLoop::Clock::now() - entered_; }
+  void leave() { spent_ += loop_.now() - entered_; }
   // `one` goes away.
   void forget(const HalfOpen& one) { std::erase(waiting_, &one); }
 
@@ -40,10 +40,10 @@ class HandshakeGate {
   std::vector<HalfOpen*> waiting_;
   const HalfOpen* served_ = nullptr;  // it asks again
   bool armed_ = false;                // the timer
-  IoLoop::TimerId timer_{};
-  IoLoop::Clock::time_point period_start_{};
-  IoLoop::Clock::time_point entered_{};
-  IoLoop::Clock::duration spent_{};
+  Timers::TimerId timer_{};
+  Timers::Time period_start_{};
+  Timers::Time entered_{};
+  Timers::Clock::duration spent_{};
 };
 
 }  // namespace geocomm::transport

@@ -122,7 +122,7 @@ void Redialer::on_asked(const Result<DialedStream>& answer, const StreamTuning& 
   // The peer itself says that it is the one who dials.
   if (!answer.is_ok() && answer.status().code() == StatusCode::InvalidArgument) {
     on_contact();
-    ask_again_ = loop_->add_timer(IoLoop::Clock::now() + kAskAgain, [this, tuning] { ask(tuning); });
+    ask_again_ = loop_->add_timer_in(kAskAgain, [this, tuning] { ask(tuning); });
     return;
   }
   owner_.on_no_link(answer.is_ok() ? core::corrupt("welcomed where it should dial") : answer.status());
@@ -177,7 +177,7 @@ bool Redialer::is_final(const Status& refusal) const {
 }
 
 bool Redialer::believes_refusals() {
-  const auto now = IoLoop::Clock::now();
+  const auto now = loop_->now();
   if (!std::exchange(refusing_, true)) refusing_since_ = now;
   return owner_.nothing_left() ||
          now - refusing_since_ >= std::min(plan_->believed_refusal, plan_->link_deadline);
@@ -185,7 +185,7 @@ bool Redialer::believes_refusals() {
 
 // Strangers cannot fill the log.
 void Redialer::log_untrusted(const Status& why) {
-  const auto now = IoLoop::Clock::now();
+  const auto now = loop_->now();
   if (now < next_warning_) return;
   next_warning_ = now + kWarningInterval;
   core::log(core::LogLevel::Warning, "cannot resume the link with ", plan_->dial.peer, " at ",

@@ -100,10 +100,10 @@ class Redialer {
   std::string good_host_;  // where it was dialed the last time
   bool resuming_ = false;
   bool refusing_ = false;  // since refusing_since_, nothing but refusals
-  IoLoop::Clock::time_point refusing_since_;
+  Timers::Time refusing_since_;
   core::Status last_failure_;
-  IoLoop::Clock::time_point next_warning_{};
-  IoLoop::TimerId ask_again_{};
+  Timers::Time next_warning_{};
+  Timers::TimerId ask_again_{};
 };
 
 }  // namespace geocomm::transport

@@ -44,7 +44,7 @@ Stream& StreamSet::put(std::unique_ptr<Stream> stream) {
   Slot& slot = slots_[stream->index()];
   slot.generation = std::max(slot.generation, stream->carrier().generation);
   if (std::exchange(slot.connected_before, true)) ++resumes_;
-  slot.opened = IoLoop::Clock::now();
+  slot.opened = loop_->now();
   slot.stream = std::move(stream);
   note_complete();
   return *slot.stream;
@@ -58,11 +58,11 @@ void StreamSet::note_complete() {
   });
   if (!complete) return;
   ++outages_;
-  last_outage_ = IoLoop::Clock::now() - *std::exchange(incomplete_since_, std::nullopt);
+  last_outage_ = loop_->now() - *std::exchange(incomplete_since_, std::nullopt);
   outage_time_ += last_outage_;
 }
 
-void StreamSet::close(Stream& stream, IoLoop::Clock::time_point last_contact) {
+void StreamSet::close(Stream& stream, Timers::Time last_contact) {
   std::unique_ptr<Stream> gone;
   {
     std::lock_guard lock(mutex_);
@@ -71,7 +71,7 @@ void StreamSet::close(Stream& stream, IoLoop::Clock::time_point last_contact) {
     closed_.counters += link.counters;
     closed_.congestion_control = link.congestion_control;
     Slot& slot = slots_[stream.index()];
-    slot.short_lives = IoLoop::Clock::now() - slot.opened < kShortLife ? slot.short_lives + 1 : 0;
+    slot.short_lives = loop_->now() - slot.opened < kShortLife ? slot.short_lives + 1 : 0;
     gone = std::move(slot.stream);
     gone->close();
     if (!incomplete_since_) incomplete_since_ = last_contact;
@@ -79,7 +79,7 @@ void StreamSet::close(Stream& stream, IoLoop::Clock::time_point last_contact) {
   loop_->post([gone = std::shared_ptr<Stream>(std::move(gone))] {});
 }
 
-void StreamSet::close_all(IoLoop::Clock::time_point last_contact) {
+void StreamSet::close_all(Timers::Time last_contact) {
   for (const Slot& slot : slots_) {
     if (slot.stream) close(*slot.stream, last_contact);
   }

@@ -44,12 +44,12 @@ class StreamSet {
   Stream& put(std::unique_ptr<Stream> stream);
   // The object stays until the loop's next turn: its method may be running. last_contact: with the peer, over
   // any stream; an outage begins then, since a line that is silent has carried nothing.
-  void close(Stream& stream, IoLoop::Clock::time_point last_contact);
-  void close_all(IoLoop::Clock::time_point last_contact);
+  void close(Stream& stream, Timers::Time last_contact);
+  void close_all(Timers::Time last_contact);
   // No stream that has had a connection is without one.
   bool complete() const { return !incomplete_since_; }
   // The last one that has ended; zero: none has.
-  IoLoop::Clock::duration last_outage() const { return last_outage_; }
+  Timers::Clock::duration last_outage() const { return last_outage_; }
   // How long to wait at most before `index` is dialed again: more and more after connections that did not
   // last.
   std::chrono::milliseconds pause_before_redial(std::uint16_t index) const;
@@ -64,7 +64,7 @@ class StreamSet {
     std::unique_ptr<Stream> stream;
     std::uint32_t generation = 0;
     bool connected_before = false;
-    IoLoop::Clock::time_point opened;
+    Timers::Time opened;
     unsigned short_lives = 0;  // connections in a row
   };
 
@@ -73,10 +73,10 @@ class StreamSet {
   std::vector<Slot> slots_;
   std::uint64_t resumes_ = 0;
   std::uint64_t outages_ = 0;
-  IoLoop::Clock::duration outage_time_{};
-  IoLoop::Clock::duration last_outage_{};
-  std::optional<IoLoop::Clock::time_point> incomplete_since_;  // a connection is missing since then
-  LinkStats closed_;                                           // sums over the connections that are gone
+  Timers::Clock::duration outage_time_{};
+  Timers::Clock::duration last_outage_{};
+  std::optional<Timers::Time> incomplete_since_;  // a connection is missing since then
+  LinkStats closed_;                              // sums over the connections that are gone
 };
 
 }  // namespace geocomm::transport

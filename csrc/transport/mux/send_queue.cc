@@ -100,8 +100,7 @@ void SendQueue::admit_waiting() {
 }
 
 std::size_t SendQueue::pull(const Carrier& carrier, std::size_t max_bytes, std::size_t max_segments,
-                            std::vector<OutSegment>& out) {
-  const auto now = Clock::now();
+                            Clock::time_point now, std::vector<OutSegment>& out) {
   std::lock_guard lock(mutex_);
   std::size_t bytes = 0;
   std::size_t count = 0;
@@ -173,12 +172,11 @@ SentCallback SendQueue::count_written(OutChunk& chunk) {
   return std::move(chunk.on_sent);
 }
 
-Status SendQueue::acknowledge(const AckPacket& ack, std::vector<SentCallback>& callbacks,
-                              std::uint64_t& acked_bytes) {
+Status SendQueue::acknowledge(const AckPacket& ack, Clock::time_point now,
+                              std::vector<SentCallback>& callbacks, std::uint64_t& acked_bytes) {
   std::vector<UnackedSegments::Acked> freed;  // destroyed after the lock: the last owners of their bytes
   std::lock_guard lock(mutex_);
   GEOCOMM_RETURN_IF_ERROR(unacked_.acknowledge(ack, freed));
-  const auto now = Clock::now();
   for (const UnackedSegments::Acked& acked : freed) {
     OutChunk& chunk = *acked.segment.chunk;
     if (acked.first_copy) {

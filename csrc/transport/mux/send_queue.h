@@ -45,7 +45,7 @@ class SendQueue {
   // Adds the next segments to `out`, those that were lost first: at least one if any is ready, then more up
   // to `max_bytes` and `max_segments`. Returns how many of them had gone out before.
   std::size_t pull(const Carrier& carrier, std::size_t max_bytes, std::size_t max_segments,
-                   std::vector<OutSegment>& out);
+                   Clock::time_point now, std::vector<OutSegment>& out);
   // With nothing else to send, adds a segment that another stream has had for much longer than segments take,
   // so that a slow or silent stream holds up nobody: at most 2 % of all bytes go out twice for this, but for
   // segments that have been under way for a second and more.
@@ -57,7 +57,7 @@ class SendQueue {
   SentCallback segment_sent(const OutSegment& segment);
   // The peer has segments: adds the callbacks of chunks that were not known to be written, and their bytes to
   // `acked_bytes`. CorruptData for segments that were never sent.
-  core::Status acknowledge(const AckPacket& ack, std::vector<SentCallback>& callbacks,
+  core::Status acknowledge(const AckPacket& ack, Clock::time_point now, std::vector<SentCallback>& callbacks,
                            std::uint64_t& acked_bytes);
   // The connection is gone: what it carried and the peer has not acknowledged goes out again.
   void lose(const Carrier& carrier);

@@ -179,7 +179,7 @@ bool RdmaStream::send_segments() {
       std::memcpy(message.header.data() + sizeof peer_token_, header.data(), header.size());
       message.payload = segment.chunk->chunk.payload.span().subspan(segment.offset, segment.length);
       const std::size_t bytes = kRdmaHeaderBytes + segment.length;
-      if (in_flight_bytes_ == 0) last_sent_ = IoLoop::Clock::now();
+      if (in_flight_bytes_ == 0) last_sent_ = loop().now();
       in_flight_bytes_ += bytes;
       sent += bytes;
       owner().count_bytes(0, bytes);
@@ -195,7 +195,7 @@ void RdmaStream::on_sent(const OutSegment& segment) {
   const std::size_t bytes = kRdmaHeaderBytes + segment.length;
   in_flight_bytes_ -= bytes;
   moved_ = true;
-  last_sent_ = IoLoop::Clock::now();
+  last_sent_ = loop().now();
   owner().on_segment_sent(segment);
   if (is_open() && owner().has_ready(carrier())) run_soon();
 }
@@ -205,7 +205,7 @@ void RdmaStream::watch_for_stall() {
   stall_timer_runs_ = true;
   stall_timer_ = loop().add_timer(last_sent_ + kFabricStalled, [this] {
     stall_timer_runs_ = false;
-    if (in_flight_bytes_ > 0 && IoLoop::Clock::now() - last_sent_ >= kFabricStalled) {
+    if (in_flight_bytes_ > 0 && loop().now() - last_sent_ >= kFabricStalled) {
       return lose({StatusCode::PeerLost, core::str("the fabric (", transport(), ") has sent nothing for ",
                                                    kFabricStalled.count(), " s")});
     }

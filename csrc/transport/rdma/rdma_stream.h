@@ -77,8 +77,8 @@ class RdmaStream final : public Stream, public RdmaLinkOwner {
   std::unordered_set<std::uint64_t> landing_;  // numbers of segments that are being received
   std::size_t in_flight_bytes_ = 0;            // given to the fabric and not sent
   bool moved_ = false;                         // a segment was sent or received
-  IoLoop::Clock::time_point last_sent_;
-  IoLoop::TimerId stall_timer_{};
+  Timers::Time last_sent_;
+  Timers::TimerId stall_timer_{};
   bool stall_timer_runs_ = false;
 
   mutable std::mutex mutex_;  // guards transport_

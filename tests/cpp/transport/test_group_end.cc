@@ -177,7 +177,7 @@ TEST(GroupEndQueue, test_chunk_that_outlives_its_group_waits_for_credit_and_goes
   EXPECT_FALSE(queue.has_ready());
   ASSERT_TRUE(queue.granted({kEnds, 0}).is_ok());
   std::vector<OutSegment> out;
-  (void)queue.pull({1, 1}, kMiB, 15, out);
+  (void)queue.pull({1, 1}, kMiB, 15, SendQueue::Clock::now(), out);
   ASSERT_EQ(out.size(), 1U);
   EXPECT_EQ(out[0].chunk->chunk.key.op, 0U);
 }

@@ -26,7 +26,7 @@ class SendOrderTest : public ::testing::Test {
   // The next segment, as a stream pulls it.
   OutSegment pull() {
     std::vector<OutSegment> out;
-    (void)queue_.pull(kOnly, 1, 1, out);
+    (void)queue_.pull(kOnly, 1, 1, SendQueue::Clock::now(), out);
     return out.empty() ? OutSegment{} : out.front();
   }
   static std::uint64_t group_of(const OutSegment& segment) { return segment.chunk->chunk.key.group; }

@@ -24,7 +24,7 @@ class SendQueueTest : public ::testing::Test {
   }
   std::vector<OutSegment> pull(const Carrier& carrier, std::size_t most = 100) {
     std::vector<OutSegment> out;
-    resent_ = queue_.pull(carrier, std::size_t{1} << 30, most, out);
+    resent_ = queue_.pull(carrier, std::size_t{1} << 30, most, SendQueue::Clock::now(), out);
     return out;
   }
   void write(const std::vector<OutSegment>& segments) {
@@ -36,7 +36,8 @@ class SendQueueTest : public ::testing::Test {
   Status acknowledge(std::uint64_t low, std::uint64_t base = 0, std::uint64_t bits = 0) {
     std::vector<SentCallback> callbacks;
     std::uint64_t bytes = 0;
-    Status status = queue_.acknowledge({.low = low, .base = base, .bits = bits}, callbacks, bytes);
+    Status status = queue_.acknowledge({.low = low, .base = base, .bits = bits}, SendQueue::Clock::now(),
+                                       callbacks, bytes);
     for (const SentCallback& callback : callbacks) callback(Status::ok());
     acked_bytes_ += bytes;
     return status;
