@@ -15,7 +15,6 @@ using core::StatusCode;
 
 namespace {
 
-constexpr std::size_t kMaxPullSegments = 15;
 // A peer that does not read what it is told is told no more: neither replies nor acknowledgements.
 constexpr std::size_t kMaxPendingControlBytes = 1024 * 1024;
 
@@ -27,10 +26,9 @@ TcpChannel::TcpChannel(std::shared_ptr<ChannelContext> context, const ProcessId&
       peer_id_(peer_id),
       first_description_(std::move(description)),
       description_(&first_description_),
-      queue_(context_->closed_groups),
-      table_(context_->options.max_unexpected_bytes, context_->pool, context_->closed_groups),
+      mux_(context_->options.max_unexpected_bytes, context_->pool, context_->closed_groups,
+           [this] { schedule_flush(); }),
       streams_(context_->loop),
-      acks_due_(*context_->loop, [this] { schedule_flush(); }),
       redialer_(context_->loop, *this) {}
 
 // ---- any thread ----
@@ -58,7 +56,7 @@ Status TcpChannel::status() const {
 
 Status TcpChannel::send(OutgoingChunk chunk, std::function<void(const Status&)> on_sent) {
   const bool write_here = chunk.write_here;
-  Status status = queue_.push(std::move(chunk), std::move(on_sent));
+  Status status = mux_.send(std::move(chunk), std::move(on_sent));
   if (!status.is_ok()) return std::move(status).with_peer(std::string(peer()));
   if (!write_here || !context_->loop->try_run([this] { flush(); })) schedule_flush();
   return status;
@@ -71,28 +69,23 @@ Status TcpChannel::post_receive(OpKey key, std::uint64_t descriptor, std::uint32
     sink->on_error(why);
     return why;
   }
-  Status posted = table_.post(key, descriptor, chunk_count, sink);
-  if (!posted.is_ok()) return std::move(posted).with_peer(std::string(peer()));
-  announce(key);
-  return posted;
+  Status posted = mux_.post(key, descriptor, chunk_count, sink);
+  return posted.is_ok() ? posted : std::move(posted).with_peer(std::string(peer()));
 }
 
 void TcpChannel::cancel(OpKey key) {
-  if (table_.cancel(key)) announce(key);
-  run_callbacks(queue_.cancel(key), {StatusCode::Aborted, "the operation was cancelled"});
+  run_callbacks(mux_.cancel(key), {StatusCode::Aborted, "the operation was cancelled"});
 }
 
 void TcpChannel::close_group(std::uint64_t group, const Status& why, QueuedChunks queued) {
-  for (const OpKey& key : table_.close_group(group, why)) announce(key);
-  run_callbacks(queue_.close_group(group, queued), why);
+  run_callbacks(mux_.close_group(group, why, queued), why);
 }
 
 ChannelStats TcpChannel::stats() const {
   ChannelStats stats;
+  static_cast<MuxStats&>(stats) = mux_.stats();
   stats.bytes_sent = bytes_sent_;
   stats.bytes_received = bytes_received_;
-  stats.payload_sent = payload_sent_;
-  stats.payload_received = payload_received_;
   stats.rtt_us = rtt_us_;
   stats.least_rtt_us = least_rtt_us_;
   {
@@ -103,20 +96,8 @@ ChannelStats TcpChannel::stats() const {
     const std::uint64_t now = context_->loop->now_ns();
     stats.silent_us = now > last ? (now - last) / 1000 : 0;
   }
-  stats.resent_segments = resent_segments_;
-  stats.acks = acks_;
-  stats.early_bytes_held = table_.unexpected_bytes();
-  stats.early_bytes_sent = queue_.charged_bytes();
   streams_.add_stats(stats);
   return stats;
-}
-
-void TcpChannel::announce(const OpKey& key) {
-  WireHeader header = make_header(PacketType::Grant);
-  header.group = key.group;
-  header.op = key.op;
-  control_.push(header);
-  schedule_flush();
 }
 
 void TcpChannel::run_callbacks(std::vector<SentCallback> callbacks, const Status& status) {
@@ -174,37 +155,16 @@ void TcpChannel::send_heartbeat() {
 }
 
 Result<SegmentCopy> TcpChannel::begin_segment(const WireHeader& header) {
-  Result<SegmentReceiver::Begun> begun = receiver_.begin(header);
-  if (!begun.is_ok()) return begun.status();
-  if (begun->announce) announce({header.group, header.op});
-  if (begun->is_new) payload_received_.fetch_add(header.length, std::memory_order_relaxed);
-  return std::move(begun->copy);
+  return mux_.begin(header);
 }
 
 void TcpChannel::finish_segment(SegmentCopy copy) {
-  receiver_.finish(std::move(copy));
-  acks_due_.arrived();
+  mux_.finish(std::move(copy), context_->loop->now());
+  look_again();
 }
 
 Status TcpChannel::on_packet(const WireHeader& header) {
   switch (static_cast<PacketType>(header.type)) {
-    case PacketType::Grant:
-    case PacketType::Close: {
-      GEOCOMM_ASSIGN_OR_RETURN(const bool is_new, control_.receive(header.sequence));
-      acks_due_.arrived();
-      if (!is_new) return Status::ok();
-      // spec channel 9.1: "numbered control packet from its sender for CorruptData."
-      if (peer_left_) return core::corrupt("a control packet after Close");
-      if (static_cast<PacketType>(header.type) == PacketType::Close) {
-        peer_left();
-        return Status::ok();
-      }
-      GEOCOMM_RETURN_IF_ERROR(queue_.granted({header.group, header.op}));
-      schedule_flush();
-      return Status::ok();
-    }
-    case PacketType::Ack:
-      return on_ack(header);
     case PacketType::Heartbeat: {
       const std::uint64_t came = context_->loop->now_ns();
       if (header.chunk > kMaxDataStreams) {
@@ -228,29 +188,30 @@ Status TcpChannel::on_packet(const WireHeader& header) {
       fail(lost(core::str("it has given up the connection (",
                           core::to_string(static_cast<StatusCode>(header.code)), ")")));
       return Status::ok();
-    default:
-      return core::corrupt("packet of unexpected type ", int{header.type});
+    case PacketType::Ack: {
+      GEOCOMM_ASSIGN_OR_RETURN(const Mux::Told told, mux_.on_control(header, context_->loop->now()));
+      on_acked(told.acked_bytes);
+      return Status::ok();
+    }
+    default: {
+      GEOCOMM_ASSIGN_OR_RETURN(const Mux::Told told, mux_.on_control(header, context_->loop->now()));
+      if (told.leaves) peer_left();
+      look_again();
+      return Status::ok();
+    }
   }
 }
 
-Status TcpChannel::on_ack(const WireHeader& header) {
-  GEOCOMM_ASSIGN_OR_RETURN(const AckPacket ack, parse_ack(header));
-  acks_.fetch_add(1, std::memory_order_relaxed);
-  GEOCOMM_RETURN_IF_ERROR(control_.acknowledge(ack.control_received));
-  std::vector<SentCallback> callbacks;
-  std::uint64_t bytes = 0;
-  const auto now = context_->loop->now();
-  GEOCOMM_RETURN_IF_ERROR(queue_.acknowledge(ack, now, callbacks, bytes));
-  for (const auto& callback : callbacks) callback(Status::ok());
+void TcpChannel::on_acked(std::uint64_t bytes) {
   if (phase_ == Phase::Ready && may_add_streams()) {
     const int streams = std::min(static_cast<int>(streams_.open_data_count()), used_streams());
     const int before = used_streams();
-    const int tried = trial_.acknowledged(bytes, queue_.has_ready(), limited_, streams, path_rtt_, now);
+    const int tried =
+        trial_.acknowledged(bytes, mux_.has_ready(), limited_, streams, path_rtt_, context_->loop->now());
     if (tried > wanted_streams_) want_streams(tried);
     if (used_streams() != before) share_pacing();
   }
-  if (closing_ || queue_.has_ready()) schedule_flush();
-  return Status::ok();
+  if (closing_ || mux_.has_ready()) schedule_flush();
 }
 
 void TcpChannel::on_reply(const WireHeader& header) {
@@ -271,26 +232,17 @@ void TcpChannel::on_reply(const WireHeader& header) {
   }
 }
 
-void TcpChannel::pull(const Carrier& carrier, std::vector<OutSegment>& out) {
+void TcpChannel::pull(const Carrier& carrier, bool time_left, std::vector<OutSegment>& out) {
   if (phase_ != Phase::Ready || is_spare(carrier.stream)) return;
-  if (hedging_ && !queue_.has_ready() && queue_.pull_slow(carrier, context_->loop->now(), out)) {
-    resent_segments_.fetch_add(1, std::memory_order_relaxed);
-    return;
-  }
-  const std::size_t resent =
-      queue_.pull(carrier, kMaxSegmentBytes, kMaxPullSegments, context_->loop->now(), out);
-  resent_segments_.fetch_add(resent, std::memory_order_relaxed);
-  for (std::size_t i = resent; i < out.size(); ++i) {
-    payload_sent_.fetch_add(out[i].length, std::memory_order_relaxed);
-  }
+  mux_.pull(carrier, context_->loop->now(), time_left, out);
 }
 
 bool TcpChannel::has_ready(const Carrier& carrier) const {
-  return phase_ == Phase::Ready && !is_spare(carrier.stream) && queue_.has_ready();
+  return phase_ == Phase::Ready && !is_spare(carrier.stream) && mux_.has_ready();
 }
 
 void TcpChannel::on_segment_sent(const OutSegment& segment) {
-  if (const SentCallback callback = queue_.segment_sent(segment)) callback(Status::ok());
+  mux_.written(segment);
 }
 
 void TcpChannel::count_bytes(std::uint64_t received, std::uint64_t sent) {
@@ -309,7 +261,7 @@ void TcpChannel::flush() {
   if (phase_ == Phase::Closed) return;
   send_control();
   const std::size_t data_streams = std::max<std::size_t>(streams_.size(), 1) - 1;
-  for (std::size_t i = 0; i < data_streams && phase_ == Phase::Ready && queue_.has_ready(); ++i) {
+  for (std::size_t i = 0; i < data_streams && phase_ == Phase::Ready && mux_.has_ready(); ++i) {
     next_stream_ = next_stream_ % data_streams + 1;
     if (Stream* const stream = streams_.open(next_stream_)) stream->wake();
   }
@@ -321,20 +273,22 @@ void TcpChannel::flush() {
 void TcpChannel::hedge_slow_segments() {
   const std::size_t data_streams = std::max<std::size_t>(streams_.size(), 1) - 1;
   for (std::size_t i = 0; i < data_streams && phase_ == Phase::Ready; ++i) {
-    if (!queue_.has_slow(context_->loop->now())) break;
+    if (!mux_.has_slow(context_->loop->now())) break;
     next_stream_ = next_stream_ % data_streams + 1;
     Stream* const stream = streams_.open(next_stream_);
-    if (stream != nullptr && stream->is_idle()) {
-      hedging_ = true;
-      stream->wake();
-      hedging_ = false;
-    }
+    if (stream != nullptr && stream->is_idle()) stream->help();
   }
-  const auto again = queue_.slow_after();
-  if (!again || phase_ != Phase::Ready || slow_timer_runs_) return;
-  slow_timer_runs_ = true;
-  slow_timer_ = context_->loop->add_timer_in(*again, [this] {
-    slow_timer_runs_ = false;
+  look_again();
+}
+
+// As soon as the mux may have something due.
+void TcpChannel::look_again() {
+  if (phase_ == Phase::Closed) return;
+  const auto due = mux_.due(context_->loop->now());
+  if (!due || (mux_timer_ && mux_timer_->first <= *due)) return;
+  if (mux_timer_) context_->loop->cancel_timer(*mux_timer_);
+  mux_timer_ = context_->loop->add_timer(*due, [this] {
+    mux_timer_.reset();
     schedule_flush();
   });
 }
@@ -343,19 +297,9 @@ void TcpChannel::send_control() {
   Stream* const control = streams_.control();
   if (control == nullptr) return;
   std::vector<WireHeader> packets;
-  control_.take_unsent(packets);
-  const bool tell = acks_due_.due() || (!packets.empty() && acks_due_.waiting());
-  if (tell && control->pending_bytes() < kMaxPendingControlBytes) {
-    acks_due_.sent();
-    std::vector<AckPacket> acks;
-    receiver_.window().collect(acks);
-    for (AckPacket& ack : acks) {
-      ack.control_received = control_.received();
-      packets.push_back(make_ack(ack));
-    }
-  }
+  mux_.take_control(context_->loop->now(), control->pending_bytes() < kMaxPendingControlBytes, packets);
   control->send_packets(packets);
-  if (control_.overflows()) fail(core::corrupt("the peer acknowledges no control packets"));
+  if (mux_.control_overflows()) fail(core::corrupt("the peer acknowledges no control packets"));
 }
 
 // ---- IO thread: ending ----
@@ -366,40 +310,27 @@ void TcpChannel::begin_close() {
   closing_ = true;
   const Status why = Status(StatusCode::Aborted, "this process has shut its endpoint down");
   refuse_posts_ = true;
-  queue_.refuse(why);
+  mux_.refuse(why);
   set_reason(why);
-  if (phase_ == Phase::Connecting && queue_.empty()) return fail(why);
-  if (phase_ == Phase::Ready && queue_.empty()) reconnect_all();
+  if (phase_ == Phase::Connecting && mux_.drained()) return fail(why);
+  if (phase_ == Phase::Ready && mux_.drained()) reconnect_all();
   schedule_flush();
 }
 
 // Its Close came: everything it sent is here.
 void TcpChannel::peer_left() {
-  peer_left_ = true;
   closing_ = true;
   const Status why = lost("has left: it shut its endpoint down");
-  queue_.refuse(why);
   set_reason(why);
-  receiver_.expect_no_more();
-  table_.fail(why, !local_closing_);
-  // It will post nothing any more.
-  for (const auto& callback : queue_.drop_waiting()) callback(why);
-  schedule_flush();
+  mux_.peer_left(why, !local_closing_);
 }
 
 void TcpChannel::advance_closing() {
-  if (phase_ != Phase::Ready || !closing_ || !queue_.empty()) return;
-  if (!close_sent_) {
-    close_sent_ = true;
-    control_.push(make_header(PacketType::Close));
-    send_control();
-  }
-  if (phase_ != Phase::Ready || !peer_left_ || !control_.all_acknowledged()) return;
+  if (phase_ != Phase::Ready || !closing_ || !mux_.drained()) return;
+  if (mux_.say_close()) send_control();
+  if (phase_ != Phase::Ready || !mux_.has_peer_left() || !mux_.control_acknowledged()) return;
   // The peer waits for the acknowledgement of its own.
-  if (acks_due_.waiting()) {
-    acks_due_.set_due();
-    send_control();
-  }
+  if (mux_.hurry_acks()) send_control();
   if (phase_ == Phase::Ready) close(status(), !local_closing_);
 }
 
@@ -427,9 +358,9 @@ void TcpChannel::close(const Status& reason, bool keep_complete, bool reset) {
   context_->loop->cancel_timer(timer_);
   if (lingering_) context_->loop->cancel_timer(linger_timer_);
   context_->loop->cancel_timer(turn_timer_);
-  if (slow_timer_runs_) context_->loop->cancel_timer(slow_timer_);
+  if (mux_timer_) context_->loop->cancel_timer(*mux_timer_);
   set_reason(reason);
-  if (reason.code() != StatusCode::Aborted && !peer_left_) {
+  if (reason.code() != StatusCode::Aborted && !mux_.has_peer_left()) {
     // No warning: operations fail with this reason, and their callers tell it.
     core::log(core::LogLevel::Info,
               was_ready ? "channel failed: " : "channel not made: ", reason.to_string());
@@ -440,13 +371,9 @@ void TcpChannel::close(const Status& reason, bool keep_complete, bool reset) {
     header.code = static_cast<std::uint16_t>(reason.code());
     control->send_packet(header);
   }
-  acks_due_.sent();
   redialer_.stop();
   streams_.close_all(last_contact_);
-  receiver_.clear();
-  queue_.refuse(reason);
-  for (const auto& callback : queue_.drop_all()) callback(reason);
-  table_.fail(reason, keep_complete);
+  mux_.fail(reason, keep_complete);
   context_->on_closed();
 }
 

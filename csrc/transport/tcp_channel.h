@@ -24,7 +24,6 @@
 #include "transport/io/connection.h"
 #include "transport/io/io_loop.h"
 #include "transport/io/tls_keys.h"
-#include "transport/link/ack_scheduler.h"
 #include "transport/link/clock_offset.h"
 #include "transport/link/redialer.h"
 #include "transport/link/stream.h"
@@ -32,10 +31,7 @@
 #include "transport/link/stream_plan.h"
 #include "transport/link/stream_set.h"
 #include "transport/mux/closed_groups.h"
-#include "transport/mux/control_log.h"
-#include "transport/mux/receive_table.h"
-#include "transport/mux/segment_receiver.h"
-#include "transport/mux/send_queue.h"
+#include "transport/mux/mux.h"
 #include "transport/rdma/rdma_fabric.h"
 #include "transport/wire/wire.h"
 
@@ -117,7 +113,7 @@ class TcpChannel final : public Channel,
   core::Result<SegmentCopy> begin_segment(const WireHeader& header) override;
   void finish_segment(SegmentCopy copy) override;
   core::Status on_packet(const WireHeader& header) override;
-  void pull(const Carrier& carrier, std::vector<OutSegment>& out) override;
+  void pull(const Carrier& carrier, bool time_left, std::vector<OutSegment>& out) override;
   bool has_ready(const Carrier& carrier) const override;
   void on_segment_sent(const OutSegment& segment) override;
   void count_bytes(std::uint64_t received, std::uint64_t sent) override;
@@ -128,8 +124,8 @@ class TcpChannel final : public Channel,
   std::string next_server_name() override { return binding_.next_mark(); }
   void on_dialed(std::uint16_t stream, DialedStream dialed) override;
   void on_no_link(const core::Status& why) override;
-  bool nothing_left() const override { return closing_ && queue_.empty(); }
-  bool has_heard() const override { return control_.received() > 0; }
+  bool nothing_left() const override { return closing_ && mux_.drained(); }
+  bool has_heard() const override { return mux_.control_received() > 0; }
   bool verdict_from_above() const override { return verdict_from_above_; }
 
   HelloPayload hello(std::uint16_t stream, std::uint16_t stream_count, std::uint32_t generation) const;
@@ -162,17 +158,17 @@ class TcpChannel final : public Channel,
   void reconnect(std::uint16_t stream);
   void reconnect_all();
   void linger();
-  core::Status on_ack(const WireHeader& header);
+  void on_acked(std::uint64_t bytes);
   void on_reply(const WireHeader& header);
   void peer_left();
   void schedule_flush();
   void flush();
   void hedge_slow_segments();
+  void look_again();
   void send_control();
   void advance_closing();
   void close(const core::Status& reason, bool keep_complete, bool reset = false);
   void set_reason(const core::Status& reason);
-  void announce(const OpKey& key);
   void run_callbacks(std::vector<SentCallback> callbacks, const core::Status& status);
   core::Status lost(const std::string& what) const;
 
@@ -182,25 +178,19 @@ class TcpChannel final : public Channel,
   std::unique_ptr<const std::string> given_description_;  // set once, under mutex_
   std::atomic<const std::string*> description_;
 
-  SendQueue queue_;
-  ReceiveTable table_;
+  Mux mux_;
 
   mutable std::mutex mutex_;  // guards connected_, reason_, given_description_
   std::condition_variable changed_;
   bool connected_ = false;
   core::Status reason_;  // Ok while alive
 
-  ControlLog control_;
   std::atomic<bool> flush_scheduled_{false};
   std::atomic<bool> refuse_posts_{false};
 
   StreamSet streams_;
   std::atomic<std::uint64_t> bytes_sent_{0};
   std::atomic<std::uint64_t> bytes_received_{0};
-  std::atomic<std::uint64_t> payload_sent_{0};
-  std::atomic<std::uint64_t> payload_received_{0};
-  std::atomic<std::uint64_t> resent_segments_{0};
-  std::atomic<std::uint64_t> acks_{0};
   std::atomic<std::uint64_t> rtt_us_{0};
   std::atomic<std::uint64_t> least_rtt_us_{0};
   mutable std::mutex clock_mutex_;  // guards peer_clock_
@@ -211,13 +201,9 @@ class TcpChannel final : public Channel,
   Phase phase_ = Phase::Connecting;
   bool closing_ = false;        // no new sends; Close once the queue is empty
   bool local_closing_ = false;  // because this endpoint shuts down
-  bool close_sent_ = false;
-  bool peer_left_ = false;
   std::uint64_t peer_limit_ = 0;
   std::uint64_t peer_receive_buffer_ = 0;
-  std::size_t next_stream_ = 0;  // with which flush() begins
-  SegmentReceiver receiver_{table_};
-  AckScheduler acks_due_;
+  std::size_t next_stream_ = 0;            // with which flush() begins
   std::chrono::microseconds path_rtt_{0};  // TCP's, without the time that processes take
   double expected_rate_ = 0;               // bytes per second; 0: not known
   StreamTrial trial_;
@@ -239,10 +225,8 @@ class TcpChannel final : public Channel,
   bool down_ = false;      // no connection was left, and that was said; until all are there again
   Timers::TimerId timer_{};
   bool deadline_started_ = false;
-  bool verdict_from_above_ = false;  // as PeerAddress says
-  Timers::TimerId slow_timer_{};
-  bool slow_timer_runs_ = false;
-  bool hedging_ = false;  // an idle stream may send again what others are slow with
+  bool verdict_from_above_ = false;           // as PeerAddress says
+  std::optional<Timers::TimerId> mux_timer_;  // runs
   Timers::TimerId linger_timer_{};
   bool lingering_ = false;
   Timers::TimerId turn_timer_{};

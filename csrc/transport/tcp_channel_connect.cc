@@ -46,7 +46,7 @@ HelloPayload TcpChannel::hello(std::uint16_t stream, std::uint16_t stream_count,
   hello.stream = stream;
   hello.stream_count = stream_count;
   hello.generation = generation;
-  hello.control_received = control_.received();
+  hello.control_received = mux_.control_received();
   hello.data_path = data_path_.value_or(DataPath::Tcp);
   if (stream != 0) hello.binding = binding_.proof(stream, generation);
   hello.receive_buffer_bytes = context_->buffers.receive_bytes;
@@ -156,7 +156,7 @@ void TcpChannel::on_dialed(std::uint16_t stream, DialedStream dialed) {
   if (phase_ == Phase::Closed) return;
   const HelloPayload& welcome = dialed.welcome;
   if (stream == 0) {
-    if (Status status = control_.restart(welcome.control_received); !status.is_ok()) {
+    if (Status status = mux_.restart_control(welcome.control_received); !status.is_ok()) {
       return fail(std::move(status));
     }
   }
@@ -192,7 +192,7 @@ Status TcpChannel::admit(const HelloPayload& hello) {
                                                    hello.stream, " is no newer than connection ", newest)};
   }
   if (hello.stream == 0) {
-    Status fits = control_.restart(hello.control_received);
+    Status fits = mux_.restart_control(hello.control_received);
     if (!fits.is_ok()) return verdict_from_above_ ? forgotten_by_one() : fits;
   }
   data_path_ = hello.data_path;
@@ -251,8 +251,7 @@ void TcpChannel::add_stream(const Carrier& carrier, std::unique_ptr<Connection> 
     peer_limit_ = peer_says.max_unexpected_bytes;
     peer_receive_buffer_ = peer_says.receive_buffer_bytes;
     // The peer may have missed what the older control stream carried.
-    receiver_.window().tell_all();
-    acks_due_.set_due();
+    mux_.repeat_acks();
   }
   share_pacing();
   if (const Status status = stream.start(); !status.is_ok()) return on_stream_lost(stream, status);
@@ -266,7 +265,7 @@ void TcpChannel::become_ready() {
   phase_ = Phase::Ready;
   context_->loop->cancel_timer(timer_);
   redialer_.set_resuming();
-  queue_.set_peer_limit(peer_limit_);
+  mux_.set_peer_limit(peer_limit_);
   {
     std::lock_guard lock(mutex_);
     connected_ = true;
@@ -281,14 +280,14 @@ void TcpChannel::become_ready() {
 void TcpChannel::drop(Stream& stream) {
   const Carrier carrier = stream.carrier();
   streams_.close(stream, last_contact_);
-  queue_.lose(carrier);
+  mux_.lost(carrier);
   share_pacing();
   schedule_flush();
 }
 
 void TcpChannel::reconnect(std::uint16_t stream) {
   // Both have everything: only the Close packets, or their acknowledgements, may be missing.
-  const bool finished = peer_left_ && queue_.empty();
+  const bool finished = mux_.has_peer_left() && mux_.drained();
   if (finished) linger();
   if (redialer_.dials()) {
     if (!finished || stream == 0) {

@@ -217,10 +217,10 @@ void Stream::wake() {
   }
 }
 
-void Stream::pull_packets() {
+void Stream::pull_packets(bool time_left) {
   if (index() == 0 || pending_bytes() >= kPullBelowBytes) return;
   pulled_.clear();
-  owner_.pull(carrier_, pulled_);
+  owner_.pull(carrier_, time_left, pulled_);
   for (OutSegment& segment : pulled_) {
     out_.push_back({encode_header(segment_header(segment)), std::move(segment)});
     out_bytes_ += out_.back().size();
@@ -230,8 +230,8 @@ void Stream::pull_packets() {
 
 // One write per turn: when the kernel reports room again, it has taken most of what it had, and another
 // stream may be faster.
-void Stream::write() {
-  pull_packets();
+void Stream::write(bool time_left) {
+  pull_packets(time_left);
   if (!out_.empty()) {
     std::array<iovec, 2 * kMaxPacketsPerWrite> parts;
     std::size_t count = 0;

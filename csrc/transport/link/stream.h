@@ -32,7 +32,8 @@ class StreamOwner {
   virtual void finish_segment(SegmentCopy copy) = 0;
   // A packet of the control stream, without payload. An error fails the channel.
   virtual core::Status on_packet(const WireHeader& header) = 0;
-  virtual void pull(const Carrier& carrier, std::vector<OutSegment>& out) = 0;
+  // `time_left`: the stream is idle, and takes over what others are slow with.
+  virtual void pull(const Carrier& carrier, bool time_left, std::vector<OutSegment>& out) = 0;
   // pull() would give it some. Where it would not, room in the stream's socket is nothing to wait for.
   virtual bool has_ready(const Carrier& carrier) const = 0;
   virtual void on_segment_sent(const OutSegment& segment) = 0;
@@ -62,6 +63,8 @@ class Stream : public IoHandler {
   virtual bool is_idle() const;
   // The queue has segments again.
   virtual void wake();
+  // Others are slow. Precondition: is_idle().
+  virtual void help() { write(true); }
   // Closes the connection at once.
   virtual void close();
 
@@ -98,8 +101,8 @@ class Stream : public IoHandler {
   bool take_payload(std::size_t bytes);
   bool parse_staged();
   bool on_header(const WireHeader& header);
-  void write();
-  void pull_packets();
+  void write(bool time_left = false);
+  void pull_packets(bool time_left);
   void advance(std::size_t written);
   void watch_output(bool on);
 

@@ -11,12 +11,13 @@ namespace {
 constexpr std::size_t kMaxUnacknowledged = 1U << 20;
 }  // namespace
 
-void ControlLog::push(WireHeader header) {
+bool ControlLog::push(WireHeader header) {
   std::lock_guard lock(mutex_);
-  if (has_close_) return;
+  if (has_close_) return false;
   has_close_ = static_cast<PacketType>(header.type) == PacketType::Close;
   header.sequence = first_ + packets_.size();
   packets_.push_back(header);
+  return true;
 }
 
 Status ControlLog::drop(std::uint64_t received) {

@@ -17,8 +17,8 @@ namespace geocomm::transport {
 class ControlLog {
  public:
   // Nothing follows a Close: what is pushed after it is dropped, since the peer, whose data may still come,
-  // needs no grants any more.
-  void push(WireHeader header);
+  // needs no grants any more. False if it was dropped.
+  bool push(WireHeader header);
 
   // A new control stream, over which the peer has said that it has the first `received` packets: the others
   // are to be sent again. CorruptData if that cannot be.

@@ -57,6 +57,7 @@ class SegmentReceiver {
   void finish(SegmentCopy copy);
   // The peer has sent Close: new segments are a violation from now on.
   void expect_no_more() { complete_ = true; }
+  bool expects_no_more() const { return complete_; }
   void clear() { begun_.clear(); }
 
   ReceiveWindow& window() { return window_; }

@@ -14,19 +14,13 @@
 #include <vector>
 
 #include "core/status.h"
+#include "transport/mux/carrier.h"
 #include "transport/mux/chunks.h"
 #include "transport/wire/wire.h"
 
 namespace geocomm::transport {
 
 struct OutChunk;
-
-// One connection of a link.
-struct Carrier {
-  std::uint16_t stream = 0;
-  std::uint32_t generation = 0;
-  friend bool operator==(const Carrier&, const Carrier&) = default;
-};
 
 struct OutSegment {
   std::uint64_t number = 0;

@@ -168,7 +168,7 @@ bool RdmaStream::send_segments() {
   while (is_open() && connected_ && sent < kMostPerTurnBytes && in_flight_bytes_ < kMostInFlightBytes &&
          owner().has_ready(carrier())) {
     segments.clear();
-    owner().pull(carrier(), segments);
+    owner().pull(carrier(), false, segments);
     if (segments.empty()) break;
     for (OutSegment& segment : segments) {
       // It may be lost while the first ones are sent; then the others are sent again, too.

@@ -37,6 +37,7 @@ class RdmaStream final : public Stream, public RdmaLinkOwner {
   core::Status start() override;
   bool is_idle() const override { return is_open() && connected_ && in_flight_bytes_ == 0; }
   void wake() override;
+  void help() override { wake(); }
   void close() override;
   std::string transport() const override;
   bool is_fruitless() const override { return (in_flight_bytes_ > 0 || !connected_) && !moved_; }
