@@ -31,21 +31,6 @@ Status lost(const std::string& what, const Status& why) {
 }
 }  // namespace
 
-WireHeader segment_header(const OutSegment& segment) {
-  const OutgoingChunk& chunk = segment.chunk->chunk;
-  WireHeader header = make_header(PacketType::Segment);
-  header.sequence = segment.number;
-  header.group = chunk.key.group;
-  header.op = chunk.key.op;
-  header.descriptor = chunk.descriptor;
-  header.chunk = chunk.chunk;
-  header.chunk_count = chunk.chunk_count;
-  header.chunk_bytes = static_cast<std::uint32_t>(chunk.payload.size());
-  header.offset = segment.offset;
-  header.length = segment.length;
-  return header;
-}
-
 Stream::Stream(IoLoop& loop, std::unique_ptr<Connection> connection, const Carrier& carrier,
                StreamOwner& owner)
     : loop_(loop), connection_(std::move(connection)), carrier_(carrier), owner_(owner) {}

@@ -44,9 +44,6 @@ class StreamOwner {
   virtual void on_violation(Stream& stream, const core::Status& why) = 0;
 };
 
-// The header under which a segment travels.
-WireHeader segment_header(const OutSegment& segment);
-
 // All on the IO thread. What is virtual, RdmaStream does in its own way.
 class Stream : public IoHandler {
  public:

@@ -18,6 +18,21 @@ constexpr std::chrono::milliseconds kLeastPatience{20};
 constexpr std::chrono::milliseconds kStalled{1000};
 }  // namespace
 
+WireHeader segment_header(const OutSegment& segment) {
+  const OutgoingChunk& chunk = segment.chunk->chunk;
+  WireHeader header = make_header(PacketType::Segment);
+  header.sequence = segment.number;
+  header.group = chunk.key.group;
+  header.op = chunk.key.op;
+  header.descriptor = chunk.descriptor;
+  header.chunk = chunk.chunk;
+  header.chunk_count = chunk.chunk_count;
+  header.chunk_bytes = static_cast<std::uint32_t>(chunk.payload.size());
+  header.offset = segment.offset;
+  header.length = segment.length;
+  return header;
+}
+
 Status SendQueue::push(OutgoingChunk chunk, SentCallback on_sent) {
   if (chunk.payload.size() > kMaxChunkBytes) {
     return {StatusCode::InvalidArgument,

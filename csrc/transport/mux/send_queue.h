@@ -26,6 +26,9 @@
 
 namespace geocomm::transport {
 
+// The header under which a segment travels.
+WireHeader segment_header(const OutSegment& segment);
+
 // Thread-safe; calls no callback: it returns those that are due, and the caller runs them on the IO thread.
 class SendQueue {
  public:
