@@ -156,12 +156,13 @@ class World {
     const int end = an_end();
     Connection& data = connections_[1 + draw(kStreams - 1)];
     const std::uint64_t what = draw(100);
+    now_ += std::chrono::milliseconds(draw(5));
     if (what < 18) {
       send(end);
     } else if (what < 30) {
       post(end);
     } else if (what < 42) {
-      pull(end, data);
+      pull(end, data, one_in(3));
     } else if (what < 72) {
       deliver(end, data);
     } else if (what < 79) {
@@ -175,7 +176,7 @@ class World {
     } else if (what < 98) {
       cancel(end);
     } else if (what < 99) {
-      now_ += std::chrono::milliseconds(draw(one_in(4) ? 200 : 8));
+      now_ += std::chrono::milliseconds(draw(300));
     } else if (one_in(4)) {
       close_group(end, 1 + draw(kGroups - 1));
     }
@@ -315,11 +316,12 @@ class World {
       pipe.packets.pop_front();
       return true;
     }
-    // Most carriers say that they have sent something before it arrives.
-    if (!packet.written && one_in(2)) {
-      ends_[1 - end].mux.written(packet.segment);
+    // Most carriers say that they have sent something before it arrives; one that breaks may never say it.
+    const auto say_written = [&] {
+      if (!packet.written && !connection.cut) ends_[1 - end].mux.written(packet.segment);
       packet.written = true;
-    }
+    };
+    if (one_in(2)) say_written();
     const std::byte* const bytes = packet.segment.chunk->chunk.payload.data() + packet.segment.offset;
     const std::uint32_t half = packet.segment.length / 2;
     if (!pipe.copy) {
@@ -336,7 +338,7 @@ class World {
     SegmentCopy copy = std::move(*pipe.copy);
     pipe.copy.reset();
     mux.finish(std::move(copy), now_);
-    if (!packet.written) ends_[1 - end].mux.written(packet.segment);
+    say_written();
     if (fault_ == Fault::CopiesLookNew && !std::exchange(done_, step_ > 50)) {
       WireHeader again = packet.header;
       again.sequence += 1000;
