@@ -21,6 +21,7 @@
 #include "transport/link/acceptor.h"
 #include "transport/link/handshake.h"
 #include "transport/link/stream_plan.h"
+#include "transport/rdma/rdma_stream.h"
 #include "transport/tcp_channel.h"
 #include "transport/wire/wire.h"
 
@@ -168,7 +169,7 @@ Result<std::shared_ptr<Channel>> TcpEndpoint::connect(const PeerAddress& peer, c
   }
   // A name is checked when it is resolved.
   const std::vector<SocketAddress> numeric = numeric_addresses(peer.host, peer.port);
-  if (context_->loopback_only() && !numeric.empty() && numeric.size() == hosts_of(peer.host).size() &&
+  if (context_->loopback_only && !numeric.empty() && numeric.size() == hosts_of(peer.host).size() &&
       std::none_of(numeric.begin(), numeric.end(), [](const auto& one) { return one.is_loopback(); })) {
     return no_plaintext(core::str(peer.description, " at ", numeric.front().to_string()))
         .with_peer(std::string(peer.description));
@@ -188,9 +189,9 @@ Result<std::shared_ptr<Channel>> TcpEndpoint::connect(const PeerAddress& peer, c
     // It may have dialed before this process knew its site.
     const auto certified = certified_.find(peer.id);
     if (certified != certified_.end() && !peer.site.empty() && certified->second.site != peer.site) {
-      return channel->fail(wrong_site(certified->second, peer.site));
+      return channel->link().fail(wrong_site(certified->second, peer.site));
     }
-    channel->connect(peer, token, dials);
+    channel->link().connect(peer, token, dials);
   });
   return std::shared_ptr<Channel>(channel);
 }
@@ -212,7 +213,8 @@ Status TcpEndpoint::check_site(const Connection& connection, const ProcessId& se
 
 bool TcpEndpoint::is_ours(const LinkMark& mark) const {
   const auto all = snapshot();
-  return std::any_of(all.begin(), all.end(), [&](const ChannelPtr& one) { return one->recognizes(mark); });
+  return std::any_of(all.begin(), all.end(),
+                     [&](const ChannelPtr& one) { return one->link().recognizes(mark); });
 }
 
 // What a stranger learns is "try again": everything else is said only to who knows a token.
@@ -220,7 +222,7 @@ Status TcpEndpoint::on_hello(HalfOpen& half_open, const ReceivedHello& received)
   const HelloPayload& hello = received.payload;
   const SocketAddress from = SocketAddress::peer_of(half_open.fd());
   // spec channel 2.4: "both sides MUST refuse addresses beyond loopback."
-  if (context_->loopback_only() && !from.is_loopback()) {
+  if (context_->loopback_only && !from.is_loopback()) {
     return no_plaintext(from.to_string());
   }
   {
@@ -241,14 +243,16 @@ Status TcpEndpoint::on_hello(HalfOpen& half_open, const ReceivedHello& received)
   }
   GEOCOMM_RETURN_IF_ERROR(check_site(*half_open.connection(), hello.sender));
   known_hosts_.insert(from.host());
-  if (const ChannelPtr known = find(hello.sender); known ? known->dials() : hello.sender <= context_->self) {
-    if (known && known->closed()) return {StatusCode::PeerLost, "the channel with this process has ended"};
-    if (hello.generation == 0 || !known || known->was_ready()) {
+  if (const ChannelPtr known = find(hello.sender);
+      known ? known->link().dials() : hello.sender <= context_->self) {
+    if (known && known->link().closed())
+      return {StatusCode::PeerLost, "the channel with this process has ended"};
+    if (hello.generation == 0 || !known || known->link().was_ready()) {
       // It does not want a connection, but to know whether there still is a channel, and to be found.
-      if (known) known->heard_from(from.host());
+      if (known) known->link().heard_from(from.host());
       return {StatusCode::InvalidArgument, "of two processes the one with the larger id dials first"};
     }
-    if (hello.stream != 0 || !known->yields())
+    if (hello.stream != 0 || !known->link().yields())
       return {kTryAgain, "the other end of this link connects already"};
   }
   const ChannelPtr channel =
@@ -256,25 +260,25 @@ Status TcpEndpoint::on_hello(HalfOpen& half_open, const ReceivedHello& received)
   if (!channel) return {StatusCode::Aborted, "this process has shut its endpoint down"};
   if (received.version != kWireVersion) {
     Status mismatch = version_mismatch(received.version);
-    channel->fail(Status(mismatch.code(), core::str(channel->peer(), ": ", mismatch.message())));
+    channel->link().fail(Status(mismatch.code(), core::str(channel->peer(), ": ", mismatch.message())));
     return mismatch;
   }
   // spec channel 2.5: "It MUST close any other connection without an answer."
-  if (!channel->is_bound(*half_open.connection(), hello)) {
+  if (!channel->link().is_bound(*half_open.connection(), hello)) {
     // Not told: an honest peer, whose control stream has just changed, dials again with a new proof.
     (void)half_open.take();
     return {StatusCode::Authentication,
             core::str("stream ", hello.stream, " does not prove that it belongs to ", channel->peer())};
   }
-  GEOCOMM_RETURN_IF_ERROR(channel->admit(hello));
-  tune_stream(half_open.fd(), channel->tuning());
-  const HelloPayload welcome = channel->welcome(hello);
+  GEOCOMM_RETURN_IF_ERROR(channel->link().admit(hello));
+  tune_stream(half_open.fd(), channel->link().tuning());
+  const HelloPayload welcome = channel->link().welcome(hello);
   if (Status sent = send_hello_packet(*half_open.connection(), PacketType::Welcome, welcome); !sent.is_ok()) {
-    channel->not_adopted(hello.stream);
+    channel->link().not_adopted(hello.stream);
     return sent;
   }
-  channel->adopt(half_open.take(), hello);
-  channel->heard_from(from.host());
+  channel->link().adopt(half_open.take(), hello);
+  channel->link().heard_from(from.host());
   return Status::ok();
 }
 
@@ -295,7 +299,7 @@ void TcpEndpoint::forget(const ProcessId& process, const Status& why) {
       std::lock_guard lock(mutex_);
       --closed_count_;  // it is counted once, now or before, and is not among the channels
     }
-    channel->fail(why);
+    channel->link().fail(why);
   };
   if (context_->loop->in_loop()) {
     context_->loop->post(end);
@@ -334,7 +338,7 @@ Status TcpEndpoint::shutdown(core::Deadline deadline) {
   const std::vector<ChannelPtr> all = snapshot();
   (void)context_->loop->run(
       [all] {
-        for (const ChannelPtr& channel : all) channel->begin_close();
+        for (const ChannelPtr& channel : all) channel->link().begin_close();
       },
       deadline);
   {
@@ -346,9 +350,9 @@ Status TcpEndpoint::shutdown(core::Deadline deadline) {
   const bool closed = context_->loop->run(
       [this, all, late] {
         for (const ChannelPtr& channel : all) {
-          if (channel->closed()) continue;
+          if (channel->link().closed()) continue;
           *late += (late->empty() ? "" : ", ") + channel->peer();
-          channel->fail({StatusCode::Aborted, "shut down before everything was sent"});
+          channel->link().fail({StatusCode::Aborted, "shut down before everything was sent"});
         }
         acceptor_->close();
       },
@@ -370,7 +374,7 @@ void TcpEndpoint::abort(const Status& why) {
   }
   const auto close_all = [this, why] {
     acceptor_->close();
-    for (const ChannelPtr& channel : snapshot()) channel->fail(why);
+    for (const ChannelPtr& channel : snapshot()) channel->link().fail(why);
   };
   // A callback that calls this may be in the middle of a channel.
   if (context_->loop->in_loop()) {
@@ -457,8 +461,15 @@ Result<std::unique_ptr<Endpoint>> Endpoint::create(const EndpointOptions& option
           "declare that you trust the fabric (GEOCOMM_RDMA_TRUSTED=1), or use GEOCOMM_TRANSPORT=tcp");
     }
     GEOCOMM_ASSIGN_OR_RETURN(context->rdma, load_rdma_fabric(options.rdma));
+    context->rdma_stream = [&context = *context](std::unique_ptr<Connection> connection,
+                                                 const Carrier& carrier,
+                                                 StreamOwner& owner) -> std::unique_ptr<Stream> {
+      return std::make_unique<RdmaStream>(*context.loop, std::move(connection), carrier, owner,
+                                          *context.rdma);
+    };
   }
-  context->options = options;
+  context->options = options;  // a link's part of them
+  context->loopback_only = options.security == Security::Required && !context->keys;
   const int least = bbr_allowed() ? kStreamsWithBbr : kStreamsWithout;
   context->first_streams = static_cast<std::uint16_t>(options.streams == 0 ? least : options.streams);
   context->buffers = buffer_limits();

@@ -13,6 +13,7 @@
 #include "core/deadline.h"
 #include "core/status.h"
 #include "transport/channel.h"
+#include "transport/link/link_options.h"
 #include "transport/rdma/rdma_fabric.h"
 
 namespace geocomm::transport {
@@ -22,42 +23,19 @@ enum class Security : std::uint8_t {
   Insecure = 1,  // plaintext to anywhere
 };
 
-struct EndpointOptions {
+struct EndpointOptions : LinkOptions {
   std::string bind_address;  // numeric address to listen on; empty: all interfaces, or loopback (Required
                              // without keys)
   std::uint16_t port = 0;    // 0: the kernel chooses
   // How long create() waits for a port that is taken: the process before this one may be about to end.
   std::chrono::milliseconds port_patience = std::chrono::seconds(10);
-  int streams = 0;  // data streams per channel, at most 64; 0: as many as the link needs, at least 2 with
-                    // BBR, 16 with another congestion control. The side that dials decides
   Security security = Security::Required;
   std::string keys = {};  // folder (tls_keys.h): every connection is TLS; empty: none is. Not with Insecure
   std::string site = {};  // whose certificate the keys must hold; empty: any
-  std::chrono::milliseconds link_deadline =
-      std::chrono::seconds(60);  // silence after which a peer counts as lost; also to connect. Until then
-                                 // lost connections are made again
-  // A peer whose machine refuses connections for so long counts as lost, or at link_deadline if that is less.
-  std::chrono::milliseconds believed_refusal = std::chrono::seconds(5);
   bool outbound_only = false;  // peers cannot dial this process, so it dials all that are not so themselves
-  std::uint64_t max_pacing_bps = 0;  // per channel, bits per second; 0: no cap
-  std::size_t max_unexpected_bytes = std::size_t{64}
-                                     << 20;  // per channel, received before its receive was posted
   // For the channels whose PeerAddress says so. Plaintext: under Security::Required only if trusted. Not
   // capped by max_pacing_bps.
   RdmaOptions rdma = {};
-};
-
-struct PeerAddress {
-  ProcessId id{};
-  std::string host;  // numeric IPv4 / IPv6 addresses and names, separated by commas: tried in turn
-  std::uint16_t port = 0;
-  std::string description;  // "rank 3 (site frankfurt, 10.0.0.2:4000)"
-  std::string site = {};    // whose certificate the process must have; empty: any of the job
-  bool rdma = false;        // segments go over RDMA, one data stream; the peer must say the same
-  int path_channels = 1;    // that share the path between the two sites, this one included
-  // Whether the peer is there is for others to say: neither silence, nor refusals, nor another process at its
-  // address end the channel. It tries to connect until forget(), unless the peer itself ends the channel.
-  bool verdict_from_above = false;
 };
 
 class Endpoint {

@@ -1,4 +1,4 @@
-// How a TcpChannel gets its connections, and gets them again. All on the IO thread.
+// How a link gets its connections, and gets them again.
 #include <algorithm>
 #include <cerrno>
 #include <utility>
@@ -6,8 +6,8 @@
 #include "core/log.h"
 #include "core/str.h"
 #include "transport/link/handshake.h"
-#include "transport/rdma/rdma_stream.h"
-#include "transport/tcp_channel.h"
+#include "transport/link/link.h"
+#include "transport/link/seconds.h"
 
 namespace geocomm::transport {
 
@@ -33,42 +33,36 @@ Status other_data_path(DataPath ours) {
 
 }  // namespace
 
-std::string in_seconds(std::chrono::milliseconds time) {
-  return core::str(static_cast<double>(time.count()) / 1000, " s");
-}
-
-HelloPayload TcpChannel::hello(std::uint16_t stream, std::uint16_t stream_count,
-                               std::uint32_t generation) const {
+HelloPayload Link::hello(std::uint16_t stream, std::uint16_t stream_count, std::uint32_t generation) const {
   HelloPayload hello{};
-  hello.sender = context_->self;
+  hello.sender = context_.self;
   hello.receiver = peer_id_;
-  hello.max_unexpected_bytes = context_->options.max_unexpected_bytes;
+  hello.max_unexpected_bytes = context_.options.max_unexpected_bytes;
   hello.stream = stream;
   hello.stream_count = stream_count;
   hello.generation = generation;
   hello.control_received = mux_.control_received();
   hello.data_path = data_path_.value_or(DataPath::Tcp);
   if (stream != 0) hello.binding = binding_.proof(stream, generation);
-  hello.receive_buffer_bytes = context_->buffers.receive_bytes;
+  hello.receive_buffer_bytes = context_.buffers.receive_bytes;
   return hello;
 }
 
-StreamTuning TcpChannel::tuning() const {
+StreamTuning Link::tuning() const {
   StreamTuning tuning;
-  const auto rtts = std::chrono::duration_cast<std::chrono::milliseconds>(kUserTimeoutRtts *
-                                                                          std::chrono::microseconds(rtt_us_));
+  const auto rtts = std::chrono::duration_cast<std::chrono::milliseconds>(kUserTimeoutRtts * health_.rtt());
   tuning.user_timeout = std::max(kLeastUserTimeout, rtts);
   tuning.max_pacing_bytes_per_sec = share_of_pacing();
   return tuning;
 }
 
-void TcpChannel::start_deadline() {
-  if (verdict_from_above_ || std::exchange(deadline_started_, true) || phase_ != Phase::Connecting) return;
-  timer_ = context_->loop->add_timer_in(context_->options.link_deadline, [this] {
+void Link::start_deadline() {
+  if (verdict_from_above_ || beat_timer_ || phase_ != Phase::Connecting) return;
+  beat_timer_ = timers().add_timer_in(context_.options.link_deadline, [this] {
     fail(Status(
         StatusCode::Network,
         core::str(
-            peer(), " did not connect within ", in_seconds(context_->options.link_deadline),
+            name_.get(), " did not connect within ", in_seconds(context_.options.link_deadline),
             redialer_.last_failure().is_ok()
                 ? std::string()
                 : core::str(", and this process cannot connect to it: ", redialer_.last_failure().message()),
@@ -77,19 +71,19 @@ void TcpChannel::start_deadline() {
   });
 }
 
-void TcpChannel::connect(const PeerAddress& address, const JobToken& token, bool dials) {
+void Link::connect(const PeerAddress& address, const JobToken& token, bool dials) {
   if (phase_ == Phase::Closed) return;
   if (address.verdict_from_above && !std::exchange(verdict_from_above_, true) &&
-      phase_ == Phase::Connecting && deadline_started_) {
-    context_->loop->cancel_timer(timer_);  // of a peer that dialed before it was known here
+      phase_ == Phase::Connecting && beat_timer_) {
+    timers().cancel_timer(*beat_timer_);  // of a peer that dialed before it was known here
   }
   const DataPath path = address.rdma ? DataPath::Rdma : DataPath::Tcp;
   if (data_path_.value_or(path) != path) return fail(other_data_path(path));
   data_path_ = path;
   // spec channel 10.1: "A channel with data_path 1 MUST have one data stream."
-  first_streams_ = data_path_ == DataPath::Rdma ? 1
-                   : may_add_streams() ? streams_of_channel(context_->first_streams, address.path_channels)
-                                       : context_->first_streams;
+  planner_.begin(data_path_ == DataPath::Rdma ? 1
+                 : may_add_streams() ? streams_of_channel(context_.first_streams, address.path_channels)
+                                     : context_.first_streams);
   if (!dials) start_deadline();
   if (address.host.empty() || address.port == 0) return;
   // A later group may know a newer address.
@@ -98,38 +92,38 @@ void TcpChannel::connect(const PeerAddress& address, const JobToken& token, bool
     return;
   }
   RedialerPlan plan;
-  plan.dial.peer = peer();
+  plan.dial.peer = name_.get();
   plan.dial.host = address.host;
   plan.dial.port = address.port;
-  plan.dial.loopback_only = context_->loopback_only();
-  plan.dial.keys = context_->keys.get();
+  plan.dial.loopback_only = context_.loopback_only;
+  plan.dial.keys = context_.keys.get();
   plan.dial.site = address.site;
   plan.token = token;
-  plan.link_deadline = context_->options.link_deadline;
-  plan.believed_refusal = context_->options.believed_refusal;
-  plan.first_deadline = core::Deadline::after(context_->options.link_deadline);
+  plan.link_deadline = context_.options.link_deadline;
+  plan.believed_refusal = context_.options.believed_refusal;
+  plan.first_deadline = core::Deadline::after(context_.options.link_deadline);
   plan.dials = dials;
   redialer_.set_plan(std::move(plan));
   if (!dials) return wait_for_turn();
   take_turn();
 }
 
-void TcpChannel::wait_for_turn() {
-  context_->loop->cancel_timer(turn_timer_);
-  turn_timer_ = context_->loop->add_timer_in(kTurnAfter, [this] { take_turn(); });
+void Link::wait_for_turn() {
+  timers().cancel_timer(phase_timer_);
+  phase_timer_ = timers().add_timer_in(kTurnAfter, [this] { take_turn(); });
 }
 
-void TcpChannel::take_turn() {
+void Link::take_turn() {
   if (phase_ != Phase::Connecting || streams_.open_count() > 0 || !redialer_.has_plan()) return;
-  redialer_.set_dials(true, context_->self < peer_id_);
-  streams_.set_data_streams(static_cast<std::uint16_t>(first_streams_));
+  redialer_.set_dials(true, context_.self < peer_id_);
+  streams_.set_data_streams(static_cast<std::uint16_t>(planner_.first()));
   redialer_.dial(0, tuning());
 }
 
-bool TcpChannel::yields() {
+bool Link::yields() {
   if (phase_ != Phase::Connecting || streams_.open_count() > 0 || !redialer_.has_plan()) return false;
   // The peer may have welcomed the Hello that is under way, and the larger id's counts.
-  if (context_->self > peer_id_ && redialer_.has_said_hello()) return false;
+  if (context_.self > peer_id_ && redialer_.has_said_hello()) return false;
   redialer_.stop();
   redialer_.set_dials(false, false);
   streams_.begin_anew();
@@ -138,8 +132,8 @@ bool TcpChannel::yields() {
 }
 
 // What is under way leads to an address that is none any more.
-void TcpChannel::dial_elsewhere() {
-  if (phase_ == Phase::Ready) return reconnect_all();
+void Link::dial_elsewhere() {
+  if (is_up()) return reconnect_all();
   if (!redialer_.dials()) return;
   redialer_.stop();
   if (!streams_.open(0)) return redialer_.dial(0, tuning());
@@ -148,11 +142,11 @@ void TcpChannel::dial_elsewhere() {
   }
 }
 
-HelloPayload TcpChannel::next_hello(std::uint16_t stream) {
+HelloPayload Link::next_hello(std::uint16_t stream) {
   return hello(stream, data_streams(), redialer_.dials() ? streams_.next_generation(stream) : 0);
 }
 
-void TcpChannel::on_dialed(std::uint16_t stream, DialedStream dialed) {
+void Link::on_dialed(std::uint16_t stream, DialedStream dialed) {
   if (phase_ == Phase::Closed) return;
   const HelloPayload& welcome = dialed.welcome;
   if (stream == 0) {
@@ -169,16 +163,17 @@ void TcpChannel::on_dialed(std::uint16_t stream, DialedStream dialed) {
   }
 }
 
-Status TcpChannel::admit(const HelloPayload& hello) {
+Status Link::admit(const HelloPayload& hello) {
   if (phase_ == Phase::Closed) {
-    return {StatusCode::PeerLost, core::str("the channel with this process has ended: ", status().message())};
+    return {StatusCode::PeerLost,
+            core::str("the channel with this process has ended: ", status_.reason().message())};
   }
   if (hello.data_path != DataPath::Tcp && hello.data_path != DataPath::Rdma) {
     return {StatusCode::InvalidArgument, "neither TCP nor RDMA"};
   }
   if (data_path_.value_or(hello.data_path) != hello.data_path) return other_data_path(*data_path_);
   const bool rdma = hello.data_path == DataPath::Rdma;
-  if (rdma && !context_->rdma) return other_data_path(DataPath::Tcp);
+  if (rdma && !context_.rdma_stream) return other_data_path(DataPath::Tcp);
   const std::uint32_t most_streams = rdma ? 1 : kMaxDataStreams;
   const bool numbers_fit =
       hello.stream_count >= 1 && hello.stream_count <= most_streams && hello.stream <= hello.stream_count;
@@ -204,51 +199,48 @@ Status TcpChannel::admit(const HelloPayload& hello) {
 
 // The peer speaks of another channel than this one: one of the two processes has let go of what was between
 // them (Endpoint::forget()), which the other one has not heard.
-Status TcpChannel::forgotten_by_one() {
-  if (phase_ != Phase::Ready)
-    return {StatusCode::PeerLost, "this process has let go of that channel and begun anew"};
+Status Link::forgotten_by_one() {
+  if (!is_up()) return {StatusCode::PeerLost, "this process has let go of that channel and begun anew"};
   Status gone = lost("it has let go of this channel and begun anew");
   fail(gone);
   return gone;
 }
 
-HelloPayload TcpChannel::welcome(const HelloPayload& received) const {
+HelloPayload Link::welcome(const HelloPayload& received) const {
   return hello(received.stream, received.stream_count, received.generation);
 }
 
-void TcpChannel::adopt(std::unique_ptr<Connection> connection, const HelloPayload& hello) {
+void Link::adopt(std::unique_ptr<Connection> connection, const HelloPayload& hello) {
   start_deadline();
   add_stream({hello.stream, hello.generation}, std::move(connection), hello);
 }
 
 // The peer keeps its port when its machine gets another address, or a NAT before it does. An address from
 // which it merely dials (a NAT that lets nobody in) is only a second one to try.
-void TcpChannel::heard_from(const std::string& host) {
+void Link::heard_from(const std::string& host) {
   if (phase_ == Phase::Connecting) usual_host_ = host;
-  if (phase_ != Phase::Ready || !redialer_.set_seen_host(host == usual_host_ ? std::string() : host)) return;
-  core::log(core::LogLevel::Info, peer(), " is at ", host, " now");
+  if (!is_up() || !redialer_.set_seen_host(host == usual_host_ ? std::string() : host)) return;
+  core::log(core::LogLevel::Info, name_.get(), " is at ", host, " now");
   reconnect_all();
 }
 
-void TcpChannel::add_stream(const Carrier& carrier, std::unique_ptr<Connection> connection,
-                            const HelloPayload& peer_says) {
+void Link::add_stream(const Carrier& carrier, std::unique_ptr<Connection> connection,
+                      const HelloPayload& peer_says) {
   if (carrier.stream == 0) binding_.restart(*connection);
   const bool over_rdma = carrier.stream != 0 && data_path_ == DataPath::Rdma;
   Stream& stream = streams_.put(
-      over_rdma ? std::make_unique<RdmaStream>(*context_->loop, std::move(connection), carrier, *this,
-                                               *context_->rdma)
-                : std::make_unique<Stream>(*context_->loop, std::move(connection), carrier, *this));
+      over_rdma ? context_.rdma_stream(std::move(connection), carrier, *this)
+                : std::make_unique<Stream>(*context_.loop, std::move(connection), carrier, *this));
   if (down_ && streams_.complete()) {
     down_ = false;
-    core::log(core::LogLevel::Warning, "connected to ", peer(), " again after ",
+    core::log(core::LogLevel::Warning, "connected to ", name_.get(), " again after ",
               in_seconds(std::chrono::duration_cast<std::chrono::milliseconds>(streams_.last_outage())));
   }
-  last_contact_ = context_->loop->now();
-  silent_ticks_ = 0;
+  health_.on_contact();
   redialer_.on_contact();
   if (!redialer_.dials()) redialer_.stop();
   if (carrier.stream == 0) {
-    peer_limit_ = peer_says.max_unexpected_bytes;
+    if (phase_ == Phase::Connecting) mux_.set_peer_limit(peer_says.max_unexpected_bytes);
     peer_receive_buffer_ = peer_says.receive_buffer_bytes;
     // The peer may have missed what the older control stream carried.
     mux_.repeat_acks();
@@ -258,34 +250,31 @@ void TcpChannel::add_stream(const Carrier& carrier, std::unique_ptr<Connection> 
   // Not all at the same time: over a network that breaks connections all the time that may never be.
   const bool complete = streams_.all_were_open() && streams_.control() != nullptr;
   if (phase_ == Phase::Connecting && complete) become_ready();
-  schedule_flush();
+  wake_();
 }
 
-void TcpChannel::become_ready() {
-  phase_ = Phase::Ready;
-  context_->loop->cancel_timer(timer_);
+void Link::become_ready() {
+  enter(mux_.has_peer_left() ? Phase::PeerLeft : status_.is_leaving() ? Phase::Draining : Phase::Ready);
+  if (beat_timer_) timers().cancel_timer(*beat_timer_);
+  timers().cancel_timer(phase_timer_);
   redialer_.set_resuming();
-  mux_.set_peer_limit(peer_limit_);
-  {
-    std::lock_guard lock(mutex_);
-    connected_ = true;
-  }
-  changed_.notify_all();
-  const ChannelStats now = stats();
-  core::log(core::LogLevel::Info, "connected to ", peer(), " over ", now.streams, " data streams, ",
+  status_.set_connected();
+  ChannelStats now;
+  streams_.add_stats(now);
+  core::log(core::LogLevel::Info, "connected to ", name_.get(), " over ", now.streams, " data streams, ",
             now.congestion_control);
   tick();
 }
 
-void TcpChannel::drop(Stream& stream) {
+void Link::drop(Stream& stream) {
   const Carrier carrier = stream.carrier();
-  streams_.close(stream, last_contact_);
+  streams_.close(stream, health_.last_contact());
   mux_.lost(carrier);
   share_pacing();
-  schedule_flush();
+  wake_();
 }
 
-void TcpChannel::reconnect(std::uint16_t stream) {
+void Link::reconnect(std::uint16_t stream) {
   // Both have everything: only the Close packets, or their acknowledgements, may be missing.
   const bool finished = mux_.has_peer_left() && mux_.drained();
   if (finished) linger();
@@ -295,65 +284,68 @@ void TcpChannel::reconnect(std::uint16_t stream) {
     }
   } else if (phase_ == Phase::Connecting && streams_.open_count() == 0) {
     wait_for_turn();
-  } else if (phase_ == Phase::Ready && (streams_.open_count() == 0 || (finished && stream == 0))) {
+  } else if (is_up() && (streams_.open_count() == 0 || (finished && stream == 0))) {
     redialer_.ask(tuning());
   }
 }
 
 // The peer may still want our Close; if it has ended without, nothing is lost.
-void TcpChannel::linger() {
-  if (std::exchange(lingering_, true)) return;
-  linger_timer_ = context_->loop->add_timer_in(kLinger, [this] { close(status(), !local_closing_); });
+void Link::linger() {
+  if (phase_ == Phase::Lingering) return;
+  enter(Phase::Lingering);
+  timers().cancel_timer(phase_timer_);
+  phase_timer_ = timers().add_timer_in(kLinger, [this] { close(status_.reason(), !status_.is_leaving()); });
 }
 
 // At once, instead of after the pauses that have begun.
-void TcpChannel::reconnect_all() {
+void Link::reconnect_all() {
   redialer_.stop();
-  for (std::size_t i = 0; i < streams_.size() && phase_ == Phase::Ready; ++i) {
+  for (std::size_t i = 0; i < streams_.size() && is_up(); ++i) {
     if (!streams_.open(i)) reconnect(static_cast<std::uint16_t>(i));
   }
 }
 
-std::string TcpChannel::how_long() const {
+std::string Link::how_long() const {
   if (verdict_from_above_) return " until it is forgotten";
-  return core::str(" for up to ", in_seconds(context_->options.link_deadline), " (link_deadline)");
+  return core::str(" for up to ", in_seconds(context_.options.link_deadline), " (link_deadline)");
 }
 
 // The control stream may be in best health where the fabric is not.
-bool TcpChannel::gives_up(const Stream& lost) {
+bool Link::gives_up(const Stream& lost) {
   if (lost.index() == 0 || verdict_from_above_) return false;
-  const auto now = context_->loop->now();
+  const auto now = timers().now();
   const bool first = fruitless_since_ == Timers::Time{};
   if (!lost.is_fruitless()) {
     fruitless_since_ = {};
   } else if (first) {
     fruitless_since_ = now;
   }
-  return lost.is_fruitless() && !first && now - fruitless_since_ > context_->options.link_deadline;
+  return lost.is_fruitless() && !first && now - fruitless_since_ > context_.options.link_deadline;
 }
 
-void TcpChannel::on_stream_lost(Stream& stream, const Status& why) {
+void Link::on_stream_lost(Stream& stream, const Status& why) {
   const std::uint16_t index = stream.index();
   const bool hopeless = gives_up(stream);
   drop(stream);
   if (phase_ == Phase::Closed) return;
   last_loss_ = why.message();
-  core::log(core::LogLevel::Info, peer(), ": lost the connection of stream ", index, ": ", why.message());
+  core::log(core::LogLevel::Info, name_.get(), ": lost the connection of stream ", index, ": ",
+            why.message());
   if (hopeless) {
     return fail(lost(core::str("its data stream was made again and again for ",
-                               in_seconds(context_->options.link_deadline),
+                               in_seconds(context_.options.link_deadline),
                                " (link_deadline) and moved nothing. Last: ", last_loss_)));
   }
   reconnect(index);
-  if (phase_ != Phase::Ready || closing_ || streams_.open_count() > 0 || std::exchange(down_, true)) return;
-  core::log(core::LogLevel::Warning, "lost all connections to ", peer(), " (", why.message(),
+  if (!is_up() || is_ending() || streams_.open_count() > 0 || std::exchange(down_, true)) return;
+  core::log(core::LogLevel::Warning, "lost all connections to ", name_.get(), " (", why.message(),
             "); trying again", how_long());
 }
 
-void TcpChannel::on_no_link(const Status& why) {
+void Link::on_no_link(const Status& why) {
   if (phase_ == Phase::Connecting) return fail(why);
   if (phase_ == Phase::Closed) return;
-  if (nothing_left()) return close(status(), !local_closing_);
+  if (nothing_left()) return close(status_.reason(), !status_.is_leaving());
   // What the dialer says of ports and firewalls would mislead: they let this link through before.
   if (why.sys_errno() == ECONNREFUSED) {
     return fail(lost(core::str("its process has ended: the connections broke (", last_loss_,

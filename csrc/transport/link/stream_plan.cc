@@ -18,6 +18,8 @@ constexpr StreamTrial::Seconds kLeastMeasured{2};
 constexpr StreamTrial::Seconds kPatience{60};
 constexpr double kSettlingRtts = 10;
 constexpr double kMeasuredRtts = 20;
+// Of a heartbeat's interval.
+constexpr std::uint64_t kLimitedUs = 300'000;
 
 }  // namespace
 
@@ -85,6 +87,32 @@ int StreamTrial::acknowledged(std::uint64_t bytes, bool busy, bool limited, int 
   base_ = rate;
   begin(std::min(2 * streams, static_cast<int>(kMaxDataStreams)));
   return streams_;
+}
+
+void StreamPlanner::peer_wants(int streams) {
+  peer_wanted_ = std::max(peer_wanted_, streams);
+}
+
+void StreamPlanner::look(const PathFacts& facts) {
+  limited_ = facts.stalled_us > stalled_us_ + kLimitedUs;
+  stalled_us_ = facts.stalled_us;
+  path_rtt_ = facts.rtt;
+  planned_ = streams_for(expected_rate_, path_rtt_, facts.window_bytes, first_);
+  wanted_ = std::max(wanted_, planned_);
+}
+
+void StreamPlanner::acknowledged(std::uint64_t bytes, bool busy, int open,
+                                 StreamTrial::Clock::time_point now) {
+  wanted_ =
+      std::max(wanted_, trial_.acknowledged(bytes, busy, limited_, std::min(open, used()), path_rtt_, now));
+}
+
+int StreamPlanner::wanted() const {
+  return std::max(wanted_, peer_wanted_);
+}
+
+int StreamPlanner::used() const {
+  return trial_.useful() > 0 ? std::max(trial_.useful(), planned_) : std::max({wanted_, first_, 1});
 }
 
 }  // namespace geocomm::transport

@@ -59,4 +59,43 @@ class StreamTrial {
   Clock::time_point last_{};
 };
 
+// How many data streams a link wants, and how many of those that it has carry segments; the others stand in
+// for those that are down. Either side may want more, and the one that dials opens them.
+class StreamPlanner {
+ public:
+  // What the kernel knows of the connections now.
+  struct PathFacts {
+    std::chrono::microseconds rtt{};  // without the time that processes take; 0: unknown
+    std::uint64_t window_bytes = 0;   // as window_of()
+    std::uint64_t stalled_us = 0;     // by the kernel's buffers, all open streams
+  };
+
+  // With how many it begins. Precondition of all below.
+  void begin(int first) { first_ = first; }
+  int first() const { return first_; }
+  // Bytes per second that the link is to carry; 0: not known.
+  void expect_rate(double bytes_per_sec) { expected_rate_ = bytes_per_sec; }
+  void peer_wants(int streams);
+  // Once a heartbeat.
+  void look(const PathFacts& facts);
+  // As StreamTrial::acknowledged(), with so many open data streams.
+  void acknowledged(std::uint64_t bytes, bool busy, int open, StreamTrial::Clock::time_point now);
+
+  // By this side.
+  int wanted_here() const { return wanted_; }
+  int wanted() const;
+  int used() const;
+
+ private:
+  double expected_rate_ = 0;
+  StreamTrial trial_;
+  std::chrono::microseconds path_rtt_{0};
+  std::uint64_t stalled_us_ = 0;
+  bool limited_ = false;  // by the kernel's buffers, between the last two looks
+  int planned_ = 0;       // by the formula
+  int first_ = 0;
+  int wanted_ = 0;       // by this side
+  int peer_wanted_ = 0;  // by the other side
+};
+
 }  // namespace geocomm::transport
