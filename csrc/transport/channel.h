@@ -3,6 +3,25 @@
 // queue. It outlives its connections: what they lose is sent again over others.
 //
 // All methods are thread-safe and, unless their name begins with wait_, never block.
+//
+// Threads. "The IO thread" is whoever has the loop's turn: the IO thread itself, or, while that one sleeps, a
+// thread inside send() with OutgoingChunk::write_here. What a user gives runs
+//
+//   on_sent of send()    on the IO thread, with no lock
+//   a ReceiveSink        on the IO thread as data comes, or inside post_receive() for what had come before,
+//                        inside Endpoint::close_group(), forget() and abort() for the end; always under the lock of
+//                        its operation, so that its calls exclude each other. Hence nothing that takes such a
+//                        lock may be called from it (post_receive(), cancel(), the endpoint), but send() may
+//
+// Locks, each taken only under those above it:
+//
+//   IoLoop::turn_         held while the IO thread works: guards all that is "the IO thread's"
+//   ReceiveOp::mutex      an operation that is received
+//   ReceiveTable::mutex_  which of them there are, and the credit of those that came early
+//   SendQueue::mutex_     all that is sent
+//   ClosedGroups::mutex_  looked at under the two above
+//   StreamSet::mutex_     which connections there are, for the statistics
+//   IoLoop::mutex_ (tasks), ControlLog, LinkStatus, LinkHealth (the peer's clock), PeerName: nothing under these
 #pragma once
 
 #include <cstdint>

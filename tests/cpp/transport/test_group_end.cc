@@ -72,40 +72,6 @@ class GroupEndTest : public ::testing::Test {
   std::unique_ptr<Pair> pair_;
 };
 
-TEST_F(GroupEndTest, test_group_dropped_by_the_sender_first_gives_all_credit_back) {
-  send_early();
-  from().close_group(kEnds, kWhy, QueuedChunks::Drop);
-  to().close_group(kEnds, kWhy, QueuedChunks::Drop);
-  expect_full_credit();
-}
-
-TEST_F(GroupEndTest, test_group_dropped_by_the_receiver_first_gives_all_credit_back) {
-  send_early();
-  to().close_group(kEnds, kWhy, QueuedChunks::Drop);
-  from().close_group(kEnds, kWhy, QueuedChunks::Drop);
-  expect_full_credit();
-}
-
-TEST_F(GroupEndTest, test_group_left_in_good_order_gives_all_credit_back) {
-  send_early();
-  from().close_group(kEnds, kWhy, QueuedChunks::Send);
-  to().close_group(kEnds, kWhy, QueuedChunks::Send);
-  expect_full_credit();
-}
-
-TEST_F(GroupEndTest, test_what_comes_after_the_end_takes_no_credit) {
-  to().close_group(kEnds, kWhy, QueuedChunks::Drop);
-  const auto data = pattern(kMiB, 1);
-  SentLatch sent;
-  for (std::uint64_t op = 1; op <= 20; ++op) {
-    ASSERT_TRUE(from_channel().send(chunk_of({kEnds, op}, data, 0, 2), sent.callback()).is_ok());
-  }
-  EXPECT_EQ(sent.wait(20).size(), 20U);
-  // Their second chunks never come.
-  from().close_group(kEnds, kWhy, QueuedChunks::Drop);
-  expect_full_credit();
-}
-
 TEST_F(GroupEndTest, test_group_that_ends_in_the_middle_of_its_operations_gives_all_credit_back) {
   std::vector<std::shared_ptr<CollectingSink>> sinks;
   const auto data = pattern(kMiB, 1);

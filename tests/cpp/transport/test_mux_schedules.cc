@@ -19,7 +19,7 @@
 #include "transport/mux/mux.h"
 #include "transport_fixture.h"
 
-namespace geocomm::transport::testing {
+namespace geocomm::transport::testing::schedules {
 namespace {
 
 // What the world does wrong on purpose, to show that the checks see it.
@@ -557,4 +557,4 @@ INSTANTIATE_TEST_SUITE_P(Each, MuxSchedulesWithFault,
                                            Fault::CallbacksAreDropped));
 
 }  // namespace
-}  // namespace geocomm::transport::testing
+}  // namespace geocomm::transport::testing::schedules
