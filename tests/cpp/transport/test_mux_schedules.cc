@@ -71,12 +71,13 @@ class PieceSink final : public ReceiveSink {
     return std::span(memory_[chunk]);
   }
   void on_chunk(std::uint32_t chunk) override {
-    const std::vector<std::byte>& memory = memory_[chunk];
+    std::vector<std::byte>& memory = memory_[chunk];
     const bool right = memory.size() == pieces_[chunk].bytes &&
                        std::equal(memory.begin(), memory.end(), pieces_[chunk].data());
     if (!right) trouble_ = "a chunk arrived with other bytes than it was sent with";
     if (arrived_[chunk]) trouble_ = "a chunk arrived twice";
     arrived_[chunk] = true;
+    std::fill(memory.begin(), memory.end(), kTaken);  // the user's from now on
   }
   Status on_mismatch(std::uint64_t, std::uint32_t) override {
     trouble_ = "mismatch";
@@ -88,8 +89,19 @@ class PieceSink final : public ReceiveSink {
     return std::all_of(arrived_.begin(), arrived_.end(), [](bool one) { return one; });
   }
   bool failed() const { return failed_; }
+  // Nothing was written to a chunk after it was complete.
+  bool untouched() const {
+    for (std::size_t i = 0; i < memory_.size(); ++i) {
+      const auto& memory = memory_[i];
+      if (arrived_[i] && std::any_of(memory.begin(), memory.end(), [](std::byte b) { return b != kTaken; }))
+        return false;
+    }
+    return true;
+  }
 
  private:
+  static constexpr std::byte kTaken{0xEE};
+
   const std::vector<Piece> pieces_;
   std::vector<std::vector<std::byte>> memory_;
   std::vector<bool> arrived_;
@@ -519,6 +531,7 @@ class World {
       if (end.sent.usage().out_bytes != 0) say("sent bytes are kept");
       for (auto& [key, sink] : end.sinks) {
         if (sink.use_count() != 1) say("a sink is kept");
+        if (!sink->untouched()) say("a chunk was written to after it was complete");
       }
     }
   }
