@@ -12,6 +12,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -21,6 +22,7 @@ from geocomm.lab.bench.wan_bench import EXACT, GLOO, GLOO_SLICED, Effort, WanRow
 from geocomm.lab.bench.wan_bench_report import BenchSection, read_results, rich_tables, verdict, write_results
 from geocomm.lab.emulator.emulated_keys import site_keys
 from geocomm.lab.emulator.emulated_links import EmulatedLink
+from geocomm.lab.emulator.leo_profile import ROUND_TRIP_S, leo_links
 
 RESULTS = Path(__file__).resolve().parent / "results"
 MIB = 1 << 20
@@ -94,6 +96,22 @@ class AfterIdle:
 
 
 @dataclass(frozen=True)
+class Leo:
+    """Over satellites in low Earth orbit: round trips that jump every 15 s, black-outs, loss in bursts."""
+
+    cases: Sequence[str]
+    rate_bps: float = 2e8
+
+    def measure(self, effort: Effort) -> list[WanRow]:
+        """A row for each case, over the floor of the shortest round trip and no loss."""
+        least, most = ROUND_TRIP_S
+        link = EmulatedLink(rate_bps=self.rate_bps, delay_s=least / 2)
+        rows = bench_link(link, self.cases, [64 * MIB], effort=effort, changing=partial(leo_links, seed=1))
+        name = f"low Earth orbit: {self.rate_bps / 1e6:g} Mbit/s, RTT {least * 1e3:g} to {most * 1e3:g} ms"
+        return [replace(row, link=name) for row in rows]
+
+
+@dataclass(frozen=True)
 class OneSite:
     """No WAN: two ranks that geocomm leaves to Gloo."""
 
@@ -126,7 +144,7 @@ FOUR_SITES = Scenario(
 )
 FAR_ROWS = Scenario(FAR, (EXACT, GLOO_SLICED), {EXACT: 1.3})
 
-SCENARIOS: dict[str, Scenario | WithTls | AfterIdle | OneSite] = {
+SCENARIOS: dict[str, Scenario | WithTls | AfterIdle | Leo | OneSite] = {
     "clean": CLEAN_ROWS,
     "clean-paced": paced(CLEAN_ROWS),
     "lossy": LOSSY_ROWS,
@@ -142,6 +160,7 @@ SCENARIOS: dict[str, Scenario | WithTls | AfterIdle | OneSite] = {
     "tls": WithTls(Scenario(CLEAN, (EXACT, "int8"))),
     "tls-lossy": WithTls(Scenario(LOSSY, (EXACT, "int8"))),
     "idle": AfterIdle(CLEAN),
+    "leo": Leo((EXACT, "balanced", GLOO)),
     "one-site": OneSite(),
     **{
         f"scale-{sites}x{ranks}": Scenario(

@@ -7,11 +7,13 @@ operation during which the emulator delivered a packet over 5 ms late is void an
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import IO, Any
@@ -22,7 +24,7 @@ from geocomm.core.errors import InvalidArgumentError
 from geocomm.lab.bench.wan_bench_plan import WanBenchPlan
 from geocomm.lab.emulator.emulated_keys import site_environment
 from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
-from geocomm.lab.emulator.emulated_wan import WanRun
+from geocomm.lab.emulator.emulated_wan import WanControl, WanRun
 from geocomm.lab.emulator.local_job import bare_environment, run_local_ranks
 
 GLOO = "gloo"
@@ -160,10 +162,11 @@ def bench_link(
     effort: Effort | None = None,
     keys: Path | None = None,
     pacing: float | None = None,
+    changing: Callable[[WanControl, tuple[str, ...]], AbstractContextManager[None]] | None = None,
 ) -> list[WanRow]:
     """Measure `cases` (GLOO, GLOO_SLICED or codecs of geocomm) with `ranks_per_site` ranks at each of `sites` sites
     (site0, ...), over TLS where `keys` has a folder for each; Gloo is plaintext always. `pacing`: geocomm's streams to
-    a peer are capped at this part of the link's rate.
+    a peer are capped at this part of the link's rate. `changing`: changes the links of these sites while the run lasts.
 
     Raises BenchError, WanConfigError, WanUnavailableError.
     """
@@ -175,15 +178,18 @@ def bench_link(
     with tempfile.TemporaryDirectory(prefix="geocomm-bench-") as folder, tempfile.TemporaryFile("w+") as log:
         plan = (effort or Effort()).plan(cases, sizes_bytes, interleave=False, ranks_per_site=ranks_per_site)
         command = _worker_command(Path(folder), plan)
-        with WanRun(
-            EmulatedWan.uniform(sites, link),
-            command,
-            environment=site_environment(environment, keys) | {"GEOCOMM_SECURITY": "insecure"},  # for Gloo
-            keys=keys,
-            stdout=log,
-            stderr=log,
-            master_port=29511,
-        ) as run:
+        with (
+            WanRun(
+                EmulatedWan.uniform(sites, link),
+                command,
+                environment=site_environment(environment, keys) | {"GEOCOMM_SECURITY": "insecure"},  # for Gloo
+                keys=keys,
+                stdout=log,
+                stderr=log,
+                master_port=29511,
+            ) as run,
+            changing(run.control, run.topology.sites) if changing else contextlib.nullcontext(),
+        ):
             status = run.wait()
         _check_status(status, log, describe_link(link))
         operations = _read_operations(Path(folder), sites * ranks_per_site)
