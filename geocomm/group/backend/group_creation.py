@@ -43,6 +43,7 @@ from geocomm.group.planning import codec_choice
 from geocomm.group.rendezvous.to_collector import collect_here
 from geocomm.metrics.events import events
 from geocomm.metrics.exporters import check_reporting, reporting
+from geocomm.security.key_exchange import key_exchange
 
 if TYPE_CHECKING:
     from geocomm._C import Endpoint, ProcessGroupGeocomm
@@ -322,12 +323,12 @@ def is_first_of_site(infos: Sequence[RankInfo], rank: int) -> bool:
 
 
 def ready_line(infos: Sequence[RankInfo], options: Options) -> str:
-    """Such as "group ready: 2 sites (frankfurt 2 ranks, virginia 1 rank), TLS 1.3, codec none, 8 streams a peer"."""
+    """Such as "group ready: 2 sites (frankfurt 2 ranks, virginia 1 rank), TLS 1.3 (X25519), codec none, 8 streams"."""
     ranks = Counter(info.site for info in infos)
     sites = ", ".join(f"{site} {count_text(count, 'rank')}" for site, count in ranks.items())
     parts = [
         f"{len(ranks)} sites ({sites})",
-        "TLS 1.3" if transport_keys(options) else "plaintext",
+        f"TLS 1.3 ({key_exchange()})" if transport_keys(options) else "plaintext",
         f"codec {options.codec}",
         "streams as the link needs" if options.streams is None else f"{options.streams} streams a peer",
     ]

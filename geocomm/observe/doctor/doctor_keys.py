@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from geocomm.observe.doctor.finding import Finding, State
+from geocomm.security.key_exchange import CLASSIC, HYBRID, key_exchange, openssl_version
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -51,6 +52,14 @@ def keys_findings(folder: str | None, site: str | None, *, insecure: bool) -> It
     if site is not None and site != keys.identity.site:
         fix = f"GEOCOMM_SITE={keys.identity.site}, or the folder of keys of site {site}"
         yield Finding("site of the keys", f"{keys.identity.site}, but GEOCOMM_SITE is {site}", State.BAD, fix)
+
+
+def key_exchange_finding() -> Finding:
+    """Whether what crosses the sites stays secret from who records it and has a quantum computer later."""
+    if key_exchange() == HYBRID:
+        return Finding("key exchange", f"{HYBRID}, {CLASSIC} with peers whose OpenSSL is older than 3.5", State.OK)
+    version = ".".join(map(str, openssl_version()))
+    return Finding("key exchange", f"{CLASSIC}; {HYBRID} needs OpenSSL 3.5, this is {version}", State.NOTE)
 
 
 def _authority(folder: Path, certificate: x509.Certificate) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from geocomm.core.build_facts import build_facts
 from geocomm.core.options import Options
 from geocomm.observe.doctor.doctor_gpus import gpu_findings, gpus_of_torch
-from geocomm.observe.doctor.doctor_keys import keys_findings
+from geocomm.observe.doctor.doctor_keys import key_exchange_finding, keys_findings
 from geocomm.observe.doctor.doctor_machine import (
     buffer_findings,
     congestion_findings,
@@ -69,6 +69,7 @@ def version_findings(proc: Path) -> Iterator[Finding]:
         yield Finding("native module", "cannot be loaded", State.BAD, str(error))
     else:
         yield Finding("native module", "loads", State.OK)
+        yield key_exchange_finding()
     yield from gpu_findings(gpus_of_torch(), found["CUDA"], found["NVIDIA driver"], build_facts())
 
 

@@ -9,6 +9,7 @@ import pytest
 from geocomm.core.options import Options
 from geocomm.group.backend.group_creation import ready_line
 from geocomm.group.membership.rank_record import RankInfo
+from geocomm.security.key_exchange import key_exchange
 
 SITES = ("frankfurt", "frankfurt", "virginia")
 INFOS = [RankInfo(rank, rank, site=site) for rank, site in enumerate(SITES)]
@@ -31,5 +32,5 @@ def test_line_says_who_is_there_and_how_they_send(options: dict[str, object], te
 
 
 def test_keys_are_tls_unless_plaintext_is_asked_for(tmp_path: Path) -> None:
-    assert "TLS 1.3" in ready_line(INFOS, Options(keys=str(tmp_path)))
+    assert f"TLS 1.3 ({key_exchange()}), " in ready_line(INFOS, Options(keys=str(tmp_path)))
     assert "plaintext" in ready_line(INFOS, Options(keys=str(tmp_path), security="insecure"))
