@@ -373,7 +373,8 @@ class World {
     const core::Result<Mux::Told> told = mux.on_control(header, now_);
     if (!told.is_ok()) return say(core::str("control: ", told.status().to_string()));
     if (told->leaves) mux.peer_left({StatusCode::PeerLost, "left"}, true);
-    if (mux.has_ready()) ends_[end].woken = true;
+    // As a link does when something was acknowledged; all else is the Mux's to say.
+    if (static_cast<PacketType>(header.type) == PacketType::Ack && mux.has_ready()) ends_[end].woken = true;
   }
 
   void break_one(Connection& connection) {
