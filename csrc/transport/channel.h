@@ -8,10 +8,10 @@
 // thread inside send() with OutgoingChunk::write_here. What a user gives runs
 //
 //   on_sent of send()    on the IO thread, with no lock
-//   a ReceiveSink        on the IO thread as data comes, or inside post_receive() for what had come before,
-//                        inside Endpoint::close_group(), forget() and abort() for the end; always under the lock of
-//                        its operation, so that its calls exclude each other. Hence nothing that takes such a
-//                        lock may be called from it (post_receive(), cancel(), the endpoint), but send() may
+//   a ReceiveSink        on the IO thread as data comes; inside post_receive() for what had come before;
+//                        inside Endpoint::close_group(), forget() and abort() for the end. Always under the
+//                        lock of its operation, so that its calls exclude each other: it must not call what
+//                        takes such a lock (post_receive(), cancel(), the endpoint), but may call send()
 //
 // Locks, each taken only under those above it:
 //
@@ -21,7 +21,7 @@
 //   SendQueue::mutex_     all that is sent
 //   ClosedGroups::mutex_  looked at under the two above
 //   StreamSet::mutex_     which connections there are, for the statistics
-//   IoLoop::mutex_ (tasks), ControlLog, LinkStatus, LinkHealth (the peer's clock), PeerName: nothing under these
+//   IoLoop::mutex_ (tasks), and those of ControlLog, LinkStatus, LinkHealth and PeerName: nothing under these
 #pragma once
 
 #include <cstdint>

@@ -163,8 +163,8 @@ Result<std::shared_ptr<SSL_CTX>> make_context() {
       SSL_CTX_set_ciphersuites(context.get(), kCipherSuites) != 1) {
     return Status(StatusCode::Internal, core::str("OpenSSL has no TLS 1.3: ", take_openssl_error()));
   }
-  // What is recorded cannot be read by a later quantum computer either, where OpenSSL has the hybrid group (from
-  // 3.5 on). A share of both goes out at once, so that a peer without it costs no round trip.
+  // What is recorded cannot be read by a later quantum computer either, where OpenSSL has the hybrid group:
+  // from 3.5 on. A share of both goes out at once, so that a peer without it costs no round trip.
   if (SSL_CTX_set1_groups_list(context.get(), kHybridGroups) != 1) ERR_clear_error();
   // Every connection proves itself anew: no tickets, no sessions, no early data.
   SSL_CTX_set_options(context.get(), SSL_OP_NO_TICKET | SSL_OP_NO_COMPRESSION | SSL_OP_NO_RENEGOTIATION);

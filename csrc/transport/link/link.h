@@ -1,20 +1,21 @@
 // Link: the connections to one peer. Dials or accepts them, makes them again when they are lost, says that it
 // is there, and ends in good order. What they carry is the Mux's; it knows no operation.
 //
-// Phases, each with what ends it:
+// Phases, what ends each, and the next one:
 //
-//   Connecting   every stream has had its connection, and the control stream is there   → Ready, or where
-//                it leads already
-//   Ready        begin_close(): this process leaves; what is queued still goes out        → Draining
-//                Close came: the peer has left, and takes only what it had posted         → PeerLeft
-//   Draining     Close came                                                               → PeerLeft
-//   PeerLeft     all is acknowledged, both Closes too                                     → Closed
-//                a connection was lost, and only Closes, or their acknowledgements, are missing → Lingering
-//   Lingering    they came, or two seconds are over                                       → Closed
-//   any          fail(): silence for the link deadline, refusals, a broken protocol, forget() → Closed
+//   Connecting   every stream has had its connection, and the control stream is there     Ready (*)
+//   Ready        begin_close(): this process leaves; what is queued still goes out         Draining
+//                Close came: the peer has left, and takes only what it had posted          PeerLeft
+//   Draining     Close came                                                                PeerLeft
+//   PeerLeft     all is acknowledged, both Closes too                                      Closed
+//                a connection was lost, and only Closes or their acknowledgements miss     Lingering
+//   Lingering    they came, or two seconds are over                                        Closed
+//   any          fail(): silence for the link deadline, refusals, a broken protocol,
+//                forget()                                                                  Closed
 //
-// There are connections in all phases but the last: one that is lost is made again, and the Mux gives what it
-// carried to the others. Heartbeats go out from Ready on.
+// (*) or at once where it leads: to Draining or PeerLeft, if that was said meanwhile. There are connections
+// in all phases but the last: one that is lost is made again, and the Mux gives what it carried to the
+// others. Heartbeats go out from Ready on.
 #pragma once
 
 #include <chrono>
