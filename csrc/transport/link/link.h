@@ -3,15 +3,15 @@
 //
 // Phases, what ends each, and the next one:
 //
-//   Connecting   every stream has had its connection, and the control stream is there     Ready (*)
-//   Ready        begin_close(): this process leaves; what is queued still goes out         Draining
-//                Close came: the peer has left, and takes only what it had posted          PeerLeft
-//   Draining     Close came                                                                PeerLeft
-//   PeerLeft     all is acknowledged, both Closes too                                      Closed
-//                a connection was lost, and only Closes or their acknowledgements miss     Lingering
-//   Lingering    they came, or two seconds are over                                        Closed
+//   Connecting   every stream has had its connection, and the control stream is there    Ready (*)
+//   Ready        begin_close(): this process leaves; what is queued still goes out       Draining
+//                Close came: the peer has left, and takes only what it had posted        PeerLeft
+//   Draining     Close came                                                              PeerLeft
+//   PeerLeft     all is acknowledged, both Closes too                                    Closed
+//                a connection was lost, and only Closes or their acknowledgements miss   Lingering
+//   Lingering    they came, or two seconds are over                                      Closed
 //   any          fail(): silence for the link deadline, refusals, a broken protocol,
-//                forget()                                                                  Closed
+//                forget()                                                                Closed
 //
 // (*) or at once where it leads: to Draining or PeerLeft, if that was said meanwhile. There are connections
 // in all phases but the last: one that is lost is made again, and the Mux gives what it carried to the
