@@ -1,10 +1,12 @@
-"""How to wait for others: when to try again, and when the wait is worth a word in the log."""
+"""How to wait: when to try again, when a wait is worth a word in the log, and for the first of several to end."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 FIRST_WORD_S = 10.0
 """A wait that takes longer is logged."""
@@ -55,3 +57,16 @@ class Waiting:
         if self._patience.left_s <= 0:
             self._patience.put_off()
             self._log(f"waiting for {what()}")
+
+
+async def until_one_ends(*works: Awaitable[Any]) -> None:
+    """Wait until one of these has ended, and cancel the others. Raises what it raised."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

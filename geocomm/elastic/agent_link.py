@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator
 
 from geocomm.core.addresses import HubAddress
-from geocomm.core.patience import Waiting, pauses
+from geocomm.core.patience import Waiting, pauses, until_one_ends
 from geocomm.group.rendezvous.store_session import Greeting, ProtocolError, Purpose, SessionRefused
 from geocomm.group.rendezvous.tls_stream import TlsStream
 from geocomm.group.rendezvous.tunnel import dial
@@ -61,15 +61,9 @@ class LineStream:
     async def carry(self, take: Callable[[bytes], None]) -> None:
         """Move lines until the connection ends. ConnectionError, TimeoutError: it was lost. ProtocolError: the peer
         sent what is no line, or `take` raised BadLineError."""
-        tasks = [asyncio.create_task(self._send()), asyncio.create_task(self._read(take))]
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            await until_one_ends(self._send(), self._read(take))
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             self._stream.close()
 
     async def _send(self) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from geocomm.core.addresses import HubAddress, HubAddressError
 from geocomm.core.bad_input import BadInput
-from geocomm.core.patience import Waiting
+from geocomm.core.patience import Waiting, until_one_ends
 from geocomm.elastic.agent_link import LineStream
 from geocomm.elastic.etcd import EtcdAwayError
 from geocomm.elastic.known_agents import KnownAgents
@@ -131,16 +131,7 @@ class Leader:
 
     async def lead(self) -> None:
         """Watch the clock until cancelled. Raises what kept the journal from being written: this leader has ended."""
-        works = (self._tick(), self._do_in_turn(), self._watch_catalog())
-        tasks = [self._failed, *map(asyncio.create_task, works)]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await until_one_ends(self._failed, self._tick(), self._do_in_turn(), self._watch_catalog())
 
     async def serve_site(self, stream: TlsStream, site: str) -> None:
         """Carry a connection of a site's agent to its end."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 import threading
 import time
 import weakref
@@ -10,10 +12,39 @@ from typing import Any
 
 from geocomm.core.message_log import add_field
 from geocomm.metrics import sources
-from geocomm.metrics.loss_window import LossWindow
 
 _KEPT = 512
 """Steps that wait for a report; of older ones the totals remain."""
+NEWEST = 3
+BEFORE = 64
+"""Losses from which an alert sees that the loss jumps: the newest, and those before them."""
+_DEVIATIONS = 1.4826
+"""Standard deviations of a normal distribution in its median absolute deviation."""
+
+
+class LossWindow:
+    """The newest three losses and the 64 before them."""
+
+    def __init__(self) -> None:
+        self._losses: deque[float] = deque(maxlen=BEFORE + NEWEST)
+
+    def add(self, loss: float) -> None:
+        """The loss of one more step. One that is not finite is another alert's."""
+        if math.isfinite(loss):
+            self._losses.append(float(loss))
+
+    def numbers(self) -> dict[str, float] | None:
+        """What an alert needs; None until the window is full: the first losses after a restart are no measure.
+
+        `least` of the newest three; `median` and `spread`, robust for a standard deviation, of those before.
+        """
+        if len(self._losses) < BEFORE + NEWEST:
+            return None
+        losses = list(self._losses)
+        before, newest = losses[:BEFORE], losses[BEFORE:]
+        median = statistics.median(before)
+        spread = _DEVIATIONS * statistics.median(abs(loss - median) for loss in before)
+        return {"least": min(newest), "median": median, "spread": spread}
 
 
 class Training:

@@ -18,6 +18,7 @@ import struct
 from dataclasses import dataclass
 from typing import Self
 
+from geocomm.core.patience import until_one_ends
 from geocomm.group.rendezvous.tls_stream import TlsStream
 
 WINDOW_BYTES = 1 << 20
@@ -153,15 +154,7 @@ class Session:
             raise ProtocolError(f"the peer has {peer_received} bytes, {self._acknowledged} were acknowledged")
         self._acknowledge(peer_received)
         self._end_sent = self.over  # on a new connection it is said again
-        tasks = [asyncio.create_task(self._send(stream)), asyncio.create_task(self._take(stream))]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await until_one_ends(self._send(stream), self._take(stream))
 
     def finish(self) -> None:
         """Take nothing more from the program at this end; over, once what it wrote has arrived."""

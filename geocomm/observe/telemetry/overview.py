@@ -6,17 +6,29 @@ process. None means that a value is not known.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from geocomm.core.options import Options, value_text
 from geocomm.core.units import DAY_S
 from geocomm.observe.telemetry.known_values import mean, total
 from geocomm.observe.telemetry.last_reports import SILENT_SECONDS, LastReports, Life
 from geocomm.observe.telemetry.overview_events import EventState, event_states
 from geocomm.observe.telemetry.overview_links import LinkState, link_states
-from geocomm.observe.telemetry.overview_options import OptionState, option_states
 from geocomm.observe.telemetry.overview_rounds import RoundState, round_states
 from geocomm.observe.telemetry.overview_sites import STANDSTILL_SECONDS, STANDSTILL_STEPS, SiteOverview, site_states
+from geocomm.observe.telemetry.report import Report
 from geocomm.observe.telemetry.run_store import RunStore
+
+
+@dataclass(frozen=True)
+class OptionState:
+    """An option that some rank has not as by default."""
+
+    name: str
+    default: str
+    values: dict[str, tuple[str, ...]]
+    """Sites by value."""
 
 
 @dataclass(frozen=True)
@@ -94,5 +106,19 @@ def overview(store: RunStore, at: float, since: float = 0.0) -> Overview:
         tuple(link_states(seen)),
         tuple(round_states(store, seen)),
         tuple(event_states(store.events(at - DAY_S, at))),
-        tuple(option_states(received.report for received in seen.last)),
+        tuple(_option_states(received.report for received in seen.last)),
     )
+
+
+def _option_states(reports: Iterable[Report]) -> Iterator[OptionState]:
+    """Such options, in the order in which `Options` has them. Ranks that do not say theirs are left out."""
+    told = [(report.site, report.options) for report in reports if report.options is not None]
+    names = {name for _, options in told for name in options}
+    for name, field in Options.model_fields.items():
+        if name not in names:
+            continue
+        default = value_text(field.default)
+        sites: dict[str, set[str]] = {}
+        for site, options in told:
+            sites.setdefault(options.get(name, default), set()).add(site)
+        yield OptionState(name, default, {value: tuple(sorted(sites[value])) for value in sorted(sites)})

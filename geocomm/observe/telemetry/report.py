@@ -75,7 +75,7 @@ class Report(BaseModel):
     stats: InstanceOf[Row] = {}
     """`geocomm.stats()`. Its counters are totals, so a report that is lost costs nothing but detail."""
     training: InstanceOf[Row] = {}
-    """`geocomm.report_step`: the last step and its numbers, totals, `losses` (`metrics.loss_window`), and
+    """`geocomm.report_step`: the last step and its numbers, totals, `losses` (`metrics.training.LossWindow`), and
     `held_out_loss` of the last evaluation."""
     steps: list[InstanceOf[Row]] = []
     """Steps that ended since the report before: `step`, `ended_ns`, `seconds` and what is known of its parts."""

@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 
-from geocomm.metrics.loss_window import BEFORE, LossWindow
-from geocomm.metrics.training import Training
+from geocomm.metrics.training import BEFORE, LossWindow, Training
 
 
 def test_steps_that_the_program_tells_replace_those_of_its_optimizer() -> None:

@@ -7,8 +7,10 @@ import math
 import torch
 
 from geocomm.core.native import native
-from geocomm.sync.local_steps.outer.cache_chunks import cache_chunks
 from geocomm.sync.local_steps.settings.nesterov import Nesterov
+
+_CACHED_ELEMS = 1 << 16
+"""Elements of a part of the tensors: it stays in a core's cache, so that memory is read once."""
 
 
 def outer_step(
@@ -38,5 +40,6 @@ def take_back_momentum(outer: Nesterov, anchor: torch.Tensor, momentum: torch.Te
     """
     factor = part * outer.lr * outer.momentum
     if factor:
-        for span in cache_chunks(anchor.numel()):
+        for start in range(0, anchor.numel(), _CACHED_ELEMS):
+            span = slice(start, start + _CACHED_ELEMS)
             anchor[span].add_(momentum[span].mul(factor))
