@@ -28,6 +28,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
     data = typer.Typer(help=_HELP, no_args_is_help=True)
     data.command("add")(add)
+    data.command("remove")(remove)
     data.command("ls")(ls)
     data.command("check")(check)
     app.add_typer(data, name="data")
@@ -70,6 +71,35 @@ def add(
         fail("data", str(error))
     part = version.parts[-1]
     typer.echo(f"{read.catalog}@{version.number}: {part.tokens} tokens in {part.shards} shards were added")
+
+
+def remove(
+    rules: Annotated[Path, typer.Argument(metavar="RULES.toml", help="Catalog, stores, labels.")],
+    paths: Annotated[
+        list[str], typer.Argument(metavar="PATH...", help="Files, folders or URLs in a store; * stands for any text.")
+    ],
+) -> None:
+    """Leave files out of a data set, from its next version on.
+
+    The files stay where they are, and so do copies in caches, whose names are the printed hashes.
+
+    Example:
+
+        geocomm data remove web.toml /data/tokens/day1/03.ds
+    """
+    from geocomm.core.bad_input import BadInput
+    from geocomm.data.additions import remove_files
+    from geocomm.data.catalog import read_rules
+
+    try:
+        read = read_rules(rules)
+        version, removed = remove_files(read, paths)
+    except BadInput as error:
+        fail("data", str(error))
+    for shard in removed:
+        typer.echo(f"{shard.sha256} {shard.path} of store {shard.store}")
+    tokens = sum(one.tokens for one in removed)
+    typer.echo(f"{read.catalog}@{version.number}: {tokens} tokens in {len(removed)} shards were removed")
 
 
 def ls(

@@ -1,4 +1,5 @@
-"""What `geocomm data add` does: files become shards of the next version. Text is tokenized first, on all cores."""
+"""What `geocomm data add` and `remove` do: files become shards of the next version, or are in it no more. Text is
+tokenized first, on all cores."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
@@ -14,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from geocomm.core.bad_input import BadInput
-from geocomm.data.catalog import Catalog, Rules, RulesFile, Shard, Version
+from geocomm.data.catalog import Catalog, Part, Rules, RulesFile, Shard, Version
 from geocomm.data.corpus.data_settings import DataConfig
 from geocomm.data.corpus.documents import documents
 from geocomm.data.corpus.text_tokenizer import load_tokenizer
@@ -73,6 +75,41 @@ def add_files(
     return catalog.add(version, shards)
 
 
+def remove_files(rules: RulesFile, given: Sequence[str]) -> tuple[Version, list[Shard]]:
+    """Put the next version of a data set, without what `given` names: paths, or URLs in a store, of files or folders,
+    with * for any text. And the shards that it has no more. Raises BadInput, and then there is no new version."""
+    catalog = Catalog(rules.catalog)
+    require_writable(catalog.place, "catalog")
+    before = catalog.read()
+    version = _next(before, rules, None)
+    patterns = [_at_url(one, rules) if "://" in one else _stored(Path(one), rules) for one in given]
+    shards, parts = iter(catalog.shards(before)), list[Part]()
+    left, removed = list[Shard](), list[Shard]()
+    for part in before.parts:
+        own, gone = list[Shard](), list[Shard]()
+        for shard in islice(shards, part.shards):
+            (gone if any(_is_in(shard, pattern) for pattern in patterns) else own).append(shard)
+        for shard in own:
+            rules.require_store(shard.store)
+            rules.require_labels(shard.labels)
+        removed += gone
+        if gone:
+            left += own
+        else:
+            parts.append(part)
+    for name, pattern in zip(given, patterns, strict=True):
+        if not any(_is_in(one, pattern) for one in removed):
+            raise BadInput(f"{name} is no file of version {before.number}")
+    if not parts and not left:
+        raise BadInput(f"nothing would be left of version {before.number}; make another catalog")
+    return catalog.add(version.model_copy(update={"parts": tuple(parts)}), left), removed
+
+
+def _is_in(shard: Shard, what: _File) -> bool:
+    """what: a file, a pattern, or a folder."""
+    return shard.store == what.store and any(fnmatchcase(shard.path, one) for one in (what.path, f"{what.path}/*"))
+
+
 def _next(before: Version | None, rules: RulesFile, tokenizer: str | None) -> Version:
     own = Rules.model_validate(rules.model_dump(exclude={"catalog"}))
     if before is None and tokenizer is None:
@@ -111,13 +148,9 @@ def _files(given: Sequence[str | Path], rules: RulesFile) -> tuple[list[_File], 
 
 def _listed(url: str, rules: RulesFile) -> list[_File]:
     """Files of tokens by a URL in a store: one of them, a pattern, or all that lie below it."""
-    store = next((one for one, table in rules.stores.items() if _below(url, table.url)), None)
-    if store is None:
-        raise BadInput(f"{url} lies in no store: [stores.…] has {', '.join(one.url for one in rules.stores.values())}")
-    place = open_place(rules.stores[store].url, store)
-    inside = url.removeprefix(place.url.rstrip("/")).strip("/")
+    store, place, inside = found = _at_url(url, rules)
     if PurePosixPath(inside).suffix in SUFFIXES and "*" not in inside:
-        return [_File(store, place, inside)]
+        return [found]
     try:
         names = [one for one in place.names(inside.partition("*")[0]) if PurePosixPath(one).suffix in SUFFIXES]
     except OSError as error:
@@ -127,6 +160,15 @@ def _listed(url: str, rules: RulesFile) -> list[_File]:
     if not names:
         raise BadInput(f"{url} has no {', '.join(SUFFIXES)}")
     return [_File(store, place, one) for one in names]
+
+
+def _at_url(url: str, rules: RulesFile) -> _File:
+    """Its store, and what it names there."""
+    store = next((one for one, table in rules.stores.items() if _below(url, table.url)), None)
+    if store is None:
+        raise BadInput(f"{url} lies in no store: [stores.…] has {', '.join(one.url for one in rules.stores.values())}")
+    place = open_place(rules.stores[store].url, store)
+    return _File(store, place, url.removeprefix(place.url.rstrip("/")).strip("/"))
 
 
 def _below(url: str, base: str) -> bool:

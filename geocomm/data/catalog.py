@@ -242,12 +242,14 @@ class Catalog:
         return found
 
     def add(self, version: Version, shards: Collection[Shard]) -> Version:
-        """Write `version` with these shards as one more part. Raises BadInput where its number is there already."""
+        """Write `version` with these shards, if there are any, as one more part. Raises BadInput where its number is
+        there already."""
         content = b"".join(json.dumps(one, separators=(",", ":")).encode() + b"\n" for one in shards)
         part = Part(hashlib.sha256(content).hexdigest(), len(shards), sum(one.tokens for one in shards))
-        whole = version.model_copy(update={"parts": (*version.parts, part)})
+        whole = version.model_copy(update={"parts": (*version.parts, part)}) if shards else version
         try:
-            self.place.create(f"parts/{part.sha256}", content)
+            if shards:
+                self.place.create(f"parts/{part.sha256}", content)
             if not self.place.create(_path(whole.number), whole.model_dump_json().encode()):
                 raise BadInput(f"{self.url} has version {whole.number} since just now: somebody else adds. Try again")
         except OSError as error:

@@ -105,6 +105,7 @@ CASES = [
     ("snapshot export --out {away}/x --run-dir {run}", 2, "--snapshot-every"),
     ("snapshot restore --into {away} --run-dir {run}", 2, "--snapshot-every"),
     ("data add {away} {folder}", 2, "{away}: "),
+    ("data remove {away} {folder}", 2, "{away}: "),
     ("data ls {folder}", 2, "{folder} has no version of a data set"),
     ("data ls foo://bucket/web", 2, "foo://bucket/web cannot be opened"),
     ("data check {folder}@new", 2, "the version after @ is no number"),

@@ -102,6 +102,31 @@ def test_versions_name_what_others_have_written(place: Place, monkeypatch: pytes
     assert "virginia may read 80 tokens" in place.run("check", place.catalog.url, "--site", "virginia", "--deep")
 
 
+def test_files_are_removed_from_the_next_version_alone(place: Place) -> None:
+    for name in ("day1/a.tokens", "day1/b.tokens", "day2/c.tokens"):
+        place.write(name, [1, 2, 3])
+    place.add(place.store / "day1", "--tokenizer", "byte")
+    place.add(place.store / "day2", "--label", "personal")
+    whole = place.rules.read_text()
+    place.rules.write_text(whole.replace("[labels.personal]", "[labels.private]"))
+    assert "unknown label 'personal'" in place.run("remove", place.rules, place.store / "day1", status=2)
+    place.rules.write_text(whole)
+    assert "is no file of version 2" in place.run("remove", place.rules, place.store / "day3", status=2)
+    assert "lies in no store" in place.run("remove", place.rules, "s3://elsewhere/a.ds", status=2)
+    assert "nothing would be left" in place.run("remove", place.rules, place.store / "*", status=2)
+    (place.store / "day1/a.tokens").unlink()
+    told = place.run("remove", place.rules, place.store / "day1/a.tokens").splitlines()
+    before, after = (place.catalog.shards(place.catalog.read(number)) for number in (2, 3))
+    assert told[0] == f"{before[0].sha256} day1/a.tokens of store disk"
+    assert told[1].endswith("@3: 3 tokens in 1 shards were removed")
+    assert sorted(after) == sorted(before[1:])
+    assert place.catalog.read(3).parts[0] == place.catalog.read(2).parts[1]
+    place.run("remove", place.rules, place.store / "day1")
+    assert [one.path for one in place.catalog.shards(place.catalog.read())] == ["day2/c.tokens"]
+    place.run("check", place.catalog.url, "--deep")
+    place.add(place.write("day1/a.tokens", [1, 2, 3]))  # what was removed can come back
+
+
 def test_text_is_tokenized_into_the_store(place: Place, tmp_path: Path) -> None:
     texts = tmp_path / "texts"
     texts.mkdir()
