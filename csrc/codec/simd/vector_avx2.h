@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "codec/simd/bitmap_tables.h"
+
 namespace geocomm::codec {
 namespace {
 
@@ -85,9 +87,41 @@ struct Avx2 {
   static void store_half(std::byte* to, Floats a) { store_packed(to, _mm256_cvtps_ph(a, kNearest)); }
   static Floats rounded_to_half(Floats a) { return _mm256_cvtph_ps(_mm256_cvtps_ph(a, kNearest)); }
   // The lanes, from -128 to 127, of four vectors.
-  static void store_bytes(std::byte* to, Ints a, Ints b, Ints c, Ints d) {
+  static Ints to_bytes(Ints a, Ints b, Ints c, Ints d) {
     const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
-    store_ints(to, _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+    return _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  }
+
+  // A vector of bytes, and a bit of each.
+  static constexpr std::size_t kBytes = 32;
+  using ByteMask = std::uint32_t;
+  static ByteMask nonzero_bytes(Ints bytes) {
+    return ~static_cast<ByteMask>(
+        _mm256_movemask_epi8(_mm256_cmpeq_epi8(bytes, _mm256_setzero_si256())));
+  }
+  // Writes the bytes whose bits are set, closed up, and returns how many they are; up to kBytes after them
+  // are written as well.
+  static std::size_t compact(ByteMask bits, Ints bytes, std::byte* to) {
+    const __m128i low = _mm256_castsi256_si128(bytes);
+    const __m128i high = _mm256_extracti128_si256(bytes, 1);
+    const std::byte* begin = to;
+    to = compact8(bits & 0xFF, low, to);
+    to = compact8(bits >> 8 & 0xFF, _mm_unpackhi_epi64(low, low), to);
+    to = compact8(bits >> 16 & 0xFF, high, to);
+    to = compact8(bits >> 24, _mm_unpackhi_epi64(high, high), to);
+    return static_cast<std::size_t>(to - begin);
+  }
+  // The other way: the next signed bytes where bits are set, zeros elsewhere, as four vectors. Returns how
+  // many it took; up to kBytes after them are read as well.
+  static std::size_t expand(ByteMask bits, const std::byte* from, Ints (&lanes)[4]) {
+    const std::byte* begin = from;
+    for (std::size_t part = 0; part < 4; ++part, bits >>= 8) {
+      const __m128i order = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(kExpand.order[bits & 0xFF]));
+      const __m128i packed = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+      from += _mm_popcnt_u32(bits & 0xFF);
+      lanes[part] = _mm256_cvtepi8_epi32(_mm_shuffle_epi8(packed, order));
+    }
+    return static_cast<std::size_t>(from - begin);
   }
 
   // One bit per lane, the first in the lowest: signs of floats, and a float with those signs.
@@ -149,6 +183,11 @@ struct Avx2 {
 
   static __m128i load_packed(const std::byte* from) {
     return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  }
+  static std::byte* compact8(std::uint32_t bits, __m128i bytes, std::byte* to) {
+    const __m128i order = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(kCompact.order[bits]));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_shuffle_epi8(bytes, order));
+    return to + _mm_popcnt_u32(bits);
   }
   static void store_packed(std::byte* to, __m128i a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(to), a); }
   static Ints rotated_left(Ints a) { return _mm256_slli_epi16(a, 1) | _mm256_srli_epi16(a, 15); }

@@ -79,10 +79,35 @@ struct Avx512 {
   static void store_half(std::byte* to, Floats a) { store_packed(to, _mm512_cvtps_ph(a, kNearest)); }
   static Floats rounded_to_half(Floats a) { return _mm512_cvtph_ps(_mm512_cvtps_ph(a, kNearest)); }
   // The lanes, from -128 to 127, of four vectors.
-  static void store_bytes(std::byte* to, Ints a, Ints b, Ints c, Ints d) {
+  static Ints to_bytes(Ints a, Ints b, Ints c, Ints d) {
     const Ints packed = _mm512_packs_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
     const Ints order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    store_ints(to, _mm512_permutexvar_epi32(order, packed));
+    return _mm512_permutexvar_epi32(order, packed);
+  }
+
+  // A vector of bytes, and a bit of each.
+  static constexpr std::size_t kBytes = 64;
+  using ByteMask = std::uint64_t;
+  static ByteMask nonzero_bytes(Ints bytes) { return _cvtmask64_u64(_mm512_test_epi8_mask(bytes, bytes)); }
+  // Writes the bytes whose bits are set, closed up, and returns how many they are; up to kBytes after them
+  // are written as well. The form that keeps bytes, not the one that zeroes them: Bochs, which the tests run
+  // on where there is no AVX-512, gets that wrong for 64 bits.
+  static std::size_t compact(ByteMask bits, Ints bytes, std::byte* to) {
+    store_ints(to, _mm512_mask_compress_epi8(bytes, _cvtu64_mask64(bits), bytes));
+    return static_cast<std::size_t>(_mm_popcnt_u64(bits));
+  }
+  // The other way: the next signed bytes where bits are set, zeros elsewhere, as four vectors. Returns how
+  // many it took; up to kBytes after them are read as well. The load stays an instruction of its own: Bochs
+  // gets an expansion from memory wrong.
+  static std::size_t expand(ByteMask bits, const std::byte* from, Ints (&lanes)[4]) {
+    Ints next = load_ints(from);
+    asm("" : "+v"(next));
+    const Ints bytes = _mm512_maskz_expand_epi8(_cvtu64_mask64(bits), next);
+    lanes[0] = _mm512_cvtepi8_epi32(_mm512_castsi512_si128(bytes));
+    lanes[1] = _mm512_cvtepi8_epi32(_mm512_extracti32x4_epi32(bytes, 1));
+    lanes[2] = _mm512_cvtepi8_epi32(_mm512_extracti32x4_epi32(bytes, 2));
+    lanes[3] = _mm512_cvtepi8_epi32(_mm512_extracti32x4_epi32(bytes, 3));
+    return static_cast<std::size_t>(_mm_popcnt_u64(bits));
   }
 
   // One bit per lane, the first in the lowest: signs of floats, and a float with those signs.

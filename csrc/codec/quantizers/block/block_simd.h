@@ -179,7 +179,7 @@ void quantize(const std::byte* values, std::size_t count, const BlockScale& scal
         store_residuals<V, kResidual, true>(residual, at, value, coder.decoded(code[part]));
       }
     }
-    V::store_bytes(codes + i, code[0], code[1], code[2], code[3]);
+    V::store_ints(codes + i, V::to_bytes(code[0], code[1], code[2], code[3]));
   }
   if constexpr (kId != CodecId::Int8) pack<kId>(codes, count, packed);
 }

@@ -11,6 +11,7 @@
 #include "codec/frames/bitmap.h"
 #include "codec/frames/payload_codec.h"
 #include "codec/frames/thread_scratch.h"
+#include "codec/quantizers/block/block_kernels.h"
 #include "codec/quantizers/block/block_layout.h"
 #include "codec/quantizers/block/block_scale.h"
 #include "codec/quantizers/cast/plain_codec.h"
@@ -34,7 +35,7 @@ std::size_t padded(std::size_t elements) {
 
 // Room for one block: v, and what the frame's last block needs where it ends inside of a kernel's unit.
 struct Scratch {
-  alignas(64) std::array<float, kMaxBlock> values;
+  alignas(64) std::array<std::byte, kMaxBlock * sizeof(float)> values;
   alignas(64) std::array<std::byte, kMaxBlock * sizeof(float)> elements;
   alignas(64) std::array<std::byte, kMaxBlock * sizeof(float)> residual;
 };
@@ -51,13 +52,13 @@ const std::byte* pad_with_zeros(const std::byte* from, std::size_t bytes, std::s
 struct Block {
   const std::byte* values = nullptr;
   std::size_t count = 0;  // padded
-  std::uint32_t peak = 0;
-  ErrorFeedback feedback;
+  std::int32_t peak = 0;
+  std::byte* residual = nullptr;
 };
 
-Block load_block(const DeadZoneKernels& kernels, core::DType dtype, const std::byte* src, std::size_t length,
+Block load_block(const BlockKernels& kernels, core::DType dtype, const std::byte* src, std::size_t length,
                  const ErrorFeedback& feedback, Scratch& scratch) {
-  Block block{nullptr, padded(length), 0, feedback};
+  Block block{nullptr, padded(length), 0, feedback.residual};
   if (block.count != length) {
     const std::size_t size = core::size_of(dtype);
     src = pad_with_zeros(src, length * size, block.count * size, scratch.elements.data());
@@ -65,31 +66,27 @@ Block load_block(const DeadZoneKernels& kernels, core::DType dtype, const std::b
       const std::size_t residual_size = core::size_of(feedback.dtype);
       pad_with_zeros(feedback.residual, length * residual_size, block.count * residual_size,
                      scratch.residual.data());
-      block.feedback.residual = scratch.residual.data();
+      block.residual = scratch.residual.data();
     }
   }
-  if (dtype == core::DType::Float32 && !feedback.is_on()) {
-    block.values = src;
-    block.peak = kernels.peak(src, block.count);
-  } else {
-    block.values = reinterpret_cast<const std::byte*>(scratch.values.data());
-    block.peak = kernels.load(dtype, src, block.feedback, block.count, scratch.values.data());
-  }
+  const bool is_as_it_is = dtype == core::DType::Float32 && !feedback.is_on();
+  block.values = is_as_it_is ? src : scratch.values.data();
+  block.peak = kernels.load[compressible_index(dtype)][static_cast<std::size_t>(residual_kind(feedback))](
+      src, block.residual, feedback.decay, block.count, scratch.values.data());
   return block;
 }
 
 // The step of a block of `length` finite values, as bf16.
-std::uint16_t step_bits(const DeadZoneKernels& kernels, float factor, const Block& block,
-                        std::size_t length) {
-  const MomentRange range = moment_range(static_cast<std::int32_t>(block.peak));
+std::uint16_t step_bits(const BlockKernels& kernels, float factor, const Block& block, std::size_t length) {
+  const MomentRange range = moment_range(block.peak);
   const float mean =
-      kernels.sum_of_squares(block.values, block.count, range.down) / static_cast<float>(length);
+      kernels.sum_squares(block.values, block.count, range.down) / static_cast<float>(length);
   const std::uint16_t bits = core::float_to_bfloat16(std::sqrt(mean) * range.up * factor);
   return std::clamp(bits, kMinScaleBits, kMaxStepBits);
 }
 
 // Whether the code of the largest value, and so every code, is at most 127.
-bool fits(std::uint32_t peak, float inverse) {
+bool fits(std::int32_t peak, float inverse) {
   return std::bit_cast<float>(peak) * inverse - 0.1f < 127.5f;
 }
 
@@ -104,9 +101,10 @@ std::size_t bound_of(const CodecSpec& spec, core::DType dtype, std::size_t eleme
 
 std::size_t encode_frame(const FrameInput& input, std::byte* dst) {
   if (input.elements == 0) return 0;
-  const DeadZoneKernels& kernels = dead_zone_kernels();
+  const BlockKernels& blocks = block_kernels();
   const BlockLayout layout = layout_of(input.spec, input.dtype, input.elements);
   const ErrorFeedback& feedback = input.options.feedback;
+  const auto quantize = dead_zone_kernels().quantize[static_cast<std::size_t>(residual_kind(feedback))];
   const auto bitmap = thread_scratch(ScratchUse::Bitmap, bitmap_bytes(input.elements));
   const auto codes = thread_scratch(ScratchUse::Values, input.elements);
   Scratch scratch;
@@ -117,11 +115,11 @@ std::size_t encode_frame(const FrameInput& input, std::byte* dst) {
     const std::size_t length = layout.length(index);
     const ErrorFeedback part = feedback.part(first, length);
     const Block block =
-        load_block(kernels, input.dtype, input.src + layout.raw_bytes(first), length, part, scratch);
+        load_block(blocks, input.dtype, input.src + layout.raw_bytes(first), length, part, scratch);
     std::uint16_t bits = kRawScale;
     DeadZoneStep step;
-    if (block.peak < core::kFloatInfBits) {
-      const std::uint16_t own = step_bits(kernels, input.spec.step, block, length);
+    if (block.peak < static_cast<std::int32_t>(core::kFloatInfBits)) {
+      const std::uint16_t own = step_bits(blocks, input.spec.step, block, length);
       step.step = core::bfloat16_to_float(own);
       step.inverse = 1.0f / step.step;
       if (fits(block.peak, step.inverse)) bits = own;
@@ -130,10 +128,10 @@ std::size_t encode_frame(const FrameInput& input, std::byte* dst) {
       any_raw = true;
       std::memset(bitmap.data() + first / 8, 0, bitmap_bytes(length));
     } else {
-      code_count += kernels.quantize(block.values, block.count, step, block.feedback,
-                                     bitmap.data() + first / 8, codes.data() + code_count);
+      code_count += quantize(block.values, block.count, step, block.residual, bitmap.data() + first / 8,
+                             codes.data() + code_count);
       if (part.is_on() && block.count != length) {
-        std::memcpy(part.residual, block.feedback.residual, length * core::size_of(part.dtype));
+        std::memcpy(part.residual, block.residual, length * core::size_of(part.dtype));
       }
     }
     std::memcpy(dst + layout.scale_offset(index), &bits, sizeof(bits));
@@ -176,10 +174,15 @@ core::Result<std::size_t> check_blocks(const BlockLayout& layout, const FrameVie
   return raw_elements;
 }
 
-void decode_blocks(const DeadZoneKernels& kernels, const BlockLayout& layout, const FrameView& frame,
+void decode_blocks(const BlockLayout& layout, const FrameView& frame,
                    const std::byte* bitmap, const std::byte* codes, const std::byte* raw, Sink sink,
                    std::byte* dst) {
   const std::size_t size = element_bytes(sink);
+  const auto& dequantize = dead_zone_kernels().dequantize;
+  const auto whole_units = dequantize[static_cast<std::size_t>(sink)];
+  // The last one is decoded to a room of its own, and copied.
+  const auto last_unit =
+      dequantize[static_cast<std::size_t>(sink == Sink::StreamedFloat32 ? Sink::Float32 : sink)];
   for (std::size_t index = 0; index < layout.blocks(); ++index) {
     const std::size_t first = layout.first_element(index);
     const std::size_t length = layout.length(index);
@@ -193,13 +196,11 @@ void decode_blocks(const DeadZoneKernels& kernels, const BlockLayout& layout, co
     const float step = core::bfloat16_to_float(bits);
     const std::size_t whole = length / kDeadZoneUnit * kDeadZoneUnit;
     const std::size_t rest = length - whole;
-    codes += kernels.dequantize(bitmap + first / 8, codes, whole, step, sink, to);
+    codes += whole_units(bitmap + first / 8, codes, whole, step, to);
     if (rest > 0) {
-      const Sink unit_sink = sink == Sink::StreamedFloat32 ? Sink::Float32 : sink;
       std::array<std::byte, kDeadZoneUnit * sizeof(float)> unit;
       pad_with_zeros(to + whole * size, rest * size, unit.size(), unit.data());
-      codes += kernels.dequantize(bitmap + (first + whole) / 8, codes, kDeadZoneUnit, step, unit_sink,
-                                  unit.data());
+      codes += last_unit(bitmap + (first + whole) / 8, codes, kDeadZoneUnit, step, unit.data());
       std::memcpy(to + whole * size, unit.data(), rest * size);
     }
   }
@@ -207,7 +208,6 @@ void decode_blocks(const DeadZoneKernels& kernels, const BlockLayout& layout, co
 
 Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
   if (frame.elements == 0) return Status::ok();
-  const DeadZoneKernels& kernels = dead_zone_kernels();
   const BlockLayout layout = layout_of(frame.spec, frame.dtype, frame.elements);
   const Entropy stage = frame.spec.entropy;
 
@@ -230,7 +230,7 @@ Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
                          layout.raw_bytes(raw_elements));
   }
   GEOCOMM_RETURN_IF_ERROR(decode_plane(stage, rest.first(coded_codes), codes));
-  decode_blocks(kernels, layout, frame, bitmap.data(), codes.data(), raw.data(), sink, dst);
+  decode_blocks(layout, frame, bitmap.data(), codes.data(), raw.data(), sink, dst);
   return Status::ok();
 }
 
