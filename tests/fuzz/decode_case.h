@@ -39,13 +39,13 @@ inline constexpr codec::CodecId kCastCodecs[] = {codec::CodecId::None, codec::Co
                                                  codec::CodecId::Bf16};
 inline constexpr codec::CodecId kIntCodecs[] = {codec::CodecId::Int8, codec::CodecId::Int4};
 inline constexpr codec::CodecId kBitsCodecs[] = {codec::CodecId::Bit2, codec::CodecId::Bit1};
-inline constexpr codec::CodecId kDeadZoneCodecs[] = {codec::CodecId::DeadZone};
+inline constexpr codec::CodecId kDeadZoneCodecs[] = {codec::CodecId::DeadZone, codec::CodecId::BitPlanes};
 inline constexpr codec::CodecId kTopKCodecs[] = {codec::CodecId::TopK};
 inline constexpr codec::CodecId kLosslessCodecs[] = {codec::CodecId::Lossless};
 inline constexpr codec::CodecId kLocoCodecs[] = {codec::CodecId::Loco};
 inline constexpr codec::CodecId kAllCodecs[] = {
     codec::CodecId::None, codec::CodecId::Fp16,     codec::CodecId::Bf16, codec::CodecId::Int8,
     codec::CodecId::Int4, codec::CodecId::Bit2,     codec::CodecId::Bit1, codec::CodecId::DeadZone,
-    codec::CodecId::TopK, codec::CodecId::Lossless, codec::CodecId::Loco};
+    codec::CodecId::TopK, codec::CodecId::Lossless, codec::CodecId::Loco, codec::CodecId::BitPlanes};
 
 }  // namespace geocomm::fuzz

@@ -193,7 +193,7 @@ CodecSpec spec_of(std::span<const CodecId> codecs, const EncodeHead& head) {
     spec.k = 1u + head.k % 2048u;
   }
   if (spec.has_blocks()) spec.block = codec::kMinBlock << head.block % 7u;
-  if (spec.id == CodecId::DeadZone) {
+  if (spec.has_dead_zone()) {
     spec.step = 0.05f + static_cast<float>(head.step) * (7.95f / 256);
   }
   return spec;

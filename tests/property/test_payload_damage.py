@@ -136,7 +136,7 @@ def test_decompress_of_more_than_max_elems_is_refused_and_else_the_same(payload:
         assert same_bits(geocomm.decompress(payload, max_elems=limit), decoded)
 
 
-@pytest.mark.parametrize("codec", ["topk", "loco:k=1", "deadzone", "lossless"])
+@pytest.mark.parametrize("codec", ["topk", "loco:k=1", "deadzone", "bitplanes", "lossless"])
 def test_decompress_of_frames_that_stand_for_far_more_than_they_take_is_refused_before_anything_is_allocated(
     codec: str,
 ) -> None:

@@ -100,6 +100,7 @@ const CodecFamily& family_of(const CodecSpec& spec) {
     case CodecId::Bit1:
       return kBlockFamily;
     case CodecId::DeadZone:
+    case CodecId::BitPlanes:
       return kDeadZoneFamily;
     case CodecId::TopK:
       return kTopKFamily;

@@ -16,9 +16,8 @@ bool has_stage(const CodecSpec& spec) {
   return spec.entropy != Entropy::None;
 }
 
-// A step of the whole tensor is the host's: it would take a pass over all of it before the first frame.
 bool is_supported(const CodecSpec& spec) {
-  return spec.entropy != Entropy::Zstd;
+  return spec.entropy != Entropy::Zstd && spec.id == CodecId::DeadZone;
 }
 
 SectionShape shape_of(const PayloadPlan& plan) {

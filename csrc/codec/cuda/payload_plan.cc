@@ -69,6 +69,7 @@ FrameExtent extent_of(const CodecSpec& spec, core::DType dtype, std::uint64_t el
       break;
     }
     case CodecId::DeadZone:
+    case CodecId::BitPlanes:
       least = elements == 0 ? 0 : extent.codes_at + 1;
       most = elements == 0 ? 0 : bound_of(spec, dtype, elements);
       break;

@@ -138,6 +138,7 @@ const PayloadCodec& payload_codec(CodecId id) {
     case CodecId::Bit1:
       return kBlockCodec;
     case CodecId::DeadZone:
+    case CodecId::BitPlanes:
       return kDeadZoneCodec;
     case CodecId::TopK:
       return kTopKCodec;

@@ -86,6 +86,7 @@ double expected_bytes_per_element(const CodecSpec& spec, DType dtype) {
     case CodecId::Bit1:
       return scale + 0.125;
     case CodecId::DeadZone:
+    case CodecId::BitPlanes:
       return scale + dead_zone_bytes(spec.step);
     case CodecId::TopK:
       return top_k_bytes(spec);

@@ -96,32 +96,45 @@ struct Avx2 {
   static constexpr std::size_t kBytes = 32;
   using ByteMask = std::uint32_t;
   static ByteMask nonzero_bytes(Ints bytes) {
-    return ~static_cast<ByteMask>(
-        _mm256_movemask_epi8(_mm256_cmpeq_epi8(bytes, _mm256_setzero_si256())));
+    return ~static_cast<ByteMask>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(bytes, _mm256_setzero_si256())));
   }
-  // Writes the bytes whose bits are set, closed up, and returns how many they are; up to kBytes after them
-  // are written as well.
-  static std::size_t compact(ByteMask bits, Ints bytes, std::byte* to) {
+  static ByteMask negative_bytes(Ints bytes) { return static_cast<ByteMask>(_mm256_movemask_epi8(bytes)); }
+  static ByteMask greater_bytes(Ints a, Ints b) { return negative_bytes(_mm256_cmpgt_epi8(a, b)); }
+  static Ints set_byte(char a) { return _mm256_set1_epi8(a); }
+  static Ints abs_bytes(Ints a) { return _mm256_abs_epi8(a); }
+  // Where bits are set.
+  static Ints negate_bytes(ByteMask bits, Ints a) {
+    const Ints bytes_of_bits =
+        _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+    const Ints bit_of_byte = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201));
+    const Ints spread = _mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int>(bits)), bytes_of_bits);
+    const Ints is_set = _mm256_cmpeq_epi8(spread & bit_of_byte, bit_of_byte);
+    return _mm256_sub_epi8(a ^ is_set, is_set);
+  }
+  // Writes the bytes whose bits are set, closed up, and moves `to` behind them; up to kBytes there are
+  // written as well.
+  static void compact(ByteMask bits, Ints bytes, std::byte*& to) {
     const __m128i low = _mm256_castsi256_si128(bytes);
     const __m128i high = _mm256_extracti128_si256(bytes, 1);
-    const std::byte* begin = to;
-    to = compact8(bits & 0xFF, low, to);
-    to = compact8(bits >> 8 & 0xFF, _mm_unpackhi_epi64(low, low), to);
-    to = compact8(bits >> 16 & 0xFF, high, to);
-    to = compact8(bits >> 24, _mm_unpackhi_epi64(high, high), to);
-    return static_cast<std::size_t>(to - begin);
+    compact_eight(bits & 0xFF, low, to);
+    compact_eight(bits >> 8 & 0xFF, _mm_unpackhi_epi64(low, low), to);
+    compact_eight(bits >> 16 & 0xFF, high, to);
+    compact_eight(bits >> 24, _mm_unpackhi_epi64(high, high), to);
   }
-  // The other way: the next signed bytes where bits are set, zeros elsewhere, as four vectors. Returns how
-  // many it took; up to kBytes after them are read as well.
-  static std::size_t expand(ByteMask bits, const std::byte* from, Ints (&lanes)[4]) {
-    const std::byte* begin = from;
+  // The other way: the next signed bytes where bits are set, zeros elsewhere, as four vectors. Moves `from`
+  // behind them; up to kBytes there are read as well.
+  static void expand(ByteMask bits, const std::byte*& from, Ints (&lanes)[4]) {
     for (std::size_t part = 0; part < 4; ++part, bits >>= 8) {
-      const __m128i order = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(kExpand.order[bits & 0xFF]));
-      const __m128i packed = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
-      from += _mm_popcnt_u32(bits & 0xFF);
-      lanes[part] = _mm256_cvtepi8_epi32(_mm_shuffle_epi8(packed, order));
+      lanes[part] = _mm256_cvtepi8_epi32(expand_eight(bits & 0xFF, from));
     }
-    return static_cast<std::size_t>(from - begin);
+  }
+  // As bytes, with those of `others`, from 0 to 127 and no larger than any, elsewhere.
+  static Ints expand_over(Ints others, ByteMask bits, const std::byte*& from) {
+    const __m128i a = expand_eight(bits & 0xFF, from);
+    const __m128i b = expand_eight(bits >> 8 & 0xFF, from);
+    const __m128i c = expand_eight(bits >> 16 & 0xFF, from);
+    const __m128i d = expand_eight(bits >> 24, from);
+    return _mm256_max_epi8(others, _mm256_set_m128i(_mm_unpacklo_epi64(c, d), _mm_unpacklo_epi64(a, b)));
   }
 
   // One bit per lane, the first in the lowest: signs of floats, and a float with those signs.
@@ -184,10 +197,16 @@ struct Avx2 {
   static __m128i load_packed(const std::byte* from) {
     return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
   }
-  static std::byte* compact8(std::uint32_t bits, __m128i bytes, std::byte* to) {
+  static void compact_eight(std::uint32_t bits, __m128i bytes, std::byte*& to) {
     const __m128i order = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(kCompact.order[bits]));
     _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_shuffle_epi8(bytes, order));
-    return to + _mm_popcnt_u32(bits);
+    to += _mm_popcnt_u32(bits);
+  }
+  static __m128i expand_eight(std::uint32_t bits, const std::byte*& from) {
+    const __m128i order = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(kExpand.order[bits]));
+    const __m128i packed = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+    from += _mm_popcnt_u32(bits);
+    return _mm_shuffle_epi8(packed, order);
   }
   static void store_packed(std::byte* to, __m128i a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(to), a); }
   static Ints rotated_left(Ints a) { return _mm256_slli_epi16(a, 1) | _mm256_srli_epi16(a, 15); }

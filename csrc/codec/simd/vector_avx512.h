@@ -89,25 +89,37 @@ struct Avx512 {
   static constexpr std::size_t kBytes = 64;
   using ByteMask = std::uint64_t;
   static ByteMask nonzero_bytes(Ints bytes) { return _cvtmask64_u64(_mm512_test_epi8_mask(bytes, bytes)); }
-  // Writes the bytes whose bits are set, closed up, and returns how many they are; up to kBytes after them
-  // are written as well. The form that keeps bytes, not the one that zeroes them: Bochs, which the tests run
-  // on where there is no AVX-512, gets that wrong for 64 bits.
-  static std::size_t compact(ByteMask bits, Ints bytes, std::byte* to) {
-    store_ints(to, _mm512_mask_compress_epi8(bytes, _cvtu64_mask64(bits), bytes));
-    return static_cast<std::size_t>(_mm_popcnt_u64(bits));
+  static ByteMask negative_bytes(Ints bytes) { return _cvtmask64_u64(_mm512_movepi8_mask(bytes)); }
+  static ByteMask greater_bytes(Ints a, Ints b) { return _cvtmask64_u64(_mm512_cmpgt_epi8_mask(a, b)); }
+  static Ints set_byte(char a) { return _mm512_set1_epi8(a); }
+  static Ints abs_bytes(Ints a) { return _mm512_abs_epi8(a); }
+  // Where bits are set.
+  static Ints negate_bytes(ByteMask bits, Ints a) {
+    return _mm512_mask_sub_epi8(a, _cvtu64_mask64(bits), _mm512_setzero_si512(), a);
   }
-  // The other way: the next signed bytes where bits are set, zeros elsewhere, as four vectors. Returns how
-  // many it took; up to kBytes after them are read as well. The load stays an instruction of its own: Bochs
-  // gets an expansion from memory wrong.
-  static std::size_t expand(ByteMask bits, const std::byte* from, Ints (&lanes)[4]) {
-    Ints next = load_ints(from);
-    asm("" : "+v"(next));
-    const Ints bytes = _mm512_maskz_expand_epi8(_cvtu64_mask64(bits), next);
+  // Writes the bytes whose bits are set, closed up, and moves `to` behind them; up to kBytes there are
+  // written as well. The form that keeps bytes, not the one that zeroes them: Bochs, which the tests run on
+  // where there is no AVX-512, gets that wrong for 64 bits.
+  static void compact(ByteMask bits, Ints bytes, std::byte*& to) {
+    store_ints(to, _mm512_mask_compress_epi8(bytes, _cvtu64_mask64(bits), bytes));
+    to += _mm_popcnt_u64(bits);
+  }
+  // The other way: the next signed bytes where bits are set, zeros elsewhere, as four vectors. Moves `from`
+  // behind them; up to kBytes there are read as well.
+  static void expand(ByteMask bits, const std::byte*& from, Ints (&lanes)[4]) {
+    const Ints bytes = expand_over(_mm512_setzero_si512(), bits, from);
     lanes[0] = _mm512_cvtepi8_epi32(_mm512_castsi512_si128(bytes));
     lanes[1] = _mm512_cvtepi8_epi32(_mm512_extracti32x4_epi32(bytes, 1));
     lanes[2] = _mm512_cvtepi8_epi32(_mm512_extracti32x4_epi32(bytes, 2));
     lanes[3] = _mm512_cvtepi8_epi32(_mm512_extracti32x4_epi32(bytes, 3));
-    return static_cast<std::size_t>(_mm_popcnt_u64(bits));
+  }
+  // As bytes, with those of `others`, from 0 to 127 and no larger than any, elsewhere. The load stays an
+  // instruction of its own: Bochs gets an expansion from memory wrong.
+  static Ints expand_over(Ints others, ByteMask bits, const std::byte*& from) {
+    Ints next = load_ints(from);
+    asm("" : "+v"(next));
+    from += _mm_popcnt_u64(bits);
+    return _mm512_mask_expand_epi8(others, _cvtu64_mask64(bits), next);
   }
 
   // One bit per lane, the first in the lowest: signs of floats, and a float with those signs.

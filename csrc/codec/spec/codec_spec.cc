@@ -19,7 +19,8 @@ using core::StatusCode;
 
 // By CodecId; empty where there is none.
 constexpr std::array<std::string_view, kCodecIds> kNames = {
-    "none", "fp16", "bf16", "int8", "int4", "bit2", "", "bit1", "deadzone", "topk", "lossless", "loco"};
+    "none", "fp16",     "bf16", "int8",     "int4", "bit2",     "",
+    "bit1", "deadzone", "topk", "lossless", "loco", "bitplanes"};
 constexpr std::array<Preset, 6> kPresets = {{{"lossless", "lossless"},
                                              {"int8", "int8"},
                                              {"int4", "int4"},
@@ -113,7 +114,7 @@ std::vector<std::string_view> keys_of(const CodecSpec& spec) {
   std::vector<std::string_view> keys;
   if (spec.has_blocks()) keys.push_back("block");
   if (spec.has_rounding()) keys.push_back("round");
-  if (spec.id == CodecId::DeadZone) keys.push_back("step");
+  if (spec.has_dead_zone()) keys.push_back("step");
   if (spec.id == CodecId::Loco) keys.push_back("k");
   if (spec.id == CodecId::TopK) keys.insert(keys.end(), {"k", "values"});
   return keys;
@@ -122,8 +123,8 @@ std::vector<std::string_view> keys_of(const CodecSpec& spec) {
 CodecSpec defaults_of(CodecId id) {
   CodecSpec spec;
   spec.id = id;
-  if (id == CodecId::DeadZone) spec.block = kMaxBlock;
-  if (id == CodecId::DeadZone || id == CodecId::TopK || id == CodecId::Lossless) {
+  if (spec.has_dead_zone()) spec.block = kMaxBlock;
+  if (spec.has_dead_zone() || id == CodecId::TopK || id == CodecId::Lossless) {
     spec.entropy = Entropy::Huffman;
   }
   return spec;

@@ -24,9 +24,10 @@ enum class CodecId : std::uint8_t {
   DeadZone = 8,  // per block: bf16 step = f * rms, a wide zero bin; a bitmap and the values that are not zero
   TopK = 9,      // the largest elements: their places, and their values in a codec of their own
   Lossless = 10,  // byte planes of the element's bits
-  Loco = 11       // the k largest of each 4096 at a fixed rate: places in Elias-Fano, two magnitudes, signs
+  Loco = 11,      // the k largest of each 4096 at a fixed rate: places in Elias-Fano, two magnitudes, signs
+  BitPlanes = 12  // the values of DeadZone; codes as planes of bits
 };
-inline constexpr std::uint8_t kCodecIds = 12;  // all are below
+inline constexpr std::uint8_t kCodecIds = 13;  // all are below
 constexpr bool is_codec(std::uint8_t id) {
   return id < kCodecIds && id != 6;
 }
@@ -73,7 +74,7 @@ struct CodecSpec {
   Rounding rounding = Rounding::Nearest;
   Entropy entropy = Entropy::None;
   std::uint32_t block = kDefaultBlock;  // elements per scale; ignored where there are no blocks
-  float step = 0.7f;                    // DeadZone; not in frames
+  float step = 0.7f;                    // DeadZone, BitPlanes; not in frames
   std::uint32_t k = 64;                 // TopK, Loco; not in the header of frames
   Values values = Values::Int8;         // TopK; not in frames
 
@@ -90,7 +91,8 @@ struct CodecSpec {
   // Nothing is lost.
   bool is_exact() const { return id == CodecId::None || id == CodecId::Lossless; }
   // Whether the codec works on blocks that have a scale.
-  bool has_blocks() const { return id >= CodecId::Int8 && id <= CodecId::DeadZone; }
+  bool has_blocks() const { return (id >= CodecId::Int8 && id <= CodecId::Bit1) || has_dead_zone(); }
+  bool has_dead_zone() const { return id == CodecId::DeadZone || id == CodecId::BitPlanes; }
   bool has_rounding() const { return id == CodecId::Int8 || id == CodecId::Int4; }
   // Drops so much that only error feedback keeps what it drops.
   bool needs_feedback() const { return id == CodecId::TopK || id == CodecId::Loco; }

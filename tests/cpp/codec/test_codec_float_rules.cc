@@ -23,6 +23,7 @@ const std::string_view kConditionSpecs[] = {"none",
                                             "bit2:block=64",
                                             "bit1:block=64",
                                             "deadzone:step=0.7",
+                                            "bitplanes:step=0.3",
                                             "topk:k=64,values=int8",
                                             "topk:k=64,values=bit2",
                                             "loco"};

@@ -70,9 +70,9 @@ TEST(CodecSpec, test_with_setting_changes_one_and_refuses_what_parse_refuses) {
 TEST(CodecSpec, test_parse_of_a_name_alone_gives_the_documented_defaults) {
   for (const auto& name : codec_names()) {
     const CodecSpec spec = parsed(name);
-    const bool packs = name == "deadzone" || name == "topk" || name == "lossless";
+    const bool packs = name == "deadzone" || name == "bitplanes" || name == "topk" || name == "lossless";
     EXPECT_EQ(spec.entropy, packs ? Entropy::Huffman : Entropy::None) << name;
-    EXPECT_EQ(spec.block, name == "deadzone" ? kMaxBlock : kDefaultBlock) << name;
+    EXPECT_EQ(spec.block, name == "deadzone" || name == "bitplanes" ? kMaxBlock : kDefaultBlock) << name;
     EXPECT_EQ(spec.rounding, Rounding::Nearest) << name;
     EXPECT_EQ(spec.step, 0.7f) << name;
     EXPECT_EQ(spec.k, 64u) << name;
@@ -167,7 +167,7 @@ std::vector<CodecSpec> many_specs() {
         add_stages(spec);
         spec.rounding = Rounding::Nearest;
       }
-      if (spec.id != CodecId::DeadZone) {
+      if (!spec.has_dead_zone()) {
         add_stages(spec);
         continue;
       }

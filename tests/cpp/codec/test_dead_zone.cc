@@ -142,7 +142,8 @@ TEST(DeadZone, test_codes_and_steps_follow_the_definition) {
 
 TEST(DeadZone, test_every_length_and_dtype_is_the_same_at_every_level) {
   const auto values = mixed_values(9000, 128);
-  for (const char* text : {"deadzone:block=128", "deadzone:step=1.4+none"}) {
+  for (const char* text : {"deadzone:block=128", "deadzone:step=1.4+none", "bitplanes:block=128,step=0.3",
+                           "bitplanes:step=1.4+none"}) {
     for (const DType dtype : kFloatTypes) {
       for (const std::size_t length : all_lengths()) {
         expect_same_at_every_level(spec_of(text), dtype, to_bytes(std::span(values).first(length), dtype));
@@ -224,7 +225,7 @@ TEST(DeadZone, test_rounds_with_feedback_lose_nothing_in_sum) {
 
 // A block with NaN or Inf, and one whose largest code would exceed 127, go raw; others know nothing of it.
 TEST(DeadZone, test_raw_blocks_arrive_bit_for_bit) {
-  for (const char* text : {"deadzone:block=64", "deadzone:block=64,step=0.05+none"}) {
+  for (const char* text : {"deadzone:block=64", "deadzone:block=64,step=0.05+none", "bitplanes:block=64"}) {
     for (const DType dtype : kFloatTypes) {
       for (const float special : {kNan, -kNan, kInf, -kInf, std::bit_cast<float>(0x7FC12345u)}) {
         auto values = gaussian(64 * 3 + 10);
@@ -279,7 +280,8 @@ TEST(DeadZone, test_frame_of_nothing_is_a_header) {
 }
 
 TEST(DeadZone, test_bound_holds_and_one_byte_less_is_refused) {
-  for (const char* text : {"deadzone", "deadzone:block=64+none", "deadzone:step=0.05"}) {
+  for (const char* text : {"deadzone", "deadzone:block=64+none", "deadzone:step=0.05",
+                           "bitplanes:block=64+none", "bitplanes:step=0.05"}) {
     const CodecSpec spec = spec_of(text);
     for (const DType dtype : kFloatTypes) {
       for (const std::size_t length : {1u, 64u, 1000u, 20000u, 300000u}) {

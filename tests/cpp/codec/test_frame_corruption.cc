@@ -138,10 +138,10 @@ TEST_P(Hostile, test_bytes_after_the_frame_are_left_alone) {
 
 INSTANTIATE_TEST_SUITE_P(Codecs, Hostile,
                          testing::Values("none", "fp16", "bf16", "int8", "int4", "bit2", "bit1",
-                                         "deadzone+none", "lossless+none", "loco:k=1500"),
+                                         "deadzone+none", "bitplanes+none", "lossless+none", "loco:k=1500"),
                          case_name);
 INSTANTIATE_TEST_SUITE_P(Stages, Hostile,
-                         testing::Values("bf16+huffman", "int8+huffman", "int4+zstd", "deadzone",
+                         testing::Values("bf16+huffman", "int8+huffman", "int4+zstd", "deadzone", "bitplanes",
                                          "deadzone+zstd", "topk:k=600", "topk:k=300,values=bit2",
                                          "topk:k=1800,values=fp32", "topk:k=300,values=bf16+zstd", "lossless",
                                          "lossless+zstd"),

@@ -104,7 +104,7 @@ TEST(PayloadPool, test_compress_from_inside_a_busy_pool_ends) {
 TEST(PayloadPool, test_frames_with_raw_blocks_among_others_give_the_same_bytes) {
   constexpr std::size_t kFrames = 5;  // and a shorter one
   const auto finite = gaussian(kFrames * kPerFrame + 1234);
-  for (const auto text : {"fp16", "int8", "int8+huffman", "bit1", "deadzone", "lossless"}) {
+  for (const auto text : {"fp16", "int8", "int8+huffman", "bit1", "deadzone", "bitplanes", "lossless"}) {
     const CodecSpec spec = spec_of(text);
     for (const unsigned large : {0x01u, 0x10u, 0x0Au, 0x15u, 0x1Fu, 0x0Cu, 0x20u, 0x3Fu}) {
       auto values = finite;
@@ -136,7 +136,8 @@ TEST(PayloadBound, test_usual_bound_of_a_fixed_rate_is_the_size_of_finite_frames
 }
 
 TEST(PayloadBound, test_usual_bound_of_any_codec_holds_for_finite_values) {
-  for (const auto text : {"bf16+huffman", "int8+huffman", "deadzone", "deadzone+none", "topk", "lossless"}) {
+  for (const auto text : {"bf16+huffman", "int8+huffman", "deadzone", "deadzone+none", "bitplanes",
+                          "bitplanes+none", "topk", "lossless"}) {
     const CodecSpec spec = spec_of(text);
     for (const DType dtype : kFloatTypes) {
       for (const std::size_t length : {0u, 1u, 63u, 1000u, 70000u}) {

@@ -102,8 +102,8 @@ TEST(StreamingPayload, test_decompress_payload_that_is_large_enough_streams_the_
 
 INSTANTIATE_TEST_SUITE_P(, Streaming,
                          testing::Values("none", "fp16", "bf16", "bf16+huffman", "int8", "int4", "bit2",
-                                         "bit1", "bit1:block=64", "deadzone+none", "balanced", "lossless",
-                                         "topk:k=41", "loco", "loco:k=2048"),
+                                         "bit1", "bit1:block=64", "deadzone+none", "bitplanes:block=64",
+                                         "balanced", "lossless", "topk:k=41", "loco", "loco:k=2048"),
                          [](const auto& info) {
                            std::string name(info.param);
                            for (char& letter : name) letter = std::isalnum(letter) != 0 ? letter : '_';

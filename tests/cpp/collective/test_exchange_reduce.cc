@@ -58,6 +58,7 @@ double codec_error(const CodecSpec& codec, double absmax) {
     case CodecId::Bf16:
       return absmax / 256;
     case CodecId::DeadZone:
+    case CodecId::BitPlanes:
       return absmax * codec.step * 0.61;  // the rms is at most absmax
     case CodecId::Bit2:
     case CodecId::Bit1:
@@ -113,7 +114,7 @@ TEST_P(ExchangeAlgorithms, all_reduce_with_every_codec_is_equal_everywhere_and_w
     for (const std::string_view text :
          {"fp16", "bf16", "bf16+huffman", "int8", "int8:block=64,round=stochastic", "int8+zstd", "int4",
           "int4:block=1024,round=stochastic+huffman", "bit2", "bit1", "balanced", "small",
-          "deadzone:step=0.3,block=128+none", "lossless"}) {
+          "deadzone:step=0.3,block=128+none", "bitplanes:step=0.3,block=128", "lossless"}) {
       const CodecSpec codec = spec_of(text);
       ExchangeGroup group(sizes, tune_to({codec, GetParam(), 4096}));
       std::uint64_t seq = 0;

@@ -1,5 +1,5 @@
-// Payload: the steps of all blocks | the plane of the bitmap | the plane of the codes that are not zero | the
-// elements of the raw blocks. docs/spec/codecs.md has the table.
+// DeadZone and BitPlanes. Payload: the steps of all blocks | the plane of the bitmap | the codes that are not
+// zero, as a plane or as planes of bits | the elements of the raw blocks. docs/spec/codecs.md has the table.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -15,6 +15,7 @@
 #include "codec/quantizers/block/block_layout.h"
 #include "codec/quantizers/block/block_scale.h"
 #include "codec/quantizers/cast/plain_codec.h"
+#include "codec/quantizers/dead_zone/bit_planes.h"
 #include "codec/quantizers/dead_zone/dead_zone_kernels.h"
 #include "core/half.h"
 
@@ -79,8 +80,7 @@ Block load_block(const BlockKernels& kernels, core::DType dtype, const std::byte
 // The step of a block of `length` finite values, as bf16.
 std::uint16_t step_bits(const BlockKernels& kernels, float factor, const Block& block, std::size_t length) {
   const MomentRange range = moment_range(block.peak);
-  const float mean =
-      kernels.sum_squares(block.values, block.count, range.down) / static_cast<float>(length);
+  const float mean = kernels.sum_squares(block.values, block.count, range.down) / static_cast<float>(length);
   const std::uint16_t bits = core::float_to_bfloat16(std::sqrt(mean) * range.up * factor);
   return std::clamp(bits, kMinScaleBits, kMaxStepBits);
 }
@@ -90,9 +90,29 @@ bool fits(std::int32_t peak, float inverse) {
   return std::bit_cast<float>(peak) * inverse - 0.1f < 127.5f;
 }
 
+std::size_t codes_bound(const CodecSpec& spec, std::size_t codes) {
+  return spec.id == CodecId::BitPlanes ? bit_planes_bound(spec.entropy, codes)
+                                       : plane_bound(spec.entropy, codes);
+}
+
+// The 64 bytes behind `codes` may be written as well.
+std::size_t encode_codes(const CodecSpec& spec, std::span<std::byte> codes, std::byte* dst) {
+  return spec.id == CodecId::BitPlanes ? encode_bit_planes(spec.entropy, codes, dst)
+                                       : encode_plane(spec.entropy, codes, dst);
+}
+
+// How many bytes of `coded` they took.
+core::Result<std::size_t> decode_codes(const CodecSpec& spec, std::span<const std::byte> coded,
+                                       std::span<std::byte> codes) {
+  if (spec.id == CodecId::BitPlanes) return decode_bit_planes(spec.entropy, coded, codes);
+  GEOCOMM_ASSIGN_OR_RETURN(const std::size_t bytes, coded_plane_bytes(spec.entropy, coded, codes.size()));
+  GEOCOMM_RETURN_IF_ERROR(decode_plane(spec.entropy, coded.first(bytes), codes));
+  return bytes;
+}
+
 std::size_t usual_bound_of(const CodecSpec& spec, core::DType dtype, std::size_t elements) {
   return layout_of(spec, dtype, elements).scale_bytes() + plane_bound(spec.entropy, bitmap_bytes(elements)) +
-         plane_bound(spec.entropy, elements);
+         codes_bound(spec, elements);
 }
 
 std::size_t bound_of(const CodecSpec& spec, core::DType dtype, std::size_t elements) {
@@ -138,7 +158,7 @@ std::size_t encode_frame(const FrameInput& input, std::byte* dst) {
   }
   std::size_t end = layout.scale_bytes();
   end += encode_plane(input.spec.entropy, bitmap, dst + end);
-  end += encode_plane(input.spec.entropy, codes.first(code_count), dst + end);
+  end += encode_codes(input.spec, codes.first(code_count), dst + end);
   for (std::size_t index = 0; any_raw && index < layout.blocks(); ++index) {
     if (load_unaligned<std::uint16_t>(dst + layout.scale_offset(index)) != kRawScale) continue;
     const std::size_t first = layout.first_element(index);
@@ -174,9 +194,8 @@ core::Result<std::size_t> check_blocks(const BlockLayout& layout, const FrameVie
   return raw_elements;
 }
 
-void decode_blocks(const BlockLayout& layout, const FrameView& frame,
-                   const std::byte* bitmap, const std::byte* codes, const std::byte* raw, Sink sink,
-                   std::byte* dst) {
+void decode_blocks(const BlockLayout& layout, const FrameView& frame, const std::byte* bitmap,
+                   const std::byte* codes, const std::byte* raw, Sink sink, std::byte* dst) {
   const std::size_t size = element_bytes(sink);
   const auto& dequantize = dead_zone_kernels().dequantize;
   const auto whole_units = dequantize[static_cast<std::size_t>(sink)];
@@ -223,13 +242,12 @@ Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
   GEOCOMM_ASSIGN_OR_RETURN(const std::size_t raw_elements, check_blocks(layout, frame, bitmap));
 
   const auto codes = thread_scratch(ScratchUse::Values, frame.elements).first(count_bits(bitmap));
-  GEOCOMM_ASSIGN_OR_RETURN(const std::size_t coded_codes, coded_plane_bytes(stage, rest, codes.size()));
+  GEOCOMM_ASSIGN_OR_RETURN(const std::size_t coded_codes, decode_codes(frame.spec, rest, codes));
   const auto raw = rest.subspan(coded_codes);
   if (raw.size() != layout.raw_bytes(raw_elements)) {
     return corrupt_frame(raw.size(), " bytes after the planes, the raw blocks take ",
                          layout.raw_bytes(raw_elements));
   }
-  GEOCOMM_RETURN_IF_ERROR(decode_plane(stage, rest.first(coded_codes), codes));
   decode_blocks(layout, frame, bitmap.data(), codes.data(), raw.data(), sink, dst);
   return Status::ok();
 }

@@ -35,6 +35,19 @@ struct DeadZoneKernels {
   using Dequantize = std::size_t (*)(const std::byte* bitmap, const std::byte* codes, std::size_t count,
                                      float step, std::byte* dst);
   Dequantize dequantize[kSinks];
+
+  // BitPlanes. Here `count` is any, and what the last unit has behind it is looked at or written as well.
+  // Writes the bits of codes below 0 and of magnitudes above 1. The codes, of which those behind the last are
+  // 1, become these magnitudes, closed up; returns how many they are.
+  std::size_t (*split)(std::byte* codes, std::size_t count, std::byte* signs, std::byte* bits);
+  // The same of magnitudes above `least`; those behind the last are 0.
+  std::size_t (*peel)(std::byte* magnitudes, std::size_t count, unsigned least, std::byte* bits);
+  // The way back: the next of `larger` where there are bits, `least` elsewhere. There are no bits behind the
+  // last; up to 64 bytes behind the last of `larger` are read as well.
+  void (*fill)(const std::byte* larger, const std::byte* bits, std::size_t count, unsigned least,
+               std::byte* magnitudes);
+  void (*join)(const std::byte* larger, const std::byte* signs, const std::byte* bits, std::size_t count,
+               std::byte* codes);
 };
 
 // Those of core::cpu_level().

@@ -12,6 +12,17 @@
 namespace geocomm::codec {
 namespace {
 
+template <typename V>
+void store_mask(std::byte* bitmap, std::size_t index, typename V::ByteMask bits) {
+  __builtin_memcpy(bitmap + index / 8, &bits, sizeof(bits));
+}
+template <typename V>
+typename V::ByteMask load_mask(const std::byte* bitmap, std::size_t index) {
+  typename V::ByteMask bits;
+  __builtin_memcpy(&bits, bitmap + index / 8, sizeof(bits));
+  return bits;
+}
+
 template <typename V, Residual kResidual>
 std::size_t quantize(const std::byte* floats, std::size_t count, const DeadZoneStep& step,
                      std::byte* residual, std::byte* bitmap, std::byte* codes) {
@@ -32,8 +43,8 @@ std::size_t quantize(const std::byte* floats, std::size_t count, const DeadZoneS
     }
     const auto bytes = V::to_bytes(code[0], code[1], code[2], code[3]);
     const auto bits = V::nonzero_bytes(bytes);
-    __builtin_memcpy(bitmap + i / 8, &bits, sizeof(bits));
-    end += V::compact(bits, bytes, end);
+    store_mask<V>(bitmap, i, bits);
+    V::compact(bits, bytes, end);
   }
   return static_cast<std::size_t>(end - codes);
 }
@@ -44,10 +55,8 @@ std::size_t dequantize(const std::byte* bitmap, const std::byte* codes, std::siz
   const auto steps = V::set(step);
   const std::byte* next = codes;
   for (std::size_t i = 0; i < count; i += V::kBytes) {
-    typename V::ByteMask bits;
-    __builtin_memcpy(&bits, bitmap + i / 8, sizeof(bits));
     typename V::Ints code[4];
-    next += V::expand(bits, next, code);
+    V::expand(load_mask<V>(bitmap, i), next, code);
     for (std::size_t part = 0; part < 4; ++part) {
       put_vector<V, kSink, true>(dst, i + part * V::kLanes, V::to_floats(code[part]) * steps);
     }
@@ -55,11 +64,65 @@ std::size_t dequantize(const std::byte* bitmap, const std::byte* codes, std::siz
   return static_cast<std::size_t>(next - codes);
 }
 
+constexpr std::size_t whole_units(std::size_t count) {
+  return (count + kDeadZoneUnit - 1) / kDeadZoneUnit * kDeadZoneUnit;
+}
+
+// What is closed up never passes what is still to be read.
+template <typename V>
+std::size_t split(std::byte* codes, std::size_t count, std::byte* signs, std::byte* bits) {
+  std::byte* end = codes;
+  for (std::size_t i = 0; i < whole_units(count); i += V::kBytes) {
+    const auto code = V::load_ints(codes + i);
+    store_mask<V>(signs, i, V::negative_bytes(code));
+    const auto magnitude = V::abs_bytes(code);
+    const auto larger = V::greater_bytes(magnitude, V::set_byte(1));
+    store_mask<V>(bits, i, larger);
+    V::compact(larger, magnitude, end);
+  }
+  return static_cast<std::size_t>(end - codes);
+}
+
+template <typename V>
+std::size_t peel(std::byte* magnitudes, std::size_t count, unsigned least, std::byte* bits) {
+  std::byte* end = magnitudes;
+  for (std::size_t i = 0; i < whole_units(count); i += V::kBytes) {
+    const auto magnitude = V::load_ints(magnitudes + i);
+    const auto larger = V::greater_bytes(magnitude, V::set_byte(static_cast<char>(least)));
+    store_mask<V>(bits, i, larger);
+    V::compact(larger, magnitude, end);
+  }
+  return static_cast<std::size_t>(end - magnitudes);
+}
+
+template <typename V>
+void fill(const std::byte* larger, const std::byte* bits, std::size_t count, unsigned least,
+          std::byte* magnitudes) {
+  const auto others = V::set_byte(static_cast<char>(least));
+  for (std::size_t i = 0; i < whole_units(count); i += V::kBytes) {
+    V::store_ints(magnitudes + i, V::expand_over(others, load_mask<V>(bits, i), larger));
+  }
+}
+
+template <typename V>
+void join(const std::byte* larger, const std::byte* signs, const std::byte* bits, std::size_t count,
+          std::byte* codes) {
+  const auto ones = V::set_byte(1);
+  for (std::size_t i = 0; i < whole_units(count); i += V::kBytes) {
+    const auto magnitude = V::expand_over(ones, load_mask<V>(bits, i), larger);
+    V::store_ints(codes + i, V::negate_bytes(load_mask<V>(signs, i), magnitude));
+  }
+}
+
 template <typename V>
 constexpr DeadZoneKernels kDeadZoneLoops{
     {quantize<V, Residual::None>, quantize<V, Residual::Float32>, quantize<V, Residual::BFloat16>},
     {dequantize<V, Sink::Float32>, dequantize<V, Sink::Float16>, dequantize<V, Sink::BFloat16>,
-     dequantize<V, Sink::AddToFloat32>, dequantize<V, Sink::StreamedFloat32>}};
+     dequantize<V, Sink::AddToFloat32>, dequantize<V, Sink::StreamedFloat32>},
+    split<V>,
+    peel<V>,
+    fill<V>,
+    join<V>};
 
 }  // namespace
 }  // namespace geocomm::codec
