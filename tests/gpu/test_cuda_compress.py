@@ -19,6 +19,8 @@ CODECS = (
     "bit2+huffman",
     "deadzone",
     "deadzone+none",
+    "bitplanes",
+    "bitplanes:step=0.1+none",
     "lossless",
     "tiny",
     "topk:k=400",

@@ -61,6 +61,7 @@ __global__ void __launch_bounds__(kThreads) name_sections(PayloadPlan plan, Dead
   const FrameExtent extent = plan.extent(frame);
   sections.section(frame, kSteps) = {sections.content(frame, kSteps), extent.codes_at, 0, 0, 0};
   sections.section(frame, kBitmap) = {sections.content(frame, kBitmap), bitmap_bytes_of(extent), 0, 0, 0};
+  for (std::uint32_t s = kSigns; s <= kFours; ++s) sections.section(frame, s) = {};
   sections.section(frame, kCodes).content = sections.content(frame, kCodes);
   sections.section(frame, kRawElements).content = nullptr;
 }
@@ -103,6 +104,7 @@ __global__ void __launch_bounds__(kThreads) name_blocks(PayloadPlan plan, DeadZo
   const FrameExtent extent = plan.extent(frame);
   space.sections.section(frame, kSteps).bytes = extent.codes_at;
   space.sections.section(frame, kBitmap).bytes = bitmap_bytes_of(extent);
+  for (std::uint32_t s = kSigns; s <= kFours; ++s) space.sections.section(frame, s).bytes = 0;
 }
 
 // Steps in range, and no bits of raw blocks or beyond the last element; counts the codes.

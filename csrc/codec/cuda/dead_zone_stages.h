@@ -1,10 +1,12 @@
-// DeadZone on the device. A payload is steps | bitmap | codes that are not zero | raw elements. Blocks pack
-// their codes on their own; a scan over the frame then says where each block's begin.
+// DeadZone and BitPlanes on the device. A payload is steps | bitmap | codes that are not zero | raw elements;
+// of BitPlanes the codes are signs, bits of magnitudes of two, three and four or more, and magnitudes. Blocks
+// pack their codes on their own; a scan over the frame then says where each block's begin.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "codec/cuda/codec_family.h"
 #include "codec/cuda/kernels.h"
 #include "codec/cuda/section_space.h"
 #include "core/dtype.h"
@@ -12,7 +14,18 @@
 
 namespace geocomm::codec::cuda {
 
-enum DeadZoneSection : std::uint32_t { kSteps, kBitmap, kCodes, kRawElements, kDeadZoneSections };
+// Those from kSigns to kFours are empty in DeadZone.
+enum DeadZoneSection : std::uint32_t {
+  kSteps,
+  kBitmap,
+  kSigns,
+  kTwos,
+  kThrees,
+  kFours,
+  kCodes,
+  kRawElements,
+  kDeadZoneSections
+};
 
 inline constexpr std::uint32_t kMaxStep = 0x7BFF;  // as bf16: any code times it is finite
 
@@ -28,10 +41,14 @@ struct DeadZoneSpace {
   DeadZoneRun* runs;           // of every block of the payload
   std::uint8_t* packed;        // encoding: each block's codes, where its elements would be
   std::uint64_t packed_bytes;  // of a frame
+  std::uint32_t* counts;       // decoding: of every frame, codes that each of the sections tells of
 
   GEOCOMM_HOST_DEVICE DeadZoneRun& run(const PayloadPlan& plan, std::uint64_t frame,
                                        std::uint32_t block) const {
     return runs[frame * plan.full.blocks + block];
+  }
+  GEOCOMM_HOST_DEVICE std::uint32_t& count(std::uint64_t frame, std::uint32_t section) const {
+    return counts[frame * kDeadZoneSections + section];
   }
 };
 
@@ -40,6 +57,8 @@ core::Status quantize_dead_zone(core::DType dtype, float step, const ElementEnco
                                 const DeadZoneSpace& space, Stream stream);
 // Names all sections, and brings the codes together.
 core::Status gather_dead_zone_codes(const ElementEncode& args, const DeadZoneSpace& space, Stream stream);
+// BitPlanes: takes the codes apart.
+core::Status split_codes(const ElementEncode& args, const DeadZoneSpace& space, Stream stream);
 // The sections have been placed: raw blocks, and their residuals.
 core::Status write_dead_zone_raw(core::DType dtype, const ElementEncode& args, const DeadZoneSpace& space,
                                  Stream stream);
@@ -48,6 +67,8 @@ core::Status write_dead_zone_raw(core::DType dtype, const ElementEncode& args, c
 core::Status name_dead_zone_blocks(const Decode& args, const DeadZoneSpace& space, Stream stream);
 // These are there: checks both, and finds the runs and the sizes of the rest.
 core::Status check_dead_zone_blocks(const Decode& args, const DeadZoneSpace& space, Stream stream);
+// BitPlanes, in place of what walks the rest: all of it, and the codes put together.
+core::Status find_codes(const DecodeRun& run, const DeadZoneSpace& space);
 // All is there.
 core::Status decode_dead_zone(const Decode& args, const DeadZoneSpace& space, Stream stream);
 

@@ -17,7 +17,7 @@
 
 namespace geocomm::codec::cuda {
 
-inline constexpr unsigned kMostSections = 6;
+inline constexpr unsigned kMostSections = 8;
 
 struct SectionShape {
   std::uint32_t count = 0;

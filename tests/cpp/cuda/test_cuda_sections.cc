@@ -68,7 +68,8 @@ void expect_no_harm(const HostileCase& test, const std::vector<float>& values) {
 }
 
 TEST(CudaSections, test_dead_zone_payloads_of_several_frames) {
-  for (const std::string_view spec : {"deadzone", "deadzone:block=512+none"}) {
+  for (const std::string_view spec :
+       {"deadzone", "deadzone:block=512+none", "bitplanes:step=0.3", "bitplanes:block=512+none"}) {
     SCOPED_TRACE(spec);
     CudaCase test{spec_of(spec), DType::Float32, to_bytes(gaussian(kFloatsOfFrame + 5001))};
     expect_same_payload(test);
@@ -103,6 +104,8 @@ TEST(CudaSections, test_hostile_dead_zone_frames_do_no_harm) {
   expect_no_harm({"deadzone:block=64"}, values);
   expect_no_harm({"deadzone:block=64+none", DType::Float16}, values);
   expect_no_harm({"deadzone:block=128+none"}, gaussian(300));
+  expect_no_harm({"bitplanes:block=64,step=0.3"}, values);
+  expect_no_harm({"bitplanes:block=128,step=0.1+none"}, gaussian(300));
 }
 
 // Floats of which every `every`-th has a lower half that is not zero; 0: none has.
