@@ -128,13 +128,17 @@ struct Avx2 {
       lanes[part] = _mm256_cvtepi8_epi32(expand_eight(bits & 0xFF, from));
     }
   }
-  // As bytes, with those of `others`, from 0 to 127 and no larger than any, elsewhere.
-  static Ints expand_over(Ints others, ByteMask bits, const std::byte*& from) {
+  // As bytes.
+  static Ints expand_bytes(ByteMask bits, const std::byte*& from) {
     const __m128i a = expand_eight(bits & 0xFF, from);
     const __m128i b = expand_eight(bits >> 8 & 0xFF, from);
     const __m128i c = expand_eight(bits >> 16 & 0xFF, from);
     const __m128i d = expand_eight(bits >> 24, from);
-    return _mm256_max_epi8(others, _mm256_set_m128i(_mm_unpacklo_epi64(c, d), _mm_unpacklo_epi64(a, b)));
+    return _mm256_set_m128i(_mm_unpacklo_epi64(c, d), _mm_unpacklo_epi64(a, b));
+  }
+  // With bytes of `others`, from 0 to 127 and no larger than any of these, elsewhere.
+  static Ints expand_over(Ints others, ByteMask bits, const std::byte*& from) {
+    return _mm256_max_epi8(others, expand_bytes(bits, from));
   }
 
   // One bit per lane, the first in the lowest: signs of floats, and a float with those signs.
@@ -156,22 +160,44 @@ struct Avx2 {
     return _mm256_setr_ps(a, b, c, d, a, b, c, d);
   }
 
-  // Bytes: the high and the low ones of 16-bit words rotated left by one bit, and back.
-  static constexpr std::size_t kWordsAtOnce = 32;
-  static void split_words(const std::byte* words, std::byte* high, std::byte* low) {
-    const Ints a = rotated_left(load_ints(words));
-    const Ints b = rotated_left(load_ints(words + 32));
-    const Ints mask = _mm256_set1_epi16(0xFF);
-    const Ints highs = _mm256_packus_epi16(_mm256_srli_epi16(a, 8), _mm256_srli_epi16(b, 8));
-    const Ints lows = _mm256_packus_epi16(a & mask, b & mask);
-    store_ints(high, _mm256_permute4x64_epi64(highs, 0xD8));
-    store_ints(low, _mm256_permute4x64_epi64(lows, 0xD8));
+  // 16-bit words of two vectors.
+  template <int kBits>
+  static Ints shift_words_left(Ints a) {
+    return _mm256_slli_epi16(a, kBits);
   }
-  static void join_words(const std::byte* high, const std::byte* low, std::byte* words) {
-    const Ints highs = _mm256_permute4x64_epi64(load_ints(high), 0xD8);
-    const Ints lows = _mm256_permute4x64_epi64(load_ints(low), 0xD8);
-    store_ints(words, rotated_right(_mm256_unpacklo_epi8(lows, highs)));
-    store_ints(words + 32, rotated_right(_mm256_unpackhi_epi8(lows, highs)));
+  template <int kBits>
+  static Ints shift_words_right(Ints a) {
+    return _mm256_srli_epi16(a, kBits);
+  }
+  static Ints high_bytes(Ints a, Ints b) {
+    return in_order(_mm256_packus_epi16(_mm256_srli_epi16(a, 8), _mm256_srli_epi16(b, 8)));
+  }
+  static Ints low_bytes(Ints a, Ints b) {
+    const Ints mask = _mm256_set1_epi16(0xFF);
+    return in_order(_mm256_packus_epi16(a & mask, b & mask));
+  }
+  static void join_bytes(Ints low, Ints high, Ints& a, Ints& b) {
+    a = _mm256_unpacklo_epi8(in_order(low), in_order(high));
+    b = _mm256_unpackhi_epi8(in_order(low), in_order(high));
+  }
+  static ByteMask nonzero_words(Ints a, Ints b) {
+    const Ints zero = _mm256_setzero_si256();
+    return ~negative_bytes(
+        in_order(_mm256_packs_epi16(_mm256_cmpeq_epi16(a, zero), _mm256_cmpeq_epi16(b, zero))));
+  }
+  // Words of the 32-bit lanes of two vectors, and back to memory.
+  static Ints upper_halves(Ints a, Ints b) {
+    return in_order(_mm256_packus_epi32(_mm256_srli_epi32(a, 16), _mm256_srli_epi32(b, 16)));
+  }
+  static Ints lower_halves(Ints a, Ints b) {
+    const Ints mask = _mm256_set1_epi32(0xFFFF);
+    return in_order(_mm256_packus_epi32(a & mask, b & mask));
+  }
+  static void store_joined(std::byte* to, Ints upper, Ints lower) {
+    const Ints even = _mm256_unpacklo_epi16(lower, upper);  // 0-3 and 8-11
+    const Ints odd = _mm256_unpackhi_epi16(lower, upper);   // 4-7 and 12-15
+    store_ints(to, _mm256_permute2x128_si256(even, odd, 0x20));
+    store_ints(to + kBytes, _mm256_permute2x128_si256(even, odd, 0x31));
   }
 
   // Philox: 64-bit lanes of which the low halves count.
@@ -209,8 +235,8 @@ struct Avx2 {
     return _mm_shuffle_epi8(packed, order);
   }
   static void store_packed(std::byte* to, __m128i a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(to), a); }
-  static Ints rotated_left(Ints a) { return _mm256_slli_epi16(a, 1) | _mm256_srli_epi16(a, 15); }
-  static Ints rotated_right(Ints a) { return _mm256_srli_epi16(a, 1) | _mm256_slli_epi16(a, 15); }
+  // Packing works in halves of 128 bits: 64-bit quarters come out as 0, 2, 1, 3.
+  static Ints in_order(Ints packed) { return _mm256_permute4x64_epi64(packed, 0xD8); }
 };
 
 }  // namespace

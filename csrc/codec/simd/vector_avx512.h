@@ -10,6 +10,36 @@
 namespace geocomm::codec {
 namespace {
 
+// Orders for permutations of two registers: every second byte or word of them, and the bytes or words of one
+// alternating with those of the other.
+struct Orders {
+  std::uint8_t even_bytes[64];
+  std::uint8_t odd_bytes[64];
+  std::uint8_t first_bytes[64];  // byte i of the first, byte i of the second, ...
+  std::uint8_t last_bytes[64];   // from byte 32 on
+  std::uint16_t even_words[32];
+  std::uint16_t odd_words[32];
+  std::uint16_t first_words[32];
+  std::uint16_t last_words[32];
+};
+consteval Orders make_orders() {
+  Orders orders{};
+  for (unsigned i = 0; i < 64; ++i) {
+    orders.even_bytes[i] = static_cast<std::uint8_t>(2 * i);
+    orders.odd_bytes[i] = static_cast<std::uint8_t>(2 * i + 1);
+    orders.first_bytes[i] = static_cast<std::uint8_t>(i / 2 + i % 2 * 64);
+    orders.last_bytes[i] = static_cast<std::uint8_t>(32 + i / 2 + i % 2 * 64);
+  }
+  for (unsigned i = 0; i < 32; ++i) {
+    orders.even_words[i] = static_cast<std::uint16_t>(2 * i);
+    orders.odd_words[i] = static_cast<std::uint16_t>(2 * i + 1);
+    orders.first_words[i] = static_cast<std::uint16_t>(i / 2 + i % 2 * 32);
+    orders.last_words[i] = static_cast<std::uint16_t>(16 + i / 2 + i % 2 * 32);
+  }
+  return orders;
+}
+constexpr Orders kOrders = make_orders();
+
 struct Avx512 {
   using Floats = __m512;
   using Ints = __m512i;
@@ -107,13 +137,17 @@ struct Avx512 {
   // The other way: the next signed bytes where bits are set, zeros elsewhere, as four vectors. Moves `from`
   // behind them; up to kBytes there are read as well.
   static void expand(ByteMask bits, const std::byte*& from, Ints (&lanes)[4]) {
-    const Ints bytes = expand_over(_mm512_setzero_si512(), bits, from);
+    const Ints bytes = expand_bytes(bits, from);
     lanes[0] = _mm512_cvtepi8_epi32(_mm512_castsi512_si128(bytes));
     lanes[1] = _mm512_cvtepi8_epi32(_mm512_extracti32x4_epi32(bytes, 1));
     lanes[2] = _mm512_cvtepi8_epi32(_mm512_extracti32x4_epi32(bytes, 2));
     lanes[3] = _mm512_cvtepi8_epi32(_mm512_extracti32x4_epi32(bytes, 3));
   }
-  // As bytes, with those of `others`, from 0 to 127 and no larger than any, elsewhere. The load stays an
+  // As bytes.
+  static Ints expand_bytes(ByteMask bits, const std::byte*& from) {
+    return expand_over(_mm512_setzero_si512(), bits, from);
+  }
+  // With bytes of `others`, from 0 to 127 and no larger than any of these, elsewhere. The load stays an
   // instruction of its own: Bochs gets an expansion from memory wrong.
   static Ints expand_over(Ints others, ByteMask bits, const std::byte*& from) {
     Ints next = load_ints(from);
@@ -142,18 +176,32 @@ struct Avx512 {
     return _mm512_broadcast_f32x4(_mm_setr_ps(a, b, c, d));
   }
 
-  // Bytes: the high and the low ones of 16-bit words rotated left by one bit, and back.
-  static constexpr std::size_t kWordsAtOnce = 32;
-  static void split_words(const std::byte* words, std::byte* high, std::byte* low) {
-    const Ints a = load_ints(words);
-    const Ints rotated = _mm512_slli_epi16(a, 1) | _mm512_srli_epi16(a, 15);
-    store_packed(high, _mm512_cvtepi16_epi8(_mm512_srli_epi16(rotated, 8)));
-    store_packed(low, _mm512_cvtepi16_epi8(rotated));
+  // 16-bit words of two vectors.
+  template <int kBits>
+  static Ints shift_words_left(Ints a) {
+    return _mm512_slli_epi16(a, kBits);
   }
-  static void join_words(const std::byte* high, const std::byte* low, std::byte* words) {
-    const Ints highs = _mm512_slli_epi16(_mm512_cvtepu8_epi16(load_packed(high)), 8);
-    const Ints rotated = highs | _mm512_cvtepu8_epi16(load_packed(low));
-    store_ints(words, _mm512_srli_epi16(rotated, 1) | _mm512_slli_epi16(rotated, 15));
+  template <int kBits>
+  static Ints shift_words_right(Ints a) {
+    return _mm512_srli_epi16(a, kBits);
+  }
+  static Ints high_bytes(Ints a, Ints b) { return pick_bytes(a, kOrders.odd_bytes, b); }
+  static Ints low_bytes(Ints a, Ints b) { return pick_bytes(a, kOrders.even_bytes, b); }
+  static void join_bytes(Ints low, Ints high, Ints& a, Ints& b) {
+    a = pick_bytes(low, kOrders.first_bytes, high);
+    b = pick_bytes(low, kOrders.last_bytes, high);
+  }
+  static ByteMask nonzero_words(Ints a, Ints b) {
+    const std::uint64_t first = _cvtmask32_u32(_mm512_test_epi16_mask(a, a));
+    const std::uint64_t last = _cvtmask32_u32(_mm512_test_epi16_mask(b, b));
+    return first | last << 32;
+  }
+  // Words of the 32-bit lanes of two vectors, and back to memory.
+  static Ints upper_halves(Ints a, Ints b) { return pick_words(a, kOrders.odd_words, b); }
+  static Ints lower_halves(Ints a, Ints b) { return pick_words(a, kOrders.even_words, b); }
+  static void store_joined(std::byte* to, Ints upper, Ints lower) {
+    store_ints(to, pick_words(lower, kOrders.first_words, upper));
+    store_ints(to + kBytes, pick_words(lower, kOrders.last_words, upper));
   }
 
   // Philox: 64-bit lanes of which the low halves count.
@@ -174,6 +222,13 @@ struct Avx512 {
   }
 
  private:
+  static Ints pick_bytes(Ints a, const std::uint8_t (&order)[64], Ints b) {
+    return _mm512_permutex2var_epi8(a, _mm512_loadu_si512(order), b);
+  }
+  static Ints pick_words(Ints a, const std::uint16_t (&order)[32], Ints b) {
+    return _mm512_permutex2var_epi16(a, _mm512_loadu_si512(order), b);
+  }
+
   static constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
   static __m256i load_packed(const std::byte* from) {

@@ -21,6 +21,18 @@ typename V::Ints magnitude_bits(typename V::Floats a) {
   return V::bits(a) & V::set_int(kMagnitudeMask);
 }
 
+// A vector's bits of a bitmap; `index` is that of the first.
+template <typename V>
+void store_mask(std::byte* bitmap, std::size_t index, typename V::ByteMask bits) {
+  __builtin_memcpy(bitmap + index / 8, &bits, sizeof(bits));
+}
+template <typename V>
+typename V::ByteMask load_mask(const std::byte* bitmap, std::size_t index) {
+  typename V::ByteMask bits;
+  __builtin_memcpy(&bits, bitmap + index / 8, sizeof(bits));
+  return bits;
+}
+
 template <typename V, core::DType kType>
 typename V::Floats load_vector(const std::byte* base, std::size_t index) {
   if constexpr (kType == core::DType::Float32) {

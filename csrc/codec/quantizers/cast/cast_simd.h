@@ -7,6 +7,7 @@
 
 #include "codec/quantizers/cast/cast_kernels.h"
 #include "codec/simd/vector_elements.h"
+#include "codec/simd/vector_words.h"
 
 namespace geocomm::codec {
 namespace {
@@ -77,16 +78,6 @@ void decode(const std::byte* words, std::size_t count, std::byte* dst) {
 }
 
 template <typename V>
-void split(const std::byte* words, std::size_t count, std::byte* high, std::byte* low) {
-  for (std::size_t i = 0; i < count; i += V::kWordsAtOnce) V::split_words(words + 2 * i, high + i, low + i);
-}
-
-template <typename V>
-void join(const std::byte* high, const std::byte* low, std::size_t count, std::byte* words) {
-  for (std::size_t i = 0; i < count; i += V::kWordsAtOnce) V::join_words(high + i, low + i, words + 2 * i);
-}
-
-template <typename V>
 struct CastLoops {
   template <core::DType kType, Residual kResidual>
   static constexpr CastKernels::AllFit kAllFit = all_fit<V, kType, kResidual>;
@@ -94,8 +85,8 @@ struct CastLoops {
   static constexpr CastKernels::Encode kEncode = encode<V, kFormat, kType, kResidual>;
   template <core::DType kFormat, Sink kSink>
   static constexpr CastKernels::Decode kDecode = decode<V, kFormat, kSink>;
-  static constexpr CastKernels::Split kSplit = split<V>;
-  static constexpr CastKernels::Join kJoin = join<V>;
+  static constexpr CastKernels::Split kSplit = split_words<V>;
+  static constexpr CastKernels::Join kJoin = join_words<V>;
 };
 
 }  // namespace

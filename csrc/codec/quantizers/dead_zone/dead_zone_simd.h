@@ -12,17 +12,6 @@
 namespace geocomm::codec {
 namespace {
 
-template <typename V>
-void store_mask(std::byte* bitmap, std::size_t index, typename V::ByteMask bits) {
-  __builtin_memcpy(bitmap + index / 8, &bits, sizeof(bits));
-}
-template <typename V>
-typename V::ByteMask load_mask(const std::byte* bitmap, std::size_t index) {
-  typename V::ByteMask bits;
-  __builtin_memcpy(&bits, bitmap + index / 8, sizeof(bits));
-  return bits;
-}
-
 template <typename V, Residual kResidual>
 std::size_t quantize(const std::byte* floats, std::size_t count, const DeadZoneStep& step,
                      std::byte* residual, std::byte* bitmap, std::byte* codes) {

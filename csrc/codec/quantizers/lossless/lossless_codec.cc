@@ -10,6 +10,7 @@
 #include "codec/frames/bitmap.h"
 #include "codec/frames/payload_codec.h"
 #include "codec/frames/thread_scratch.h"
+#include "codec/quantizers/cast/cast_kernels.h"
 #include "codec/quantizers/cast/plain_codec.h"
 #include "codec/quantizers/lossless/lossless_kernels.h"
 
@@ -52,12 +53,11 @@ std::size_t usual_bound_of(const CodecSpec&, DType dtype, std::size_t elements) 
 }
 
 std::size_t encode_16(const FrameInput& input, std::byte* dst) {
-  const LosslessKernels& kernels = lossless_kernels();
   const Entropy stage = input.spec.entropy;
   const auto high = thread_scratch(ScratchUse::Codes, input.elements);
   const auto low = thread_scratch(ScratchUse::Values, input.elements);
   over_units(input.src, 2, input.elements, [&](std::size_t first, std::size_t count, const std::byte* src) {
-    kernels.split16(src, count, high.data() + first, low.data() + first);
+    cast_kernels().split(src, count, high.data() + first, low.data() + first);
   });
   dst[0] = static_cast<std::byte>(Lower::None);
   std::size_t end = 1;
@@ -171,7 +171,7 @@ core::Result<Planes> read_planes(const FrameView& frame) {
 void merge(const LosslessKernels& kernels, DType dtype, const Planes& planes, std::size_t first,
            std::size_t count, std::size_t& taken, std::byte* to) {
   if (dtype != DType::Float32) {
-    kernels.merge16(planes.high.data() + first, planes.low.data() + first, count, to);
+    cast_kernels().join(planes.high.data() + first, planes.low.data() + first, count, to);
     return;
   }
   LowerHalves lower = planes.lower;

@@ -1,5 +1,5 @@
-// Words of elements to planes of bytes and back, at three CPU levels; the scalar one is the reference that
-// the others equal bit for bit.
+// Words of 32 bits to planes of bytes and back (those of 16: cast_kernels.h), at three CPU levels; the scalar
+// one is the reference that the others equal bit for bit.
 //
 // A word of 16 bits, rotated left by one, has exponent bits in its high byte, and mantissa and sign in its
 // low one. A word of 32 bits is such a word above a lower half, which is often zero.
@@ -22,11 +22,8 @@ struct LowerHalves {
 };
 
 struct LosslessKernels {
-  // The high and the low bytes of rotated words of 16 bits.
-  void (*split16)(const std::byte* src, std::size_t count, std::byte* high, std::byte* low);
-  void (*merge16)(const std::byte* high, const std::byte* low, std::size_t count, std::byte* dst);
-  // The upper halves of words of 32 bits, split likewise, and a bitmap of the lower halves that are not zero.
-  // Returns how many these are.
+  // The upper halves of words of 32 bits, split as CastKernels does it, and a bitmap of the lower halves that
+  // are not zero. Returns how many these are.
   std::size_t (*split32)(const std::byte* src, std::size_t count, std::byte* high, std::byte* low,
                          std::byte* bitmap);
   // The bytes of the lower halves whose bits are set (bitmap nullptr: of all). Returns how many these are; up

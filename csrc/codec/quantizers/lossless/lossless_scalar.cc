@@ -20,23 +20,6 @@ std::uint16_t word_of(std::byte high, std::byte low) {
   return static_cast<std::uint16_t>(static_cast<unsigned>(high) << 8 | static_cast<unsigned>(low));
 }
 
-void split16(const std::byte* __restrict src, std::size_t count, std::byte* __restrict high,
-             std::byte* __restrict low) {
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::uint16_t rotated = std::rotl(load_unaligned<std::uint16_t>(src + 2 * i), 1);
-    high[i] = high_byte(rotated);
-    low[i] = low_byte(rotated);
-  }
-}
-
-void merge16(const std::byte* __restrict high, const std::byte* __restrict low, std::size_t count,
-             std::byte* __restrict dst) {
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::uint16_t word = std::rotr(word_of(high[i], low[i]), 1);
-    std::memcpy(dst + 2 * i, &word, sizeof(word));
-  }
-}
-
 std::size_t split32(const std::byte* __restrict src, std::size_t count, std::byte* __restrict high,
                     std::byte* __restrict low, std::byte* __restrict bitmap) {
   std::size_t set = 0;
@@ -92,7 +75,7 @@ std::size_t merge32(const std::byte* __restrict high, const std::byte* __restric
   return taken;
 }
 
-constexpr LosslessKernels kScalar{split16, merge16, split32, split_lower, merge32};
+constexpr LosslessKernels kScalar{split32, split_lower, merge32};
 
 const LosslessKernels& or_scalar(const LosslessKernels* kernels) {
   return kernels != nullptr ? *kernels : kScalar;
