@@ -38,7 +38,7 @@ def collective_codec(codec: str) -> CodecSpec:
     Raises as `without_feedback`.
     """
     spec = without_feedback(codec)
-    if spec.family == "deadzone":
+    if spec.family in ("deadzone", "bitplanes"):
         logger().warning(
             f"codec {codec!r}: the backend has no error feedback, so gradients that stay small in every step never "
             "cross the sites. Compare a run with codec int8 before you trust it"

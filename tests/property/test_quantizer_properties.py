@@ -214,7 +214,9 @@ def test_top_k_of_16_or_more_carries_nan_and_inf_before_all_else(codec: str, dat
 
 @small
 @given(
-    st.sampled_from(("int8", "int4:block=64", "bit2", "bit1", "fp16", "bf16", "deadzone:step=0.3")),
+    st.sampled_from(
+        ("int8", "int4:block=64", "bit2", "bit1", "fp16", "bf16", "deadzone:step=0.3", "bitplanes:step=0.1")
+    ),
     inputs(FLOATS, largest_bytes=SMALL_BYTES),
 )
 def test_stage_changes_bytes_but_no_value(codec: str, data: Data) -> None:

@@ -128,7 +128,10 @@ STAGES = ("huffman", "zstd") if _has_zstd() else ("huffman",)
 stages = st.sampled_from(("none", *STAGES))
 level_codecs = st.builds("{}:block={}".format, st.sampled_from(("bit2", "bit1")), st.sampled_from(BLOCKS))
 dead_zone_codecs = st.builds(
-    "deadzone:block={},step={}".format, st.sampled_from(BLOCKS), st.sampled_from((0.05, 0.3, 0.7, 1.0, 1.4, 8.0))
+    "{}:block={},step={}".format,
+    st.sampled_from(("deadzone", "bitplanes")),
+    st.sampled_from(BLOCKS),
+    st.sampled_from((0.05, 0.3, 0.7, 1.0, 1.4, 8.0)),
 )
 top_k_codecs = st.builds(
     "topk:k={},values={}".format,

@@ -53,8 +53,8 @@ bool is_supported(const CodecSpec& spec, core::DType dtype);
 // Room that `dst` needs: the worst case.
 std::size_t encoded_bound(const CodecSpec& spec, core::DType dtype, std::uint64_t elements, Framing framing);
 // Workspace for either direction, in bytes per element at most (in brackets: with a stage): casts none (3.6),
-// blocks 1.1 (2.6), dead zone 2.4 (5.4), lossless 2.1 (5.1), of float32 4.2 (11.8), topk (2, as a frame may
-// bring all of them, up to 14 at k = 2048), loco 0.3, 7 at k = 2048.
+// blocks 1.1 (2.6), dead zone 2.4 (5.4), bit planes 2.9 (12), lossless 2.1 (5.1), of float32 4.2 (11.8), topk
+// (2, as a frame may bring all of them, up to 14 at k = 2048), loco 0.3, 7 at k = 2048.
 std::size_t workspace_bytes(const CodecSpec& spec, core::DType dtype, std::uint64_t elements,
                             Framing framing);
 

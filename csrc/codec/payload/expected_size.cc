@@ -18,27 +18,30 @@ constexpr double kScaleBytes = 2.0;  // per block, bfloat16
 struct DeadZonePoint {
   double step;
   double bytes;
+  double bit_planes_bytes;
 };
-constexpr std::array<DeadZonePoint, 9> kDeadZone = {{{0.05, 0.80},
-                                                     {0.35, 0.449},
-                                                     {0.5, 0.383},
-                                                     {0.7, 0.3245},
-                                                     {1.0, 0.261},
-                                                     {1.4, 0.208},
-                                                     {2.0, 0.145},
-                                                     {2.8, 0.0715},
-                                                     {8.0, 0.003}}};
+constexpr std::array<DeadZonePoint, 9> kDeadZone = {{{0.05, 0.80, 0.81},
+                                                     {0.35, 0.449, 0.452},
+                                                     {0.5, 0.383, 0.383},
+                                                     {0.7, 0.3245, 0.3222},
+                                                     {1.0, 0.261, 0.253},
+                                                     {1.4, 0.208, 0.1955},
+                                                     {2.0, 0.145, 0.1336},
+                                                     {2.8, 0.0715, 0.072},
+                                                     {8.0, 0.003, 0.003}}};
 
-double dead_zone_bytes(double step) {
+double dead_zone_bytes(const CodecSpec& spec) {
+  const auto bytes_at = [&](const DeadZonePoint& point) {
+    return spec.id == CodecId::BitPlanes ? point.bit_planes_bytes : point.bytes;
+  };
   for (std::size_t i = 1; i < kDeadZone.size(); ++i) {
-    const auto& [low_step, low_bytes] = kDeadZone[i - 1];
-    const auto& [high_step, high_bytes] = kDeadZone[i];
-    if (step <= high_step) {
-      const double part = std::clamp((step - low_step) / (high_step - low_step), 0.0, 1.0);
-      return low_bytes + part * (high_bytes - low_bytes);
+    const auto &low = kDeadZone[i - 1], &high = kDeadZone[i];
+    if (spec.step <= high.step) {
+      const double part = std::clamp((spec.step - low.step) / (high.step - low.step), 0.0, 1.0);
+      return bytes_at(low) + part * (bytes_at(high) - bytes_at(low));
     }
   }
-  return kDeadZone.back().bytes;
+  return bytes_at(kDeadZone.back());
 }
 
 double lossless_bytes(DType dtype) {
@@ -87,7 +90,7 @@ double expected_bytes_per_element(const CodecSpec& spec, DType dtype) {
       return scale + 0.125;
     case CodecId::DeadZone:
     case CodecId::BitPlanes:
-      return scale + dead_zone_bytes(spec.step);
+      return scale + dead_zone_bytes(spec);
     case CodecId::TopK:
       return top_k_bytes(spec);
     case CodecId::Loco:

@@ -24,8 +24,8 @@ constexpr std::array<std::string_view, kCodecIds> kNames = {
 constexpr std::array<Preset, 6> kPresets = {{{"lossless", "lossless"},
                                              {"int8", "int8"},
                                              {"int4", "int4"},
-                                             {"balanced", "deadzone:step=0.7"},
-                                             {"small", "deadzone:step=1"},
+                                             {"balanced", "bitplanes:step=0.7"},
+                                             {"small", "bitplanes:step=1"},
                                              {"tiny", "topk:k=64,values=bit2"}}};
 constexpr std::array<std::string_view, 2> kRoundings = {"nearest", "stochastic"};
 constexpr std::array<std::string_view, 3> kStages = {"none", "huffman", "zstd"};

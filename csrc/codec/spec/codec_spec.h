@@ -55,18 +55,17 @@ struct Setting {
 };
 
 // Grammar: name[:key=value,...][+stage].
-//   name   a codec: none, fp16, bf16, int8, int4, bit2, bit1, deadzone, topk, lossless, loco; or a
-//   preset,
-//          which takes neither settings nor a stage (presets())
-//   block  elements per scale, a power of two from 64 to 4096; default 256, deadzone 4096.
-//          int8, int4, bit2, bit1, deadzone
+//   name   a codec: none, fp16, bf16, int8, int4, bit2, bit1, deadzone, topk, lossless, loco, bitplanes;
+//          or a preset, which takes neither settings nor a stage (presets())
+//   block  elements per scale, a power of two from 64 to 4096; default 256, deadzone and bitplanes
+//          4096. int8, int4, bit2, bit1, deadzone, bitplanes
 //   round  nearest (default) | stochastic. int8, int4
-//   step   step of deadzone in units of the rms, 0.05 to 8; default 0.7
+//   step   step of deadzone and bitplanes in units of the rms, 0.05 to 8; default 0.7
 //   k      elements kept of each 4096, 1 to 2048; default 64. topk, loco
 //   values fp32 | bf16 | int8 (default) | bit2. topk
-//   stage  none | huffman | zstd. Default huffman for deadzone, topk and lossless, none for the others. The
-//          codec none takes no stage: lossless is what it would be. topk has no stage none; loco has no
-//          other.
+//   stage  none | huffman | zstd. Default huffman for deadzone, bitplanes, topk and lossless, none for the
+//          others. The codec none takes no stage: lossless is what it would be. topk has no stage none; loco
+//          has no other.
 // What is not known, a key that the codec does not take, or a bad value is InvalidArgument with the nearest
 // right spelling and the list of the right ones.
 struct CodecSpec {

@@ -17,6 +17,7 @@ _FINER_THAN_FAMILY = {
     "topk": "small",
     "loco": "small",
     "deadzone": "int4",
+    "bitplanes": "int4",
     "bit1": "int4",
     "bit2": "int4",
     "int4": "int8",

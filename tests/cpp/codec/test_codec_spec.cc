@@ -211,8 +211,8 @@ TEST(CodecSpec, test_preset_stands_for_its_codec) {
     EXPECT_EQ(parsed(preset.name), parsed(preset.codec)) << preset.name;
   }
   EXPECT_EQ(names, (std::vector<std::string>{"lossless", "int8", "int4", "balanced", "small", "tiny"}));
-  EXPECT_EQ(parsed("balanced").to_string(), "deadzone");
-  EXPECT_EQ(parsed("small").to_string(), "deadzone:step=1");
+  EXPECT_EQ(parsed("balanced").to_string(), "bitplanes");
+  EXPECT_EQ(parsed("small").to_string(), "bitplanes:step=1");
   EXPECT_EQ(parsed("tiny").to_string(), "topk:values=bit2");
   EXPECT_TRUE(parsed("tiny").needs_feedback());
   EXPECT_FALSE(parsed("small").needs_feedback());

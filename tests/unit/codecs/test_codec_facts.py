@@ -37,7 +37,7 @@ def test_sums_are_verified_by_no_less_than_what_the_backend_loses_of_normal_numb
 
 
 def test_facts_of_another_spelling_are_found() -> None:
-    assert facts_of("deadzone:step=1") is FACTS["small"]
+    assert facts_of("bitplanes:step=1") is FACTS["small"]
     assert facts_of("int8:block=128") is FACTS["int8"]
     assert facts_of("int4:round=stochastic+zstd") is FACTS["int4"]
     assert facts_of("deadzone:step=2") is None

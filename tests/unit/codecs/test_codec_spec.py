@@ -23,7 +23,7 @@ def test_codec_spec_of_a_preset_is_that_of_what_it_stands_for() -> None:
     for preset, codec in codec_presets().items():
         assert codec_spec(preset) == codec_spec(codec)
         assert hash(codec_spec(preset)) == hash(codec_spec(codec))
-    assert codec_spec("balanced").family == "deadzone"
+    assert codec_spec("balanced").family == "bitplanes"
     assert codec_spec("tiny").needs_feedback
 
 

@@ -21,8 +21,8 @@ from support.harness import Ranks
         ("int4:block=128+huffman", "int4:block=128,round=stochastic+huffman"),
         ("int4:round=nearest", "int4"),
         ("int4:round=nearest,block=64", "int4:block=64"),
-        ("balanced", "deadzone"),
-        ("small", "deadzone:step=1"),
+        ("balanced", "bitplanes"),
+        ("small", "bitplanes:step=1"),
         ("bit1:block=256", "bit1"),
     ],
 )

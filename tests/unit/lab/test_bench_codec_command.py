@@ -87,7 +87,7 @@ def test_file_of_pickled_objects_runs_no_code(tmp_path: Path) -> None:
 def test_measure_gives_a_verified_row_per_codec_in_order() -> None:
     rows = measure(["none", "int8", "balanced"], gaussian(3000), rounds=2)
     assert [row.codec for row in rows] == ["none", "int8", "balanced"]
-    assert [row.stands_for for row in rows] == ["", "", "deadzone:step=0.7"]
+    assert [row.stands_for for row in rows] == ["", "", "bitplanes:step=0.7"]
     assert rows[0].nmse == 0
     assert 0 < rows[1].nmse < 1e-3
     assert all(row.encode_s > 0 and row.decode_s > 0 and row.copy_s > 0 for row in rows)

@@ -133,7 +133,9 @@ def test_ladder_ends_in_an_exact_codec() -> None:
     ]
 
 
-@pytest.mark.parametrize("codec", ["topk:k=9", "loco", "bit1", "bit2+zstd", "deadzone:step=2", "int4:block=64", "fp16"])
+@pytest.mark.parametrize(
+    "codec", ["topk:k=9", "loco", "bit1", "bit2+zstd", "deadzone:step=2", "bitplanes:step=2", "int4:block=64", "fp16"]
+)
 def test_codec_without_a_place_on_the_ladder_leads_to_it(codec: str) -> None:
     seen = []
     current: str | None = codec
