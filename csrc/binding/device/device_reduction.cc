@@ -128,6 +128,8 @@ std::shared_ptr<DeviceReduction> DeviceReduction::create(collective::Exchange& e
     throw_if_error(plan.status());
   }
   if (!codec::cuda::is_supported(plan->codec, context.dtype)) return nullptr;
+  // Frame by frame its many kernels would take longer than the way through the host.
+  if (plan->codec.id == codec::CodecId::BitPlanes) return nullptr;
   std::shared_ptr<DeviceReduction> self(
       new DeviceReduction(exchange, context, op, std::move(stripes), *stream));
   self->plan_ = std::move(plan).value();
