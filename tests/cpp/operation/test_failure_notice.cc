@@ -69,8 +69,10 @@ class FailureNoticeTest : public ::testing::Test {
   };
 
   void SetUp() override {
+    transport::EndpointOptions options;
+    options.bind_address = "127.0.0.1";
     for (auto& side : sides_) {
-      auto created = transport::Endpoint::create({.bind_address = "127.0.0.1"});
+      auto created = transport::Endpoint::create(options);
       ASSERT_TRUE(created.is_ok()) << created.status().to_string();
       side.endpoint = std::move(created).value();
       side.endpoint->allow(kToken);
