@@ -86,8 +86,9 @@ void Link::send_heartbeat() {
 }
 
 void Link::finish_segment(SegmentCopy copy) {
-  mux_.finish(std::move(copy), timers().now());
-  look_again();
+  const auto now = timers().now();
+  mux_.finish(std::move(copy), now);
+  look_again(now);
 }
 
 Status Link::on_packet(const WireHeader& header) {
@@ -107,9 +108,10 @@ Status Link::on_packet(const WireHeader& header) {
       return Status::ok();
     }
     default: {
-      GEOCOMM_ASSIGN_OR_RETURN(const Mux::Told told, mux_.on_control(header, timers().now()));
+      const auto now = timers().now();
+      GEOCOMM_ASSIGN_OR_RETURN(const Mux::Told told, mux_.on_control(header, now));
       if (told.leaves) peer_left();
-      look_again();
+      look_again(now);
       return Status::ok();
     }
   }
@@ -167,13 +169,15 @@ void Link::count_bytes(std::uint64_t received, std::uint64_t sent) {
 
 void Link::flush() {
   if (phase_ == Phase::Closed) return;
-  send_control();
+  const auto now = timers().now();
+  send_control(now);
   const std::size_t data_streams = std::max<std::size_t>(streams_.size(), 1) - 1;
   for (std::size_t i = 0; i < data_streams && is_up() && mux_.has_ready(); ++i) {
     next_stream_ = next_stream_ % data_streams + 1;
     if (Stream* const stream = streams_.open(next_stream_)) stream->wake();
   }
   hedge_slow_segments();
+  look_again(now);
   advance_closing();
 }
 
@@ -186,13 +190,12 @@ void Link::hedge_slow_segments() {
     Stream* const stream = streams_.open(next_stream_);
     if (stream != nullptr && stream->is_idle()) stream->help();
   }
-  look_again();
 }
 
 // As soon as the mux may have something due.
-void Link::look_again() {
+void Link::look_again(Timers::Time now) {
   if (phase_ == Phase::Closed) return;
-  const auto due = mux_.due(timers().now());
+  const auto due = mux_.due(now);
   if (!due || (mux_timer_ && mux_timer_->first <= *due)) return;
   if (mux_timer_) timers().cancel_timer(*mux_timer_);
   mux_timer_ = timers().add_timer(*due, [this] {
@@ -201,11 +204,11 @@ void Link::look_again() {
   });
 }
 
-void Link::send_control() {
+void Link::send_control(Timers::Time now) {
   Stream* const control = streams_.control();
   if (control == nullptr) return;
   std::vector<WireHeader> packets;
-  mux_.take_control(timers().now(), control->pending_bytes() < kMaxPendingControlBytes, packets);
+  mux_.take_control(now, control->pending_bytes() < kMaxPendingControlBytes, packets);
   control->send_packets(packets);
   if (mux_.control_overflows()) fail(core::corrupt("the peer acknowledges no control packets"));
 }
@@ -234,10 +237,10 @@ void Link::peer_left() {
 
 void Link::advance_closing() {
   if (!is_up() || !is_ending() || !mux_.drained()) return;
-  if (mux_.say_close()) send_control();
+  if (mux_.say_close()) send_control(timers().now());
   if (!is_up() || !mux_.has_peer_left() || !mux_.control_acknowledged()) return;
   // The peer waits for the acknowledgement of its own.
-  if (mux_.hurry_acks()) send_control();
+  if (mux_.hurry_acks()) send_control(timers().now());
   if (is_up()) close(status_.reason(), !status_.is_leaving());
 }
 

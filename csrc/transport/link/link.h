@@ -167,8 +167,9 @@ class Link final : public StreamOwner, public RedialerOwner {
   void on_reply(const WireHeader& header);
   void on_acked(std::uint64_t bytes);
   void hedge_slow_segments();
-  void look_again();
-  void send_control();
+  // `now`: of what the Mux was told last. Read once more, the clock may have passed what is due.
+  void look_again(Timers::Time now);
+  void send_control(Timers::Time now);
   void peer_left();
   void advance_closing();
   void close(const core::Status& reason, bool keep_complete, bool reset = false);

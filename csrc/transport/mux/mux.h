@@ -87,7 +87,8 @@ class Mux {
   std::uint64_t control_received() const { return control_.received(); }
   // The peer must acknowledge control packets, or they would take all memory.
   bool control_overflows() const { return control_.overflows(); }
-  // When to look again whether there is something to say (wake()) or something slow.
+  // When to look again whether there is something to say, or something slow. `now`: as the call before was
+  // told, since what is due at it waits for room, and for no time.
   std::optional<Time> due(Time now) const;
 
   // Nothing is sent any more. False if that was said before. Precondition: drained().

@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "raw_peer.h"
+#include "transport/wire/wire.h"
 #include "transport_fixture.h"
 
 namespace geocomm::transport::testing {
@@ -135,6 +136,36 @@ TEST(ChannelFlow, test_sink_may_send_from_its_callback) {
   send_op(*pair.high_channel, 1, 1, kMiB);
   ASSERT_TRUE(back->wait().is_ok());
   EXPECT_EQ(back->data(), pattern(kMiB, 1));
+}
+
+// Longer than the five milliseconds that an acknowledgement waits for others.
+class SlowSink : public CollectingSink {
+ public:
+  using CollectingSink::CollectingSink;
+  void on_chunk(std::uint32_t chunk) override {
+    std::this_thread::sleep_for(20ms);
+    CollectingSink::on_chunk(chunk);
+  }
+};
+
+TEST(ChannelFlow, test_acknowledgement_of_a_slow_sink_waits_for_no_heartbeat) {
+  if (over_rdma()) GTEST_SKIP() << "counts bytes";
+  constexpr std::uint64_t kOps = 4;
+  Pair pair;
+  pair.connect();
+  for (std::uint64_t op = 1; op <= kOps; ++op) {
+    ASSERT_TRUE(pair.low_channel->post_receive({1, op}, 7, 1, std::make_shared<SlowSink>(1)).is_ok());
+  }
+  expect_transfer(*pair.high_channel, *pair.low_channel, 100, 1000);
+  int alone = 0;
+  for (std::uint64_t op = 1; op <= kOps; ++op) {
+    std::this_thread::sleep_for(20ms);  // for what is under way
+    const ChannelStats before = pair.high_channel->stats();
+    send_op(*pair.high_channel, op, 1, 1000);
+    while (pair.high_channel->stats().acks == before.acks) std::this_thread::sleep_for(1ms);
+    if (pair.high_channel->stats().bytes_received == before.bytes_received + kHeaderBytes) ++alone;
+  }
+  EXPECT_GT(alone, 0);  // a heartbeat comes just before what waits for it
 }
 
 TEST(ChannelFlow, test_posts_and_cancels_race_with_arrivals) {
