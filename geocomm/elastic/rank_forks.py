@@ -11,8 +11,6 @@ from __future__ import annotations
 import builtins
 import contextlib
 import ctypes
-import gc
-import importlib
 import json
 import os
 import runpy
@@ -27,7 +25,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn, cast
 
-_PRELOADED = ("torch._dynamo", "geocomm.sync.local_steps.local_steps")
 _LONGEST_REQUEST_BYTES = 128 * 1024
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -57,13 +54,6 @@ class ForkedRank:
         return self.returncode
 
 
-def preload() -> bool:
-    """Import what ranks import. Whether they can be forked then: once a device is in use, forks cannot use it."""
-    for name in _PRELOADED:
-        importlib.import_module(name)
-    return not sys.modules["torch"].cuda.is_initialized()
-
-
 class RankForks:
     """Made while this process has no threads of its own: it forks the one that ranks are forked from."""
 
@@ -72,7 +62,6 @@ class RankForks:
         self._control, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         sys.stdout.flush()
         sys.stderr.flush()
-        gc.freeze()  # what is imported outlives every collection: else each one copies its pages
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the threads that numpy's library has, which knows forks
             pid = os.fork()

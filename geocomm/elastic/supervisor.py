@@ -1,8 +1,9 @@
 """What `geocomm run --elastic` is on a node: it starts the site's agent and its torchrun, and starts them again.
 
 The two fail apart. An agent that dies is back within a second, and the ranks train on meanwhile. Ranks that die end
-their torchrun: the site is away at once. Its ranks start again from the run folder: at once where a frame of theirs has
-counted, else after 1, 2, 4 ... 60 s. After SIGTERM the agent says that the site leaves, and then the ranks end.
+their torchrun. They start again from the run folder: at once where a frame of theirs has counted, else after 1, 2, 4
+... 60 s. Where that takes seconds, the site is away. After SIGTERM the agent says that the site leaves, and then the
+ranks end.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import sys
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -85,6 +87,8 @@ class Supervisor:
         self._environment.setdefault("GEOCOMM_ADDRESS", ",".join(agent.own_hosts))
         self._agent: asyncio.subprocess.Process | None = None
         self._ranks: asyncio.subprocess.Process | None = None
+        self._torchruns: tuple[asyncio.StreamReader, asyncio.StreamWriter]
+        """Of the process above, for a site of one node: how each torchrun ended, and what starts one."""
         self._collecting: asyncio.subprocess.Process | None = None
         self._leaving = asyncio.Event()
         self._parting: asyncio.Task[None] | None = None
@@ -196,8 +200,7 @@ class Supervisor:
         fruitless, pause_s = 0, _FIRST_PAUSE_S
         while True:
             counted = self._counted()
-            self._ranks = await self._start(self._job.command(self._agent_config.run_dir))
-            status = await self._ranks.wait()
+            status = await self._run_ranks()
             if status in (0, EXIT_BAD_INPUT) or self._leaving.is_set():
                 return 0 if self._leaving.is_set() else status
             if self._counted() > counted:
@@ -217,6 +220,22 @@ class Supervisor:
                     return 0
             pause_s = min(max(_FIRST_PAUSE_S, 2 * pause_s), LONGEST_PAUSE_S)
 
+    async def _run_ranks(self) -> int:
+        """torchrun, once; its exit status."""
+        command = self._job.command(self._agent_config.run_dir)
+        if self._job.nodes > 1:
+            self._ranks = await self._start(command)
+            return await self._ranks.wait()
+        if self._ranks is None or self._ranks.returncode is not None:
+            own, given = socket.socketpair()
+            with given:
+                self._ranks = await self._start(command, stdin=given.fileno())
+            self._torchruns = await asyncio.open_connection(sock=own)
+        ends, starts = self._torchruns
+        starts.write(b"\n")
+        told = await ends.readline()
+        return int(told) if told else await self._ranks.wait()
+
     def _counted(self) -> int:
         """Rounds that listed a frame of this site."""
         if not self._journal.exists():
@@ -228,11 +247,14 @@ class Supervisor:
         return 0 if known is None else known.rounds
 
     async def _start(
-        self, command: Sequence[str], at_death: signal.Signals = signal.SIGTERM
+        self,
+        command: Sequence[str],
+        at_death: signal.Signals = signal.SIGTERM,
+        stdin: int | None = None,
     ) -> asyncio.subprocess.Process:
         """A child of this process, to which the kernel sends `at_death` once this one has ended."""
         return await asyncio.create_subprocess_exec(
-            *ending_with_this(command, at_death), env=self._environment, start_new_session=True
+            *ending_with_this(command, at_death), stdin=stdin, env=self._environment, start_new_session=True
         )
 
     async def _end(self, process: asyncio.subprocess.Process | None, limit_s: float) -> None:

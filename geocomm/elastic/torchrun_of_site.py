@@ -1,68 +1,78 @@
-"""torchrun for a site of one node, which tells how it ended in a line: its ranks have told their errors themselves.
-
-They are forked (`rank_forks`), where this torch's torchrun lets one say how they are started.
+"""torchrun for a site of one node, once for each byte on stdin. The exit status is that of the last one.
 
 python -m geocomm.elastic.torchrun_of_site TORCHRUN-ARGUMENTS
+
+Each torchrun is forked from this process, which has imported torch and what ranks import: ranks that start again have
+it at once. stdin is a socket, on which a line says how each torchrun has ended.
 """
 
 from __future__ import annotations
 
-import logging
+import contextlib
+import gc
+import os
+import signal
+import socket
 import sys
-from typing import Any, cast
+from importlib import import_module
+from types import FrameType
 
-from torch.distributed import run as torchrun
-from torch.distributed.elastic.multiprocessing import SignalException, api
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+from geocomm.core.child_processes import end_with_parent
 
-from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
-from geocomm.core.site import site_name
-from geocomm.elastic.rank_forks import RankForks, preload
-from geocomm.group.rendezvous.first_error import hide_torchruns_lines, tell_failure
-from geocomm.group.rendezvous.launch_checks import check_program
-
-run = cast(Any, torchrun)  # without types
+_FORKED = "geocomm.elastic.forked_torchrun"
 
 
-def fork_ranks() -> None:
-    """Have torchrun fork them."""
-    forks = RankForks()
+class _Torchruns:
+    """Run one after the other. The one that runs gets the SIGTERM that this process gets, and is the last then."""
 
-    class Handler(cast(Any, SubprocessHandler)):
-        def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
-            forked = forks.start(args, env, self._stdout, self._stderr)
-            if forked is not None:
-                return forked
-            return super()._popen(args, env)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    def __init__(self, arguments: list[str], asked: socket.socket) -> None:
+        self._arguments, self._asked = arguments, asked
+        self._pid: int | None = None
+        self._ending = False
+        signal.signal(signal.SIGTERM, self._end)
 
-    cast(Any, api).get_subprocess_handler = Handler
+    def _end(self, number: int, _: FrameType | None) -> None:
+        self._ending = True
+        if self._pid is None:
+            sys.exit(128 + number)
+        os.kill(self._pid, number)
+
+    def run(self) -> int:
+        """Run one; its exit status."""
+        parent = os.getpid()
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        self._pid = os.fork()
+        if self._pid == 0:
+            self._asked.close()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+            end_with_parent(parent, signal.SIGTERM)
+            sys.exit(import_module(_FORKED).main(self._arguments))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        self._pid = None
+        return status
+
+    def run_all(self) -> int:
+        """Run as many as are asked for; the exit status of the last one."""
+        status = 0
+        while not self._ending and self._asked.recv(1):
+            status = self.run()
+            with contextlib.suppress(OSError):  # nobody hears it
+                self._asked.sendall(b"%d\n" % status)
+        return status
 
 
 def main(arguments: list[str]) -> int:
-    """Run torchrun; its exit status, or EXIT_BAD_INPUT for what no other start would mend."""
-    # Not by the name of this machine, as by default: nothing may know that name.
-    chosen = run.parse_args(["--standalone", "--local-addr", "127.0.0.1", *arguments])
-    try:
-        check_program(chosen)
-    except BadInput as error:
-        print(f"geocomm run: {error}", file=sys.stderr, flush=True)
-        return EXIT_BAD_INPUT
-    hide_torchruns_lines()
-    # A second signal, while torchrun formats its line about the first, would show as a traceback.
-    agent = logging.getLogger("torch.distributed.elastic.agent.server.api")
-    agent.addFilter(lambda record: not str(record.msg).startswith("Received %s death signal"))
-    lets_one = hasattr(api, "get_subprocess_handler") and hasattr(SubprocessHandler, "_popen")
-    if lets_one and not chosen.no_python and not chosen.run_path and preload():
-        fork_ranks()
-    try:
-        run.run(chosen)
-    except SignalException:  # the supervisor's
-        return 1
-    except ChildFailedError as error:
-        tell_failure(error, site_name() or "")
-        return 1
-    return 0
+    """See the module."""
+    asked = socket.socket(fileno=os.dup(0))
+    with open(os.devnull, encoding="utf-8") as nothing:  # for the ranks
+        os.dup2(nothing.fileno(), 0)
+    gc.disable()  # it finds nothing while torch is imported, and takes a quarter of the time
+    import_module(_FORKED).preload()
+    gc.enable()
+    gc.freeze()  # what is imported outlives every collection: else each fork copies its pages
+    return _Torchruns(arguments, asked).run_all()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from support.elastic_sites import ENVIRONMENT
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 # It writes what it is to $FOLDER, and ends as its argument says.
 PROGRAM = """
 import json, multiprocessing, os, random, signal, sys, time
@@ -42,10 +43,16 @@ def facts():
     }
 
 if __name__ == "__main__":
-    with open(os.path.join(os.environ["FOLDER"], os.environ["RANK"]), "w") as file:
+    place = os.path.join(os.environ["FOLDER"], os.environ["RANK"])
+    with open(place + ".new", "w") as file:
         json.dump(facts(), file)
+    os.rename(place + ".new", place)
     print("said", end="")
-    if sys.argv[1] == "raises":
+    if sys.argv[1] == "raises":  # once both are there, and one of them: torchrun ends the other
+        while not all(os.path.exists(os.path.join(os.environ["FOLDER"], rank)) for rank in "01"):
+            time.sleep(0.01)
+        if os.environ["RANK"] == "1":
+            time.sleep(200)
         raise ValueError("its own error")
     if sys.argv[1] == "waits":
         signal.signal(signal.SIGTERM, lambda *_: (print("asked to end", flush=True), sys.exit(0)))
@@ -55,12 +62,17 @@ if __name__ == "__main__":
 
 
 def launch(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    """torchrun of a site, with two ranks."""
+    """torchrun of a site, once, with two ranks."""
     folder.mkdir(exist_ok=True)
     command = [sys.executable, "-u", "-m", "geocomm.elastic.torchrun_of_site", "--nproc-per-node", "2", *arguments]
     environment = ENVIRONMENT | {"FOLDER": str(folder), "OMP_NUM_THREADS": "1", "ASKED": "yes"}
     environment["PYTHONPATH"] += os.pathsep + str(folder.parent)
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, text=True)
+    own, given = socket.socketpair()
+    with own, given:
+        own.sendall(b"\n")
+        return subprocess.Popen(
+            command, stdin=given.fileno(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, text=True
+        )
 
 
 def ranks(folder: Path) -> list[dict[str, Any]]:
@@ -76,7 +88,7 @@ def test_a_forked_rank_is_like_a_started_one(tmp_path: Path, how: str) -> None:
     started = ["--no-python", sys.executable, "-u", *program]
     for name, arguments in (("forked", program), ("started", started)):
         process = launch(tmp_path / name, *arguments, "raises")
-        said, _ = process.communicate(timeout=120)
+        said, _ = process.communicate(timeout=240)
         assert process.returncode == 1, said
         assert "ValueError: its own error" in said
         assert "rank_forks" not in said

@@ -13,7 +13,7 @@ import pytest
 from geocomm.elastic.agent_process import LAST_STEPS_S
 from geocomm.journal.entries import Left
 from geocomm.journal.run_state import Standing
-from support.elastic_commands import processes_of, supervised
+from support.elastic_commands import Supervised, processes_of, supervised
 from support.elastic_sites import ElasticSite
 
 pytestmark = pytest.mark.timeout(400)
@@ -33,6 +33,14 @@ def standing(site: ElasticSite, name: str) -> Standing | None:
     return None if known is None else known.standing
 
 
+def until_it_counts(run: Supervised, site: ElasticSite) -> None:
+    before = len(site.rounds())
+    run.until(
+        lambda: any(site.name in [one.site for one in entry.members] for entry in site.rounds()[before:]),
+        "it counts again",
+    )
+
+
 def test_what_dies_is_started_again_and_sigterm_leaves(tmp_path: Path) -> None:
     with supervised(tmp_path, "ab") as run:
         a, b = run.sites["a"], run.sites["b"]
@@ -43,15 +51,16 @@ def test_what_dies_is_started_again_and_sigterm_leaves(tmp_path: Path) -> None:
         (agent,) = processes_of(b, "agent_process")
         os.kill(agent, signal.SIGKILL)
         run.until(lambda: agent not in (new := processes_of(b, "agent_process")) and len(new) == 1, "another agent")
-        before = len(b.rounds())
-        run.until(
-            lambda: any("b" in [one.site for one in entry.members] for entry in b.rounds()[before:]), "it counts again"
-        )
+        until_it_counts(run, b)
+        launchers = set(processes_of(b, "torchrun_of_site"))
         (rank,) = processes_of(b, "-u -m support.elastic_rank")
         os.kill(rank, signal.SIGKILL)
-        run.until(lambda: standing(a, "b") is Standing.AWAY, "the site whose rank died is away")
-        run.until(lambda: standing(a, "b") is Standing.READY, "it is back")
+        run.until(
+            lambda: rank not in (new := processes_of(b, "-u -m support.elastic_rank")) and len(new) == 1, "a rank"
+        )
+        until_it_counts(run, b)
         assert "they start again at once" in b.text()  # a frame of them has counted
+        assert launchers & set(processes_of(b, "torchrun_of_site"))  # the one that has imported torch forks them
 
         second.send_signal(signal.SIGTERM)
         assert second.wait(60) == 0, b.text()
