@@ -12,6 +12,7 @@
 
 #include "binding/device/device_side.h"
 #include "binding/operation/exposed_time.h"
+#include "binding/operation/operation.h"
 #include "binding/torch/comm_error.h"
 #include "binding/torch/python_thread.h"
 #include "binding/torch/torch_prelude.h"
@@ -33,19 +34,20 @@ class GeoWork : public c10d::Work {
         result_(c10::make_intrusive<at::ivalue::Future>(c10::IntType::get())),
         exposed_(std::move(exposed)) {}
 
-  // For an operation whose stages are enqueued on a stream (StreamOperation); before the work is handed out.
-  // `use` enqueues what is left of it and completes the Future; it is called, maybe often, when somebody is
-  // to wait for the operation, takes its Future, or lets go of the work. Who waits for the Future makes a
-  // stream wait then, as with NCCL's. An error that comes later is thrown by wait() if it is known by then,
-  // and by the next operation. `ends_unused`: it completes also if nobody uses it.
-  void set_on_stream(std::function<void()> use, bool ends_unused) {
-    use_ = std::move(use);
+  // What it is the face of, before it is handed out. On a stream (StreamOperation) that is used, maybe often,
+  // when somebody is to wait for it, takes its Future, or lets go of the work: the rest of it is enqueued
+  // then, and the Future completed. Who waits for the Future makes a stream wait, as with NCCL's. An error
+  // that comes later is thrown by wait() if it is known by then, and by the next operation. `ends_unused`: it
+  // completes also if nobody uses it.
+  void set_operation(std::shared_ptr<Operation> operation, bool is_on_stream, bool ends_unused) {
+    operation_ = std::move(operation);
+    is_on_stream_ = is_on_stream;
     ends_unused_ = ends_unused;
   }
   ~GeoWork() override { let_go(); }
   // In place of the destructor, which comes later where there are weak references.
   void release_resources() override { let_go(); }
-  // What `use` does last, with the stream current: it needs no work.
+  // What is enqueued last, with the stream current: it needs no work.
   std::function<void()> completes_future() const {
     return [future = future_, outputs = outputs_] { future->markCompleted(at::IValue(outputs)); };
   }
@@ -74,25 +76,6 @@ class GeoWork : public c10d::Work {
     }
   }
 
-  // For an operation whose last step, `end`, calls complete(), and would wait for peers, up to `deadline`, if
-  // it is run before over(): whoever waits for the work runs it, so that no other thread has to wake him;
-  // where nobody waits, or somebody has taken the Future, whose callbacks may wait for what the waiting
-  // thread does next, a thread of the executor does once it is over. Before the work is handed out.
-  void set_end(std::function<void(GeoWork&)> end, core::Deadline deadline) {
-    bool over = false;
-    {
-      std::lock_guard lock(end_mutex_);
-      end_ = std::move(end);
-      end_deadline_ = deadline;
-      over = over_;
-    }
-    if (over) run_end();
-  }
-  // The last step would not wait any more. From any thread, under any lock, also before set_end(). Takes the
-  // caller's share of the work, so that the last one, with which Python's objects may go, is not let go on
-  // the IO thread.
-  static void over(c10::intrusive_ptr<GeoWork> work);
-
   bool wait(std::chrono::milliseconds timeout) override {
     require_own_process(mark_);
     const ExposedTime::Wait counted(*exposed_);
@@ -100,7 +83,8 @@ class GeoWork : public c10d::Work {
     // Else the stages have synchronised their stream when the work completes: nothing is left for the
     // caller's stream to wait for.
     if (!is_on_stream()) {
-      if (timeout == kNoTimeout && !future_taken_) run_end_once_over();
+      // Where somebody has taken the Future, its callbacks may wait for what this thread does next.
+      if (timeout == kNoTimeout && !future_taken_ && operation_) run_operation_once_over();
       const bool done = Work::wait(ends_within(timeout) ? kNoTimeout : kNoTime);
       // complete() comes to the Future a moment later. Callers take it to be done by now, as Gloo's is; its
       // callbacks may still run.
@@ -116,7 +100,7 @@ class GeoWork : public c10d::Work {
     future_->wait();  // blocks the current streams, not the host
     return true;
   }
-  bool is_on_stream() const { return use_ != nullptr; }
+  bool is_on_stream() const { return is_on_stream_; }
   bool ends_unused() const { return ends_unused_; }
   // Blocks the host until complete(); does not throw. `uses`: it is the program that waits.
   std::exception_ptr wait_for_end(bool uses = true) {
@@ -174,22 +158,22 @@ class GeoWork : public c10d::Work {
       use();
     } catch (...) {  // of the driver's; the operation has failed, and says so
     }
-    use_ = nullptr;
+    operation_ = nullptr;
   }
   void use() {
-    if (!use_) return;
+    if (!is_on_stream_ || !operation_) return;
     const GilRelease released;  // a thread that is about it may need Python's lock to free a tensor
-    use_();
+    operation_->use();
   }
   // The host does not wait for operations on streams. Once for an operation, by the first thread that takes
   // its Future.
   void count_future() {
-    std::lock_guard lock(end_mutex_);
+    std::lock_guard lock(exposed_mutex_);
     if (is_on_stream() || Work::isCompleted() || waiting_thread_ != 0) return;
     waiting_thread_ = exposed_->future_taken();
   }
   void stop_counting() {
-    std::lock_guard lock(end_mutex_);
+    std::lock_guard lock(exposed_mutex_);
     if (waiting_thread_ != 0) exposed_->ended(std::exchange(waiting_thread_, 0));
   }
   // As Work::wait(), but the program's handlers of signals run meanwhile.
@@ -198,35 +182,10 @@ class GeoWork : public c10d::Work {
     return wait_with_signals(lock, cv_, core::Deadline::after(timeout == kNoTimeout ? kForever : timeout),
                              [&] { return completed_; });
   }
-  // On a thread that waits for the work. Does nothing if another thread has begun it.
-  void run_end_once_over() {
-    c10::intrusive_ptr<GeoWork> share;
-    {
-      std::unique_lock lock(end_mutex_);
-      if (!end_) return;
-      ++waiting_for_end_;
-      try {
-        wait_with_signals(lock, over_changed_, end_deadline_, [&] { return over_ || !end_; });
-      } catch (...) {
-        if (--waiting_for_end_ == 0 && share_of_over_) over_unattended_locked();
-        throw;
-      }
-      --waiting_for_end_;
-      share = std::move(share_of_over_);
-    }
-    run_end();
-  }
-  // Nobody waits: a thread of the executor runs it, unless another has begun it.
-  void over_unattended_locked();
-  // Does nothing if another thread has begun it.
-  void run_end() {
-    std::function<void(GeoWork&)> end;
-    {
-      std::lock_guard lock(end_mutex_);
-      end = std::exchange(end_, nullptr);
-      end_begun_ = end_begun_ || end;
-    }
-    if (end) end(*this);
+  void run_operation_once_over() const {
+    operation_->run_once_over([](auto& lock, auto& changed, core::Deadline deadline, const auto& is_over) {
+      wait_with_signals(lock, changed, deadline, is_over);
+    });
   }
 
   static std::vector<at::Device> accelerators_of(const Tensors& tensors) {
@@ -247,48 +206,40 @@ class GeoWork : public c10d::Work {
   const c10::intrusive_ptr<at::ivalue::Future> result_;
   const std::shared_ptr<ExposedTime> exposed_;
   std::shared_ptr<collective::OpRecord> record_;  // nullptr: of several operations
-  std::function<void()> use_;                     // nullptr: not on a stream
+  std::shared_ptr<Operation> operation_;
+  bool is_on_stream_ = false;
   bool ends_unused_ = true;
   std::atomic<bool> future_taken_{false};
-  std::mutex end_mutex_;  // guards all below
-  std::function<void(GeoWork&)> end_;
-  core::Deadline end_deadline_ = core::Deadline::after({});
-  bool end_begun_ = false;
-  bool over_ = false;
-  std::condition_variable over_changed_;
-  int waiting_for_end_ = 0;                    // threads
-  c10::intrusive_ptr<GeoWork> share_of_over_;  // for the first of them
-  pid_t waiting_thread_ = 0;                   // that `exposed_` counts for this operation, 0: none
+  std::mutex exposed_mutex_;  // guards waiting_thread_
+  pid_t waiting_thread_ = 0;  // that `exposed_` counts for this operation, 0: none
 };
 
-// How whoever ends an operation on a stream completes its Work, which is the program's alone to hold: letting
+// How whoever ends an operation completes its Work. On a stream that is the program's alone to hold: letting
 // go of it is one of its uses.
 struct GeoWork::Ending {
   c10::weak_intrusive_ptr<GeoWork> work;
   c10::intrusive_ptr<at::ivalue::Future> result;
+  c10::intrusive_ptr<GeoWork> held;  // not on a stream
 
-  // Whether there was a Work still. What it completes otherwise is what the program may have kept of it.
-  bool complete(const std::exception_ptr& error) const {
-    if (const auto held = work.lock()) {
-      held->complete(error);
-      return true;
-    }
+  // What it completes where there is no Work any more is what the program may have kept of it.
+  void complete(const c10::intrusive_ptr<GeoWork>& still_there, const std::exception_ptr& error) const {
+    if (still_there) return still_there->complete(error);
     mark(*result, error);
-    return false;
   }
 };
 inline GeoWork::Ending GeoWork::ending_of(const c10::intrusive_ptr<GeoWork>& work) {
-  return {c10::weak_intrusive_ptr<GeoWork>(work), work->result_};
+  return {c10::weak_intrusive_ptr<GeoWork>(work), work->result_,
+          work->is_on_stream() ? c10::intrusive_ptr<GeoWork>() : work};
 }
 
-// Done when all of `works` are; fails with the first error among them. Takes geocomm's and inner backends'
-// works alike.
+// Done when all of `works` are, and `then` has run if they have succeeded; fails with the first error among
+// them. Takes geocomm's and inner backends' works alike, also null ones, which are done. Works on streams:
+// they are used, and `then` is enqueued on a stream that waits for them, when `joined` is used. `joined` is
+// new.
+void join_works(const c10::intrusive_ptr<GeoWork>& joined, std::vector<WorkPtr> works,
+                std::function<void()> then = nullptr);
 WorkPtr join_works(int rank, c10d::OpType type, const char* title, std::vector<WorkPtr> works,
-                   Tensors outputs, std::shared_ptr<ExposedTime> exposed);
-
-// Completes `joined` after all of `works`, which it also takes, and after `then`, if they succeeded. Works on
-// streams: they are used, and `then` is enqueued on a stream that waits for them, when `joined` is used.
-void complete_after(const c10::intrusive_ptr<GeoWork>& joined, std::vector<WorkPtr> works,
-                    std::function<void()> then);
+                   Tensors outputs, std::shared_ptr<ExposedTime> exposed,
+                   std::function<void()> then = nullptr);
 
 }  // namespace geocomm::binding

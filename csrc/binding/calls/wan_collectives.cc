@@ -4,8 +4,9 @@
 #include <mutex>
 #include <utility>
 
-#include "binding/calls/wan_call.h"
+#include "binding/calls/call.h"
 #include "binding/torch/below_autograd.h"
+#include "core/fork.h"
 #include "core/log.h"
 #include "core/str.h"
 
@@ -14,9 +15,6 @@ namespace geocomm::binding {
 using core::StatusCode;
 
 namespace {
-
-// Operations of a group that may be on the WAN at the same time; further ones wait in order.
-constexpr std::size_t kMaxConcurrentExchanges = 16;
 
 // How long an error from inside the site waits for the news of who died: Gloo only knows a closed connection,
 // and the neighbours of a dead process believe that it is dead after 5 s of refused connections
@@ -43,114 +41,122 @@ void abandon(InnerBackends inner, WorkPtr work) {
 
 }  // namespace
 
-void GeoWork::over(c10::intrusive_ptr<GeoWork> work) {
-  GeoWork& self = *work;
-  std::lock_guard lock(self.end_mutex_);
-  self.over_ = true;
-  if (!self.end_ && !self.end_begun_) return;
-  self.share_of_over_ = std::move(work);
-  if (!self.end_ || self.waiting_for_end_ == 0) return self.over_unattended_locked();
-  self.over_changed_.notify_all();
-}
-
-void GeoWork::over_unattended_locked() {
-  blocking_executor().post([work = std::move(share_of_over_)] { work->run_end(); });
-}
-
-WorkPtr join_works(int rank, c10d::OpType type, const char* title, std::vector<WorkPtr> works,
-                   Tensors outputs, std::shared_ptr<ExposedTime> exposed) {
-  auto joined =
-      c10::make_intrusive<GeoWork>(rank, type, title, 0, Tensors{}, std::move(outputs), std::move(exposed));
-  complete_after(joined, std::move(works), nullptr);
-  return joined;
-}
-
 namespace {
+
+// Of operations that end with others, each of which has told of its own failure.
+class Joined final : public OperationGroup {
+ public:
+  core::Status failure() const override { return core::Status::ok(); }
+  void failed(const std::exception_ptr&) override {}
+  std::exception_ptr to_exception(core::Status status, const OperationId&) const override {
+    return binding::to_exception(status);
+  }
+  std::exception_ptr named(const std::exception_ptr& error, const OperationId&) const override {
+    return error;
+  }
+};
 
 GeoWork* on_stream(const WorkPtr& work) {
   auto* const own = dynamic_cast<GeoWork*>(work.get());
   return own != nullptr && own->is_on_stream() ? own : nullptr;
 }
 
-// complete_after() where some of `works` are on streams; the others are of inner backends, which can make a
-// stream wait as well.
-void complete_on_stream_after(const c10::intrusive_ptr<GeoWork>& joined, std::vector<WorkPtr> works,
-                              std::function<void()> then) {
-  const auto first = std::ranges::find_if(works, [](const WorkPtr& work) { return on_stream(work); });
-  const DeviceSide side((*first)->result().front().device());
-  const auto together = side.operation(InnerUse::Beside);
-  together->open();  // each work has gates of its own
-  StreamStages stages;
-  stages.around = [stream = side.stream()](const std::function<void()>& run) {
-    DeviceSide::run_around(stream, run);
-  };
-  stages.post = [works, then = std::move(then)] {
-    for (const auto& work : works) {
-      if (on_stream(work) != nullptr) {
-        work->getFuture()->wait();
+// Waits on the host for all of them; throws the first error.
+void wait_for_all(const std::vector<WorkPtr>& works) {
+  std::exception_ptr error;
+  for (const auto& work : works) {
+    try {
+      if (auto* const own = dynamic_cast<GeoWork*>(work.get())) {
+        const auto future = own->future_of_end();
+        future->wait();
+        if (future->hasError()) std::rethrow_exception(future->exception_ptr());
       } else if (work) {
         work->wait();
       }
+    } catch (...) {
+      if (!error) error = std::current_exception();
     }
-    if (then) then();
-  };
-  stages.enqueued = joined->completes_future();
-  stages.to_exception = [](const core::Status& status) { return to_exception(status); };
-  together->set_stages(std::move(stages));
-  together->enqueue_first();
-  joined->set_on_stream([together] { together->enqueue_rest(); },
-                        std::ranges::all_of(works, [](const WorkPtr& work) {
-                          const auto* own = on_stream(work);
-                          return own == nullptr || own->ends_unused();
-                        }));
-  blocking_executor().submit(
-      [together, works = std::move(works), ending = GeoWork::ending_of(joined)]() mutable {
-        std::exception_ptr error;
-        for (const auto& work : works) {
-          auto* const own = on_stream(work);
-          if (own == nullptr) continue;
-          if (const auto failure = own->wait_for_end(false); failure && !error) error = failure;
-        }
-        works.clear();
-        together->enqueue_rest();
-        error = together->end(error);
-        ending.complete(error);
-      });
+  }
+  if (error) std::rethrow_exception(error);
 }
+
+// The same for those on streams, of which the program is told when they are on the stream.
+void wait_for_ends(const std::vector<WorkPtr>& works) {
+  std::exception_ptr error;
+  for (const auto& work : works) {
+    auto* const own = on_stream(work);
+    if (own == nullptr) continue;
+    if (const auto failure = own->wait_for_end(false); failure && !error) error = failure;
+  }
+  if (error) std::rethrow_exception(error);
+}
+
+// Makes the current stream wait.
+void wait_on_stream(const std::vector<WorkPtr>& works) {
+  for (const auto& work : works) {
+    if (on_stream(work) != nullptr) {
+      work->getFuture()->wait();
+    } else if (work) {
+      work->wait();
+    }
+  }
+}
+
+// The lanes of all joins: these are in no order.
+struct JoinLanes {
+  HostLane host{blocking_executor()};
+  StreamLane stream{host};
+};
+constinit core::PerProcess<JoinLanes> g_join_lanes;
 
 }  // namespace
 
-void complete_after(const c10::intrusive_ptr<GeoWork>& joined, std::vector<WorkPtr> works,
-                    std::function<void()> then) {
+void join_works(const c10::intrusive_ptr<GeoWork>& joined, std::vector<WorkPtr> works,
+                std::function<void()> then) {
   then = below_autograd(std::move(then));
-  if (std::ranges::any_of(works, [](const WorkPtr& work) { return on_stream(work) != nullptr; })) {
-    return complete_on_stream_after(joined, std::move(works), std::move(then));
-  }
-  blocking_executor().submit([joined, works = std::move(works), then = std::move(then)]() mutable {
-    std::exception_ptr error;
-    const auto attempt = [&error](const auto& step) {
-      try {
-        step();
-      } catch (...) {
-        if (!error) error = std::current_exception();
-      }
+  const auto group = std::make_shared<Joined>();
+  const auto never = core::Deadline::after(std::chrono::hours(24 * 365));
+  const auto all = std::make_shared<std::vector<WorkPtr>>(std::move(works));
+  const auto completes = [&] {
+    return [ending = GeoWork::ending_of(joined)](const std::exception_ptr& error) {
+      ending.complete(ending.work.lock(), error);
     };
-    for (auto& work : works) {
-      attempt([&] {
-        if (auto* const own = dynamic_cast<GeoWork*>(work.get())) {
-          const auto future = own->future_of_end();
-          future->wait();
-          if (future->hasError()) std::rethrow_exception(future->exception_ptr());
-        } else if (work) {
-          work->wait();
-        }
-      });
-    }
-    if (!error && then) attempt(then);
-    works.clear();
-    then = nullptr;
-    joined->complete(error);
-  });
+  };
+  const auto first = std::ranges::find_if(*all, [](const WorkPtr& work) { return on_stream(work); });
+  if (first == all->end()) {
+    const auto operation = std::make_shared<Operation>(OperationId{}, never, group);
+    operation->set_steps({[all] { wait_for_all(*all); }, nullptr, std::move(then)});
+    joined->set_operation(operation, false, true);
+    operation->on_done(completes());
+    return g_join_lanes.get().host.submit(operation, Runs::Beside);
+  }
+  const DeviceSide side((*first)->result().front().device());
+  const auto operation = side.operation({}, never, group, InnerUse::Beside);
+  operation->open();  // each work has gates of its own
+  operation->set_steps({nullptr,
+                        [all] {
+                          wait_for_ends(*all);
+                          return core::Status::ok();
+                        },
+                        [all, then = std::move(then)] {
+                          wait_on_stream(*all);
+                          if (then) then();
+                        }});
+  joined->set_operation(operation, true, std::ranges::all_of(*all, [](const WorkPtr& work) {
+                          const auto* own = on_stream(work);
+                          return own == nullptr || own->ends_unused();
+                        }));
+  operation->when_enqueued(joined->completes_future());
+  operation->on_done(completes());
+  g_join_lanes.get().stream.submit(operation, Runs::Beside);
+}
+
+WorkPtr join_works(int rank, c10d::OpType type, const char* title, std::vector<WorkPtr> works,
+                   Tensors outputs, std::shared_ptr<ExposedTime> exposed, std::function<void()> then) {
+  auto joined =
+      c10::make_intrusive<GeoWork>(rank, type, title, 0, Tensors{}, std::move(outputs), std::move(exposed));
+  join_works(joined, std::move(works), std::move(then));
+  return joined;
 }
 
 WanCollectives::WanCollectives(std::unique_ptr<collective::Exchange> exchange, InnerBackends inner,
@@ -160,9 +166,7 @@ WanCollectives::WanCollectives(std::unique_ptr<collective::Exchange> exchange, I
       inner_(std::move(inner)),
       preserve_inputs_(preserve_inputs),
       notice_(std::move(notice)),
-      close_group_(std::move(close_group)),
-      pipeline_(blocking_executor(), kMaxConcurrentExchanges,
-                [this](const std::exception_ptr& error) { mark_failed(status_of(error)); }) {}
+      close_group_(std::move(close_group)) {}
 
 void WanCollectives::start() {
   notice_->listen([self = weak_from_this()](const core::Status& why) {
@@ -198,6 +202,26 @@ void WanCollectives::require_working() {
 core::Status WanCollectives::failure() const {
   std::lock_guard lock(failed_->mutex);
   return failed_->cause.is_ok() ? core::Status::ok() : news(failed_->cause);
+}
+
+void WanCollectives::failed(const std::exception_ptr& error) {
+  mark_failed(status_of(error));
+}
+
+std::exception_ptr WanCollectives::to_exception(core::Status status, const OperationId& operation) const {
+  return binding::to_exception(std::move(status).with_op(operation.title, operation.seq));
+}
+
+std::exception_ptr WanCollectives::named(const std::exception_ptr& error,
+                                         const OperationId& operation) const {
+  const core::Status status = status_of(error).with_op(operation.title, operation.seq);
+  record_error(status);
+  return binding::to_exception(status);
+}
+
+void WanCollectives::mark_told() {
+  std::lock_guard lock(failed_->mutex);
+  failed_->told = true;
 }
 
 core::StatusCode WanCollectives::failure_code() const {
@@ -265,7 +289,7 @@ void WanCollectives::finish_inner(const WorkPtr& work) {
     failed_->changed.wait(lock, [&] { return end->reached || !failed_->cause.is_ok(); });
     if (!end->reached) {
       if (future) abandon(inner_, work);
-      std::rethrow_exception(to_exception(news(failed_->cause)));
+      std::rethrow_exception(binding::to_exception(news(failed_->cause)));
     }
   }
   try {
@@ -275,7 +299,7 @@ void WanCollectives::finish_inner(const WorkPtr& work) {
     std::unique_lock lock(failed_->mutex);
     failed_->changed.wait_for(lock, kNewsGrace, [&] { return !failed_->cause.is_ok(); });
     if (failed_->cause.is_ok()) throw;
-    std::rethrow_exception(to_exception(news(failed_->cause)));
+    std::rethrow_exception(binding::to_exception(news(failed_->cause)));
   }
 }
 
@@ -307,7 +331,7 @@ void WanCollectives::all_gather_in_site(const BackendPtr& backend, const at::Ten
 
 void WanCollectives::abort(const core::Status& why) {
   mark_failed(why);
-  pipeline_.fail(to_exception(news(why)));
+  lane_.fail(binding::to_exception(news(why)));
 }
 
 void WanCollectives::leave() {
@@ -315,7 +339,7 @@ void WanCollectives::leave() {
   notice_->close();
   // What the last operations have queued goes out: this rank is done with them, the others are not.
   end_group(why, core::Status::ok(), transport::QueuedChunks::Send);
-  pipeline_.fail(to_exception(why));
+  lane_.fail(binding::to_exception(why));
 }
 
 }  // namespace geocomm::binding

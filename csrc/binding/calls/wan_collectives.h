@@ -1,5 +1,5 @@
-// WanCollectives: every collective of a group that spans sites, as three stages (inner → WAN → inner). See
-// stage_pipeline.h for their order and layout.h for who owns what in between.
+// WanCollectives: every collective of a group that spans sites, as three steps (inner → WAN → inner). See
+// host_lane.h for their order and layout.h for who owns what in between.
 //
 // Tensors on an accelerator: see device_side.h.
 #pragma once
@@ -18,7 +18,7 @@
 #include "binding/calls/geo_work.h"
 #include "binding/operation/executors.h"
 #include "binding/operation/failure_notice.h"
-#include "binding/operation/stage_pipeline.h"
+#include "binding/operation/host_lane.h"
 #include "binding/operation/stream_operation.h"
 #include "binding/torch/torch_prelude.h"
 #include "collective/run/exchange.h"
@@ -35,7 +35,7 @@ using InnerBackends = std::map<c10::DeviceType, InnerPair>;
 // transport::Endpoint::close_group() of one group.
 using CloseGroup = std::function<void(const core::Status& why, transport::QueuedChunks queued)>;
 
-class WanCollectives : public std::enable_shared_from_this<WanCollectives> {
+class WanCollectives final : public OperationGroup, public std::enable_shared_from_this<WanCollectives> {
  public:
   WanCollectives(std::unique_ptr<collective::Exchange> exchange, InnerBackends inner, bool preserve_inputs,
                  std::shared_ptr<FailureNotice> notice, CloseGroup close_group);
@@ -92,8 +92,8 @@ class WanCollectives : public std::enable_shared_from_this<WanCollectives> {
   // operation.
   void leave();
   bool wait_idle(core::Deadline deadline) {
-    order_->use_all();
-    return pipeline_.wait_idle(deadline);
+    stream_lane_.use_all();
+    return lane_.wait_idle(deadline);
   }
   bool has_failed() const;
   // The code of the operation that broke the group.
@@ -124,10 +124,15 @@ class WanCollectives : public std::enable_shared_from_this<WanCollectives> {
                          std::shared_ptr<CallerFeedback> feedback = nullptr);
   WorkPtr point_to_point(const at::Tensor& tensor, int peer, int tag, bool sends, Milliseconds timeout);
   void mark_failed(const core::Status& why);
+  // The caller has got the failure out of an operation.
+  void mark_told();
   // The group is over: the others are told `said`, and the transport lets go of it. The first call counts.
   void end_group(const core::Status& why, const core::Status& said, transport::QueuedChunks queued);
-  // Why the group has failed, as news for its other operations; or ok.
-  core::Status failure() const;
+  // As news for its other operations.
+  core::Status failure() const override;
+  void failed(const std::exception_ptr& error) override;
+  std::exception_ptr to_exception(core::Status status, const OperationId& operation) const override;
+  std::exception_ptr named(const std::exception_ptr& error, const OperationId& operation) const override;
   // Throws if the group has failed: what it failed with if no operation has told so yet, else Aborted.
   void require_working();
   // Waits for a Work of an inner backend (a null one is already done), or until the group fails: Gloo's own
@@ -158,9 +163,8 @@ class WanCollectives : public std::enable_shared_from_this<WanCollectives> {
   const CloseGroup close_group_;
   std::mutex mutex_;                                                  // guards p2p_counters_
   std::map<std::tuple<int, int, bool>, std::uint32_t> p2p_counters_;  // (peer, tag, sends) → messages so far
-  // Of operations on streams. Shared with their Works, which may outlive the group.
-  const std::shared_ptr<EnqueueOrder> order_ = std::make_shared<EnqueueOrder>();
-  StagePipeline pipeline_;
+  HostLane lane_{blocking_executor()};
+  StreamLane stream_lane_{lane_};
 };
 
 }  // namespace geocomm::binding

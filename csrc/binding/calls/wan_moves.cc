@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "binding/calls/wan_call.h"
+#include "binding/calls/call.h"
 
 namespace geocomm::binding {
 
@@ -15,7 +15,7 @@ WorkPtr WanCollectives::all_gather(const Tensors& outputs, const at::Tensor& inp
   const auto total = shard * static_cast<std::uint64_t>(topology().size());
   Call call(*this, OpKind::AllGather, c10d::OpType::ALLGATHER, "all_gather", input.device(), timeout, shard,
             moved_dtype(input.scalar_type()));
-  if (shard == 0) return call.issue({input}, outputs, nullptr, nullptr, nullptr);
+  if (shard == 0) return call.issue({input}, outputs, {});
   struct State {
     at::Tensor source, block, host;
     std::vector<SendPiece> sends;
@@ -71,7 +71,7 @@ WorkPtr WanCollectives::all_gather(const Tensors& outputs, const at::Tensor& inp
       offset += count;
     }
   };
-  return call.issue({input}, outputs, pre, exchange, post);
+  return call.issue({input}, outputs, {pre, exchange, post});
 }
 
 WorkPtr WanCollectives::broadcast(const at::Tensor& tensor, int root, Milliseconds timeout) {
@@ -79,7 +79,7 @@ WorkPtr WanCollectives::broadcast(const at::Tensor& tensor, int root, Millisecon
   const auto elements = static_cast<std::uint64_t>(tensor.numel());
   Call call(*this, OpKind::Broadcast, c10d::OpType::BROADCAST, "broadcast", tensor.device(), timeout,
             elements, moved_dtype(tensor.scalar_type()));
-  if (elements == 0) return call.issue({tensor}, {tensor}, nullptr, nullptr, nullptr);
+  if (elements == 0) return call.issue({tensor}, {tensor}, {});
   // One rank per site talks to the root; which one follows the root's place, so that different roots use
   // different ranks.
   const auto leader_of = [&topo, root](int site) {
@@ -134,7 +134,7 @@ WorkPtr WanCollectives::broadcast(const at::Tensor& tensor, int root, Millisecon
     }
     if (!is_root && !state->device.is_alias_of(tensor)) tensor.copy_(state->device.view(tensor.sizes()));
   };
-  return call.issue({tensor}, {tensor}, pre, exchange, post);
+  return call.issue({tensor}, {tensor}, {pre, exchange, post});
 }
 
 namespace {
@@ -207,7 +207,7 @@ WorkPtr WanCollectives::gather(const Tensors& outputs, const at::Tensor& input, 
         outputs[rank].copy_(room.view(outputs[rank].sizes()), kNonBlocking);
     }
   };
-  return call.issue({input}, outputs, pre, exchange, post);
+  return call.issue({input}, outputs, {pre, exchange, post});
 }
 
 WorkPtr WanCollectives::scatter(const at::Tensor& output, const Tensors& inputs, int root,
@@ -258,7 +258,7 @@ WorkPtr WanCollectives::scatter(const at::Tensor& output, const Tensors& inputs,
     finish_inner(inner_post->scatter(outputs, sources, options));
     output.copy_(outputs.front().view(output.scalar_type()).view(output.sizes()));
   };
-  return call.issue(inputs, {output}, pre, exchange, post);
+  return call.issue(inputs, {output}, {pre, exchange, post});
 }
 
 WorkPtr WanCollectives::all_to_all(const Tensors& outputs, const Tensors& inputs, const Tensors& results,
@@ -326,7 +326,7 @@ WorkPtr WanCollectives::all_to_all(const Tensors& outputs, const Tensors& inputs
         outputs[rank].copy_(room.view(outputs[rank].sizes()), kNonBlocking);
     }
   };
-  return call.issue(inputs, results, pre, exchange, post);
+  return call.issue(inputs, results, {pre, exchange, post});
 }
 
 WorkPtr WanCollectives::barrier(const at::Device& device, Milliseconds timeout) {
@@ -354,7 +354,7 @@ WorkPtr WanCollectives::barrier(const at::Device& device, Milliseconds timeout) 
     return exchange_->move(context, sends, receives);
   };
   auto post = [=] { inner_barrier(inner_post); };
-  return call.issue({}, {}, pre, exchange, post);
+  return call.issue({}, {}, {pre, exchange, post});
 }
 
 WorkPtr WanCollectives::send(const at::Tensor& tensor, int peer, int tag, Milliseconds timeout) {
@@ -384,7 +384,7 @@ WorkPtr WanCollectives::point_to_point(const at::Tensor& tensor, int peer, int t
     const auto bytes = bytes_of(tensor);
     const SendPiece out{peer, bytes};
     const ReceivePiece in{peer, bytes};
-    return sends ? call.move_beside(tensor, {&out, 1}, {}) : call.move_beside(tensor, {}, {&in, 1});
+    return sends ? call.move(tensor, {&out, 1}, {}) : call.move(tensor, {}, {&in, 1});
   }
   struct State {
     at::Tensor device, host;
@@ -403,8 +403,9 @@ WorkPtr WanCollectives::point_to_point(const at::Tensor& tensor, int peer, int t
     from_host(state->device, state->host);
     if (!state->device.is_alias_of(tensor)) tensor.copy_(state->device.view(tensor.sizes()));
   };
-  if (sends) return call.issue_beside({tensor}, {tensor}, pre, exchange, nullptr);
-  return call.issue_beside({tensor}, {tensor}, pre, exchange, post);
+  Steps steps{pre, exchange, nullptr};
+  if (!sends) steps.post = post;
+  return call.issue({tensor}, {tensor}, std::move(steps), Runs::Beside);
 }
 
 }  // namespace geocomm::binding

@@ -3,7 +3,7 @@
 #include <bit>
 #include <utility>
 
-#include "binding/calls/wan_call.h"
+#include "binding/calls/call.h"
 #include "binding/device/device_reduction.h"
 
 namespace geocomm::binding {
@@ -185,7 +185,7 @@ WorkPtr WanCollectives::reduce_stripes(const Call& call, const at::Tensor& given
   const auto elements = static_cast<std::uint64_t>(tensor.numel());
   if (elements == 0) {
     if (feedback) feedback->commit();
-    return call.issue({given}, {given}, nullptr, nullptr, nullptr);
+    return call.issue({given}, {given}, {});
   }
   auto state = std::make_shared<ReduceState>();
   state->feedback = std::move(feedback);
@@ -250,7 +250,7 @@ WorkPtr WanCollectives::reduce_stripes(const Call& call, const at::Tensor& given
   };
   Tensors inputs{given};
   if (state->feedback) state->feedback->append_to(inputs);
-  return call.issue(inputs, {given}, pre, exchange, post);
+  return call.issue(inputs, {given}, {pre, exchange, post});
 }
 
 WorkPtr WanCollectives::all_reduce_coalesced(const Tensors& tensors, const c10d::ReduceOp& op,
@@ -276,7 +276,7 @@ WorkPtr WanCollectives::all_reduce_coalesced(const Tensors& tensors, const c10d:
   auto joined = c10::make_intrusive<GeoWork>(topology().rank(), c10d::OpType::ALLREDUCE_COALESCED,
                                              "geocomm:all_reduce_coalesced", work->getSequencenumber(),
                                              tensors, outputs, exposed_);
-  complete_after(joined, {work}, [together, outputs] {
+  join_works(joined, {work}, [together, outputs] {
     std::int64_t offset = 0;
     for (const auto& tensor : outputs) {
       tensor.copy_(together.narrow(0, offset, tensor.numel()).view(tensor.sizes()));
@@ -307,7 +307,7 @@ WorkPtr WanCollectives::reduce_scatter(const at::Tensor& given_output, const Ten
   const auto shard = static_cast<std::uint64_t>(output.numel());
   Call call(*this, OpKind::ReduceScatter, c10d::OpType::REDUCE_SCATTER, "reduce_scatter", output.device(),
             timeout, shard * static_cast<std::uint64_t>(topology().size()), reduction.dtype);
-  if (shard == 0) return call.issue(given_inputs, {given_output}, nullptr, nullptr, nullptr);
+  if (shard == 0) return call.issue(given_inputs, {given_output}, {});
   struct State {
     at::Tensor staging, block, host;
     std::vector<StripeData> stripes;
@@ -364,7 +364,7 @@ WorkPtr WanCollectives::reduce_scatter(const at::Tensor& given_output, const Ten
     reduction.scale_back(output);
     mark_written(given_output);
   };
-  return call.issue(given_inputs, {given_output}, pre, exchange, post);
+  return call.issue(given_inputs, {given_output}, {pre, exchange, post});
 }
 
 }  // namespace geocomm::binding

@@ -2,8 +2,8 @@
 // the same order.
 #include <utility>
 
+#include "binding/calls/call.h"
 #include "binding/calls/sparse_rows.h"
-#include "binding/calls/wan_call.h"
 #include "core/str.h"
 
 namespace geocomm::binding {
@@ -209,7 +209,7 @@ WorkPtr WanCollectives::all_reduce_sparse(const at::Tensor& tensor, Milliseconds
   auto exchange = [sum, first = call.context(sum), second = std::move(rows)] {
     return sum->exchange(first, second);
   };
-  return call.issue({tensor}, {tensor}, [sum] { sum->sum_site(); }, exchange, [sum] { sum->sum_sites(); });
+  return call.issue({tensor}, {tensor}, {[sum] { sum->sum_site(); }, exchange, [sum] { sum->sum_sites(); }});
 }
 
 }  // namespace geocomm::binding

@@ -64,8 +64,11 @@ class DeviceSide {
   // What is enqueued on stream() from now on comes after what the caller's stream held at the beginning.
   void follow_caller() const { issued_->block(*stream_); }
   // On stream(), if is_ordered().
-  std::shared_ptr<StreamOperation> operation(InnerUse inner) const {
-    auto operation = StreamOperation::create(lease_, inner);
+  std::shared_ptr<StreamOperation> operation(OperationId id, core::Deadline deadline,
+                                             std::shared_ptr<OperationGroup> group, InnerUse inner) const {
+    auto operation = StreamOperation::create(
+        std::move(id), deadline, std::move(group), lease_, inner,
+        [stream = stream()](const std::function<void()>& enqueue) { run_around(stream, enqueue); });
     if (!operation) throw_status(core::StatusCode::Driver, "no pinned memory is left for CUDA streams");
     return operation;
   }

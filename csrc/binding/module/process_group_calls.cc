@@ -43,7 +43,7 @@ WorkPtr ProcessGroupGeocomm::reduce_inside(const Tensors& results, const Given& 
   sum_options.reduceOp = c10d::ReduceOp::SUM;
   auto mean = c10::make_intrusive<GeoWork>(getRank(), c10d::OpType::UNKNOWN, "geocomm:mean_of_integers", 0,
                                            results, results, std::make_shared<ExposedTime>());
-  complete_after(mean, {reduce(sum_options)}, [results, ranks = getSize()] {
+  join_works(mean, {reduce(sum_options)}, [results, ranks = getSize()] {
     for (const auto& sum : results) sum.copy_(at::div(sum.to(at::kLong), ranks, "trunc"));
   });
   return mean;

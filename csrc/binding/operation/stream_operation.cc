@@ -32,10 +32,14 @@ StreamOperation* StreamOperation::current() {
   return t_current;
 }
 
-std::shared_ptr<StreamOperation> StreamOperation::create(std::shared_ptr<StreamLease> lease, InnerUse inner) {
+std::shared_ptr<StreamOperation> StreamOperation::create(OperationId id, core::Deadline deadline,
+                                                         std::shared_ptr<OperationGroup> group,
+                                                         std::shared_ptr<StreamLease> lease, InnerUse inner,
+                                                         Around around) {
   DeviceStreams& device = lease->device();
   if (lease->stream() == nullptr) return nullptr;
-  std::shared_ptr<StreamOperation> self(new StreamOperation(std::move(lease), inner));
+  std::shared_ptr<StreamOperation> self(new StreamOperation(std::move(id), deadline, std::move(group),
+                                                            std::move(lease), inner, std::move(around)));
   self->arrived_ = StreamGate::create(device);
   self->over_ = StreamGate::create(device);
   self->ready_ = StreamSignal::create(device);
@@ -44,38 +48,30 @@ std::shared_ptr<StreamOperation> StreamOperation::create(std::shared_ptr<StreamL
   return self->arrived_ && self->over_ && self->ready_ && self->made_ && self->finish_ ? self : nullptr;
 }
 
+void StreamOperation::use() {
+  if (order_) order_->use(std::static_pointer_cast<StreamOperation>(shared_from_this()));
+}
+
 // Runs it with this operation as the current one. What it throws is the operation's error.
 void StreamOperation::run_stage(const std::function<void()>& stage) {
-  stages_.around([&] {
+  around_([&] {
     const Current current(this);
-    std::exception_ptr error;
     try {
       stage();
     } catch (...) {
-      error = std::current_exception();
+      fail(std::current_exception());
     }
-    if (!error) return;
-    {
-      std::lock_guard lock(mutex_);
-      if (!error_) error_ = error;
-    }
-    if (stages_.failed) stages_.failed(error);
   });
 }
 
 void StreamOperation::require(bool taken, const char* what) const {
-  if (!taken) std::rethrow_exception(stages_.to_exception(Status(StatusCode::Driver, what)));
-}
-
-bool StreamOperation::has_failed() const {
-  std::lock_guard lock(mutex_);
-  return error_ != nullptr;
+  if (!taken) std::rethrow_exception(group_->to_exception(Status(StatusCode::Driver, what), id_));
 }
 
 void StreamOperation::enqueue_first() {
   run_stage([&] {
-    if (stages_.pre) stages_.pre();
-    stages_.pre = nullptr;
+    if (steps_.pre) steps_.pre();
+    steps_.pre = nullptr;
   });
   run_stage([&] { require(ready_->enqueue(lease_->stream()), kNoSignal); });
 }
@@ -105,28 +101,28 @@ void StreamOperation::enqueue_rest() {
     if (!middle_enqueued_) run_stage([&] { close(*arrived_); });
     if (!has_failed()) enqueue_middle_locked();
   }
-  if (stages_.post && !has_failed()) {
+  if (steps_.post && !has_failed()) {
     run_stage([&] {
       close(*over_);
-      stages_.post();
+      steps_.post();
     });
   }
   run_stage([&] {
-    if (stages_.enqueued) stages_.enqueued();
+    if (when_enqueued_) when_enqueued_();
     require(finish_->enqueue(lease_->stream()), kNoSignal);
   });
-  stages_.post = nullptr;
-  stages_.enqueued = nullptr;
+  steps_.post = nullptr;
+  when_enqueued_ = nullptr;
   {
-    std::lock_guard state(mutex_);
+    std::lock_guard state(enqueued_mutex_);
     enqueued_.store(true, std::memory_order_release);
   }
-  changed_.notify_all();
+  was_enqueued_.notify_all();
 }
 
 bool StreamOperation::wait_until_enqueued(core::Deadline deadline) {
-  std::unique_lock lock(mutex_);
-  return changed_.wait_until(lock, deadline.when(), [&] { return is_enqueued(); });
+  std::unique_lock lock(enqueued_mutex_);
+  return was_enqueued_.wait_until(lock, deadline.when(), [&] { return is_enqueued(); });
 }
 
 void StreamOperation::open() {
@@ -162,7 +158,13 @@ Status StreamOperation::wait_until_made(core::Deadline deadline) {
           "the device has not reduced this rank's part in time: is it stuck in another kernel?"};
 }
 
-std::exception_ptr StreamOperation::end(std::exception_ptr failure) {
+void StreamOperation::run_exchange() {
+  if (has_failed()) return open();  // where `pre` failed there is nothing to exchange
+  Status status = run(steps_.exchange, deadline_, [this] { return group_->failure(); });
+  if (!status.is_ok()) fail(group_->to_exception(std::move(status), id_));
+}
+
+void StreamOperation::end() {
   open();
   // Asked now and then, since that may wait for the driver's lock: a device on which a kernel has failed
   // never comes to `finish`.
@@ -174,26 +176,36 @@ std::exception_ptr StreamOperation::end(std::exception_ptr failure) {
     const auto now = std::chrono::steady_clock::now();
     if (now < next_question) return false;
     next_question = now + kBetweenQuestions;
-    stages_.around([&] { is_broken = lease_->device().driver().has_failed(lease_->stream()); });
+    around_([&] { is_broken = lease_->device().driver().has_failed(lease_->stream()); });
     return is_broken;
   });
-  {
-    std::lock_guard lock(mutex_);
-    if (!failure) failure = error_;
-  }
   Status status;
   if (is_broken) {
     status = Status(StatusCode::Driver, "a kernel has failed on the device");
   } else if (check_) {
     status = check_();
   }
-  if (!failure && !status.is_ok()) failure = stages_.to_exception(std::move(status));
+  if (!status.is_ok()) fail(group_->to_exception(std::move(status), id_));
   held_.clear();
-  stages_ = {};
   middle_ = nullptr;
   check_ = nullptr;
   if (!is_broken) lease_.reset();
-  return failure;
+}
+
+void StreamOperation::finish() {
+  // Somebody holds the Work and does not wait for it. Other ranks of the site may wait for this one's last
+  // step; after so long, few programs are still to make calls that need it in a certain place.
+  constexpr std::chrono::seconds kUnused{10};
+  const auto self = std::static_pointer_cast<StreamOperation>(shared_from_this());
+  if (!order_->settle(self) && !has_failed()) wait_until_enqueued(core::Deadline::after(kUnused));
+  order_->use(self);
+  end();
+  Operation::finish();
+}
+
+void StreamLane::submit(const std::shared_ptr<StreamOperation>& operation, Runs runs) {
+  operation->order_ = order_;
+  order_->issue(operation, [&] { host_.submit(operation, runs); });
 }
 
 void EnqueueOrder::issue(const std::shared_ptr<StreamOperation>& operation,

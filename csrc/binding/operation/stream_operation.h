@@ -1,5 +1,5 @@
-// An operation whose stages are enqueued on a stream, and the order in which those of one group are. Knows
-// nothing of torch.
+// An operation whose steps inside the site are enqueued on a stream, and the order in which those of one
+// group are.
 #pragma once
 
 #include <algorithm>
@@ -15,6 +15,8 @@
 #include <vector>
 
 #include "binding/operation/device_streams.h"
+#include "binding/operation/host_lane.h"
+#include "binding/operation/operation.h"
 #include "core/deadline.h"
 #include "core/status.h"
 
@@ -41,18 +43,7 @@ enum class InnerUse {
   FirstAndLast,
 };
 
-// What an operation enqueues; each may be empty but for `around`. Each is freed once it has run.
-struct StreamStages {
-  // Runs its argument with the operation's stream as the current one. Must not throw.
-  std::function<void(const std::function<void()>&)> around;
-  std::function<void()> pre;
-  std::function<void()> post;
-  // Once all is enqueued: whoever waits for the stream from then on waits for the operation.
-  std::function<void()> enqueued;
-  // With what one of the stages threw.
-  std::function<void(std::exception_ptr)> failed;
-  std::function<std::exception_ptr(core::Status)> to_exception;
-};
+class EnqueueOrder;
 
 // One operation on its stream:
 //
@@ -64,20 +55,27 @@ struct StreamStages {
 // the other sites has arrived. Gates close only when the operation is used, that is, when somebody is to wait
 // for what is behind them (EnqueueOrder). Nothing on the exchange's way waits for that: it opens the gates
 // whether they are closed or not, and enqueues `middle` if nobody has by then.
-class StreamOperation {
+class StreamOperation final : public Operation {
  public:
+  // Runs its argument with the operation's stream as the current one. Must not throw.
+  using Around = std::function<void(const std::function<void()>&)>;
+
   // nullptr: the driver has no stream or no memory left.
-  static std::shared_ptr<StreamOperation> create(std::shared_ptr<StreamLease> lease, InnerUse inner);
-  // What it enqueues. Before anything else.
-  void set_stages(StreamStages stages) { stages_ = std::move(stages); }
-  ~StreamOperation() { open(); }
-  StreamOperation(const StreamOperation&) = delete;
-  StreamOperation& operator=(const StreamOperation&) = delete;
+  static std::shared_ptr<StreamOperation> create(OperationId id, core::Deadline deadline,
+                                                 std::shared_ptr<OperationGroup> group,
+                                                 std::shared_ptr<StreamLease> lease, InnerUse inner,
+                                                 Around around);
+  ~StreamOperation() override { open(); }
+
+  // Before it is submitted. `enqueued` runs on the stream once all is enqueued: whoever waits for the stream
+  // from then on waits for the operation.
+  void when_enqueued(std::function<void()> enqueued) { when_enqueued_ = std::move(enqueued); }
 
   // The operation that this thread is enqueueing, else nullptr.
   static StreamOperation* current();
 
   InnerUse inner() const { return inner_; }
+  void use() override;
   StreamDriver::Stream stream() const { return lease_->stream(); }  // until end()
 
   // In stage `pre`.
@@ -113,21 +111,34 @@ class StreamOperation {
                    const std::function<core::Status()>& group);
   core::Status wait_until_made(core::Deadline deadline);
   // After run() and enqueue_rest(): waits until the device has passed `finish`. What the device or the
-  // enqueueing failed with, if `failure` is nothing.
-  std::exception_ptr end(std::exception_ptr failure);
+  // enqueueing failed with, if nothing before it did.
+  void end();
 
  private:
-  StreamOperation(std::shared_ptr<StreamLease> lease, InnerUse inner)
-      : lease_(std::move(lease)), inner_(inner) {}
+  friend class StreamLane;
 
+  StreamOperation(OperationId id, core::Deadline deadline, std::shared_ptr<OperationGroup> group,
+                  std::shared_ptr<StreamLease> lease, InnerUse inner, Around around)
+      : Operation(std::move(id), deadline, std::move(group)),
+        lease_(std::move(lease)),
+        inner_(inner),
+        around_(std::move(around)) {}
+
+  // Its other steps are enqueued.
+  void run_pre() override {}
+  void run_exchange() override;
+  void run_post() override {}
+  void finish() override;
   void run_stage(const std::function<void()>& stage);
   void require(bool taken, const char* what) const;
   void enqueue_middle_locked();
-  bool has_failed() const;
+  bool has_failed() const { return error() != nullptr; }
 
   std::shared_ptr<StreamLease> lease_;
   const InnerUse inner_;
-  StreamStages stages_;
+  const Around around_;
+  std::shared_ptr<EnqueueOrder> order_;  // of its lane
+  std::function<void()> when_enqueued_;
   std::function<void()> middle_;
   std::unique_ptr<StreamGate> arrived_;
   std::unique_ptr<StreamGate> over_;
@@ -140,9 +151,8 @@ class StreamOperation {
   std::mutex middle_mutex_;  // held while `middle` is; guards middle_enqueued_
   bool middle_enqueued_ = false;
   std::atomic<bool> enqueued_{false};
-  mutable std::mutex mutex_;  // guards all below; the others are taken before it
-  std::condition_variable changed_;
-  std::exception_ptr error_;
+  std::mutex enqueued_mutex_;  // held to set enqueued_
+  std::condition_variable was_enqueued_;
 };
 
 // When the operations of one group are enqueued. Thread-safe; no thread of an exchange waits for it.
@@ -168,6 +178,21 @@ class EnqueueOrder {
 
   std::mutex mutex_;         // guards all below; held while something is enqueued
   Collectives collectives_;  // not used yet, in order of issue
+};
+
+// The lane of operations on streams. Thread-safe. Each has its stream until the device has passed all of it.
+class StreamLane {
+ public:
+  // `host` runs the exchanges; it outlives the lane.
+  explicit StreamLane(HostLane& host) : host_(host) {}
+
+  void submit(const std::shared_ptr<StreamOperation>& operation, Runs runs);
+  // Nobody will use them any more: the end of the group.
+  void use_all() { order_->use_all(); }
+
+ private:
+  HostLane& host_;
+  const std::shared_ptr<EnqueueOrder> order_ = std::make_shared<EnqueueOrder>();
 };
 
 }  // namespace geocomm::binding

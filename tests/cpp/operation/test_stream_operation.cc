@@ -40,6 +40,23 @@ StatusCode code_of(const std::exception_ptr& error) {
   return StatusCode::Ok;
 }
 
+std::exception_ptr end_of(const OperationPtr& operation) {
+  operation->end();
+  return operation->error();
+}
+
+struct ModelGroup final : OperationGroup {
+  Status failure() const override { return Status::ok(); }
+  void failed(const std::exception_ptr&) override { ++failures; }
+  std::exception_ptr to_exception(Status status, const OperationId&) const override {
+    return std::make_exception_ptr(StatusError(status));
+  }
+  std::exception_ptr named(const std::exception_ptr& error, const OperationId&) const override {
+    return error;
+  }
+  std::atomic<int> failures{0};
+};
+
 // What a rank has: its device, its place in a group, and a stream that its program computes on.
 struct ModelRank {
   explicit ModelRank(std::size_t queues) : device(queues) {}
@@ -48,20 +65,19 @@ struct ModelRank {
   OperationPtr issue(
       InnerUse inner, std::function<void(StreamDriver::Stream)> pre = nullptr,
       std::function<void(StreamDriver::Stream)> post = nullptr, const std::function<void()>& submit = [] {}) {
-    auto operation = StreamOperation::create(std::make_shared<StreamLease>(streams), inner);
+    const auto operation =
+        StreamOperation::create({}, core::Deadline::after(20s), group, std::make_shared<StreamLease>(streams),
+                                inner, [](const std::function<void()>& run) { run(); });
     const auto stream = operation->stream();
-    StreamStages stages;
-    stages.around = [](const std::function<void()>& run) { run(); };
-    stages.pre = [this, stream, pre = std::move(pre)] {
+    Steps steps;
+    steps.pre = [this, stream, pre = std::move(pre)] {
       device.wait(stream, device.record(compute));
       if (pre) pre(stream);
     };
-    if (post) stages.post = [stream, post = std::move(post)] { post(stream); };
+    if (post) steps.post = [stream, post = std::move(post)] { post(stream); };
+    operation->set_steps(std::move(steps));
     const auto event = std::make_shared<DeviceModel::Event>();
-    stages.enqueued = [this, stream, event] { *event = device.record(stream); };
-    stages.failed = [this](const std::exception_ptr&) { ++failures; };
-    stages.to_exception = [](const Status& status) { return std::make_exception_ptr(StatusError(status)); };
-    operation->set_stages(std::move(stages));
+    operation->when_enqueued([this, stream, event] { *event = device.record(stream); });
     finished[operation.get()] = event;
     order.issue(operation, submit);
     return operation;
@@ -76,7 +92,7 @@ struct ModelRank {
   DeviceStreams streams{device};
   EnqueueOrder order;
   StreamDriver::Stream compute = device.create_stream();
-  std::atomic<int> failures{0};
+  const std::shared_ptr<ModelGroup> group = std::make_shared<ModelGroup>();
   std::map<StreamOperation*, std::shared_ptr<DeviceModel::Event>> finished;
 };
 
@@ -190,7 +206,7 @@ TEST(StreamOrder, test_streams_operations_that_nobody_uses_end_where_the_site_is
   ASSERT_TRUE(world.run());
   for (const auto& operation : operations) {
     EXPECT_TRUE(operation->is_finished());
-    EXPECT_EQ(operation->end(nullptr), nullptr);
+    EXPECT_EQ(end_of(operation), nullptr);
   }
 }
 
@@ -322,12 +338,12 @@ TEST_F(StreamOperationTest, test_stream_operation_first_stage_throws_is_over_wit
       InnerUse::First, [](StreamDriver::Stream) { throw std::runtime_error("inner backend"); },
       [&](StreamDriver::Stream) { posted = true; });
   EXPECT_EQ(StreamOperation::current(), nullptr);
-  EXPECT_EQ(rank_.failures, 1);
+  EXPECT_EQ(rank_.group->failures, 1);
   rank_.wait(operation);
   rank_.device.advance();
   EXPECT_TRUE(rank_.device.is_idle());
   EXPECT_FALSE(posted);
-  EXPECT_EQ(code_of(operation->end(nullptr)), StatusCode::Internal);
+  EXPECT_EQ(code_of(end_of(operation)), StatusCode::Internal);
 }
 
 TEST_F(StreamOperationTest, test_stream_operation_exchange_that_cannot_be_submitted_leaves_nothing_current) {
@@ -349,7 +365,7 @@ TEST_F(StreamOperationTest, test_stream_operation_refused_by_the_driver_fails_an
   rank_.device.refuses_writes = false;
   rank_.device.advance();
   EXPECT_TRUE(rank_.device.is_idle());
-  EXPECT_EQ(code_of(operation->end(nullptr)), StatusCode::Driver);
+  EXPECT_EQ(code_of(end_of(operation)), StatusCode::Driver);
 }
 
 TEST_F(StreamOperationTest, test_stream_operation_run_gives_up_with_its_group_or_at_its_deadline) {
@@ -380,7 +396,7 @@ TEST_F(StreamOperationTest, test_stream_operation_on_a_broken_device_ends_with_t
   const auto operation = rank_.issue(InnerUse::First);
   rank_.order.use(operation);
   rank_.device.is_broken = true;
-  EXPECT_EQ(code_of(operation->end(nullptr)), StatusCode::Driver);
+  EXPECT_EQ(code_of(end_of(operation)), StatusCode::Driver);
 }
 
 TEST_F(StreamOperationTest, test_stream_signal_let_go_before_it_was_given_does_not_disturb_the_next) {
@@ -406,7 +422,7 @@ TEST_F(StreamOperationTest, test_stream_lease_of_ended_operations_serves_the_nex
     used.insert(operation->stream());
     rank_.order.use(operation);
     rank_.device.advance();
-    EXPECT_EQ(operation->end(nullptr), nullptr);
+    EXPECT_EQ(end_of(operation), nullptr);
   }
   EXPECT_EQ(used.size(), 1u);
 }
@@ -441,7 +457,7 @@ TEST_F(StreamOperationTest, test_stream_operations_of_many_threads_all_end_once)
           EXPECT_TRUE(operation->run(exchange, soon(), working).is_ok());
           EXPECT_TRUE(rank_.order.settle(operation) || operation->wait_until_enqueued(soon()));
           rank_.order.use(operation);
-          EXPECT_EQ(operation->end(nullptr), nullptr);
+          EXPECT_EQ(end_of(operation), nullptr);
           ++ended;
         });
       };

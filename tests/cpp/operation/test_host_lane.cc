@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "binding/operation/stage_pipeline.h"
+#include "binding/operation/host_lane.h"
 
 namespace geocomm::binding {
 namespace {
@@ -21,6 +21,51 @@ using namespace std::chrono_literals;  // NOLINT
 std::exception_ptr as_exception(const Status& status) {
   return std::make_exception_ptr(std::runtime_error(status.to_string()));
 }
+
+// What the tests say of an operation.
+struct StagedOperation {
+  std::function<void()> pre;
+  std::function<Status()> exchange;
+  std::function<void()> post;
+  std::function<std::exception_ptr(const Status&)> to_exception;
+  std::function<void(std::exception_ptr)> done;
+  bool may_keep_thread = false;
+};
+
+// A lane of operations in order, and their group: `on_failure` is called with the first that fails.
+class StagePipeline {
+ public:
+  StagePipeline(core::GrowingExecutor& executor, std::size_t most_exchanges,
+                std::function<void(std::exception_ptr)> on_failure)
+      : lane_(executor, most_exchanges), group_(std::make_shared<Group>(std::move(on_failure))) {}
+
+  void submit(StagedOperation staged) {
+    const auto operation =
+        std::make_shared<Operation>(OperationId{}, core::Deadline::after(std::chrono::seconds(20)), group_);
+    operation->set_steps({std::move(staged.pre), std::move(staged.exchange), std::move(staged.post)});
+    operation->on_done(std::move(staged.done));
+    operation->may_keep_thread(staged.may_keep_thread);
+    lane_.submit(operation, Runs::InOrder);
+  }
+  void fail(std::exception_ptr why) { lane_.fail(std::move(why)); }
+  bool wait_idle(core::Deadline deadline) { return lane_.wait_idle(deadline); }
+
+ private:
+  struct Group final : OperationGroup {
+    explicit Group(std::function<void(std::exception_ptr)> on) : on_failure(std::move(on)) {}
+    Status failure() const override { return Status::ok(); }
+    void failed(const std::exception_ptr& error) override { on_failure(error); }
+    std::exception_ptr to_exception(Status status, const OperationId&) const override {
+      return as_exception(status);
+    }
+    std::exception_ptr named(const std::exception_ptr& error, const OperationId&) const override {
+      return error;
+    }
+    const std::function<void(std::exception_ptr)> on_failure;
+  };
+  HostLane lane_;
+  const std::shared_ptr<Group> group_;
+};
 
 // Records what ran, in order.
 class Log {
