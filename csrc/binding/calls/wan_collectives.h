@@ -111,6 +111,7 @@ class WanCollectives final : public OperationGroup, public std::enable_shared_fr
   class Call;
   struct Reduction;
   struct ReduceTarget;
+  struct Pieces;
   class SparseSum;
 
   Reduction reduction_of(const at::Tensor& tensor, const c10d::ReduceOp& op) const;
@@ -122,6 +123,9 @@ class WanCollectives final : public OperationGroup, public std::enable_shared_fr
   WorkPtr reduce_stripes(const Call& call, const at::Tensor& tensor, const Reduction& reduction,
                          const ReduceTarget& target, Milliseconds timeout,
                          std::shared_ptr<CallerFeedback> feedback = nullptr);
+  WorkPtr move_pieces(const Call& call, const Tensors& inputs, const Tensors& results,
+                      std::function<void(Pieces&)> choose, std::function<void()> move_inside);
+  std::vector<int> ranks_elsewhere() const;  // those of other sites
   WorkPtr point_to_point(const at::Tensor& tensor, int peer, int tag, bool sends, Milliseconds timeout);
   void mark_failed(const core::Status& why);
   // The caller has got the failure out of an operation.

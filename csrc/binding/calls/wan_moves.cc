@@ -137,109 +137,108 @@ WorkPtr WanCollectives::broadcast(const at::Tensor& tensor, int root, Millisecon
   return call.issue({tensor}, {tensor}, {pre, exchange, post});
 }
 
-namespace {
-
-// Gather and scatter: what the root exchanges with each rank, on the host.
-struct RootState {
-  at::Tensor own;
-  Tensors remote;  // host copies, kept alive while the WAN uses them
+// What single ranks of different sites exchange, on the host.
+struct WanCollectives::Pieces {
+  struct Room {
+    at::Tensor host, output;
+  };
+  Tensors sources;  // alive while the WAN uses them
+  std::vector<Room> rooms;
   std::vector<SendPiece> sends;
   std::vector<ReceivePiece> receives;
+
+  void send(int rank, const at::Tensor& input) {
+    sources.push_back(to_host(flat(input)));
+    sends.push_back({rank, bytes_of(sources.back())});
+  }
+  void receive(int rank, const at::Tensor& output) {
+    rooms.push_back({host_room_for(flat(output)), output});
+    receives.push_back({rank, bytes_of(rooms.back().host)});
+  }
+  void take() const {
+    for (const auto& [host, output] : rooms) {
+      if (!host.is_alias_of(output)) output.copy_(host.view(output.sizes()), kNonBlocking);
+    }
+  }
 };
 
-}  // namespace
+// Gather, scatter and all-to-all: between sites rank by rank, as `choose` says; inside the site
+// `move_inside`.
+WorkPtr WanCollectives::move_pieces(const Call& call, const Tensors& inputs, const Tensors& results,
+                                    std::function<void(Pieces&)> choose, std::function<void()> move_inside) {
+  const auto pieces = std::make_shared<Pieces>();
+  auto pre = [pieces, choose = std::move(choose)] { choose(*pieces); };
+  auto exchange = [this, pieces, context = call.context(pieces)] {
+    return exchange_->move(context, pieces->sends, pieces->receives);
+  };
+  auto post = [pieces, move_inside = std::move(move_inside)] {
+    move_inside();
+    pieces->take();
+  };
+  return call.issue(inputs, results, {pre, exchange, post});
+}
+
+std::vector<int> WanCollectives::ranks_elsewhere() const {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < topology().size(); ++rank) {
+    if (topology().site_of(rank) != topology().site()) ranks.push_back(rank);
+  }
+  return ranks;
+}
 
 WorkPtr WanCollectives::gather(const Tensors& outputs, const at::Tensor& input, int root,
                                Milliseconds timeout) {
-  const auto& topo = topology();
-  const bool is_root = topo.rank() == root;
-  const bool at_root_site = topo.site() == topo.site_of(root);
-  Call call(*this, OpKind::Gather, c10d::OpType::GATHER, "gather", input.device(), timeout,
-            static_cast<std::uint64_t>(input.numel()), moved_dtype(input.scalar_type()));
-  auto state = std::make_shared<RootState>();
+  const bool is_root = topology().rank() == root;
+  const bool at_root_site = topology().site() == topology().site_of(root);
+  const Call call(*this, OpKind::Gather, c10d::OpType::GATHER, "gather", input.device(), timeout,
+                  static_cast<std::uint64_t>(input.numel()), moved_dtype(input.scalar_type()));
   const auto inner_post = at_root_site && !alone_in_site() ? inner(input.device(), true) : nullptr;
-
-  auto pre = [=, this] {
-    if (!at_root_site) {
-      state->own = to_host(flat(input));
-      state->sends.push_back({root, bytes_of(state->own)});
-    }
+  const auto choose = [=, this](Pieces& pieces) {
+    if (!at_root_site) pieces.send(root, input);
     if (!is_root) return;
-    state->remote.resize(outputs.size());
-    for (int rank = 0; rank < topology().size(); ++rank) {
-      if (topology().site_of(rank) == topology().site()) continue;
-      auto& room = state->remote[static_cast<std::size_t>(rank)];
-      room = host_room_for(flat(outputs[static_cast<std::size_t>(rank)]));
-      state->receives.push_back({rank, bytes_of(room)});
-    }
+    for (const int rank : ranks_elsewhere()) pieces.receive(rank, outputs[static_cast<std::size_t>(rank)]);
   };
-  auto exchange = [=, this, context = call.context(state)] {
-    return exchange_->move(context, state->sends, state->receives);
-  };
-  auto post = [=, this] {
-    const auto& ranks = topology().ranks_of(topology().site());
+  const auto move_inside = [=, this] {
     for (const auto& output : outputs) mark_written(output);
+    if (!at_root_site) return;
     if (alone_in_site()) {
-      if (is_root) {
-        const auto& output = outputs[static_cast<std::size_t>(root)];
-        output.copy_(flat(input).view(output.sizes()));
-      }
-    } else if (at_root_site) {
-      Tensors inputs{flat_bytes(input)};
-      std::vector<Tensors> rooms;
-      if (is_root) {
-        rooms.emplace_back();
-        for (std::size_t i = 0; i < ranks.size(); ++i)
-          rooms.front().push_back(at::empty_like(inputs.front()));
-      }
-      c10d::GatherOptions options;
-      options.rootRank = topology().local_rank_of(root);
-      options.timeout = timeout;
-      finish_inner(inner_post->gather(rooms, inputs, options));
-      for (std::size_t i = 0; is_root && i < ranks.size(); ++i) {
-        const auto& output = outputs[static_cast<std::size_t>(ranks[i])];
-        output.copy_(rooms.front()[i].view(output.scalar_type()).view(output.sizes()));
-      }
+      const auto& output = outputs[static_cast<std::size_t>(root)];
+      output.copy_(flat(input).view(output.sizes()));
+      return;
     }
-    for (std::size_t rank = 0; rank < state->remote.size(); ++rank) {
-      const auto& room = state->remote[rank];
-      if (room.defined() && !room.is_alias_of(outputs[rank]))
-        outputs[rank].copy_(room.view(outputs[rank].sizes()), kNonBlocking);
+    const auto& ranks = topology().ranks_of(topology().site());
+    Tensors inputs{flat_bytes(input)};
+    std::vector<Tensors> rooms;
+    if (is_root) {
+      rooms.emplace_back();
+      for (std::size_t i = 0; i < ranks.size(); ++i) rooms.front().push_back(at::empty_like(inputs.front()));
+    }
+    c10d::GatherOptions options;
+    options.rootRank = topology().local_rank_of(root);
+    options.timeout = timeout;
+    finish_inner(inner_post->gather(rooms, inputs, options));
+    for (std::size_t i = 0; is_root && i < ranks.size(); ++i) {
+      const auto& output = outputs[static_cast<std::size_t>(ranks[i])];
+      output.copy_(rooms.front()[i].view(output.scalar_type()).view(output.sizes()));
     }
   };
-  return call.issue({input}, outputs, {pre, exchange, post});
+  return move_pieces(call, {input}, outputs, choose, move_inside);
 }
 
 WorkPtr WanCollectives::scatter(const at::Tensor& output, const Tensors& inputs, int root,
                                 Milliseconds timeout) {
-  const auto& topo = topology();
-  const bool is_root = topo.rank() == root;
-  const bool at_root_site = topo.site() == topo.site_of(root);
-  Call call(*this, OpKind::Scatter, c10d::OpType::SCATTER, "scatter", output.device(), timeout,
-            static_cast<std::uint64_t>(output.numel()), moved_dtype(output.scalar_type()));
-  auto state = std::make_shared<RootState>();
+  const bool is_root = topology().rank() == root;
+  const bool at_root_site = topology().site() == topology().site_of(root);
+  const Call call(*this, OpKind::Scatter, c10d::OpType::SCATTER, "scatter", output.device(), timeout,
+                  static_cast<std::uint64_t>(output.numel()), moved_dtype(output.scalar_type()));
   const auto inner_post = at_root_site && !alone_in_site() ? inner(output.device(), true) : nullptr;
-
-  auto pre = [=, this] {
-    if (!at_root_site) {
-      state->own = host_room_for(flat(output));
-      state->receives.push_back({root, bytes_of(state->own)});
-    }
+  const auto choose = [=, this](Pieces& pieces) {
+    if (!at_root_site) pieces.receive(root, output);
     if (!is_root) return;
-    for (int rank = 0; rank < topology().size(); ++rank) {
-      if (topology().site_of(rank) == topology().site()) continue;
-      state->remote.push_back(to_host(flat(inputs[static_cast<std::size_t>(rank)])));
-      state->sends.push_back({rank, bytes_of(state->remote.back())});
-    }
+    for (const int rank : ranks_elsewhere()) pieces.send(rank, inputs[static_cast<std::size_t>(rank)]);
   };
-  auto exchange = [=, this, context = call.context(state)] {
-    return exchange_->move(context, state->sends, state->receives);
-  };
-  auto post = [=, this] {
-    if (!at_root_site) {
-      if (!state->own.is_alias_of(output)) output.copy_(state->own.view(output.sizes()), kNonBlocking);
-      return;
-    }
+  const auto move_inside = [=, this] {
+    if (!at_root_site) return;
     if (alone_in_site()) {
       output.copy_(flat(inputs[static_cast<std::size_t>(root)]).view(output.sizes()));
       return;
@@ -258,75 +257,54 @@ WorkPtr WanCollectives::scatter(const at::Tensor& output, const Tensors& inputs,
     finish_inner(inner_post->scatter(outputs, sources, options));
     output.copy_(outputs.front().view(output.scalar_type()).view(output.sizes()));
   };
-  return call.issue(inputs, {output}, {pre, exchange, post});
+  return move_pieces(call, inputs, {output}, choose, move_inside);
 }
 
 WorkPtr WanCollectives::all_to_all(const Tensors& outputs, const Tensors& inputs, const Tensors& results,
                                    Milliseconds timeout) {
   const auto device = inputs.front().device();
-  Call call(*this, OpKind::AllToAll, c10d::OpType::ALLTOALL, "all_to_all", device, timeout, 0,
-            moved_dtype(inputs.front().scalar_type()));
-  struct State {
-    Tensors sources, rooms;  // per group rank, on the host; own site's left undefined
-    std::vector<SendPiece> sends;
-    std::vector<ReceivePiece> receives;
-  };
-  auto state = std::make_shared<State>();
+  const Call call(*this, OpKind::AllToAll, c10d::OpType::ALLTOALL, "all_to_all", device, timeout, 0,
+                  moved_dtype(inputs.front().scalar_type()));
   const auto inner_post = alone_in_site() ? nullptr : inner(device, true);
-
-  auto pre = [=, this] {
-    state->sources.resize(inputs.size());
-    state->rooms.resize(outputs.size());
-    for (int rank = 0; rank < topology().size(); ++rank) {
-      if (topology().site_of(rank) == topology().site()) continue;
-      const auto i = static_cast<std::size_t>(rank);
-      state->sources[i] = to_host(flat(inputs[i]));
-      state->rooms[i] = host_room_for(flat(outputs[i]));
-      state->sends.push_back({rank, bytes_of(state->sources[i])});
-      state->receives.push_back({rank, bytes_of(state->rooms[i])});
+  const auto choose = [=, this](Pieces& pieces) {
+    for (const int rank : ranks_elsewhere()) {
+      pieces.send(rank, inputs[static_cast<std::size_t>(rank)]);
+      pieces.receive(rank, outputs[static_cast<std::size_t>(rank)]);
     }
   };
-  auto exchange = [=, this, context = call.context(state)] {
-    return exchange_->move(context, state->sends, state->receives);
-  };
-  auto post = [=, this] {
-    const auto& ranks = topology().ranks_of(topology().site());
+  const auto move_inside = [=, this] {
     for (const auto& output : outputs) mark_written(output);
     if (alone_in_site()) {
       const auto own = static_cast<std::size_t>(topology().rank());
       outputs[own].copy_(flat(inputs[own]).view(outputs[own].sizes()));
-    } else {
-      Tensors sources;
-      std::vector<std::int64_t> in_splits, out_splits;
-      std::int64_t received = 0;
-      for (const int rank : ranks) {
-        sources.push_back(flat_bytes(inputs[static_cast<std::size_t>(rank)]));
-        in_splits.push_back(sources.back().numel());
-        out_splits.push_back(static_cast<std::int64_t>(outputs[static_cast<std::size_t>(rank)].nbytes()));
-        received += out_splits.back();
-      }
-      auto source = at::cat(sources);
-      auto room = at::empty({received}, source.options());
-      c10d::AllToAllOptions options;
-      options.timeout = timeout;
-      auto out_counts = out_splits;  // Gloo takes the vectors' contents
-      finish_inner(inner_post->alltoall_base(room, source, out_counts, in_splits, options));
-      std::int64_t offset = 0;
-      for (std::size_t i = 0; i < ranks.size(); ++i) {
-        const auto& output = outputs[static_cast<std::size_t>(ranks[i])];
-        // clone(): a slice may start where the output's dtype is not aligned.
-        output.copy_(
-            room.narrow(0, offset, out_splits[i]).clone().view(output.scalar_type()).view(output.sizes()));
-        offset += out_splits[i];
-      }
+      return;
     }
-    for (std::size_t rank = 0; rank < state->rooms.size(); ++rank) {
-      const auto& room = state->rooms[rank];
-      if (room.defined() && !room.is_alias_of(outputs[rank]))
-        outputs[rank].copy_(room.view(outputs[rank].sizes()), kNonBlocking);
+    const auto& ranks = topology().ranks_of(topology().site());
+    Tensors sources;
+    std::vector<std::int64_t> in_splits, out_splits;
+    std::int64_t received = 0;
+    for (const int rank : ranks) {
+      sources.push_back(flat_bytes(inputs[static_cast<std::size_t>(rank)]));
+      in_splits.push_back(sources.back().numel());
+      out_splits.push_back(static_cast<std::int64_t>(outputs[static_cast<std::size_t>(rank)].nbytes()));
+      received += out_splits.back();
+    }
+    auto source = at::cat(sources);
+    auto room = at::empty({received}, source.options());
+    c10d::AllToAllOptions options;
+    options.timeout = timeout;
+    auto out_counts = out_splits;  // Gloo takes the vectors' contents
+    finish_inner(inner_post->alltoall_base(room, source, out_counts, in_splits, options));
+    std::int64_t offset = 0;
+    for (std::size_t i = 0; i < ranks.size(); ++i) {
+      const auto& output = outputs[static_cast<std::size_t>(ranks[i])];
+      // clone(): a slice may start where the output's dtype is not aligned.
+      output.copy_(
+          room.narrow(0, offset, out_splits[i]).clone().view(output.scalar_type()).view(output.sizes()));
+      offset += out_splits[i];
     }
   };
-  return call.issue(inputs, results, {pre, exchange, post});
+  return move_pieces(call, inputs, results, choose, move_inside);
 }
 
 WorkPtr WanCollectives::barrier(const at::Device& device, Milliseconds timeout) {
