@@ -300,7 +300,9 @@ class Fetcher:
 
             if addresses:
                 silence_s = _PROXY_LIMIT_S if through else _SILENCE_S
-                outcome = await self._file(path, wanted.bytes, ask, fits, addresses, silence_s)
+                now = await self._file(path, wanted.bytes, ask, fits, addresses, silence_s)
+                # A proxy that cannot be asked takes nothing back of what the sources have said.
+                outcome = outcome if now is Outcome.FAILED else now
             if outcome is Outcome.HERE:
                 break
         return outcome

@@ -16,6 +16,8 @@ from geocomm.journal.messages import Fetched, Hold, Lost, TakeState, Wanted
 
 NEED_PAUSE_S = 5.0
 """Between two attempts to find a listed frame."""
+PATIENT_ATTEMPTS = 3
+"""After these a newer state is taken where there is one, also if nobody says that the frame is gone."""
 
 
 class FrameFetches:
@@ -65,13 +67,17 @@ class FrameFetches:
         if await self._fetcher.frame(wanted, self._others.known(first=wanted.site)) is Outcome.HERE:
             self._arrived(wanted)
             return
+        attempts = 0
         while self._is_needed(wanted):
+            attempts += 1
             sources = await self._others.sources(first=wanted.site)
             outcome = await self._fetcher.frame(wanted, sources, self._others.proxy)
             if outcome is Outcome.HERE:
                 self._arrived(wanted)
                 return
-            if outcome is Outcome.ABSENT and not await self._take_state(wanted, sources):
+            is_absent = outcome is Outcome.ABSENT
+            tries_state = is_absent or attempts >= PATIENT_ATTEMPTS
+            if not (tries_state and await self._take_state(wanted, sources)) and is_absent:
                 self._view.say_of_round(Lost(**wanted.named))
             waiting.tell(lambda: f"the frame of site {wanted.site} (fragment {wanted.fragment}, {wanted.version})")
             await asyncio.sleep(NEED_PAUSE_S)

@@ -87,7 +87,10 @@ def test_a_frame_comes_from_all_who_have_it_past_who_has_not(tmp_path: Path) -> 
         async with sites.two_sources() as (a, b), sites.serving("c") as c:
             assert await sites.fetcher("d").frame(WANTED, [c]) is Outcome.ABSENT
             assert await sites.fetcher("d").frame(WANTED, [c, nobody()]) is Outcome.ABSENT
+            assert await sites.fetcher("d").frame(WANTED, [c], nobody()) is Outcome.ABSENT
+            assert await sites.fetcher("d").frame(WANTED, [nobody()], c) is Outcome.ABSENT
             assert await sites.fetcher("d").frame(WANTED, [nobody()]) is Outcome.FAILED
+            assert await sites.fetcher("d").frame(WANTED, [nobody()], nobody()) is Outcome.FAILED
             before = time.monotonic()
             assert all(sites.servers[site].idle_since < before for site in "ab")
             assert await sites.fetcher("d").frame(WANTED, [nobody(), c, a, b]) is Outcome.HERE
