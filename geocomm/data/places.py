@@ -213,8 +213,8 @@ def require_known_tables(stores: Mapping[str, str], url: str) -> None:
             raise BadInput(
                 f"GEOCOMM_STORES, {stores_file()}: [{name}] is no store of {url}{near}; [{lacking[0]}] is missing"
             )
-    used = {url, *(name for name, at in stores.items() if not is_folder(at))}
-    unused = tuple(name for name in _tables() if name not in used)
+    used = {name for name, at in stores.items() if not is_folder(at)}
+    unused = tuple(name for name in _tables() if "://" not in name and name not in used)  # a URL is another catalog's
     if unused and not own_rank():
         _tell_unused(unused, url)
 
