@@ -14,6 +14,7 @@ import select
 import socket
 import struct
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,6 +29,8 @@ RETRY_S = 0.2
 """How often a rank tries to reach its agent again."""
 _MAX_UNSENT_BYTES = 16 << 20
 _COMPLAINT_S = 60.0
+_END_S = 1.0
+"""The agent reads what a rank has said last within this time, or does not live."""
 _Ready = dict[socket.socket, int]
 _CREDENTIALS = struct.Struct("3i")
 
@@ -124,6 +127,7 @@ class RankSocket:
                 while self._unsent:
                     outgoing += self._unsent.popleft()
             if not outgoing and self._closing:
+                _end(connection)
                 return
             ready = _ready([connection, self._wake_end], connection if outgoing else None)
             if ready[self._wake_end]:
@@ -151,6 +155,15 @@ class RankSocket:
     def _drain_wakes(self) -> None:
         with contextlib.suppress(OSError):
             self._wake_end.recv(4096, socket.MSG_DONTWAIT)
+
+
+def _end(connection: socket.socket) -> None:
+    """End a connection once the agent has read all: an agent whose own line cannot be written reads no more."""
+    connection.shutdown(socket.SHUT_WR)
+    until = time.monotonic() + _END_S
+    while (left := until - time.monotonic()) > 0 and _ready([connection], None, left)[connection]:
+        if not connection.recv(MAX_LINE_BYTES):
+            return
 
 
 def _ready(read: Sequence[socket.socket], write: socket.socket | None, limit_s: float | None = None) -> _Ready:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 import stat
+import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from geocomm.elastic.rank_socket import RankConnection, RankServer, RankSocket, socket_path
 from geocomm.group.rendezvous.doorway import raise_descriptor_limit
-from geocomm.journal.messages import Down, Due, Model, Owner, RankHello, Repair, Stop, Up
+from geocomm.journal.messages import Down, Due, Leave, Model, Owner, RankHello, Repair, Stop, Up
 from support.hub_support import run, until
 
 pytestmark = pytest.mark.timeout(60)
@@ -84,6 +85,25 @@ def test_a_rank_comes_back_when_its_agent_does(tmp_path: Path) -> None:
             await until(lambda: bool(heard.gone), "the rank has ended")
             assert heard.said == [Due(fragment=0, version=3)]
             assert told == [Repair(fragment=0)]
+
+    run(scenario())
+
+
+def test_the_last_words_of_a_rank_are_heard_though_its_agent_speaks_before_it_listens(tmp_path: Path) -> None:
+    path = socket_path(tmp_path)
+
+    async def scenario() -> None:
+        async with serving(path) as heard:
+            rank, _ = started(path)
+            await until(lambda: len(heard.ranks) == 1, "the rank says hello")
+            rank.say(Leave())
+            ended = asyncio.create_task(asyncio.to_thread(rank.close))
+            await asyncio.sleep(0)
+            time.sleep(0.3)  # the agent is busy: it reads nothing
+            heard.ranks[0].say(Repair(fragment=0))
+            await ended
+            await until(lambda: bool(heard.gone), "the rank has ended")
+            assert heard.said == [Leave()]
 
     run(scenario())
 
