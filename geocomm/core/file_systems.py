@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import threading
 import time
 import uuid
 from collections.abc import Generator
@@ -48,8 +49,8 @@ def put_in_place(part: Path, path: Path) -> None:
 
 def write_whole(path: Path, content: str | bytes, mode: int = 0o644) -> None:
     """Write a file, or leave what was there: it is on the disk on return. mode: its rights from the beginning, so that
-    others cannot read a private one, not even for a moment."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
+    others cannot read a private one, not even for a moment. Threads may write the same file: one is the last."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}")
     part.unlink(missing_ok=True)
     try:
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,14 @@ def test_folder_of_another_process_is_refused_by_its_number_until_that_has_ended
         other.stdin.close()
         with held_by_one(lock, limit_s=60):
             assert lock.read_text() == str(os.getpid())
+
+
+def test_threads_that_write_one_file_do_not_hinder_each_other(tmp_path: Path) -> None:
+    def write(content: str) -> None:
+        for _ in range(100):
+            write_whole(tmp_path / "file", content)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(write, "abcd"))
+    assert (tmp_path / "file").read_text() in "abcd"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
