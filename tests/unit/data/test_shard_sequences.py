@@ -204,7 +204,8 @@ def test_restarts_with_other_sites_miss_nothing_and_read_nothing_twice(
             times.update(read)
         before = job.state(next(iter(batches)))
     # One site that may read all reads what is dealt and left: then all sequences of a shard were read equally often,
-    # and no shard twice more often than another one of its label.
+    # and no shard three times more often than another one of its label. Twice happens where jobs of a few steps are
+    # restarted with other sites, and each of these needs a shard to begin with.
     last = Job(data_set, {"frankfurt": 1}, before)
     left = ReadSoFar.of_plain(last.state("frankfurt"))
     last.train(sum(piece.sequences for line in (*left.lines.values(), left.rests) for piece in line))
@@ -212,7 +213,8 @@ def test_restarts_with_other_sites_miss_nothing_and_read_nothing_twice(
     of_shard = [{times[shard, index] for index in range(count)} for shard, count in enumerate(data_set.counts)]
     assert all(len(found) == 1 for found in of_shard)
     for some in (of_shard[: len(common) + 1], of_shard[len(common) + 1 :]):
-        assert len(set[int]().union(*some)) <= 2
+        read_so_often = set[int]().union(*some)
+        assert not read_so_often or max(read_so_often) - min(read_so_often) <= 2
     last.train(2 * sum(data_set.counts))
     times.update(last.read["frankfurt"])
     assert len(times) == sum(data_set.counts)
