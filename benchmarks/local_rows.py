@@ -125,6 +125,11 @@ class Recipe:
     joint_steps: int = 100
     """First steps that are per-step."""
 
+    def rate_share(self, step: int) -> float:
+        """Of a run's learning rate in a step: it rises over the warm-up, and falls linearly to a tenth."""
+        done = max(0.0, step - WARMUP_STEPS) / (self.steps - WARMUP_STEPS)
+        return min(1.0, (step + 1) / WARMUP_STEPS) * (1 - (1 - FINAL_RATE) * done)
+
 
 @dataclass
 class Group:
@@ -237,8 +242,7 @@ class Rows:
         """What a recorded step reads."""
         drawn = torch.randint(len(self._text) - LENGTH - 1, self._draws, generator=self._generator, device=self._device)
         self._places.copy_(drawn[self._draw[0], self._draw[1]])
-        done = max(0.0, step - WARMUP_STEPS) / (self._recipe.steps - WARMUP_STEPS)
-        self._share.fill_(min(1.0, (step + 1) / WARMUP_STEPS) * (1 - (1 - FINAL_RATE) * done))
+        self._share.fill_(self._recipe.rate_share(step))
         self._one_minus[0] = 1 - self._beta ** (step + 1)
         self._one_minus[1] = 1 - BETA2 ** (step + 1)
 

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from typing import Any
 
 import torch
-from local_rows import BETA2, CLIP_NORM, FINAL_RATE, LENGTH, WARMUP_STEPS, WEIGHT_DECAY, Recipe, Rows, Run, loss_sum
+from local_rows import BETA2, CLIP_NORM, LENGTH, WEIGHT_DECAY, Recipe, Rows, Run, loss_sum
 
 from geocomm.sync.local_steps.fixed.simulated_rounds import SimulatedSites
 from geocomm.sync.local_steps.local_steps import local_steps
@@ -27,9 +27,7 @@ def simulated(recipe: Recipe, run: Run, text: torch.Tensor, held_out: torch.Tens
     def step(
         number: int, model: torch.nn.ParameterDict, optimizer: torch.optim.Optimizer, tokens: torch.Tensor
     ) -> None:
-        done = max(0.0, number - WARMUP_STEPS) / (recipe.steps - WARMUP_STEPS)
-        share = min(1.0, (number + 1) / WARMUP_STEPS) * (1 - (1 - FINAL_RATE) * done)
-        optimizer.param_groups[0]["lr"] = run.rate * share
+        optimizer.param_groups[0]["lr"] = run.rate * recipe.rate_share(number)
         optimizer.zero_grad()
         loss = loss_sum(
             rows.size, {name: value.unsqueeze(0) for name, value in model.named_parameters()}, tokens.unsqueeze(0)
