@@ -43,6 +43,11 @@ class S3Server:
             "client_options": {"allow_http": True},
         }
 
+    def table_without(self, action: str) -> dict[str, Any]:
+        """The table of another key, which may do all but this, such as s3:PutObject."""
+        key = _new_key(self.endpoint, self.key, self.secret, f"without-{action}".replace(":", "-"), denied=action)
+        return self.table | {"access_key_id": key["AccessKeyId"], "secret_access_key": key["SecretAccessKey"]}
+
     def requests(self, about: str = "") -> list[str]:
         """Lines of the access log since the bucket was made, of paths with `about` in them."""
         lines = self.log.read_text().splitlines()
@@ -53,8 +58,6 @@ class S3Server:
 @contextmanager
 def s3_server(folder: Path, name: str) -> Iterator[S3Server]:
     """name: of its log in the folder."""
-    import boto3
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -65,21 +68,35 @@ def s3_server(folder: Path, name: str) -> Iterator[S3Server]:
     with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=output, env=environment) as server:
         try:
             _await_port(server, port)
-            options: dict[str, Any] = {
-                "endpoint_url": f"http://127.0.0.1:{port}",
-                "aws_access_key_id": "any",
-                "aws_secret_access_key": "any",
-                "region_name": "us-east-1",
-            }
-            iam: Any = boto3.client("iam", **options)  # pyright: ignore[reportUnknownMemberType]
-            iam.create_user(UserName=name)
-            policy = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}
-            iam.put_user_policy(UserName=name, PolicyName="all", PolicyDocument=json.dumps(policy))
-            key = iam.create_access_key(UserName=name)["AccessKey"]
-            boto3.client("s3", **options).create_bucket(Bucket=_BUCKET)  # pyright: ignore[reportUnknownMemberType]
-            yield S3Server(options["endpoint_url"], key["AccessKeyId"], key["SecretAccessKey"], log)
+            endpoint = f"http://127.0.0.1:{port}"
+            key = _new_key(endpoint, "any", "any", name)
+            _client("s3", endpoint, "any", "any").create_bucket(Bucket=_BUCKET)
+            yield S3Server(endpoint, key["AccessKeyId"], key["SecretAccessKey"], log)
         finally:
             server.kill()
+
+
+def _client(service: str, endpoint: str, key: str, secret: str) -> Any:
+    import boto3
+
+    return boto3.client(  # pyright: ignore[reportUnknownMemberType, reportCallIssue, reportArgumentType]
+        service,  # pyright: ignore[reportArgumentType]
+        endpoint_url=endpoint,
+        aws_access_key_id=key,
+        aws_secret_access_key=secret,
+        region_name="us-east-1",
+    )
+
+
+def _new_key(endpoint: str, key: str, secret: str, user: str, denied: str = "") -> dict[str, str]:
+    """A key of a new user, who may do all but what is denied. Three requests."""
+    iam = _client("iam", endpoint, key, secret)
+    iam.create_user(UserName=user)
+    effects = {"Allow": "*"} | ({"Deny": denied} if denied else {})
+    statements = [{"Effect": effect, "Action": action, "Resource": "*"} for effect, action in effects.items()]
+    policy = json.dumps({"Version": "2012-10-17", "Statement": statements})
+    iam.put_user_policy(UserName=user, PolicyName="all", PolicyDocument=policy)
+    return iam.create_access_key(UserName=user)["AccessKey"]
 
 
 def _await_port(server: subprocess.Popen[bytes], port: int) -> None:

@@ -9,13 +9,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from geocomm.core.bad_input import BadInput
-from geocomm.data import places
-from geocomm.data.catalog import Catalog, Shard
+from geocomm.data import additions, places
+from geocomm.data.catalog import Catalog, Shard, Version, read_rules
 from geocomm.data.places import open_place
 from support.object_servers import S3Server, s3_server, web_server, write_tables
 
@@ -48,7 +49,7 @@ class Buckets:
         self.rules.write_text(RULES)
         self.catalog = "s3://tokens/web/catalog"
         eu, us = (servers[name].table for name in ("eu", "us"))
-        others = {f"s3://tokens/web/{name}": eu for name in ("race", "checked", "nothing", "read")}
+        others = {f"s3://tokens/web/{name}": eu for name in ("race", "removed", "checked", "nothing", "read")}
         tables = {"acme-eu": eu, "acme-us": us, self.catalog: eu} | others
         self.keys = write_tables(folder / "stores.toml", tables)
 
@@ -119,6 +120,52 @@ def test_second_writer_is_refused_by_the_bucket(buckets: Buckets) -> None:
     with pytest.raises(BadInput, match="somebody else"):
         catalog.add(following, [Shard("0" * 64, "acme-us", "race.tokens", 4, 1)])
     assert catalog.digest(2) == first
+
+
+def test_files_are_removed_by_a_key_that_may_not_delete(buckets: Buckets, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, rules = "s3://tokens/web/removed", buckets.folder / "removed.toml"
+    rules.write_text(RULES.replace(buckets.catalog, url))
+    for name in ("day1/a", "day1/b", "day2/c"):
+        buckets.put("us", f"removed/{name}.tokens", [1, 2])
+    files = "s3://tokens/web/us/removed"
+    buckets.run("add", rules, files, "--tokenizer", "byte")
+    server = buckets.servers["eu"]
+    keys = {
+        action: write_tables(
+            buckets.folder / f"without-{action.partition(':')[2]}.toml",
+            {"acme-us": buckets.servers["us"].table, url: server.table_without(action)},
+        )
+        for action in ("s3:PutObject", "s3:DeleteObject")
+    }
+    said = buckets.run("remove", rules, f"{files}/day1", status=2, GEOCOMM_STORES=str(keys["s3:PutObject"]))
+    assert f"{url} cannot be written" in said
+    assert "403 Forbidden" in said
+    assert f"(keys: [{url}] of {keys['s3:PutObject']})" in said
+    assert "no file of version 1" in buckets.run("remove", rules, f"{files}/day3", status=2)
+    assert "nothing would be left" in buckets.run("remove", rules, files, status=2)
+    assert Catalog(url).numbers() == [1]
+
+    told = buckets.run("remove", rules, f"{files}/day1", GEOCOMM_STORES=str(keys["s3:DeleteObject"]))
+    assert told.endswith(f"{url}@2: 4 tokens in 2 shards were removed\n")
+    assert [one.path for one in Catalog(url).shards(Catalog(url).read())] == ["removed/day2/c.tokens"]
+    assert open_place("s3://tokens/web/us", "acme-us").size("removed/day1/a.tokens") == 4  # it is only left out
+    assert "3 shards" in buckets.run("check", f"{url}@1", "--deep")
+
+    plan_next = additions._next
+
+    def after_another(*given: Any) -> Version:
+        """Between what this writer reads and what it writes, another one adds a file."""
+        monkeypatch.setattr(additions, "_next", plan_next)
+        buckets.run("add", rules, f"{files}/day1/a.tokens")
+        return plan_next(*given)
+
+    buckets.run("add", rules, f"{files}/day1/b.tokens")
+    monkeypatch.setattr(additions, "_next", after_another)
+    with pytest.raises(BadInput, match="has version 4 since just now: somebody else adds"):
+        additions.remove_files(read_rules(rules), [f"{files}/day1"])
+    assert [row["shards"] for row in json.loads(buckets.run("ls", url, "--json"))] == [3, 1, 2, 3]
+    buckets.run("remove", rules, f"{files}/day1/*")
+    assert [one.path for one in Catalog(url).shards(Catalog(url).read(5))] == ["removed/day2/c.tokens"]
 
 
 def test_what_buckets_refuse_is_a_line(buckets: Buckets) -> None:
