@@ -121,7 +121,8 @@ def _heading(seen: Overview, folder: StoreFolder, now: float) -> str:
     loss = "" if seen.loss is None else f"loss {seen.loss:.4f}"
     tokens = "" if seen.tokens_per_second is None else f"{seen.tokens_per_second:,.0f} tokens/s"
     of_pass = "" if folder.left_tokens is None else f"{large_text(folder.left_tokens)} tokens left of this pass"
-    line = "[bold]" + ", ".join(filter(None, (step, left, loss, tokens, of_pass))) + "[/bold]"
+    again = f"{large_text(repeated)} tokens read again" if (repeated := folder.repeated_tokens) else ""
+    line = "[bold]" + ", ".join(filter(None, (step, left, loss, tokens, of_pass, again))) + "[/bold]"
     if now - seen.at > 1:
         line += f"\n[red]The last report came {_time(now - seen.at)} ago. All was so then.[/red]"
     return line

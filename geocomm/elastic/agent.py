@@ -202,7 +202,11 @@ class Agent:
         leader = self._view.leader
         counted: dict[str, float] = {"agent_connections": self._view.link.connections}
         if leader is not None:
-            counted |= {"leader_entries": leader.entries, "leader_commit_seconds": leader.commit_seconds}
+            counted |= {
+                "leader_entries": leader.entries,
+                "leader_commit_seconds": leader.commit_seconds,
+                "data_repeated_tokens": leader.repeated_tokens,
+            }
         return counted
 
     def ask_ranks_to_leave(self) -> bool:
@@ -524,6 +528,7 @@ class Agent:
         """The connection of a rank has ended: the agent lives, so the rank does not."""
         if self._ranks.knows(connection) and self._ranks.gone(connection):
             self.ranks_ended.set()
+            self._beat = None
             self._view.say(RanksGone(why="its ranks have ended"))
 
     async def _watch_for_ranks(self) -> None:

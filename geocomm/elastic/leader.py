@@ -125,6 +125,11 @@ class Leader:
         return self._sequencer.undealt_tokens
 
     @property
+    def repeated_tokens(self) -> int:
+        """Tokens that were read again since this leader began, where a site had to begin again."""
+        return self._sequencer.repeated_tokens
+
+    @property
     def doubt(self) -> tuple[str, ...]:
         """Why this leader may not be the run's; none: it is."""
         return self._sequencer.doubt

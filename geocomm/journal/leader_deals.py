@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from geocomm.journal.dealt_shards import length
 from geocomm.journal.entries import Data, Deal, TakenBack
 from geocomm.journal.led_run import LedRun
-from geocomm.journal.messages import Beat
+from geocomm.journal.messages import Beat, Owner
 from geocomm.journal.run_state import SiteRecord, Standing
 from geocomm.journal.sequencer_events import RunData
 
@@ -31,8 +31,6 @@ _PACE_S = 20.0
 class _Pace:
     """How fast a site reads."""
 
-    tokens_read: int
-    """As it said last."""
     since: float
     tokens: int
     """That it had read at `since`."""
@@ -47,8 +45,15 @@ class LeaderDeals:
         self._run, self._forget = run, forget
         self._data: RunData | None = None
         self._paces: dict[str, _Pace] = {}
+        self._owners: dict[str, tuple[Owner, ...]] = {}
+        """The last ranks of each site."""
+        self._read: dict[str, int] = {}
+        """Tokens that these have read, as they said last."""
         self._gone_since: dict[str, float] = {}
         self._waits: set[str] = set()
+        self.repeated_tokens = 0
+        """That sites had read, since this leader began, and that did not count when their ranks began anew, or when it
+        was taken back: the same ranks or others read it again."""
 
     @property
     def waits(self) -> list[str]:
@@ -75,18 +80,32 @@ class LeaderDeals:
         self._data = data
 
     def beat(self, name: str, beat: Beat) -> None:
-        """A site says how far it has read."""
+        """A site says how far it has read; 0: nothing, or its agent does not know it yet."""
+        if not beat.tokens:
+            return
+        self._read[name] = beat.tokens
         if name not in self._run.state.live:
             return
         now, tokens = self._run.now, beat.tokens
-        pace = self._paces.setdefault(name, _Pace(tokens, now, tokens))
-        pace.tokens_read = tokens
+        pace = self._paces.setdefault(name, _Pace(now, tokens))
         if tokens < pace.tokens:  # it has started again, and reads on from what counts
             pace.since, pace.tokens = now, tokens
         elif now - pace.since >= _PACE_S:
             # A site that has waited for data is not slow for that.
             pace.speed = max((tokens - pace.tokens) / (now - pace.since), pace.speed / 2)
             pace.since, pace.tokens = now, tokens
+
+    def ranks_up(self, name: str, owners: tuple[Owner, ...]) -> None:
+        """A site has ranks; new ones read on from what counts."""
+        if self._owners.get(name) != owners:
+            self._reads_again(name, self._run.state.sites[name].taken)
+            self._owners[name] = owners
+
+    def _reads_again(self, name: str, taken: int) -> None:
+        """What the ranks of a site have read behind these tokens is read once more."""
+        read = self._read.pop(name, 0)
+        if self._owners.pop(name, None) is not None:
+            self.repeated_tokens += max(0, read - taken)
 
     def look(self) -> None:
         """Take over a newer version, take back what nobody reads, and deal to those who have too little left."""
@@ -133,7 +152,7 @@ class LeaderDeals:
         if data is None or version is None or not site.connected or not site.has_ranks:
             return False
         line, pace = state.sites[name].line, self._paces.get(name)
-        read = max(0 if pace is None else pace.tokens_read, state.sites[name].taken) // version.sequence_length
+        read = max(self._read.get(name, 0), state.sites[name].taken) // version.sequence_length
         left = length(line) - read
         if left < 0:  # it counts what it was never dealt: there would be no end
             return False
@@ -195,5 +214,7 @@ class LeaderDeals:
         # What it has offered, and what is on its way, is of deals that others read from now on.
         self._forget(name)
         self._paces.pop(name, None)
-        self._run.append(TakenBack, site=name, taken=state.position(name) * data.sequence_length, why=why)
+        taken = state.position(name) * data.sequence_length
+        self._reads_again(name, taken)
+        self._run.append(TakenBack, site=name, taken=taken, why=why)
         self._run.drop(name, f"its deals were taken back: {why}")

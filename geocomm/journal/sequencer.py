@@ -132,6 +132,11 @@ class Sequencer:
         """See `LeaderDeals`."""
         return self._deals.undealt_tokens
 
+    @property
+    def repeated_tokens(self) -> int:
+        """See `LeaderDeals`."""
+        return self._deals.repeated_tokens
+
     # ---- events
 
     def on(self, event: Event, now: float) -> list[Action]:
@@ -343,6 +348,7 @@ class Sequencer:
                 return
             site.applied.clear()
         site.owners, site.has_ranks = message.owners, True
+        self._deals.ranks_up(name, message.owners)
         joins = self.state.sites[name].standing is Standing.JOINING
         if joins and genesis is not None and message.digests != genesis.digests:
             self._run.log(f"{name} begins with other weights than the run: it takes the run's state")

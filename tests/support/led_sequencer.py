@@ -107,8 +107,9 @@ class Led:
         self.on(Came(site))
         self.say(site, hello)
 
-    def ranks_up(self, site: str, model: Model = MODEL) -> None:
-        self.say(site, RanksUp(owners=(Owner(id=STORES[site], host=site, port=1),), model=model, digests=DIGESTS))
+    def ranks_up(self, site: str, model: Model = MODEL, owner: str = "") -> None:
+        owners = (Owner(id=owner or STORES[site], host=site, port=1),)
+        self.say(site, RanksUp(owners=owners, model=model, digests=DIGESTS))
 
     def take_part(self, sites: str) -> Led:
         for site in sites:

@@ -96,7 +96,8 @@ def _new_key(endpoint: str, key: str, secret: str, user: str, denied: str = "") 
     statements = [{"Effect": effect, "Action": action, "Resource": "*"} for effect, action in effects.items()]
     policy = json.dumps({"Version": "2012-10-17", "Statement": statements})
     iam.put_user_policy(UserName=user, PolicyName="all", PolicyDocument=policy)
-    return iam.create_access_key(UserName=user)["AccessKey"]
+    made: dict[str, str] = iam.create_access_key(UserName=user)["AccessKey"]
+    return made
 
 
 def _await_port(server: subprocess.Popen[bytes], port: int) -> None:

@@ -78,6 +78,7 @@ def page_state(store: RunStore, steps: LastSteps, at: float) -> dict[str, Any]:
         "options": [dataclasses.asdict(one) for one in seen.options],
         "members": _members(folder),
         "data_left_tokens": folder.left_tokens,
+        "data_repeated_tokens": folder.repeated_tokens,
         "alerts": [{"severity": one["severity"], "text": one["text"]} for one in firing(store.path.parent, at)],
         "steps": steps.read(at),
     })  # fmt: skip

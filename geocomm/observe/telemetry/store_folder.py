@@ -51,6 +51,11 @@ class StoreFolder:
         """Tokens that are left of the pass, dealt or not; None: it is not known here."""
         return None if self.undealt_tokens is None else self.undealt_tokens + sum(self.dealt_tokens.values())
 
+    @property
+    def repeated_tokens(self) -> int:
+        """Tokens that were read again, as this site knows it that leads."""
+        return int(self.counters.get("data_repeated_tokens", 0))
+
     @classmethod
     def look(cls, folder: Path) -> Self:
         """Read it. What cannot be read is None."""

@@ -76,6 +76,7 @@ def test_the_leader_is_killed_and_no_entry_is_lost(tmp_path: Path) -> None:
         sites.until(lambda: counters_in(sites["b"].folder)["agent_connections"] > 1, "b counts that it came back")
         sites.until(lambda: counters_in(sites["a"].folder)["leader_entries"] > 0, "the leader counts what it commits")
         assert counters_in(sites["a"].folder)["leader_commit_seconds"] > 0
+        assert counters_in(sites["a"].folder)["data_repeated_tokens"] == 0
         assert_one_chain(sites)
 
 

@@ -29,6 +29,8 @@ from support.journal.simulated_ranks import SimulatedRanks
 from support.journal.simulated_site import Site
 from support.journal.simulated_time import SimulatedTime
 
+BEAT_S = 3.0
+
 
 class SimulatedAgents:
     """What each site's agent does, and its machine."""
@@ -120,7 +122,7 @@ class SimulatedAgents:
         site.link, site.welcome, site.state_text = None, None, ""
 
     def _beat(self, site: Site) -> None:
-        site.later(3, lambda: self._beat(site))
+        site.later(BEAT_S, lambda: self._beat(site))
         read = 0 if site.ranks is None else site.ranks.read
         self._leader.say(site, Beat(step=site.steps, tokens=read, step_s=site.step_s, line_s=0, free_bytes=0))
 

@@ -38,6 +38,8 @@ class Checks:
         """How much may count twice, of all fragments."""
         self.most_again = 0
         """At one death."""
+        self.read: Counter[Sequence] = Counter()
+        """How often ranks have read each sequence, whether it counts or not."""
 
     def repairs(self, site: Site) -> None:
         """A site is told to repair, or is stopped for its bits."""

@@ -173,6 +173,7 @@ class SimulatedRanks:
             return
         site.steps += 1
         self._steps += 1
+        self._checks.read[line[ranks.read]] += 1
         for part in ranks.parts:
             added = self._random.randint(1, 99)
             part.local += added

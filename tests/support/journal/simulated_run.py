@@ -85,6 +85,10 @@ class History:
     """Sequences that count, of all fragments."""
     repeated: int
     """Of these, those that count more than once."""
+    read_again: int
+    """Sequences that ranks have read once more."""
+    said_again: int
+    """Of these, what the leader says since it began."""
 
 
 class SimulatedRun:
@@ -148,6 +152,8 @@ class SimulatedRun:
             self._checks.repaired_in_vain,
             sum(sum(read.values()) for read in self._leader.chain.read),
             repeats(self._leader.chain),
+            self._checks.read.total() - len(self._checks.read),
+            0 if self._leader.sequencer is None else self._leader.sequencer.repeated_tokens,
         )
 
     def _goes_on(self) -> bool:

@@ -54,12 +54,13 @@ def test_run_that_deals_data_shows_what_is_left_and_what_reading_cost(tmp_path: 
     journal.close()
     write_about(tmp_path, {"site": "a", "leads": True})
     tell_led(tmp_path, [], 3_000_000_000)
+    (tmp_path / "counters-agent.json").write_text('{"data_repeated_tokens": 81970}')
     counted = {"waited_seconds": 7.0, "fetched_bytes": 64_000_000, "fetched_dollars": 1.25}
     report = told(9)
     keep(RunStore(tmp_path, write=True), report.model_copy(update={"stats": report.stats | {"data": counted}}), 9.0)
     result = CliRunner(env={"COLUMNS": "200"}).invoke(build_app(), ["top", str(tmp_path), "--once"])
     assert result.exit_code == 0, result.output
-    assert "3.00 G tokens left of this pass" in result.stdout
+    assert "3.00 G tokens left of this pass, 81970 tokens read again" in " ".join(result.stdout.split())
     assert "dealt waited fetched cost" in " ".join(result.stdout.split())
     assert "4.10 M 7 s 64.0 MB $1.25" in " ".join(result.stdout.split())
 

@@ -229,6 +229,30 @@ def test_open_offer_of_a_site_that_is_taken_back_counts_no_more() -> None:
     assert all(one.site != "a" for entry in run.entries if entry.kind == "round" for one in entry.members)
 
 
+def test_tokens_are_read_again_where_a_site_begins_anew_or_others_have_its_rest() -> None:
+    run = led("ab")
+    run.wait(1, "ab")
+    for site in "ab":
+        beat(run, site, 38)
+    count(run, "a", 20, "b")
+    beat(run, "a", 0)  # of an agent that has started again: its ranks have not told it yet
+    beat(run, "a", 39)
+    assert run.sequencer.repeated_tokens == 0
+    run.on(Ended("a"))
+    run.take_part("a")  # the same ranks, over a new connection
+    assert run.sequencer.repeated_tokens == 0
+    run.say("a", RanksGone(why="died"))
+    run.ranks_up("a", owner="f" * 32)
+    assert run.sequencer.repeated_tokens == 19
+    beat(run, "a", 30)
+    run.on(Remove("b", "sold"))
+    run.wait(1, "a")
+    assert run.sequencer.repeated_tokens == 19 + 38
+    run.on(Remove("a", "sold"))
+    run.wait(1)
+    assert run.sequencer.repeated_tokens == 19 + 38 + 10
+
+
 def test_what_is_left_of_a_pass_has_the_rests_that_nobody_has_yet() -> None:
     run = led("ab", Shards(readers="a"))
     assert run.sequencer.undealt_tokens == LENGTH * (100 - len(of(run, Deal)))

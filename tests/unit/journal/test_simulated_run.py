@@ -19,6 +19,7 @@ from geocomm.journal.member import Member
 from geocomm.journal.messages import Fetch, Hello, Offer, Refused
 from geocomm.journal.sequencer import Sequencer
 from geocomm.journal.sequencer_events import Action, Event, Send
+from support.journal import simulated_agents
 from support.journal.simulated_run import FAULTS, TERMS, History, SimulatedRun
 
 BUDGET_S = 8.0
@@ -57,6 +58,16 @@ def test_equal_seeds_give_equal_histories() -> None:
     assert one.entries == other.entries
     assert one.faults == other.faults
     assert sum(isinstance(entry, Round) for entry in one.entries) > 10
+
+
+def test_leader_says_how_much_is_read_again_after_ranks_die(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulated_agents, "BEAT_S", 0.2)  # what the leader has not heard, it does not count
+    histories = [SimulatedRun(seed, faults={"ranks": 1.0}).run() for seed in range(6)]
+    read, said = (sum(getattr(one, name) for one in histories) for name in ("read_again", "said_again"))
+    assert 300 < 0.8 * read <= said <= read
+    kept = SimulatedRun(3, faults={"agent": 1.0}).run()  # its ranks live, and read on
+    assert kept.faults["agent"] > 5
+    assert (kept.read_again, kept.said_again) == (0, 0)
 
 
 def test_wrong_bits_of_one_site_of_three_hardly_ever_cost_the_others_a_start() -> None:

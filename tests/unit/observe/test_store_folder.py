@@ -82,12 +82,13 @@ def test_counters_of_all_processes_of_the_folder_are_in_metrics_once_they_are_wr
                 await keep_counters(tmp_path, "collector", read)
 
     asyncio.run(keep())
-    (tmp_path / "counters-agent.json").write_text('{"leader_entries": 7}')
+    (tmp_path / "counters-agent.json").write_text('{"leader_entries": 7, "data_repeated_tokens": 40}')
     (tmp_path / "counters-torn.json").write_text('{"lea')
     RunStore(tmp_path, write=True).close()
     found = samples(overview(RunStore(tmp_path), 1.0), StoreFolder.look(tmp_path))
     assert found["geocomm_collector_reports_refused_total"] == {(): 1.0}
     assert found["geocomm_leader_entries_total"] == {(): 7.0}
+    assert found["geocomm_data_repeated_tokens_total"] == {(): 40.0}
     assert not found["geocomm_agent_connections_total"], "nobody has counted it"
 
 

@@ -31,6 +31,8 @@ function showHead(run) {
     ["left", seconds(run.seconds_left)],
     ...(known(run.data_left_tokens) ? [["tokens left of this pass", count(run.data_left_tokens),
       "geocomm_data_left_tokens"]] : []),
+    ...(run.data_repeated_tokens ? [["tokens read again", count(run.data_repeated_tokens),
+      "geocomm_data_repeated_tokens_total"]] : []),
     ["sent between sites", bytes(sent), "geocomm_site_link_sent_bytes_total"],
   ];
   const egress = run.sites.filter((site) => known(site.egress_dollars));
