@@ -48,7 +48,7 @@ class Connection {
   // Returns how many bytes of `parts` it took. The next call must begin with the byte after them, and after
   // less than all offer at least the rest of the same bytes (at any address). Network error as read().
   virtual core::Result<std::size_t> write(std::span<const iovec> parts) = 0;
-  // Ends the sending direction. False: again when writable.
+  // Ends the sending direction. False: again when writable, and when write() has taken all.
   virtual core::Result<bool> finish() = 0;
 
   // Who the peer is by its certificate; null on a plain connection, and before the handshake is done.

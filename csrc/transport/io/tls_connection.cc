@@ -31,29 +31,16 @@ using SslPtr = std::unique_ptr<SSL, decltype(&SSL_free)>;
 
 // Most plaintext in one record.
 constexpr std::size_t kRecordBytes = SSL3_RT_MAX_PLAIN_LENGTH;
-constexpr std::size_t kBatchRecords = 8;
 // What the socket is asked for at once, once the peer is known: some records.
 constexpr std::size_t kReadBytes = 128 * 1024;
 constexpr char kBindingLabel[] = "EXPORTER-geocomm-stream-binding";
 
-// Records on their way to the kernel: those of [begin, end) of `data`.
-struct Batch {
-  // A change of keys may come before the records.
-  std::array<char, kBatchRecords*(kRecordBytes + SSL3_RT_MAX_TLS13_ENCRYPTED_LENGTH -
-                                  SSL3_RT_MAX_PLAIN_LENGTH + SSL3_RT_HEADER_LENGTH) +
-                       1024>
-      data;
-  std::size_t begin = 0;
-  std::size_t end = 0;
-  bool empty() const { return begin == end; }
-};
-
 // The bytes of a list of parts, piece by piece.
 class PartReader {
  public:
-  PartReader(std::span<const iovec> parts, std::size_t skip) : parts_(parts) {
+  explicit PartReader(std::span<const iovec> parts) : parts_(parts) {
     for (const iovec& part : parts) left_ += part.iov_len;
-    advance(std::min(skip, left_));
+    advance(0);
   }
   std::size_t left() const { return left_; }
   // The next `most` bytes, or those that are left; valid until the next call.
@@ -122,7 +109,6 @@ class TlsConnection final : public Connection {
   Status check_peer();
   Status handshake_failure();
   Status rekey_if_due();
-  Result<bool> flush();
   const std::string& peer_text();
 
   const SslPtr ssl_;
@@ -140,12 +126,11 @@ class TlsConnection final : public Connection {
   unsigned long error_ = 0;      // of OpenSSL, the first one
   std::optional<std::string> untrusted_;
   std::optional<TlsName> peer_;
-  std::unique_ptr<Batch> batch_;   // null until something is written
-  bool batching_ = false;          // records go there, otherwise to the socket
+  bool more_follows_ = false;      // behind the record that OpenSSL writes
+  bool blocked_ = false;           // a record waits in OpenSSL for room in the socket
   std::vector<char> arrived_;      // from the socket; empty until the peer is known
   std::size_t arrived_begin_ = 0;  // of what OpenSSL has not taken
   std::size_t arrived_end_ = 0;
-  std::size_t skipped_ = 0;       // plaintext of the last record in batch_, if that is not empty
   std::uint64_t sent_bytes_ = 0;  // since the last change of keys
   std::chrono::steady_clock::time_point rekeyed_at_ = std::chrono::steady_clock::now();
 };
@@ -185,14 +170,8 @@ int TlsConnection::bio_read(BIO* bio, char* data, int bytes) {
 int TlsConnection::bio_write(BIO* bio, const char* data, int bytes) {
   auto* self = static_cast<TlsConnection*>(BIO_get_data(bio));
   BIO_clear_retry_flags(bio);
-  if (self->batching_) {
-    Batch& batch = *self->batch_;
-    if (static_cast<std::size_t>(bytes) > batch.data.size() - batch.end) return -1;
-    std::memcpy(batch.data.data() + batch.end, data, static_cast<std::size_t>(bytes));
-    batch.end += static_cast<std::size_t>(bytes);
-    return bytes;
-  }
-  const ssize_t sent = ::send(self->fd(), data, static_cast<std::size_t>(bytes), MSG_DONTWAIT | MSG_NOSIGNAL);
+  const ssize_t sent = ::send(self->fd(), data, static_cast<std::size_t>(bytes),
+                              MSG_DONTWAIT | MSG_NOSIGNAL | (self->more_follows_ ? MSG_MORE : 0));
   if (sent < 0 && would_block(errno)) {
     BIO_set_retry_write(bio);
   } else if (sent < 0) {
@@ -379,41 +358,27 @@ Result<Connection::Received> TlsConnection::read(std::span<const iovec> parts) {
 }
 
 // Records of up to 16 KiB, straight from the caller's memory where a part has so much; what is smaller (a
-// packet's header) shares a record with what follows it. A batch of records goes to the kernel in one call.
+// packet's header) shares a record with what follows it. Each goes to the kernel as soon as it is encrypted:
+// gathering several for one call would cost a copy, which takes longer than the calls.
 //
-// What the kernel does not take of a batch waits in it, and the plaintext of its last record counts as
-// not taken: so the caller comes back with it, and it is skipped then.
+// Of a record that the kernel takes in part, the rest waits in OpenSSL, and its plaintext counts as not
+// taken: the caller comes back with it, and OpenSSL goes on where it was.
 Result<std::size_t> TlsConnection::write(std::span<const iovec> parts) {
   if (!session_ || failed_) return Status(StatusCode::Network, "no TLS session");
+  if (!blocked_) GEOCOMM_RETURN_IF_ERROR(rekey_if_due());
   std::size_t taken = 0;
-  if (!batch_) batch_ = std::make_unique<Batch>();
-  Batch& batch = *batch_;
-  if (!batch.empty()) {
-    GEOCOMM_ASSIGN_OR_RETURN(const bool flushed, flush());
-    if (!flushed) return std::size_t{0};
-    taken = std::exchange(skipped_, 0);
-  }
-  GEOCOMM_RETURN_IF_ERROR(rekey_if_due());
-  PartReader reader(parts, taken);
-  while (reader.left() > 0) {
-    batch.begin = batch.end = 0;
-    std::size_t last = 0;
-    for (std::size_t i = 0; i < kBatchRecords && reader.left() > 0; ++i) {
-      const std::span<const char> record = reader.next(kRecordBytes);
-      std::size_t written = 0;
-      ERR_clear_error();
-      batching_ = true;
-      const Step step = step_of(SSL_write_ex(ssl_.get(), record.data(), record.size(), &written));
-      batching_ = false;
-      if (step != Step::Done || written != record.size()) return why_failed();
-      last = record.size();
-      taken += last;
-    }
-    sent_bytes_ += batch.end;
-    GEOCOMM_ASSIGN_OR_RETURN(const bool flushed, flush());
-    if (flushed) continue;
-    skipped_ = last;
-    return taken - skipped_;
+  for (PartReader reader(parts); reader.left() > 0;) {
+    const std::span<const char> record = reader.next(kRecordBytes);
+    std::size_t written = 0;
+    more_follows_ = reader.left() > 0;
+    ERR_clear_error();
+    const Step step = step_of(SSL_write_ex(ssl_.get(), record.data(), record.size(), &written));
+    more_follows_ = false;
+    blocked_ = step == Step::Blocked;
+    if (blocked_) break;
+    if (step != Step::Done) return why_failed();
+    taken += written;
+    sent_bytes_ += written;
   }
   return taken;
 }
@@ -430,25 +395,9 @@ Status TlsConnection::rekey_if_due() {
   return Status::ok();
 }
 
-// True once nothing is left of the batch.
-Result<bool> TlsConnection::flush() {
-  if (!batch_ || batch_->empty()) return true;
-  const ssize_t sent = ::send(fd(), batch_->data.data() + batch_->begin, batch_->end - batch_->begin,
-                              MSG_DONTWAIT | MSG_NOSIGNAL);
-  if (sent < 0 && would_block(errno)) return false;
-  if (sent < 0) {
-    failed_ = true;
-    errno_ = errno;
-    return errno_status(errno_);
-  }
-  batch_->begin += static_cast<std::size_t>(sent);
-  return batch_->empty();
-}
-
 Result<bool> TlsConnection::finish() {
   if (!session_ || failed_) return Status(StatusCode::Network, "no TLS session to end");
-  GEOCOMM_ASSIGN_OR_RETURN(const bool flushed, flush());
-  if (!flushed) return false;
+  if (blocked_) return false;
   ERR_clear_error();
   // 0: our side is ended, the peer's is not.
   if (const int ended = SSL_shutdown(ssl_.get()); ended < 0) {
