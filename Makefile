@@ -76,13 +76,13 @@ demo: $(NATIVE) $(OPERATOR) ## quick: train a small DeepSeek model over two emul
 
 # Many of the C++ tests wait for each other's sockets and deadlines.
 CTEST_JOBS = $(shell expr 4 \* $(JOBS))
-# $(call cpp_tests,<folder>,<what is run>,<CMake options>,<prefix of commands>,<targets to build, if not all>,<options of ctest>)
+# $(call cpp_tests,<folder>,<what is run>,<CMake options>,<prefix of commands>)
 define cpp_tests
 	@echo "test: building the C++ tests$(2)"
 	@cmake -S . -B $(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$$(command -v ninja) -DGEOCOMM_TESTS=ON $(3) >/dev/null
-	@$(4) $(PY) tools/build_progress.py test cmake --build $(1) $(addprefix --target ,$(5))
+	@$(4) $(PY) tools/build_progress.py test cmake --build $(1)
 	@echo "test: running the C++ tests$(2)"
-	@$(4) ctest --test-dir $(1) --output-on-failure -j $(CTEST_JOBS) --no-tests=error $(6) -Q -O $(1)/tests.log || { \
+	@$(4) ctest --test-dir $(1) --output-on-failure -j $(CTEST_JOBS) --no-tests=error -Q -O $(1)/tests.log || { \
 	  tail -n 300 $(1)/tests.log; echo "test: C++ tests$(2) FAILED; all output: $(1)/tests.log" >&2; exit 1; }
 	@grep -E 'tests passed|[*]{3}' $(1)/tests.log
 endef
@@ -91,7 +91,7 @@ test: cpp-test python-test ## full: all tests but the slow ones
 	@echo "make test: the C++ and the Python tests passed"
 
 cpp-test: $(NATIVE) ## full: the C++ tests
-	$(call cpp_tests,$$(readlink -f build/native),,,,,--repeat until-pass:2)
+	$(call cpp_tests,$$(readlink -f build/native),,)
 
 # Several tests at a time share the cores: threads of OpenMP that spin for each other would take them from others.
 test-fast python-test matrix-tests: export OMP_NUM_THREADS ?= 1
@@ -102,15 +102,9 @@ test-fast: $(NATIVE) ## quick: the Python tests of units and properties
 	@$(PY) -m pytest -q -m "not slow" -n $(TEST_WORKERS) --dist loadgroup tests/unit tests/property
 	@echo "make test-fast: passed"
 
-# $(call python_tests,<workers>,<how xdist deals tests>,<which tests>). Many wait for processes, and share the cores with others: up to three
-# that failed are run once more, alone, and named. One that fails then has failed.
+# $(call python_tests,<workers>,<how xdist deals tests>,<which tests>)
 define python_tests
-	@rm -rf build/pytest
-	@$(PY) -m pytest -q -m "not slow" -o cache_dir=build/pytest -n $(1) --dist $(2) $(3) || { status=$$?; \
-	  failed=$$(grep -c true build/pytest/v/cache/lastfailed); [ $$status -eq 1 ] && [ $$failed -le 3 ] || exit $$status; \
-	  echo "test: once more, alone, what failed ($$failed)"; \
-	  $(PY) -m pytest -q -m "not slow" -o cache_dir=build/pytest -n 1 --dist $(2) --lf --lfnf none $(3) && \
-	  echo "test: failed once, and passed alone: $$failed"; }
+	@$(PY) -m pytest -q -m "not slow" -n $(1) --dist $(2) $(3)
 endef
 
 python-test: $(NATIVE) $(OPERATOR) ## full: the Python tests but the slow ones; TEST_WORKERS (4) at a time

@@ -55,7 +55,7 @@ hostile_tests() {
   local folder=$1 left_out=$2 log=$1/hostile.log
   shift 2
   say "running the C++ tests of $* under AddressSanitizer + UBSan"
-  ctest --test-dir "$folder" --output-on-failure -j $((2 * JOBS)) --repeat until-pass:2 --no-tests=error -E "_NOT_BUILT|$left_out" -Q -O "$log" || {
+  ctest --test-dir "$folder" --output-on-failure -j $((2 * JOBS)) --no-tests=error -E "_NOT_BUILT|$left_out" -Q -O "$log" || {
     tail -n 300 "$log"
     say "C++ tests FAILED; all output: $log" >&2
     return 1

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("deepspeed")
 pytest.importorskip("transformers")
 
-from support.train_ranks import finish, start_ranks
+from support.train_ranks import finish, start_ranks, told_user
 
 # One worker: there the ranks are forked from one process, which takes seconds to get ready.
 pytestmark = pytest.mark.xdist_group("training")
@@ -34,7 +34,7 @@ def test_survivor_of_a_killed_rank_says_so_before_any_traceback(
     survivor = ended[1 - killed]
     assert survivor.code == 1, survivor.err
     before, _, traceback = survivor.err.partition("Traceback (most recent call last)")
-    (sentence,) = [line for line in before.splitlines() if line.startswith("geocomm train: ")]
+    (sentence,) = told_user(before)
     assert sentence.startswith(f"geocomm train: rank {1 - killed} (site site{1 - killed}): ")
     assert named.format(killed=killed) in sentence
     message = sentence.partition("): ")[2]
