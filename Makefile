@@ -5,7 +5,7 @@ TORCH ?=
 JOBS ?= $(shell nproc)
 
 # Python tests at a time, since most of them wait most of the time; 0: one, without pytest-xdist.
-TEST_WORKERS ?= 4
+TEST_WORKERS ?= 6
 
 # Those on the emulated WAN wait too, but measure rates and times: with more of them at a time, packets are late.
 WAN_WORKERS ?= 2
@@ -99,7 +99,7 @@ test-fast python-test matrix-tests: export OMP_NUM_THREADS ?= 1
 test-fast python-test matrix-tests: export PYTHONDONTWRITEBYTECODE :=
 
 test-fast: $(NATIVE) ## quick: the Python tests of units and properties
-	@$(PY) -m pytest -q -m "not slow" -n $(TEST_WORKERS) --dist loadgroup tests/unit tests/property
+	@$(PY) -m pytest -q -m "not slow" -n $(JOBS) --dist loadgroup tests/unit tests/property
 	@echo "make test-fast: passed"
 
 # $(call python_tests,<workers>,<how xdist deals tests>,<which tests>)
@@ -107,7 +107,7 @@ define python_tests
 	@$(PY) -m pytest -q -m "not slow" -n $(1) --dist $(2) $(3)
 endef
 
-python-test: $(NATIVE) $(OPERATOR) ## full: the Python tests but the slow ones; TEST_WORKERS (4) at a time
+python-test: $(NATIVE) $(OPERATOR) ## full: the Python tests but the slow ones; TEST_WORKERS (6) at a time
 	@echo "test: running the Python tests (those marked slow: make ecosystem)"
 	$(call python_tests,$(TEST_WORKERS),loadgroup,--ignore tests/wan --ignore tests/gpu)
 	@echo "test: running those on the emulated WAN or a GPU"

@@ -4,6 +4,7 @@
 #
 #   PYTHON=python3.12 tools/setup_env.sh base
 #   tools/setup_env.sh packages
+#   tools/setup_env.sh programs       all Debian packages that tests use (GEOCOMM_REQUIRE_ALL=1), the large ones too
 #
 # TORCH=2.13.0 installs that torch. Without it, one (2.11 or later) that $PYTHON can import is used as it is; else the newest
 # of tools/tested_torch.txt is installed. Where there is no NVIDIA driver it is a CPU build, the newest that there is one of.
@@ -56,11 +57,12 @@ ensure_debian_packages() {
   apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 }
 
-# What tests alone need, and skip their work without. Not where systemd runs: it would start these servers.
+# What tests alone need, and skip their work without: these programs, and the PROGRAM:PACKAGE pairs of the arguments. Not
+# where systemd runs: it would start these servers.
 ensure_test_packages() {
   local pair missing=()
   if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null || [ -d /run/systemd/system ]; then return 0; fi
-  for pair in nft:nftables etcd:etcd-server sshd:openssh-server ssh:openssh-client rsync:rsync ip:iproute2; do
+  for pair in nft:nftables etcd:etcd-server sshd:openssh-server ssh:openssh-client rsync:rsync ip:iproute2 "$@"; do
     command -v "${pair%%:*}" >/dev/null || missing+=("${pair#*:}")
   done
   [ ${#missing[@]} -eq 0 ] && return
@@ -182,5 +184,9 @@ call_by_name() {
 case ${1-} in
   base) make_base ;;
   packages) install_packages ;;
-  *) fail "usage: tools/setup_env.sh base|packages" ;;
+  programs)
+    ensure_test_packages chromium:chromium promtool:prometheus prometheus-alertmanager:prometheus-alertmanager \
+      sqlite3:sqlite3 openssl:openssl curl:curl
+    ;;
+  *) fail "usage: tools/setup_env.sh base|packages|programs" ;;
 esac

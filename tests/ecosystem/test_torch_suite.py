@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from run_torch_suite import read, run_layout
 
-pytestmark = pytest.mark.timeout(280)
+# The harness of the suite is what is looked at: `make ecosystem` has its results.
+pytestmark = [pytest.mark.timeout(280), pytest.mark.slow]
 
 SAMPLE = [
     "test_DistributedDataParallelCPU",

@@ -12,7 +12,6 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from geocomm.core.addresses import free_port
 from geocomm.core.child_processes import ending_with_this
 from geocomm.elastic.agent_process import AgentConfig
 from geocomm.elastic.rank_socket import socket_path
@@ -21,6 +20,7 @@ from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
 from geocomm.journal.run_state import RunState
 from geocomm.journal.sequencer_events import DealtSet, LeaderSettings
 from geocomm.security.key_folder import Keys
+from support.local_jobs import free_port
 from support.warm_python import WarmProcess
 from support.warm_ranks import warm_elastic
 

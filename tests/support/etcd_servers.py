@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.core.addresses import HubAddress, free_port
+from geocomm.core.addresses import HubAddress
 from geocomm.elastic.etcd import Etcd, EtcdAddress, EtcdAwayError
+from support.local_jobs import free_port
 
 needs_etcd = pytest.mark.skipif(shutil.which("etcd") is None, reason="no etcd here: apt-get install etcd-server")
 

@@ -208,6 +208,7 @@ def test_sites_go_from_four_to_three_to_five_and_nothing_is_missed(tmp_path: Pat
         sites.assert_each_counts_once()
 
 
+@pytest.mark.slow
 @needs_etcd
 def test_next_leader_deals_on_and_others_read_what_the_dead_one_leaves(tmp_path: Path) -> None:
     """The leader's site dies in mid-pass, agent and ranks, and is back later."""

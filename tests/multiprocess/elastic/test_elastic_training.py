@@ -210,7 +210,7 @@ def test_sites_keep_equal_snapshots_and_the_run_goes_back_to_one(tmp_path: Path)
         assert_equal_bits(sites)
 
 
-@pytest.mark.parametrize("fragments", [1, 24])
+@pytest.mark.parametrize("fragments", [1, pytest.param(24, marks=pytest.mark.slow)])
 def test_every_snapshot_that_is_asked_for_is_kept_and_restored(tmp_path: Path, fragments: int) -> None:
     with training_sites(tmp_path, "abc") as sites:
         sites["a"].snapshot_s = 1.0

@@ -12,7 +12,11 @@ from support.elastic_commands import supervised
 from support.elastic_upgrade import load, load_distributed, make, save, save_distributed, step
 from support.warm_ranks import warm_elastic
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("elastic-training")]  # one process to fork from
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.xdist_group("elastic-training"),
+    pytest.mark.slow,
+]  # one process to fork from
 BEFORE = 60
 
 

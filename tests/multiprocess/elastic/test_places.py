@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.core.addresses import HubAddress, free_port
+from geocomm.core.addresses import HubAddress
 from geocomm.elastic.known_agents import KnownAgents, doubt
 from geocomm.elastic.questions import AgentStanding, StandingAsked, ask
 from geocomm.group.rendezvous.store_session import Greeting, Purpose
@@ -21,6 +21,7 @@ from geocomm.journal.entries import Away, Genesis, line_of
 from geocomm.journal.messages import PROTOCOL_VERSION, Hello
 from support.elastic_sites import ElasticSite, ElasticSites, members
 from support.hub_support import make_keys
+from support.local_jobs import free_port
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from geocomm.core.addresses import free_port
 from geocomm.journal.entries import Round
 from geocomm.journal.journal import FILE_NAME, SqliteJournal
 from geocomm.observe.telemetry.run_store import RunStore
 from support.dealt_sets import DataSet
 from support.elastic_sites import ENVIRONMENT
 from support.hub_support import make_keys
+from support.local_jobs import free_port
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 

@@ -22,9 +22,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from geocomm.core.addresses import free_port
 from geocomm.security.job_ca import JobCa
 from support.harness import Failure, Ranks, failure_of
+from support.local_jobs import free_port
 
 PATIENCE_S = 60
 LONG = timedelta(minutes=30)

@@ -40,19 +40,6 @@ def test_listeners_are_found_in_every_family() -> None:
         assert ("::1", six.getsockname()[1]) in found
 
 
-def test_telemetry_at_one_site_alone_is_told_when_the_nodes_meet(job: Job, tmp_path: Path) -> None:
-    make_keys(tmp_path / "keys")
-    port = free_port(HUB_HOST)
-    start_node(job, tmp_path / "keys", port, 0, "stay", telemetry=tmp_path / "telemetry")
-    start_node(job, tmp_path / "keys", port, 1, "stay")
-    for rank in range(2):
-        job.fact(f"rank{rank}")
-    (job.folder / "go").touch()
-    assert job.end() == [0, 0], job.output()
-    for node in range(2):
-        assert "no telemetry of node 1 of 2 (site b): " in job.log(node).read_text()
-
-
 def test_run_meets_at_the_hub_and_only_tls_listens_beyond_loopback_for_keys_of_the_job(
     job: Job, tmp_path: Path
 ) -> None:
@@ -142,15 +129,28 @@ def test_run_of_nodes_that_declare_one_site_passes(job: Job, tmp_path: Path) -> 
     assert [job.fact(f"end{rank}")["total"] for rank in range(2)] == [3.0, 3.0]
 
 
-def test_run_without_numbers_has_one_node_for_each_site_of_its_keys(job: Job, tmp_path: Path) -> None:
+def test_run_without_numbers_has_a_node_for_each_site_of_its_keys_and_says_whom_it_waits_for(
+    job: Job, tmp_path: Path
+) -> None:
+    """And at which site there is no telemetry."""
     make_keys(tmp_path / "keys", "ba")  # in this order
     (job.folder / "go").touch()
     port = free_port(HUB_HOST)
-    for node in range(2):
-        start_node(job, tmp_path / "keys", port, node, "stay", sites="ab", numbered=False)
+    start_node(job, tmp_path / "keys", port, 0, "stay", numbered=False, telemetry=tmp_path / "telemetry")
+    end = time.monotonic() + LIMIT_S
+    while "waiting for node 0 of 2; node 1 (site a) is here" not in job.log(0).read_text():
+        assert time.monotonic() < end, job.output()
+        time.sleep(0.1)
+    start_node(job, tmp_path / "keys", port, 1, "stay", numbered=False)
     assert job.end() == [0, 0], job.output()
     assert [job.fact(f"rank{rank}")["GEOCOMM_SITE"] for rank in range(2)] == ["b", "a"]
     assert "node 1 of 2: one for each site with keys, b, a" in job.log(0).read_text()
+    for node in range(2):
+        log = job.log(node).read_text()
+        assert "no telemetry of node 0 of 2 (site b): " in log
+        assert "waitForInput" not in log
+        # torch writes the stack of each connection to a store that ended before it.
+        assert "Exception raised from" not in log, log
 
 
 @pytest.mark.slow
@@ -198,7 +198,8 @@ def test_run_goes_on_when_a_node_that_died_is_started_anew(job: Job, tmp_path: P
     assert dead.returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+# test_first_hour.py has Ctrl+C.
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_signal_to_every_process_of_every_node_ends_the_job_and_leaves_none(
     job: Job, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -330,21 +331,3 @@ def test_run_of_more_nodes_than_sites_without_a_node_rank_is_refused(job: Job, t
         GEOCOMM_KEYS=str(tmp_path / "keys/a"),
     )
     assert "--nnodes 3 needs --node-rank: 0 to 2" in text
-
-
-def test_a_node_that_waits_for_another_says_so_and_torch_is_silent(job: Job, tmp_path: Path) -> None:
-    make_keys(tmp_path / "keys")
-    (job.folder / "go").touch()
-    port = free_port(HUB_HOST)
-    start_node(job, tmp_path / "keys", port, 0, "stay")
-    end = time.monotonic() + LIMIT_S
-    while "waiting for node 1 of 2; node 0 (site a) is here" not in job.log(0).read_text():
-        assert time.monotonic() < end, job.output()
-        time.sleep(0.1)
-    start_node(job, tmp_path / "keys", port, 1, "stay")
-    assert job.end() == [0, 0], job.output()
-    for number in range(2):
-        log = job.log(number).read_text()
-        assert "waitForInput" not in log
-        # torch writes the stack of each connection to a store that ended before it.
-        assert "Exception raised from" not in log, log

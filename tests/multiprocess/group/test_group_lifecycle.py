@@ -46,7 +46,7 @@ def _launch(tmp_path: Path, program: str, *, ranks: int = 2, **changes: str) -> 
     script.write_text("import os\nos.environ['GEOCOMM_SITE'] = 'site' + os.environ['RANK']\n" + program)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), script]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=90, env=_environment(**changes), cwd=tmp_path, check=False
+        command, capture_output=True, text=True, timeout=240, env=_environment(**changes), cwd=tmp_path, check=False
     )
 
 
@@ -91,7 +91,7 @@ def test_spawned_children_find_the_backend_without_import(tmp_path: Path) -> Non
         [sys.executable, "spawning.py"],
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=240,
         env=_environment(),
         cwd=tmp_path,
         check=False,

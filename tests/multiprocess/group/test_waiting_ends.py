@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.core.addresses import free_port
 from support.hub_support import make_keys
+from support.local_jobs import free_port
 from support.wan_support import IMPORTS, wait_until
 
 WAITS = (

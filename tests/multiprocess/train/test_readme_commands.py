@@ -29,6 +29,7 @@ def commands() -> Iterator[list[str]]:
             yield shlex.split(line)
 
 
+@pytest.mark.slow  # test_train_export.py and test_serve_endpoint.py have the parts
 def test_model_that_was_trained_exported_and_served_answers(tmp_path: Path) -> None:
     pytest.importorskip("deepspeed")
     train, export, serve, curl = commands()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 
 import pytest
+
+from support.harness import Ranks
 
 MESSAGE = "no more statistics"
 WARN = f"""
@@ -26,19 +25,20 @@ native()
 """
 
 
-def told(program: str, level: str | None = None) -> list[str]:
+def told(program: str, level: str | None = None, **variables: str) -> list[str]:
     """What `program` writes to stderr, by line, without the times."""
-    return [without_time(line) for line in written(program, level)]
+    return [without_time(line) for line in written(program, level, **variables)]
 
 
-def written(program: str, level: str | None = None) -> list[str]:
-    """What `program` writes to stderr, by line."""
-    environment = {name: value for name, value in os.environ.items() if name != "GEOCOMM_LOG"}
-    environment |= {} if level is None else {"GEOCOMM_LOG": level}
-    command = [sys.executable, "-c", program]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert ended.returncode == 0, ended.stderr
-    return ended.stderr.splitlines()
+def written(program: str, level: str | None = None, **variables: str) -> list[str]:
+    """What `program` writes to stderr, by line, in a process that has not used geocomm."""
+    with Ranks([None], environment=variables | ({} if level is None else {"GEOCOMM_LOG": level})) as alone:
+        alone.run(_execute, program)
+        return alone.output(0).splitlines()
+
+
+def _execute(program: str) -> None:
+    exec(program, {})
 
 
 def without_time(line: str) -> str:
@@ -90,12 +90,7 @@ def test_level_that_cannot_be_is_left_to_the_loader_of_the_native_module() -> No
 
 
 @pytest.mark.parametrize("before", ["", NATIVE])
-def test_lines_of_json_have_what_the_process_is_and_what_is_told_at_the_time(
-    before: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GEOCOMM_LOG_FORMAT", "json")
-    monkeypatch.setenv("GEOCOMM_SITE", "paris")
-    monkeypatch.setenv("RANK", "3")
+def test_lines_of_json_have_what_the_process_is_and_what_is_told_at_the_time(before: str) -> None:
     add = """
 from geocomm.core.message_log import add_field
 told = {"step": None}
@@ -103,7 +98,8 @@ add_field("step", lambda: told["step"])
 """
     text = 'ä "\n" all are here'
     program = before + WARN + add + "told['step'] = 7\n" + ANNOUNCE.replace('"all are here"', repr(text))
-    first, second = (json.loads(line) for line in written(program))
+    lines = written(program, GEOCOMM_LOG_FORMAT="json", GEOCOMM_SITE="paris", RANK="3")
+    first, second = (json.loads(line) for line in lines)
     pid = first.pop("pid")
     without_time(first.pop("time") + " ")
     assert first == {"level": "warning", "site": "paris", "rank": 3, "message": MESSAGE}
@@ -112,8 +108,8 @@ add_field("step", lambda: told["step"])
     assert second == {"level": "info", "site": "paris", "rank": 3, "step": 7, "message": text}
 
 
-def test_format_that_cannot_be_is_left_to_the_loader_of_the_native_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GEOCOMM_LOG_FORMAT", "xml")
-    assert told(WARN) == [f"geocomm warning: {MESSAGE}"]
-    ended = subprocess.run([sys.executable, "-c", NATIVE], capture_output=True, text=True, timeout=120, check=False)
-    assert "GEOCOMM_LOG_FORMAT is 'xml'; it must be one of text, json" in ended.stderr
+def test_format_that_cannot_be_is_left_to_the_loader_of_the_native_module() -> None:
+    assert told(WARN, GEOCOMM_LOG_FORMAT="xml") == [f"geocomm warning: {MESSAGE}"]
+    with Ranks([None], environment={"GEOCOMM_LOG_FORMAT": "xml"}) as alone:
+        (outcome,) = alone.outcomes(_execute, NATIVE)
+    assert "GEOCOMM_LOG_FORMAT is 'xml'; it must be one of text, json" in outcome.require("ValueError").message

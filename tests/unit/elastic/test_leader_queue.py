@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from geocomm.core.addresses import free_port
 from geocomm.elastic.etcd import Etcd, EtcdAddress, EtcdJournal
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.leader import MOST_UNDONE, Leader, LeaderChanged
@@ -18,6 +17,7 @@ from geocomm.journal.messages import Owner, RanksUp
 from geocomm.journal.run_state import EMPTY, Head
 from geocomm.journal.sequencer_events import Came, LeaderSettings, Said
 from support.led_sequencer import DIGESTS, MODEL, Led
+from support.local_jobs import free_port
 
 pytest.importorskip("etcd3gw")
 

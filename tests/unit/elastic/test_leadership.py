@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.core.addresses import free_port
 from geocomm.elastic.known_agents import KnownAgents, write_about
 from geocomm.elastic.leadership import HubLeadership
 from geocomm.journal.journal import FILE_NAME, SqliteJournal
 from support.hub_support import make_keys
 from support.led_sequencer import Led
+from support.local_jobs import free_port
 
 
 def was_asked(listener: socket.socket) -> bool:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.core.addresses import HubAddress, free_port, listen_on
+from geocomm.core.addresses import HubAddress, listen_on
 from geocomm.elastic.rank_socket import RankServer
 from geocomm.group.rendezvous.doorway import Doorway
 from geocomm.group.rendezvous.tunnel import Tunnel
 from support.hub_support import make_keys
+from support.local_jobs import free_port
 
 
 async def _ends_after(serving: asyncio.Task[None], client: socket.socket, turns: int) -> None:

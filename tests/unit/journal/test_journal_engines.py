@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.core.addresses import free_port
 from geocomm.elastic.etcd import (
     Election,
     Etcd,
@@ -32,6 +31,7 @@ from geocomm.journal.journal import HeadMovedError, Journal, NoJournalError, Sql
 from geocomm.journal.run_state import EMPTY, Head, RunState
 from support.etcd_servers import EtcdServers, needs_etcd
 from support.journal.simulated_run import SimulatedRun
+from support.local_jobs import free_port
 from support.tls_files import make_tls_files
 
 

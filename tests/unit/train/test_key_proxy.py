@@ -19,8 +19,9 @@ from starlette.requests import ClientDisconnect, Request  # noqa: E402
 from starlette.responses import JSONResponse, Response, StreamingResponse  # noqa: E402
 from starlette.routing import Route  # noqa: E402
 
-from geocomm.core.addresses import free_port, loopback_listener  # noqa: E402
+from geocomm.core.addresses import loopback_listener  # noqa: E402
 from geocomm.train.serve.key_proxy import KeyProxy  # noqa: E402
+from support.local_jobs import free_port  # noqa: E402
 
 _KEY = "secret"
 _WITH_KEY = {"Authorization": f"Bearer {_KEY}"}
