@@ -2,8 +2,8 @@
 
 It has one fragment. A round makes of its state the hash of it and of the listed frames, again and again: sites that
 have applied the same entries have equal digests. Frames go from rank to rank over plain sockets; with --no-mail
-they do not, as past a closed port. It ends, after leaving in order, when its standard input does. After SIGUSR1 it says
-a wrong digest of the next round that it applies.
+they do not, as past a closed port. After SIGUSR1 it says a wrong digest of the next round that it applies; after
+SIGUSR2 it leaves in order, and ends.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import queue
-import select
 import signal
 import socket
 import statistics
@@ -70,8 +69,9 @@ class FakeRank:
         self._keep_state = False
         self._snapshots = Snapshots(self._store)
         self._snapshot: Snapshot | None = None
-        self._has_wrong_bits = False
+        self._has_wrong_bits = self._leaves = False
         signal.signal(signal.SIGUSR1, self._break_memory)
+        signal.signal(signal.SIGUSR2, self._leave)
         self._said = queue.SimpleQueue[Down]()
         self._socket = RankSocket(agent, self._hello, self._said.put)
         self._socket.start()
@@ -79,11 +79,12 @@ class FakeRank:
     def _break_memory(self, *_: object) -> None:
         self._has_wrong_bits = True
 
-    def run(self, leave_on_end: bool) -> None:
-        while True:
-            ready, _, _ = select.select([sys.stdin] if leave_on_end else [], [], [], STEP_S)
-            if ready and not sys.stdin.read(1):
-                break
+    def _leave(self, *_: object) -> None:
+        self._leaves = True
+
+    def run(self) -> None:
+        while not self._leaves:
+            time.sleep(STEP_S)
             begun = time.monotonic()
             self.step()
             self._steps_s.append(time.monotonic() - begun + STEP_S)
@@ -221,4 +222,4 @@ def _send(owner: Owner, content: bytes) -> None:
 
 if __name__ == "__main__":
     rank = FakeRank(os.environ["GEOCOMM_AGENT"], os.environ["GEOCOMM_RUN_DIR"], 2000, mail="--no-mail" not in sys.argv)
-    rank.run(leave_on_end="--leave-on-end" in sys.argv)
+    rank.run()

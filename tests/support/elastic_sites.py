@@ -12,7 +12,6 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from geocomm.core.child_processes import ending_with_this
 from geocomm.elastic.agent_process import AgentConfig
 from geocomm.elastic.rank_socket import socket_path
 from geocomm.journal.entries import Entry, Round
@@ -21,8 +20,8 @@ from geocomm.journal.run_state import RunState
 from geocomm.journal.sequencer_events import DealtSet, LeaderSettings
 from geocomm.security.key_folder import Keys
 from support.local_jobs import free_port
-from support.warm_python import WarmProcess
-from support.warm_ranks import warm_elastic
+from support.warm_python import WarmProcess, WarmPython
+from support.warm_ranks import warm_agents, warm_elastic
 
 TESTS = Path(__file__).resolve().parents[1]
 _PATHS = [str(TESTS.parent), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -51,8 +50,8 @@ class ElasticSite:
     mail: bool = True
     data: DealtSet | None = None
     doubt_s: float = LeaderSettings.doubt_s
-    agent: subprocess.Popen[str] | None = None
-    rank: subprocess.Popen[str] | WarmProcess | None = None
+    agent: WarmProcess | None = None
+    rank: WarmProcess | None = None
     logs: list[Path] = field(default_factory=list[Path])
 
     def start_agent(self, *, ranks: bool = True) -> None:
@@ -73,11 +72,11 @@ class ElasticSite:
             data=self.data,
             doubt_s=self.doubt_s,
         )
-        self.agent = self._popen(ending_with_this(config.command(), signal.SIGKILL), "agent")
+        module, *arguments = config.command()[2:]
+        self.agent = self._fork(warm_agents(), "agent", module, *arguments)
 
     def start_rank(self) -> None:
-        flags = ["--leave-on-end"] if self.mail else ["--leave-on-end", "--no-mail"]
-        self.rank = self._popen([sys.executable, "-m", "support.elastic_rank", *flags], "rank")
+        self.rank = self._fork(warm_agents(), "rank", "support.elastic_rank", *([] if self.mail else ["--no-mail"]))
 
     def fork_ranks(self, module: str, *arguments: str, ranks: int = 1) -> None:
         """Start ranks of another program, below torchrun where there are several."""
@@ -91,8 +90,7 @@ class ElasticSite:
             torchrun = ("--standalone", "--nproc-per-node", str(ranks), "--no-python")
             arguments = (*torchrun, *warm_elastic().command(module), *arguments)
             module = "torch.distributed.run"
-        with self.log("rank").open("w") as log:
-            self.rank = warm_elastic().start(module, arguments, self.environment(environment), log=log)
+        self.rank = self._fork(warm_elastic(), "rank", module, *arguments, **environment)
 
     def start(self) -> None:
         self.start_agent()
@@ -123,8 +121,7 @@ class ElasticSite:
     def leave(self) -> None:
         """The rank says that it leaves, and ends."""
         assert self.rank is not None
-        assert self.rank.stdin is not None
-        self.rank.stdin.close()
+        self.rank.send_signal(signal.SIGUSR2)
 
     def entries(self) -> list[Entry]:
         if not (self.folder / FILE_NAME).exists():
@@ -166,13 +163,10 @@ class ElasticSite:
             if process is not None:
                 process.send_signal(signal.SIGKILL)
                 process.wait()
-                if process.stdin is not None:
-                    process.stdin.close()
 
-    def _popen(self, command: list[str], what: str, more: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    def _fork(self, warm: WarmPython, what: str, module: str, *arguments: str, **variables: str) -> WarmProcess:
         with self.log(what).open("w") as log:
-            environment = self.environment(more or {})
-            return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, text=True)
+            return warm.start(module, arguments, self.environment(variables), log=log)
 
     def log(self, what: str) -> Path:
         """For what another of its processes writes."""
@@ -228,4 +222,4 @@ class ElasticSites(dict[str, ElasticSite]):
                 f"{len(site.rounds())} rounds, live: {site.state().live}"
                 for site in self.values()
             )
-            time.sleep(0.05)
+            time.sleep(0.1)  # reading a journal takes up to 20 ms of CPU time

@@ -13,6 +13,7 @@ SIZE_BYTES = 1 << 20
 QUICK = Effort(repeats=2, warmup=1, pause_s=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_bench_link_verifies_and_counts_bytes_of_every_case() -> None:
     require_wan()

@@ -142,6 +142,7 @@ def steps_of(folder: Path, site: str) -> int:
     return len(file.read_text().splitlines()) if file.exists() else 0
 
 
+@pytest.mark.slow
 def test_elastic_site_whose_own_name_nobody_knows_trains(tmp_path: Path) -> None:
     with net_spaces() as nets:
         nets.add("a")
@@ -154,6 +155,7 @@ def test_elastic_site_whose_own_name_nobody_knows_trains(tmp_path: Path) -> None
         assert outcome(run, 60)[0] == 0
 
 
+@pytest.mark.slow
 def test_elastic_run_over_ipv6_alone_goes_on_under_a_promoted_site(tmp_path: Path) -> None:
     from geocomm.journal.entries import Round
     from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal

@@ -142,6 +142,7 @@ def test_run_outlives_the_laptops_process_and_is_watched_again_and_interrupted(t
         assert not is_running(sites, "b")
 
 
+@pytest.mark.slow
 def test_printed_commands_start_the_same_run(tmp_path: Path) -> None:
     with ssh_sites(tmp_path) as sites:
         ready(sites)
@@ -157,6 +158,7 @@ def test_printed_commands_start_the_same_run(tmp_path: Path) -> None:
         assert all("step 4" in sites.log(name) for name in "ab")
 
 
+@pytest.mark.slow
 def test_site_of_two_nodes_one_of_them_behind_a_jump_host_takes_part_with_both(tmp_path: Path) -> None:
     with ssh_sites(tmp_path, "abc") as sites:
         ready(sites, sites="ab", b='ssh = ["b", "c"]')
@@ -171,6 +173,7 @@ def test_site_of_two_nodes_one_of_them_behind_a_jump_host_takes_part_with_both(t
             assert (run / "keys/key.pem").exists()
 
 
+@pytest.mark.slow
 def test_down_ends_the_run_and_a_new_one_may_start(tmp_path: Path) -> None:
     with ssh_sites(tmp_path) as sites:
         ready(sites)
@@ -187,6 +190,7 @@ def test_down_ends_the_run_and_a_new_one_may_start(tmp_path: Path) -> None:
         assert status == 0, text
 
 
+@pytest.mark.slow
 def test_second_interrupt_kills_a_run_that_does_not_end(tmp_path: Path) -> None:
     with ssh_sites(tmp_path) as sites:
         ready(sites)
@@ -303,6 +307,7 @@ def test_taken_port_of_the_hub_is_found_before_the_start(tmp_path: Path) -> None
         assert "cannot listen at port 29400" in text
 
 
+@pytest.mark.slow
 def test_elastic_run_begins_loses_a_site_gets_it_back_and_ends(tmp_path: Path) -> None:
     with ssh_sites(tmp_path) as sites:
         file = sites.write()

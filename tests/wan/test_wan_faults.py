@@ -94,7 +94,7 @@ def test_fault_leaves_results_exact_and_nothing_behind(
             assert link.dropped_loss > 20
 
 
-@pytest.mark.parametrize("encrypted", [False, True])
+@pytest.mark.parametrize("encrypted", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_links_by_satellite_lose_nothing(tmp_path: Path, encrypted: bool) -> None:
     """Two changes of the satellite, and bursts of loss: streams go on, and no link is made anew for 150 ms."""
     require_wan()

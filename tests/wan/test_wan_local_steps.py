@@ -38,6 +38,7 @@ def test_line_that_is_down_holds_up_no_step_and_rounds_catch_up() -> None:
         assert site["rounds"] > site["rounds_when_down"] + 4
 
 
+@pytest.mark.slow
 def test_slow_line_gets_fewer_rounds_after_the_same_round_at_every_site() -> None:
     one, other = run_sites("slow_line", "--rtt", "40ms", "--rate", "5mbit")
     assert one["every"] == other["every"]

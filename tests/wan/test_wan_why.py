@@ -69,6 +69,7 @@ def test_a_line_that_is_too_slow_is_named_with_what_it_costs(tmp_path: Path) -> 
     assert verdict["saved_seconds"] < said["step_seconds"] - 0.05  # what the program computes is not the line's
 
 
+@pytest.mark.slow
 def test_two_pauses_of_a_site_are_named_by_what_they_cost(tmp_path: Path) -> None:
     verdict = said_of(tmp_path, "pauses", 30541)["verdicts"][0]
     assert (verdict["cause"], verdict["where"]) == ("pauses", "site1")
@@ -81,6 +82,7 @@ def test_an_outage_is_named(tmp_path: Path) -> None:
     assert verdict["saved_seconds"] * (STEPS - 1) > 0.7 * OUTAGE_S
 
 
+@pytest.mark.slow
 def test_the_slow_site_of_an_elastic_run_is_named_though_nobody_waits_for_it(tmp_path: Path) -> None:
     said = said_of(tmp_path, "slow site", 30543, elastic=True)
     assert said["steps"] > STEPS

@@ -1,0 +1,13 @@
+"""For the process that agents of elastic runs, and ranks without torch (`elastic_rank`), are forked from."""
+
+from __future__ import annotations
+
+import sys
+
+import geocomm.elastic.agent_process
+import geocomm.elastic.rank_socket
+import geocomm.elastic.snapshots
+import geocomm.journal.member  # noqa: F401
+
+# It runs as a program, of which Python says a line where it has been imported.
+del sys.modules["geocomm.elastic.agent_process"]
