@@ -279,6 +279,7 @@ def test_deleted_entries_take_no_room_in_etcd(tmp_path: Path) -> None:
             journal.append(entry, journal.head)
             if index % 100 == 99:
                 journal.forget(index - 5)
+            if index % 10 == 9:  # a busy machine takes seconds for these
                 assert election.keep(leading.term)
 
 
