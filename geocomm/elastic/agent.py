@@ -114,8 +114,8 @@ class Agent:
         self._view = view = RunView(self.site, hub, state, journal, known, leader, link)
         self._life = life = AgentLife()
         self._own_at, self._store, self._has_ranks, self._passes_on = own_at, store, ranks, passes_on
-        fetcher = Fetcher(store, keys, log, lambda: view.state.most_frame_bytes)
-        others = OtherAgents(view, keys)
+        self._fetcher = fetcher = Fetcher(store, keys, log, lambda: view.state.most_frame_bytes)
+        self._others = others = OtherAgents(view, keys)
         states = StatesOfOthers(store, journal, fetcher, log)
         self._following = Following(
             view, keys, own_at, self._append_now, life, run_dir=store.run_dir, passes_on=passes_on
@@ -156,12 +156,19 @@ class Agent:
         if self._view.state.ended:
             self._life.end(f"the run in {self._store.run_dir} has ended: start with an empty run folder", refused=True)
         self._life.start(self._beat_forever())
+        if self._has_ranks:
+            self._life.start(self._dial_others())
         self._life.start(self._following.look())
         self._life.start(self._ranks.begin_without_leader())
         try:
             await self._view.link.run()
         finally:
             await self._life.stop()
+
+    async def _dial_others(self) -> None:
+        """Ranks that start will want what others have."""
+        holders = self._others.holders()
+        await asyncio.gather(*map(self._fetcher.dial_ahead, await holders()))
 
     async def tell_others(self) -> None:
         """A leader tells those that are not connected to it that it leads, and hears of later ones, until cancelled."""

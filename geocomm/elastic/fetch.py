@@ -44,6 +44,8 @@ _MAX_LINE_BYTES = 64 * 1024
 _MAX_STATES = 500
 MOST_AT_A_TIME = 8
 """Files that an agent gets at once."""
+_AHEAD = 4
+"""Connections to another agent that are made before there is anything to get from it."""
 _IDLE_LIMIT_S = 60.0
 _KEPT_S = 20.0
 """Connections are kept for this time for the next transfer: less than the other end does."""
@@ -268,6 +270,15 @@ class Fetcher:
                 raise
         self._keep(source, stream)
         return answer.states
+
+    async def dial_ahead(self, source: str) -> None:
+        """Have connections to an agent that will be asked soon: across the world a new one takes a second."""
+
+        async def dial_one() -> None:
+            with contextlib.suppress(OSError, KeysError):
+                self._keep(source, await self._dial(source))
+
+        await asyncio.gather(*(dial_one() for _ in range(_AHEAD)))
 
     def _fits(self, path: Path, size: int, most: int) -> bool:
         if size > most:

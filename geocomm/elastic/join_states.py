@@ -17,7 +17,7 @@ from geocomm.journal.messages import Wanted
 from geocomm.journal.run_state import RunState
 from geocomm.security.key_folder import KeysError
 
-AGAIN_S = 2.0
+AGAIN_S = 1.0
 """Between two questions for a state that nobody has."""
 STATE_LIMIT_S = 30.0
 """Others write their states once a site has joined: it waits this long for them, to replay less than FEW_ROUNDS."""

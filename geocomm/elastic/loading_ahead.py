@@ -96,9 +96,9 @@ class LoadingAhead:
             lost.append(wanted)
 
     async def _state_of_others(self, fragment: int, least: int) -> int | None:
+        holders = self._others.holders()
         while not self._ending:
-            sources = await self._others.sources()
-            version = await self._states.newest(self._view.state, fragment, least - 1, sources)
+            version = await self._states.newest(self._view.state, fragment, least - 1, await holders())
             if version is not None or least == 0:
                 return version
             await asyncio.sleep(AGAIN_S)

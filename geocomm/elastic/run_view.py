@@ -10,6 +10,7 @@ from typing import Any
 
 from geocomm.core.addresses import HubAddress
 from geocomm.elastic.agent_link import LeaderLink
+from geocomm.elastic.join_states import Sources
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.leader import Leader, LeaderChanged
 from geocomm.elastic.questions import LeaderAnswer, MembersAsked, ask
@@ -138,6 +139,18 @@ class OtherAgents:
         found = {site: self._view.known.addresses.get(site, "") for site in self._view.state.live}
         return self._in_order(found, first)
 
+    def holders(self) -> Sources:
+        """Where states may be: those last known, and each later time those whom the leader hears.
+
+        To ask the leader takes a second across the world.
+        """
+        once = iter([self.known()])
+
+        async def next_ones() -> list[str]:
+            return next(once, None) or await self.sources()
+
+        return next_ones
+
     async def sources(self, first: str = "") -> list[str]:
         """host:port of each; that of the site `first` comes first."""
         found = {peer.site: peer.fetch for opened in self._view.opens.values() for peer in opened.peers}
@@ -170,5 +183,7 @@ class OtherAgents:
         """Where it does not answer, others may be there all the same."""
         with contextlib.suppress(OSError, KeysError):
             answered = await ask(HubAddress.parse(self._view.leader_at), self._keys, MembersAsked(), LeaderAnswer)
+            for seen in answered.sites:
+                self._view.known.learn(seen.site, seen.fetch)
             return {seen.site: seen.fetch for seen in answered.sites if seen.connected}
         return dict(self._view.known.addresses)

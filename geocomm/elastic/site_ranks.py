@@ -268,7 +268,7 @@ class SiteRanks:
                 return
             digest = rank.connection.hello.digests[fragment]
             bases[fragment] = await self._states.base(
-                self._view.state, fragment, version, digest, self._others.sources, joining=joining
+                self._view.state, fragment, version, digest, self._others.holders(), joining=joining
             )
 
         # At once: over a long line, each question takes a second.

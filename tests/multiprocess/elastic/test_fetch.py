@@ -47,6 +47,8 @@ class Sites:
         self.stores = {site: FragmentStore(folder / site) for site in "abcd"}
         self.lines: list[str] = []
         self.servers: dict[str, FileServer] = {}
+        self.connections = 0
+        """Made to all of them."""
 
     def fetcher(self, site: str, most_frame_bytes: int = 1 << 40) -> Fetcher:
         return Fetcher(self.stores[site], self.keys[site], self.lines.append, lambda: most_frame_bytes)
@@ -60,6 +62,7 @@ class Sites:
         server = self.servers[site] = FileServer(self.stores[site], lambda: (4, 1), get_frame)
 
         async def serve(stream: TlsStream, greeting: Greeting, peer: Identity) -> None:
+            self.connections += 1
             await server.serve(stream)
 
         listener = loopback_listener()
@@ -97,6 +100,22 @@ def test_a_frame_comes_from_all_who_have_it_past_who_has_not(tmp_path: Path) -> 
             assert before < max(sites.servers[site].idle_since for site in "ab") <= time.monotonic()
         assert sites.stores["d"].read_frame(2, 9, "a", FRAME) == CONTENT
         assert not list(tmp_path.rglob("*.part"))
+
+    run(scenario())
+
+
+def test_a_file_comes_over_connections_that_were_made_ahead(tmp_path: Path) -> None:
+    sites = Sites(tmp_path)
+
+    async def scenario() -> None:
+        async with sites.two_sources() as (a, _):
+            fetcher = sites.fetcher("d")
+            await fetcher.dial_ahead(nobody())
+            await fetcher.dial_ahead(a)
+            made = sites.connections
+            assert made > 1
+            assert await fetcher.frame(WANTED, [a]) is Outcome.HERE
+            assert sites.connections == made
 
     run(scenario())
 
