@@ -40,8 +40,6 @@ MOST_FRUITLESS_STARTS = 5
 """Starts of the ranks without one frame that counted: something is wrong that another start does not mend."""
 LAST_OFFERS_S = 5.0
 """What a site has offered by the end of LAST_STEPS_S may still count for this time; then its ranks end."""
-_COLLECTOR_AFTER_S = 3.0
-"""What trains starts first."""
 _COLLECTOR_AGAIN_S = 10.0
 _LEAVE_LIMIT_S = 40.0
 _LOOK_S = 0.25
@@ -190,7 +188,6 @@ class Supervisor:
 
     async def _keep_collector(self) -> None:
         """Start the collector of telemetry, and again when it has died."""
-        await asyncio.sleep(_COLLECTOR_AFTER_S)
         while True:
             self._collecting = await asyncio.create_subprocess_exec(
                 *self._collector.command(os.getpid()), env=self._environment, start_new_session=True
