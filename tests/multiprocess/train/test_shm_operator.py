@@ -113,7 +113,7 @@ def first_line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 def test_lock_of_a_killed_build_is_removed(folder: Folder, number: signal.Signals) -> None:
     killed = folder.start_to_compile()
     os.killpg(killed.pid, number)
@@ -127,6 +127,7 @@ def test_lock_of_a_killed_build_is_removed(folder: Folder, number: signal.Signal
     assert not folder.lock.exists()
 
 
+@pytest.mark.slow
 def test_compiler_that_outlived_its_build_is_waited_for(folder: Folder) -> None:
     killed = folder.start_to_compile()
     killed.kill()
@@ -177,6 +178,7 @@ def test_compiler_that_fails_is_an_error_of_this_build_only(folder: Folder) -> N
     assert again.communicate(timeout=250)[0] == "loaded\n"
 
 
+@pytest.mark.slow
 def test_training_passes_the_lock_of_a_killed_build(tmp_path: Path) -> None:
     """The real operator in a folder of its own; it is compiled first where `make build` has not done that."""
     pytest.importorskip("deepspeed")
