@@ -25,7 +25,6 @@ MAY_SKIP = (
     *("CUDA", "pinned"),  # a GPU is there, or is not
     *("wandb", "mlflow", "trackio", "alembic", "lightning", "torchft"),  # make installs none of them
     "torch before 2.14",  # another torch was chosen
-    "libucx-dev",  # .ci/run does not install it: UCX 1.13, Debian 12's, now and then ends the process
     *("BBR", "too busy"),  # the kernel's, and the moment's
     "inside one site",  # one of a test's layouts, in which Gloo does the work
 )

@@ -57,13 +57,13 @@ ensure_debian_packages() {
   apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 }
 
-# What tests alone need, and skip their work without: these programs, and the PROGRAM:PACKAGE pairs of the arguments. Not
-# where systemd runs: it would start these servers.
+# What tests alone need, and skip their work without: these programs, and the PROGRAM:PACKAGE or FILE:PACKAGE pairs of the
+# arguments. Not where systemd runs: it would start these servers.
 ensure_test_packages() {
   local pair missing=()
   if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null || [ -d /run/systemd/system ]; then return 0; fi
   for pair in nft:nftables etcd:etcd-server sshd:openssh-server ssh:openssh-client rsync:rsync ip:iproute2 "$@"; do
-    command -v "${pair%%:*}" >/dev/null || missing+=("${pair#*:}")
+    command -v "${pair%%:*}" >/dev/null || [ -e "${pair%%:*}" ] || missing+=("${pair#*:}")
   done
   [ ${#missing[@]} -eq 0 ] && return
   say "installing what tests need: ${missing[*]}"
@@ -186,7 +186,7 @@ case ${1-} in
   packages) install_packages ;;
   programs)
     ensure_test_packages chromium:chromium promtool:prometheus prometheus-alertmanager:prometheus-alertmanager \
-      sqlite3:sqlite3 openssl:openssl curl:curl
+      sqlite3:sqlite3 openssl:openssl curl:curl /usr/include/ucp/api/ucp.h:libucx-dev
     ;;
   *) fail "usage: tools/setup_env.sh base|packages|programs" ;;
 esac
