@@ -6,10 +6,13 @@ of 8, half of them at site 1, 0.9 MB a second; every 25 steps the sites reduce 1
 - alone: nothing is read
 - geocomm: ShardCache, two deals ahead
 - obstore: by hand: a thread gets whole objects, two deals ahead, as fast as it goes
+- litData and MosaicML Streaming (`--peers PYTHON`, see bench_data_once.py; with boto3): two workers, as
+  documented for a bucket, and again with two deals ahead. What site 0 has lies in a folder there
 
-Then with geocomm, six minutes dealt ahead, site 1's server stands still for 300 s from the second minute on. Before
-these, the first batch of a data set of 35,000 shards of 64 MiB that are all in the cache. A quarter of an hour on two
-cores that are free. Results: benchmarks/results/data-fetch.md. Exit status 1: a step waited where none may.
+Then site 1's server stands still for --outage seconds from step 300 on; geocomm has been dealt all that it reads, the
+others have two deals ahead. Before these, the first batch of a data set of 35,000 shards of 64 MiB that are all in the
+cache, and in the middle of as many with litData and Hugging Face datasets. Half an hour on two cores that are free.
+Results: benchmarks/results/data-fetch.md. Exit status 1: a step of geocomm waited where none may.
 """
 
 from __future__ import annotations
@@ -17,13 +20,15 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import shlex
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +42,39 @@ from geocomm.lab.emulator.local_job import bare_environment
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKER = ROOT / "benchmarks/data_fetch_worker.py"
+PEER = ROOT / "benchmarks/data_stream_peer.py"
 LINE = EmulatedLink(rate_bps=2e8, delay_s=0.05, loss=0.001)
 SHARDS = 35_000
 SHARD_TOKENS = (64 << 20) // 2
 READ_SHARDS = 16
+DEALS, STEPS_A_DEAL, STEP_S = 3, 139, 0.136
+DEAD_FROM = 300
+NAMES = {
+    "datasets": "Hugging Face datasets",
+    "obstore": "obstore by hand",
+    "litdata": "litData",
+    "litdata 16": "litData, 16 shards ahead",
+    "streaming": "MosaicML Streaming",
+    "streaming 16": "MosaicML Streaming, 16 shards ahead",
+}
 
 Sample = dict[str, Any]
+_PEER_ENVIRONMENT = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PYTHONPATH": "", "OMP_NUM_THREADS": "1"}
 
 
-def over_the_line(*arguments: str) -> tuple[list[Sample], WanReport | None]:
-    """What the worker says of each way, and what the line did."""
-    environment = bare_environment() | {"PYTHONPATH": str(ROOT), "GEOCOMM_SECURITY": "insecure"}
+def write_for_peers(python: str, folder: Path, deals: int) -> dict[str, str]:
+    """The data sets of the peers, and what workers need of the environment for them."""
+    half = deals * READ_SHARDS // 4
+    for reader in ("litdata", "streaming"):
+        for site in (0, 1):
+            command = [python, str(PEER), "write", reader, f"{folder}/{reader}{site}", str(site * half), str(half)]
+            subprocess.run(command, env=_PEER_ENVIRONMENT, check=True, capture_output=True)
+    return {"GEOCOMM_PEERS": python, "GEOCOMM_PEER_SETS": str(folder)}
+
+
+def over_the_line(more: Mapping[str, str], *arguments: str) -> tuple[list[Sample], WanReport | None]:
+    """What the worker says of each way, and what the line did. more: of the environment."""
+    environment = {**bare_environment(), "PYTHONPATH": str(ROOT), "GEOCOMM_SECURITY": "insecure", **more}
     with tempfile.TemporaryFile("w+") as output:
         with WanRun(
             EmulatedWan.uniform(2, LINE),
@@ -56,10 +83,13 @@ def over_the_line(*arguments: str) -> tuple[list[Sample], WanReport | None]:
             stdout=output,
             stderr=output,
         ) as run:
-            status = run.wait(1200)
+            status = run.wait(2400)
             report = run.report()
         output.seek(0)
         text = output.read()
+    for line in text.splitlines():
+        if "Error" in line:
+            print(line)
     if status:
         raise SystemExit(f"{text[-3000:]}\nthe sites ended with {status}")
     return samples_of(text), report
@@ -99,26 +129,54 @@ def first_batch_s() -> float:
     return seconds
 
 
-def _page(conditions: Conditions, samples: Sequence[Sample], dead: Sample, first_s: Sequence[float], late: str) -> str:
+def first_batch_of_peer_s(python: str, reader: str) -> list[float]:
+    """Likewise, in the middle of a pass, of a peer: without its imports."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [python, str(PEER), "resume", reader, f"{folder}/set", str(SHARDS)]
+        told = [
+            subprocess.run(command, env=_PEER_ENVIRONMENT, check=True, text=True, capture_output=True).stdout
+            for _ in range(4)
+        ]
+    return [float(text.splitlines()[-1]) for text in told[1:]]
+
+
+def _page(
+    conditions: Conditions,
+    samples: Sequence[Sample],
+    dead: Sequence[Sample],
+    first_s: Mapping[str, Sequence[float]],
+    late: str,
+) -> str:
     base = statistics.median([one for sample in samples if sample["way"] == "alone" for one in sample["rounds_s"]])
     rows: list[str] = []
-    for one in [*samples, dead | {"way": "geocomm, site 1's store dead for 300 s"}]:
+    for one in [*samples, *dead]:
         median = statistics.median(one["rounds_s"])
+        name = NAMES.get(one["way"], one["way"]) + (f", store dead for {one['dead_s']} s" if one in dead else "")
+        ended = ", then it ended" if one["ended"] else ""
         rows.append(
-            f"| {one['way']} | {one['steps']} | {one['waited_steps']} | {one['waited_s']:.1f} | {median:.3f} s | "
-            f"{median / base:.3f} |"
+            f"| {name} | {one['steps']}{ended} | {one['waited_steps']} | {one['waited_steps'] / one['steps']:.1%} | "
+            f"{one['waited_s']:.1f} | {median:.3f} s | {median / base:.3f} |"
         )
+    least = statistics.median(first_s["geocomm"])
+    firsts = [
+        f"| {NAMES.get(name, name)} | {', '.join(f'{one:.2f}' for one in seconds)} | "
+        f"{statistics.median(seconds) / least:.1f} |"
+        for name, seconds in first_s.items()
+    ]
     return page(
         "Data: fetching from afar",
         conditions,
         "Two emulated sites, 200 Mbit/s, 100 ms, 0.1 % loss; moto at each. Site 0 reads 0.9 MB a second, half of it "
-        "from site 1. A step that waited more than 10 ms counts, without the first 50. " + late,
-        "| way | steps | that waited | seconds | round, median | times those alone |",
-        "|---|---:|---:|---:|---:|---:|",
+        "from site 1. A step that waited more than 50 ms counts, without the first 50. " + late,
+        "| way | steps | that waited | share | seconds | round, median | times those alone |",
+        "|---|---:|---:|---:|---:|---:|---:|",
         *rows,
         "",
-        f"First batch of {SHARDS:,} shards, all in the cache, from the catalog on: "
-        f"{', '.join(f'{one:.2f}' for one in first_s)} s. Without the imports.",
+        f"The first batch of {SHARDS:,} shards that are all there, in the middle of a pass, without the imports:",
+        "",
+        "| reader | seconds | times geocomm's |",
+        "|---|---:|---:|",
+        *firsts,
     )
 
 
@@ -134,17 +192,29 @@ def main() -> int:
     """Run, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else "")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results")
+    parser.add_argument("--peers", help="the Python that has the peers; without, geocomm and obstore alone")
+    parser.add_argument("--outage", type=int, default=300, help="seconds for which the store is dead")
     arguments = parser.parse_args()
     conditions = Conditions.here(shlex.join(["python", "benchmarks/bench_data_fetch.py", *sys.argv[1:]]))
-    first_s = [first_batch_s() for _ in range(3)]
-    samples, report = over_the_line("6", "2", "0", "alone", "geocomm", "obstore", "alone")
-    [dead], report_of_dead = over_the_line("28", "18", "300", "geocomm")
-    text = _page(conditions, samples, dead, first_s, lateness([report, report_of_dead]))
+    peers: str | None = arguments.peers
+    first_s = {"geocomm": [first_batch_s() for _ in range(3)]}
+    for reader in ("litdata", "datasets") if peers else ():
+        first_s[reader] = first_batch_of_peer_s(str(peers), reader)
+    compared = ["litdata", "litdata 16", "streaming", "streaming 16"] if peers else []
+    deals = math.ceil((DEAD_FROM + arguments.outage / STEP_S) / STEPS_A_DEAL)
+    with tempfile.TemporaryDirectory() as folder:
+        more = write_for_peers(peers, Path(folder), deals) if peers else {}
+        samples, report = over_the_line(more, str(DEALS), "2", "0", "alone", "geocomm", "obstore", *compared, "alone")
+        dead, reports = list[Sample](), [report]
+        for way, ahead in (("geocomm", deals), ("obstore", 2), *((way, 2) for way in compared[1::2])):
+            [one], report = over_the_line(more, str(deals), str(ahead), str(arguments.outage), way)
+            dead.append(one | {"dead_s": arguments.outage})
+            reports.append(report)
+    text = _page(conditions, samples, dead, first_s, lateness(reports))
     print(text)
-    document = {"samples": samples, "dead": dead, "first_batch_s": first_s}
-    write_pair(arguments.out / "data-fetch.md", text, document)
+    write_pair(arguments.out / "data-fetch.md", text, {"samples": samples, "dead": dead, "first_batch_s": first_s})
     waited = sum(one["waited_steps"] > 0.01 * one["steps"] for one in samples if one["way"] == "geocomm")
-    return int(bool(waited or dead["waited_steps"]))
+    return int(bool(waited or dead[0]["waited_steps"]))
 
 
 if __name__ == "__main__":
