@@ -26,6 +26,25 @@ CpuLevel cpu_level();
 // codecs is safe, since all levels give the same bytes. InvalidArgument: this machine cannot run that level.
 Status force_cpu_level(CpuLevel level);
 
+// The inner loops of one kind are a table of functions for each level: a type that declares
+// `static const Loops kScalar, kAvx2, kAvx512;`, each defined in a file that is compiled for its level. The
+// scalar table is the reference, which the others equal bit for bit; other architectures have no more.
+// Returns that of the level in use.
+template <typename Loops>
+const Loops& at_cpu_level() {
+#if defined(__x86_64__)
+  switch (cpu_level()) {
+    case CpuLevel::Avx512:
+      return Loops::kAvx512;
+    case CpuLevel::Avx2:
+      return Loops::kAvx2;
+    case CpuLevel::Scalar:
+      break;
+  }
+#endif
+  return Loops::kScalar;
+}
+
 // "scalar", "avx2", "avx512".
 std::string_view to_string(CpuLevel level);
 Result<CpuLevel> parse_cpu_level(std::string_view text);

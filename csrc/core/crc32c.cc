@@ -107,32 +107,22 @@ __attribute__((target("sse4.2"))) std::uint32_t update_sse42(std::uint32_t state
 }
 #endif
 
-Crc32cUpdate best_update() {
-  static const bool kHasCrc = crc32c_sse42() != nullptr;
-  if (!kHasCrc) return update_portable;
-  switch (cpu_level()) {
-    case CpuLevel::Avx512:
-      return crc32c_avx512();
-    case CpuLevel::Avx2:
-      return crc32c_avx2();
-    case CpuLevel::Scalar:
-      break;
-  }
-  return crc32c_sse42();
+std::uint32_t update(std::uint32_t state, const std::byte* data, std::size_t size) {
+#if defined(__x86_64__)
+  static const bool kHasInstruction = __builtin_cpu_supports("sse4.2");
+  if (kHasInstruction) return update_sse42(state, data, size);
+#endif
+  return update_portable(state, data, size);
 }
+
+constexpr Crc32cLoop kLoops{update};
 
 }  // namespace
 
-Crc32cUpdate crc32c_sse42() {
-#if defined(__x86_64__)
-  return __builtin_cpu_supports("sse4.2") ? update_sse42 : nullptr;
-#else
-  return nullptr;
-#endif
-}
+constinit const Crc32cLoop Crc32cLoop::kScalar = kLoops;
 
 std::uint32_t crc32c(std::span<const std::byte> data, std::uint32_t previous) {
-  return ~best_update()(~previous, data.data(), data.size());
+  return ~at_cpu_level<Crc32cLoop>().update(~previous, data.data(), data.size());
 }
 
 std::uint32_t crc32c_portable(std::span<const std::byte> data, std::uint32_t previous) {

@@ -1,16 +1,11 @@
-#include "core/crc32c_kernels.h"
-
-#ifdef __AVX2__
 #include <immintrin.h>
 
 #include <cstring>
 
+#include "core/crc32c_kernels.h"
 #include "core/crc32c_polynomial.h"
-#endif
 
 namespace geocomm::core {
-
-#ifdef __AVX2__
 namespace {
 
 // The crc32 instruction and the carry-less multiplier are different units, so both run at once, each on its
@@ -97,21 +92,11 @@ std::uint32_t update_avx2(std::uint32_t initial, const std::byte* data, std::siz
   std::uint64_t state = initial;
   update_batches<64>(state, data, size);
   update_batches<8>(state, data, size);
-  return crc32c_sse42()(static_cast<std::uint32_t>(state), data, size);
+  return Crc32cLoop::kScalar.update(static_cast<std::uint32_t>(state), data, size);
 }
 
 }  // namespace
 
-Crc32cUpdate crc32c_avx2() {
-  return update_avx2;
-}
-
-#else
-
-Crc32cUpdate crc32c_avx2() {
-  return nullptr;
-}
-
-#endif
+constinit const Crc32cLoop Crc32cLoop::kAvx2{update_avx2};
 
 }  // namespace geocomm::core

@@ -1,14 +1,9 @@
-#include "core/crc32c_kernels.h"
-
-#ifdef __AVX512VBMI2__
 #include <immintrin.h>
 
+#include "core/crc32c_kernels.h"
 #include "core/crc32c_polynomial.h"
-#endif
 
 namespace geocomm::core {
-
-#ifdef __AVX512VBMI2__
 namespace {
 
 // Four accumulators of 64 bytes, each four of 16, fold 256 bytes ahead.
@@ -70,21 +65,11 @@ std::uint32_t update_avx512(std::uint32_t state, const std::byte* data, std::siz
     for (; size >= 64; data += 64, size -= 64) sum = fold_all<64>(sum, load512(data));
     state = reduce(sum);
   }
-  return crc32c_sse42()(state, data, size);
+  return Crc32cLoop::kScalar.update(state, data, size);
 }
 
 }  // namespace
 
-Crc32cUpdate crc32c_avx512() {
-  return update_avx512;
-}
-
-#else
-
-Crc32cUpdate crc32c_avx512() {
-  return nullptr;
-}
-
-#endif
+constinit const Crc32cLoop Crc32cLoop::kAvx512{update_avx512};
 
 }  // namespace geocomm::core

@@ -7,12 +7,12 @@
 
 namespace geocomm::core {
 
-using Crc32cUpdate = std::uint32_t (*)(std::uint32_t state, const std::byte* data, std::size_t size);
+struct Crc32cLoop {
+  // By the crc32 instruction, where there is one; the others leave their short ends to that. By it and
+  // PCLMULQDQ beside it. By VPCLMULQDQ.
+  static const Crc32cLoop kScalar, kAvx2, kAvx512;
 
-// The crc32 instruction; null where the CPU lacks it. The others leave their short ends to it.
-Crc32cUpdate crc32c_sse42();
-// That and PCLMULQDQ beside it; VPCLMULQDQ. null on other architectures; else the caller checks the CPU.
-Crc32cUpdate crc32c_avx2();
-Crc32cUpdate crc32c_avx512();
+  std::uint32_t (*update)(std::uint32_t state, const std::byte* data, std::size_t size);
+};
 
 }  // namespace geocomm::core

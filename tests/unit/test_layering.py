@@ -35,6 +35,7 @@ ROOMS = {
         ("quantizers/block",),
         ("quantizers/dead_zone", "quantizers/lossless", "quantizers/top_k"),
         ("quantizers/loco",),
+        ("quantizers",),
         ("payload",),
         ("cuda",),
     ),

@@ -8,6 +8,7 @@
 #include "binding/torch/staging.h"
 #include "codec/frames/streaming.h"
 #include "collective/outer/outer_kernels.h"
+#include "core/cpu.h"
 #include "core/float_rules.h"
 #include "core/str.h"
 
@@ -73,7 +74,7 @@ double subtract_and_keep(const collective::OuterKernels& kernels, const float* a
 double outer_delta(const at::Tensor& anchor, const Tensors& local, const at::Tensor& delta,
                    const std::optional<at::Tensor>& kept) {
   const core::FloatRules rules;
-  const collective::OuterKernels& kernels = collective::outer_kernels();
+  const collective::OuterKernels& kernels = core::at_cpu_level<collective::OuterKernels>();
   const std::span<const float> from = floats_of(anchor, "anchor");
   const std::span<float> to = floats_of(delta, from.size(), "delta");
   const std::span<float> copy = kept ? floats_of(*kept, from.size(), "kept") : std::span<float>();
@@ -98,7 +99,8 @@ double outer_mean(const Tensors& deltas, const std::vector<double>& shares, cons
                  core::str(deltas.size(), " deltas have ", shares.size(), " shares"));
   }
   const std::vector<float> factors(shares.begin(), shares.end());
-  return collective::outer_kernels().mean(from.data(), factors.data(), from.size(), to.size(), to.data());
+  return core::at_cpu_level<collective::OuterKernels>().mean(from.data(), factors.data(), from.size(),
+                                                             to.size(), to.data());
 }
 
 std::pair<double, double> outer_step(double lr, double mu, const at::Tensor& delta, const at::Tensor& anchor,
@@ -107,7 +109,7 @@ std::pair<double, double> outer_step(double lr, double mu, const at::Tensor& del
   const std::span<float> to = floats_of(anchor, "anchor");
   const float* const from = floats_of(delta, to.size(), "delta").data();
   float* const velocity = momentum ? floats_of(*momentum, to.size(), "momentum").data() : nullptr;
-  const collective::StepSquares squares = collective::outer_kernels().step(
+  const collective::StepSquares squares = core::at_cpu_level<collective::OuterKernels>().step(
       static_cast<float>(lr), static_cast<float>(mu), from, to.size(), to.data(), velocity);
   return {squares.moved, squares.delta};
 }
@@ -118,7 +120,8 @@ void outer_carry(const Tensors& own, const at::Tensor& anchor, const at::Tensor&
   const float* before = floats_of(begin, from.size(), "begin").data();
   std::size_t at = 0;
   for (const auto piece : pieces_of(own, from.size(), "own")) {
-    collective::outer_kernels().carry(from.data() + at, before + at, piece.size(), piece.data());
+    core::at_cpu_level<collective::OuterKernels>().carry(from.data() + at, before + at, piece.size(),
+                                                         piece.data());
     at += piece.size();
   }
   for (const auto& tensor : own) mark_written(tensor);
@@ -132,8 +135,9 @@ void outer_blend(const Tensors& own, const at::Tensor& anchor, double keep) {
     if (keep == 0) {  // NaN and Inf do not stay
       std::copy_n(from.data() + at, piece.size(), piece.data());
     } else {
-      collective::outer_kernels().blend(static_cast<float>(keep), static_cast<float>(1 - keep),
-                                        from.data() + at, piece.size(), piece.data());
+      core::at_cpu_level<collective::OuterKernels>().blend(static_cast<float>(keep),
+                                                           static_cast<float>(1 - keep), from.data() + at,
+                                                           piece.size(), piece.data());
     }
     at += piece.size();
   }

@@ -1,7 +1,3 @@
-#include "collective/outer/outer_kernels.h"
-
-#ifdef __AVX2__
-
 #include <immintrin.h>
 
 #include "collective/outer/outer_simd.h"
@@ -35,20 +31,6 @@ struct Avx2Floats {
 
 }  // namespace
 
-const OuterKernels* outer_kernels_avx2() {
-  return &kOuterLoops<Avx2Floats>;
-}
+constinit const OuterKernels OuterKernels::kAvx2 = kOuterLoops<Avx2Floats>;
 
 }  // namespace geocomm::collective
-
-#else
-
-namespace geocomm::collective {
-
-const OuterKernels* outer_kernels_avx2() {
-  return nullptr;
-}
-
-}  // namespace geocomm::collective
-
-#endif

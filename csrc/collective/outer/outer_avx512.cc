@@ -1,7 +1,3 @@
-#include "collective/outer/outer_kernels.h"
-
-#ifdef __AVX512VBMI2__
-
 #include <immintrin.h>
 
 #include "collective/outer/outer_simd.h"
@@ -36,20 +32,6 @@ struct Avx512Floats {
 
 }  // namespace
 
-const OuterKernels* outer_kernels_avx512() {
-  return &kOuterLoops<Avx512Floats>;
-}
+constinit const OuterKernels OuterKernels::kAvx512 = kOuterLoops<Avx512Floats>;
 
 }  // namespace geocomm::collective
-
-#else
-
-namespace geocomm::collective {
-
-const OuterKernels* outer_kernels_avx512() {
-  return nullptr;
-}
-
-}  // namespace geocomm::collective
-
-#endif

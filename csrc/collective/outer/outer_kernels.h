@@ -21,6 +21,8 @@ struct StepSquares {
 };
 
 struct OuterKernels {
+  static const OuterKernels kScalar, kAvx2, kAvx512;
+
   // delta = anchor - local, where delta may be local. Returns the sum of the squares of delta.
   double (*subtract)(const float* anchor, const float* local, std::size_t count, float* delta);
 
@@ -40,12 +42,5 @@ struct OuterKernels {
   // own = own * keep + anchor * take
   void (*blend)(float keep, float take, const float* anchor, std::size_t count, float* own);
 };
-
-// nullptr where the architecture lacks the level.
-const OuterKernels* outer_kernels_avx2();
-const OuterKernels* outer_kernels_avx512();
-
-// Of core::cpu_level().
-const OuterKernels& outer_kernels();
 
 }  // namespace geocomm::collective

@@ -1,6 +1,5 @@
 // The reference: what every other table of OuterKernels equals bit for bit.
 #include "collective/outer/outer_kernels.h"
-#include "core/cpu.h"
 
 namespace geocomm::collective {
 namespace {
@@ -68,15 +67,10 @@ void blend(float keep, float take, const float* anchor, std::size_t count, float
   for (std::size_t i = 0; i < count; ++i) own[i] = own[i] * keep + anchor[i] * take;
 }
 
-constexpr OuterKernels kKernels{subtract, mean, step, carry, blend};
+constexpr OuterKernels kLoops{subtract, mean, step, carry, blend};
 
 }  // namespace
 
-const OuterKernels& outer_kernels() {
-  const OuterKernels* kernels = nullptr;
-  if (core::cpu_level() == core::CpuLevel::Avx512) kernels = outer_kernels_avx512();
-  if (core::cpu_level() == core::CpuLevel::Avx2) kernels = outer_kernels_avx2();
-  return kernels != nullptr ? *kernels : kKernels;
-}
+constinit const OuterKernels OuterKernels::kScalar = kLoops;
 
 }  // namespace geocomm::collective

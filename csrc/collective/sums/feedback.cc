@@ -14,18 +14,6 @@ namespace {
 
 using Squares = std::array<double, kSquareLanes>;
 
-const FeedbackFamily& fast_family() {
-  switch (core::cpu_level()) {
-    case core::CpuLevel::Avx512:
-      return *feedback_avx512();
-    case core::CpuLevel::Avx2:
-      return *feedback_avx2();
-    case core::CpuLevel::Scalar:
-      break;
-  }
-  return *feedback_scalar();
-}
-
 const FeedbackKernels& kernels_of(const FeedbackFamily& family, DType dtype) {
   switch (dtype) {
     case DType::Float16:
@@ -42,8 +30,8 @@ template <typename Run>
 void in_steps(DType dtype, std::size_t count, const Run& run) {
   const core::FloatRules rules;
   const std::size_t whole = count - count % kSquareLanes;
-  if (whole > 0) run(kernels_of(fast_family(), dtype), std::size_t{0}, whole);
-  if (whole < count) run(kernels_of(*feedback_scalar(), dtype), whole, count - whole);
+  if (whole > 0) run(kernels_of(core::at_cpu_level<FeedbackFamily>(), dtype), std::size_t{0}, whole);
+  if (whole < count) run(kernels_of(FeedbackFamily::kScalar, dtype), whole, count - whole);
 }
 
 double total(Squares& sums) {

@@ -29,14 +29,11 @@ struct FeedbackKernels {
 };
 
 struct FeedbackFamily {
+  static const FeedbackFamily kScalar, kAvx2, kAvx512;
+
   FeedbackKernels float32;
   FeedbackKernels float16;
   FeedbackKernels bfloat16;
 };
-
-// null where the architecture lacks the level.
-const FeedbackFamily* feedback_scalar();
-const FeedbackFamily* feedback_avx2();
-const FeedbackFamily* feedback_avx512();
 
 }  // namespace geocomm::collective

@@ -67,12 +67,9 @@ void square(const std::byte* elements, std::size_t count, double* squares) {
 template <typename Format>
 constexpr FeedbackKernels kKernels = {enter_scaled<Format>, enter<Format>, divide<Format>, leave<Format>,
                                       square<Format>};
-constexpr FeedbackFamily kFamily = {kKernels<Float32>, kKernels<Float16>, kKernels<BFloat16>};
-
 }  // namespace
 
-const FeedbackFamily* feedback_scalar() {
-  return &kFamily;
-}
+constinit const FeedbackFamily FeedbackFamily::kScalar{kKernels<Float32>, kKernels<Float16>,
+                                                       kKernels<BFloat16>};
 
 }  // namespace geocomm::collective

@@ -226,27 +226,16 @@ void reduce_as(ReduceOp op, std::span<const std::byte* const> sources, std::byte
   }
 }
 
-const SumFamily& sum_family() {
-  switch (core::cpu_level()) {
-    case core::CpuLevel::Avx512:
-      return *sums_avx512();
-    case core::CpuLevel::Avx2:
-      return *sums_avx2();
-    case core::CpuLevel::Scalar:
-      break;
-  }
-  return *sums_scalar();
-}
-
 // null: summed in another type than float.
 const SumKernels* sum_kernels(DType dtype) {
+  const SumFamily& family = core::at_cpu_level<SumFamily>();
   switch (dtype) {
     case DType::Float32:
-      return &sum_family().float32;
+      return &family.float32;
     case DType::Float16:
-      return &sum_family().float16;
+      return &family.float16;
     case DType::BFloat16:
-      return &sum_family().bfloat16;
+      return &family.bfloat16;
     default:
       return nullptr;
   }

@@ -1,4 +1,5 @@
-// Family of sums in float of one storage format, from left to right, rounded once at the end.
+// Sums in float of one storage format, from left to right, rounded once at the end; a family of them per CPU
+// level. The scalar one is the reference, and takes the short ends.
 //
 // A NaN stays what it was, but quiet, whatever is added to it: a + (a is NaN ? a : b). So two NaNs have one
 // sum, whichever of them an instruction would prefer.
@@ -23,15 +24,11 @@ struct SumKernels {
 };
 
 struct SumFamily {
+  static const SumFamily kScalar, kAvx2, kAvx512;
+
   SumKernels float32;
   SumKernels float16;
   SumKernels bfloat16;
 };
-
-// Those of a CPU level; null on other architectures. The scalar ones are the reference, and take the short
-// ends.
-const SumFamily* sums_scalar();
-const SumFamily* sums_avx2();
-const SumFamily* sums_avx512();
 
 }  // namespace geocomm::collective

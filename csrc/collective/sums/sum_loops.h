@@ -40,7 +40,7 @@ struct SumLoops {
       }
       for (std::size_t v = 0; v < kVectors; ++v) Format::store(sums[v], dst + place(begin, v));
     }
-    Format::member(*sums_scalar()).sum(sources, source_count, dst, begin, end, divisor);
+    Format::member(SumFamily::kScalar).sum(sources, source_count, dst, begin, end, divisor);
   }
 
   static void widen(const std::byte* elements, float* sums, std::size_t count) {
@@ -48,7 +48,7 @@ struct SumLoops {
     for (; count - i >= kLanes; i += kLanes) {
       Format::store_floats(Format::load_exact(elements + i * Format::kBytes), sums + i);
     }
-    Format::member(*sums_scalar()).widen(elements + i * Format::kBytes, sums + i, count - i);
+    Format::member(SumFamily::kScalar).widen(elements + i * Format::kBytes, sums + i, count - i);
   }
 
   static void add(const std::byte* elements, float* sums, std::size_t count) {
@@ -57,7 +57,7 @@ struct SumLoops {
       const Vector value = Format::load(elements + i * Format::kBytes);
       Format::store_floats(added(Format::load_floats(sums + i), value), sums + i);
     }
-    Format::member(*sums_scalar()).add(elements + i * Format::kBytes, sums + i, count - i);
+    Format::member(SumFamily::kScalar).add(elements + i * Format::kBytes, sums + i, count - i);
   }
 
   static void narrow(const float* sums, std::byte* dst, std::size_t count) {
@@ -65,7 +65,7 @@ struct SumLoops {
     for (; count - i >= kLanes; i += kLanes) {
       Format::store(Format::load_floats(sums + i), dst + i * Format::kBytes);
     }
-    Format::member(*sums_scalar()).narrow(sums + i, dst + i * Format::kBytes, count - i);
+    Format::member(SumFamily::kScalar).narrow(sums + i, dst + i * Format::kBytes, count - i);
   }
 
   static constexpr SumKernels kKernels = {sum, widen, add, narrow};

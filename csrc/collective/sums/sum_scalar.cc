@@ -59,12 +59,8 @@ void sum(const std::byte* const* sources, std::size_t source_count, std::byte* d
 
 template <typename Format>
 constexpr SumKernels kKernels = {sum<Format>, widen<Format>, add<Format>, narrow<Format>};
-constexpr SumFamily kFamily = {kKernels<Float32>, kKernels<Float16>, kKernels<BFloat16>};
-
 }  // namespace
 
-const SumFamily* sums_scalar() {
-  return &kFamily;
-}
+constinit const SumFamily SumFamily::kScalar{kKernels<Float32>, kKernels<Float16>, kKernels<BFloat16>};
 
 }  // namespace geocomm::collective

@@ -268,8 +268,8 @@ TEST(LocoLevels, test_kernels_of_every_level_equal_scalar) {
   for (const auto level : cpu_levels()) {
     const AtLevel forced(level);
     for (std::size_t count = kLocoStep; count <= 2048; count += kLocoStep) {
-      const LocoKernels& kernels = loco_kernels(count);
-      const LocoKernels& scalar = *loco_kernels_scalar();
+      const LocoKernels& kernels = loco_kernels_for(count);
+      const LocoKernels& scalar = LocoKernels::kScalar;
       std::vector<std::uint32_t> places(count);
       for (std::size_t i = 0; i < count; ++i) {
         places[i] = static_cast<std::uint32_t>(8192 + i * (4096 / count) + i % (4096 / count));

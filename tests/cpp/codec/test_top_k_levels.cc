@@ -118,8 +118,8 @@ TEST(TopKLevels, test_collect_of_every_16_bit_pattern_equals_scalar) {
           };
           Bytes left;
           Bytes expected_left;
-          const auto got = collect(select_kernels(), left);
-          const auto expected = collect(*select_kernels_scalar(), expected_left);
+          const auto got = collect(core::at_cpu_level<SelectKernels>(), left);
+          const auto expected = collect(SelectKernels::kScalar, expected_left);
           ASSERT_EQ(got.first, expected.first);
           ASSERT_TRUE(same_bits(got.second, expected.second));
           ASSERT_EQ(left, expected_left) << core::to_string(level) << ' ' << core::to_string(dtype);
@@ -135,8 +135,8 @@ TEST(TopKLevels, test_count_and_gaps_equal_scalar) {
     const AtLevel forced(level);
     for (std::size_t count = 0; count <= 300; ++count) {
       for (const std::int32_t bound : {-1, 0, 0x3F000000, 0x7F7FFFFF, 0x7FC00000}) {
-        EXPECT_EQ(select_kernels().count_above(values.data() + 300 - count, count, bound),
-                  select_kernels_scalar()->count_above(values.data() + 300 - count, count, bound));
+        EXPECT_EQ(core::at_cpu_level<SelectKernels>().count_above(values.data() + 300 - count, count, bound),
+                  SelectKernels::kScalar.count_above(values.data() + 300 - count, count, bound));
       }
       std::vector<std::uint32_t> places(count);
       std::uint32_t at = 0;
@@ -148,9 +148,9 @@ TEST(TopKLevels, test_count_and_gaps_equal_scalar) {
       Bytes gaps(2000 + 64);
       Bytes expected(2000 + 64);
       for (const std::uint32_t previous : {kNoPlace, std::uint32_t{0}}) {
-        const std::size_t bytes = select_kernels().write_gaps(places.data(), count, previous, gaps.data());
-        ASSERT_EQ(bytes,
-                  select_kernels_scalar()->write_gaps(places.data(), count, previous, expected.data()));
+        const std::size_t bytes =
+            core::at_cpu_level<SelectKernels>().write_gaps(places.data(), count, previous, gaps.data());
+        ASSERT_EQ(bytes, SelectKernels::kScalar.write_gaps(places.data(), count, previous, expected.data()));
         ASSERT_TRUE(std::ranges::equal(std::span(gaps).first(bytes), std::span(expected).first(bytes)));
       }
     }

@@ -1,13 +1,11 @@
 // A row as four groups of eight lanes, 32 bits each. The look-ups in tables go through general registers: on
 // most machines that is faster than gather instructions.
-#include "codec/entropy/huffman/lane_kernels.h"
-
-#ifdef __AVX2__
-
 #include <immintrin.h>
 
 #include <algorithm>
 #include <cstring>
+
+#include "codec/entropy/huffman/lane_kernels.h"
 
 namespace geocomm::codec::huffman {
 namespace {
@@ -219,24 +217,10 @@ void encode(const EncodeTable& table, LaneWriter& writer) {
   }
 }
 
-constexpr LaneKernels kAvx2{&encode, &decode};
+constexpr LaneKernels kLoops{encode, decode};
 
 }  // namespace
 
-const LaneKernels* lane_kernels_avx2() {
-  return &kAvx2;
-}
+constinit const LaneKernels LaneKernels::kAvx2 = kLoops;
 
 }  // namespace geocomm::codec::huffman
-
-#else
-
-namespace geocomm::codec::huffman {
-
-const LaneKernels* lane_kernels_avx2() {
-  return nullptr;
-}
-
-}  // namespace geocomm::codec::huffman
-
-#endif

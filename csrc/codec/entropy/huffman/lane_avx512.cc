@@ -1,11 +1,9 @@
 // A row as two groups of sixteen lanes, 32 bits each. The encoder looks its table up in registers.
-#include "codec/entropy/huffman/lane_kernels.h"
-
-#ifdef __AVX512VBMI2__
-
 #include <immintrin.h>
 
 #include <algorithm>
+
+#include "codec/entropy/huffman/lane_kernels.h"
 
 namespace geocomm::codec::huffman {
 namespace {
@@ -195,24 +193,10 @@ void encode(const EncodeTable& table, LaneWriter& writer) {
   }
 }
 
-constexpr LaneKernels kAvx512{&encode, &decode};
+constexpr LaneKernels kLoops{encode, decode};
 
 }  // namespace
 
-const LaneKernels* lane_kernels_avx512() {
-  return &kAvx512;
-}
+constinit const LaneKernels LaneKernels::kAvx512 = kLoops;
 
 }  // namespace geocomm::codec::huffman
-
-#else
-
-namespace geocomm::codec::huffman {
-
-const LaneKernels* lane_kernels_avx512() {
-  return nullptr;
-}
-
-}  // namespace geocomm::codec::huffman
-
-#endif

@@ -35,6 +35,8 @@ struct LaneReader {
 };
 
 struct LaneKernels {
+  static const LaneKernels kScalar, kAvx2, kAvx512;
+
   // Encodes all symbols. On entry each lane's count is 16 less its last symbol's length, its bits zero; on
   // exit the lanes hold what the reader holds before its first codes, 16 to 31 bits. There is room before
   // `front` for the words, and for 16 bytes more that may be written.
@@ -44,13 +46,6 @@ struct LaneKernels {
   // symbols, reads nothing beyond `end`.
   bool (*decode)(const DecodeTable& table, LaneReader* readers, std::size_t count);
 };
-
-// Of the level in use.
-const LaneKernels& lane_kernels();
-
-// nullptr where the build has none.
-const LaneKernels* lane_kernels_avx2();
-const LaneKernels* lane_kernels_avx512();
 
 // Steps of the scalar kernels, for what the wide ones leave over.
 // The last `count` symbols that are left, all of one row: encodes them and takes them off writer.symbols.

@@ -2,7 +2,6 @@
 #include <cstring>
 
 #include "codec/entropy/huffman/lane_kernels.h"
-#include "core/cpu.h"
 
 namespace geocomm::codec::huffman {
 namespace {
@@ -43,9 +42,11 @@ bool decode(const DecodeTable& table, LaneReader* readers, std::size_t count) {
   return std::all_of(readers, readers + count, [&](LaneReader& it) { return decode_rest_scalar(table, it); });
 }
 
-constexpr LaneKernels kScalar{&encode, &decode};
+constexpr LaneKernels kLoops{encode, decode};
 
 }  // namespace
+
+constinit const LaneKernels LaneKernels::kScalar = kLoops;
 
 // A code goes above the bits that a lane holds. If that makes more than 31, the reader had fewer than 16 left
 // after this code and took a word: the low 16 bits, which therefore are written first. No branch depends on
@@ -80,13 +81,6 @@ bool decode_rest_scalar(const DecodeTable& table, LaneReader& reader) {
     reader.symbols -= row;
   }
   return reader.words == reader.end;
-}
-
-const LaneKernels& lane_kernels() {
-  const core::CpuLevel level = core::cpu_level();
-  if (level >= core::CpuLevel::Avx512 && lane_kernels_avx512() != nullptr) return *lane_kernels_avx512();
-  if (level >= core::CpuLevel::Avx2 && lane_kernels_avx2() != nullptr) return *lane_kernels_avx2();
-  return kScalar;
 }
 
 }  // namespace geocomm::codec::huffman

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "codec/entropy/huffman/lane_kernels.h"
+#include "core/cpu.h"
 
 namespace geocomm::codec::huffman {
 namespace {
@@ -97,7 +98,7 @@ bool read_carry(std::span<const std::byte> coded, LaneReader& reader) {
 std::size_t encode_substreams(const EncodeTable& table, std::span<const std::byte> src,
                               std::span<std::byte> dst) {
   const std::size_t count = substream_count(src.size());
-  const LaneKernels& kernels = lane_kernels();
+  const LaneKernels& kernels = core::at_cpu_level<LaneKernels>();
   std::array<std::uint32_t, kMaxSubstreams> sizes{};
   LaneWriter writer;
   writer.front = dst.data() + dst.size();
@@ -131,7 +132,7 @@ bool decode_substreams(const DecodeTable& table, std::span<const std::byte> code
     readers[index].symbols = substream_length(dst.size(), index);
     left = left.subspan(bytes);
   }
-  return lane_kernels().decode(table, readers.data(), count);
+  return core::at_cpu_level<LaneKernels>().decode(table, readers.data(), count);
 }
 
 }  // namespace geocomm::codec::huffman

@@ -36,11 +36,6 @@ Coder coder_of(const CodecSpec& spec) {
   }
 }
 
-// Only the last block of a frame may not be a multiple of what fast kernels take.
-const BlockKernels& kernels_for(const BlockKernels& fast, std::size_t length) {
-  return length % kBlockStep == 0 ? fast : *block_kernels_scalar();
-}
-
 // Encodes the blocks of one frame one after the other.
 class Encoder {
  public:
@@ -71,7 +66,7 @@ class Encoder {
  private:
   // Scale and codes; kRawScale and zeros where the block is raw.
   BlockScale encode_block(std::size_t first, std::size_t length, std::byte* codes) {
-    const BlockKernels& kernels = kernels_for(fast_, length);
+    const BlockKernels& kernels = block_kernels_for(length);
     const ErrorFeedback feedback = input_.options.feedback.part(first, length);
     const auto residual = static_cast<std::size_t>(residual_);
     const std::byte* src = input_.src + layout_.raw_bytes(first);
@@ -103,7 +98,6 @@ class Encoder {
 
   const FrameInput& input_;
   const BlockLayout& layout_;
-  const BlockKernels& fast_ = block_kernels();
   Coder coder_;
   Residual residual_;
   bool in_place_;  // the input is the values
@@ -191,7 +185,6 @@ core::Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
   GEOCOMM_ASSIGN_OR_RETURN(const auto codes,
                            decode_codes(frame, behind_scales.first(coded_bytes), layout.plane_bytes()));
 
-  const BlockKernels& fast = block_kernels();
   const std::byte* raw = behind_scales.data() + coded_bytes;
   for (std::size_t index = 0; index < layout.blocks(); ++index) {
     const std::size_t length = layout.length(index);
@@ -201,9 +194,8 @@ core::Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
       decode_plain(frame.dtype, raw, length, sink, block_dst);
       raw += layout.raw_bytes(length);
     } else {
-      kernels_for(fast, length)
-          .dequantize[block_codec_index(frame.spec.id)][static_cast<std::size_t>(sink)](
-              codes.data() + layout.code_offset(index), length, core::bfloat16_to_float(bits), block_dst);
+      block_kernels_for(length).dequantize[block_codec_index(frame.spec.id)][static_cast<std::size_t>(sink)](
+          codes.data() + layout.code_offset(index), length, core::bfloat16_to_float(bits), block_dst);
     }
   }
   return core::Status::ok();

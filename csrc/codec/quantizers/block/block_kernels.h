@@ -12,6 +12,7 @@
 #include "codec/frames/elements.h"
 #include "codec/quantizers/block/block_scale.h"
 #include "codec/spec/codec_spec.h"
+#include "core/cpu.h"
 
 namespace geocomm::codec {
 
@@ -44,6 +45,8 @@ inline constexpr std::size_t kBlockStep = 64;       // the smallest block
 inline constexpr std::size_t kRandomCounters = 16;  // Philox counters made at once, of 8 elements each
 
 struct BlockKernels {
+  static const BlockKernels kScalar, kAvx2, kAvx512;
+
   // v = input + decay * residual, to `values`; with neither a cast nor a residual to do, the input is
   // `values` already and is only looked at. Returns the largest magnitude as a bit pattern: kFloatInfBits or
   // more if there is an Inf or a NaN.
@@ -110,12 +113,9 @@ constexpr BlockKernels make_block_kernels() {
   return table;
 }
 
-// nullptr where the architecture lacks the level.
-const BlockKernels* block_kernels_scalar();
-const BlockKernels* block_kernels_avx2();
-const BlockKernels* block_kernels_avx512();
-
-// Of core::cpu_level().
-const BlockKernels& block_kernels();
+// Of the level in use, but for what they do not take.
+inline const BlockKernels& block_kernels_for(std::size_t count) {
+  return count % kBlockStep == 0 ? core::at_cpu_level<BlockKernels>() : BlockKernels::kScalar;
+}
 
 }  // namespace geocomm::codec

@@ -7,7 +7,6 @@
 #include "codec/quantizers/block/block_kernels.h"
 #include "codec/quantizers/block/block_layout.h"
 #include "codec/simd/partial_sums.h"
-#include "core/cpu.h"
 #include "core/philox.h"
 
 namespace geocomm::codec {
@@ -205,19 +204,8 @@ struct Loops {
   static constexpr BlockKernels::Random kRandom = random;
 };
 
-constexpr BlockKernels kKernels = make_block_kernels<Loops>();
-
 }  // namespace
 
-const BlockKernels* block_kernels_scalar() {
-  return &kKernels;
-}
-
-const BlockKernels& block_kernels() {
-  const BlockKernels* kernels = nullptr;
-  if (core::cpu_level() == core::CpuLevel::Avx512) kernels = block_kernels_avx512();
-  if (core::cpu_level() == core::CpuLevel::Avx2) kernels = block_kernels_avx2();
-  return kernels != nullptr ? *kernels : kKernels;
-}
+constinit const BlockKernels BlockKernels::kScalar = make_block_kernels<Loops>();
 
 }  // namespace geocomm::codec

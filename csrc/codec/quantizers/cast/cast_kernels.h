@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "codec/frames/elements.h"
+#include "core/cpu.h"
 #include "core/dtype.h"
 
 namespace geocomm::codec {
@@ -28,6 +29,8 @@ constexpr std::int32_t first_too_large(core::DType format) {
 }
 
 struct CastKernels {
+  static const CastKernels kScalar, kAvx2, kAvx512;
+
   // Whether no finite value, input + decay * residual, would become Inf. Writes nothing.
   using AllFit = bool (*)(const std::byte* src, const std::byte* residual, float decay, std::size_t count,
                           std::int32_t first_too_large);
@@ -48,20 +51,12 @@ struct CastKernels {
   Join join;
 };
 
-// nullptr where the architecture lacks the level.
-const CastKernels* cast_kernels_scalar();
-const CastKernels* cast_kernels_avx2();
-const CastKernels* cast_kernels_avx512();
-
-// Of core::cpu_level().
-const CastKernels& cast_kernels();
-
 // Calls run(kernels, first, count) for the elements that the fast table takes, then for the rest.
 template <typename Run>
 void cast_in_steps(std::size_t count, Run&& run) {
   const std::size_t whole = count - count % kCastStep;
-  if (whole > 0) run(cast_kernels(), std::size_t{0}, whole);
-  if (whole < count) run(*cast_kernels_scalar(), whole, count - whole);
+  if (whole > 0) run(core::at_cpu_level<CastKernels>(), std::size_t{0}, whole);
+  if (whole < count) run(CastKernels::kScalar, whole, count - whole);
 }
 
 // Words of Float16 or BFloat16 to a sink.

@@ -3,7 +3,6 @@
 #include <cstring>
 
 #include "codec/quantizers/cast/cast_kernels.h"
-#include "core/cpu.h"
 
 namespace geocomm::codec {
 namespace {
@@ -76,19 +75,8 @@ struct Loops {
   static constexpr CastKernels::Join kJoin = join;
 };
 
-constexpr CastKernels kKernels = make_cast_kernels<Loops>();
-
 }  // namespace
 
-const CastKernels* cast_kernels_scalar() {
-  return &kKernels;
-}
-
-const CastKernels& cast_kernels() {
-  const CastKernels* kernels = nullptr;
-  if (core::cpu_level() == core::CpuLevel::Avx512) kernels = cast_kernels_avx512();
-  if (core::cpu_level() == core::CpuLevel::Avx2) kernels = cast_kernels_avx2();
-  return kernels != nullptr ? *kernels : kKernels;
-}
+constinit const CastKernels CastKernels::kScalar = make_cast_kernels<Loops>();
 
 }  // namespace geocomm::codec

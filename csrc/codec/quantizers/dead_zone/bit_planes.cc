@@ -9,6 +9,7 @@
 #include "codec/frames/frame.h"
 #include "codec/frames/thread_scratch.h"
 #include "codec/quantizers/dead_zone/dead_zone_kernels.h"
+#include "core/cpu.h"
 
 namespace geocomm::codec {
 namespace {
@@ -40,7 +41,7 @@ std::size_t bit_planes_bound(Entropy stage, std::size_t codes) {
 }
 
 std::size_t encode_bit_planes(Entropy stage, std::span<std::byte> codes, std::byte* dst) {
-  const DeadZoneKernels& kernels = dead_zone_kernels();
+  const DeadZoneKernels& kernels = core::at_cpu_level<DeadZoneKernels>();
   const auto room = thread_scratch(ScratchUse::Codes, bitmap_bytes(codes.size()));
   const auto bits = thread_scratch(ScratchUse::Indices, bitmap_bytes(codes.size()));
   std::memset(codes.data() + codes.size(), 1, kDeadZoneUnit);  // the kernels take whole units
@@ -60,7 +61,7 @@ std::size_t encode_bit_planes(Entropy stage, std::span<std::byte> codes, std::by
 
 core::Result<std::size_t> decode_bit_planes(Entropy stage, std::span<const std::byte> coded,
                                             std::span<std::byte> codes) {
-  const DeadZoneKernels& kernels = dead_zone_kernels();
+  const DeadZoneKernels& kernels = core::at_cpu_level<DeadZoneKernels>();
   auto rest = coded;
   // The planes of bits, and behind each the codes that it tells of.
   const std::size_t plane_room = (bitmap_bytes(codes.size()) + kDeadZoneUnit) / kDeadZoneUnit * kDeadZoneUnit;

@@ -17,6 +17,7 @@
 #include "codec/quantizers/cast/plain_codec.h"
 #include "codec/quantizers/dead_zone/bit_planes.h"
 #include "codec/quantizers/dead_zone/dead_zone_kernels.h"
+#include "core/cpu.h"
 #include "core/half.h"
 
 namespace geocomm::codec {
@@ -121,10 +122,11 @@ std::size_t bound_of(const CodecSpec& spec, core::DType dtype, std::size_t eleme
 
 std::size_t encode_frame(const FrameInput& input, std::byte* dst) {
   if (input.elements == 0) return 0;
-  const BlockKernels& blocks = block_kernels();
+  const BlockKernels& blocks = core::at_cpu_level<BlockKernels>();
   const BlockLayout layout = layout_of(input.spec, input.dtype, input.elements);
   const ErrorFeedback& feedback = input.options.feedback;
-  const auto quantize = dead_zone_kernels().quantize[static_cast<std::size_t>(residual_kind(feedback))];
+  const auto quantize =
+      core::at_cpu_level<DeadZoneKernels>().quantize[static_cast<std::size_t>(residual_kind(feedback))];
   const auto bitmap = thread_scratch(ScratchUse::Bitmap, bitmap_bytes(input.elements));
   const auto codes = thread_scratch(ScratchUse::Values, input.elements);
   Scratch scratch;
@@ -197,7 +199,7 @@ core::Result<std::size_t> check_blocks(const BlockLayout& layout, const FrameVie
 void decode_blocks(const BlockLayout& layout, const FrameView& frame, const std::byte* bitmap,
                    const std::byte* codes, const std::byte* raw, Sink sink, std::byte* dst) {
   const std::size_t size = element_bytes(sink);
-  const auto& dequantize = dead_zone_kernels().dequantize;
+  const auto& dequantize = core::at_cpu_level<DeadZoneKernels>().dequantize;
   const auto whole_units = dequantize[static_cast<std::size_t>(sink)];
   // The last one is decoded to a room of its own, and copied.
   const auto last_unit =

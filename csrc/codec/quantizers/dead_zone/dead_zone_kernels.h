@@ -24,6 +24,8 @@ struct DeadZoneStep {
 inline constexpr std::size_t kDeadZoneUnit = 64;
 
 struct DeadZoneKernels {
+  static const DeadZoneKernels kScalar, kAvx2, kAvx512;
+
   // Writes the bitmap of what is not 0 (count / 8 bytes, LSB first) and those codes, in order, and returns
   // how many they are; up to 64 bytes after the last are written as well. Updates the residual.
   // Precondition: no |q| above 127.
@@ -49,12 +51,5 @@ struct DeadZoneKernels {
   void (*join)(const std::byte* larger, const std::byte* signs, const std::byte* bits, std::size_t count,
                std::byte* codes);
 };
-
-// Those of core::cpu_level().
-const DeadZoneKernels& dead_zone_kernels();
-
-// nullptr where this build lacks them.
-const DeadZoneKernels* dead_zone_kernels_avx2();
-const DeadZoneKernels* dead_zone_kernels_avx512();
 
 }  // namespace geocomm::codec

@@ -5,7 +5,6 @@
 #include <cstdlib>
 
 #include "codec/quantizers/dead_zone/dead_zone_kernels.h"
-#include "core/cpu.h"
 #include "core/half.h"
 
 namespace geocomm::codec {
@@ -113,7 +112,7 @@ void join(const std::byte* larger, const std::byte* signs, const std::byte* bits
   }
 }
 
-constexpr DeadZoneKernels kScalar{
+constexpr DeadZoneKernels kLoops{
     {quantize<Residual::None>, quantize<Residual::Float32>, quantize<Residual::BFloat16>},
     {dequantize<Sink::Float32>, dequantize<Sink::Float16>, dequantize<Sink::BFloat16>,
      dequantize<Sink::AddToFloat32>, dequantize<Sink::Float32>},
@@ -122,22 +121,8 @@ constexpr DeadZoneKernels kScalar{
     fill,
     join};
 
-const DeadZoneKernels& or_scalar(const DeadZoneKernels* kernels) {
-  return kernels != nullptr ? *kernels : kScalar;
-}
-
 }  // namespace
 
-const DeadZoneKernels& dead_zone_kernels() {
-  switch (core::cpu_level()) {
-    case core::CpuLevel::Avx512:
-      return or_scalar(dead_zone_kernels_avx512());
-    case core::CpuLevel::Avx2:
-      return or_scalar(dead_zone_kernels_avx2());
-    case core::CpuLevel::Scalar:
-      break;
-  }
-  return kScalar;
-}
+constinit const DeadZoneKernels DeadZoneKernels::kScalar = kLoops;
 
 }  // namespace geocomm::codec

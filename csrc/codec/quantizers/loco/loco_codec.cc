@@ -44,7 +44,7 @@ std::uint16_t level_of(float sum, std::size_t members, float up) {
 // Writes codes, and returns the levels; of a raw chunk zeros. `lost`: nullptr, or room for what is lost.
 LocoLevels encode_values(const float* values, std::size_t count, float* lost, std::byte* codes) {
   const auto* bytes = reinterpret_cast<const std::byte*>(values);
-  const BlockKernels& blocks = count % kBlockStep == 0 ? block_kernels() : *block_kernels_scalar();
+  const BlockKernels& blocks = block_kernels_for(count);
   const std::int32_t peak =
       blocks.load[compressible_index(core::DType::Float32)][static_cast<std::size_t>(Residual::None)](
           bytes, nullptr, 1.0f, count, nullptr);
@@ -54,7 +54,7 @@ LocoLevels encode_values(const float* values, std::size_t count, float* lost, st
     return {kRawScale, 0};
   }
   const MomentRange range = moment_range(peak);
-  const LocoKernels& kernels = loco_kernels(count);
+  const LocoKernels& kernels = loco_kernels_for(count);
   const LocoRule rule{range.down, blocks.sum_magnitudes(bytes, count, range.down),
                       blocks.sum_squares(bytes, count, range.down)};
   const LocoParts parts = kernels.quantize(values, count, rule, codes);
@@ -78,8 +78,8 @@ std::size_t encode_frame(const FrameInput& input, std::byte* dst) {
     std::byte* record = dst + layout.record_at(chunk);
     std::byte* places = record + sizeof(LocoLevels);
     const LocoPlaces shape = layout.places(chunk);
-    loco_kernels(count).pack_places(chosen.places + first, shape,
-                                    static_cast<std::uint32_t>(chunk * kTopKChunk), places);
+    loco_kernels_for(count).pack_places(chosen.places + first, shape,
+                                        static_cast<std::uint32_t>(chunk * kTopKChunk), places);
     const LocoLevels levels = encode_values(values, count, lost, places + shape.bytes());
     std::memcpy(record, &levels, sizeof(levels));
     if (levels.low == kRawScale) {
@@ -120,7 +120,7 @@ const std::uint32_t* read_places(std::span<const std::byte> payload, const LocoL
   for (std::size_t chunk = 0; chunk < layout.chunks(); ++chunk) {
     const LocoPlaces shape = layout.places(chunk);
     const std::byte* packed = payload.data() + layout.record_at(chunk) + sizeof(LocoLevels);
-    if (!loco_kernels(shape.count).unpack_places(packed, shape, places + layout.first_value(chunk))) {
+    if (!loco_kernels_for(shape.count).unpack_places(packed, shape, places + layout.first_value(chunk))) {
       return nullptr;
     }
   }
@@ -171,8 +171,8 @@ Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
       std::memcpy(values.data(), raw, count * sizeof(float));
       raw += count * sizeof(float);
     } else {
-      loco_kernels(count).decode(record + sizeof(levels) + layout.places(chunk).bytes(), count, levels,
-                                 values.data());
+      loco_kernels_for(count).decode(record + sizeof(levels) + layout.places(chunk).bytes(), count, levels,
+                                     values.data());
     }
     const std::uint32_t* own = places + layout.first_value(chunk);
     std::byte* to = dst + chunk * kTopKChunk * element_bytes(sink);

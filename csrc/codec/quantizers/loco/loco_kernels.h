@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "codec/quantizers/loco/loco_format.h"
+#include "core/cpu.h"
 
 namespace geocomm::codec {
 
@@ -26,6 +27,8 @@ struct LocoParts {
 };
 
 struct LocoKernels {
+  static const LocoKernels kScalar, kAvx2, kAvx512;
+
   // Finite values to packed codes: bit 0 the magnitude, bit 1 the sign.
   LocoParts (*quantize)(const float* values, std::size_t count, const LocoRule& rule, std::byte* codes);
   // value - what its code decodes to.
@@ -40,12 +43,9 @@ struct LocoKernels {
   bool (*unpack_places)(const std::byte* packed, const LocoPlaces& shape, std::uint32_t* places);
 };
 
-// nullptr where this build lacks the level.
-const LocoKernels* loco_kernels_scalar();
-const LocoKernels* loco_kernels_avx2();
-const LocoKernels* loco_kernels_avx512();
-
-// Those of core::cpu_level() that take so many values.
-const LocoKernels& loco_kernels(std::size_t count);
+// Of the level in use, but for what they do not take.
+inline const LocoKernels& loco_kernels_for(std::size_t count) {
+  return count % kLocoStep == 0 ? core::at_cpu_level<LocoKernels>() : LocoKernels::kScalar;
+}
 
 }  // namespace geocomm::codec

@@ -5,7 +5,6 @@
 
 #include "codec/quantizers/loco/loco_kernels.h"
 #include "codec/simd/partial_sums.h"
-#include "core/cpu.h"
 #include "core/half.h"
 
 namespace geocomm::codec {
@@ -109,22 +108,10 @@ bool unpack_places(const std::byte* packed, const LocoPlaces& shape, std::uint32
   return ascend && places[shape.count - 1] < shape.length;
 }
 
-constexpr LocoKernels kTable = {quantize, subtract, decode, pack_places, unpack_places};
+constexpr LocoKernels kLoops{quantize, subtract, decode, pack_places, unpack_places};
 
 }  // namespace
 
-const LocoKernels* loco_kernels_scalar() {
-  return &kTable;
-}
-
-const LocoKernels& loco_kernels(std::size_t count) {
-  const LocoKernels* best = nullptr;
-  if (count % kLocoStep == 0) {
-    const core::CpuLevel level = core::cpu_level();
-    if (level >= core::CpuLevel::Avx512) best = loco_kernels_avx512();
-    if (best == nullptr && level >= core::CpuLevel::Avx2) best = loco_kernels_avx2();
-  }
-  return best != nullptr ? *best : kTable;
-}
+constinit const LocoKernels LocoKernels::kScalar = kLoops;
 
 }  // namespace geocomm::codec

@@ -13,6 +13,7 @@
 #include "codec/quantizers/cast/cast_kernels.h"
 #include "codec/quantizers/cast/plain_codec.h"
 #include "codec/quantizers/lossless/lossless_kernels.h"
+#include "core/cpu.h"
 
 namespace geocomm::codec {
 namespace {
@@ -57,7 +58,7 @@ std::size_t encode_16(const FrameInput& input, std::byte* dst) {
   const auto high = thread_scratch(ScratchUse::Codes, input.elements);
   const auto low = thread_scratch(ScratchUse::Values, input.elements);
   over_units(input.src, 2, input.elements, [&](std::size_t first, std::size_t count, const std::byte* src) {
-    cast_kernels().split(src, count, high.data() + first, low.data() + first);
+    core::at_cpu_level<CastKernels>().split(src, count, high.data() + first, low.data() + first);
   });
   dst[0] = static_cast<std::byte>(Lower::None);
   std::size_t end = 1;
@@ -67,7 +68,7 @@ std::size_t encode_16(const FrameInput& input, std::byte* dst) {
 }
 
 std::size_t encode_32(const FrameInput& input, std::byte* dst) {
-  const LosslessKernels& kernels = lossless_kernels();
+  const LosslessKernels& kernels = core::at_cpu_level<LosslessKernels>();
   const Entropy stage = input.spec.entropy;
   const auto high = thread_scratch(ScratchUse::Codes, input.elements);
   const auto low = thread_scratch(ScratchUse::Values, input.elements);
@@ -171,7 +172,7 @@ core::Result<Planes> read_planes(const FrameView& frame) {
 void merge(const LosslessKernels& kernels, DType dtype, const Planes& planes, std::size_t first,
            std::size_t count, std::size_t& taken, std::byte* to) {
   if (dtype != DType::Float32) {
-    cast_kernels().join(planes.high.data() + first, planes.low.data() + first, count, to);
+    core::at_cpu_level<CastKernels>().join(planes.high.data() + first, planes.low.data() + first, count, to);
     return;
   }
   LowerHalves lower = planes.lower;
@@ -185,7 +186,7 @@ void merge(const LosslessKernels& kernels, DType dtype, const Planes& planes, st
 
 Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
   constexpr std::size_t kPiece = 4096;
-  const LosslessKernels& kernels = lossless_kernels();
+  const LosslessKernels& kernels = core::at_cpu_level<LosslessKernels>();
   GEOCOMM_ASSIGN_OR_RETURN(const Planes planes, read_planes(frame));
   std::array<std::byte, kPiece * sizeof(float)> words;
   std::size_t taken = 0;

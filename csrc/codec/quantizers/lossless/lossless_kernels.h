@@ -22,6 +22,8 @@ struct LowerHalves {
 };
 
 struct LosslessKernels {
+  static const LosslessKernels kScalar, kAvx2, kAvx512;
+
   // The upper halves of words of 32 bits, split as CastKernels does it, and a bitmap of the lower halves that
   // are not zero. Returns how many these are.
   std::size_t (*split32)(const std::byte* src, std::size_t count, std::byte* high, std::byte* low,
@@ -34,12 +36,5 @@ struct LosslessKernels {
   std::size_t (*merge32)(const std::byte* high, const std::byte* low, const LowerHalves& lower,
                          std::size_t count, std::byte* dst);
 };
-
-// Those of core::cpu_level().
-const LosslessKernels& lossless_kernels();
-
-// nullptr where this build lacks them.
-const LosslessKernels* lossless_kernels_avx2();
-const LosslessKernels* lossless_kernels_avx512();
 
 }  // namespace geocomm::codec

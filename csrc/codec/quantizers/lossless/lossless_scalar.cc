@@ -5,7 +5,6 @@
 #include "codec/frames/bitmap.h"
 #include "codec/frames/elements.h"
 #include "codec/quantizers/lossless/lossless_kernels.h"
-#include "core/cpu.h"
 
 namespace geocomm::codec {
 namespace {
@@ -75,24 +74,10 @@ std::size_t merge32(const std::byte* __restrict high, const std::byte* __restric
   return taken;
 }
 
-constexpr LosslessKernels kScalar{split32, split_lower, merge32};
-
-const LosslessKernels& or_scalar(const LosslessKernels* kernels) {
-  return kernels != nullptr ? *kernels : kScalar;
-}
+constexpr LosslessKernels kLoops{split32, split_lower, merge32};
 
 }  // namespace
 
-const LosslessKernels& lossless_kernels() {
-  switch (core::cpu_level()) {
-    case core::CpuLevel::Avx512:
-      return or_scalar(lossless_kernels_avx512());
-    case core::CpuLevel::Avx2:
-      return or_scalar(lossless_kernels_avx2());
-    case core::CpuLevel::Scalar:
-      break;
-  }
-  return kScalar;
-}
+constinit const LosslessKernels LosslessKernels::kScalar = kLoops;
 
 }  // namespace geocomm::codec

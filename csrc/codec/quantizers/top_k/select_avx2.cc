@@ -1,16 +1,11 @@
-#include "codec/quantizers/top_k/select_kernels.h"
-
-#ifdef __AVX2__
 #include <immintrin.h>
 
 #include <cstring>
 
+#include "codec/quantizers/top_k/select_kernels.h"
 #include "codec/simd/vector_avx2.h"
-#endif
 
 namespace geocomm::codec {
-
-#ifdef __AVX2__
 namespace {
 
 using core::DType;
@@ -211,7 +206,7 @@ std::size_t write_gaps(const std::uint32_t* places, std::size_t count, std::uint
   return static_cast<std::size_t>(to - gaps);
 }
 
-constexpr SelectKernels kTable = {
+constexpr SelectKernels kLoops{
     {{collect<DType::Float32, Residual::None>, collect<DType::Float32, Residual::Float32>,
       collect<DType::Float32, Residual::BFloat16>},
      {collect<DType::Float16, Residual::None>, collect<DType::Float16, Residual::Float32>,
@@ -223,13 +218,6 @@ constexpr SelectKernels kTable = {
 
 }  // namespace
 
-const SelectKernels* select_kernels_avx2() {
-  return &kTable;
-}
-#else
-const SelectKernels* select_kernels_avx2() {
-  return nullptr;
-}
-#endif
+constinit const SelectKernels SelectKernels::kAvx2 = kLoops;
 
 }  // namespace geocomm::codec

@@ -1,14 +1,9 @@
-#include "codec/quantizers/top_k/select_kernels.h"
-
-#ifdef __AVX512VBMI2__
 #include <immintrin.h>
 
+#include "codec/quantizers/top_k/select_kernels.h"
 #include "codec/simd/vector_avx512.h"
-#endif
 
 namespace geocomm::codec {
-
-#ifdef __AVX512VBMI2__
 namespace {
 
 using core::DType;
@@ -147,7 +142,7 @@ std::size_t write_gaps(const std::uint32_t* places, std::size_t count, std::uint
   return static_cast<std::size_t>(to - gaps);
 }
 
-constexpr SelectKernels kTable = {
+constexpr SelectKernels kLoops{
     {{collect<DType::Float32, Residual::None>, collect<DType::Float32, Residual::Float32>,
       collect<DType::Float32, Residual::BFloat16>},
      {collect<DType::Float16, Residual::None>, collect<DType::Float16, Residual::Float32>,
@@ -159,13 +154,6 @@ constexpr SelectKernels kTable = {
 
 }  // namespace
 
-const SelectKernels* select_kernels_avx512() {
-  return &kTable;
-}
-#else
-const SelectKernels* select_kernels_avx512() {
-  return nullptr;
-}
-#endif
+constinit const SelectKernels SelectKernels::kAvx512 = kLoops;
 
 }  // namespace geocomm::codec

@@ -32,6 +32,8 @@ struct CollectInput {
 };
 
 struct SelectKernels {
+  static const SelectKernels kScalar, kAvx2, kAvx512;
+
   // v = input + decay * residual goes to `chunk` (room for kTopKChunk; may be `src`) and, 0 where it is not
   // finite, to the residual. Those above are appended to `values` and `places`, in order. Returns how many
   // they are. NaN may change its payload.
@@ -48,13 +50,5 @@ struct SelectKernels {
                             std::byte* gaps);
 };
 inline constexpr std::uint32_t kNoPlace = ~std::uint32_t{0};  // 0 comes one after it
-
-// nullptr where this build lacks the level.
-const SelectKernels* select_kernels_scalar();
-const SelectKernels* select_kernels_avx2();
-const SelectKernels* select_kernels_avx512();
-
-// Those of core::cpu_level().
-const SelectKernels& select_kernels();
 
 }  // namespace geocomm::codec

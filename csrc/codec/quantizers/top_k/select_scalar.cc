@@ -2,7 +2,6 @@
 #include <cstring>
 
 #include "codec/quantizers/top_k/select_kernels.h"
-#include "core/cpu.h"
 
 namespace geocomm::codec {
 namespace {
@@ -63,27 +62,8 @@ constexpr SelectKernels make_table() {
   table.write_gaps = write_gaps;
   return table;
 }
-constexpr SelectKernels kTable = make_table();
-
 }  // namespace
 
-const SelectKernels* select_kernels_scalar() {
-  return &kTable;
-}
-
-const SelectKernels& select_kernels() {
-  const SelectKernels* best = nullptr;
-  switch (core::cpu_level()) {
-    case core::CpuLevel::Avx512:
-      best = select_kernels_avx512();
-      break;
-    case core::CpuLevel::Avx2:
-      best = select_kernels_avx2();
-      break;
-    case core::CpuLevel::Scalar:
-      break;
-  }
-  return best != nullptr ? *best : kTable;
-}
+constinit const SelectKernels SelectKernels::kScalar = make_table();
 
 }  // namespace geocomm::codec

@@ -5,6 +5,7 @@
 
 #include "codec/frames/thread_scratch.h"
 #include "codec/quantizers/top_k/select_kernels.h"
+#include "core/cpu.h"
 
 namespace geocomm::codec {
 namespace {
@@ -64,7 +65,7 @@ std::span<const std::byte> write_places(IndexMode mode, const std::uint32_t* pla
   if (count == 0) return {};
   const auto index = thread_scratch(ScratchUse::Indices, max_index_bytes(count, elements));
   if (mode == IndexMode::Gaps) {
-    return index.first(select_kernels().write_gaps(places, count, kNoPlace, index.data()));
+    return index.first(core::at_cpu_level<SelectKernels>().write_gaps(places, count, kNoPlace, index.data()));
   }
   const std::size_t bytes = bitmap_bytes(elements);
   std::memset(index.data(), 0, bytes);

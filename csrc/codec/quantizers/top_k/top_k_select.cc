@@ -8,6 +8,7 @@
 #include "codec/frames/thread_scratch.h"
 #include "codec/quantizers/top_k/select_kernels.h"
 #include "codec/quantizers/top_k/top_k_format.h"
+#include "core/cpu.h"
 
 namespace geocomm::codec {
 namespace {
@@ -133,7 +134,7 @@ class Chooser {
 // The bound is found by doubling steps up from `floor`, then by halving the interval. Magnitudes lie far
 // apart, so an interval that parts the k largest from the rest comes up long before the last bit.
 Cut cut_largest(const float* values, std::size_t count, std::size_t k, std::int32_t floor) {
-  const auto count_above = select_kernels().count_above;
+  const auto count_above = core::at_cpu_level<SelectKernels>().count_above;
   std::int32_t low = floor;           // more than k are above it
   std::int32_t high = kCanonicalNan;  // fewer than k are
   for (std::int32_t step = 1 << 19; step < high - low; step = std::min(2 * step, 1 << 28)) {
@@ -166,7 +167,7 @@ Chosen choose_elements(const FrameInput& input) {
   auto* values = reinterpret_cast<float*>(floats.data());
   auto* places = reinterpret_cast<std::uint32_t*>(
       thread_scratch(ScratchUse::Places, room * sizeof(std::uint32_t)).data());
-  Chooser chooser(input, select_kernels());
+  Chooser chooser(input, core::at_cpu_level<SelectKernels>());
   std::size_t count = 0;
   for (std::size_t first = 0; first < input.elements; first += kTopKChunk) {
     const std::size_t length = std::min<std::size_t>(kTopKChunk, input.elements - first);
