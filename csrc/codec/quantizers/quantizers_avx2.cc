@@ -4,6 +4,7 @@
 #include "codec/quantizers/dead_zone/dead_zone_simd.h"
 #include "codec/quantizers/loco/loco_simd.h"
 #include "codec/quantizers/lossless/lossless_simd.h"
+#include "codec/quantizers/top_k/select_simd.h"
 #include "codec/simd/vector_avx2.h"
 
 namespace geocomm::codec {
@@ -13,5 +14,6 @@ constinit const CastKernels CastKernels::kAvx2 = make_cast_kernels<CastLoops<Avx
 constinit const DeadZoneKernels DeadZoneKernels::kAvx2 = kDeadZoneLoops<Avx2>;
 constinit const LocoKernels LocoKernels::kAvx2 = make_loco_kernels<Avx2>();
 constinit const LosslessKernels LosslessKernels::kAvx2 = kLosslessLoops<Avx2>;
+constinit const SelectKernels SelectKernels::kAvx2 = kSelectLoops<Avx2>;
 
 }  // namespace geocomm::codec

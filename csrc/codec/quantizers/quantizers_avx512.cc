@@ -4,6 +4,7 @@
 #include "codec/quantizers/dead_zone/dead_zone_simd.h"
 #include "codec/quantizers/loco/loco_simd.h"
 #include "codec/quantizers/lossless/lossless_simd.h"
+#include "codec/quantizers/top_k/select_simd.h"
 #include "codec/simd/vector_avx512.h"
 
 namespace geocomm::codec {
@@ -13,5 +14,6 @@ constinit const CastKernels CastKernels::kAvx512 = make_cast_kernels<CastLoops<A
 constinit const DeadZoneKernels DeadZoneKernels::kAvx512 = kDeadZoneLoops<Avx512>;
 constinit const LocoKernels LocoKernels::kAvx512 = make_loco_kernels<Avx512>();
 constinit const LosslessKernels LosslessKernels::kAvx512 = kLosslessLoops<Avx512>;
+constinit const SelectKernels SelectKernels::kAvx512 = kSelectLoops<Avx512>;
 
 }  // namespace geocomm::codec

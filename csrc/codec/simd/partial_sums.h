@@ -1,5 +1,4 @@
-// The sum whose order no machine can choose: of 128 partial sums term e joins number e mod 128, in order of
-// e; then s[j] += s[j + h] for h = 64, 32, ..., 1. All is local to the file that includes it.
+// Sums whose order no machine can choose. All is local to the file that includes it.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +8,18 @@
 namespace geocomm::codec {
 namespace {
 
+// In float: of 128 partial sums term e joins number e mod 128, in order of e; then s[j] += s[j + h] for h =
+// 64, 32, ..., 1.
 inline constexpr std::size_t kPartialSums = 128;
+
+// s[j] += s[j + h] until one is left.
+template <typename T>
+T fold_sums(T* sums, std::size_t count) {
+  for (std::size_t half = count / 2; half > 0; half /= 2) {
+    for (std::size_t j = 0; j < half; ++j) sums[j] += sums[j + half];
+  }
+  return sums[0];
+}
 
 // Of term(0) to term(count - 1).
 template <typename Term>
@@ -19,10 +29,7 @@ float sum_terms(std::size_t count, Term term) {
     const std::size_t end = std::min(kPartialSums, count - first);
     for (std::size_t i = 0; i < end; ++i) sums[i] += term(first + i);
   }
-  for (std::size_t half = kPartialSums / 2; half > 0; half /= 2) {
-    for (std::size_t i = 0; i < half; ++i) sums[i] += sums[i + half];
-  }
-  return sums[0];
+  return fold_sums(sums.data(), kPartialSums);
 }
 
 // The same on vectors V (vector_avx2.h, vector_avx512.h): term(e) is that of the terms e on, none negative.
@@ -47,6 +54,35 @@ float sum_vectors(std::size_t count, Term term) {
   }
   return V::fold(sums[0][0]);
 }
+
+// Of squares, in double: of 16 partial sums element e joins number e mod 16, in order of e; then s[j] += s[j
+// + h] for h = 8, 4, 2, 1. They are finite exactly where all elements are.
+inline constexpr std::size_t kSquareSums = 16;
+
+inline void add_square(double& sum, float value) {
+  const double wide = value;
+  sum += wide * wide;
+}
+
+// The same on vectors V, in registers until store(): a loop that is not unrolled would copy them to memory.
+template <typename V>
+class VectorSquares {
+ public:
+  explicit VectorSquares(const double* from) {
+#pragma GCC unroll 4
+    for (std::size_t k = 0; k < kVectors; ++k) sums_[k] = V::load_doubles(from + k * V::kDoubles);
+  }
+  // Of a vector of elements that begins at `at`, below kSquareSums.
+  void add(std::size_t at, typename V::Floats values) { V::add_squares(sums_ + at / V::kDoubles, values); }
+  void store(double* to) const {
+#pragma GCC unroll 4
+    for (std::size_t k = 0; k < kVectors; ++k) V::store_doubles(to + k * V::kDoubles, sums_[k]);
+  }
+
+ private:
+  static constexpr std::size_t kVectors = kSquareSums / V::kDoubles;
+  typename V::Doubles sums_[kVectors];
+};
 
 }  // namespace
 }  // namespace geocomm::codec

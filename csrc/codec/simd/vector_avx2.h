@@ -15,10 +15,13 @@ namespace {
 struct Avx2 {
   using Floats = __m256;
   using Ints = __m256i;
+  using Mask = __m256i;  // all ones where it is true
   static constexpr std::size_t kLanes = 8;
 
   static Floats load(const std::byte* from) { return _mm256_loadu_ps(reinterpret_cast<const float*>(from)); }
   static void store(std::byte* to, Floats a) { _mm256_storeu_ps(reinterpret_cast<float*>(to), a); }
+  static Floats load(const float* from) { return _mm256_loadu_ps(from); }
+  static void store(float* to, Floats a) { _mm256_storeu_ps(to, a); }
   // Past the caches; `to` is aligned to the vector.
   static void stream(std::byte* to, Floats a) { _mm256_stream_ps(reinterpret_cast<float*>(to), a); }
   static Ints load_ints(const std::byte* from) {
@@ -30,13 +33,13 @@ struct Avx2 {
   // input + decay * residual. Where both are NaN it is the input's: an addition may keep either, as the
   // compiler likes.
   static Floats add_residual(Floats input, Floats decay, Floats residual) {
-    const Floats is_nan = _mm256_cmp_ps(input, input, _CMP_UNORD_Q);
-    return _mm256_add_ps(input, _mm256_andnot_ps(is_nan, _mm256_mul_ps(decay, residual)));
+    return _mm256_add_ps(input, _mm256_andnot_ps(floats(is_nan(input)), _mm256_mul_ps(decay, residual)));
   }
   static Ints bits(Floats a) { return _mm256_castps_si256(a); }
   static Floats floats(Ints a) { return _mm256_castsi256_ps(a); }
 
   static Ints add(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
+  static Ints subtract(Ints a, Ints b) { return _mm256_sub_epi32(a, b); }
   static Ints min(Ints a, Ints b) { return _mm256_min_epi32(a, b); }
   static Ints max(Ints a, Ints b) { return _mm256_max_epi32(a, b); }
   template <int kBits>
@@ -51,11 +54,16 @@ struct Avx2 {
   static Ints shift_right_signed(Ints a) {
     return _mm256_srai_epi32(a, kBits);
   }
-  // All ones where it is true.
-  static Ints greater(Ints a, Ints b) { return _mm256_cmpgt_epi32(a, b); }
-  static Ints greater_equal(Floats a, Floats b) { return bits(_mm256_cmp_ps(a, b, _CMP_GE_OQ)); }
-  static Ints select(Ints mask, Ints yes, Ints no) { return _mm256_blendv_epi8(no, yes, mask); }
-  static bool any(Ints mask) { return _mm256_testz_si256(mask, mask) == 0; }
+  static Mask greater(Ints a, Ints b) { return _mm256_cmpgt_epi32(a, b); }
+  static Mask greater_equal(Floats a, Floats b) { return bits(_mm256_cmp_ps(a, b, _CMP_GE_OQ)); }
+  static Mask is_nan(Floats a) { return bits(_mm256_cmp_ps(a, a, _CMP_UNORD_Q)); }
+  static Ints select(Mask mask, Ints yes, Ints no) { return _mm256_blendv_epi8(no, yes, mask); }
+  static Ints where(Mask mask, Ints a) { return mask & a; }  // 0 elsewhere
+  static bool any(Mask mask) { return _mm256_testz_si256(mask, mask) == 0; }
+  // One bit per lane, the first in the lowest.
+  static std::uint32_t bits_of(Mask mask) {
+    return static_cast<std::uint32_t>(_mm256_movemask_ps(floats(mask)));
+  }
   // To the nearest integer, ties to even.
   static Ints round(Floats a) { return _mm256_cvtps_epi32(a); }
   static Floats to_floats(Ints a) { return _mm256_cvtepi32_ps(a); }
@@ -72,9 +80,29 @@ struct Avx2 {
     return _mm_cvtss_f32(_mm_add_ss(sum, _mm_shuffle_ps(sum, sum, 1)));
   }
 
+  // Whether lanes can be closed up, as vector_avx512.h does it.
+  static constexpr bool kClosesUpLanes = false;
+
+  // The squares of two halves are added to a vector of sums each.
+  using Doubles = __m256d;
+  static constexpr std::size_t kDoubles = 4;
+  static void add_squares(Doubles* sums, Floats a) {
+    const Doubles low = _mm256_cvtps_pd(_mm256_castps256_ps128(a));
+    const Doubles high = _mm256_cvtps_pd(_mm256_extractf128_ps(a, 1));
+    sums[0] = sums[0] + low * low;
+    sums[1] = sums[1] + high * high;
+  }
+  static Doubles load_doubles(const double* from) { return _mm256_loadu_pd(from); }
+  static void store_doubles(double* to, Doubles a) { _mm256_storeu_pd(to, a); }
+
   // Bytes and 16-bit words, one per lane.
   static Ints load_bytes(const std::byte* from) {
     return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+  }
+  // Lanes from 0 to 255.
+  static void store_bytes(std::byte* to, Ints a) {
+    const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packus_epi16(words, words));
   }
   static Ints load_words(const std::byte* from) { return _mm256_cvtepu16_epi32(load_packed(from)); }
   // Lanes from 0 to 65535.

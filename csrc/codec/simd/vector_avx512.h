@@ -43,10 +43,13 @@ constexpr Orders kOrders = make_orders();
 struct Avx512 {
   using Floats = __m512;
   using Ints = __m512i;
+  using Mask = __mmask16;
   static constexpr std::size_t kLanes = 16;
 
   static Floats load(const std::byte* from) { return _mm512_loadu_ps(from); }
   static void store(std::byte* to, Floats a) { _mm512_storeu_ps(to, a); }
+  static Floats load(const float* from) { return _mm512_loadu_ps(from); }
+  static void store(float* to, Floats a) { _mm512_storeu_ps(to, a); }
   // Past the caches; `to` is aligned to the vector.
   static void stream(std::byte* to, Floats a) { _mm512_stream_ps(reinterpret_cast<float*>(to), a); }
   static Ints load_ints(const std::byte* from) { return _mm512_loadu_si512(from); }
@@ -63,6 +66,7 @@ struct Avx512 {
   static Floats floats(Ints a) { return _mm512_castsi512_ps(a); }
 
   static Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
+  static Ints subtract(Ints a, Ints b) { return _mm512_sub_epi32(a, b); }
   static Ints min(Ints a, Ints b) { return _mm512_min_epi32(a, b); }
   static Ints max(Ints a, Ints b) { return _mm512_max_epi32(a, b); }
   template <int kBits>
@@ -77,13 +81,14 @@ struct Avx512 {
   static Ints shift_right_signed(Ints a) {
     return _mm512_srai_epi32(a, kBits);
   }
-  // All ones where it is true.
-  static Ints greater(Ints a, Ints b) { return _mm512_movm_epi32(_mm512_cmpgt_epi32_mask(a, b)); }
-  static Ints greater_equal(Floats a, Floats b) {
-    return _mm512_movm_epi32(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ));
-  }
-  static Ints select(Ints mask, Ints yes, Ints no) { return _mm512_ternarylogic_epi32(mask, yes, no, 0xCA); }
-  static bool any(Ints mask) { return _mm512_test_epi32_mask(mask, mask) != 0; }
+  static Mask greater(Ints a, Ints b) { return _mm512_cmpgt_epi32_mask(a, b); }
+  static Mask greater_equal(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
+  static Mask is_nan(Floats a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q); }
+  static Ints select(Mask mask, Ints yes, Ints no) { return _mm512_mask_mov_epi32(no, mask, yes); }
+  static Ints where(Mask mask, Ints a) { return _mm512_maskz_mov_epi32(mask, a); }  // 0 elsewhere
+  static bool any(Mask mask) { return mask != 0; }
+  // One bit per lane, the first in the lowest.
+  static std::uint32_t bits_of(Mask mask) { return mask; }
   // To the nearest integer, ties to even.
   static Ints round(Floats a) { return _mm512_cvtps_epi32(a); }
   static Floats to_floats(Ints a) { return _mm512_cvtepi32_ps(a); }
@@ -97,9 +102,34 @@ struct Avx512 {
     return _mm_cvtss_f32(_mm_add_ss(sum, _mm_shuffle_ps(sum, sum, 1)));
   }
 
+  // Lanes of the mask, closed up; a whole vector is written.
+  static constexpr bool kClosesUpLanes = true;
+  static void close_up(std::uint32_t mask, Ints a, void* to) {
+    _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(static_cast<Mask>(mask), a));
+  }
+  static Ints lane_numbers() {
+    return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  }
+
+  // The squares of two halves are added to a vector of sums each.
+  using Doubles = __m512d;
+  static constexpr std::size_t kDoubles = 8;
+  static void add_squares(Doubles* sums, Floats a) {
+    const Doubles low = _mm512_cvtps_pd(_mm512_castps512_ps256(a));
+    const Doubles high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(a, 1));
+    sums[0] = sums[0] + low * low;
+    sums[1] = sums[1] + high * high;
+  }
+  static Doubles load_doubles(const double* from) { return _mm512_loadu_pd(from); }
+  static void store_doubles(double* to, Doubles a) { _mm512_storeu_pd(to, a); }
+
   // Bytes and 16-bit words, one per lane.
   static Ints load_bytes(const std::byte* from) {
     return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  }
+  // Lanes from 0 to 255.
+  static void store_bytes(std::byte* to, Ints a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(a));
   }
   static Ints load_words(const std::byte* from) { return _mm512_cvtepu16_epi32(load_packed(from)); }
   // Lanes from 0 to 65535.
@@ -160,7 +190,7 @@ struct Avx512 {
   static std::uint32_t signs(Floats a) { return _mm512_movepi32_mask(bits(a)); }
   static Floats with_signs(const std::byte* from, Floats magnitude) {
     std::uint16_t signs;
-    std::memcpy(&signs, from, sizeof(signs));
+    __builtin_memcpy(&signs, from, sizeof(signs));
     const Ints m = bits(magnitude);
     return floats(_mm512_mask_or_epi32(m, signs, m, set_int(INT32_MIN)));
   }

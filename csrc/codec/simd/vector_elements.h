@@ -44,6 +44,18 @@ typename V::Floats load_vector(const std::byte* base, std::size_t index) {
   }
 }
 
+// As load_vector(), but NaN keeps all of its bits.
+template <typename V>
+typename V::Floats load_half_exactly(const std::byte* from) {
+  const auto widened = V::load_half(from);
+  const auto is_nan = V::is_nan(widened);
+  if (!V::any(is_nan)) return widened;
+  const auto word = V::load_words(from);
+  const auto sign = V::template shift_left<16>(word & V::set_int(0x8000));
+  const auto payload = V::template shift_left<13>(word & V::set_int(0x03FF));
+  return V::floats(V::select(is_nan, sign | payload | V::set_int(kInfBits), V::bits(widened)));
+}
+
 template <typename V, core::DType kType, Residual kResidual>
 typename V::Floats load_values(const std::byte* src, const std::byte* residual, typename V::Floats decay,
                                std::size_t index) {
@@ -77,14 +89,15 @@ typename V::Ints bfloat16_words(typename V::Floats a) {
   const auto odd = upper & V::set_int(1);
   const auto rounded = V::template shift_right<16>(V::add(V::add(bits, V::set_int(0x7FFF)), odd));
   if constexpr (kFinite) return rounded;
-  const auto is_nan = V::greater(magnitude_bits<V>(a), V::set_int(kInfBits));
-  return V::select(is_nan, upper | V::set_int(0x40), rounded);
+  return V::select(V::is_nan(a), upper | V::set_int(0x40), rounded);
 }
 
-// Of Float16 and BFloat16, without saturation.
+// Without saturation.
 template <typename V, core::DType kFormat, bool kFinite>
 void store_narrowed(std::byte* base, std::size_t index, typename V::Floats a) {
-  if constexpr (kFormat == core::DType::Float16) {
+  if constexpr (kFormat == core::DType::Float32) {
+    V::store(base + 4 * index, a);
+  } else if constexpr (kFormat == core::DType::Float16) {
     V::store_half(base + 2 * index, a);
   } else {
     V::store_words(base + 2 * index, bfloat16_words<V, kFinite>(a));
@@ -103,8 +116,8 @@ void store_residuals(std::byte* residual, std::size_t index, typename V::Floats 
   if constexpr (kResidual != Residual::None) {
     auto lost = value - decoded;
     if constexpr (!kFinite) {
-      const auto finite = V::greater(V::set_int(kInfBits), magnitude_bits<V>(value));
-      lost = V::floats(V::bits(lost) & finite);
+      const auto is_finite = V::greater(V::set_int(kInfBits), magnitude_bits<V>(value));
+      lost = V::floats(V::where(is_finite, V::bits(lost)));
     }
     if constexpr (kResidual == Residual::Float32) {
       V::store(residual + 4 * index, lost);

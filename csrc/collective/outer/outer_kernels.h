@@ -10,11 +10,7 @@
 
 namespace geocomm::collective {
 
-// Sums of squares are of doubles: 16 partial sums, of which element e joins number e mod 16 in order of e;
-// then s[j] += s[j + h] for h = 8, 4, 2, 1. They are finite exactly where all elements are.
-inline constexpr std::size_t kSquareSums = 16;
-
-// Sums of the squares of what the anchor moved, and of the delta.
+// Sums of the squares, as codec/simd/partial_sums.h adds them, of what the anchor moved, and of the delta.
 struct StepSquares {
   double moved;
   double delta;

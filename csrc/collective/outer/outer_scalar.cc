@@ -1,4 +1,5 @@
 // The reference: what every other table of OuterKernels equals bit for bit.
+#include "codec/simd/partial_sums.h"
 #include "collective/outer/outer_kernels.h"
 
 namespace geocomm::collective {
@@ -7,18 +8,12 @@ namespace {
 class SquareSums {
  public:
   void add(std::size_t element, float value) {
-    const double wide = value;
-    sums_[element % kSquareSums] += wide * wide;
+    codec::add_square(sums_[element % codec::kSquareSums], value);
   }
-  double total() {
-    for (std::size_t half = kSquareSums / 2; half > 0; half /= 2) {
-      for (std::size_t j = 0; j < half; ++j) sums_[j] += sums_[j + half];
-    }
-    return sums_[0];
-  }
+  double total() { return codec::fold_sums(sums_, codec::kSquareSums); }
 
  private:
-  double sums_[kSquareSums] = {};
+  double sums_[codec::kSquareSums] = {};
 };
 
 double subtract(const float* anchor, const float* local, std::size_t count, float* delta) {

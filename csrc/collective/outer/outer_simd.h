@@ -1,35 +1,28 @@
-// The loops of OuterKernels on vectors V: Floats of kLanes, load, store, set, and the partial sums Sums of
-// kSquareSums doubles (add, from a vector of elements that begins at a multiple of kLanes; spill). All is
-// local to the file that includes it.
+// The loops of OuterKernels on vectors V (codec/simd). All is local to the file that includes it.
 #pragma once
 
 #include <cstddef>
 
+#include "codec/simd/partial_sums.h"
 #include "collective/outer/outer_kernels.h"
 
 namespace geocomm::collective {
 namespace {
+
+using codec::kSquareSums;
 
 template <typename V>
 class SquareSums {
  public:
   void add(std::size_t element, typename V::Floats values) { vectors_.add(element, values); }
   // From here on one element at a time.
-  void end_vectors() { vectors_.spill(sums_); }
-  void add_one(std::size_t element, float value) {
-    const double wide = value;
-    sums_[element % kSquareSums] += wide * wide;
-  }
-  double total() {
-    for (std::size_t half = kSquareSums / 2; half > 0; half /= 2) {
-      for (std::size_t j = 0; j < half; ++j) sums_[j] += sums_[j + half];
-    }
-    return sums_[0];
-  }
+  void end_vectors() { vectors_.store(sums_); }
+  void add_one(std::size_t element, float value) { codec::add_square(sums_[element % kSquareSums], value); }
+  double total() { return codec::fold_sums(sums_, kSquareSums); }
 
  private:
-  typename V::Sums vectors_;
-  double sums_[kSquareSums];
+  double sums_[kSquareSums] = {};
+  codec::VectorSquares<V> vectors_{sums_};
 };
 
 // Calls vector(i, i % kSquareSums) for as many whole steps of kSquareSums elements as there are, then

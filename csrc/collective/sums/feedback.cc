@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include "codec/simd/partial_sums.h"
 #include "collective/sums/feedback_kernels.h"
 #include "core/cpu.h"
 #include "core/float_rules.h"
@@ -12,7 +13,7 @@ using core::DType;
 
 namespace {
 
-using Squares = std::array<double, kSquareLanes>;
+using Squares = std::array<double, codec::kSquareSums>;
 
 const FeedbackKernels& kernels_of(const FeedbackFamily& family, DType dtype) {
   switch (dtype) {
@@ -29,17 +30,14 @@ const FeedbackKernels& kernels_of(const FeedbackFamily& family, DType dtype) {
 template <typename Run>
 void in_steps(DType dtype, std::size_t count, const Run& run) {
   const core::FloatRules rules;
-  const std::size_t whole = count - count % kSquareLanes;
+  const std::size_t whole = count - count % codec::kSquareSums;
   if (whole > 0) run(kernels_of(core::at_cpu_level<FeedbackFamily>(), dtype), std::size_t{0}, whole);
   if (whole < count) run(kernels_of(FeedbackFamily::kScalar, dtype), whole, count - whole);
 }
 
 double total(Squares& sums) {
   const core::FloatRules rules;
-  for (std::size_t half = kSquareLanes / 2; half > 0; half /= 2) {
-    for (std::size_t i = 0; i < half; ++i) sums[i] += sums[i + half];
-  }
-  return sums[0];
+  return codec::fold_sums(sums.data(), sums.size());
 }
 
 }  // namespace

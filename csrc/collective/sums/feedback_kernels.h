@@ -2,17 +2,15 @@
 // table per CPU level, the scalar one the reference that the others equal bit for bit.
 //
 // Each operation is rounded, to float and then to the format of the elements. Squares are added, in double,
-// to kSquareLanes partial sums, of which element e joins number e mod kSquareLanes.
+// to codec::kSquareSums partial sums (codec/simd/partial_sums.h).
 #pragma once
 
 #include <cstddef>
 
 namespace geocomm::collective {
 
-inline constexpr std::size_t kSquareLanes = 16;
-
 // Of one storage format. Elements have any alignment; `scale` has as many floats as there are elements. Every
-// `count` is a multiple of kSquareLanes but the scalar table's.
+// `count` is a multiple of codec::kSquareSums but the scalar table's.
 struct FeedbackKernels {
   // elements /= scale; next = residual / scale; squares of element + decay * next. `next` may be `residual`.
   void (*enter_scaled)(std::byte* elements, const float* residual, const float* scale, float decay,

@@ -1,3 +1,4 @@
+#include "codec/simd/partial_sums.h"
 #include "collective/sums/feedback_kernels.h"
 #include "collective/sums/float_formats_scalar.h"
 
@@ -7,16 +8,11 @@ namespace {
 // Calls run(lane, i) for element i: in lanes, so that the loop vectorizes.
 template <typename Run>
 void for_lanes(std::size_t count, const Run& run) {
-  const std::size_t whole = count - count % kSquareLanes;
-  for (std::size_t i = 0; i < whole; i += kSquareLanes) {
-    for (std::size_t lane = 0; lane < kSquareLanes; ++lane) run(lane, i + lane);
+  const std::size_t whole = count - count % codec::kSquareSums;
+  for (std::size_t i = 0; i < whole; i += codec::kSquareSums) {
+    for (std::size_t lane = 0; lane < codec::kSquareSums; ++lane) run(lane, i + lane);
   }
   for (std::size_t i = whole; i < count; ++i) run(i - whole, i);
-}
-
-void add_square(double* squares, std::size_t lane, float value) {
-  const double wide = value;
-  squares[lane] += wide * wide;
 }
 
 template <typename Format>
@@ -26,7 +22,7 @@ void enter_scaled(std::byte* elements, const float* residual, const float* scale
     store_at<Format>(elements, i, load_at<Format>(elements, i) / scale[i]);
     const float lost = residual[i] / scale[i];
     next[i] = lost;
-    add_square(squares, lane, load_at<Format>(elements, i) + decay * lost);
+    codec::add_square(squares[lane], load_at<Format>(elements, i) + decay * lost);
   });
 }
 
@@ -36,7 +32,7 @@ void enter(const std::byte* elements, const float* residual, float decay, float*
   for_lanes(count, [&](std::size_t lane, std::size_t i) {
     const float lost = residual[i];
     next[i] = lost;
-    add_square(squares, lane, load_at<Format>(elements, i) + decay * lost);
+    codec::add_square(squares[lane], load_at<Format>(elements, i) + decay * lost);
   });
 }
 
@@ -51,16 +47,16 @@ void leave(std::byte* elements, float divisor, const float* scale, std::size_t c
   for_lanes(count, [&](std::size_t lane, std::size_t i) {
     store_at<Format>(elements, i, load_at<Format>(elements, i) / divisor);
     const float mean = load_at<Format>(elements, i);
-    add_square(scaled, lane, mean);
+    codec::add_square(scaled[lane], mean);
     store_at<Format>(elements, i, mean * scale[i]);
-    add_square(plain, lane, load_at<Format>(elements, i));
+    codec::add_square(plain[lane], load_at<Format>(elements, i));
   });
 }
 
 template <typename Format>
 void square(const std::byte* elements, std::size_t count, double* squares) {
   for_lanes(count, [&](std::size_t lane, std::size_t i) {
-    add_square(squares, lane, load_at<Format>(elements, i));
+    codec::add_square(squares[lane], load_at<Format>(elements, i));
   });
 }
 

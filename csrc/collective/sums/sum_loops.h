@@ -1,11 +1,5 @@
-// The loops of sum_kernels.h over vectors. `Format` is a type local to the file of one instruction set, so
-// each file has loops of its own:
-//   Vector: floats; kLanes: how many; kBytes: of an element in memory
-//   load(), store(): of elements at any address; a NaN may become quiet on the way
-//   load_exact(): with every NaN's bits
-//   load_floats(), store_floats(), add(), divide(), broadcast(), nan_or(a, b): a where it is NaN, else b
-//   member(family): the table of this format
-// What is left after the whole vectors is the scalar table's.
+// The loops of sum_kernels.h on vectors, for a FloatFormat (float_formats_simd.h). What is left after the
+// whole vectors is the scalar table's.
 #pragma once
 
 #include <cstddef>
@@ -16,18 +10,21 @@ namespace geocomm::collective {
 
 template <typename Format>
 struct SumLoops {
-  using Vector = typename Format::Vector;
-  static constexpr std::size_t kLanes = Format::kLanes;
+  using V = typename Format::Vector;
+  using Floats = typename V::Floats;
+  static constexpr std::size_t kLanes = V::kLanes;
   static constexpr std::size_t kVectors = 4;  // side by side: an addition takes cycles
 
-  static Vector added(Vector sum, Vector value) { return Format::add(sum, Format::nan_or(sum, value)); }
+  static Floats added(Floats sum, Floats value) {
+    return sum + V::floats(V::select(V::is_nan(sum), V::bits(sum), V::bits(value)));
+  }
 
   static void sum(const std::byte* const* sources, std::size_t source_count, std::byte* dst,
                   std::size_t begin, std::size_t end, float divisor) {
-    const Vector by = Format::broadcast(divisor);
+    const Floats by = V::set(divisor);
     const auto place = [](std::size_t i, std::size_t v) { return (i + v * kLanes) * Format::kBytes; };
     for (; end - begin >= kVectors * kLanes; begin += kVectors * kLanes) {
-      Vector sums[kVectors];
+      Floats sums[kVectors];
       for (std::size_t v = 0; v < kVectors; ++v) sums[v] = Format::load(sources[0] + place(begin, v));
       for (std::size_t s = 1; s < source_count; ++s) {
         const std::byte* const from = sources[s];
@@ -36,9 +33,9 @@ struct SumLoops {
         }
       }
       if (divisor != 1.0f) {
-        for (std::size_t v = 0; v < kVectors; ++v) sums[v] = Format::divide(sums[v], by);
+        for (std::size_t v = 0; v < kVectors; ++v) sums[v] = sums[v] / by;
       }
-      for (std::size_t v = 0; v < kVectors; ++v) Format::store(sums[v], dst + place(begin, v));
+      for (std::size_t v = 0; v < kVectors; ++v) Format::store(dst + place(begin, v), sums[v]);
     }
     Format::member(SumFamily::kScalar).sum(sources, source_count, dst, begin, end, divisor);
   }
@@ -46,7 +43,7 @@ struct SumLoops {
   static void widen(const std::byte* elements, float* sums, std::size_t count) {
     std::size_t i = 0;
     for (; count - i >= kLanes; i += kLanes) {
-      Format::store_floats(Format::load_exact(elements + i * Format::kBytes), sums + i);
+      V::store(sums + i, Format::load_exact(elements + i * Format::kBytes));
     }
     Format::member(SumFamily::kScalar).widen(elements + i * Format::kBytes, sums + i, count - i);
   }
@@ -54,8 +51,8 @@ struct SumLoops {
   static void add(const std::byte* elements, float* sums, std::size_t count) {
     std::size_t i = 0;
     for (; count - i >= kLanes; i += kLanes) {
-      const Vector value = Format::load(elements + i * Format::kBytes);
-      Format::store_floats(added(Format::load_floats(sums + i), value), sums + i);
+      const Floats value = Format::load(elements + i * Format::kBytes);
+      V::store(sums + i, added(V::load(sums + i), value));
     }
     Format::member(SumFamily::kScalar).add(elements + i * Format::kBytes, sums + i, count - i);
   }
@@ -63,7 +60,7 @@ struct SumLoops {
   static void narrow(const float* sums, std::byte* dst, std::size_t count) {
     std::size_t i = 0;
     for (; count - i >= kLanes; i += kLanes) {
-      Format::store(Format::load_floats(sums + i), dst + i * Format::kBytes);
+      Format::store(dst + i * Format::kBytes, V::load(sums + i));
     }
     Format::member(SumFamily::kScalar).narrow(sums + i, dst + i * Format::kBytes, count - i);
   }

@@ -1,13 +1,13 @@
 // The inner loops of sums and of error feedback for AVX-512.
+#include "codec/simd/vector_avx512.h"
 #include "collective/sums/feedback_loops.h"
-#include "collective/sums/float_formats_avx512.h"
+#include "collective/sums/float_formats_simd.h"
 #include "collective/sums/sum_loops.h"
 
 namespace geocomm::collective {
 
-constinit const SumFamily SumFamily::kAvx512{SumLoops<Float32>::kKernels, SumLoops<Float16>::kKernels,
-                                             SumLoops<BFloat16>::kKernels};
-constinit const FeedbackFamily FeedbackFamily::kAvx512{
-    FeedbackLoops<Float32>::kKernels, FeedbackLoops<Float16>::kKernels, FeedbackLoops<BFloat16>::kKernels};
+constinit const SumFamily SumFamily::kAvx512 = make_family<SumFamily, codec::Avx512, SumLoops>();
+constinit const FeedbackFamily FeedbackFamily::kAvx512 =
+    make_family<FeedbackFamily, codec::Avx512, FeedbackLoops>();
 
 }  // namespace geocomm::collective

@@ -143,8 +143,8 @@ class VectorCoder {
       return V::max(V::min(code, V::set_int(kMax)), V::set_int(-kMax));
     } else {
       const Floats magnitude = V::floats(magnitude_bits<V>(value));
-      const Ints large = V::greater_equal(magnitude, threshold_);
-      return (V::template shift_right<30>(V::bits(value)) & V::set_int(2)) | (large & V::set_int(1));
+      const Ints large = V::where(V::greater_equal(magnitude, threshold_), V::set_int(1));
+      return (V::template shift_right<30>(V::bits(value)) & V::set_int(2)) | large;
     }
   }
 

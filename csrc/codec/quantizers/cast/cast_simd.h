@@ -12,9 +12,9 @@
 namespace geocomm::codec {
 namespace {
 
-// All ones where a finite value is `limit` or more.
+// Where a finite value is `limit` or more.
 template <typename V>
-typename V::Ints overflows(typename V::Floats value, std::int32_t limit) {
+typename V::Mask overflows(typename V::Floats value, std::int32_t limit) {
   const auto magnitude = magnitude_bits<V>(value);
   return V::greater(magnitude, V::set_int(limit - 1)) & V::greater(V::set_int(kInfBits), magnitude);
 }
@@ -23,7 +23,7 @@ template <typename V, core::DType kType, Residual kResidual>
 bool all_fit(const std::byte* src, const std::byte* residual, float decay, std::size_t count,
              std::int32_t first_too_large) {
   const auto factor = V::set(decay);
-  auto bad = V::set_int(0);
+  typename V::Mask bad{};
   for (std::size_t i = 0; i < count; i += V::kLanes) {
     const auto value = load_values<V, kType, kResidual>(src, residual, factor, i);
     bad = bad | overflows<V>(value, first_too_large);
@@ -34,7 +34,7 @@ bool all_fit(const std::byte* src, const std::byte* residual, float decay, std::
 template <typename V, core::DType kFormat, core::DType kType, Residual kResidual>
 bool encode(const std::byte* src, std::byte* residual, float decay, std::size_t count, std::byte* words) {
   const auto factor = V::set(decay);
-  auto bad = V::set_int(0);
+  typename V::Mask bad{};
   for (std::size_t i = 0; i < count; i += V::kLanes) {
     const auto value = load_values<V, kType, kResidual>(src, residual, factor, i);
     bad = bad | overflows<V>(value, first_too_large(kFormat));
@@ -51,18 +51,6 @@ bool encode(const std::byte* src, std::byte* residual, float decay, std::size_t 
     }
   }
   return !V::any(bad);
-}
-
-// As load_vector(), but NaN keeps all of its bits.
-template <typename V>
-typename V::Floats load_half_exactly(const std::byte* from) {
-  const auto widened = V::load_half(from);
-  const auto is_nan = V::greater(magnitude_bits<V>(widened), V::set_int(kInfBits));
-  if (!V::any(is_nan)) return widened;
-  const auto word = V::load_words(from);
-  const auto sign = V::template shift_left<16>(word & V::set_int(0x8000));
-  const auto payload = V::template shift_left<13>(word & V::set_int(0x03FF));
-  return V::floats(V::select(is_nan, sign | payload | V::set_int(kInfBits), V::bits(widened)));
 }
 
 template <typename V, core::DType kFormat, Sink kSink>

@@ -14,13 +14,6 @@
 namespace geocomm::codec {
 namespace {
 
-[[gnu::always_inline]] inline const std::byte* bytes_of(const float* values) {
-  return reinterpret_cast<const std::byte*>(values);
-}
-[[gnu::always_inline]] inline std::byte* bytes_of(float* values) {
-  return reinterpret_cast<std::byte*>(values);
-}
-
 // The two bits of a lane's code lie side by side, the first lane's lowest.
 template <typename V>
 LocoParts quantize(const float* values, std::size_t count, const LocoRule& rule, std::byte* codes) {
@@ -31,19 +24,19 @@ LocoParts quantize(const float* values, std::size_t count, const LocoRule& rule,
   const auto squares = V::set(rule.squares);
   LocoParts parts;
   for (std::size_t i = 0; i < count; i += V::kLanes) {
-    const auto value = V::load(bytes_of(values + i));
+    const auto value = V::load(values + i);
     const auto scaled = V::floats(magnitude_bits<V>(value)) * down;
     const auto is_high = V::greater_equal(scaled * sum, squares);
-    const auto highs = V::bits(scaled) & is_high;
-    V::store_ints(bytes_of(high + i), highs);
-    V::store_ints(bytes_of(low + i), V::bits(scaled) ^ highs);
-    const std::uint32_t large = V::signs(V::floats(is_high));
+    const auto highs = V::where(is_high, V::bits(scaled));
+    V::store(high + i, V::floats(highs));
+    V::store(low + i, V::floats(V::bits(scaled) ^ highs));
+    const std::uint32_t large = V::bits_of(is_high);
     parts.high_count += static_cast<std::size_t>(_mm_popcnt_u32(large));
     const std::uint32_t packed = _pdep_u32(large, 0x55555555) | _pdep_u32(V::signs(value), 0xAAAAAAAA);
     __builtin_memcpy(codes + i / 4, &packed, V::kLanes / 4);
   }
-  parts.low = sum_vectors<V>(count, [&](std::size_t i) { return V::load(bytes_of(low + i)); });
-  parts.high = sum_vectors<V>(count, [&](std::size_t i) { return V::load(bytes_of(high + i)); });
+  parts.low = sum_vectors<V>(count, [&](std::size_t i) { return V::load(low + i); });
+  parts.high = sum_vectors<V>(count, [&](std::size_t i) { return V::load(high + i); });
   return parts;
 }
 
@@ -60,7 +53,7 @@ void subtract(const float* values, const std::byte* codes, std::size_t count, co
   const auto table = table_of<V>(levels);
   for (std::size_t i = 0; i < count; i += V::kLanes) {
     const auto decoded = V::look_up(table, V::load_pairs(codes + i / 4));
-    V::store(bytes_of(lost + i), V::load(bytes_of(values + i)) - decoded);
+    V::store(lost + i, V::load(values + i) - decoded);
   }
 }
 
@@ -68,7 +61,7 @@ template <typename V>
 void decode(const std::byte* codes, std::size_t count, const LocoLevels& levels, float* values) {
   const auto table = table_of<V>(levels);
   for (std::size_t i = 0; i < count; i += V::kLanes) {
-    V::store(bytes_of(values + i), V::look_up(table, V::load_pairs(codes + i / 4)));
+    V::store(values + i, V::look_up(table, V::load_pairs(codes + i / 4)));
   }
 }
 
