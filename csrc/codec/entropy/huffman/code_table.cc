@@ -116,23 +116,6 @@ std::array<std::uint32_t, kMaxCodeBits + 1> first_codes(const CodeLengths& lengt
 
 }  // namespace
 
-// Several tables, so that a run of one symbol does not wait for its own count to be stored.
-Histogram count_symbols(std::span<const std::byte> src) {
-  constexpr std::size_t kTables = 8;
-  std::array<Histogram, kTables> tables{};
-  std::size_t done = 0;
-  for (; done + 8 <= src.size(); done += 8) {
-    std::uint64_t eight;
-    std::memcpy(&eight, src.data() + done, 8);
-    for (unsigned k = 0; k < 8; ++k) ++tables[k][eight >> (8 * k) & 0xFF];
-  }
-  for (; done < src.size(); ++done) ++tables[0][std::to_integer<std::size_t>(src[done])];
-  for (std::size_t k = 1; k < kTables; ++k) {
-    for (std::size_t symbol = 0; symbol < kSymbols; ++symbol) tables[0][symbol] += tables[k][symbol];
-  }
-  return tables[0];
-}
-
 CodeLengths make_code_lengths(const Histogram& counts) {
   const SortedSymbols sorted = sort_symbols(counts);
   LengthCounts lengths = count_lengths(sorted);

@@ -17,9 +17,6 @@ using Histogram = std::array<std::uint32_t, kSymbols>;
 // Bits of each symbol's code, 0: the symbol has none. A code in use is complete: the sum of 2^-length is 1.
 using CodeLengths = std::array<std::uint8_t, kSymbols>;
 
-// Counts of the bytes of `src`, at most kBlockBytes.
-Histogram count_symbols(std::span<const std::byte> src);
-
 // The code for these counts. Precondition: two or more of them are not zero; their sum is at most
 // kBlockBytes.
 CodeLengths make_code_lengths(const Histogram& counts);

@@ -6,6 +6,7 @@
 #include "codec/entropy/huffman/code_table.h"
 #include "codec/entropy/huffman/plane_format.h"
 #include "codec/entropy/huffman/substream.h"
+#include "codec/entropy/huffman/symbol_counts.h"
 
 namespace geocomm::codec::huffman {
 namespace {

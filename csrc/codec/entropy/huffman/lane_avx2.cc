@@ -217,7 +217,42 @@ void encode(const EncodeTable& table, LaneWriter& writer) {
   }
 }
 
-constexpr LaneKernels kLoops{encode, decode};
+std::size_t count_common(std::span<const std::byte> src, const CommonSymbols& common, CommonCounts& counts,
+                         std::byte* rest) {
+  constexpr std::size_t kStep = 32;
+  static_assert(kCountedAtOnce / kStep < 256);  // bytes hold the counts
+  __m256i found[kCommonSymbols] = {};
+  std::byte* end = rest;
+  std::size_t i = 0;
+  for (; i + kStep <= src.size(); i += kStep) {
+    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src.data() + i));
+    __m256i is_common = _mm256_setzero_si256();
+#pragma GCC unroll 8
+    for (std::size_t k = 0; k < kCommonSymbols; ++k) {
+      const __m256i same = _mm256_cmpeq_epi8(bytes, _mm256_set1_epi8(static_cast<char>(common[k])));
+      found[k] = _mm256_sub_epi8(found[k], same);
+      is_common = _mm256_or_si256(is_common, same);
+    }
+    // At most two are usual, and are written without a branch.
+    auto others = ~static_cast<std::uint32_t>(_mm256_movemask_epi8(is_common));
+    std::byte* to = end;
+    end += _mm_popcnt_u32(others);
+    do {
+      for (int unrolled = 0; unrolled < 2; ++unrolled, others = _blsr_u32(others)) {
+        *to++ = src[i + _tzcnt_u32(others) % kStep];
+      }
+    } while (others != 0);
+  }
+  for (; i < src.size(); ++i) *end++ = src[i];
+  for (std::size_t k = 0; k < kCommonSymbols; ++k) {
+    const __m256i sums = _mm256_sad_epu8(found[k], _mm256_setzero_si256());
+    const __m128i half = _mm_add_epi64(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+    counts[k] += static_cast<std::uint32_t>(_mm_cvtsi128_si32(half) + _mm_extract_epi32(half, 2));
+  }
+  return static_cast<std::size_t>(end - rest);
+}
+
+constexpr LaneKernels kLoops{encode, decode, count_common};
 
 }  // namespace
 

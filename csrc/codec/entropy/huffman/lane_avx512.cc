@@ -193,7 +193,33 @@ void encode(const EncodeTable& table, LaneWriter& writer) {
   }
 }
 
-constexpr LaneKernels kLoops{encode, decode};
+std::size_t count_common(std::span<const std::byte> src, const CommonSymbols& common, CommonCounts& counts,
+                         std::byte* rest) {
+  __m512i symbols[kCommonSymbols];
+  std::uint64_t found[kCommonSymbols] = {};
+  for (std::size_t k = 0; k < kCommonSymbols; ++k)
+    symbols[k] = _mm512_set1_epi8(static_cast<char>(common[k]));
+  std::byte* end = rest;
+  for (std::size_t i = 0; i < src.size(); i += 64) {
+    const std::uint64_t there =
+        src.size() - i < 64 ? (std::uint64_t{1} << (src.size() - i)) - 1 : ~std::uint64_t{0};
+    const __m512i bytes = _mm512_maskz_loadu_epi8(_cvtu64_mask64(there), src.data() + i);
+    std::uint64_t others = there;
+#pragma GCC unroll 8
+    for (std::size_t k = 0; k < kCommonSymbols; ++k) {
+      const std::uint64_t same = _cvtmask64_u64(_mm512_cmpeq_epi8_mask(bytes, symbols[k])) & there;
+      found[k] += static_cast<std::uint64_t>(_mm_popcnt_u64(same));
+      others &= ~same;
+    }
+    // The form that keeps bytes: Bochs gets the one that zeroes them wrong for 64 bits.
+    _mm512_storeu_si512(end, _mm512_mask_compress_epi8(bytes, _cvtu64_mask64(others), bytes));
+    end += _mm_popcnt_u64(others);
+  }
+  for (std::size_t k = 0; k < kCommonSymbols; ++k) counts[k] += static_cast<std::uint32_t>(found[k]);
+  return static_cast<std::size_t>(end - rest);
+}
+
+constexpr LaneKernels kLoops{encode, decode, count_common};
 
 }  // namespace
 

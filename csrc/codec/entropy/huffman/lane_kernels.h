@@ -7,11 +7,19 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "codec/entropy/huffman/code_table.h"
 #include "codec/entropy/huffman/plane_format.h"
 
 namespace geocomm::codec::huffman {
+
+// Where a few symbols are most of a plane, they are counted in registers.
+inline constexpr std::size_t kCommonSymbols = 8;
+inline constexpr std::size_t kCountedAtOnce = 4096;
+inline constexpr std::size_t kCountSlack = 64;
+using CommonSymbols = std::array<std::uint8_t, kCommonSymbols>;
+using CommonCounts = std::array<std::uint32_t, kCommonSymbols>;
 
 using LaneWords = std::array<std::uint32_t, kLanes>;
 
@@ -45,6 +53,11 @@ struct LaneKernels {
   // a lane holds at most 15 bits. False: words lacked, or were left over. Writes nothing beyond dst +
   // symbols, reads nothing beyond `end`.
   bool (*decode)(const DecodeTable& table, LaneReader* readers, std::size_t count);
+  // Adds to `counts` how often the `common` symbols, each another, occur in `src`, of at most kCountedAtOnce,
+  // and writes the other symbols, in order, to `rest`, which has room for kCountedAtOnce + kCountSlack.
+  // Returns how many those are. Null where counting all by tables is as fast.
+  std::size_t (*count_common)(std::span<const std::byte> src, const CommonSymbols& common,
+                              CommonCounts& counts, std::byte* rest);
 };
 
 // Steps of the scalar kernels, for what the wide ones leave over.

@@ -42,7 +42,7 @@ bool decode(const DecodeTable& table, LaneReader* readers, std::size_t count) {
   return std::all_of(readers, readers + count, [&](LaneReader& it) { return decode_rest_scalar(table, it); });
 }
 
-constexpr LaneKernels kLoops{encode, decode};
+constexpr LaneKernels kLoops{encode, decode, nullptr};
 
 }  // namespace
 
