@@ -27,9 +27,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from geocomm.lab.bench.bench_report import Conditions, load_at_end
 from geocomm.sync.local_steps.model.fragments import Tensor, make_fragments
-from geocomm.sync.local_steps.outer.anchor import AnchoredFragment
+from geocomm.sync.local_steps.outer.anchor import CARRY, AnchoredFragment, merge_local
 from geocomm.sync.local_steps.outer.averaging import average_deltas
-from geocomm.sync.local_steps.outer.merge import CARRY, merge_local
 from geocomm.sync.local_steps.outer.resolved_settings import PRESETS
 from geocomm.sync.local_steps.outer.site_weights import MOST_CYCLES, MOST_WEIGHT, SiteWeights, shorten, take_delta
 from support.elastic_soak_rank import BATCH, CONTEXT, ByteModel, rows_at

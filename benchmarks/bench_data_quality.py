@@ -36,10 +36,9 @@ from geocomm.lab.bench.bench_report import Conditions, page, write_pair
 from geocomm.sync.local_steps.fixed.simulated_rounds import SimulatedSites
 from geocomm.sync.local_steps.local_steps import local_steps
 from geocomm.sync.local_steps.outer.rounds import Rounds
-from geocomm.sync.local_steps.settings.local_settings import LocalSettings
-from geocomm.sync.local_steps.settings.nesterov import Nesterov
+from geocomm.sync.local_steps.settings.local_settings import LocalSettings, Nesterov
 from geocomm.train.models.model_factory import build_model, model_config
-from geocomm.train.models.model_settings import ModelConfig
+from geocomm.train.models.model_presets import ModelConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 LENGTH, BATCH, STEPS = 64, 8, 2016

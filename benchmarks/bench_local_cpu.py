@@ -71,7 +71,7 @@ def work(out: Path, every: int, step_s: float) -> None:
     from geocomm.data.corpus.data_settings import DataConfig
     from geocomm.data.corpus.text_tokenizer import load_tokenizer
     from geocomm.train.models.model_factory import build_model, model_config
-    from geocomm.train.models.model_settings import ModelConfig
+    from geocomm.train.models.model_presets import ModelConfig
 
     torch.set_num_threads(1)
     dist.init_process_group("geocomm")

@@ -25,11 +25,10 @@ import geocomm
 from geocomm.lab.bench.bench_report import Conditions, write_pair
 from geocomm.sync.local_steps.model.digests import digest
 from geocomm.sync.local_steps.model.fragments import Tensor, make_fragments
+from geocomm.sync.local_steps.outer.anchor import merge_local, outer_step
 from geocomm.sync.local_steps.outer.averaging import average_deltas
-from geocomm.sync.local_steps.outer.merge import merge_local
-from geocomm.sync.local_steps.outer.outer_step import outer_step
 from geocomm.sync.local_steps.outer.site_weights import SiteWeights, take_delta
-from geocomm.sync.local_steps.settings.nesterov import Nesterov
+from geocomm.sync.local_steps.settings.local_settings import Nesterov
 
 OUTER_STEP = "outer step"
 TARGET = 3.0

@@ -28,7 +28,7 @@ from geocomm.data.corpus.packing import PackedSequences
 from geocomm.data.corpus.text_tokenizer import load_tokenizer
 from geocomm.data.corpus.token_store import load_tokens
 from geocomm.train.models.model_factory import build_model, model_config
-from geocomm.train.models.model_settings import ModelConfig
+from geocomm.train.models.model_presets import ModelConfig
 
 SLICES = 8
 PACED = "-paced"

@@ -13,8 +13,7 @@ from local_rows import BETA2, CLIP_NORM, LENGTH, WEIGHT_DECAY, Recipe, Rows, Run
 from geocomm.sync.local_steps.fixed.simulated_rounds import SimulatedSites
 from geocomm.sync.local_steps.local_steps import local_steps
 from geocomm.sync.local_steps.outer.rounds import Rounds
-from geocomm.sync.local_steps.settings.local_settings import LocalSettings
-from geocomm.sync.local_steps.settings.nesterov import Nesterov
+from geocomm.sync.local_steps.settings.local_settings import LocalSettings, Nesterov
 
 
 def simulated(recipe: Recipe, run: Run, text: torch.Tensor, held_out: torch.Tensor) -> float:

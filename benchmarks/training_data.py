@@ -34,7 +34,7 @@ def _make(folder: Path) -> None:
     from geocomm.data.corpus.text_tokenizer import load_tokenizer
     from geocomm.data.corpus.token_store import load_tokens
     from geocomm.train.models.model_factory import build_model, model_config
-    from geocomm.train.models.model_settings import ModelConfig
+    from geocomm.train.models.model_presets import ModelConfig
 
     data_config, model_settings = DataConfig(cache_dir=folder / "tokens"), ModelConfig(preset="tiny")
     tokenizer = load_tokenizer(data_config.tokenizer)

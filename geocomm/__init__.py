@@ -40,8 +40,8 @@ if TYPE_CHECKING:  # `as`: the form by which type checkers take a name for publi
     from geocomm.group.planning.link_table import Links as Links
     from geocomm.metrics.counters import last_error as last_error
     from geocomm.metrics.counters import stats as stats
-    from geocomm.metrics.op_log import op_log as op_log
-    from geocomm.metrics.round_log import round_log as round_log
+    from geocomm.metrics.logs import op_log as op_log
+    from geocomm.metrics.logs import round_log as round_log
     from geocomm.metrics.training import report_step as report_step
     from geocomm.observe.diagnosis.replica_check import check_replicas as check_replicas
     from geocomm.sync.gradients.ddp_hook import ddp_hook as ddp_hook
@@ -53,7 +53,7 @@ if TYPE_CHECKING:  # `as`: the form by which type checkers take a name for publi
     from geocomm.sync.local_steps.local_steps import LocalSteps as LocalSteps
     from geocomm.sync.local_steps.local_steps import local_steps as local_steps
     from geocomm.sync.local_steps.settings.local_settings import LocalSettings as LocalSettings
-    from geocomm.sync.local_steps.settings.nesterov import Nesterov as Nesterov
+    from geocomm.sync.local_steps.settings.local_settings import Nesterov as Nesterov
 
 # The one list of public names, each with its module; a test compares what type checkers are told above with it.
 _MODULE_OF = {
@@ -65,8 +65,8 @@ _MODULE_OF = {
     "codec_presets": "codecs.tensor_codec",
     "stats": "metrics.counters",
     "last_error": "metrics.counters",
-    "op_log": "metrics.op_log",
-    "round_log": "metrics.round_log",
+    "op_log": "metrics.logs",
+    "round_log": "metrics.logs",
     "report_step": "metrics.training",
     "refresh_links": "group.backend.policy_epochs",
     "device_mesh": "group.backend.device_mesh",
@@ -81,7 +81,7 @@ _MODULE_OF = {
     "local_steps": "sync.local_steps.local_steps",
     "LocalSteps": "sync.local_steps.local_steps",
     "LocalSettings": "sync.local_steps.settings.local_settings",
-    "Nesterov": "sync.local_steps.settings.nesterov",
+    "Nesterov": "sync.local_steps.settings.local_settings",
     "SimulatedSites": "sync.local_steps.fixed.simulated_rounds",
     "Links": "group.planning.link_table",
     "SiteDataset": "data.site_dataset",

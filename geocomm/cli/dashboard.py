@@ -58,8 +58,7 @@ def dashboard(
     try:
         import uvicorn
 
-        from geocomm.observe.dashboard.app import dashboard_app
-        from geocomm.observe.dashboard.report_file import write_report
+        from geocomm.observe.dashboard.app import dashboard_app, write_report
     except ImportError as error:
         fail("dashboard", f"the package {error.name} is missing: {install_command('dashboard')}")
     if export is not None:

@@ -96,8 +96,7 @@ def _examine_job(question: Examination, timeout_s: float) -> list[Finding] | Non
     from geocomm.group.membership.job_store import Rendezvous
     from geocomm.group.membership.one_site import own_presence
     from geocomm.group.membership.own_address import advertised
-    from geocomm.group.membership.rank_record import own_versions
-    from geocomm.group.membership.records import from_record
+    from geocomm.group.membership.rank_record import from_record, own_versions
     from geocomm.observe.doctor.doctor_machine import usable_congestion_control
     from geocomm.observe.doctor.doctor_ranks import (
         RankRecord,

@@ -1,14 +1,14 @@
 """The private parts of DeepSpeed that the driver uses, and nothing else of geocomm: who reduces gradients, what an
-optimizer's state is, and who writes which file of a checkpoint. Imports deepspeed only when it is used."""
-
-# DeepSpeed's parts have hardly any types.
-# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false
+optimizer's state is, who writes which file of a checkpoint, and with which versions of it this was checked. Imports
+deepspeed only when it is used."""
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
+
+from geocomm.core.extras import install_command
 
 if TYPE_CHECKING:
     import deepspeed
@@ -150,3 +150,27 @@ def choose_writers(engine: deepspeed.DeepSpeedEngine, *, is_disk_leader: bool, w
     engine.save_non_zero_checkpoint = writes_shard if engine.zero_optimization_partition_weights() else is_disk_leader
     if engine.save_zero_checkpoint:
         engine.save_zero_checkpoint = writes_shard
+
+
+CHECKED_DEEPSPEED = ("0.19",)
+"""The minor versions of DeepSpeed whose private parts were looked at and run (0.19.8)."""
+
+
+def deepspeed_problem(version: str | None = None) -> str | None:
+    """Say why DeepSpeed cannot be used, and what to install; None: it can.
+
+    Args:
+        version: Of DeepSpeed; default: the installed one's.
+    """
+    try:
+        found = version or importlib.metadata.version("deepspeed")
+    except importlib.metadata.PackageNotFoundError:
+        return f"DeepSpeed is not installed; {install_command('train')}"
+    if ".".join(found.split(".")[:2]) in CHECKED_DEEPSPEED:
+        return None
+    return (
+        f"geocomm uses private parts of DeepSpeed, which were checked with DeepSpeed {', '.join(CHECKED_DEEPSPEED)}; "
+        f"this is DeepSpeed {found}. Install one that was checked: pip install 'deepspeed~={CHECKED_DEEPSPEED[-1]}.0'. "
+        "Whoever checks this one (make ecosystem) adds it to CHECKED_DEEPSPEED in "
+        "geocomm/integrations/deepspeed_seams.py"
+    )

@@ -25,12 +25,14 @@ from geocomm.core.message_log import CalmLog, logger
 from geocomm.core.options import Options, transport_keys
 from geocomm.core.place import local_rank
 from geocomm.metrics.events import EventReader
-from geocomm.metrics.op_log import op_log
-from geocomm.metrics.report_format import MAX_PACKED_BYTES, VERSION
-from geocomm.metrics.round_log import round_log
+from geocomm.metrics.logs import op_log, round_log
 from geocomm.metrics.training import training
 from geocomm.security.key_folder import certificate_ends
 
+VERSION = 3
+"""What the rank that makes a report, collectors, and readers of a run store must agree on."""
+MAX_PACKED_BYTES = 128 << 10
+"""The longest report as it travels: a datagram of Linux's default size takes it."""
 INTERVAL_S = 1.0
 _MOST_OPERATIONS = 1000
 _MOST_ROUNDS = 200

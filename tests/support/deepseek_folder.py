@@ -14,7 +14,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from geocomm.data.corpus.data_settings import DataConfig
 from geocomm.data.corpus.text_tokenizer import ByteTokenizer
 from geocomm.train.models.model_factory import build_model, model_config
-from geocomm.train.models.model_settings import ModelConfig
+from geocomm.train.models.model_presets import ModelConfig
 
 SMALL: dict[str, Any] = {
     "hidden_size": 64,

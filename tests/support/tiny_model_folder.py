@@ -12,7 +12,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from geocomm.data.corpus.data_settings import DataConfig
 from geocomm.data.corpus.text_tokenizer import load_tokenizer
 from geocomm.train.models.model_factory import build_model, model_config
-from geocomm.train.models.model_settings import ModelConfig
+from geocomm.train.models.model_presets import ModelConfig
 
 _PRINTABLE = slice(ord(" "), ord("~") + 1)
 

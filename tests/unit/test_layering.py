@@ -75,7 +75,7 @@ FLOORS = (
     ("group/planning", "group/membership", "train/runs", "journal"),
     ("data/corpus",),
     ("data",),
-    ("train/models", "group/rendezvous", "lab/emulator", "train/checkpoint"),
+    ("train/models", "group/rendezvous", "lab/emulator"),
     ("group/backend",),
     ("integrations", "elastic"),
     ("observe/telemetry",),
@@ -119,7 +119,7 @@ NO_TORCH_AT_IMPORT = [
     "data/shard_sequences.py",
     "data/additions.py",
     *(f"cli/{p.name}" for p in PACKAGE.glob("cli/*.py")),
-    "observe/dashboard/report_file.py",
+    "observe/dashboard/app.py",
     "observe/diagnosis/live_diagnosis.py",
 ]
 # core/options.py and core/environment.py are the readers of GEOCOMM_* variables, core/site.py of the site's, and

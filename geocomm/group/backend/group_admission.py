@@ -12,8 +12,7 @@ from geocomm.core.options import Options
 from geocomm.core.transport_choice import TransportChoice
 from geocomm.group.membership import one_site
 from geocomm.group.membership.one_site import Scope
-from geocomm.group.membership.rank_record import Presence, RankInfo, ranks_text, sites_of
-from geocomm.group.membership.records import from_record
+from geocomm.group.membership.rank_record import Presence, RankInfo, from_record, ranks_text, sites_of
 
 
 def check_one_site(infos: list[RankInfo], rank: int, scope: Scope) -> None:

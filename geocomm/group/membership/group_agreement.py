@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from geocomm.core.addresses import is_loopback
 from geocomm.core.errors import InvalidArgumentError, OperationTimeoutError, VersionMismatchError
 from geocomm.group.membership import roll_call
-from geocomm.group.membership.rank_record import RankInfo, ranks_text, sides_text
-from geocomm.group.membership.records import from_record
+from geocomm.group.membership.rank_record import RankInfo, from_record, ranks_text, sides_text
 from geocomm.group.membership.roll_call import Absent, differences
 
 if TYPE_CHECKING:

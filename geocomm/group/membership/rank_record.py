@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
+import hashlib
 import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from geocomm.core.addresses import HubAddress
-from geocomm.group.membership.records import layout_of
 
 PROTOCOL_VERSION = 1
 """The version of the rendezvous and the wire. Ranks of different versions do not understand each other."""
@@ -122,3 +123,32 @@ def path_channels(site_of_rank: Sequence[int], rank: int) -> list[int]:
     """The channels that an operation keeps busy between the sites of `rank` and each peer."""
     sizes = Counter(site_of_rank)
     return [max(sizes[site_of_rank[rank]], sizes[site]) for site in site_of_rank]
+
+
+Kind = TypeVar("Kind")
+
+
+def from_record(kind: type[Kind], record: Mapping[str, Any]) -> Kind:
+    """The dataclass `kind` of what another rank told. What it has no field for is left out, so that ranks of different
+    versions can read each other's versions and say what is wrong. Raises VersionMismatchError where it has not all that
+    is needed."""
+    try:
+        return kind(**{name: record[name] for name in field_names(kind) if name in record})
+    except TypeError as error:
+        from geocomm.core.errors import VersionMismatchError
+
+        raise VersionMismatchError(
+            f"a rank runs another version of geocomm, whose records this one cannot read ({error}): install the same "
+            "version on all ranks"
+        ) from None
+
+
+def field_names(kind: type) -> list[str]:
+    """The names of a dataclass's fields, in their order."""
+    return [field.name for field in dataclasses.fields(kind)]
+
+
+def layout_of(*kinds: type) -> str:
+    """A short text that differs between dataclasses with different fields."""
+    text = ";".join(",".join(field_names(kind)) for kind in kinds)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

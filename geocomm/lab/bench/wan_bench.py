@@ -12,16 +12,18 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
+
+import pydantic.dataclasses
+from pydantic import NonNegativeInt, PositiveInt, TypeAdapter
 
 from geocomm.codecs.codec_facts import FACTS, facts_of
 from geocomm.codecs.codec_spec import AUTO
 from geocomm.core.errors import InvalidArgumentError
-from geocomm.lab.bench.wan_bench_plan import WanBenchPlan
 from geocomm.lab.emulator.emulated_keys import site_environment
 from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.lab.emulator.emulated_wan import WanControl, WanRun
@@ -294,3 +296,36 @@ def _rows(operations: Sequence[Sequence[Mapping[str, Any]]], link: str, sites: i
             )
         )
     return rows
+
+
+@pydantic.dataclasses.dataclass(frozen=True)
+class WanBenchPlan:
+    """What to measure. Every rank gets the same."""
+
+    cases: tuple[str, ...]
+    """"gloo", "gloo8", or a geocomm codec."""
+    sizes_bytes: tuple[PositiveInt, ...]
+    repeats: PositiveInt
+    """Valid operations wanted of each case and size."""
+    warmup: NonNegativeInt
+    pause_s: float
+    """Between the barrier and the operation."""
+    interleave: bool
+    """Alternate the cases, in turning order, rather than finish one before the next."""
+    seed: int
+    ranks_per_site: PositiveInt = 1
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The inverse of `to_json`; pydantic's ValidationError for anything else."""
+        return TypeAdapter(cls).validate_json(text)
+
+    def to_json(self) -> str:
+        """The plan as JSON, for the workers."""
+        return TypeAdapter(type(self)).dump_json(self).decode()
+
+    def rounds(self) -> Iterator[tuple[int, tuple[str, ...]]]:
+        """The sizes, each with the cases that are measured together."""
+        for size in self.sizes_bytes:
+            for group in (self.cases,) if self.interleave else ((case,) for case in self.cases):
+                yield size, group

@@ -26,8 +26,7 @@ import torch.distributed as dist
 from geocomm.core.environment import keys_folder
 from geocomm.core.options import Options
 from geocomm.core.place import is_rank, node_and_nodes, rank_and_world_size, rank_variables
-from geocomm.lab.bench.wan_bench import GLOO, GLOO_SLICED
-from geocomm.lab.bench.wan_bench_plan import WanBenchPlan
+from geocomm.lab.bench.wan_bench import GLOO, GLOO_SLICED, WanBenchPlan
 from geocomm.lab.emulator.emulated_wan import CONTROL_VARIABLE, WanControl, WanReport
 
 SLICES = 8

@@ -26,7 +26,7 @@ from geocomm.sync.local_steps.local_steps import LocalSteps, local_steps
 from geocomm.sync.local_steps.model.digests import digest
 from geocomm.sync.local_steps.settings.local_settings import LocalSettings
 from geocomm.train.models.model_factory import build_model, model_config
-from geocomm.train.models.model_settings import ModelConfig
+from geocomm.train.models.model_presets import ModelConfig
 
 _BATCH = 2
 _SEQUENCE = 128

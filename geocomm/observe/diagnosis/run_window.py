@@ -15,8 +15,7 @@ from geocomm.core.units import DAY_S
 from geocomm.observe.diagnosis.link_use import LinkUse, Place, link_uses, peers
 from geocomm.observe.diagnosis.rank_clocks import rank_clocks
 from geocomm.observe.diagnosis.round_waits import RoundPace, RoundWait, round_pace, round_waits
-from geocomm.observe.telemetry.egress import egress_dollars
-from geocomm.observe.telemetry.overview_sites import STANDSTILL_SECONDS, STANDSTILL_STEPS
+from geocomm.observe.telemetry.overview_sites import STANDSTILL_SECONDS, STANDSTILL_STEPS, egress_dollars
 from geocomm.observe.telemetry.run_store import Rank, Received, RunStore
 
 _LOOK_BACK_S = (120.0, 600.0, 3600.0)

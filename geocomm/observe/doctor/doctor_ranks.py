@@ -9,8 +9,7 @@ from typing import Any
 
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.group.membership.one_site import Scope, check_one_site
-from geocomm.group.membership.rank_record import Presence, ranks_text
-from geocomm.group.membership.records import from_record
+from geocomm.group.membership.rank_record import Presence, from_record, ranks_text
 from geocomm.group.membership.roll_call import differences
 from geocomm.observe.doctor.doctor_network import peer_findings
 from geocomm.observe.doctor.finding import Finding, State

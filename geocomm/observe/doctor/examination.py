@@ -9,12 +9,14 @@ from pathlib import Path
 
 from geocomm.core.build_facts import build_facts
 from geocomm.core.options import Options
-from geocomm.observe.doctor.doctor_gpus import gpu_findings, gpus_of_torch
-from geocomm.observe.doctor.doctor_keys import key_exchange_finding, keys_findings
 from geocomm.observe.doctor.doctor_machine import (
     buffer_findings,
     congestion_findings,
     file_findings,
+    gpu_findings,
+    gpus_of_torch,
+    key_exchange_finding,
+    keys_findings,
     listen_findings,
     space_findings,
     streams_of,

@@ -23,7 +23,7 @@ from geocomm.group.rendezvous.store_session import Greeting, ProtocolError, Purp
 from geocomm.group.rendezvous.to_collector import rank_socket, site_socket
 from geocomm.group.rendezvous.tunnel import dial
 from geocomm.metrics.own_counters import keep_counters
-from geocomm.metrics.report_format import MAX_PACKED_BYTES
+from geocomm.metrics.report_sender import MAX_PACKED_BYTES
 from geocomm.observe.telemetry.report import (
     MOST_TOGETHER,
     BadReportError,

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from geocomm.core.units import DAY_S
-from geocomm.observe.telemetry.egress import egress_dollars
 from geocomm.observe.telemetry.known_values import known, mean, median, share, total
 from geocomm.observe.telemetry.last_reports import LastReports, Life
 from geocomm.observe.telemetry.overview_events import event_states, moments
@@ -247,3 +246,13 @@ def _pace(before: Report, report: Report) -> tuple[float, float | None]:
 
 def _stood_still_s(stats: Row) -> float:
     return stats.get("exposed_seconds", 0.0) + sum(run.get("waited_seconds", 0.0) for run in stats["local_steps"])
+
+
+_HEADERS = 1.04
+"""Bytes of a packet by those of its content: Ethernet, IP and TCP."""
+
+
+def egress_dollars(price: float, content: float, sent_again: float = 0.0) -> float:
+    """In dollars. price: dollars per GB. content: bytes that TCP sent, or a rate of them. sent_again: bytes that TCP
+    sent once more, with their headers, where `content` does not have them."""
+    return price / 1e9 * (_HEADERS * content + sent_again)

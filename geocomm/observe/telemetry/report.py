@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, 
 from pydantic_core import from_json
 
 from geocomm.core.site import check_site_name
-from geocomm.metrics.report_format import VERSION
+from geocomm.metrics.report_sender import VERSION
 
 MAX_BYTES = 4 << 20
 """The longest report as a line."""

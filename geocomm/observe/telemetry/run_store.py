@@ -17,7 +17,7 @@ from pathlib import Path
 from pydantic_core import from_json, to_json
 
 from geocomm.core.units import DAY_S
-from geocomm.metrics.report_format import VERSION
+from geocomm.metrics.report_sender import VERSION
 from geocomm.observe.telemetry.report import Report, Row
 
 FILE_NAME = "telemetry.sqlite"

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
 
 from geocomm.core.environment import agent_socket
 from geocomm.core.errors import GeocommError, InvalidArgumentError
 from geocomm.core.message_log import logger
 from geocomm.core.place import own_rank
 from geocomm.data.site_deals import SiteDeals
+from geocomm.integrations.zero_seams import engine_of
 from geocomm.metrics.hook_registry import register_handle
 from geocomm.sync.local_steps.elastic.elastic_site import ElasticSite
 from geocomm.sync.local_steps.elastic.member_site_rounds import MemberSiteRounds
@@ -21,8 +24,12 @@ from geocomm.sync.local_steps.fixed.group_rounds import GroupRounds
 from geocomm.sync.local_steps.fixed.site_rounds import SiteRounds
 from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.model.inner_optimizers import InnerOptimizers
+from geocomm.sync.local_steps.model.living_wrappers import require_ddp_in_site, require_no_fsdp1
 from geocomm.sync.local_steps.model.parameter_view import ParameterView
-from geocomm.sync.local_steps.model.parameter_views import view_of
+from geocomm.sync.local_steps.model.parameter_views_fsdp import ShardedParameters
+from geocomm.sync.local_steps.model.parameter_views_plain import PlainParameters
+from geocomm.sync.local_steps.model.parameter_views_zero import engine_view
+from geocomm.sync.local_steps.model.site_group import SiteFacts
 from geocomm.sync.local_steps.outer.resolved_settings import ResolvedSettings
 from geocomm.sync.local_steps.outer.rounds import Rounds
 from geocomm.sync.local_steps.outer.site_state import SiteState
@@ -312,3 +319,20 @@ class LocalSteps:
     def _refuse_in_anchor(self, what: str) -> None:
         if self._shows_anchor:
             raise InvalidArgumentError(f"{what} while anchor() is entered: leave it first")
+
+
+def view_of(model: torch.nn.Module, facts: SiteFacts, settings: LocalSettings) -> ParameterView:
+    """The view of a model.
+
+    Raises InvalidArgumentError for DDP, FSDP2 or DeepSpeed over ranks of several sites, UnsupportedError for FSDP1.
+    """
+    if isinstance(model, DistributedDataParallel):
+        require_ddp_in_site(model, facts)
+        model = cast(torch.nn.Module, cast(Any, model).module)
+    elif (engine := engine_of(model)) is not None:
+        return engine_view(engine, facts, settings)
+    modules = list(model.modules())
+    require_no_fsdp1(modules)
+    if any(isinstance(module, FSDPModule) for module in modules):
+        return ShardedParameters(model, facts, settings)
+    return PlainParameters(model, facts, settings)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from geocomm.core.bad_input import BadInput
-from geocomm.train.checkpoint.checkpoint_folder import ENGINE_FOLDER, MANIFEST
+from geocomm.train.runs.checkpoint_folder import ENGINE_FOLDER, MANIFEST
 
 _FORMAT = 1
 _FIELDS = ("step", "world_size", "zero_stage", "precision", "shard_ranks", "sites", "model")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
@@ -18,7 +21,6 @@ from geocomm.data.corpus.tokenizer_files import write_tokenizer
 from geocomm.train.export.export_record import RECORD, ExportRecord, FileFacts
 from geocomm.train.export.model_card import model_card
 from geocomm.train.export.original_layout import OriginalLayout
-from geocomm.train.export.safetensors_file import SafetensorsFile
 from geocomm.train.export.weights import Weights
 from geocomm.train.models.model_factory import implied_fields
 
@@ -98,3 +100,77 @@ def _write_weights(folder: Path, model: HfModel, largest_file_bytes: int) -> dic
         size, digest = file.facts()
         facts[name] = FileFacts(bytes=size, sha256=digest)
     return facts
+
+
+_DTYPE_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_HEADER_ALIGNMENT = 8
+
+
+class SafetensorsFile:
+    """A file that is written tensor by tensor, in the order that was told: the library `safetensors` takes all at once.
+
+    The format: length of the header in 8 bytes, little-endian; the header, JSON that says dtype, shape and place of
+    each tensor; the tensors' bytes. Raises OSError.
+    """
+
+    def __init__(self, path: Path, planned: Mapping[str, torch.Tensor]) -> None:
+        """planned: what is to come, in this order, without data (on the device `meta`)."""
+        self._waiting = list(planned)
+        self._planned = planned
+        self._hash = hashlib.sha256()
+        self._bytes = 0
+        self._file = path.open("wb")
+        header = _safetensors_header(planned)
+        self._put(len(header).to_bytes(8, "little"))
+        self._put(header)
+
+    def append(self, name: str, tensor: torch.Tensor) -> None:
+        """Write the next tensor, whose name, shape and dtype are those that were told."""
+        expected = self._waiting.pop(0)
+        plan = self._planned[expected]
+        if (name, tensor.shape, tensor.dtype) != (expected, plan.shape, plan.dtype):
+            raise RuntimeError(f"{name} {tensor.dtype} {[*tensor.shape]} comes where {expected} {plan} was told")
+        if tensor.numel():
+            data: Any = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            self._put(memoryview(data))
+
+    def _put(self, data: bytes | memoryview) -> None:
+        self._file.write(data)
+        self._hash.update(data)
+        self._bytes += len(data)
+
+    def facts(self) -> tuple[int, str]:
+        """Bytes and SHA-256 of what was written."""
+        return self._bytes, self._hash.hexdigest()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        if error is None and self._waiting:
+            raise RuntimeError(f"{self._waiting[0]} was told and never came")
+
+
+def _safetensors_header(planned: Mapping[str, torch.Tensor]) -> bytes:
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    begin = 0
+    for name, tensor in planned.items():
+        end = begin + math.prod(tensor.shape) * tensor.dtype.itemsize
+        entries[name] = {"dtype": _DTYPE_NAMES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    return text + b" " * (-len(text) % _HEADER_ALIGNMENT)

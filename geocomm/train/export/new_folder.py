@@ -9,7 +9,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 from geocomm.core.bad_input import BadInput
-from geocomm.train.checkpoint.checkpoint_folder import free_bytes
+from geocomm.train.runs.checkpoint_folder import free_bytes
 
 
 @contextlib.contextmanager

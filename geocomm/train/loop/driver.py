@@ -21,13 +21,13 @@ from geocomm.data.corpus.packing import Sequences
 from geocomm.data.corpus.text_tokenizer import load_tokenizer
 from geocomm.data.run_sequences import run_sequences, version_text
 from geocomm.group.membership.job_store import Rendezvous
-from geocomm.integrations.deepspeed_version import deepspeed_problem
-from geocomm.train.checkpoint.checkpoint_folder import complete_checkpoints, free_bytes
+from geocomm.integrations.deepspeed_seams import deepspeed_problem
 from geocomm.train.export.export_record import RECORD
 from geocomm.train.loop.agreed_run import Agreed
 from geocomm.train.loop.config_text import load_config
 from geocomm.train.loop.preflight import batch_of, decide, first_error, record_for, shared_fields, visible_gpus
 from geocomm.train.loop.train_config import RunConfig
+from geocomm.train.runs.checkpoint_folder import complete_checkpoints, free_bytes
 from geocomm.train.runs.run_folder import RunFolder
 from geocomm.train.runs.trackers import require_packages
 
@@ -69,8 +69,7 @@ def _backend_options(config: RunConfig) -> Options | None:
     from geocomm.codecs.codec_spec import AUTO, collective_codec
     from geocomm.core.errors import InvalidArgumentError, UnsupportedError
     from geocomm.core.options import Options
-    from geocomm.sync.local_steps.elastic.elastic_settings import require_elastic
-    from geocomm.sync.local_steps.outer.resolved_settings import ResolvedSettings
+    from geocomm.sync.local_steps.outer.resolved_settings import ResolvedSettings, require_elastic
 
     field = "distributed.codec" if config.distributed.codec else "GEOCOMM_CODEC"
     try:

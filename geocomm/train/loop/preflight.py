@@ -119,8 +119,7 @@ def _require_declared_site(records: list[dict[str, Any]]) -> None:
         return
     from geocomm.core.errors import InvalidArgumentError
     from geocomm.group.membership.one_site import Scope, check_one_site
-    from geocomm.group.membership.rank_record import Presence
-    from geocomm.group.membership.records import from_record
+    from geocomm.group.membership.rank_record import Presence, from_record
 
     try:
         check_one_site([from_record(Presence, record["presence"]) for record in records], Scope.JOB)

@@ -25,9 +25,9 @@ from geocomm.core.place import Place
 from geocomm.group.membership.collective_verdict import agree, attempt
 from geocomm.integrations.deepspeed_seams import choose_writers, defer_write_errors
 from geocomm.sync.gradients.feedback_state import assign_states, header_of, take_over
-from geocomm.train.checkpoint import checkpoint_folder as folder
 from geocomm.train.loop.engine import TrainedModel
 from geocomm.train.loop.local_sync import LocalSync
+from geocomm.train.runs import checkpoint_folder as folder
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from geocomm.core.settings import Fraction, NonNegative, Positive, Section
 from geocomm.data.corpus.data_settings import DataConfig
 from geocomm.train.export.export_record import Dtype
 from geocomm.train.loop.sync_settings import GradientSyncConfig, LocalSyncConfig, SyncConfig
-from geocomm.train.models.model_settings import ModelConfig
+from geocomm.train.models.model_presets import ModelConfig
 from geocomm.train.runs.log_settings import LoggingConfig
 
 # DeepSpeed keys that fields of this file decide.

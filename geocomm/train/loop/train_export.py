@@ -17,7 +17,6 @@ import torch.distributed as dist
 from geocomm._version import __version__
 from geocomm.core.bad_input import BadInput
 from geocomm.group.membership.collective_verdict import agree
-from geocomm.train.checkpoint.checkpoint_folder import complete_checkpoints
 from geocomm.train.export.export_record import ExportRecord, TrainedBy, read_record
 from geocomm.train.export.hf_folder import HfModel, finish_folder, write_hf_files
 from geocomm.train.export.new_folder import new_folder
@@ -27,6 +26,7 @@ from geocomm.train.export.weights import DTYPES
 from geocomm.train.loop.agreed_run import Agreed
 from geocomm.train.loop.engine import TrainedModel
 from geocomm.train.loop.train_loop import effective_codec
+from geocomm.train.runs.checkpoint_folder import complete_checkpoints
 from geocomm.train.runs.run_folder import RunFolder
 
 

@@ -14,8 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DeepseekV3Config, Pre
 from geocomm.core.bad_input import BadInput, did_you_mean
 from geocomm.data.corpus.data_settings import DataConfig
 from geocomm.data.corpus.text_tokenizer import TextTokenizer
-from geocomm.train.models.model_presets import PRESETS
-from geocomm.train.models.model_settings import ModelConfig
+from geocomm.train.models.model_presets import PRESETS, ModelConfig
 
 # Fields that say how a configuration was stored or is run, not which model it is.
 _NOT_IDENTITY = frozenset(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from geocomm.core.bad_input import BadInput
-from geocomm.train.checkpoint.checkpoint_folder import MANIFEST
+from geocomm.train.runs.checkpoint_folder import MANIFEST
 from geocomm.train.runs.run_folder import RunFolder
 
 _RECORD = "export.json"

@@ -20,8 +20,8 @@ from geocomm.journal.entries import Round
 from geocomm.journal.run_state import Standing
 from geocomm.journal.sequencer_events import DealtSet
 from geocomm.observe.telemetry.run_store import RunStore
-from geocomm.train.checkpoint.checkpoint_folder import complete_checkpoints
 from geocomm.train.export.export_record import read_record
+from geocomm.train.runs.checkpoint_folder import complete_checkpoints
 from geocomm.train.runs.run_folder import RunFolder
 from support.elastic_commands import Supervised, supervised
 from support.train_ranks import SMALL_RUN, copy_checkpoint, entries, losses, require_refusal, require_success, run_ranks

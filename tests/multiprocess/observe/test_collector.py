@@ -19,7 +19,7 @@ from geocomm.group.rendezvous.store_session import Greeting, Purpose, SessionRef
 from geocomm.group.rendezvous.to_collector import rank_socket
 from geocomm.group.rendezvous.tunnel import dial
 from geocomm.metrics import own_counters
-from geocomm.metrics.report_format import VERSION
+from geocomm.metrics.report_sender import VERSION
 from geocomm.observe.telemetry import collector as collector_module
 from geocomm.observe.telemetry.collector import Collector
 from geocomm.observe.telemetry.report import MAX_BYTES, MAX_INFLATED_BYTES

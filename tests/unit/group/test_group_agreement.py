@@ -15,8 +15,7 @@ from geocomm.core.addresses import HubAddress
 from geocomm.core.errors import InvalidArgumentError, OperationTimeoutError, VersionMismatchError
 from geocomm.group.membership.group_agreement import check, exchange, publish
 from geocomm.group.membership.own_address import own_address, remember_hub
-from geocomm.group.membership.rank_record import RankInfo, own_versions, ranks_text, sites_of
-from geocomm.group.membership.records import from_record, layout_of
+from geocomm.group.membership.rank_record import RankInfo, from_record, layout_of, own_versions, ranks_text, sites_of
 
 VERSIONS = {"geocomm": "1.0", "protocol": "1", "torch": "2.13"}
 

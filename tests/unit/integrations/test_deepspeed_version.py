@@ -6,7 +6,7 @@ import importlib.metadata
 
 import pytest
 
-from geocomm.integrations.deepspeed_version import CHECKED_DEEPSPEED, deepspeed_problem
+from geocomm.integrations.deepspeed_seams import CHECKED_DEEPSPEED, deepspeed_problem
 
 
 def test_deepspeed_that_the_tests_run_with_is_one_that_was_checked() -> None:

@@ -12,8 +12,16 @@ from typer.testing import CliRunner
 
 from geocomm.cli.main import build_app
 from geocomm.lab.bench.bench_report import Conditions
-from geocomm.lab.bench.wan_bench import GLOO, BenchError, WanRow, describe_link, floor_s, paired_ratio, verify_operation
-from geocomm.lab.bench.wan_bench_plan import WanBenchPlan
+from geocomm.lab.bench.wan_bench import (
+    GLOO,
+    BenchError,
+    WanBenchPlan,
+    WanRow,
+    describe_link,
+    floor_s,
+    paired_ratio,
+    verify_operation,
+)
 from geocomm.lab.bench.wan_bench_report import BenchSection, markdown, read_results, row_cells, verdict, write_results
 from geocomm.lab.bench.wan_bench_worker import Reference, rank_input
 from geocomm.lab.emulator.emulated_links import EmulatedLink

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from geocomm.lab.bench.wan_bench import Effort
-from geocomm.lab.bench.wan_bench_plan import WanBenchPlan
+from geocomm.lab.bench.wan_bench import Effort, WanBenchPlan
 
 
 def test_plan_is_read_as_it_was_written() -> None:

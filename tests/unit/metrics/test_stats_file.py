@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from geocomm.metrics.events import EventLog, EventReader
-from geocomm.metrics.stats_file import StatsFile
+from geocomm.metrics.exporters import StatsFile
 
 LONG_S = 3600.0
 

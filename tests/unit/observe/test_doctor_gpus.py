@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from geocomm.core.build_facts import BuildFacts
-from geocomm.observe.doctor.doctor_gpus import LEAST_CAPABILITY, Gpu, gpu_findings
+from geocomm.observe.doctor.doctor_machine import LEAST_CAPABILITY, Gpu, gpu_findings
 from geocomm.observe.doctor.finding import Finding, State
 
 H100 = Gpu("NVIDIA H100 80GB HBM3", (9, 0))

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.observe.doctor.doctor_keys import keys_findings
 from geocomm.observe.doctor.doctor_machine import (
     buffer_findings,
     congestion_findings,
     file_findings,
+    keys_findings,
     listen_findings,
     space_findings,
     streams_of,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from geocomm.observe.doctor import doctor_keys
+from geocomm.observe.doctor import doctor_machine
 from geocomm.observe.doctor.finding import State
 from geocomm.security import key_exchange
 
@@ -16,10 +16,10 @@ from geocomm.security import key_exchange
 def test_hybrid_from_openssl_3_5_on(
     monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], name: str, state: State
 ) -> None:
-    for module in (key_exchange, doctor_keys):
+    for module in (key_exchange, doctor_machine):
         monkeypatch.setattr(module, "openssl_version", lambda: version)
     assert key_exchange.key_exchange() == name
-    finding = doctor_keys.key_exchange_finding()
+    finding = doctor_machine.key_exchange_finding()
     assert (finding.value.split(",")[0].split(";")[0], finding.state) == (name, state)
 
 

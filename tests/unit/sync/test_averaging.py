@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.sync.local_steps.model.fragments import Fragment, Tensor, make_fragments
+from geocomm.sync.local_steps.outer.anchor import merge_local
 from geocomm.sync.local_steps.outer.averaging import average_deltas, radial_directional
-from geocomm.sync.local_steps.outer.merge import merge_local
 
 
 def fragment_of(*tensors: Tensor) -> Fragment:

@@ -12,8 +12,7 @@ import geocomm
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.sync.local_steps.model.fragments import Tensor
 from geocomm.sync.local_steps.outer.resolved_settings import PRESETS, ResolvedSettings
-from geocomm.sync.local_steps.settings.local_settings import LocalSettings
-from geocomm.sync.local_steps.settings.nesterov import Nesterov
+from geocomm.sync.local_steps.settings.local_settings import LocalSettings, Nesterov
 
 TENSORS = [Tensor("weight", 1 << 20), Tensor("bias", 1 << 10)]
 

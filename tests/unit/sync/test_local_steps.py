@@ -16,8 +16,7 @@ from geocomm.core.errors import InvalidArgumentError
 from geocomm.sync.local_steps.fixed.simulated_rounds import SimulatedReduction, SimulatedSites
 from geocomm.sync.local_steps.local_steps import LocalSteps, local_steps
 from geocomm.sync.local_steps.outer.rounds import Rounds
-from geocomm.sync.local_steps.settings.local_settings import LocalSettings
-from geocomm.sync.local_steps.settings.nesterov import Nesterov
+from geocomm.sync.local_steps.settings.local_settings import LocalSettings, Nesterov
 from support.local_models import SITES, adamw, batch, make_model, train, train_step, values
 
 

@@ -15,8 +15,7 @@ from geocomm.core.errors import InvalidArgumentError
 from geocomm.sync.local_steps.fixed.simulated_rounds import SimulatedSites
 from geocomm.sync.local_steps.local_steps import LocalSteps, local_steps
 from geocomm.sync.local_steps.outer.rounds import Rounds
-from geocomm.sync.local_steps.settings.local_settings import LocalSettings
-from geocomm.sync.local_steps.settings.nesterov import Nesterov
+from geocomm.sync.local_steps.settings.local_settings import LocalSettings, Nesterov
 from support.effort import effort
 from support.local_models import SITES, adamw, make_model, train, train_step, train_steps, values
 

@@ -15,15 +15,14 @@ from geocomm.journal.messages import Beat, Model, Offer, Open, RankWelcome
 from geocomm.sync.local_steps.elastic.member_frames import Delta
 from geocomm.sync.local_steps.elastic.member_rounds import Decided
 from geocomm.sync.local_steps.elastic.member_site_rounds import MemberSiteRounds
+from geocomm.sync.local_steps.local_steps import view_of
 from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.model.inner_optimizers import InnerOptimizers
-from geocomm.sync.local_steps.model.parameter_views import view_of
 from geocomm.sync.local_steps.model.site_group import SiteGroup
 from geocomm.sync.local_steps.outer.anchor import AnchoredFragment
 from geocomm.sync.local_steps.outer.pace import LineClock
 from geocomm.sync.local_steps.outer.resolved_settings import ResolvedSettings
-from geocomm.sync.local_steps.settings.local_settings import LocalSettings
-from geocomm.sync.local_steps.settings.nesterov import Nesterov
+from geocomm.sync.local_steps.settings.local_settings import LocalSettings, Nesterov
 
 EVERY = 4
 OUTER = Nesterov(lr=1.0, momentum=0.0)

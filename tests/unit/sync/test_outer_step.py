@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from geocomm.core.errors import InvalidArgumentError
-from geocomm.sync.local_steps.outer.outer_step import outer_step
-from geocomm.sync.local_steps.settings.nesterov import Nesterov
+from geocomm.sync.local_steps.outer.anchor import outer_step
+from geocomm.sync.local_steps.settings.local_settings import Nesterov
 
 
 def bits(values: torch.Tensor) -> list[int]:

@@ -18,8 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from geocomm.core.bad_input import BadInput
 from geocomm.train.export.export_record import Dtype
-from geocomm.train.export.gguf_file import compare_file, write_gguf
-from geocomm.train.export.gguf_tensors import SafetensorsFolder, gguf_tensors
+from geocomm.train.export.gguf_file import SafetensorsFolder, compare_file, gguf_tensors, write_gguf
 from support.deepseek_folder import deepseek_folder
 from support.llama_cpp import PRINTABLE, ask_llama_cpp, skip_without_llama_cpp
 

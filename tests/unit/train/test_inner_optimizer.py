@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from geocomm.train.loop.inner_optimizer import make_optimizer
+from geocomm.train.loop.engine import make_optimizer
 from geocomm.train.loop.train_config import OptimizerConfig
 
 

@@ -19,8 +19,7 @@ from geocomm.train.models.model_factory import (
     model_identity,
     parameter_count,
 )
-from geocomm.train.models.model_presets import PRESETS
-from geocomm.train.models.model_settings import ModelConfig
+from geocomm.train.models.model_presets import PRESETS, ModelConfig
 
 
 def _config(**fields: object):  # noqa: ANN202 - the type comes from an optional package

@@ -20,8 +20,14 @@ from transformers import AutoTokenizer, PreTrainedModel
 from geocomm.core.bad_input import BadInput
 from geocomm.core.extras import install_command
 from geocomm.train.export.export_run import need_packages
-from geocomm.train.export.onnx_check import OnnxFacts, RoutingWatch, compare_logits, routing_margin
-from geocomm.train.export.onnx_export import LARGEST_DIFFERENCE, write_onnx
+from geocomm.train.export.onnx_export import (
+    LARGEST_DIFFERENCE,
+    OnnxFacts,
+    RoutingWatch,
+    compare_logits,
+    routing_margin,
+    write_onnx,
+)
 from support.deepseek_folder import deepseek_folder
 
 ROUNDING = 1e-4

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from geocomm.train.runs.run_tracking import LinkScalars
-from geocomm.train.runs.run_verdict import RunVerdict
+from geocomm.train.runs.run_tracking import LinkScalars, RunVerdict
 
 
 def _peer(site: str | None, sent: int, rtt_us: int = 1000) -> dict[str, Any]:

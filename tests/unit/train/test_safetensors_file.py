@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from geocomm.train.export.safetensors_file import SafetensorsFile
+from geocomm.train.export.hf_folder import SafetensorsFile
 
 TENSORS = {
     "matrix": torch.arange(6, dtype=torch.float32).reshape(2, 3),

@@ -8,8 +8,7 @@ import pytest
 
 from geocomm.core.bad_input import BadInput
 from geocomm.sync.gradients.hook_settings import HookSettings
-from geocomm.sync.local_steps.settings.local_settings import LocalSettings
-from geocomm.sync.local_steps.settings.nesterov import Nesterov
+from geocomm.sync.local_steps.settings.local_settings import LocalSettings, Nesterov
 from geocomm.train.loop.config_text import field_lists, format_config, load_config
 from geocomm.train.loop.train_config import RunConfig
 

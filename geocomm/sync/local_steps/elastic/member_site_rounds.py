@@ -21,7 +21,6 @@ from geocomm.data.site_deals import SiteDeals
 from geocomm.elastic.snapshots import Layout
 from geocomm.journal.entries import FRAME_BYTES, MOST_STEPS, Round
 from geocomm.journal.messages import Beat, Model, Open, RankWelcome
-from geocomm.sync.local_steps.elastic.elastic_settings import require_elastic
 from geocomm.sync.local_steps.elastic.member_frames import Delta, OwnFrame, most_frame_bytes
 from geocomm.sync.local_steps.elastic.member_rounds import Decided, MemberRounds
 from geocomm.sync.local_steps.elastic.site_moments import SiteMoments
@@ -31,9 +30,8 @@ from geocomm.sync.local_steps.model.host_memory import free_host_memory
 from geocomm.sync.local_steps.model.inner_optimizers import InnerOptimizers
 from geocomm.sync.local_steps.model.parameter_view import ParameterView
 from geocomm.sync.local_steps.model.site_group import SiteFacts
-from geocomm.sync.local_steps.outer.anchor import AnchoredFragment
-from geocomm.sync.local_steps.outer.merge import CARRY, merge_local
-from geocomm.sync.local_steps.outer.resolved_settings import ResolvedSettings
+from geocomm.sync.local_steps.outer.anchor import CARRY, AnchoredFragment, merge_local
+from geocomm.sync.local_steps.outer.resolved_settings import ResolvedSettings, require_elastic
 from geocomm.sync.local_steps.outer.rounds import Entry
 from geocomm.sync.local_steps.outer.site_state import SiteState
 from geocomm.sync.local_steps.outer.site_weights import (

@@ -13,8 +13,7 @@ from typing_extensions import override
 
 from geocomm.core.errors import InvalidArgumentError, OperationTimeoutError, ReplicaMismatchError
 from geocomm.core.patience import Patience
-from geocomm.group.backend.reserved_tags import ReservedTags
-from geocomm.group.backend.runtime import runtime
+from geocomm.group.backend.runtime import ReservedTags, runtime
 from geocomm.group.backend.sites import sites
 from geocomm.group.membership import roll_call
 from geocomm.sync.local_steps.fixed.round_exchange import Awaited, RoundExchange, sites_text

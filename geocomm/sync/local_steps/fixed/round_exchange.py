@@ -26,7 +26,7 @@ from geocomm.core.errors import (
     PeerLostError,
     error_of,
 )
-from geocomm.group.backend.reserved_tags import KINDS, ReservedTags
+from geocomm.group.backend.runtime import KINDS, ReservedTags
 from geocomm.sync.local_steps.fixed.round_header import (
     Digest,
     EndHeader,

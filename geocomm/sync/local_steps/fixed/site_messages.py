@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from geocomm.core.typed_torch import future_of
-from geocomm.group.backend.reserved_tags import KINDS, ReservedTags
+from geocomm.group.backend.runtime import KINDS, ReservedTags
 
 Relay = tuple[str, str, str]
 """A way from a site, over a site, to a site."""

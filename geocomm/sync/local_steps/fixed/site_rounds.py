@@ -7,7 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -19,11 +19,9 @@ from geocomm.core.message_log import logger
 from geocomm.sync.local_steps.model.host_memory import free_host_memory
 from geocomm.sync.local_steps.model.inner_optimizers import InnerOptimizers
 from geocomm.sync.local_steps.model.parameter_view import ParameterView
-from geocomm.sync.local_steps.outer.anchor import STATE_VERSION, AnchoredFragment
-from geocomm.sync.local_steps.outer.flight import Flight, OwnersPart
-from geocomm.sync.local_steps.outer.merge import merge_local
+from geocomm.sync.local_steps.outer.anchor import STATE_VERSION, AnchoredFragment, copy_of, merge_local
 from geocomm.sync.local_steps.outer.resolved_settings import ResolvedSettings
-from geocomm.sync.local_steps.outer.rounds import LAST, Average, Rounds, SiteOffer, Terms
+from geocomm.sync.local_steps.outer.rounds import LAST, Average, Entry, Reduction, Rounds, SiteOffer, Terms
 from geocomm.sync.local_steps.outer.schedule import Schedule
 from geocomm.sync.local_steps.outer.site_state import SiteState
 from geocomm.sync.local_steps.outer.site_weights import SiteWeights, take_delta
@@ -328,3 +326,71 @@ class SiteRounds(SiteState):
             self._take_residual(held, average.residual)
         self._rounds.commit(flight.number, held.digest())
         self._counters["wire_bytes"] += average.wire_bytes
+
+
+@dataclass(frozen=True)
+class OwnersPart:
+    """What the owner of the fragment has of the round."""
+
+    local_at_begin: torch.Tensor | None
+    reduction: Reduction
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A round that is under way, at one rank."""
+
+    number: int
+    fragment: int
+    begun: int
+    """The optimizer step after which it began."""
+    finite: bool
+    """Whether the site's weights were."""
+    own: OwnersPart | None
+    """None at ranks that do not own the fragment."""
+    last: bool = False
+    """Whether it is the fragment's last one, of `finish`."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies. Waits for the result."""
+        state: dict[str, Any] = {
+            "number": self.number,
+            "fragment": self.fragment,
+            "begun": self.begun,
+            "finite": self.finite,
+            "own": None,
+        }
+        if self.own is not None:
+            average = self.own.reduction.wait()
+            state["own"] = {
+                "local_at_begin": copy_of(self.own.local_at_begin),
+                "entry": dict(vars(average.entry)),
+                "values": copy_of(average.values),
+                "residual": copy_of(average.residual),
+                "wire_bytes": average.wire_bytes,
+            }
+        return state
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> Flight:
+        """What was saved; its result is there."""
+        own, part = state["own"], None
+        if own is not None:
+            average = Average(
+                Entry(**own["entry"]), copy_of(own["values"]), copy_of(own["residual"]), own["wire_bytes"]
+            )
+            part = OwnersPart(copy_of(own["local_at_begin"]), _Arrived(average))
+        return cls(state["number"], state["fragment"], state["begun"], state["finite"], part)
+
+
+@dataclass(frozen=True)
+class _Arrived:
+    """The reduction of a round whose result came before a state was saved."""
+
+    average: Average
+
+    def is_done(self) -> bool:
+        return True
+
+    def wait(self) -> Average:
+        return self.average

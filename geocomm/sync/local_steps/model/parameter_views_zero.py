@@ -9,7 +9,7 @@ import torch
 from typing_extensions import override
 
 from geocomm.core.errors import InvalidArgumentError, UnsupportedError
-from geocomm.integrations.deepspeed_version import deepspeed_problem
+from geocomm.integrations.deepspeed_seams import deepspeed_problem
 from geocomm.integrations.zero_seams import (
     Master,
     compare_no_traces,

@@ -1,18 +1,23 @@
-"""The outer state of a site: anchor, outer momentum and error-feedback residual of every fragment, in host memory."""
+"""The outer state of a site: anchor, outer momentum and error-feedback residual of every fragment, in host memory.
+
+The steps of the outer optimizer and merges into the site's weights are defined for each element by single float32
+operations: equal bits at every site.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from geocomm.core.errors import InvalidArgumentError
+from geocomm.core.native import native
 from geocomm.sync.local_steps.model.digests import digest
 from geocomm.sync.local_steps.model.fragments import BYTES_PER_ELEMENT, Fragment
 from geocomm.sync.local_steps.model.host_memory import host_zeros, rounded_up
-from geocomm.sync.local_steps.outer.outer_step import outer_step, take_back_momentum
-from geocomm.sync.local_steps.settings.nesterov import Nesterov
+from geocomm.sync.local_steps.settings.local_settings import Nesterov
 
 STATE_VERSION = 5
 
@@ -133,3 +138,65 @@ def copy_of(values: torch.Tensor | None) -> torch.Tensor | None:
 
 def _elements(values: torch.Tensor | None) -> str:
     return "none" if values is None else f"{values.numel()} elements"
+
+
+CARRY = "carry"
+Merge = float | Literal["carry"]
+
+
+def merge_local(
+    merge: Merge,
+    local: torch.Tensor | Sequence[torch.Tensor],
+    anchor: torch.Tensor,
+    local_at_begin: torch.Tensor | None,
+) -> None:
+    """Turn the site's weights into those after a merge, in place; all are float32 on the CPU, of the same length.
+
+    local: its weights now, after the steps of the overlap: one tensor or several, one after the other. anchor: the new
+    one. merge: the weight of `local` in the mean of the two (Streaming DiLoCo, arXiv 2501.18512, takes 0.5); 0 takes
+    over the anchor and drops the overlap's steps; "carry" adds what the overlap's steps changed to the anchor, and
+    needs the weights as they were when the round began. So each step counts in one delta, however late the result is.
+    """
+    pieces = [local] if isinstance(local, torch.Tensor) else local
+    if merge != CARRY:
+        native().outer_blend(pieces, anchor, merge)
+    elif local_at_begin is not None:
+        native().outer_carry(pieces, anchor, local_at_begin)
+    else:
+        raise InvalidArgumentError("merge='carry' needs the weights as they were when the round began")
+
+
+_CACHED_ELEMS = 1 << 16
+"""Elements of a part of the tensors: it stays in a core's cache, so that memory is read once."""
+
+
+def outer_step(
+    outer: Nesterov, anchor: torch.Tensor, momentum: torch.Tensor | None, delta: torch.Tensor
+) -> tuple[float, float]:
+    """Move `anchor` by the averaged `delta`, in place; all are float32 on the CPU, 1-D, of the same length.
+
+    Returns the L2 norms of the move and of `delta`. They are for people, and no part of what sites compare.
+
+    momentum: b, zeros at first; None where the optimizer has none. For each element, every operation rounded by itself
+    to float32, in this order:
+
+        b = mu * b + delta;  anchor = anchor - lr * (mu * b + delta)        without momentum: anchor - lr * delta
+
+    Products and sums are separate operations and never fused, and subnormal numbers are kept. So vector widths and
+    machines make no difference.
+    """
+    moved, given = native().outer_step(outer.lr, outer.momentum, delta, anchor, momentum)
+    return math.sqrt(moved), math.sqrt(given)
+
+
+def take_back_momentum(outer: Nesterov, anchor: torch.Tensor, momentum: torch.Tensor, part: float) -> None:
+    """Undo a part, 0 to 1, of what the momentum added to the last step: anchor = anchor + part * lr * mu * b, in place.
+
+    With lr 1 all of it leads to the mean of the sites' weights in the last round, to rounding. The product of the three
+    numbers is taken first; then operations are rounded one by one, as in `outer_step`.
+    """
+    factor = part * outer.lr * outer.momentum
+    if factor:
+        for start in range(0, anchor.numel(), _CACHED_ELEMS):
+            span = slice(start, start + _CACHED_ELEMS)
+            anchor[span].add_(momentum[span].mul(factor))

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from geocomm.codecs.codec_spec import codec_spec
+from geocomm.core.errors import InvalidArgumentError
 from geocomm.group.planning.local_estimate import LEAST_EVERY
 from geocomm.sync.local_steps.model.fragments import Tensor, automatic_count
-from geocomm.sync.local_steps.outer.merge import CARRY, Merge
+from geocomm.sync.local_steps.outer.anchor import CARRY, Merge
 from geocomm.sync.local_steps.outer.rounds import Coding
 from geocomm.sync.local_steps.outer.schedule import Schedule
-from geocomm.sync.local_steps.settings.local_settings import LocalSettings
-from geocomm.sync.local_steps.settings.nesterov import Nesterov
+from geocomm.sync.local_steps.settings.local_settings import LocalSettings, Nesterov
 
 _LEAST_OVERLAP = 1
 """A result is merged as soon as it is there, but not before the next step: the site trains while it is on the line."""
@@ -101,3 +101,17 @@ def codec_with_small_blocks(codec: str) -> str:
     if spec.family == "int4" and "block" not in spec.given:
         return str(spec.with_setting("block", str(_INT4_BLOCK)))
     return codec
+
+
+def require_elastic(settings: ResolvedSettings) -> None:
+    """Raise InvalidArgumentError for one of them."""
+    if settings.given.deterministic:
+        raise InvalidArgumentError(
+            "local steps: deterministic=True has no meaning in an elastic run, whose rounds list the sites that were "
+            "there; replaying its journal is deterministic"
+        )
+    if settings.schedule.overlap == 0:
+        raise InvalidArgumentError(
+            "local steps: overlap=0 has steps wait for other sites, which no step of an elastic run does; leave "
+            "overlap out, or set it to 1"
+        )

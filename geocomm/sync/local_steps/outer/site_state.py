@@ -21,8 +21,7 @@ from geocomm.sync.local_steps.model.host_memory import available_memory, require
 from geocomm.sync.local_steps.model.inner_optimizers import InnerOptimizers
 from geocomm.sync.local_steps.model.parameter_view import ParameterView
 from geocomm.sync.local_steps.model.site_group import SiteFacts
-from geocomm.sync.local_steps.outer.anchor import AnchoredFragment, least_memory
-from geocomm.sync.local_steps.outer.merge import CARRY
+from geocomm.sync.local_steps.outer.anchor import CARRY, AnchoredFragment, least_memory
 from geocomm.sync.local_steps.outer.pace import Pace
 from geocomm.sync.local_steps.outer.resolved_settings import ResolvedSettings
 from geocomm.sync.local_steps.outer.rounds import Entry

@@ -1,1 +1,0 @@
-"""What of a run outlives its processes: the folders of its checkpoints."""
