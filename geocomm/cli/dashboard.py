@@ -54,7 +54,7 @@ def dashboard(
 
     if token is not None and not re.fullmatch(r"[!-~]+", token):
         fail("dashboard", "--token: one word of ASCII letters, digits and signs; without it, --address makes one")
-    store = open_store("dashboard", folder)
+    store = open_store(folder)
     try:
         import uvicorn
 

@@ -60,15 +60,11 @@ def add(
 
         geocomm data add web.toml /data/tokens/day1 --tokenizer tok/
     """
-    from geocomm.core.bad_input import BadInput
     from geocomm.data.additions import add_files
     from geocomm.data.catalog import read_rules
 
-    try:
-        read = read_rules(rules)
-        version = add_files(read, paths, tokenizer=tokenizer, labels=label or (), store=store, text_field=text_field)
-    except BadInput as error:
-        fail("data", str(error))
+    read = read_rules(rules)
+    version = add_files(read, paths, tokenizer=tokenizer, labels=label or (), store=store, text_field=text_field)
     part = version.parts[-1]
     typer.echo(f"{read.catalog}@{version.number}: {part.tokens} tokens in {part.shards} shards were added")
 
@@ -87,15 +83,11 @@ def remove(
 
         geocomm data remove web.toml /data/tokens/day1/03.ds
     """
-    from geocomm.core.bad_input import BadInput
     from geocomm.data.additions import remove_files
     from geocomm.data.catalog import read_rules
 
-    try:
-        read = read_rules(rules)
-        version, removed = remove_files(read, paths)
-    except BadInput as error:
-        fail("data", str(error))
+    read = read_rules(rules)
+    version, removed = remove_files(read, paths)
     for shard in removed:
         typer.echo(f"{shard.sha256} {shard.path} of store {shard.store}")
     tokens = sum(one.tokens for one in removed)
@@ -111,17 +103,13 @@ def ls(
 
         geocomm data ls /data/catalog/web
     """
-    from geocomm.core.bad_input import BadInput
     from geocomm.data.catalog import Catalog
     from geocomm.data.shard_sequences import SetName
 
-    try:
-        name = SetName.parse(catalog)
-        opened = Catalog(name.url)
-        opened.read(name.number)  # refuses what is none
-        rows = [_row(opened, opened.read(one)) for one in ([name.number] if name.number else opened.numbers())]
-    except BadInput as error:
-        fail("data", str(error))
+    name = SetName.parse(catalog)
+    opened = Catalog(name.url)
+    opened.read(name.number)  # refuses what is none
+    rows = [_row(opened, opened.read(one)) for one in ([name.number] if name.number else opened.numbers())]
     if as_json:
         typer.echo(json.dumps(rows))
         return
@@ -158,22 +146,18 @@ def check(
 
         geocomm data check /data/catalog/web --site virginia --deep
     """
-    from geocomm.core.bad_input import BadInput
     from geocomm.core.site import site_name
     from geocomm.data.catalog import Catalog
     from geocomm.data.set_check import problems, readable
     from geocomm.data.shard_sequences import SetName
 
-    try:
-        name = SetName.parse(catalog)
-        opened = Catalog(name.url)
-        version = opened.read(name.number)
-        shards = opened.shards(version)
-        site = site or site_name()
-        told = "" if site is None else f"; site {site} may read {readable(version, shards, site)} tokens"
-        found = list(islice(problems(version, shards, deep=deep, site=site), _MOST_SAID + 1))
-    except BadInput as error:
-        fail("data", str(error))
+    name = SetName.parse(catalog)
+    opened = Catalog(name.url)
+    version = opened.read(name.number)
+    shards = opened.shards(version)
+    site = site or site_name()
+    told = "" if site is None else f"; site {site} may read {readable(version, shards, site)} tokens"
+    found = list(islice(problems(version, shards, deep=deep, site=site), _MOST_SAID + 1))
     for problem in found[:_MOST_SAID]:
         typer.echo(problem, err=True)
     what = f"{name.url}@{version.number}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import datetime
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -58,7 +59,6 @@ def demo(
         DEFAULT_STEPS,
         SITE_NAMES,
         VARIANTS,
-        DemoError,
         DemoResult,
         run_variant,
         telemetry,
@@ -66,7 +66,7 @@ def demo(
     from geocomm.lab.demo.demo_table import draw, lateness_note, summary_table, write_summary
     from geocomm.lab.demo.elastic_run import LEAST_STEPS
     from geocomm.lab.emulator.emulated_keys import site_keys
-    from geocomm.lab.emulator.emulated_links import EmulatedLink, WanConfigError, WanError, link_changes
+    from geocomm.lab.emulator.emulated_links import EmulatedLink, link_changes
     from geocomm.lab.emulator.emulated_wan import check_wan
 
     if elastic and steps is not None and steps < LEAST_STEPS:
@@ -78,8 +78,8 @@ def demo(
         folder.mkdir(parents=True)
     except FileExistsError:
         fail("demo", f"{folder} exists already")
-    except (WanError, OSError) as error:
-        fail("demo", str(error), 125 if isinstance(error, WanError) and not isinstance(error, WanConfigError) else 2)
+    except OSError as error:
+        fail("demo", str(error))
 
     output = Console(markup=False)
     if elastic:
@@ -88,22 +88,10 @@ def demo(
     steps = steps or DEFAULT_STEPS
     conditions = f"two sites, {describe_link(link)}{', geocomm over TLS' if secure or keys else ''}"
     outcomes: list[DemoResult] = []
-    try:
-        with site_keys(SITE_NAMES, keys, secure) as made, DemoView(VARIANTS, steps, conditions, output) as view:
-            for variant in VARIANTS:
-                outcomes.append(
-                    run_variant(
-                        variant,
-                        folder / variant.folder,
-                        link,
-                        steps,
-                        lambda progress, v=variant: view.update(v, progress),
-                        made,
-                    )
-                )
-    except (DemoError, WanError) as error:
-        status = 2 if isinstance(error, WanConfigError) else 125 if isinstance(error, WanError) else 1
-        fail("demo", str(error), status)
+    with site_keys(SITE_NAMES, keys, secure) as made, DemoView(VARIANTS, steps, conditions, output) as view:
+        for variant in VARIANTS:
+            update = partial(view.update, variant)
+            outcomes.append(run_variant(variant, folder / variant.folder, link, steps, update, made))
 
     sizes = outcomes[0].sizes
     conditions += (
@@ -125,12 +113,11 @@ def demo(
 def _elastic(folder: Path, link: EmulatedLink, steps: int | None, keys: Path | None, output: Console) -> None:
     """The demo of an elastic run, in a folder that is there."""
     from geocomm.lab.bench.wan_bench import describe_link
-    from geocomm.lab.demo.demo_run import DemoError
     from geocomm.lab.demo.demo_table import lateness_text
     from geocomm.lab.demo.elastic_picture import draw_elastic, told, write_elastic_summary
     from geocomm.lab.demo.elastic_run import DEFAULT_STEPS, SITE_NAMES, STEP_S, run_elastic_demo
     from geocomm.lab.emulator.emulated_keys import site_keys
-    from geocomm.lab.emulator.emulated_links import WanConfigError, WanError
+    from geocomm.lab.emulator.emulated_links import WanConfigError
 
     begun = time.monotonic()
     conditions = f"three sites, {describe_link(link)}, TLS; a step each {STEP_S:g} s"
@@ -139,14 +126,10 @@ def _elastic(folder: Path, link: EmulatedLink, steps: int | None, keys: Path | N
     def say(event: str) -> None:
         output.print(f"{time.monotonic() - begun:5.0f} s  {event}", highlight=False, soft_wrap=True)
 
-    try:
-        with site_keys(SITE_NAMES, keys, secure=True) as made:
-            if made is None:
-                raise WanConfigError("keys: none were made")
-            run = run_elastic_demo(folder, link, steps or DEFAULT_STEPS, made, say)
-    except (DemoError, WanError) as error:
-        status = 2 if isinstance(error, WanConfigError) else 125 if isinstance(error, WanError) else 1
-        fail("demo", str(error), status)
+    with site_keys(SITE_NAMES, keys, secure=True) as made:
+        if made is None:
+            raise WanConfigError("keys: none were made")
+        run = run_elastic_demo(folder, link, steps or DEFAULT_STEPS, made, say)
     conditions += f"; {run.parameters / 1e6:.1f}M-parameter DeepSeek-V3 architecture, CPU"
     write_elastic_summary(run, conditions, folder / "summary.json")
     draw_elastic(run, conditions, folder / "demo.png")

@@ -53,12 +53,12 @@ def doctor(
         geocomm doctor --rate 1gbit --rtt 100ms --peers 7
         geocomm doctor --peer 192.0.2.10:29400
     """
-    from geocomm.core.addresses import HubAddress, HubAddressError
+    from geocomm.core.addresses import HubAddress
     from geocomm.core.environment import keys_folder
     from geocomm.core.errors import GeocommError
     from geocomm.core.options import Options
     from geocomm.core.place import local_world_size, world_size
-    from geocomm.core.units import UnitError, parse_duration, parse_rate
+    from geocomm.core.units import parse_duration, parse_rate
     from geocomm.observe.doctor.doctor_network import peer_findings
     from geocomm.observe.doctor.examination import Examination, examine
 
@@ -75,7 +75,7 @@ def doctor(
             options=options,
             keys=keys_folder(),
         )
-    except (GeocommError, HubAddressError, UnitError) as error:
+    except GeocommError as error:
         fail("doctor", str(error))
     if world_size() > 1:
         findings = _examine_job(question, timeout)
@@ -90,7 +90,6 @@ def doctor(
 
 def _examine_job(question: Examination, timeout_s: float) -> list[Finding] | None:
     """All ranks' part; what there is to print at rank 0, else None."""
-    from geocomm.core.bad_input import BadInput
     from geocomm.core.errors import GeocommError
     from geocomm.core.place import find_place
     from geocomm.group.membership.job_store import Rendezvous
@@ -127,7 +126,7 @@ def _examine_job(question: Examination, timeout_s: float) -> list[Finding] | Non
             own_findings += way_findings(own, records)
             found = rendezvous.exchange({"findings": [vars(finding) for finding in own_findings]}, "findings")
         rendezvous.linger()
-    except (BadInput, GeocommError) as error:
+    except GeocommError as error:
         fail("doctor", str(error))
     if place.rank != 0:
         return None

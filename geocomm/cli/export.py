@@ -72,7 +72,6 @@ def export(
         geocomm export runs/default/checkpoints/step-00000200 my-model --dtype bf16
     """
     try:
-        from geocomm.core.bad_input import BadInput
         from geocomm.train.export.export_record import Dtype as DtypeName
         from geocomm.train.export.export_run import export_converted, export_hf
         from geocomm.train.export.export_source import Given
@@ -86,14 +85,11 @@ def export(
         console.print(line, highlight=False, soft_wrap=True)
 
     wanted: DtypeName | None = None if dtype is None else dtype.value
-    try:
-        given = Given(shards or (), model, preset, tokenizer)
-        if format_ is Format.HF:
-            record = export_hf(source, out, given, wanted, verify, say)
-        else:
-            record = export_converted(source, out, given, format_.value, wanted, verify, say)
-    except BadInput as error:
-        fail("export", str(error))
+    given = Given(shards or (), model, preset, tokenizer)
+    if format_ is Format.HF:
+        record = export_hf(source, out, given, wanted, verify, say)
+    else:
+        record = export_converted(source, out, given, format_.value, wanted, verify, say)
     size = sum(file.bytes for file in record.files.values()) / 1e6
     line = f"exported to {out} ({format_.value}, {record.dtype}, {size:.1f} MB)"
     if record.verify is not None:

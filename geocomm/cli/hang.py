@@ -49,7 +49,7 @@ def hang(
     from geocomm.observe.diagnosis.stuck_operations import find_hang
     from geocomm.observe.telemetry.overview import moment
 
-    store = open_store("hang", folder)
+    store = open_store(folder)
     now = time.time()
     found = find_hang(store, moment(store, now), after)
     if as_json:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from geocomm.cli.command_end import fail
-from geocomm.security.key_folder import REVOKED_FILE, KeysError
+from geocomm.security.key_folder import REVOKED_FILE
 
 if TYPE_CHECKING:
     from geocomm.security.job_ca import JobCa
@@ -149,8 +149,6 @@ def _refusals(out: Path) -> Generator[None]:
         yield
     except ImportError as error:
         fail("keys", f"{error}; pip install cryptography")
-    except KeysError as error:
-        fail("keys", str(error))
     except OSError as error:
         fail("keys", f"cannot write {error.filename or out}: {error.strerror}; nothing was changed")
 

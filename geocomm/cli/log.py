@@ -46,7 +46,7 @@ def log(
         geocomm log runs/night --follow
     """
     from geocomm.journal.entries import BadLineError
-    from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
+    from geocomm.journal.journal import FILE_NAME, SqliteJournal
 
     console = Console(soft_wrap=True)
 
@@ -74,8 +74,6 @@ def log(
         with contextlib.suppress(KeyboardInterrupt):
             for entry in _followed(journal) if follow else journal.read():
                 show(entry)
-    except NoJournalError as error:
-        fail("log", str(error))
     except BadLineError as error:
         fail("log", f"{path} is damaged: {error}", 1)
 

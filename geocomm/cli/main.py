@@ -1,7 +1,8 @@
 """Entry point of the `geocomm` console script.
 
-A command lives in a module of its own beside this one, exposes `register(app)`, and is named here. These modules import
-nothing heavy (torch, transformers, matplotlib) at module level, so that `geocomm --help` answers at once.
+A command lives in a module of its own beside this one, exposes `register(app)`, and is named here. It lets each
+`UserError` pass. These modules import nothing heavy (torch, transformers, matplotlib) at module level, so that
+`geocomm --help` answers at once.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ import inspect
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+from typing_extensions import override
 
 from geocomm._version import __version__
+from geocomm.cli.command_end import fail
+from geocomm.core.bad_input import UserError
 from geocomm.core.build_facts import build_facts
 from geocomm.core.ended_by_signal import end_in_a_line
 from geocomm.core.place import speaks_here
@@ -53,10 +58,22 @@ _LOAD_LONG = ("train", "run")
 """Those in which a signal may come before they can handle it."""
 
 
+class _Commands(TyperGroup):
+    """Commands of which each ends with a line where a `UserError` keeps it from its work."""
+
+    @override
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            fail(str(ctx.invoked_subcommand), str(error), error.exit_status)
+
+
 def build_app(modules: Sequence[str] = _MODULES) -> typer.Typer:
     """The typer application with the commands of these modules on it."""
     app = typer.Typer(
         name="geocomm",
+        cls=_Commands,
         help=_HELP,
         no_args_is_help=True,
         pretty_exceptions_show_locals=False,

@@ -221,19 +221,19 @@ def lead(
 
     if (hub is None) == (not journal):
         fail("members", "--hub HOST:PORT says where this machine leads; --journal may instead")
-    check_meeting("members", hub, address, journal)
+    check_meeting(hub, address, journal)
     config = AgentConfig(
         leader=hub or "",
         journal=journal,
         address=address,
-        keys=str(load_keys("members", keys).folder.resolve()),
+        keys=str(load_keys(keys).folder.resolve()),
         run_dir=str(run_dir),
         listen=listen,
         lead=not journal,
         ranks=False,
         min_sites=min_sites,
         wait_for=tuple(filter(None, wait_for.split(","))),
-        data=dealt_set("members", data, sequence_length, held_out_fraction),
+        data=dealt_set(data, sequence_length, held_out_fraction),
         doubt_s=60 * doubt,
     )
     command = config.command()
@@ -289,16 +289,12 @@ def _state(run_dir: Path) -> RunState:
 
 @contextlib.contextmanager
 def _journal(run_dir: Path) -> Generator[SqliteJournal]:
-    from geocomm.journal.entries import BadLineError
-    from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
+    from geocomm.journal.journal import FILE_NAME, SqliteJournal
 
     if not (run_dir / FILE_NAME).exists():
         fail("members", f"{run_dir} has no {FILE_NAME}: it is not the run folder of a site of an elastic run")
-    try:
-        with contextlib.closing(SqliteJournal(run_dir / FILE_NAME, read_only=True)) as journal:
-            yield journal
-    except (NoJournalError, BadLineError) as error:
-        fail("members", str(error))
+    with contextlib.closing(SqliteJournal(run_dir / FILE_NAME, read_only=True)) as journal:
+        yield journal
 
 
 def _asked(run_dir: Path, state: RunState) -> tuple[LeaderAnswer, dict[str, SeenSite]]:

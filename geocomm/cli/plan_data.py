@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
 
-from geocomm.cli.command_end import fail
 from geocomm.cli.table import table_of
 from geocomm.core.bad_input import BadInput
 
@@ -46,18 +45,15 @@ def plan_data(asked: Reading, exchange: Callable[[Links], TrainingTraffic] | Non
     def exchanged(sites: tuple[str, ...]) -> TrainingTraffic:
         return NO_EXCHANGE if exchange is None or len(sites) == 1 else exchange(asked.links(sites).select(sites))
 
-    try:
-        gpus, prices = _by_site(asked.gpus, int, "--gpus"), _by_site(asked.gpu_price, float, "--gpu-price")
-        if not gpus or not 0 < asked.tokens_per_second < math.inf:
-            raise BadInput("--data needs --gpus SITE=NUMBER,… and --tokens-per-second of one GPU")
-        far = far_rates(asked.links([*gpus]).select([*gpus])) if asked.links_are_known else {}
-        where = SetName.parse(asked.name)
-        catalog = Catalog(where.url)
-        version = catalog.read(where.number)
-        machines = Machines(gpus, asked.tokens_per_second, prices, far)
-        found = estimates(version.rules, catalog.shards(version), version.width, machines, exchanged)
-    except BadInput as error:
-        fail("plan", str(error))
+    gpus, prices = _by_site(asked.gpus, int, "--gpus"), _by_site(asked.gpu_price, float, "--gpu-price")
+    if not gpus or not 0 < asked.tokens_per_second < math.inf:
+        raise BadInput("--data needs --gpus SITE=NUMBER,… and --tokens-per-second of one GPU")
+    far = far_rates(asked.links([*gpus]).select([*gpus])) if asked.links_are_known else {}
+    where = SetName.parse(asked.name)
+    catalog = Catalog(where.url)
+    version = catalog.read(where.number)
+    machines = Machines(gpus, asked.tokens_per_second, prices, far)
+    found = estimates(version.rules, catalog.shards(version), version.width, machines, exchanged)
     if as_json:
         print(json.dumps({"version": version.number, "rows": [asdict(one) for one in found]}, indent=1))
         return

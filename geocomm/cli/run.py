@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -25,11 +25,6 @@ from geocomm.cli.run_options import (
     elastic_option,
     load_keys,
 )
-
-if TYPE_CHECKING:
-    from geocomm.elastic.agent_process import AgentConfig
-    from geocomm.elastic.supervisor import SiteJob
-    from geocomm.security.key_folder import Keys
 
 _HELP = """Run torchrun on this node; the nodes meet at HUB, over TLS, on that one port.
 
@@ -117,15 +112,13 @@ def run(
     ] = None,
 ) -> None:
     """Start this site's ranks, and the hub at one site."""
-    from geocomm.core.addresses import HubAddress, HubAddressError
-    from geocomm.core.bad_input import BadInput
+    from geocomm.core.addresses import HubAddress
     from geocomm.core.site import site_name
     from geocomm.group.rendezvous.launch_checks import check_variables
-    from geocomm.security.key_folder import KeysError
 
     try:
         check_variables()
-    except (BadInput, ValueError) as error:  # an InvalidArgumentError is a ValueError
+    except ValueError as error:
         fail("run", str(error))
     if (hub is None) == (not journal):
         fail("run", "--hub HOST:PORT says where the nodes meet; of an elastic run, --journal may instead")
@@ -133,14 +126,15 @@ def run(
         fail("run", "--journal is for --elastic")
     if not journal and (address or never_lead):
         fail("run", "--address and --never-lead are for --journal")
-    check_meeting("run", hub, address, journal)
-    loaded = load_keys("run", keys)
+    check_meeting(hub, address, journal)
+    loaded = load_keys(keys)
     if (site := site_name()) not in (None, loaded.identity.site):
         fail("run", f"GEOCOMM_SITE is {site!r}, but the keys in {loaded.folder} are of site {loaded.identity.site!r}")
     try:
         if elastic:
             from geocomm.elastic.agent_process import AgentConfig
-            from geocomm.elastic.supervisor import SiteJob
+            from geocomm.elastic.snapshot_copies import SnapshotCopies
+            from geocomm.elastic.supervisor import SiteJob, run_elastic
 
             if telemetry is not None:
                 fail("run", "leave out --telemetry: an elastic run keeps its telemetry in --run-dir")
@@ -162,10 +156,12 @@ def run(
                 snapshot_s=60 * snapshot_every,
                 copies=copies,
                 snapshot_url=snapshot_url,
-                data=dealt_set("run", data, sequence_length, held_out_fraction),
+                data=dealt_set(data, sequence_length, held_out_fraction),
                 doubt_s=60 * doubt,
             )
-            status = _run_elastic(config, SiteJob(tuple(arguments), site_nodes, node_rank, site_hub), loaded)
+            if snapshot_url:
+                SnapshotCopies(snapshot_url)  # refuses what is none
+            status = run_elastic(config, SiteJob(tuple(arguments), site_nodes, node_rank, site_hub), loaded)
         elif run_dir is not None or wait_for or min_sites != 1 or snapshot_url or data or site_nodes != 1 or site_hub:
             given = "--run-dir, --wait-for, --min-sites, --snapshot-url, --data, --site-nodes and --site-hub"
             fail("run", f"{given} are for --elastic")
@@ -173,25 +169,8 @@ def run(
             from geocomm.group.rendezvous.run_at_hub import run_at_hub
 
             status = run_at_hub(HubAddress.parse(hub or ""), listen, loaded, arguments, wait, telemetry)
-    except (KeysError, HubAddressError) as error:
-        fail("run", str(error))
     except OSError as error:
         low_port = isinstance(error, PermissionError) and not error.filename
         advice = ": a port below 1024 is for root alone; take another one at all sites" if low_port else ""
         fail("run", f"{listen or hub or journal}: {error.strerror or error}{advice}")
     raise typer.Exit(status)
-
-
-def _run_elastic(config: AgentConfig, job: SiteJob, keys: Keys) -> int:
-    """Run the site; the exit status."""
-    from geocomm.elastic.fragment_store import StoreError
-    from geocomm.elastic.snapshot_copies import SnapshotCopies
-    from geocomm.elastic.snapshots import SnapshotError
-    from geocomm.elastic.supervisor import run_elastic
-
-    try:
-        if config.snapshot_url:
-            SnapshotCopies(config.snapshot_url)
-        return run_elastic(config, job, keys)
-    except (SnapshotError, StoreError) as error:
-        fail("run", str(error))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from geocomm.cli.command_end import fail
+from geocomm.core.bad_input import BadInput
 
 if TYPE_CHECKING:
     from geocomm.journal.sequencer_events import DealtSet
@@ -63,58 +63,45 @@ DoubtOption = Annotated[
 ]
 
 
-def load_keys(command: str, given: str | None) -> Keys:
-    """The keys in `given`, or in GEOCOMM_KEYS. Ends the command where there are none."""
+def load_keys(given: str | None) -> Keys:
+    """The keys in `given`, or in GEOCOMM_KEYS. Raises BadInput where there are none."""
     from geocomm.core.environment import keys_folder
-    from geocomm.security.key_folder import Keys, KeysError
+    from geocomm.security.key_folder import Keys
 
     folder = given or keys_folder()
     if folder is None:
-        fail(
-            command, "no keys: make them once with geocomm keys create a b, and set GEOCOMM_KEYS to this site's folder"
+        raise BadInput(
+            "no keys: make them once with geocomm keys create a b, and set GEOCOMM_KEYS to this site's folder"
         )
-    try:
-        return Keys.load(folder)
-    except KeysError as error:
-        fail(command, str(error))
+    return Keys.load(folder)
 
 
-def check_meeting(command: str, hub: str | None, address: str, journal: str) -> None:
-    """End the command unless these are addresses."""
-    from geocomm.core.addresses import HubAddress, HubAddressError
+def check_meeting(hub: str | None, address: str, journal: str) -> None:
+    """Raise BadInput unless these are addresses."""
+    from geocomm.core.addresses import HubAddress
 
-    try:
-        for one in filter(None, (hub, address)):
-            HubAddress.parse(one)
-    except HubAddressError as error:
-        fail(command, str(error))
+    for one in filter(None, (hub, address)):
+        HubAddress.parse(one)
     if journal:
-        from geocomm.elastic.etcd import Etcd, EtcdAddress, EtcdAddressError
+        from geocomm.elastic.etcd import Etcd, EtcdAddress
 
-        try:
-            Etcd(EtcdAddress.parse(journal))
-        except EtcdAddressError as error:
-            fail(command, str(error))
+        Etcd(EtcdAddress.parse(journal))
 
 
-def dealt_set(command: str, data: str, sequence_length: int, held_out_fraction: float) -> DealtSet | None:
-    """What the options say. Ends the command where they do not fit."""
-    from geocomm.core.bad_input import BadInput
+def dealt_set(data: str, sequence_length: int, held_out_fraction: float) -> DealtSet | None:
+    """What the options say. Raises BadInput where they do not fit."""
     from geocomm.data.corpus.packing import held_out_every
     from geocomm.data.shard_sequences import SetName
     from geocomm.journal.sequencer_events import DealtSet
 
     if not data:
         if sequence_length or held_out_fraction:
-            fail(command, "--sequence-length and --held-out-fraction are for --data")
+            raise BadInput("--sequence-length and --held-out-fraction are for --data")
         return None
     if not sequence_length:
-        fail(command, "--data needs --sequence-length")
-    try:
-        name = SetName.parse(data)
-    except BadInput as error:
-        fail(command, str(error))
+        raise BadInput("--data needs --sequence-length")
+    name = SetName.parse(data)
     if name.number is not None:
-        fail(command, f"--data {data}: an elastic run reads the newest version, and each newer one: leave out @")
+        raise BadInput(f"--data {data}: an elastic run reads the newest version, and each newer one: leave out @")
     url = name.url if "://" in name.url else str(Path(name.url.removeprefix("file:")).expanduser().resolve())
     return DealtSet(url, sequence_length, held_out_every(held_out_fraction))

@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from geocomm.cli.command_end import fail
-from geocomm.core.bad_input import BadInput
 from geocomm.core.extras import install_command
 from geocomm.train.serve.engines import Engine
 
@@ -69,6 +68,4 @@ def serve(
         status = run(serving)
     except ImportError as error:
         fail("serve", f"{error}; {install_command('serve')}")
-    except BadInput as error:
-        fail("serve", str(error))
     raise typer.Exit(status)

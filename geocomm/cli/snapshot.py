@@ -208,34 +208,27 @@ def restore(
 
 def _open(where: str, snapshot: int | None = None) -> tuple[Snapshots, RunState, Path]:
     """What a run folder has; or, of what lies at a URL, one snapshot."""
-    from geocomm.elastic.fragment_store import FragmentStore, StoreError
+    from geocomm.elastic.fragment_store import FragmentStore
     from geocomm.elastic.snapshot_copies import is_url
     from geocomm.elastic.snapshots import Snapshots
-    from geocomm.journal.entries import BadLineError
-    from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
+    from geocomm.journal.journal import FILE_NAME, SqliteJournal
 
     run_dir = _fetched(where, snapshot) if is_url(where) else Path(where)
     if not (run_dir / FILE_NAME).is_file():
         fail("snapshot", f"{run_dir} has no {FILE_NAME}: it is not the run folder of a site")
-    try:
-        with contextlib.closing(SqliteJournal(run_dir / FILE_NAME, read_only=True)) as journal:
-            state = journal.state()
-        return Snapshots(FragmentStore(run_dir)), state, run_dir
-    except (NoJournalError, BadLineError, StoreError) as error:
-        fail("snapshot", str(error))
+    with contextlib.closing(SqliteJournal(run_dir / FILE_NAME, read_only=True)) as journal:
+        state = journal.state()
+    return Snapshots(FragmentStore(run_dir)), state, run_dir
 
 
 def _fetched(url: str, snapshot: int | None) -> Path:
     """A run folder, for as long as this process lives, of a snapshot that lies elsewhere."""
     from geocomm.elastic.snapshot_copies import SnapshotCopies
-    from geocomm.elastic.snapshots import SnapshotError
 
     made = tempfile.TemporaryDirectory()
     atexit.register(made.cleanup)
     try:
         SnapshotCopies(url).fetch(snapshot, Path(made.name))
-    except SnapshotError as error:
-        fail("snapshot", str(error))
     except OSError as error:
         fail("snapshot", f"{url}: {error}")
     return Path(made.name)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from geocomm.cli.command_end import fail
+from geocomm.core.bad_input import BadInput
 from geocomm.core.units import duration_text
 
 if TYPE_CHECKING:
@@ -19,14 +19,14 @@ TelemetryFolder = Annotated[
 ]
 
 
-def open_store(command: str, folder: Path) -> RunStore:
-    """The run store in `folder`; without one, says so and exits."""
-    from geocomm.observe.telemetry.run_store import NoStoreError, RunStore
+def open_store(folder: Path) -> RunStore:
+    """The run store in `folder`; BadInput: there is none."""
+    from geocomm.observe.telemetry.run_store import RunStore
 
     try:
         return RunStore(folder)
-    except (NoStoreError, sqlite3.Error, OSError) as error:
-        fail(command, str(error))
+    except (sqlite3.Error, OSError) as error:
+        raise BadInput(str(error)) from None
 
 
 def standstill_text(seconds: float, folder: Path) -> str:

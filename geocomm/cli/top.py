@@ -56,7 +56,7 @@ def top(
 
         geocomm top telemetry
     """
-    store = open_store("top", folder)
+    store = open_store(folder)
     console = Console(highlight=False)
     if once:
         from geocomm.observe.diagnosis.live_diagnosis import LiveDiagnosis

@@ -36,16 +36,14 @@ def trace(
 
         geocomm trace telemetry --steps 5 --out run.tar
     """
-    from geocomm.observe.diagnosis.trace_export import NoTraceError, read_trace, write_trace
+    from geocomm.observe.diagnosis.trace_export import read_trace, write_trace
     from geocomm.observe.telemetry.overview import moment
 
     require_writable("trace", "--out", out)
-    store = open_store("trace", folder)
+    store = open_store(folder)
     try:
         made = read_trace(store, moment(store, time.time()), steps)
         write_trace(made, out)
-    except NoTraceError as error:
-        fail("trace", str(error))
     except OSError as error:
         fail("trace", f"--out {out}: {error.strerror}", 1)
     console = Console(soft_wrap=True, highlight=False, markup=False)

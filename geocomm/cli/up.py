@@ -122,11 +122,10 @@ def _refusals(command: str) -> Generator[None]:
     from geocomm.cli.ssh_sites.board import printable
     from geocomm.cli.ssh_sites.launch import NotStartedError
     from geocomm.core.bad_input import BadInput
-    from geocomm.security.key_folder import KeysError
 
     try:
         yield
-    except (BadInput, KeysError, NotStartedError) as error:
+    except (BadInput, NotStartedError) as error:
         fail(command, printable(str(error)))
     except OSError as error:
         fail(command, f"{error.filename or 'ssh'}: {error.strerror}")

@@ -8,14 +8,15 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from geocomm.cli.command_end import fail, require_writable
-from geocomm.core.units import UnitError, parse_duration
+from geocomm.cli.command_end import require_writable
+from geocomm.core.bad_input import UserError
+from geocomm.core.units import parse_duration
 from geocomm.group.planning.link_report import rate_text
 from geocomm.lab.emulator.emulated_keys import site_environment, site_keys
 from geocomm.lab.emulator.emulated_links import (
@@ -23,11 +24,9 @@ from geocomm.lab.emulator.emulated_links import (
     EmulatedLink,
     EmulatedWan,
     WanConfigError,
-    WanError,
     link_changes,
 )
 from geocomm.lab.emulator.emulated_wan import (
-    EMULATOR_FAILED,
     LATENESS_LIMIT_S,
     LinkReport,
     WanControl,
@@ -84,10 +83,6 @@ def register(app: typer.Typer) -> None:
     wan.command("set")(wan_set)
     wan.command("stats")(wan_stats)
     app.add_typer(wan, name="wan")
-
-
-def _fail(error: WanError | UnitError) -> NoReturn:
-    fail("wan", str(error), 2 if isinstance(error, (WanConfigError, UnitError)) else EMULATOR_FAILED)
 
 
 def _topology(sites: int | None, matrix: Path | None, changes: dict[str, Any]) -> EmulatedWan:
@@ -170,9 +165,9 @@ def wan_run(
                 raw=raw,
                 seed=seed,
             )
-        except (WanError, UnitError) as error:
+        except UserError:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-            _fail(error)
+            raise
         held.enter_context(run)
         if profile is Profile.LEO:
             held.enter_context(leo_links(run.control, topology.sites, seed))
@@ -257,21 +252,18 @@ def wan_set(
         geocomm wan set --link site0:site1 down
         geocomm wan set --link site0:site1 --rate 200mbit --loss 0.5%
     """
-    try:
-        if state not in (None, "up", "down"):
-            raise WanConfigError(f"state: {state!r} is neither up nor down")
-        ends = link.split(":")
-        if len(ends) != 2:
-            raise WanConfigError(f"link: {link!r} does not name two sites as A:B")
-        up = None if state is None else state == "up"
-        changes: dict[str, Any] = {"up": up, "rate": rate, "rtt": rtt, "loss": loss, "queue": queue}
-        changes |= {"reorder": reorder, "duplicate": duplicate, "reset": reset}
-        link_changes(**changes)  # a wrong option is one also where no emulator runs
-        client = WanControl(control or find_control())
-        client.set_link(ends[0], ends[1], **changes, one_way=one_way)
-        report = client.stats()
-    except WanError as error:
-        _fail(error)
+    if state not in (None, "up", "down"):
+        raise WanConfigError(f"state: {state!r} is neither up nor down")
+    ends = link.split(":")
+    if len(ends) != 2:
+        raise WanConfigError(f"link: {link!r} does not name two sites as A:B")
+    up = None if state is None else state == "up"
+    changes: dict[str, Any] = {"up": up, "rate": rate, "rtt": rtt, "loss": loss, "queue": queue}
+    changes |= {"reorder": reorder, "duplicate": duplicate, "reset": reset}
+    link_changes(**changes)  # a wrong option is one also where no emulator runs
+    client = WanControl(control or find_control())
+    client.set_link(ends[0], ends[1], **changes, one_way=one_way)
+    report = client.stats()
     for src, dst in [ends] if one_way else [ends, ends[::-1]]:
         typer.echo(link_text(report.link(src, dst)))
 
@@ -283,7 +275,4 @@ def wan_stats(control: Annotated[Path | None, _CONTROL] = None) -> None:
 
         geocomm wan stats
     """
-    try:
-        sys.stdout.write(WanControl(control or find_control()).stats().to_json() + "\n")
-    except WanError as error:
-        _fail(error)
+    sys.stdout.write(WanControl(control or find_control()).stats().to_json() + "\n")

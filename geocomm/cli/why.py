@@ -44,7 +44,7 @@ def why(
     from geocomm.observe.diagnosis.run_window import read_window
     from geocomm.observe.telemetry.overview import moment
 
-    store = open_store("why", folder)
+    store = open_store(folder)
     try:
         window = read_window(store, last, moment(store, time.time()))
     except (sqlite3.Error, OSError) as error:

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
+from geocomm.core.bad_input import BadInput
+
 _BACKLOG = 512
 
 
-class HubAddressError(ValueError):
+class HubAddressError(BadInput, ValueError):
     """An address that cannot be a hub's; the message says what one looks like."""
 
 

@@ -1,4 +1,4 @@
-"""The one exception that ends a run because of what the user gave it."""
+"""The errors that end a command with a line for its user."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ from collections.abc import Iterable
 EXIT_BAD_INPUT = 2
 
 
-class BadInput(Exception):
-    """Input, configuration or disk that the run cannot work with.
-
-    The message is one line that stands alone: what is wrong, where, what was expected, what to do. The command prints
-    it to stderr and exits with `EXIT_BAD_INPUT`.
+class UserError(Exception):
+    """What keeps a command from its work. The message is one line that stands alone: what is wrong, where, what was
+    expected, what to do. The command prints it to stderr and ends with `exit_status`.
     """
+
+    exit_status = 1
+
+
+class BadInput(UserError):
+    """Input, configuration or disk that the run cannot work with."""
+
+    exit_status = EXIT_BAD_INPUT
 
 
 def did_you_mean(name: str, candidates: Iterable[str], prefix: str = "") -> str:

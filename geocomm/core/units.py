@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from geocomm.core.bad_input import BadInput
+
 DAY_S = 86400.0
 
 
-class UnitError(ValueError):
+class UnitError(BadInput, ValueError):
     """A text is not a quantity of its kind; the message names the field."""
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from geocomm.core.addresses import HubAddress, HubAddressError
+from geocomm.core.bad_input import BadInput
 from geocomm.core.environment import etcd_tls_files
 from geocomm.journal.entries import BadLineError, Entry, Record, SiteName, Text, entry_of, line_of
 from geocomm.journal.journal import HeadMovedError
@@ -35,7 +36,7 @@ _READ_AT_ONCE = 500
 _T = TypeVar("_T")
 
 
-class EtcdAddressError(ValueError):
+class EtcdAddressError(BadInput, ValueError):
     """What names no journal in etcd; the message says what one looks like, or what is missing here."""
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import xxhash
 
+from geocomm.core.bad_input import BadInput
 from geocomm.core.file_systems import FolderMarkError, folder_mark, fsync_path, network_file_system, put_in_place
 from geocomm.core.site import check_site_name
 
@@ -36,7 +37,7 @@ _PART = re.compile(r"\.(\d+)-\d+\.part")
 _READ_BYTES = 1 << 20
 
 
-class StoreError(ValueError):
+class StoreError(BadInput, ValueError):
     """A run folder that cannot be used; the message says what to do."""
 
 

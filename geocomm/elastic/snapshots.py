@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 from pydantic import ValidationError
 
+from geocomm.core.bad_input import BadInput
 from geocomm.core.file_systems import write_whole
 from geocomm.elastic.fragment_store import FRAGMENTS, FragmentStore, file_digest
 from geocomm.journal.entries import (
@@ -51,7 +52,7 @@ KEPT = GONE_BACK_TO
 MANIFEST_FILE = "manifest.json"
 
 
-class SnapshotError(ValueError):
+class SnapshotError(BadInput, ValueError):
     """A snapshot that is not there, not complete, or damaged; the message says what to do."""
 
 

@@ -14,6 +14,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
+from geocomm.core.bad_input import BadInput
 from geocomm.core.message_log import printable
 from geocomm.journal.dealt_shards import shards_of
 
@@ -37,7 +38,7 @@ MOST_FRAGMENTS = 4096
 """Of a run: every line that says something of each of them stays below MAX_LINE_BYTES of `messages`."""
 
 
-class BadLineError(ValueError):
+class BadLineError(BadInput, ValueError):
     """A line that is no entry, no message, or does not fit where it stands. Not one of `core.errors`: those import
     torch, which the processes of an agent and of a leader do without."""
 

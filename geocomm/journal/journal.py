@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from geocomm.core.bad_input import BadInput
 from geocomm.core.file_systems import network_file_system
 from geocomm.journal.entries import BadLineError, Entry, Hash, Round, entry_of
 from geocomm.journal.run_state import EMPTY, Head, RunState
@@ -47,7 +48,7 @@ class HeadMovedError(RuntimeError):
     """Somebody else has appended: the head is not the expected one."""
 
 
-class NoJournalError(ValueError):
+class NoJournalError(BadInput, ValueError):
     """The file is not a journal that this version can use; the message says why, and what to do."""
 
 

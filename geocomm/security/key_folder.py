@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from geocomm.core.bad_input import BadInput
 from geocomm.core.site import SiteNameError, check_name, check_site_name
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ _URI = re.compile(r"geocomm://([^/]*)/(.*)", re.DOTALL)
 _Stamp = tuple[int, int, int]
 
 
-class KeysError(ValueError):
+class KeysError(BadInput, ValueError):
     """A folder of keys that cannot be used, or a peer whose certificate is not good; the message says what to do."""
 
 

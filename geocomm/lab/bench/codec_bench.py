@@ -17,6 +17,7 @@ import torch
 
 from geocomm.codecs.codec_spec import codec_spec
 from geocomm.codecs.tensor_codec import codec_presets, compress, compress_bound, decompress
+from geocomm.core.bad_input import UserError
 from geocomm.lab.bench.codec_data import CodecInput
 
 OTHERS = (
@@ -33,7 +34,7 @@ OTHERS = (
 _MIB = 1 << 20
 
 
-class CodecBenchError(RuntimeError):
+class CodecBenchError(UserError, RuntimeError):
     """A codec gave back something else than it should."""
 
 

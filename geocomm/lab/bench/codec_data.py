@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 
+from geocomm.core.bad_input import BadInput
+
 RUN_ELEMENTS = 1 << 18
 """Elements that are taken from one place of a file: those of one frame of float32."""
 
 
-class CodecDataError(ValueError):
+class CodecDataError(BadInput, ValueError):
     """The file is not there, or holds nothing that can be measured."""
 
 

@@ -20,6 +20,7 @@ import torch
 
 from geocomm.codecs.codec_spec import codec_spec
 from geocomm.codecs.tensor_codec import compress, decompress
+from geocomm.core.bad_input import BadInput, UserError
 from geocomm.core.build_facts import build_facts
 from geocomm.lab.emulator.local_job import run_local_ranks
 
@@ -53,8 +54,8 @@ sites of one rank over loopback without TLS; cuda: the tensor of one of them is 
 """
 
 
-class GpuBenchError(RuntimeError):
-    """There is no GPU, or what it gave is not what the CPU gives."""
+class GpuBenchError(UserError, RuntimeError):
+    """What the GPU gave is not what the CPU gives, or a rank failed."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +85,12 @@ class ReduceRow:
 
 
 def require_gpu() -> str:
-    """The name of the GPU. GpuBenchError: there is none, or geocomm was built without kernels."""
+    """The name of the GPU. BadInput: there is none, or geocomm was built without kernels."""
     if not torch.cuda.is_available():
-        raise GpuBenchError("torch sees no GPU: geocomm bench gpu needs one, and a torch built for CUDA")
+        raise BadInput("torch sees no GPU: geocomm bench gpu needs one, and a torch built for CUDA")
     facts = build_facts()
     if facts is None or not facts.cuda_kernels:
-        raise GpuBenchError(f"geocomm was built without CUDA kernels: {facts.why_no_cuda if facts else 'not at all'}")
+        raise BadInput(f"geocomm was built without CUDA kernels: {facts.why_no_cuda if facts else 'not at all'}")
     return torch.cuda.get_device_name()
 
 

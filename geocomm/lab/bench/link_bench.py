@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from pydantic import TypeAdapter, ValidationError
 
+from geocomm.core.bad_input import UserError
 from geocomm.core.model_errors import first_problem, problem_text
 from geocomm.security.job_ca import JobCa
 
@@ -30,7 +31,7 @@ compared with what was sent.
 """
 
 
-class LinkBenchError(RuntimeError):
+class LinkBenchError(UserError, RuntimeError):
     """A measurement failed; the message has the program's words."""
 
 

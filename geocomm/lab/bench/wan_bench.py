@@ -23,6 +23,7 @@ from pydantic import NonNegativeInt, PositiveInt, TypeAdapter
 
 from geocomm.codecs.codec_facts import FACTS, facts_of
 from geocomm.codecs.codec_spec import AUTO
+from geocomm.core.bad_input import BadInput, UserError
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.lab.emulator.emulated_keys import site_environment
 from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
@@ -39,7 +40,7 @@ _MAX_NMSE_OF_AUTO = 1e-3
 _TAIL_LINES = 25
 
 
-class BenchError(RuntimeError):
+class BenchError(UserError, RuntimeError):
     """A run failed, or a result was wrong; the message has the case and, of a failed run, the end of its output."""
 
 
@@ -132,7 +133,7 @@ def floor_s(size_bytes: int, sites: int, link: EmulatedLink) -> float:
 
 
 def max_nmse(case: str) -> float:
-    """The largest squared error over squared norm of a verified sum; 0: it is bit-exact. BenchError: not known."""
+    """The largest squared error over squared norm of a verified sum; 0: it is bit-exact. BadInput: not known."""
     if case in GLOO_CASES:
         return 0.0
     if case == AUTO:
@@ -140,10 +141,10 @@ def max_nmse(case: str) -> float:
     try:
         facts = facts_of(case)
     except InvalidArgumentError as error:
-        raise BenchError(str(error)) from None
+        raise BadInput(str(error)) from None
     if facts is None or facts.sum_nmse is None:
         known = ", ".join(name for name, one in FACTS.items() if one.sum_nmse is not None)
-        raise BenchError(f"codec {case!r}: the error of its sums is not known; known: {known}, {AUTO}")
+        raise BadInput(f"codec {case!r}: the error of its sums is not known; known: {known}, {AUTO}")
     return facts.sum_nmse
 
 
@@ -170,7 +171,7 @@ def bench_link(
     (site0, ...), over TLS where `keys` has a folder for each; Gloo is plaintext always. `pacing`: geocomm's streams to
     a peer are capped at this part of the link's rate. `changing`: changes the links of these sites while the run lasts.
 
-    Raises BenchError, WanConfigError, WanUnavailableError.
+    Raises BadInput, BenchError, WanConfigError, WanUnavailableError.
     """
     for case in cases:
         max_nmse(case)

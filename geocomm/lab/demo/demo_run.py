@@ -20,6 +20,7 @@ from typing import Any
 
 import yaml
 
+from geocomm.core.bad_input import UserError
 from geocomm.lab.emulator.emulated_keys import hub_command, site_environment
 from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan, WanError
 from geocomm.lab.emulator.emulated_wan import WanReport, WanRun
@@ -32,7 +33,7 @@ _POLL_S = 0.25
 _TAIL_LINES = 12
 
 
-class DemoError(RuntimeError):
+class DemoError(UserError, RuntimeError):
     """A run failed; the message has the end of its log."""
 
 

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from pydantic import ValidationError
 
+from geocomm.core.bad_input import EXIT_BAD_INPUT, UserError
 from geocomm.core.model_errors import first_problem, problem_text
 from geocomm.core.site import SiteNameError, check_site_name
 from geocomm.group.planning.link_matrix import (
@@ -21,14 +22,20 @@ from geocomm.group.planning.link_matrix import (
 )
 
 MAX_SITES = 64
+EMULATOR_FAILED = 125
+"""Exit status of the emulator when it is the emulator, not a site, that failed."""
 
 
-class WanError(RuntimeError):
+class WanError(UserError, RuntimeError):
     """An emulated WAN could not be started, or could not do what it was asked for."""
+
+    exit_status = EMULATOR_FAILED
 
 
 class WanConfigError(WanError, ValueError):
     """A value that describes the WAN is wrong; the message names the field."""
+
+    exit_status = EXIT_BAD_INPUT
 
 
 class WanUnavailableError(WanError):

@@ -44,7 +44,6 @@ from geocomm.lab.emulator.emulated_links import (
 )
 
 __all__ = [
-    "EMULATOR_FAILED",
     "LATENESS_LIMIT_S",
     "LinkReport",
     "WanControl",
@@ -57,8 +56,6 @@ __all__ = [
 ]
 
 EMULATOR = Path(__file__).resolve().parents[2] / "_bin" / "wan_emulator"
-EMULATOR_FAILED = 125
-"""Exit status of the emulator when it is the emulator, not a site, that failed."""
 LATENESS_LIMIT_S = 0.005
 """A run with a packet later than this measured a busy machine, not the WAN: its times are void."""
 CONTROL_VARIABLE = "GEOCOMM_WAN_CONTROL"

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from geocomm.core.bad_input import BadInput
 from geocomm.observe.diagnosis.rank_clocks import Clock, rank_clocks
 from geocomm.observe.telemetry.last_reports import SILENT_SECONDS
 from geocomm.observe.telemetry.report import Row
@@ -29,7 +30,7 @@ _REPORT_DELAY_S = 10.0
 """So long after an operation ended may its report come."""
 
 
-class NoTraceError(Exception):
+class NoTraceError(BadInput):
     """There is nothing to trace; the message says what to do."""
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pydantic_core import from_json, to_json
 
+from geocomm.core.bad_input import BadInput
 from geocomm.core.units import DAY_S
 from geocomm.metrics.report_sender import VERSION
 from geocomm.observe.telemetry.report import Report, Row
@@ -40,7 +41,7 @@ _WHO = (
 """All ranks: a step in the index for each, whereas DISTINCT would go through all reports."""
 
 
-class NoStoreError(Exception):
+class NoStoreError(BadInput):
     """There is no run store, or it is none of this version; the message says what to do."""
 
 
