@@ -17,7 +17,6 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from geocomm.core.bad_input import did_you_mean
 from geocomm.core.environment import (
     MAX_THREADS,
-    OTHER_VARIABLES,
     PREFIX,
     read,
     refusal,
@@ -322,33 +321,6 @@ def option_rows() -> list[tuple[str, str, str, str, str]]:
     return rows
 
 
-_GROUPS = {
-    "site": "Sites",
-    "codec": "Codec",
-    "transport": "Transport and security",
-    "streams": "Connections",
-    "threads": "Work and waits",
-    "metrics_port": "Reports",
-}
-"""Headings of the documentation, each by the first field below it."""
-
-
-def fields_list() -> str:
-    """The options as Markdown lists under headings, for docs/reference."""
-    parts: list[str] = []
-    for variable, name, wanted, default, meaning in option_rows():
-        if name in _GROUPS:
-            parts.append(("\n" if parts else "") + f"### {_GROUPS[name]}\n\n")
-        told = f"{meaning}; {wanted}" if _tells_a_range(wanted) else meaning
-        parts.append(_item(f"`{name}`, `{variable}`", default, told))
-    return "".join(parts)
-
-
-def variables_list() -> str:
-    """The variables that are no options, as a Markdown list."""
-    return "".join(_item(f"`{name}`", default, meaning) for name, default, meaning in OTHER_VARIABLES)
-
-
 def _described() -> str:
     """Every field in a line or two, for the help of `Options`."""
     rows = (
@@ -435,14 +407,6 @@ def _default_text(value: Any) -> str:
     if isinstance(value, int) and value and value % 1024 == 0:
         return f"`{value // 1024}KiB`"
     return f"`{value_text(value)}`"
-
-
-def _item(names: str, default: str, meaning: str) -> str:
-    return f"- {names}{f' ({default})' if default else ''}: {meaning}\n"
-
-
-def _tells_a_range(wanted: str) -> bool:
-    return any(word in wanted for word in ("from", "least", "or more", "letters"))
 
 
 Options.__signature__ = signature_of(Options)

@@ -1,10 +1,9 @@
-"""Configuration as text: YAML and `--set` in; YAML with comments and the documentation's table out."""
+"""Configuration as text: YAML and `--set` in; YAML with comments out."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,10 +14,9 @@ from pydantic.fields import FieldInfo
 from geocomm.core.bad_input import BadInput, did_you_mean
 from geocomm.core.model_errors import Location, location_text, problem_text
 from geocomm.core.settings import field_text
-from geocomm.train.loop.sync_settings import MODES
 from geocomm.train.loop.train_config import RunConfig
 
-_MODE = "mode"
+MODE = "mode"
 """The field by which a section of several modes says which one it is."""
 
 
@@ -91,16 +89,18 @@ def _suggestion(location: Location) -> str:
     *parents, last = map(str, location)
     fields = RunConfig.model_fields
     for part in parents:
-        fields = {name: field for one in _sections(fields[part]) for name, field in one.model_fields.items()} or fields
+        fields = {
+            name: field for one in sections_of(fields[part]) for name, field in one.model_fields.items()
+        } or fields
     prefix = "".join(f"{part}." for part in parents)
     if near := did_you_mean(last, fields, prefix):
         return near
-    names = list(dict.fromkeys(leaf.name for leaf in _leaves(RunConfig)))
+    names = list(dict.fromkeys(_value_names(RunConfig)))
     same = next((name for name in names if name.rpartition(".")[2] == last), None)
     return f"; did you mean '{same}'?" if same else did_you_mean(location_text(location), names)
 
 
-def _sections(field: FieldInfo) -> list[type[BaseModel]]:
+def sections_of(field: FieldInfo) -> list[type[BaseModel]]:
     """The model of a field that is a section, one for each of its modes; none for a value."""
     kinds = get_args(field.annotation) or (field.annotation,)
     return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
@@ -109,60 +109,29 @@ def _sections(field: FieldInfo) -> list[type[BaseModel]]:
 def _without_mode(location: Location) -> Location:
     """Where a value stands in the document. Pydantic puts the mode between a section of several modes and its field."""
     field = RunConfig.model_fields.get(str(location[0])) if location else None
-    return location[:1] + location[2:] if field is not None and len(_sections(field)) > 1 else location
+    return location[:1] + location[2:] if field is not None and len(sections_of(field)) > 1 else location
 
 
-@dataclass(frozen=True)
-class _Leaf:
-    """A value of the document."""
-
-    name: str
-    """Dotted."""
-    field: FieldInfo
-    mode: str | None = None
-    """The mode that alone has it so."""
-
-
-def _fields(model: type[BaseModel]) -> list[tuple[str, FieldInfo]]:
+def fields_of(model: type[BaseModel]) -> list[tuple[str, FieldInfo]]:
     """The fields of a section; the mode is the first."""
-    return sorted(model.model_fields.items(), key=lambda item: item[0] != _MODE)
+    return sorted(model.model_fields.items(), key=lambda item: item[0] != MODE)
 
 
-def _leaves(model: type[BaseModel], prefix: str = "") -> Iterator[_Leaf]:
-    """Everything in `model` that is no section, in the order of the document."""
-    for name, field in _fields(model):
-        modes = _sections(field)
-        if len(modes) > 1:
-            yield from _leaves_by_mode(modes, f"{prefix}{name}.")
-        elif modes:
-            yield from _leaves(modes[0], f"{prefix}{name}.")
-        else:
-            yield _Leaf(f"{prefix}{name}", field)
-
-
-def _leaves_by_mode(modes: Sequence[type[BaseModel]], prefix: str) -> Iterator[_Leaf]:
-    """The fields of a section that differs by its mode; the first mode is the default."""
-    first = modes[0]
-    shared = [name for name, _ in _fields(first) if all(_is_same(name, first, one) for one in modes)]
-    for name in shared:
-        yield _Leaf(f"{prefix}{name}", first.model_fields[name])
-    for model in modes:
-        mode = model.model_fields[_MODE].default
-        yield from (_Leaf(f"{prefix}{name}", field, mode) for name, field in _fields(model) if name not in shared)
-
-
-def _is_same(name: str, one: type[BaseModel], other: type[BaseModel]) -> bool:
-    """Whether a field is the same in two modes."""
-    mine, theirs = one.model_fields[name], other.model_fields.get(name)
-    is_it = theirs is not None and (mine.default, mine.description) == (theirs.default, theirs.description)
-    return name == _MODE or is_it
+def _value_names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """The dotted names of everything in `model` that is no section; what several modes have comes as often."""
+    for name, field in model.model_fields.items():
+        sections = sections_of(field)
+        for section in sections:
+            yield from _value_names(section, f"{prefix}{name}.")
+        if not sections:
+            yield f"{prefix}{name}"
 
 
 def format_config(config: BaseModel, indent: int = 0) -> str:
     """`config` as YAML with each field's description as a comment; reading it back gives an equal configuration."""
     pad = "  " * indent
     lines = []
-    for name, field in _fields(type(config)):
+    for name, field in fields_of(type(config)):
         value = getattr(config, name)
         lines.append(f"{pad}# {field_text(field.description)}")
         if isinstance(value, BaseModel):
@@ -172,28 +141,3 @@ def format_config(config: BaseModel, indent: int = 0) -> str:
             plain = config.model_dump(mode="json", include={name})[name]
             lines.append(f"{pad}{name}: {json.dumps(plain, ensure_ascii=False)}")
     return "\n".join(lines) + "\n"
-
-
-def _is_inherited(leaf: _Leaf) -> bool:
-    """Whether a field of a mode is that of the settings which the mode extends."""
-    if leaf.mode is None:
-        return False
-    settings = MODES[leaf.mode].__mro__[1].model_fields.get(leaf.name.rpartition(".")[2])
-    return settings is not None and settings.description == leaf.field.description
-
-
-def field_lists() -> dict[str | None, str]:
-    """The Markdown lists of `docs/reference/run-config.md`: the fields of every run under None, then each mode's.
-
-    Fields that a mode has from the settings of geocomm's own functions, which another page explains, have no meaning.
-    """
-    items: dict[str | None, list[str]] = {}
-    for leaf in _leaves(RunConfig):
-        default = leaf.field.get_default(call_default_factory=True)
-        if isinstance(default, Path):
-            default = str(default)
-        elif isinstance(default, tuple):
-            default = list(default)
-        meaning = "" if _is_inherited(leaf) else f": {field_text(leaf.field.description)}"
-        items.setdefault(leaf.mode, []).append(f"- `{leaf.name}` (`{json.dumps(default)}`){meaning}\n")
-    return {mode: "".join(lines) for mode, lines in items.items()}

@@ -9,18 +9,17 @@ import re
 from datetime import timedelta
 
 import pytest
+from field_lists import option_list, variable_list
 
 from geocomm.core.environment import OTHER_VARIABLES, log_level
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.options import (
     Options,
     codec_threads,
-    fields_list,
     listen_port,
     metrics_listen_port,
     transport_keys,
     value_text,
-    variables_list,
     warn_of_unknown_variables,
 )
 
@@ -348,7 +347,7 @@ def test_options_whose_variables_are_all_known_warn_of_nothing(caplog: pytest.Lo
 
 
 def test_list_for_the_docs_has_an_item_for_every_variable() -> None:
-    text = fields_list() + variables_list()
+    text = option_list() + variable_list()
     variables = re.findall(r"^- (?:`\w+`, )?`(GEOCOMM_\w+)`", text, re.MULTILINE)
     assert variables == [*map(variable_of, EVERY_FIELD), *(name for name, _, _ in OTHER_VARIABLES)]
     assert "- `streams`, `GEOCOMM_STREAMS`: TCP streams per peer; " in text

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from field_lists import config_lists
 
 from geocomm.core.bad_input import BadInput
 from geocomm.sync.gradients.hook_settings import HookSettings
 from geocomm.sync.local_steps.settings.local_settings import LocalSettings, Nesterov
-from geocomm.train.loop.config_text import field_lists, format_config, load_config
+from geocomm.train.loop.config_text import format_config, load_config
 from geocomm.train.loop.train_config import RunConfig
 
 
@@ -207,5 +208,5 @@ def test_format_config_read_back_gives_equal_config(tmp_path: Path) -> None:
 
 
 def test_every_field_has_a_description() -> None:
-    for item in (item for fields in field_lists().values() for item in fields.splitlines()):
+    for item in (item for fields in config_lists().values() for item in fields.splitlines()):
         assert len(item.split(": ", 1)[-1]) > 5, item
