@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from geocomm.cli.command_end import fail, require_writable, write_plot
-from geocomm.cli.table import table_of
+from geocomm.core.table import table_of
 from geocomm.core.units import parse_size
 from geocomm.lab.emulator.emulated_keys import site_keys
 from geocomm.lab.emulator.emulated_links import EmulatedLink, WanConfigError, link_changes

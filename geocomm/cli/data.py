@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from geocomm.cli.command_end import fail
-from geocomm.cli.table import table_of
+from geocomm.core.table import table_of
 
 if TYPE_CHECKING:
     from geocomm.data.catalog import Catalog, Version

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
 
 from geocomm.cli.command_end import fail
+from geocomm.core.table import table_of
 
 if TYPE_CHECKING:
     from geocomm.core.options import Options
@@ -168,19 +169,12 @@ def _print(findings: list[Finding], as_json: bool) -> None:
         print(json.dumps([vars(finding) for finding in findings], indent=1))
         return
     console = Console(highlight=False)
-    table = Table(box=None, pad_edge=False)
-    for heading in ("", "what", "found"):
-        table.add_column(heading, overflow="fold")
-    for finding in findings:
-        table.add_row(f"[{_STYLES[finding.state]}]{finding.state}[/]", _plain(finding.name), _plain(finding.value))
-    console.print(table)
+    rows = [
+        (f"[{_STYLES[finding.state]}]{finding.state}[/]", escape(finding.name), escape(finding.value))
+        for finding in findings
+    ]
+    console.print(table_of(("", "what", "found"), rows, folds=("what", "found")))
     for finding in findings:
         if finding.fix and finding.state != "ok":
-            name = f"[{_STYLES[finding.state]}]{_plain(finding.name)}[/]"
-            console.print(f"\n{name}: {_plain(finding.fix)}", soft_wrap=True)
-
-
-def _plain(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
+            name = f"[{_STYLES[finding.state]}]{escape(finding.name)}[/]"
+            console.print(f"\n{name}: {escape(finding.fix)}", soft_wrap=True)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from geocomm.cli.command_end import fail
+from geocomm.core.table import table_of
 from geocomm.security.key_folder import REVOKED_FILE
 
 if TYPE_CHECKING:
@@ -82,13 +82,15 @@ def list_keys(out: _Out = _OUT) -> None:
         from geocomm.security.job_ca import JobCa
 
         ca = JobCa.open(out)
-        table = Table(title=f"Job {ca.job}", title_justify="left", box=None, padding=(0, 2, 0, 0))
-        for heading in ("site", "from", "until", "keys"):
-            table.add_column(heading, no_wrap=True)
-        for one in ca.certificates():
-            state = "void" if one.revoked else "expired" if one.ends < datetime.now(UTC) else "good"
-            table.add_row(one.site, f"{one.begins:%Y-%m-%d}", f"{one.ends:%Y-%m-%d}", state)
-        _console().print(table)
+        rows = [
+            (
+                *(one.site, f"{one.begins:%Y-%m-%d}", f"{one.ends:%Y-%m-%d}"),
+                "void" if one.revoked else "expired" if one.ends < datetime.now(UTC) else "good",
+            )
+            for one in ca.certificates()
+        ]
+        columns = ("site", "from", "until", "keys")
+        _console().print(table_of(columns, rows, title=f"Job {ca.job}", text=columns))
 
 
 def add(site: _Site, out: _Out = _OUT, days: _Days = _DAYS) -> None:

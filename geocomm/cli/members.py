@@ -31,7 +31,7 @@ from geocomm.cli.run_options import (
     dealt_set,
     load_keys,
 )
-from geocomm.cli.table import table_of
+from geocomm.core.table import table_of
 from geocomm.core.units import large_text
 
 if TYPE_CHECKING:

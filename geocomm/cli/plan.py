@@ -14,7 +14,7 @@ from rich.console import Console
 
 from geocomm.cli.command_end import fail
 from geocomm.cli.plan_data import Reading, plan_data
-from geocomm.cli.table import table_of
+from geocomm.core.table import table_of
 from geocomm.core.units import DAY_S, count_text, duration_text
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
 
-from geocomm.cli.table import table_of
 from geocomm.core.bad_input import BadInput
+from geocomm.core.table import table_of
 
 if TYPE_CHECKING:
     from geocomm.data.pass_estimate import TrainingTraffic

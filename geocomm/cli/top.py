@@ -15,8 +15,8 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 
-from geocomm.cli.table import table_of
 from geocomm.cli.telemetry_folder import TelemetryFolder, open_store, standstill_text
+from geocomm.core.table import table_of
 from geocomm.core.units import duration_text, large_text
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from geocomm.cli.command_end import require_writable
 from geocomm.core.bad_input import UserError
+from geocomm.core.table import table_of
 from geocomm.core.units import parse_duration
 from geocomm.group.planning.link_report import rate_text
 from geocomm.lab.emulator.emulated_keys import site_environment, site_keys
@@ -187,26 +187,20 @@ def wan_run(
 def print_report(report: WanReport) -> None:
     """The links' counters as a table on stderr, so that stdout is the job's own; then, whether to trust its times."""
     console = Console(stderr=True, markup=False)
-    table = Table(
-        title=f"Emulated WAN, {report.elapsed_s:.1f} s",
-        title_justify="left",
-        caption="ms: one way. MB: sent, with headers. Dropped packets: lost, at a full queue, at a link that was down.",
-        caption_justify="left",
-    )
-    for heading in ("link", "Mbit/s", "ms", "MB", "packets", "lost", "full", "down"):
-        table.add_column(heading, justify="left" if heading == "link" else "right", no_wrap=True)
-    for link in report.links:
-        table.add_row(
+    columns = ("link", "Mbit/s", "ms", "MB", "packets", "lost", "full", "down")
+    rows = [
+        (
             f"{link.src} → {link.dst}" + ("" if link.up else " (down)"),
-            f"{link.rate_bps / 1e6:g}",
-            f"{link.delay_s * 1e3:g}",
-            f"{link.bytes / 1e6:,.2f}",
-            f"{link.segments:,}",
-            f"{link.dropped_loss:,}",
-            f"{link.dropped_queue:,}",
-            f"{link.dropped_down:,}",
+            *(f"{link.rate_bps / 1e6:g}", f"{link.delay_s * 1e3:g}", f"{link.bytes / 1e6:,.2f}"),
+            *(f"{link.segments:,}", f"{link.dropped_loss:,}", f"{link.dropped_queue:,}", f"{link.dropped_down:,}"),
         )
-    console.print(table)
+        for link in report.links
+    ]
+    console.print(table_of(columns, rows, title=f"Emulated WAN, {report.elapsed_s:.1f} s"))
+    console.print(
+        "ms: one way. MB: sent, with headers. Dropped packets: lost, at a full queue, at a link that was down.",
+        style="italic dim",
+    )
     if not report.reliable:
         console.print(
             f"geocomm wan: {report.late_packets} packets came more than {LATENESS_LIMIT_S * 1e3:g} ms late (at worst "

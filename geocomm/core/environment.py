@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -85,37 +85,27 @@ def etcd_tls_files() -> tuple[str | None, str | None, str | None]:
     return ca, certificate, key
 
 
+def _choice(variable: str, allowed: Collection[str], default: str) -> str:
+    """The word of `allowed` that a variable has; `default` where it is empty."""
+    text = os.environ.get(variable, "").lower()
+    if text and text not in allowed:
+        raise refusal(f"{variable} is {text!r}; it must be one of {', '.join(allowed)}{did_you_mean(text, allowed)}")
+    return text or default
+
+
 def log_level() -> int:
     """Level of the native core's log lines, from GEOCOMM_LOG (debug, info, warning, error, off; default warning)."""
-    text = os.environ.get("GEOCOMM_LOG", "warning").lower()
-    if text not in LOG_LEVELS:
-        raise refusal(
-            f"GEOCOMM_LOG is {text!r}; it must be one of {', '.join(LOG_LEVELS)}{did_you_mean(text, LOG_LEVELS)}"
-        )
-    return LOG_LEVELS[text]
+    return LOG_LEVELS[_choice("GEOCOMM_LOG", LOG_LEVELS, "warning")]
 
 
 def log_is_json() -> bool:
     """Whether lines of the log are objects of JSON, from GEOCOMM_LOG_FORMAT (text, json; default text)."""
-    text = os.environ.get("GEOCOMM_LOG_FORMAT", "").lower() or "text"
-    if text not in LOG_FORMATS:
-        raise refusal(
-            f"GEOCOMM_LOG_FORMAT is {text!r}; it must be one of {', '.join(LOG_FORMATS)}"
-            f"{did_you_mean(text, LOG_FORMATS)}"
-        )
-    return text == "json"
+    return _choice("GEOCOMM_LOG_FORMAT", LOG_FORMATS, "text") == "json"
 
 
 def cpu_level() -> str | None:
     """The most that the codecs may use of the CPU, from GEOCOMM_CPU (scalar, avx2, avx512); None: all that it has."""
-    text = os.environ.get("GEOCOMM_CPU", "").lower()
-    if not text:
-        return None
-    if text not in CPU_LEVELS:
-        raise refusal(
-            f"GEOCOMM_CPU is {text!r}; it must be one of {', '.join(CPU_LEVELS)}{did_you_mean(text, CPU_LEVELS)}"
-        )
-    return text
+    return _choice("GEOCOMM_CPU", CPU_LEVELS, "") or None
 
 
 def rdma_allow_tcp() -> bool:

@@ -85,7 +85,7 @@ class Master(Protocol):
 class WholeMaster(Master):
     """A copy of the whole parameter, as the optimizers for 16 bits have it without ZeRO."""
 
-    def __init__(self, parameter: torch.nn.Parameter, master: Callable[[], torch.Tensor]) -> None:
+    def __init__(self, parameter: Any, master: Callable[[], torch.Tensor]) -> None:
         """`master` returns the copy, 1-D."""
         self._master = master
         self._parameter = parameter
@@ -112,11 +112,11 @@ class WholeMaster(Master):
         _set_flat(self._parameter.detach(), start, values)
 
 
-class LinkedMaster(Master):
+class LinkedMaster(WholeMaster):
     """A part of the masters and all weights, as each rank has them under ZeRO 1 and 2."""
 
     def __init__(self, parameter: Any) -> None:
-        self._parameter = parameter
+        super().__init__(parameter, self._linked)
 
     @property
     @override
@@ -124,22 +124,13 @@ class LinkedMaster(Master):
         link = self._parameter._hp_mapping
         return 0 if link is None else link.lp_fragment_address.start
 
-    @override
-    def values(self) -> torch.Tensor:
+    def _linked(self) -> torch.Tensor:
         link = self._parameter._hp_mapping
         return torch.empty(0) if link is None else link.hp_fragment.detach()
 
     @override
     def weights(self) -> torch.Tensor:
-        return self._parameter.detach().view(-1)[self.start : self.start + self.values().numel()]
-
-    @override
-    def set(self, start: int, values: torch.Tensor) -> None:
-        self.values()[start : start + values.numel()].copy_(values)
-
-    @override
-    def set_weights(self, start: int, values: torch.Tensor) -> None:
-        _set_flat(self._parameter.detach(), start, values)
+        return super().weights()[self.start : self.start + self.values().numel()]
 
 
 class PartitionedMaster(Master):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from geocomm.core.addresses import socket_in
+from geocomm.core.patience import until_one_ends
 from geocomm.group.rendezvous.store_session import PacketKind, SessionRefused, offset_bytes, write_packet
 from geocomm.group.rendezvous.tls_stream import TlsStream
 
@@ -79,13 +80,7 @@ async def carry_to_collector(stream: TlsStream, site: str, folder: Path | None) 
     try:
         collector.write(site.encode() + b"\n")
         await write_packet(stream, PacketKind.WELCOME, offset_bytes(0))
-        tasks = [asyncio.create_task(_carry(stream, collector)), asyncio.create_task(_until_end(ended))]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await until_one_ends(_carry(stream, collector), _until_end(ended))
     finally:
         collector.close()
 

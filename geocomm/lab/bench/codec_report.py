@@ -7,11 +7,11 @@ from pathlib import Path
 
 from rich.table import Table
 
+from geocomm.core.table import table_of
 from geocomm.lab.bench.codec_bench import CodecRow
 from geocomm.lab.bench.codec_data import CodecInput
 
 _HEADINGS = ("codec", "ratio", "error", "pack", "unpack", "× copy", "")
-_LEFT = ("codec", "")
 NOTES = """\
 ratio: bytes of the tensor / bytes of the payload. error: squared error /
 squared norm (NMSE). pack, unpack: GB/s of the tensor's bytes. × copy: time to
@@ -41,12 +41,7 @@ def error_text(nmse: float) -> str:
 
 def rich_table(rows: Sequence[CodecRow], data: CodecInput) -> Table:
     """The rows as a table for a terminal."""
-    table = Table(title=data.description, title_justify="left", box=None, padding=(0, 1, 0, 0))
-    for heading in _HEADINGS:
-        table.add_column(heading, justify="left" if heading in _LEFT else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*cells(row))
-    return table
+    return table_of(_HEADINGS, map(cells, rows), title=data.description, text=("",))
 
 
 def plot(rows: Sequence[CodecRow], data: CodecInput, path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.table import Table
 
+from geocomm.core.table import table_of
 from geocomm.lab.bench.bench_report import Conditions, write_pair
 from geocomm.lab.bench.wan_bench import GLOO, GLOO_SLICED, WanRow
 
@@ -112,16 +113,11 @@ def row_cells(row: WanRow) -> list[str]:
 
 def rich_tables(rows: Sequence[WanRow]) -> list[Table]:
     """Tables for a terminal, one per link."""
-    tables: dict[str, Table] = {}
+    by_link: dict[str, list[list[str]]] = {}
     for row in rows:
         cells = dict(zip(_HEADINGS, row_cells(row), strict=True))
-        link = cells["link"]
-        if link not in tables:
-            tables[link] = Table(title=link, title_justify="left", box=None, padding=(0, 1, 0, 0))
-            for heading in _SHOWN:
-                tables[link].add_column(heading, justify="left" if heading in _LEFT else "right", no_wrap=True)
-        tables[link].add_row(*(cells[heading] for heading in _SHOWN))
-    return list(tables.values())
+        by_link.setdefault(cells["link"], []).append([cells[heading] for heading in _SHOWN])
+    return [table_of(_SHOWN, shown, title=link, text=_LEFT) for link, shown in by_link.items()]
 
 
 def markdown(sections: Sequence[BenchSection]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
+from geocomm.core.table import table_of
 from geocomm.lab.demo.demo_run import DemoResult
 from geocomm.lab.emulator.emulated_wan import LATENESS_LIMIT_S, WanReport
 
@@ -46,13 +47,10 @@ def lateness_text(reports: Sequence[WanReport]) -> str | None:
 def summary_table(outcomes: Sequence[DemoResult]) -> Table:
     """One row per run; the first one is what the others are compared with."""
     steps = len(outcomes[0].losses)
-    table = Table(title="The same training, five ways", title_justify="left", box=None, padding=(0, 1, 0, 0))
     headings = ("", "s/step", "speed", "WAN MB\n/step", "tokens\n/s", f"loss at\nstep {steps}", "held-out\nloss")
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     base = outcomes[0].median_step_s
-    for outcome in outcomes:
-        table.add_row(
+    rows = [
+        (
             outcome.variant.name,
             f"{outcome.median_step_s:.2f}",
             f"{base / outcome.median_step_s:.1f} x",
@@ -61,7 +59,9 @@ def summary_table(outcomes: Sequence[DemoResult]) -> Table:
             f"{outcome.losses[-1]:.4f}",
             f"{outcome.held_out_loss:.4f}",
         )
-    return table
+        for outcome in outcomes
+    ]
+    return table_of(headings, rows, title="The same training, five ways")
 
 
 def write_summary(outcomes: Sequence[DemoResult], conditions: str, path: Path) -> None:

@@ -43,18 +43,6 @@ from geocomm.lab.emulator.emulated_links import (
     link_changes,
 )
 
-__all__ = [
-    "LATENESS_LIMIT_S",
-    "LinkReport",
-    "WanControl",
-    "WanReport",
-    "WanRun",
-    "check_wan",
-    "control_directory",
-    "emulator_path",
-    "find_control",
-]
-
 EMULATOR = Path(__file__).resolve().parents[2] / "_bin" / "wan_emulator"
 LATENESS_LIMIT_S = 0.005
 """A run with a packet later than this measured a busy machine, not the WAN: its times are void."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any
+
+from pydantic_core import to_jsonable_python
 
 from geocomm._version import __version__
 from geocomm.observe.alerts.alert_log import firing
@@ -70,12 +70,12 @@ def page_state(store: RunStore, steps: LastSteps, at: float) -> dict[str, Any]:
         "version": __version__,
         "at": at,
         **_head(seen),
-        "sites": [{**dataclasses.asdict(site), "life": site.life, "ranks_reporting": site.ranks_reporting,
+        "sites": [{**vars(site), "life": site.life, "ranks_reporting": site.ranks_reporting,
                    "report_age_seconds": site.report_age_seconds} for site in seen.sites],
-        "links": [dataclasses.asdict(link) for link in seen.links],
-        "rounds": [dataclasses.asdict(one) for one in seen.rounds],
-        "events": [dataclasses.asdict(one) for one in seen.events],
-        "options": [dataclasses.asdict(one) for one in seen.options],
+        "links": seen.links,
+        "rounds": seen.rounds,
+        "events": seen.events,
+        "options": seen.options,
         "members": _members(folder),
         "data_left_tokens": folder.left_tokens,
         "data_repeated_tokens": folder.repeated_tokens,
@@ -102,23 +102,13 @@ def _members(folder: StoreFolder) -> list[dict[str, Any]] | None:
     """Sites of an elastic run as its journal has them; None: the run is not elastic."""
     if folder.members is None:
         return None
+    dealt = folder.dealt_tokens
     return [
-        {
-            "site": one.name,
-            "standing": one.standing.value,
-            "rounds": one.rounds,
-            "dealt": folder.dealt_tokens.get(one.name),
-        }
+        {"site": one.name, "standing": one.standing, "rounds": one.rounds, "dealt": dealt.get(one.name)}
         for one in folder.members
     ]
 
 
 def plain(value: Any) -> Any:
-    """A value for JSON, in which there is no NaN."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(name): plain(one) for name, one in cast(dict[Any, Any], value).items()}
-    if isinstance(value, list | tuple):
-        return [plain(one) for one in cast(list[Any], value)]
-    return value
+    """Dataclasses and other values for JSON, in which there is no NaN."""
+    return to_jsonable_python(value, inf_nan_mode="null")

@@ -6,12 +6,12 @@ was heard last stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from geocomm._version import __version__
-from geocomm.journal.run_state import SiteRecord, Standing
+from geocomm.journal.run_state import Standing
 from geocomm.metrics.events import KINDS
 from geocomm.metrics.own_counters import COUNTERS
 from geocomm.observe.telemetry.last_reports import Life
@@ -108,45 +108,36 @@ class MetricRow:
 
 def metric_rows(seen: Overview, folder: StoreFolder) -> Iterator[MetricRow]:
     """All of them, but for the version."""
-    site_names, link_names = ("site",), ("site", "peer_site")
     heard = [site for site in seen.sites if site.life is not Life.SILENT]
-    yield MetricRow(
-        "geocomm_site_last_report_timestamp_seconds",
+    gone = [site for site in seen.sites if site.life is Life.ENDED or folder.has_left(site.name)]
+    yield _of_sites(
+        "site_last_report_timestamp_seconds",
         "time at which the rank that was heard longest ago reported (Unix time)",
-        site_names,
-        [((site.name,), seen.at - site.report_age_seconds) for site in seen.sites],
+        {site.name: seen.at - site.report_age_seconds for site in seen.sites},
     )
-    yield MetricRow(
-        "geocomm_site_report_age_seconds",
+    yield _of_sites(
+        "site_report_age_seconds",
         "time since the rank that was heard longest ago reported; not of a site that has ended or left",
-        site_names,
-        [
-            ((site.name,), site.report_age_seconds)
-            for site in seen.sites
-            if site.life is not Life.ENDED and not folder.has_left(site.name)
-        ],
+        {site.name: site.report_age_seconds for site in seen.sites if site not in gone},
     )
     by_site = [((site.name,), site) for site in heard]
-    yield from _rows("geocomm_", site_names, SITE_GAUGES, by_site)
-    yield from _rows("geocomm_", site_names, SITE_COUNTERS, by_site, counter=True)
-    yield MetricRow(
-        "geocomm_train_pace_ratio",
+    yield from _rows("geocomm_", ("site",), SITE_GAUGES, by_site)
+    yield from _rows("geocomm_", ("site",), SITE_COUNTERS, by_site, counter=True)
+    yield _of_sites(
+        "train_pace_ratio",
         "time of a step without waits, the quickest site's by this site's; while sites wait for each other",
-        site_names,
         _paces(heard),
     )
     settling = float(any(site.recent_events.get("codec_fallback") for site in heard))
-    yield MetricRow(
-        "geocomm_train_loss_settling",
+    yield _of_sites(
+        "train_loss_settling",
         "1: a site took a finer codec within ten minutes, after which a loss may jump",
-        site_names,
-        [((site.name,), settling) for site in heard],
+        {site.name: settling for site in heard},
     )
-    yield MetricRow(
-        "geocomm_site_certificate_left_seconds",
+    yield _of_sites(
+        "site_certificate_left_seconds",
         "time until the site's first certificate expires",
-        site_names,
-        [((s.name,), None if s.certificate_ends is None else s.certificate_ends - seen.at) for s in heard],
+        {site.name: None if site.certificate_ends is None else site.certificate_ends - seen.at for site in heard},
     )
     yield MetricRow(
         "geocomm_site_recent_events",
@@ -156,50 +147,46 @@ def metric_rows(seen: Overview, folder: StoreFolder) -> Iterator[MetricRow]:
     )
     names = {site.name for site in heard}
     links = [((link.source, link.target), link) for link in seen.links if link.source in names]
-    yield from _rows("geocomm_site_link_", link_names, LINK_GAUGES, links)
-    yield from _rows("geocomm_site_link_", link_names, LINK_COUNTERS, links, counter=True)
-    own = site_names if folder.site else ()  # the alert of that site's disk then tells of this one
+    yield from _rows("geocomm_site_link_", ("site", "peer_site"), LINK_GAUGES, links)
+    yield from _rows("geocomm_site_link_", ("site", "peer_site"), LINK_COUNTERS, links, counter=True)
+    own = ("site",) if folder.site else ()  # the alert of that site's disk then tells of this one
     at = (folder.site,) if folder.site else ()
     yield MetricRow("geocomm_disk_free_bytes", "free bytes of the run store's disk", own, [(at, folder.free_bytes)])
     yield MetricRow("geocomm_disk_size_bytes", "size of the run store's disk", own, [(at, folder.size_bytes)])
     for name, text in COUNTERS.items():
         yield MetricRow(f"geocomm_{name}", text, own, [(at, folder.counters.get(name))], counter=True)
     if folder.site:
-        yield MetricRow(
-            "geocomm_leader_in_doubt",
+        yield _of_run(
+            "leader_in_doubt",
             "1: this site leads, and may not be the only one, or has not the journal that others have",
-            (),
-            [((), float(folder.is_in_doubt))],
+            float(folder.is_in_doubt),
         )
-    yield MetricRow(
-        "geocomm_member_dealt_tokens",
+    yield _of_sites(
+        "member_dealt_tokens",
         "tokens dealt to a member of an elastic run with --data, and not counted yet",
-        site_names,
-        [((name,), float(tokens)) for name, tokens in folder.dealt_tokens.items()],
+        folder.dealt_tokens,
     )
-    yield MetricRow(
-        "geocomm_data_left_tokens",
+    yield _of_run(
+        "data_left_tokens",
         "tokens left of this pass over the run's data, dealt or not; at the leader",
-        (),
-        [((), folder.left_tokens)],
+        folder.left_tokens,
     )
     if folder.members is not None:
-        yield MetricRow(
-            "geocomm_member_away",
-            "1: a member of the elastic run that is away",
-            site_names,
-            [((member.name,), _is_away(member)) for member in folder.members],
-        )
-        yield MetricRow(
-            "geocomm_snapshot_not_kept",
+        away = {member.name: float(member.standing is Standing.AWAY) for member in folder.members}
+        yield _of_sites("member_away", "1: a member of the elastic run that is away", away)
+        yield _of_run(
+            "snapshot_not_kept",
             "1: too few sites have the last snapshot of the elastic run yet",
-            (),
-            [((), float(folder.lacks_snapshot))],
+            float(folder.lacks_snapshot),
         )
 
 
-def _is_away(member: SiteRecord) -> float:
-    return float(member.standing is Standing.AWAY)
+def _of_sites(name: str, text: str, values: Mapping[str, float | None]) -> MetricRow:
+    return MetricRow(f"geocomm_{name}", text, ("site",), [((site,), value) for site, value in values.items()])
+
+
+def _of_run(name: str, text: str, value: float | None) -> MetricRow:
+    return MetricRow(f"geocomm_{name}", text, (), [((), value)])
 
 
 def _step_age(site: SiteOverview) -> float | None:
@@ -207,7 +194,7 @@ def _step_age(site: SiteOverview) -> float | None:
     return None if has_ended or site.life is not Life.REPORTING else site.step_age_seconds
 
 
-def _paces(sites: Sequence[SiteOverview]) -> _Values:
+def _paces(sites: Sequence[SiteOverview]) -> dict[str, float]:
     own = {
         site.name: site.step_seconds * (1 - site.exposed_share)
         for site in sites
@@ -215,8 +202,8 @@ def _paces(sites: Sequence[SiteOverview]) -> _Values:
     }
     quickest = min(own.values(), default=0.0)
     if quickest <= 0 or max(site.exposed_share or 0.0 for site in sites) < _WAITING_SHARE:
-        return []
-    return [((name,), quickest / seconds) for name, seconds in own.items()]
+        return {}
+    return {name: quickest / seconds for name, seconds in own.items()}
 
 
 def _rows(
