@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
@@ -65,6 +65,12 @@ def load_at_end() -> str:
 def page(title: str, conditions: Conditions, text: str, *table: str) -> str:
     """A report in Markdown, once all is measured: the conditions, a paragraph, and the lines of a table."""
     return "\n".join([f"# {title}", "", *conditions.lines(), load_at_end(), "", text, "", *table])
+
+
+def table_lines(headings: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[str] = ()) -> list[str]:
+    """A table in Markdown. Numbers stand in all columns but the first and those in `left`."""
+    rule = ["---" if name in (headings[0], *left) else "---:" for name in headings]
+    return ["| " + " | ".join(headings) + " |", f"|{'|'.join(rule)}|", *("| " + " | ".join(row) + " |" for row in rows)]
 
 
 BY_HAND = "<!-- written by hand: kept when the report is written again -->"

@@ -16,10 +16,6 @@ RUN_ELEMENTS = 1 << 18
 """Elements that are taken from one place of a file: those of one frame of float32."""
 
 
-class CodecDataError(BadInput, ValueError):
-    """The file is not there, or holds nothing that can be measured."""
-
-
 @dataclass(frozen=True)
 class CodecInput:
     """A contiguous one-dimensional tensor of float32, float16 or bfloat16, and what it is."""
@@ -42,19 +38,19 @@ def from_file(path: Path, most_elements: int) -> CodecInput:
     Of more than `most_elements`, runs are taken at equal distances. Memory: about the sample, since files are mapped;
     of a .safetensors file, one tensor more. Tensors of one 16-bit dtype keep it, otherwise all become float32.
 
-    Raises CodecDataError.
+    Raises BadInput.
     """
     if not path.is_file():
-        raise CodecDataError(f"{path} is not a file")
+        raise BadInput(f"{path} is not a file")
     try:
         parts = list(_parts(path))
-    except CodecDataError:
+    except BadInput:
         raise
     except Exception as error:  # whatever the readers of the formats raise
-        raise CodecDataError(f"{path} cannot be read: {' '.join(str(error).split())[:300]}") from None
+        raise BadInput(f"{path} cannot be read: {' '.join(str(error).split())[:300]}") from None
     total = sum(part.elements for part in parts)
     if total == 0:
-        raise CodecDataError(f"{path} holds no floating-point numbers")
+        raise BadInput(f"{path} holds no floating-point numbers")
     dtypes = {part.dtype for part in parts}
     (dtype,) = dtypes if len(dtypes) == 1 else (torch.float32,)
     if dtype not in (torch.float16, torch.bfloat16):
@@ -113,7 +109,7 @@ def _of_numpy(path: Path) -> Iterator[_StoredTensor]:
 
     array = np.load(path, mmap_mode="c", allow_pickle=False)  # copy on write: torch wants it writable
     if array.dtype not in (np.float16, np.float32, np.float64):
-        raise CodecDataError(f"{path} holds {array.dtype}; it must be float16, float32 or float64")
+        raise BadInput(f"{path} holds {array.dtype}; it must be float16, float32 or float64")
     tensor = torch.from_numpy(array)
     yield _StoredTensor(tensor.numel(), tensor.dtype, lambda: tensor)
 
@@ -121,7 +117,7 @@ def _of_numpy(path: Path) -> Iterator[_StoredTensor]:
 def _of_raw(path: Path) -> Iterator[_StoredTensor]:
     elements, rest = divmod(path.stat().st_size, 4)
     if rest:
-        raise CodecDataError(
+        raise BadInput(
             f"{path} has {path.stat().st_size} bytes, which are not whole float32 numbers (as those is read what is "
             "not .npy, .pt or .safetensors)"
         )
@@ -145,7 +141,7 @@ def _of_safetensors(path: Path) -> Iterator[_StoredTensor]:
     try:
         from safetensors import safe_open
     except ImportError:
-        raise CodecDataError("reading .safetensors takes the package safetensors: pip install safetensors") from None
+        raise BadInput("reading .safetensors takes the package safetensors: pip install safetensors") from None
     dtypes = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
     file = safe_open(path, framework="pt")  # open as long as a part is in use
     for name in file.keys():  # noqa: SIM118  (not a dict)

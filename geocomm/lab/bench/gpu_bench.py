@@ -22,6 +22,7 @@ from geocomm.codecs.codec_spec import codec_spec
 from geocomm.codecs.tensor_codec import compress, decompress
 from geocomm.core.bad_input import BadInput, UserError
 from geocomm.core.build_facts import build_facts
+from geocomm.lab.bench.bench_report import table_lines
 from geocomm.lab.emulator.local_job import run_local_ranks
 
 CODECS = (
@@ -218,8 +219,7 @@ def markdown(
         (REDUCE_HEADINGS, [reduce_cells(row) for row in reduces]),
     ):
         if rows:
-            lines += ["| " + " | ".join(headings) + " |", "|---|" + "---:|" * (len(headings) - 1)]
-            lines += ["| " + " | ".join(cells) + " |" for cells in rows] + [""]
+            lines += [*table_lines(headings, rows), ""]
     if remarks:
         lines += ["## What failed", "", *(f"- {remark}" for remark in remarks), ""]
     return "\n".join([*lines, _NOTES])

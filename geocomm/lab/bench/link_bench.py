@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from geocomm.core.bad_input import UserError
 from geocomm.core.model_errors import first_problem, problem_text
+from geocomm.lab.bench.bench_report import table_lines
 from geocomm.security.job_ca import JobCa
 
 PROGRAM = Path(__file__).resolve().parents[2] / "_bin" / "link_bench"
@@ -188,8 +189,5 @@ def row_cells(row: LinkRow) -> list[str]:
 
 def markdown(rows: Sequence[LinkRow], header: Sequence[str]) -> str:
     """The report; `header`: lines about the conditions."""
-    lines = ["# A channel over loopback", "", *header, ""]
-    lines.append("| " + " | ".join(HEADINGS) + " |")
-    lines.append("|---|" + "---:|" * (len(HEADINGS) - 1))
-    lines += ["| " + " | ".join(row_cells(row)) + " |" for row in rows]
-    return "\n".join([*lines, "", _NOTES])
+    table = table_lines(HEADINGS, map(row_cells, rows))
+    return "\n".join(["# A channel over loopback", "", *header, "", *table, "", _NOTES])

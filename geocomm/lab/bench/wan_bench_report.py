@@ -14,7 +14,7 @@ from typing import Any
 from rich.table import Table
 
 from geocomm.core.table import table_of
-from geocomm.lab.bench.bench_report import Conditions, write_pair
+from geocomm.lab.bench.bench_report import Conditions, table_lines, write_pair
 from geocomm.lab.bench.wan_bench import GLOO, GLOO_SLICED, WanRow
 
 _HEADINGS = (
@@ -129,9 +129,7 @@ def markdown(sections: Sequence[BenchSection]) -> str:
             "",
             *section.conditions.lines(),
             "",
-            "| " + " | ".join(_HEADINGS) + " |",
-            "|" + "|".join("---" if heading in _LEFT else "---:" for heading in _HEADINGS) + "|",
-            *("| " + " | ".join(row_cells(row)) + " |" for row in section.rows),
+            *table_lines(_HEADINGS, map(row_cells, section.rows), _LEFT),
             "",
         ]
     return "\n".join([*lines, _NOTES])

@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 
 import geocomm
 from geocomm.cli.main import build_app
+from geocomm.core.bad_input import BadInput
 from geocomm.lab.bench import codec_bench
 from geocomm.lab.bench.codec_bench import CodecBenchError, measure
-from geocomm.lab.bench.codec_data import RUN_ELEMENTS, CodecDataError, CodecInput, from_file, gaussian
+from geocomm.lab.bench.codec_data import RUN_ELEMENTS, CodecInput, from_file, gaussian
 from geocomm.lab.bench.codec_report import error_text
 
 VALUES = torch.randn(1000, generator=torch.Generator().manual_seed(1))
@@ -74,13 +75,13 @@ def test_file_that_cannot_be_measured_is_refused(tmp_path: Path, name: str, cont
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(CodecDataError, match=name):
+    with pytest.raises(BadInput, match=name):
         from_file(path, 1000)
 
 
 def test_file_of_pickled_objects_runs_no_code(tmp_path: Path) -> None:
     np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
-    with pytest.raises(CodecDataError):
+    with pytest.raises(BadInput):
         from_file(tmp_path / "objects.npy", 1000)
 
 
