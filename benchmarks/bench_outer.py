@@ -23,8 +23,7 @@ import torch
 
 import geocomm
 from geocomm.lab.bench.bench_report import Conditions, write_pair
-from geocomm.sync.local_steps.model.digests import digest
-from geocomm.sync.local_steps.model.fragments import Tensor, make_fragments
+from geocomm.sync.local_steps.model.fragments import Tensor, digest, make_fragments
 from geocomm.sync.local_steps.outer.anchor import merge_local, outer_step
 from geocomm.sync.local_steps.outer.averaging import average_deltas
 from geocomm.sync.local_steps.outer.site_weights import SiteWeights, take_delta

@@ -49,7 +49,7 @@ def dashboard(
         geocomm dashboard telemetry
         geocomm dashboard telemetry --export report.html
     """
-    from geocomm.core.extras import install_command
+    from geocomm.core.installation import install_command
     from geocomm.group.membership.own_address import url_for_others
 
     if token is not None and not re.fullmatch(r"[!-~]+", token):

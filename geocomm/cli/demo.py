@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from geocomm.cli.command_end import fail
-from geocomm.core.extras import install_command
+from geocomm.core.installation import install_command
 
 if TYPE_CHECKING:
     from geocomm.lab.emulator.emulated_links import EmulatedLink

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from geocomm.cli.command_end import fail
-from geocomm.core.extras import install_command
+from geocomm.core.installation import install_command
 from geocomm.train.serve.model_folder import Format
 
 

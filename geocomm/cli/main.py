@@ -20,8 +20,8 @@ from typing_extensions import override
 from geocomm._version import __version__
 from geocomm.cli.command_end import fail
 from geocomm.core.bad_input import UserError
-from geocomm.core.build_facts import build_facts
 from geocomm.core.ended_by_signal import end_in_a_line
+from geocomm.core.installation import build_facts
 from geocomm.core.place import speaks_here
 
 _HELP = """Train large models across distant sites.

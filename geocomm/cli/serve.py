@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from geocomm.cli.command_end import fail
-from geocomm.core.extras import install_command
+from geocomm.core.installation import install_command
 from geocomm.train.serve.engines import Engine
 
 _HELP = """Serve MODEL, a folder of geocomm export, behind an OpenAI-compatible address.

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from geocomm.core.extras import install_command
+from geocomm.core.installation import install_command
 
 
 def register(app: typer.Typer) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from geocomm.core.extras import install_command
+from geocomm.core.installation import install_command
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.known_agents import ABOUT_FILE
 from geocomm.elastic.snapshots import FOLDER, KEPT, LAYOUT_FILE, MANIFEST_FILE, Manifest, SnapshotError, Snapshots

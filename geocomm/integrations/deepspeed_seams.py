@@ -8,7 +8,7 @@ import importlib.metadata
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from geocomm.core.extras import install_command
+from geocomm.core.installation import install_command
 
 if TYPE_CHECKING:
     import deepspeed

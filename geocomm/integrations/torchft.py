@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from geocomm.core.errors import AbortedError
-from geocomm.core.extras import install_command
+from geocomm.core.installation import install_command
 from geocomm.core.options import Options
 from geocomm.group.backend.group_creation import create_elastic_backend
 from geocomm.group.membership.own_address import advertised, store_host

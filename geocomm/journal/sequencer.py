@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 from geocomm.journal.admission import (
     COMINGS_S,
     MOST_COMINGS,
+    ForeignJournals,
     LedSite,
     difference,
     other_chain,
@@ -32,7 +33,6 @@ from geocomm.journal.entries import (
     line_of,
     words,
 )
-from geocomm.journal.foreign_journals import ForeignJournals
 from geocomm.journal.leader_deals import LeaderDeals
 from geocomm.journal.leader_rounds import LeaderRounds
 from geocomm.journal.leader_snapshots import LeaderSnapshots

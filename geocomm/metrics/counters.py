@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from geocomm.metrics import schema, sources
-from geocomm.metrics.hook_registry import handle_stats
+from geocomm.metrics.sources import handle_stats
 
 
 def stats() -> dict[str, Any]:

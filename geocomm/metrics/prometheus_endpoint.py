@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from geocomm.core.errors import UnsupportedError
-from geocomm.core.extras import install_command
+from geocomm.core.installation import install_command
 from geocomm.metrics import schema
 from geocomm.metrics.schema import Metric, MetricKind
 

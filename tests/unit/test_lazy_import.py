@@ -13,7 +13,7 @@ import pytest
 
 import geocomm
 from geocomm.core.errors import CLASS_OF_CODE
-from geocomm.core.extras import install_command
+from geocomm.core.installation import install_command
 
 
 def test_import_of_the_package_loads_neither_torch_nor_the_library() -> None:

@@ -21,7 +21,7 @@ import torch
 from geocomm.codecs.codec_spec import codec_spec
 from geocomm.codecs.tensor_codec import compress, decompress
 from geocomm.core.bad_input import BadInput, UserError
-from geocomm.core.build_facts import build_facts
+from geocomm.core.installation import build_facts
 from geocomm.lab.bench.bench_report import table_lines
 from geocomm.lab.emulator.local_job import run_local_ranks
 

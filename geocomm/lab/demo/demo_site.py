@@ -23,7 +23,7 @@ from geocomm.data.corpus.packing import PackedSequences
 from geocomm.data.corpus.text_tokenizer import load_tokenizer
 from geocomm.data.corpus.token_store import load_tokens
 from geocomm.sync.local_steps.local_steps import LocalSteps, local_steps
-from geocomm.sync.local_steps.model.digests import digest
+from geocomm.sync.local_steps.model.fragments import digest
 from geocomm.sync.local_steps.settings.local_settings import LocalSettings
 from geocomm.train.models.model_factory import build_model, model_config
 from geocomm.train.models.model_presets import ModelConfig

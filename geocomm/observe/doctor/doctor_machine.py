@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from geocomm.core.build_facts import BuildFacts
+from geocomm.core.installation import BuildFacts
 from geocomm.observe.doctor.finding import Finding, State
 from geocomm.security.key_exchange import CLASSIC, HYBRID, key_exchange, openssl_version
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from geocomm.core.build_facts import build_facts
+from geocomm.core.installation import build_facts
 from geocomm.core.options import Options
 from geocomm.observe.doctor.doctor_machine import (
     buffer_findings,

@@ -12,7 +12,7 @@ from typing_extensions import override
 from geocomm.core.message_log import logger
 from geocomm.group.backend.runtime import runtime
 from geocomm.metrics.events import events
-from geocomm.metrics.hook_registry import register_handle
+from geocomm.metrics.sources import register_handle
 from geocomm.sync.gradients.bucket_reduction import BucketReducer
 from geocomm.sync.gradients.device_order import DeviceOrder
 from geocomm.sync.gradients.feedback_state import VERSION, check_state

@@ -17,7 +17,7 @@ from geocomm.core.message_log import logger
 from geocomm.core.place import own_rank
 from geocomm.data.site_deals import SiteDeals
 from geocomm.integrations.zero_seams import engine_of
-from geocomm.metrics.hook_registry import register_handle
+from geocomm.metrics.sources import register_handle
 from geocomm.sync.local_steps.elastic.elastic_site import ElasticSite
 from geocomm.sync.local_steps.elastic.member_site_rounds import MemberSiteRounds
 from geocomm.sync.local_steps.fixed.group_rounds import GroupRounds

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from geocomm._version import __version__
 from geocomm.core.bad_input import BadInput
-from geocomm.core.extras import install_command
+from geocomm.core.installation import install_command
 from geocomm.train.export.export_record import (
     RECORD,
     Dtype,

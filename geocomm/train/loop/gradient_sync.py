@@ -13,7 +13,7 @@ import torch.distributed as dist
 from geocomm.group.backend.device_mesh import device_mesh
 from geocomm.integrations.deepspeed import SiteParallel
 from geocomm.integrations.deepspeed_seams import partitioned_gradients, take_over_reduction
-from geocomm.metrics.hook_registry import worst_nmse
+from geocomm.metrics.sources import worst_nmse
 from geocomm.sync.gradients.gradient_reducer import GradientReducer
 from geocomm.sync.gradients.hook_settings import HookSettings
 from geocomm.sync.gradients.named_values import Slice

@@ -19,7 +19,7 @@ from geocomm.data.corpus.data_settings import DataConfig
 from geocomm.train.export.export_record import Dtype
 from geocomm.train.loop.sync_settings import GradientSyncConfig, LocalSyncConfig, SyncConfig
 from geocomm.train.models.model_presets import ModelConfig
-from geocomm.train.runs.log_settings import LoggingConfig
+from geocomm.train.runs.trackers import LoggingConfig
 
 # DeepSpeed keys that fields of this file decide.
 DRIVER_OWNED_DEEPSPEED_KEYS = frozenset(

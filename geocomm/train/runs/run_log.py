@@ -17,10 +17,9 @@ from typing import Any, Self
 
 from geocomm.core.units import duration_text
 from geocomm.metrics.events import EventReader
-from geocomm.train.runs.log_settings import LoggingConfig
 from geocomm.train.runs.run_folder import RunFolder
 from geocomm.train.runs.run_tracking import RunTracking
-from geocomm.train.runs.trackers import Tracker
+from geocomm.train.runs.trackers import LoggingConfig, Tracker
 
 _STEPS_LOOKED_AT = 20
 

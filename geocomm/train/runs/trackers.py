@@ -11,13 +11,31 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
+from pydantic import Field, PositiveInt
 from typing_extensions import override
 
 from geocomm.core.bad_input import BadInput
-from geocomm.train.runs.log_settings import LoggingConfig, TrackerName
+from geocomm.core.settings import Section
 from geocomm.train.runs.run_folder import RunFolder
+
+TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
+
+
+class LoggingConfig(Section):
+    """What is shown and written."""
+
+    every_steps: PositiveInt = Field(10, description="Steps between two lines on a stdout that is no terminal.")
+    progress: bool = Field(True, description="Progress bar where stdout is a terminal.")
+    trackers: list[TrackerName] = Field(
+        ["tensorboard"],
+        description="Where the numbers go besides `output_dir`: tensorboard, wandb, mlflow, trackio; [] for none.",
+    )
+    project: str | None = Field(
+        None, description="Project (MLflow: experiment) in the trackers; default: the last part of `output_dir`."
+    )
+
 
 _MLFLOW_PARAMS_AT_ONCE = 100
 _WANDB_STEP = "trainer_step"

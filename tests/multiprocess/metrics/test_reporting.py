@@ -20,7 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from geocomm.core.extras import install_command
+from geocomm.core.installation import install_command
 from geocomm.observe.telemetry.run_store import RunStore
 from support.harness import Ranks
 from support.local_jobs import free_ports

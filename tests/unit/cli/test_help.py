@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from geocomm._version import __version__
 from geocomm.cli.main import build_app, paragraphs
-from geocomm.core.build_facts import build_facts
+from geocomm.core.installation import build_facts
 from support.command_tree import COMMANDS
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import geocomm
-from geocomm.core.build_facts import BuildFacts, build_facts
+from geocomm.core.installation import BuildFacts, build_facts
 
 
 def built_with(monkeypatch: pytest.MonkeyPatch, **names: Any) -> BuildFacts | None:

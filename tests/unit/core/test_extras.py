@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.core.extras import install_command
+from geocomm.core.installation import install_command
 
 ROOT = Path(__file__).resolve().parents[3]
 REQUIREMENTS = """\
@@ -75,7 +75,7 @@ def test_source_tree_that_is_not_installed_is_told_where_the_packages_are_listed
     def not_there(name: str) -> Distribution:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr("geocomm.core.extras.distribution", not_there)
+    monkeypatch.setattr("geocomm.core.installation.distribution", not_there)
     assert "pyproject.toml" in install_command("export")
 
 

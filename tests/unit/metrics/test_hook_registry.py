@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from typing import Any
 
-from geocomm.metrics.hook_registry import handle_stats, register_handle
+from geocomm.metrics.sources import handle_stats, register_handle
 
 
 class _Hook:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from geocomm.core.errors import UnsupportedError
-from geocomm.core.extras import install_command
+from geocomm.core.installation import install_command
 from geocomm.core.options import Options
 from geocomm.metrics import schema
 from geocomm.metrics.exporters import Reporting, check_reporting

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.core.build_facts import BuildFacts
+from geocomm.core.installation import BuildFacts
 from geocomm.observe.doctor.doctor_machine import LEAST_CAPABILITY, Gpu, gpu_findings
 from geocomm.observe.doctor.finding import Finding, State
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from geocomm.sync.local_steps.model.digests import digest
+from geocomm.sync.local_steps.model.fragments import digest
 
 
 def test_digest_is_that_of_values_and_text() -> None:

@@ -18,7 +18,7 @@ import onnxruntime
 from transformers import AutoTokenizer, PreTrainedModel
 
 from geocomm.core.bad_input import BadInput
-from geocomm.core.extras import install_command
+from geocomm.core.installation import install_command
 from geocomm.train.export.export_run import need_packages
 from geocomm.train.export.onnx_export import (
     LARGEST_DIFFERENCE,

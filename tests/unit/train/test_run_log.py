@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from geocomm.metrics.events import EventLog, EventReader
-from geocomm.train.runs.log_settings import LoggingConfig
 from geocomm.train.runs.run_folder import RunFolder
 from geocomm.train.runs.run_log import RestTime, RunLog, step_summary
-from geocomm.train.runs.trackers import open_trackers
+from geocomm.train.runs.trackers import LoggingConfig, open_trackers
 
 _STEP = {
     "step": 1,

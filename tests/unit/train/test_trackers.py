@@ -12,10 +12,9 @@ import pytest
 
 from geocomm.core.bad_input import BadInput
 from geocomm.train.runs import tracker_threads, trackers
-from geocomm.train.runs.log_settings import LoggingConfig, TrackerName
 from geocomm.train.runs.run_folder import RunFolder
 from geocomm.train.runs.tracker_threads import TrackerThreads
-from geocomm.train.runs.trackers import Tracker, open_trackers, require_packages
+from geocomm.train.runs.trackers import LoggingConfig, Tracker, TrackerName, open_trackers, require_packages
 
 _FIELDS = {"training.steps": 3, "optimizer.learning_rate": 1e-3, "data.paths": ["a"], "sync.codec": None}
 _VERDICT = "- complete after 3 steps"

@@ -24,15 +24,14 @@ from geocomm.journal.messages import Beat, Model, Open, RankWelcome
 from geocomm.sync.local_steps.elastic.member_frames import Delta, OwnFrame, most_frame_bytes
 from geocomm.sync.local_steps.elastic.member_rounds import Decided, MemberRounds
 from geocomm.sync.local_steps.elastic.site_moments import SiteMoments
-from geocomm.sync.local_steps.model.digests import digest
-from geocomm.sync.local_steps.model.fragments import BYTES_PER_ELEMENT, Fragment
+from geocomm.sync.local_steps.model.fragments import BYTES_PER_ELEMENT, Fragment, digest
 from geocomm.sync.local_steps.model.host_memory import free_host_memory
 from geocomm.sync.local_steps.model.inner_optimizers import InnerOptimizers
 from geocomm.sync.local_steps.model.parameter_view import ParameterView
 from geocomm.sync.local_steps.model.site_group import SiteFacts
 from geocomm.sync.local_steps.outer.anchor import CARRY, AnchoredFragment, merge_local
 from geocomm.sync.local_steps.outer.resolved_settings import ResolvedSettings, require_elastic
-from geocomm.sync.local_steps.outer.rounds import Entry
+from geocomm.sync.local_steps.outer.rounds import Entry, log_wait
 from geocomm.sync.local_steps.outer.site_state import SiteState
 from geocomm.sync.local_steps.outer.site_weights import (
     MOST_CYCLES,
@@ -42,7 +41,6 @@ from geocomm.sync.local_steps.outer.site_weights import (
     shorten,
     take_delta,
 )
-from geocomm.sync.local_steps.outer.waiting import say
 
 _LEAVE_S = 30.0
 """How long a site that ends waits for its last deltas to count."""
@@ -177,7 +175,7 @@ class MemberSiteRounds(SiteState):
                 time.sleep(0.01)
             if patience.left_s <= 0:
                 missing = sum(self._heads[index] - held.version for index, held in self._held.items())
-                say(patience, f"the replay of {missing} rounds", "frames that other sites have")
+                log_wait(patience, f"the replay of {missing} rounds", "frames that other sites have")
         # All owners heard the same journal's head or a later one; the most is where the run is.
         is_first = rounds is not None and self.ranks.place == 0
         told = [self._begun_at, self._taken, secrets.randbits(62)] if is_first else [0, 0, 0]
@@ -419,7 +417,7 @@ class MemberSiteRounds(SiteState):
             self._meet_members()
             time.sleep(0.02)
             if patience.left_s <= 0:
-                say(patience, "finish()", "the sites to count the last deltas of this one")
+                log_wait(patience, "finish()", "the sites to count the last deltas of this one")
         left = self._rounds is not None and self._rounds.has_left
         for index in [] if left else self._uncounted():
             logger().warning(f"local steps: the last delta of fragment {index} was not counted within {_LEAVE_S:g} s")

@@ -22,8 +22,17 @@ from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.model.site_group import SiteGroup
 from geocomm.sync.local_steps.outer.pace import LineClock
 from geocomm.sync.local_steps.outer.round_records import ROUNDS, RoundRecord
-from geocomm.sync.local_steps.outer.rounds import Average, Coding, Reduction, Rounds, SiteOffer, Terms, check_terms
-from geocomm.sync.local_steps.outer.waiting import say, wait_for
+from geocomm.sync.local_steps.outer.rounds import (
+    Average,
+    Coding,
+    Reduction,
+    Rounds,
+    SiteOffer,
+    Terms,
+    check_terms,
+    log_wait,
+    wait_for,
+)
 
 _FIRST = 0
 """The fragment whose owner is the first rank of its site."""
@@ -186,7 +195,7 @@ class GroupRounds(Rounds):
 
         def waits_for(ranks: Sequence[int]) -> None:
             if patience.left_s <= 0:
-                say(patience, "local_steps()", self._names(ranks))
+                log_wait(patience, "local_steps()", self._names(ranks))
 
         try:
             return roll_call.gather(

@@ -11,7 +11,7 @@ import torch
 
 from geocomm.core.errors import InvalidArgumentError, UnsupportedError
 from geocomm.integrations.zero_seams import flat_parts
-from geocomm.sync.local_steps.model.digests import digest
+from geocomm.sync.local_steps.model.fragments import digest
 from geocomm.sync.local_steps.model.optimizer_state import Slot, begin_anew, slots
 from geocomm.sync.local_steps.model.parameter_view import ParameterView
 from geocomm.sync.local_steps.model.step_clock import after_each_step

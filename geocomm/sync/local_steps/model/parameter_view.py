@@ -9,8 +9,7 @@ import torch
 from typing_extensions import override
 
 from geocomm.core.errors import InvalidArgumentError, UnsupportedError
-from geocomm.sync.local_steps.model.digests import digest
-from geocomm.sync.local_steps.model.fragments import Range, Tensor
+from geocomm.sync.local_steps.model.fragments import Range, Tensor, digest
 from geocomm.sync.local_steps.settings.local_settings import LocalSettings
 
 

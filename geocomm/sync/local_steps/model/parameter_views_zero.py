@@ -18,8 +18,7 @@ from geocomm.integrations.zero_seams import (
     whole_shape,
     whole_values,
 )
-from geocomm.sync.local_steps.model.digests import digest
-from geocomm.sync.local_steps.model.fragments import Range
+from geocomm.sync.local_steps.model.fragments import Range, digest
 from geocomm.sync.local_steps.model.parameter_view import ModuleView, type_name
 from geocomm.sync.local_steps.model.parameter_views_plain import PlainParameters
 from geocomm.sync.local_steps.model.site_group import SiteFacts

@@ -14,8 +14,7 @@ import torch
 
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.native import native
-from geocomm.sync.local_steps.model.digests import digest
-from geocomm.sync.local_steps.model.fragments import BYTES_PER_ELEMENT, Fragment
+from geocomm.sync.local_steps.model.fragments import BYTES_PER_ELEMENT, Fragment, digest
 from geocomm.sync.local_steps.model.host_memory import host_zeros, rounded_up
 from geocomm.sync.local_steps.settings.local_settings import Nesterov
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from geocomm.core.errors import InvalidArgumentError, ReplicaMismatchError
+from geocomm.core.message_log import logger
+from geocomm.core.patience import Patience
 from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.model.site_group import SiteFacts
 from geocomm.sync.local_steps.outer.averaging import Averaging, is_mean
@@ -243,3 +245,18 @@ def decide(offers: Sequence[tuple[str, SiteOffer]]) -> Entry:
         tuple(offer.squared_norm for _, offer in offers),
         expected.last,
     )
+
+
+def log_wait(patience: Patience, what: str, whom: str) -> None:
+    """Log the wait, and put off the next word."""
+    logger().warning(f"local steps: {what} has waited {patience.waited_s:.0f} s for {whom}")
+    patience.put_off()
+
+
+def wait_for(is_done: Callable[[float], bool], what: str, whom: Callable[[], str]) -> None:
+    """Wait until `is_done(seconds)`, which waits at most that long, says True. Log whom the wait is for, now and
+    then."""
+    patience = Patience()
+    while not is_done(max(patience.left_s, 0.0)):
+        if patience.left_s <= 0:
+            log_wait(patience, what, whom())

@@ -15,8 +15,7 @@ from geocomm.core.message_log import logger
 from geocomm.core.place import local_world_size
 from geocomm.core.typed_torch import norm
 from geocomm.data.site_deals import SiteDeals
-from geocomm.sync.local_steps.model.digests import digest
-from geocomm.sync.local_steps.model.fragments import Fragment, make_fragments
+from geocomm.sync.local_steps.model.fragments import Fragment, digest, make_fragments
 from geocomm.sync.local_steps.model.host_memory import available_memory, require_memory
 from geocomm.sync.local_steps.model.inner_optimizers import InnerOptimizers
 from geocomm.sync.local_steps.model.parameter_view import ParameterView

@@ -1,10 +1,15 @@
-"""Installing an extra of geocomm. No package index has geocomm, so the command depends on where it came from."""
+"""How geocomm was installed: what setup.py wrote down about this build, and how to add an extra.
+
+No package index has geocomm, so that command depends on where it came from. Imports nothing heavy, so that
+`geocomm --version` answers at once.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import shlex
+from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
@@ -43,3 +48,32 @@ def _requirements(geocomm: Distribution, extra: str) -> list[str]:
     marked = re.compile(rf"""(?P<requirement>[^;]+?)\s*;\s*extra == ["']{re.escape(extra)}["']""")
     found = [marked.fullmatch(line) for line in geocomm.requires or ()]
     return [match["requirement"] for match in found if match]
+
+
+@dataclass(frozen=True)
+class BuildFacts:
+    """How the installed native module was built."""
+
+    torch: str
+    """Minor version of the torch that it was built for."""
+    cuda_kernels: bool
+    why_no_cuda: str
+    """Empty where it has the kernels, and in a build that did not write the reason down yet."""
+
+    def __str__(self) -> str:
+        reason = f" ({self.why_no_cuda})" if self.why_no_cuda else ""
+        kernels = "with CUDA kernels" if self.cuda_kernels else f"without CUDA kernels{reason}"
+        return f"built for torch {self.torch}, {kernels}"
+
+
+def build_facts() -> BuildFacts | None:
+    """None: nothing was built here."""
+    try:
+        from geocomm import _build_info
+    except ImportError:
+        return None
+    return BuildFacts(
+        torch=_build_info.TORCH_VERSION,
+        cuda_kernels=getattr(_build_info, "CUDA", False),
+        why_no_cuda=getattr(_build_info, "WHY_NO_CUDA", ""),
+    )
