@@ -141,7 +141,7 @@ def is_numeric(host: str) -> bool:
 def is_loopback(host: str) -> bool:
     """Whether it leads to this machine wherever it is dialled."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
 

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import threading
 import time
 import uuid
@@ -45,6 +46,21 @@ def put_in_place(part: Path, path: Path) -> None:
     fsync_path(part)
     part.replace(path)
     fsync_path(path.parent)
+
+
+def put_folder_in_place(partial: Path, folder: Path) -> None:
+    """Bring a folder with all that is in it to the disk, and give it the name `folder` beside it, in place of what has
+    that name."""
+    for path in [*partial.rglob("*"), partial]:
+        fsync_path(path)
+    if not folder.exists() or not any(folder.iterdir()):
+        partial.rename(folder)  # onto an empty folder, too
+        return
+    stale = folder.with_name(f".stale-{folder.name}")
+    shutil.rmtree(stale, ignore_errors=True)
+    folder.rename(stale)
+    partial.rename(folder)
+    shutil.rmtree(stale, ignore_errors=True)
 
 
 def write_whole(path: Path, content: str | bytes, mode: int = 0o644) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Generator
 from pathlib import Path
 
 from geocomm.core.bad_input import BadInput
+from geocomm.core.file_systems import put_folder_in_place
 from geocomm.train.runs.checkpoint_folder import free_bytes
 
 
@@ -28,33 +28,12 @@ def new_folder(out: Path, *, replace: bool = False) -> Generator[Path]:
         partial.mkdir(parents=True)
         try:
             yield partial
-            _sync_all(partial)
-            _publish(partial, out)
+            put_folder_in_place(partial, out)
         finally:
             _remove(partial)
     except OSError as error:
         free = free_bytes(out.parent) / 1e6
         raise BadInput(f"{out} cannot be written ({free:.0f} MB free there): {' '.join(str(error).split())}") from None
-
-
-def _publish(partial: Path, out: Path) -> None:
-    if not out.exists() or not any(out.iterdir()):
-        partial.rename(out)  # onto an empty folder, too
-        return
-    stale = out.with_name(f".stale-{out.name}")
-    _remove(stale)
-    out.rename(stale)
-    partial.rename(out)
-    _remove(stale)
-
-
-def _sync_all(folder: Path) -> None:
-    for path in [*folder.rglob("*"), folder]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _remove(folder: Path) -> None:

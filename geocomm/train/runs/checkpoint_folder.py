@@ -17,7 +17,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from geocomm.core.file_systems import fsync_path, write_whole
+from geocomm.core.file_systems import put_folder_in_place, write_whole
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
@@ -58,16 +58,7 @@ def begin(root: Path, step: int) -> Path:
 def publish(root: Path, step: int) -> None:
     """Make the partial checkpoint of `step` complete: sync, rename, then point `latest` at it."""
     partial, final = partial_folder(root, step), step_folder(root, step)
-    for path in [*partial.rglob("*"), partial]:
-        fsync_path(path)
-    if final.exists():  # the same step, reached again by a run that resumed from an older one
-        stale = root / f".stale-{final.name}"
-        shutil.rmtree(stale, ignore_errors=True)
-        final.rename(stale)
-        partial.rename(final)
-        shutil.rmtree(stale, ignore_errors=True)
-    else:
-        partial.rename(final)
+    put_folder_in_place(partial, final)  # a run that resumed from an older step may reach this one again
     write_whole(root / LATEST, final.name + "\n")
 
 

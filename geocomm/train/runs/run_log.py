@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
 import os
 import sys
 import time
@@ -14,6 +13,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
+
+from pydantic_core import to_jsonable_python
 
 from geocomm.core.units import duration_text
 from geocomm.metrics.events import EventReader
@@ -182,17 +183,7 @@ def step_summary(entry: dict[str, Any]) -> str:
 
 
 def _json_line(values: dict[str, Any]) -> str:
-    return json.dumps(_json_numbers(values), allow_nan=False) + "\n"
-
-
-def _json_numbers(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _json_numbers(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_json_numbers(item) for item in value]
-    return value
+    return json.dumps(to_jsonable_python(values, inf_nan_mode="null"), allow_nan=False) + "\n"
 
 
 class _ProgressBar:

@@ -4,7 +4,6 @@ it with this process."""
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 import re
 import shlex
@@ -16,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from geocomm.core.addresses import free_port, listen_on
+from geocomm.core.addresses import free_port, is_loopback, listen_on
 from geocomm.core.bad_input import BadInput
 from geocomm.group.membership.own_address import url_for_others
 from geocomm.train.serve.engine_process import EngineEnded, EngineProcess, Stopped, stop_signals
@@ -130,14 +129,6 @@ def key_for(host: str, path: Path | None) -> str | None:
     if not is_loopback(host):
         raise BadInput(f"--host {host} is open to other machines: add --api-key-file api.key; make it with {_MAKE_ONE}")
     return None
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def read_key(path: Path) -> str:

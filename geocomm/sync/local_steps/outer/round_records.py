@@ -88,36 +88,30 @@ class RoundRecord:
 
     def begun(self, step: int, weight: int, *, last: bool = False) -> None:
         """The delta was taken."""
-        now = time.monotonic_ns()
         with self._lock:
-            times = self._times
-            times.begun_ns, times.step, times.weight, times.last = now, step, weight, last
-            times.attempts += 1
+            self._times.attempts += 1
+        self._set("begun_ns", step=step, weight=weight, last=last)
 
     def stored(self) -> None:
         """The own frame lies on disk."""
-        now = time.monotonic_ns()
-        with self._lock:
-            self._times.stored_ns = now
+        self._set("stored_ns")
 
     def offered(self, size: int) -> None:
         """The own frame, which has this many bytes, is given to the network."""
-        now = time.monotonic_ns()
-        with self._lock:
-            self._times.offered_ns, self._times.bytes = now, size
+        self._set("offered_ns", bytes=size)
 
     def awaits(self, sites: Iterable[str]) -> None:
         """These sites are to send a frame."""
         with self._lock:
             for site in sites:
-                self._times.peers.setdefault(site, _PeerRecord(site))
+                self._peer(site)
 
     def announced(self, site: str, size: int, step: int, weight: int) -> None:
         """A site has said what its frame will be."""
         now = time.monotonic_ns()
         with self._lock:
-            peer = self._times.peers.setdefault(site, _PeerRecord(site))
-            peer.announced_ns, peer.bytes, peer.step, peer.weight = now, size, step, weight
+            self._peer(site).announced_ns = now
+        self.describe(site, size, step, weight)
 
     def arrived(self, site: str, size: int | None = None) -> None:
         """The frame of a site is there. Once the average is computed, nobody waits for one that comes again."""
@@ -125,20 +119,17 @@ class RoundRecord:
         with self._lock:
             if self._times.averaged_ns is not None:
                 return
-            peer = self._times.peers.setdefault(site, _PeerRecord(site))
+            peer = self._peer(site)
             peer.arrived_ns, peer.bytes = now, peer.bytes if size is None else size
 
     def listed(self, counted: Iterable[str]) -> None:
         """It is decided which sites count."""
-        now = time.monotonic_ns()
-        with self._lock:
-            self._times.listed_ns = now
-            self._times.counted = list(counted)
+        self._set("listed_ns", counted=list(counted))
 
     def describe(self, site: str, size: int, step: int, weight: int) -> None:
         """What is known of a site's frame by the decision; not of this site."""
         with self._lock:
-            peer = self._times.peers.setdefault(site, _PeerRecord(site))
+            peer = self._peer(site)
             peer.bytes, peer.step, peer.weight = size, step, weight
 
     @contextmanager
@@ -152,20 +143,25 @@ class RoundRecord:
 
     def averaged(self) -> None:
         """The average is computed."""
-        now = time.monotonic_ns()
-        with self._lock:
-            self._times.averaged_ns = now
+        self._set("averaged_ns")
 
     def applied(self) -> None:
         """The outer step is taken."""
-        now = time.monotonic_ns()
-        with self._lock:
-            self._times.applied_ns = now
+        self._set("applied_ns")
 
     def failed(self) -> None:
         """It ended with an error."""
         with self._lock:
             self._times.failed = True
+
+    def _set(self, moment: str, **fields: Any) -> None:
+        """Note that a moment is now, and what is known by it."""
+        now = time.monotonic_ns()
+        with self._lock:
+            vars(self._times).update(fields, **{moment: now})
+
+    def _peer(self, site: str) -> _PeerRecord:
+        return self._times.peers.setdefault(site, _PeerRecord(site))
 
 
 class RoundLog:
