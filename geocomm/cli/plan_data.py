@@ -26,12 +26,12 @@ class Reading:
     """What is asked for."""
 
     name: str
-    """Of the data set."""
+    """The name of the data set."""
     gpus: str
     tokens_per_second: float
     gpu_price: str
     links: Callable[[Sequence[str]], Links]
-    """Of these sites, or of those that a file names."""
+    """The links of these sites, or of those that a file names."""
     links_are_known: bool
 
 

@@ -49,7 +49,7 @@ class LeaderSaid(Record):
 
     site: SiteName
     store: StoreId
-    """Of its run folder."""
+    """The id of its run folder."""
     address: Text
     """Where it listens: host:port."""
 

@@ -32,7 +32,7 @@ class KnownAgents:
         """By site: host:port where it gives out files, and answers questions."""
         self.term = 0
         self.leader = ""
-        """Of that term, host:port; empty: the one that all sites name at the start."""
+        """The leader of that term, host:port; empty: the one that all sites name at the start."""
         self.force = False
         """The claim holds also where half of the members or more do not agree."""
         self._claimed = 0

@@ -67,7 +67,7 @@ class SiteContact:
 
     connected: bool = False
     heard: float = 0.0
-    """Of its last line; on the clock of the event loop."""
+    """The time of its last line, on the clock of the event loop."""
     beat: Beat | None = None
     fetch: str = ""
     """host:port where it gives out files; empty: it does not."""

@@ -61,7 +61,7 @@ class StandingAsked(Record):
     term: Whole
     """The highest that it has seen."""
     leader: Text
-    """Of that term, host:port."""
+    """The leader of that term, host:port."""
 
 
 class EntriesAsked(Record):
@@ -108,7 +108,7 @@ class LeaderAnswer(Record):
     waits: tuple[Text, ...] = ()
     """Data that no site which is there may read."""
     undealt_tokens: Whole | None = None
-    """Of this pass over the run's data."""
+    """The tokens of this pass over the run's data that are not dealt yet."""
 
 
 class AgentStanding(Record):
@@ -117,14 +117,14 @@ class AgentStanding(Record):
     site: SiteName
     run: StoreId | None
     head: int
-    """Of its journal."""
+    """The index of the last entry of its journal."""
     head_hash: Hash
     chain: Whole
     """The term of its journal."""
     term: Whole
     """The highest that it has seen."""
     leader: Text
-    """Of that term, host:port."""
+    """The leader of that term, host:port."""
     leads: bool
     """It is the leader itself."""
 

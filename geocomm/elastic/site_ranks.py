@@ -41,7 +41,7 @@ class _Rank:
 
     connection: RankConnection
     versions: dict[int, int]
-    """Of its fragments, as it says."""
+    """The versions of its fragments, as it says."""
     goals: dict[int, int] = field(default_factory=dict[int, int])
     """Those that the journal had when the rank was welcomed."""
     welcomed: bool = False

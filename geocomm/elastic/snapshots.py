@@ -61,12 +61,12 @@ class Manifest(Record):
 
     run: Text
     index: Whole
-    """Of its entry."""
+    """The index of the snapshot's entry."""
     entry: Hash
-    """Of its entry."""
+    """The hash of the snapshot's entry."""
     versions: tuple[Whole, ...]
     digests: tuple[Digest, ...]
-    """Of the states, by fragment."""
+    """The digests of the states, by fragment."""
 
     @property
     def digest(self) -> Digest:

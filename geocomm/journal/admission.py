@@ -24,7 +24,7 @@ class LedSite:
     changed: float = 0.0
     """When the connection came or ended."""
     heard: float = 0.0
-    """Of its last Beat, or of the Hello."""
+    """The time of its last Beat, or of the Hello."""
     store: str = ""
     rival: tuple[str, float] = ("", 0.0)
     """Another run folder under its name that has come meanwhile, and when first."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 MOST_SHARDS = 64
-"""Of a deal."""
+"""The most shards of one deal."""
 _NUMBER = r"(?:0|[1-9][0-9]{0,8})"
 _RUNS = rf"{_NUMBER}(?:-{_NUMBER})?"
 _TEXT = re.compile(rf"{_NUMBER}:{_RUNS}(?:,{_RUNS})*(?:;{_NUMBER}:{_RUNS}(?:,{_RUNS})*)*")

@@ -30,12 +30,12 @@ Whole = Annotated[int, Field(ge=0, lt=2**63)]
 MAX_TEXT = 4096
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 MOST_STEPS = 2**50
-"""Of a run: an entry that says more lies, and its step counts for nobody. Numbers of ranks have room for more."""
+"""The most steps of a run: an entry that says more lies, and counts for nobody. Ranks have room for more."""
 MAX_FRAME_BYTES = 1 << 40
 FRAME_BYTES = "tensors (most bytes of a frame)"
 """Name of the setting that says how large a frame of the largest fragment may be: nobody makes room for more."""
 MOST_FRAGMENTS = 4096
-"""Of a run: every line that says something of each of them stays below MAX_LINE_BYTES of `messages`."""
+"""The most of a run: every line that says something of each stays below MAX_LINE_BYTES of `messages`."""
 
 
 class BadLineError(BadInput, ValueError):
@@ -55,7 +55,7 @@ class Listed(Record):
     site: SiteName
     """Whose it is."""
     frame: Hash
-    """Of its bytes: the coded part, then the exact part."""
+    """The hash of the frame's bytes: the coded part, then the exact part."""
     coded_bytes: Whole
     exact_bytes: Whole
     weight: Annotated[int, Field(ge=1, lt=2**63)]
@@ -63,7 +63,7 @@ class Listed(Record):
     step: Whole
     """Optimizer steps of the run, as the site counts them, when the frame was made."""
     squared_norm: Annotated[float, Field(ge=0)]
-    """Of the delta before it was coded (L2)."""
+    """The squared L2 norm of the delta before it was coded."""
     lr: Annotated[float, Field(ge=0)]
     """The site's learning rate when the frame was made; 0: not known."""
     taken: Whole = 0
@@ -105,9 +105,9 @@ class Genesis(EntryBase):
     settings: dict[str, Text]
     """The terms of local steps, by name."""
     layout: Digest
-    """Of the fragments."""
+    """The digest of the fragments' layout."""
     digests: Annotated[tuple[Digest, ...], Field(min_length=1)]
-    """Of each fragment's state at version 0."""
+    """The digest of each fragment's state at version 0."""
     every: Annotated[int, Field(ge=1)]
     """Optimizer steps between two rounds of a fragment, at first."""
     step: Whole = 0
@@ -125,7 +125,7 @@ class Join(EntryBase):
     kind: Literal["join"] = "join"
     site: SiteName
     store: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
-    """Of its run folder: what a site holds belongs to that."""
+    """The id of the site's run folder: what a site holds belongs to that."""
 
 
 class Ready(EntryBase):
@@ -200,7 +200,7 @@ class Kept(EntryBase):
     snapshot: Whole
     """The index of its entry."""
     digest: Digest
-    """Of its manifest."""
+    """The digest of the snapshot's manifest."""
     sites: Annotated[tuple[SiteName, ...], Field(min_length=1)]
     """Who said so first."""
 
@@ -212,9 +212,9 @@ class Data(EntryBase):
     set: Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
     """Where its catalog lies: a URL, or a folder."""
     number: Annotated[int, Field(ge=1, le=999_999)]
-    """Of the version."""
+    """The number of the version."""
     sha256: Hash
-    """Of the version's file, and so of all that it names."""
+    """The hash of the version's file, and so of all that it names."""
     sequence_length: Annotated[int, Field(ge=1, lt=2**31)]
     """In tokens; of the run."""
     held_out_every: Annotated[int, Field(ge=0, lt=2**31)] = 0
@@ -237,7 +237,7 @@ class Deal(EntryBase):
     kind: Literal["deal"] = "deal"
     site: SiteName
     shards: Annotated[str, Field(max_length=1024), AfterValidator(_checked)] = ""
-    """Of the version in force, as in `dealt_shards`; empty: a part of a deal."""
+    """The shards of the version in force, as in `dealt_shards`; empty: a part of a deal."""
     rest: Whole = 0
     """The index of the entry that dealt the shards; 0: this one does."""
     start: Whole = 0

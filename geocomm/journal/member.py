@@ -43,7 +43,7 @@ from geocomm.journal.messages import (
 )
 
 MOST_OWN_FRAMES = 3
-"""Of one round: a site keeps what it needs to count each of them. After this many it offers the newest again."""
+"""The own frames of one round: a site keeps what counts of each. After these it offers the newest again."""
 
 
 @dataclass(frozen=True)

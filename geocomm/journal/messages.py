@@ -37,10 +37,10 @@ from geocomm.journal.run_state import RunState
 PROTOCOL_VERSION = 4
 MAX_LINE_BYTES = 1 << 20
 MAX_UP_BYTES = MAX_LINE_BYTES // 2
-"""Of what a site says: where the leader says it on, with a little more, that fits a line too."""
+"""The longest line of a site: where the leader says it on, with a little more, that fits a line too."""
 MAX_STATE_CHARS = 64 << 20
 _PART_CHARS = 100_000
-"""Of a state: less than a line in any alphabet."""
+"""A part of a state: less than a line in any alphabet."""
 MOST_OWNERS = 256
 """Ranks of a site that own fragments."""
 
@@ -52,7 +52,7 @@ Hosts = Annotated[str, Field(pattern=r"^[0-9A-Za-z._:%,-]{1,255}$")]
 Address = Annotated[str, Field(pattern=r"^[0-9A-Za-z._:%\[\]-]{0,263}$")]
 """host:port; empty: none."""
 Amount = Annotated[int, Field(ge=0, le=2**53)]
-"""Of what is counted while training: doubles are exact up to there, and a step that is added is still a number."""
+"""What is counted while training: doubles are exact up to there, and a step that is added is still a number."""
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
 
@@ -60,7 +60,7 @@ class Owner(Record):
     """A rank that owns fragments: where its mail arrives. Of n owners the i-th has the fragments f with f % n == i."""
 
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
-    """Of its process."""
+    """The rank's process."""
     host: Hosts
     port: Annotated[int, Field(ge=0, le=65535)]
 
@@ -130,20 +130,20 @@ class RankHello(Record):
 
     kind: Literal["rank_hello"] = "rank_hello"
     place: Whole
-    """Of the rank among the owners of its site."""
+    """The place of the rank among the owners of its site."""
     owners: Annotated[int, Field(ge=1, le=MOST_OWNERS)]
     owner: Owner
     model: Model
     digests: dict[int, Digest]
-    """Of the own fragments as they are, by fragment."""
+    """The digests of the own fragments as they are, by fragment."""
     versions: dict[int, Whole]
-    """Of the same fragments: the version that the rank has applied."""
+    """The version that the rank has applied, by own fragment."""
     trains: bool = False
     """It took part before, and an agent that has started anew meets it: it goes on from these versions."""
     head: Annotated[int, Field(ge=-1, lt=2**63)] = -1
     """The index of the last entry that it has heard of; -1: none."""
     head_hash: Hash | None = None
-    """Of that entry."""
+    """The hash of that entry."""
 
 
 class Hello(Record):
@@ -154,15 +154,15 @@ class Hello(Record):
     geocomm: Annotated[str, Field(max_length=64)]
     """Versions, for messages: what must fit is `protocol` and the model."""
     store: StoreId
-    """Of the site's run folder."""
+    """The id of the site's run folder."""
     run: StoreId | None
     """The run whose journal is there; None: there is none yet."""
     head: Annotated[int, Field(ge=-1, lt=2**63)]
     """The index of its last entry; -1: none."""
     head_hash: Hash | None
-    """Of its last entry."""
+    """The hash of its last entry."""
     term: Whole
-    """Of its last entry."""
+    """The term of its last entry."""
     fetch: Address
     """See `Peer`."""
     ranks: bool = True
@@ -176,7 +176,7 @@ class RanksUp(Record):
     owners: Annotated[tuple[Owner, ...], Field(min_length=1, max_length=MOST_OWNERS)]
     model: Model
     digests: Annotated[tuple[Digest, ...], Field(max_length=MOST_FRAGMENTS)]
-    """Of all fragments as the ranks have them: at version 0 where the run has no journal yet."""
+    """The digests of all fragments as the ranks have them: at version 0 where the run has no journal yet."""
 
 
 class RanksGone(Record):
@@ -273,7 +273,7 @@ class SnapshotHeld(Record):
     snapshot: Whole
     """The index of its entry."""
     digest: Digest
-    """Of its manifest."""
+    """The digest of its manifest."""
 
 
 class Leave(Record):
@@ -331,7 +331,7 @@ class Welcome(Record):
     run: StoreId | None
     """None: no site has begun yet; RanksUp of the first makes the genesis."""
     head: int
-    """Of the leader's journal."""
+    """The index of the last entry of the leader's journal."""
     open: tuple[tuple[int, int, int], ...]
     """(fragment, version, attempt) of all that is open."""
 
@@ -358,7 +358,7 @@ class StatePart(Record):
 
     kind: Literal["state_part"] = "state_part"
     text: Annotated[str, Field(max_length=_PART_CHARS)]
-    """Of `RunState.text`."""
+    """A part of `RunState.text`."""
     last: bool
 
 
@@ -397,7 +397,7 @@ class RankWelcome(Record):
     """By own fragment: the version of the state file in the run folder that the rank loads first; absent: none."""
     every: Annotated[int, Field(ge=1)]
     step: Whole
-    """Of the run: the most that a listed frame says."""
+    """The step of the run: the most that a listed frame says."""
     taken: Whole = 0
     """Tokens that the site has read and that count in every fragment, at `head`; of dealt data in whole sequences."""
     data: Data | None = None
@@ -422,9 +422,9 @@ class SiteDeal(Record):
     of: Annotated[int, Field(ge=1, lt=2**63)]
     """How many that deal had."""
     number: Annotated[int, Field(ge=1, le=999_999)]
-    """Of the version that the shards are of."""
+    """The number of the version that the shards are of."""
     sha256: Hash
-    """Of that version."""
+    """The hash of that version."""
 
 
 class Leaving(Record):

@@ -9,9 +9,9 @@ from geocomm.journal.entries import Hash
 from geocomm.journal.messages import Offer
 
 _MOST_OFFERS = 8
-"""Of a site: its newest ones."""
+"""The most offers of a site that are kept: its newest ones."""
 MOST_HOLDS = 1024
-"""Of a site: frames that it says it has."""
+"""The most frames of which a site may say that it has them."""
 
 
 @dataclass

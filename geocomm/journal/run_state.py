@@ -52,9 +52,9 @@ class Head:
     """The end of a chain of entries."""
 
     index: int
-    """Of the last entry; -1: there is none."""
+    """The index of the last entry; -1: there is none."""
     hash: str
-    """Of the last entry: `prev` of the next one."""
+    """The hash of the last entry: `prev` of the next one."""
 
 
 EMPTY = Head(-1, FIRST_PREV)
@@ -83,7 +83,7 @@ class SiteRecord:
     name: str
     standing: Standing
     store: str
-    """Of its run folder."""
+    """The id of the site's run folder."""
     since: int
     """Index of the entry that gave it this standing."""
     why: str = ""
@@ -91,7 +91,7 @@ class SiteRecord:
     rounds: int = 0
     """That listed a frame of it."""
     weight: int = 0
-    """Of these frames: steps, or tokens. Those of all fragments are added up."""
+    """What these frames count for: steps, or tokens. Those of all fragments are added up."""
     read: tuple[Marks, ...] = ()
     """By fragment: how far the site had read in its data by its frames that count there."""
     line: Line = ()

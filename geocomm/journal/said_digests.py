@@ -34,7 +34,7 @@ class DigestDifference:
     is_known: bool
     """Who is wrong."""
     again: frozenset[str]
-    """Of `sites`: those that differed so short a while ago that a repair does not help."""
+    """Those of `sites` that differed so short a while ago that a repair does not help."""
 
 
 @dataclass

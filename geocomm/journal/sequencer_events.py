@@ -117,7 +117,7 @@ class DealtSet:
     """The data set that a run deals."""
 
     url: str
-    """Of its catalog."""
+    """The URL of the data set's catalog."""
     sequence_length: int
     """In tokens."""
     held_out_every: int = 0

@@ -24,7 +24,7 @@ class CodeFolder:
 
     path: Path
     arguments: tuple[str, ...]
-    """Of torchrun, with the script as it is called inside the folder."""
+    """The arguments of torchrun, with the script as it is called inside the folder."""
     excluded: tuple[str, ...]
     """Patterns, as rsync and tar both take them."""
     keys: tuple[str, ...]

@@ -73,13 +73,13 @@ class Site(Section):
     python: Annotated[str, Field(min_length=1), AfterValidator(_checked_path)] = "python3"
     """What has geocomm there."""
     folder: Annotated[str, AfterValidator(_checked_path)] = ""
-    """Of this run at the site; relative to the home there. Empty: geocomm-up/JOB/SITE."""
+    """The folder of this run at the site, relative to the home there. Empty: geocomm-up/JOB/SITE."""
     ranks: Annotated[int, Field(ge=1)] | None = None
-    """Of each node: torchrun's --nproc-per-node."""
+    """The ranks of each node: torchrun's --nproc-per-node."""
     environment: _Variables = Field(default_factory=dict[str, str])
-    """Of the ranks of this site, besides that of all."""
+    """Variables of the ranks of this site, besides those of all."""
     run_options: _Words = ()
-    """Of `geocomm run` at this site, besides those of all."""
+    """Options of `geocomm run` at this site, besides those of all."""
     listen: _Address | None = None
     """The hub is here and listens at this address, since that of `hub` is translated."""
     site_hub: _Address | None = None
@@ -100,9 +100,9 @@ class SitesFile(Section):
     exclude: _Words = ()
     """Names and patterns beside the script that are not copied."""
     environment: _Variables = Field(default_factory=dict[str, str])
-    """Of all ranks."""
+    """Variables of all ranks."""
     run_options: _Words = ()
-    """Of `geocomm run` at all sites."""
+    """Options of `geocomm run` at all sites."""
     sites: Annotated[dict[Annotated[str, AfterValidator(check_site_name)], Site], Field(min_length=1)]
 
     @model_validator(mode="after")
@@ -159,7 +159,7 @@ class Node:
     rank_in_site: int
     ssh: str
     folder: str
-    """Of the run there."""
+    """The folder of the run there."""
 
     def __str__(self) -> str:
         """The name in messages: the site, and which machine where it has several."""

@@ -27,7 +27,7 @@ _LOST = 255
 """ssh's own exit status for an error."""
 _CHUNK_BYTES = 1 << 16
 _MOST_BYTES = 16 << 20
-"""Of an answer."""
+"""The longest answer."""
 _CHANGED = 1
 """tar's exit status where a file has changed while it was read."""
 _ASKS = ("Permission denied", "Host key verification failed")

@@ -30,7 +30,7 @@ _LEAVE_AT = 3
 _AGAIN_S = 5.0
 _KEPT_LINES = 500
 _MOST_LETTERS = 10_000
-"""Of a line that a site writes."""
+"""The longest part of a site's line that is kept."""
 _STEPS = TypeAdapter(dict[str, str])
 _STATUS = re.compile(r"[0-9]{1,2}|1[0-9]{2}|2[0-4][0-9]|25[0-5]")
 _FOLLOWS = re.compile(r"PeerLost|has ended on another node|RendezvousClosed|the hub at .* is gone|SIGTERM|signal: 15")
@@ -48,7 +48,7 @@ class RunAtNode:
     lines: deque[str] = field(default_factory=lambda: deque[str](maxlen=_KEPT_LINES))
     ended: bool = False
     status: int | None = None
-    """Of `geocomm run`; None: it was killed, or there was none."""
+    """The exit status of `geocomm run`; None: it was killed, or there was none."""
     why: str = ""
     """Why there is no status."""
 

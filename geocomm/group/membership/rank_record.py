@@ -48,7 +48,7 @@ class RankInfo:
     codecs: list[str] = field(default_factory=list[str])
     agreed: dict[str, Any] = field(default_factory=dict[str, Any])
     written: dict[str, str] = field(default_factory=dict[str, str])
-    """Of what is `agreed`, in the user's words where they are others."""
+    """What is `agreed`, in the user's words where they are others."""
     group: int = 0
     token: str = ""
     # codec=auto: seconds per byte (codec_choice.py)

@@ -50,7 +50,7 @@ class Handle(BaseModel):
     turn: int
     """How often that process group has been reconfigured: what was told before is void."""
     authority: str
-    """Of its keys (`authority_of`); empty: it has none."""
+    """The authority of the rank's keys (`authority_of`); empty: it has none."""
     store: str
     """Equal for ranks that share the store which init_process_group was given; empty: it cannot tell."""
     rank: Annotated[RankInfo, AfterValidator(_checked)]

@@ -18,16 +18,16 @@ from geocomm.group.planning.link_table import Links
 from geocomm.group.planning.run_estimate import OPERATION_S, Workload, bytes_per_element, seconds_per_byte
 
 LEAST_FRAGMENT_BYTES = 4 << 20
-"""Of float32: smaller ones spend their time in round trips."""
+"""The least bytes of a fragment in float32: smaller ones spend their time in round trips."""
 MOST_FRAGMENTS = 24
 LEAST_EVERY, MOST_EVERY = 30, 300
 """Quality is known from 30 on; beyond 300 nobody has measured it (docs/explanation/local-steps.md)."""
 LINE_SHARE = 0.7
-"""Of the time between two rounds of a fragment, the rounds of all fragments may take so much."""
+"""The share of the time between two rounds of a fragment that the rounds of all fragments may take."""
 _LEAST_ROUND_TRIPS = 4.0
 """A fragment is so large that its round takes at least this time: then latency is half of it or less."""
 _EXCHANGES = 2
-"""Of a round: what each site offers, then the frames."""
+"""The exchanges of a round: what each site offers, then the frames."""
 _DELTA_BYTES = 4
 _OVERLAP_MARGIN = 1.5
 

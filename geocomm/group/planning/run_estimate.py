@@ -19,7 +19,7 @@ from geocomm.group.planning.codec_choice import UNCOMPRESSED, ReduceTime, Speed
 from geocomm.group.planning.link_table import Links
 
 OPERATION_S = 0.001
-"""Of one all-reduce beside the links: queues, threads, sockets. Measured: docs/explanation/planning.md."""
+"""The time of one all-reduce beside the links: queues, threads, sockets. Measured: docs/explanation/planning.md."""
 BUCKET_BYTES = 64 << 20
 NOMINAL_EFFICIENCY = 0.9
 """Share of a line's rate that tensors get, where the rate is the line's and not `geocomm probe`'s."""
@@ -34,7 +34,7 @@ class Workload:
     compute_s: float
     """The time of one step without the WAN."""
     element_bytes: int = 4
-    """Of what is exchanged: 4 for float32 gradients or weight changes."""
+    """The bytes of an element that is exchanged: 4 for float32 gradients or weight changes."""
     hidden: float = 0.0
     """Part of the compute time under which an exchange may hide."""
     dollars_per_gb: float | None = None
@@ -58,7 +58,7 @@ class Estimate:
     sent_per_rank_bytes: float
     exchange_s: float
     exposed_s: float
-    """Of it, what no computing hides."""
+    """The part of the exchange that no computing hides."""
     step_s: float
     compute_share: float
     link_share: float

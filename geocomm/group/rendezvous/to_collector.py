@@ -28,7 +28,7 @@ class CollectorConfig:
     """The settings of a collector."""
 
     folder: Path
-    """Of its sockets, and of the run store where it has one."""
+    """The folder of its sockets, and of the run store where it has one."""
     keys: str | Path = ""
     """This site's, for the way to another; empty: there is none, and ranks of all sites report here."""
     hub: str = ""

@@ -72,7 +72,7 @@ class KernelRow:
     unpack_call_s: float
     copy_s: float
     kernels: dict[str, float]
-    """Of one packing and one unpacking, the longest first."""
+    """The seconds of each kernel in one packing and one unpacking, the longest first."""
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ class SeenStep:
     at: float
     """When it was over."""
     step: int
-    """Of the run, as the site counts."""
+    """The step of the run, as the site counts."""
     took_s: float
     tokens: int
     loss: float
@@ -69,7 +69,7 @@ class ElasticRun:
     """What happened in a run. All times are of one clock, in seconds."""
 
     journals: dict[str, list[SeenEntry]]
-    """Of the sites that were not killed, as each saw it."""
+    """The journals of the sites that were not killed, as each saw its own."""
     steps: dict[str, list[SeenStep]]
     """By site, in order."""
     compared: dict[str, int]

@@ -47,7 +47,7 @@ class EmulatedLink:
     """One direction between two sites."""
 
     rate_bps: float = DEFAULT_RATE_BPS
-    """Of IP packets, headers included."""
+    """The rate of IP packets, headers included."""
     delay_s: float = DEFAULT_DELAY_S
     """One way: half of the round-trip time."""
     loss: float = 0.0

@@ -24,7 +24,7 @@ BLACKOUT_S = (0.05, 0.15)
 MEAN_LOSS = (0.003, 0.01)
 BURST_LOSS = 0.2
 BURSTS = 3
-"""Of a slot. Their length follows from the mean loss: 75 to 250 ms each."""
+"""The bursts of a slot. Their length follows from the mean loss: 75 to 250 ms each."""
 
 
 def leo_changes(seed: int) -> Iterator[tuple[float, dict[str, Any]]]:

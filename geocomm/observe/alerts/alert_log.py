@@ -10,7 +10,7 @@ from typing import Any
 
 FILE_NAME = "alerts.jsonl"
 _MOST_BYTES = 1 << 20
-"""Of the end of the file, which is read."""
+"""The bytes at the end of the file that are read."""
 
 
 def append(folder: Path, lines: list[dict[str, Any]]) -> None:

@@ -12,7 +12,7 @@ from geocomm.observe.telemetry.last_reports import SILENT_SECONDS
 from geocomm.observe.telemetry.metric_expressions import Always, Expression, MetricValue
 
 PREFIX = "Geocomm"
-"""Of the names in Prometheus, where other programs have alerts too."""
+"""How the names in Prometheus begin, where other programs have alerts too."""
 KEEP_FIRING_S = 60.0
 """An alert lasts this long after its cause was seen last, so that one that comes and goes is one."""
 _MIB = 1 << 20

@@ -30,7 +30,7 @@ from geocomm.observe.telemetry.store_folder import StoreFolder
 
 INTERVAL_S = 5.0
 _MOST_SHARE = 0.1
-"""Of the time, that evaluating may take."""
+"""The share of the time that evaluating may take."""
 QUIET_S = 300.0
 """An alert is sent again no sooner than this after it was sent."""
 

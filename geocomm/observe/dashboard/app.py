@@ -49,7 +49,7 @@ _MOST_VIEWERS = 32
 _KEPT_S = 1.0
 _JUDGED_EVERY_S = 10.0
 _MOST_JUDGING = 0.1
-"""Of the time."""
+"""The share of the time that judging may take."""
 
 
 class Page:

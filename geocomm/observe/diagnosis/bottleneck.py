@@ -26,11 +26,11 @@ _HIDDEN = 0.10
 """Where the program waits for less of a step, the network is none of its concerns."""
 _LATE_STEPS = 0.7
 _LATE = 0.1
-"""Of a step: who is late by less is so for the sake of others, such as of messages that it waited for."""
+"""The share of a step: who is late by less is so for the sake of others, such as of messages that it waited for."""
 _SLOW_SCORE = 0.7
 _REPLAY_OFF = 0.15
 _FEWEST = 4
-"""Of fewer steps nothing is said."""
+"""The least steps: of fewer nothing is said."""
 _NOTHING_TO_WIN = "There is nothing to win between the sites."
 _TELLING = "docs/how-to/tell-what-steps-wait-for.md"
 _CLEARLY_MORE = 1.1

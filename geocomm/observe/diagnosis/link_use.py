@@ -18,7 +18,7 @@ _STALE = 2
 """The first rates of a window are from before it: TCP tells the last one that it saw."""
 _OF_THE_MEAN = 0.3
 _FEW_RATES = 5
-"""Of fewer samples nothing is said."""
+"""The least samples: of fewer nothing is said."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _STEPS, _LEAST_STEPS = 50, 5
 _MOST_MESSAGES = 20_000
-"""Of a window: the replays of more take seconds, so that fewer steps are looked at."""
+"""The most messages of a window: the replays of more take seconds, so that fewer steps are looked at."""
 
 
 class LiveDiagnosis:

@@ -33,7 +33,7 @@ class _Site:
     """Steps that paused."""
     steps: int
     tokens: float
-    """Of all its ranks, a step; 1: the program does not tell them."""
+    """The tokens of all its ranks in a step; 1: the program does not tell them."""
 
     @property
     def calm(self) -> float:

@@ -41,7 +41,7 @@ class Message:
     service: float
     """From the moment when it could leave to its last byte's, less the way."""
     coding: float
-    """Of that, until the sender had made the last frame."""
+    """The part of that until the sender had made the last frame."""
     delay: float
     """Half a round trip of that link."""
     contributed: float = 1.0
@@ -83,7 +83,7 @@ class Replayed:
 
     seconds: float
     waited: float
-    """Of these, in waits for operations."""
+    """The seconds of these that went by in waits for operations."""
 
 
 @dataclass

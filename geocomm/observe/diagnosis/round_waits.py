@@ -22,7 +22,7 @@ class RoundWait:
     waited: float
     """Until that frame was there, from when those of all other sites were; 0: it came before the own one."""
     for_site: float | None
-    """Of that, until the other site announced its frame; None: elastic rounds do not tell."""
+    """The part of that until the other site announced its frame; None: elastic rounds do not tell."""
 
 
 def round_waits(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> list[RoundWait]:

@@ -30,12 +30,12 @@ _LAST_REPORTS = 10
 """In which a run of local steps tells of itself: the very last one may be from after its end."""
 _OF_A_SILENT_LINE = ("outage_us", "bytes_received", "busy_us", "stalled_by_receiver_us")
 _SILENT_SHARE = 0.8
-"""Of the time between two reports: a line that carries anything acknowledges some of it meanwhile."""
+"""The share of the time between two reports: a line that carries anything acknowledges some of it meanwhile."""
 _SILENT_S = 15.0
 """Ranks last heard more than this time before the last one do not belong to the window."""
 
 Key = tuple[Any, ...]
-"""Of an operation: the same at all ranks."""
+"""The key of an operation: the same at all ranks."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Operation:
     wait_ended: float | None
     coding: float
     raw_bytes: int
-    """Of the tensor."""
+    """The bytes of the tensor."""
     raw_bytes_received: int
     """Before coding."""
     bytes_received: int
@@ -144,9 +144,9 @@ class RunWindow:
     tokens_by_site: Mapping[str, float] = field(default_factory=dict[str, float])
     """That each site counted in a step of them."""
     rounds: Sequence[RoundWait] = ()
-    """Of local steps, in the time that was read for the steps."""
+    """The rounds of local steps, in the time that was read for the steps."""
     pace: RoundPace | None = None
-    """Of these rounds; None: it is no run of local steps, or none has ended."""
+    """The pace of these rounds; None: it is no run of local steps, or none has ended."""
     elastic: bool = False
     egress_dollars_per_day: float | None = None
     """What all that report send to other sites costs, at their prices; None: no site has told its price."""

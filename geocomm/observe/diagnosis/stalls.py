@@ -24,7 +24,7 @@ _USUAL = 4
 _MOST = 0.7
 """What is in more of the steps is no pause: the site is slow."""
 _OVERLAP = 0.3
-"""Of a step's delay, that must lie in a stop or an outage to come from it."""
+"""The share of a step's delay that must lie in a stop or an outage to come from it."""
 _ALL_SITES = "all sites"
 
 
@@ -35,7 +35,7 @@ class _Cost:
     steps: dict[int, float] = field(default_factory=dict[int, float])
     """By the step's number: seconds."""
     stopped: int = 0
-    """Of these steps, those in which the process did not even report."""
+    """How many of these steps were so that the process did not even report."""
 
     @property
     def seconds(self) -> float:

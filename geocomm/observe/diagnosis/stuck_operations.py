@@ -79,7 +79,7 @@ class GroupRank:
     has_ended: bool
     """It has said that it says no more: its process group, or its program, is over."""
     last: OperationCall | None
-    """Of an absent rank: its last operation between sites; None: it has had none, or not for an hour."""
+    """The last operation of an absent rank between sites; None: it has had none, or not for an hour."""
     last_seconds: float | None
     """Since that one ended, or since it called it if that one is under way."""
     last_runs: bool
@@ -139,7 +139,7 @@ class Hang:
     operations: tuple[StuckOperation, ...]
     """The first of each group; the oldest first."""
     rounds: tuple[RoundState, ...]
-    """Of local steps."""
+    """The rounds of local steps that hang."""
     silent: tuple[tuple[str, int, float], ...]
     """Site, rank and seconds of all ranks that are silent."""
     ranks: int

@@ -42,7 +42,7 @@ class RankTrace:
     host: str
     clock: Clock
     now_ns: int
-    """Of its last report, on its clock: what is under way is drawn up to here."""
+    """The time of its last report, on its clock: what is under way is drawn up to here."""
     steps: list[Row]
     operations: list[Row]
     rounds: list[Row]

@@ -40,9 +40,9 @@ class Verdict:
     where: str
     """A site, or two sites as "a - b"; empty: everywhere."""
     saved_seconds: float
-    """Of a step, if the cause were gone."""
+    """The seconds of a step that were saved if the cause were gone."""
     share: float
-    """Of a step."""
+    """The same as a share of a step."""
     evidence: Sequence[tuple[str, str]]
     """What was looked at, and what was there."""
     fix: str

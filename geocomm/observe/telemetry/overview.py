@@ -44,7 +44,7 @@ class Overview:
     rounds: tuple[RoundState, ...]
     """Those under way, oldest first; then the last of each fragment that is over."""
     events: tuple[EventState, ...]
-    """Of the last day, newest first, at most 50."""
+    """The events of the last day, newest first, at most 50."""
     options: tuple[OptionState, ...]
     """Those that are not as by default somewhere."""
 

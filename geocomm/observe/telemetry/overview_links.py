@@ -21,13 +21,13 @@ class LinkState:
     """By the sender; by the receiver where the sender is not heard. Without TCP and IP headers."""
     bytes_sent: int
     busy_share: float | None
-    """Of the time: that TCP had data which was not acknowledged. Of the busiest pair of ranks, its streams' mean."""
+    """The share of the time in which TCP had data in flight. The busiest pair of ranks, its streams' mean."""
     stalled_by_receiver_share: float | None
-    """Of the busy time: that the receive windows held data back."""
+    """The share of the busy time in which the receive windows held data back."""
     stalled_by_send_buffer_share: float | None
-    """Of the busy time: that the send buffers here held data back."""
+    """The share of the busy time in which the send buffers here held data back."""
     retransmitted_share: float | None
-    """Of the bytes that TCP sent of late."""
+    """The share of repeats among the bytes that TCP sent of late."""
     tcp_bytes_sent: int
     """Repeats included."""
     retransmitted_bytes: int
@@ -37,7 +37,7 @@ class LinkState:
     outages: int
     """Times that all connections of a pair were lost and are there again, as this end saw it."""
     most_outages: int
-    """Of these, those of the pair of ranks that had most."""
+    """The outages of the pair of ranks that had most."""
     outage_seconds: float
     is_down: bool
     """A pair that was connected has no connection now, as this end sees it."""
@@ -49,10 +49,10 @@ class LinkState:
     """What the link table of the groups says; None where it was not measured or written."""
     congestion_control: str
     cipher: str
-    """Of TLS; empty: plaintext."""
+    """The cipher of TLS; empty: plaintext."""
     transport: str
     clock_offset_seconds: float | None
-    """Of the pair of ranks whose clocks are furthest apart: the target's time of day less the source's."""
+    """The target's time of day less the source's, at the pair of ranks whose clocks are furthest apart."""
     clock_error_seconds: float | None
     """How wrong that may be."""
 

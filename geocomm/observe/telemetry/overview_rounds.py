@@ -37,7 +37,7 @@ class RoundState:
     """Its number; in an elastic run the version of the fragment that it begins with."""
     elastic: bool
     phase: Phase
-    """Of the site that is furthest behind."""
+    """The phase at the site that is furthest behind."""
     age_seconds: float | None
     """Since it began, or was due, at the first site; of one that is over, since it ended."""
     sites: tuple[str, ...]

@@ -38,14 +38,14 @@ class RankState:
     step_age_seconds: float | None
     """Since then."""
     step_seconds: float | None
-    """Of its last steps, in the mean."""
+    """The mean time of its last steps."""
     tokens_per_second: float | None
     disk_free_bytes: int | None
     """On the disk of the run folder, where the rank has one and tells of it."""
     disk_size_bytes: int | None
-    """Of that disk, for this user."""
+    """The size of that disk, for this user."""
     exposed_share: float | None
-    """Of its time: that it stood still for collectives between sites, or for results of local steps."""
+    """The share of its time that it stood still for collectives between sites, or for results of local steps."""
 
 
 @dataclass(frozen=True)
@@ -59,25 +59,25 @@ class SiteOverview:
     of_steps: int | None
     """How many steps the run shall have."""
     step_seconds: float | None
-    """Of the last steps, in the median of its ranks."""
+    """The time of the last steps, the median of the site's ranks."""
     mean_step_seconds: float | None
-    """Of all steps of its processes, likewise. Not known before the second."""
+    """The time of all steps of the site's processes, the median of its ranks. Not known before the second step."""
     step_age_seconds: float | None
     """Since its last step ended, at the rank that is furthest behind."""
     tokens_per_second: float | None
-    """Of all its ranks."""
+    """The tokens of all its ranks."""
     exposed_share: float | None
     """The mean of its ranks."""
     loss: float | None
     """The mean of what its ranks said last."""
     loss_least: float | None
-    """Of the last three losses, in the mean of its ranks."""
+    """The least of the last three losses, the mean of the site's ranks."""
     loss_median: float | None
-    """Of the 64 before, likewise."""
+    """The median of the 64 losses before those three, the mean of the site's ranks."""
     loss_spread: float | None
-    """Of these, as a standard deviation, likewise."""
+    """The standard deviation of these 64 losses, the mean of the site's ranks."""
     held_out_loss: float | None
-    """Of the last evaluation, in the mean of its ranks."""
+    """The loss of the last evaluation, the mean of the site's ranks."""
     bytes_sent: int
     """To other sites, since its processes started."""
     egress_dollars: float | None
@@ -87,7 +87,7 @@ class SiteOverview:
     data_waited_seconds: float | None
     """That a rank waited for shards of the data set, in the mean."""
     data_fetched_bytes: float | None
-    """Of these, by all its ranks."""
+    """The bytes of the data set that all its ranks have fetched."""
     data_fetched_dollars: float | None
     """What they cost."""
     ranks_not_finite: int
@@ -97,13 +97,13 @@ class SiteOverview:
     reports: int
     """That its processes have made."""
     reports_dropped: int
-    """Of these, those that its collector did not take."""
+    """The reports that the site's collector did not take."""
     certificate_ends: float | None
     """Unix seconds; of the rank whose certificate expires first."""
     disk_free_bytes: int | None
     """On the disk of its run folder; the least, where it has several."""
     disk_size_bytes: int | None
-    """Of that disk."""
+    """The size of that disk."""
     checkpoint_age_seconds: float | None
     """Since the last checkpoint that it wrote within a day."""
     checkpoint_interval_seconds: float | None

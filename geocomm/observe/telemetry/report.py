@@ -51,7 +51,7 @@ class Report(BaseModel):
     process: Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
     """Random: a rank that starts again is another one."""
     sequence: Annotated[int, Field(ge=0, lt=1 << 63)]
-    """Of the process' reports. A gap means that reports were dropped."""
+    """The number of the report among those of the process. A gap means that reports were dropped."""
     time: FiniteFloat
     """Unix seconds, as that machine's clock has it."""
     now_ns: int
@@ -63,7 +63,7 @@ class Report(BaseModel):
     certificate_ends: FiniteFloat | None = None
     """Unix seconds; None: it has no keys."""
     options: dict[str, str] | None = None
-    """Of the process' first group, those that are not as by default, but for the site; None: not known."""
+    """The options of the process' first group that are not as by default, but for the site; None: not known."""
     egress_dollars_per_gb: FiniteFloat | None = None
     """That leaves the site; None: not known."""
     egress_dollars_per_day: FiniteFloat | None = None
@@ -71,7 +71,7 @@ class Report(BaseModel):
     disk_free_bytes: Annotated[int, Field(ge=0)] | None = None
     """On the disk of the run folder, for this user, a minute old at most. None: another rank tells it, or none."""
     disk_size_bytes: Annotated[int, Field(ge=0)] | None = None
-    """Of that disk, likewise."""
+    """The size of that disk, likewise."""
     stats: InstanceOf[Row] = {}
     """`geocomm.stats()`. Its counters are totals, so a report that is lost costs nothing but detail."""
     training: InstanceOf[Row] = {}

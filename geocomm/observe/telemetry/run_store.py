@@ -31,7 +31,7 @@ _APART = {"stats", "events", *_DETAILS}
 """Fields of a report that have a column, or rows, of their own; `said` has the others."""
 _LOOK_EVERY_S = 3600.0
 _MOST_EVENTS = 100_000
-"""Of a site."""
+"""The most events that are kept of a site."""
 _WHO = (
     "who(site, rank) AS (SELECT site, rank FROM (SELECT site, rank FROM reports ORDER BY site, rank LIMIT 1) "
     "UNION ALL SELECT next.site, next.rank FROM who JOIN reports AS next ON next.rowid = coalesce("

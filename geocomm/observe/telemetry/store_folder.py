@@ -27,7 +27,7 @@ class StoreFolder:
     """The folder now."""
 
     free_bytes: int | None
-    """Of its disk, for this user."""
+    """The free bytes of the folder's disk, for this user."""
     size_bytes: int | None
     members: tuple[SiteRecord, ...] | None
     """By name; None: the run is not elastic."""

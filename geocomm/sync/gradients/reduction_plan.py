@@ -31,7 +31,7 @@ class ReductionPlan:
     schedule: tuple[tuple[int, str], ...]
     """First step and codec, ascending, from step 0 on."""
     momentum: float = 0.0
-    """Of the velocity that is compressed in place of the gradient (`dgc_hook`); 0: the gradient itself is."""
+    """That of the velocity which is compressed in place of the gradient (`dgc_hook`); 0: the gradient itself is."""
 
     @classmethod
     def of(cls, settings: HookSettings) -> ReductionPlan:

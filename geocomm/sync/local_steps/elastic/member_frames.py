@@ -30,7 +30,7 @@ class OwnFrame:
     """What becomes of the site if a frame of its own is listed."""
 
     weight: int
-    """Of the site where the frame ends, as are step and tokens: what it counts for is taken off the uncounted."""
+    """The site's weight where the frame ends, as are step and tokens: what it counts for is taken off the rest."""
     step: int
     tokens: int
     residual: torch.Tensor | None
@@ -51,7 +51,7 @@ class Delta:
     own: OwnFrame
     """Without residual and bytes, which are known once it is coded."""
     step: int
-    """Of the run."""
+    """The step of the run."""
     squared_norm: float
     rate: float
     every: int

@@ -74,7 +74,7 @@ class Decided:
     average: torch.Tensor | None
     """float32, in the order of the fragment; None: the round is void, or there is a state."""
     own: OwnFrame | None
-    """Of the site's own frame that counts; None: none does."""
+    """What the site keeps of its own frame that counts; None: none does."""
     state: torch.Tensor | None = None
     """See `AnchoredFragment.take`."""
 

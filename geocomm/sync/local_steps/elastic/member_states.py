@@ -35,7 +35,7 @@ class MemberStates:
         self._for_snapshots: dict[tuple[int, int], list[Snapshot]] = {}
         """By fragment and version: those that lack the state."""
         self._named: set[tuple[int, int]] = set()
-        """Of these, what `wants` has said: `keep` follows."""
+        """Those of these that `wants` has said: `keep` follows."""
 
     def joined(self) -> None:
         """Another site has joined, which would have to replay long: a state of each fragment is wanted."""

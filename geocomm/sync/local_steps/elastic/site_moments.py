@@ -47,10 +47,10 @@ class _Value(Record):
     """An entry of the state of a parameter, or the step counter of a group."""
 
     slot: int
-    """Of all slots of all optimizers."""
+    """The number of the slot among all slots of all optimizers."""
     name: str
     shape: tuple[int, ...] | None = None
-    """Of a tensor: of this rank's part; None: it is `number`."""
+    """The shape of this rank's part of a tensor; None: the entry is `number`."""
     dtype: str = ""
     on_host: bool = False
     sharded: bool = False
@@ -62,11 +62,11 @@ class _Kept(Record):
 
     run: str
     step: int
-    """Of the run, where the site was."""
+    """The step of the run where the site was."""
     head_step: int
-    """Of the run, as the listed frames say that the site had applied."""
+    """The step of the run, as the listed frames say that the site had applied."""
     model: str
-    """Of the fragments' layout and the optimizers."""
+    """The digest of the fragments' layout and the optimizers."""
     slots: tuple[tuple[int, ...], ...]
     """The shapes of the parameters: of this rank's parts."""
     values: tuple[_Value, ...]

@@ -48,7 +48,7 @@ class OfferHeader:
     coded_bytes: int
     exact_bytes: int
     digest: Digest | None
-    """Of the last round that the site has committed."""
+    """The digest of the last round that the site has committed."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class EndHeader:
     """A site begins no more rounds."""
 
     digest: Digest | None
-    """Of the last round that the site has committed."""
+    """The digest of the last round that the site has committed."""
 
 
 @dataclass(frozen=True)

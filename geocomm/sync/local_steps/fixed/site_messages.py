@@ -30,7 +30,7 @@ class _SitePeer:
 
     rank: int
     index: int
-    """Of the site; the tags of what it sends have it, also where another site passes it on."""
+    """The index of the site; the tags of what it sends have it, also where another site passes it on."""
     source: int
     """The rank that passes on what the site sends to this one; else `rank`."""
     takes_directly: bool

@@ -42,7 +42,7 @@ class Tensor:
     exact: bool = False
     """Its deltas are not compressed."""
     shape: tuple[int, ...] = ()
-    """Of the whole parameter."""
+    """The shape of the whole parameter."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from geocomm.sync.local_steps.model.host_memory import host_empty
 from geocomm.sync.local_steps.model.parameter_view import ParameterView
 
 _FAILURE_BYTES = 1024
-"""Of an error's code and text."""
+"""The bytes of an error's code and text."""
 _Piece = tuple[Range, slice]
 """A range that a rank holds, with its place in a fragment's buffer."""
 

@@ -55,7 +55,7 @@ class ResolvedSettings:
 
     given: LocalSettings
     schedule: Schedule
-    """Of the first rounds."""
+    """The schedule of the first rounds."""
     renews: bool
     """Whether `every` follows the line while the run goes."""
     outer: Nesterov

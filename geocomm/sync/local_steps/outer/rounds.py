@@ -61,7 +61,7 @@ class Entry:
     steps: tuple[int, ...]
     """Optimizer steps of the members when they began the round."""
     weights: tuple[int, ...]
-    """Of the members; 0: the site does not count, since its delta is not finite or it has taken no step."""
+    """The weights of the members; 0: the site does not count, since its delta is not finite or it has taken no step."""
     every: int = 0
     """The most that a member wants between two rounds of a fragment; 0: none said."""
     squared_norms: tuple[float, ...] = ()

@@ -60,7 +60,7 @@ class SiteState(ABC):
         self.fragments: tuple[Fragment, ...] = make_fragments(view.tensors, self._schedule.fragments)
         """The parts of the model that rounds average, one after the other."""
         self.layout = digest([], repr(self.fragments))
-        """Of the fragments; equal at every site."""
+        """The digest of the fragments; equal at every site."""
         self._has = {"momentum": settings.outer.momentum > 0, "residual": not codec_spec(settings.coding.codec).exact}
         self._keeps_local = settings.merge == CARRY and settings.schedule.overlap > 0
         owned = [fragment for fragment in self.fragments if self.ranks.owns(fragment.index)]
