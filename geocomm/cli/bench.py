@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from geocomm.cli.command_end import fail, require_writable, write_plot
+from geocomm.cli.command_end import AsJson, fail, require_writable, write_plot
 from geocomm.core.table import table_of
 from geocomm.core.units import parse_size
 from geocomm.lab.emulator.emulated_keys import site_keys
@@ -136,7 +136,7 @@ def bench_codec(
     threads: Annotated[int, typer.Option(min=1, max=1024, help="Threads of the codecs.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Of the random numbers.")] = 0,
     plot: Annotated[Path | None, typer.Option(help="Draw error over ratio into PATH.", metavar="PATH.png")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the presets and codecs with their ratio, error and speed, measured on the spot and verified.
 

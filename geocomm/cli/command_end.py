@@ -1,13 +1,15 @@
-"""How commands end that cannot do what was asked of them, and how they write files."""
+"""How commands end that cannot do what was asked of them, and in which forms they give what they found."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 def fail(command: str, message: str, status: int = 2) -> NoReturn:

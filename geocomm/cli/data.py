@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from geocomm.cli.command_end import fail
+from geocomm.cli.command_end import AsJson, fail
 from geocomm.core.table import table_of
 
 if TYPE_CHECKING:
@@ -94,9 +94,7 @@ def remove(
     typer.echo(f"{read.catalog}@{version.number}: {tokens} tokens in {len(removed)} shards were removed")
 
 
-def ls(
-    catalog: _Set, as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False
-) -> None:
+def ls(catalog: _Set, as_json: AsJson = False) -> None:
     """List the versions of a data set.
 
     Example:

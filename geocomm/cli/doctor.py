@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from geocomm.cli.command_end import fail
+from geocomm.cli.command_end import AsJson, fail
 from geocomm.core.table import table_of
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def doctor(
         int | None, typer.Option(min=0, max=65535, help="Answer doctors of other machines at this port until Ctrl-C.")
     ] = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for a peer, and for all ranks.")] = 60.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Examine this machine; with a launcher around it, all ranks of the job and the ways between their sites.
 

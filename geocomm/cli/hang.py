@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from geocomm.cli.command_end import AsJson
 from geocomm.cli.telemetry_folder import TelemetryFolder, open_store
 from geocomm.core.units import duration_text
 
@@ -33,7 +34,7 @@ def hang(
     after: Annotated[
         float, typer.Option(min=0, help="Seconds that an operation or a round may be under way.", metavar="SECONDS")
     ] = 10,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say who has not come to which operation, while a job hangs or after it.
 

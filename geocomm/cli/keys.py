@@ -57,10 +57,8 @@ def create(
 
         geocomm keys create frankfurt virginia --out geocomm-keys
     """
-    with _refusals(out):
-        from geocomm.security.job_ca import JobCa
-
-        ca = JobCa.create(out, job or "job", sites, days)
+    with _authorities(out) as authorities:
+        ca = authorities.create(out, job or "job", sites, days)
         for site in sites:
             _console().print(f"{out / site}: keys of site {site}: copy it to that site, and set GEOCOMM_KEYS to it")
         _warn_of_ca_key(ca)
@@ -78,10 +76,8 @@ def list_keys(out: _Out = _OUT) -> None:
 
         geocomm keys list
     """
-    with _refusals(out):
-        from geocomm.security.job_ca import JobCa
-
-        ca = JobCa.open(out)
+    with _authorities(out) as authorities:
+        ca = authorities.open(out)
         rows = [
             (
                 *(one.site, f"{one.begins:%Y-%m-%d}", f"{one.ends:%Y-%m-%d}"),
@@ -100,10 +96,8 @@ def add(site: _Site, out: _Out = _OUT, days: _Days = _DAYS) -> None:
 
         geocomm keys add tokyo
     """
-    with _refusals(out):
-        from geocomm.security.job_ca import JobCa
-
-        ca = JobCa.open(out)
+    with _authorities(out) as authorities:
+        ca = authorities.open(out)
         _tell_new(ca.add(site, days))
         _warn_of_ca_key(ca)
 
@@ -115,10 +109,8 @@ def renew(site: _Site, out: _Out = _OUT, days: _Days = _DAYS) -> None:
 
         geocomm keys renew virginia --days 30
     """
-    with _refusals(out):
-        from geocomm.security.job_ca import JobCa
-
-        ca = JobCa.open(out)
+    with _authorities(out) as authorities:
+        ca = authorities.open(out)
         _tell_new(ca.renew(site, days))
         _warn_of_ca_key(ca)
 
@@ -130,10 +122,8 @@ def revoke(site: _Site, out: _Out = _OUT) -> None:
 
         geocomm keys revoke virginia
     """
-    with _refusals(out):
-        from geocomm.security.job_ca import JobCa
-
-        ca = JobCa.open(out)
+    with _authorities(out) as authorities:
+        ca = authorities.open(out)
         path = ca.revoke(site)
         _console().print(
             f"{path}: the keys of site {site} are void. Copy this file into the folder of keys at EVERY site "
@@ -145,10 +135,12 @@ def revoke(site: _Site, out: _Out = _OUT) -> None:
 
 
 @contextlib.contextmanager
-def _refusals(out: Path) -> Generator[None]:
+def _authorities(out: Path) -> Generator[type[JobCa]]:
     """Ends the command with the reason why it could not be done."""
     try:
-        yield
+        from geocomm.security.job_ca import JobCa
+
+        yield JobCa
     except ImportError as error:
         fail("keys", f"{error}; pip install cryptography")
     except OSError as error:

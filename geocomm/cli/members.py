@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from geocomm.cli.command_end import fail
+from geocomm.cli.command_end import AsJson, fail
 from geocomm.cli.run_options import (
     AddressOption,
     DataOption,
@@ -63,9 +63,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(members, name="members")
 
 
-def ls(
-    run_dir: _RunDir, as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False
-) -> None:
+def ls(run_dir: _RunDir, as_json: AsJson = False) -> None:
     """List the sites: what they are, where they stand, and what counted of them.
 
     since: the entry of the journal that made it so. tokens: read by its last frame that counted. dealt: tokens that it
@@ -133,7 +131,7 @@ def _row(record: SiteRecord, state: RunState, seen: SeenSite | None) -> dict[str
 def show(
     site: Annotated[str, typer.Argument(metavar="SITE")],
     run_dir: _RunDir,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show one site: what it is doing now, when it came and went, and in how many of the last rounds it counted.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from geocomm.cli.command_end import fail
+from geocomm.cli.command_end import AsJson, fail
 from geocomm.cli.plan_data import Reading, plan_data
 from geocomm.core.table import table_of
 from geocomm.core.units import DAY_S, count_text, duration_text
@@ -89,7 +89,7 @@ def plan(
     gpu_price: Annotated[
         str, typer.Option(metavar="SITE=P,…", help="Dollars of a GPU for an hour.", rich_help_panel=_DATA)
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Estimate bytes, step time, use of the links and egress of data-parallel training across sites.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from geocomm.cli.command_end import fail, require_writable, write_plot
+from geocomm.cli.command_end import AsJson, fail, require_writable, write_plot
 
 if TYPE_CHECKING:
     from geocomm.group.planning.link_table import Links
@@ -39,7 +39,7 @@ def probe(
     seconds: Annotated[float, typer.Option(min=0.05, max=60, help="About how long each link is filled.")] = 2.0,
     ranks: Annotated[int, typer.Option(min=1, max=64, help="Most ranks of a site that send at once.")] = 4,
     plot: Annotated[Path | None, typer.Option(help="Draw the heat map.", metavar="PATH.png")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure the links of a job."""
     from geocomm.core.bad_input import BadInput

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from geocomm.cli.command_end import fail
+from geocomm.cli.command_end import AsJson, fail
 from geocomm.core.table import table_of
 
 if TYPE_CHECKING:
@@ -40,9 +40,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(snapshot, name="snapshot")
 
 
-def ls(
-    run_dir: _RunDir, as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False
-) -> None:
+def ls(run_dir: _RunDir, as_json: AsJson = False) -> None:
     """List the snapshots of this site, and which sites have each, as far as the journal says.
 
     Example:
