@@ -13,6 +13,8 @@ import uuid
 from collections.abc import Generator
 from pathlib import Path
 
+from geocomm.core.bad_input import BadInput
+
 _OF_A_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "afs", "9p"}
 _LOOK_S = 0.1
 
@@ -30,6 +32,14 @@ def network_file_system(folder: Path) -> str:
     neither SQLite's locks nor fsync; else empty."""
     kind = _file_system_of(folder)
     return kind if kind in _OF_A_NETWORK else ""
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that may still be written under `folder`, or where it will be made."""
+    existing = folder
+    while not existing.exists():
+        existing = existing.parent
+    return shutil.disk_usage(existing).free
 
 
 def fsync_path(path: Path) -> None:
@@ -61,6 +71,30 @@ def put_folder_in_place(partial: Path, folder: Path) -> None:
     folder.rename(stale)
     partial.rename(folder)
     shutil.rmtree(stale, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def new_folder(out: Path, *, replace: bool = False) -> Generator[Path]:
+    """A partial folder beside `out`, to be filled. At the end of the block it becomes `out`; after an exception it is
+    removed.
+
+    replace: `out` may hold something, which then goes. Raises BadInput where it must not, and for a full disk.
+    """
+    out = out.absolute()
+    partial = out.with_name(f".partial-{out.name}")
+    try:
+        if not replace and out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise BadInput(f"{out} exists already and is not empty; name another folder, or remove it")
+        _remove(partial)
+        partial.mkdir(parents=True)
+        try:
+            yield partial
+            put_folder_in_place(partial, out)
+        finally:
+            _remove(partial)
+    except OSError as error:
+        free = free_bytes(out.parent) / 1e6
+        raise BadInput(f"{out} cannot be written ({free:.0f} MB free there): {' '.join(str(error).split())}") from None
 
 
 def write_whole(path: Path, content: str | bytes, mode: int = 0o644) -> None:
@@ -119,6 +153,11 @@ def folder_mark(path: Path, owner: str) -> tuple[str, bool]:
             return str(known["id"]), known["inode"] != os.fstat(file.fileno()).st_ino
     except (ValueError, KeyError, TypeError):
         raise FolderMarkError(f"{path} cannot be read") from None
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
 
 
 def _file_system_of(folder: Path) -> str:

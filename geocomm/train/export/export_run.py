@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from geocomm._version import __version__
 from geocomm.core.bad_input import BadInput
+from geocomm.core.file_systems import new_folder
 from geocomm.core.installation import install_command
 from geocomm.train.export.export_record import (
     RECORD,
@@ -27,7 +28,6 @@ from geocomm.train.export.export_record import (
 from geocomm.train.export.export_source import ExportSource, Given, find_weights, open_run, open_torch_checkpoint
 from geocomm.train.export.folder_check import Checked, check_folder, require_run_loss
 from geocomm.train.export.hf_folder import LARGEST_FILE_BYTES, HfModel, finish_folder, write_hf_files
-from geocomm.train.export.new_folder import new_folder
 from geocomm.train.export.original_layout import OriginalLayout
 from geocomm.train.export.run_text import HeldOutText
 from geocomm.train.export.weights import DTYPES

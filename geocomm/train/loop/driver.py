@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
 from geocomm.core.environment import agent_socket
-from geocomm.core.file_systems import FolderMarkError, folder_mark
+from geocomm.core.file_systems import FolderMarkError, folder_mark, free_bytes
 from geocomm.core.place import Place, find_place
 from geocomm.data.corpus.packing import Sequences
 from geocomm.data.corpus.text_tokenizer import load_tokenizer
@@ -27,7 +27,7 @@ from geocomm.train.loop.agreed_run import Agreed
 from geocomm.train.loop.config_text import load_config
 from geocomm.train.loop.preflight import batch_of, decide, first_error, record_for, shared_fields, visible_gpus
 from geocomm.train.loop.train_config import RunConfig
-from geocomm.train.runs.checkpoint_folder import complete_checkpoints, free_bytes
+from geocomm.train.runs.checkpoint_folder import complete_checkpoints
 from geocomm.train.runs.run_folder import RunFolder
 from geocomm.train.runs.trackers import require_packages
 

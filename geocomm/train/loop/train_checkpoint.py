@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from geocomm.core.bad_input import BadInput
 from geocomm.core.errors import GeocommError
+from geocomm.core.file_systems import free_bytes
 from geocomm.core.place import Place
 from geocomm.group.membership.collective_verdict import agree, attempt
 from geocomm.integrations.deepspeed_seams import choose_writers, defer_write_errors
@@ -162,7 +163,7 @@ class RunCheckpoints:
 
     def _agree_saved(self, step: int, error: str | None) -> None:
         if error is not None:
-            free = folder.free_bytes(self._root) / 1e6
+            free = free_bytes(self._root) / 1e6
             error = (
                 f"the checkpoint of step {step} could not be written to {self._root} ({free:.0f} MB free): {error}; "
                 f"earlier checkpoints are untouched"

@@ -16,10 +16,10 @@ import torch.distributed as dist
 
 from geocomm._version import __version__
 from geocomm.core.bad_input import BadInput
+from geocomm.core.file_systems import new_folder
 from geocomm.group.membership.collective_verdict import agree
 from geocomm.train.export.export_record import ExportRecord, TrainedBy, read_record
 from geocomm.train.export.hf_folder import HfModel, finish_folder, write_hf_files
-from geocomm.train.export.new_folder import new_folder
 from geocomm.train.export.original_layout import OriginalLayout
 from geocomm.train.export.run_text import read_log
 from geocomm.train.export.weights import DTYPES

@@ -73,11 +73,3 @@ def prune(root: Path, keep: int) -> None:
         shutil.rmtree(step_folder(root, step), ignore_errors=True)
     for leftover in [*root.glob(".partial-step-*"), *root.glob(".stale-step-*")]:
         shutil.rmtree(leftover, ignore_errors=True)
-
-
-def free_bytes(root: Path) -> int:
-    """Bytes that may still be written under `root` (or where it will be made)."""
-    existing = root
-    while not existing.exists():
-        existing = existing.parent
-    return shutil.disk_usage(existing).free

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from geocomm.core.bad_input import BadInput
-from geocomm.train.export.new_folder import new_folder
+from geocomm.core.file_systems import new_folder
 
 
 def contents(folder: Path) -> dict[str, str]:
