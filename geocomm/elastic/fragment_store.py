@@ -23,7 +23,7 @@ from pathlib import Path
 
 import xxhash
 
-from geocomm.core.bad_input import BadInput
+from geocomm.core.bad_input import EXIT_BAD_INPUT, UserError
 from geocomm.core.file_systems import FolderMarkError, folder_mark, fsync_path, network_file_system, put_in_place
 from geocomm.core.site import check_site_name
 
@@ -37,8 +37,10 @@ _PART = re.compile(r"\.(\d+)-\d+\.part")
 _READ_BYTES = 1 << 20
 
 
-class StoreError(BadInput, ValueError):
+class StoreError(UserError, ValueError):
     """A run folder that cannot be used; the message says what to do."""
+
+    exit_status = EXIT_BAD_INPUT
 
 
 class FragmentStore:

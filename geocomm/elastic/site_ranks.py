@@ -20,6 +20,7 @@ from geocomm.journal.messages import (
     Down,
     EntrySaid,
     Peers,
+    RankHello,
     RanksGone,
     RanksUp,
     RankWelcome,
@@ -78,48 +79,8 @@ class SiteRanks:
     def came(self, connection: RankConnection) -> None:
         """A rank has said hello."""
         hello = connection.hello
-        own = {fragment for fragment in range(hello.model.fragments) if fragment % hello.owners == hello.place}
-        if hello.place >= hello.owners or own != set(hello.digests) or own != set(hello.versions):
-            connection.say(
-                Stop(why=f"a rank that is number {hello.place} of {hello.owners} owners has other fragments")
-            )
-            connection.close()
-            return
-        known = self._view.journal.hash_at(hello.head)
-        if hello.head >= 0 and known != hello.head_hash and hello.head >= self._view.journal.base.index:
-            # It was away while this site's entries were set aside: it may have their rounds.
-            connection.say(
-                Stop(
-                    why=f"the entries of site {self._view.site} up to {hello.head} that this rank has heard of are not "
-                    "a part of the run any more: it starts again from what the others have"
-                )
-            )
-            connection.close()
-            return
-        versions = dict(enumerate(self._view.state.versions))
-        if any(version > versions.get(fragment, 0) for fragment, version in hello.versions.items()):
-            connection.say(Stop(why="this rank has applied rounds that the run does not have: start it again"))
-            connection.close()
-            return
-        if hello.trains and any(
-            version < self._states.replayed_from(self._view.state, fragment)
-            for fragment, version in hello.versions.items()
-        ):
-            connection.say(
-                Stop(
-                    why="this site was away for longer than the journal goes back: its ranks start again, from what "
-                    "the others have"
-                )
-            )
-            connection.close()
-            return
-        if hello.trains and self._was_taken_back_since(hello.head):
-            connection.say(Stop(why=_TAKEN_BACK))
-            connection.close()
-            return
-        others = [rank.connection.hello for place, rank in self._ranks.items() if place != hello.place]
-        if any((other.owners, other.model) != (hello.owners, hello.model) for other in others):
-            connection.say(Stop(why="the ranks of this site have different models or settings"))
+        if why := self._why_not(hello):
+            connection.say(Stop(why=why))
             connection.close()
             return
         if (before := self._ranks.pop(hello.place, None)) is not None:
@@ -130,6 +91,37 @@ class SiteRanks:
         if self._view.peers is not None:
             connection.say(self._view.peers)
         self.changed()
+
+    def _why_not(self, hello: RankHello) -> str:
+        """Why a rank cannot be one of this site's as it is; empty: it can."""
+        own = {fragment for fragment in range(hello.model.fragments) if fragment % hello.owners == hello.place}
+        if hello.place >= hello.owners or own != set(hello.digests) or own != set(hello.versions):
+            return f"a rank that is number {hello.place} of {hello.owners} owners has other fragments"
+        known = self._view.journal.hash_at(hello.head)
+        if hello.head >= 0 and known != hello.head_hash and hello.head >= self._view.journal.base.index:
+            # It was away while this site's entries were set aside: it may have their rounds.
+            return (
+                f"the entries of site {self._view.site} up to {hello.head} that this rank has heard of are not a part "
+                "of the run any more: it starts again from what the others have"
+            )
+        versions = dict(enumerate(self._view.state.versions))
+        if any(version > versions.get(fragment, 0) for fragment, version in hello.versions.items()):
+            return "this rank has applied rounds that the run does not have: start it again"
+        if hello.trains:
+            if any(
+                version < self._states.replayed_from(self._view.state, fragment)
+                for fragment, version in hello.versions.items()
+            ):
+                return (
+                    "this site was away for longer than the journal goes back: its ranks start again, from what the "
+                    "others have"
+                )
+            if self._was_taken_back_since(hello.head):
+                return _TAKEN_BACK
+        others = [rank.connection.hello for place, rank in self._ranks.items() if place != hello.place]
+        if any((other.owners, other.model) != (hello.owners, hello.model) for other in others):
+            return "the ranks of this site have different models or settings"
+        return ""
 
     def applied(self, connection: RankConnection, up: Applied) -> None:
         """A rank that is known has applied a round. BadLineError: not one of its own."""

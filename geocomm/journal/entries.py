@@ -14,7 +14,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from geocomm.core.bad_input import BadInput
+from geocomm.core.bad_input import EXIT_BAD_INPUT, UserError
 from geocomm.core.message_log import printable
 from geocomm.journal.dealt_shards import shards_of
 
@@ -38,9 +38,11 @@ MOST_FRAGMENTS = 4096
 """The most of a run: every line that says something of each stays below MAX_LINE_BYTES of `messages`."""
 
 
-class BadLineError(BadInput, ValueError):
+class BadLineError(UserError, ValueError):
     """A line that is no entry, no message, or does not fit where it stands. Not one of `core.errors`: those import
     torch, which the processes of an agent and of a leader do without."""
+
+    exit_status = EXIT_BAD_INPUT
 
 
 class Record(BaseModel):

@@ -15,6 +15,7 @@ from geocomm.core.units import DAY_S
 from geocomm.observe.diagnosis.link_use import LinkUse, Place, link_uses, peers
 from geocomm.observe.diagnosis.rank_clocks import rank_clocks
 from geocomm.observe.diagnosis.round_waits import RoundPace, RoundWait, round_pace, round_waits
+from geocomm.observe.telemetry.last_reports import SILENT_SECONDS
 from geocomm.observe.telemetry.overview_sites import STANDSTILL_SECONDS, STANDSTILL_STEPS, egress_dollars
 from geocomm.observe.telemetry.run_store import Rank, Received, RunStore
 
@@ -31,8 +32,6 @@ _LAST_REPORTS = 10
 _OF_A_SILENT_LINE = ("outage_us", "bytes_received", "busy_us", "stalled_by_receiver_us")
 _SILENT_SHARE = 0.8
 """The share of the time between two reports: a line that carries anything acknowledges some of it meanwhile."""
-_SILENT_S = 15.0
-"""Ranks last heard more than this time before the last one do not belong to the window."""
 
 Key = tuple[Any, ...]
 """The key of an operation: the same at all ranks."""
@@ -171,7 +170,7 @@ def read_window(store: RunStore, last: int, now: float | None = None) -> RunWind
     if not latest:
         return RunWindow([])
     heard = max(received.at for received in latest)
-    living = {received.rank: received for received in latest if heard - received.at < _SILENT_S}
+    living = {received.rank: received for received in latest if heard - received.at < SILENT_SECONDS}
     steps: dict[Rank, list[dict[str, Any]]] = {}
     since = 0.0
     for back in _LOOK_BACK_S:
