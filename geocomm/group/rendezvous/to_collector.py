@@ -80,7 +80,8 @@ async def carry_to_collector(stream: TlsStream, site: str, folder: Path | None) 
     try:
         collector.write(site.encode() + b"\n")
         await write_packet(stream, PacketKind.WELCOME, offset_bytes(0))
-        await until_one_ends(_carry(stream, collector), _until_end(ended))
+        with contextlib.suppress(OSError):  # that is an end, too
+            await until_one_ends(_carry(stream, collector), _until_end(ended))
     finally:
         collector.close()
 
