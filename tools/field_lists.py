@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -97,8 +98,9 @@ def _is_inherited(leaf: _Leaf) -> bool:
     """Whether a field of a mode is that of the settings which the mode extends."""
     if leaf.mode is None:
         return False
-    settings = MODES[leaf.mode].__mro__[1].model_fields.get(leaf.name.rpartition(".")[2])
-    return settings is not None and settings.description == leaf.field.description
+    extended = cast(type[BaseModel], MODES[leaf.mode].__mro__[1])
+    field = extended.model_fields.get(leaf.name.rpartition(".")[2])
+    return field is not None and field.description == leaf.field.description
 
 
 def config_lists() -> dict[str | None, str]:
@@ -108,11 +110,11 @@ def config_lists() -> dict[str | None, str]:
     """
     items: dict[str | None, list[str]] = {}
     for leaf in _leaves(RunConfig):
-        default = leaf.field.get_default(call_default_factory=True)
+        default: Any = leaf.field.get_default(call_default_factory=True)
         if isinstance(default, Path):
             default = str(default)
         elif isinstance(default, tuple):
-            default = list(default)
+            default = list(cast(tuple[Any, ...], default))
         meaning = "" if _is_inherited(leaf) else f": {field_text(leaf.field.description)}"
         items.setdefault(leaf.mode, []).append(f"- `{leaf.name}` (`{json.dumps(default)}`){meaning}\n")
     return {mode: "".join(lines) for mode, lines in items.items()}
