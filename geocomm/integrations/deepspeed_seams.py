@@ -2,6 +2,10 @@
 optimizer's state is, who writes which file of a checkpoint, and with which versions of it this was checked. Imports
 deepspeed only when it is used."""
 
+# DeepSpeed's parts have hardly any types.
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import importlib.metadata
