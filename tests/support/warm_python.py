@@ -184,7 +184,9 @@ def _serve(control: socket.socket, listener: socket.socket, modules: Sequence[st
             if each is listener:
                 asking[listener.accept()[0]] = None
                 continue
-            request, descriptors, _, _ = socket.recv_fds(each, _LONGEST_REQUEST_BYTES, 3)
+            request, descriptors = b"", list[int]()
+            with contextlib.suppress(ConnectionResetError):
+                request, descriptors, _, _ = socket.recv_fds(each, _LONGEST_REQUEST_BYTES, 3)
             if not request and each is control:
                 for pid, _ in running.values():
                     os.kill(pid, signal.SIGKILL)
@@ -205,7 +207,8 @@ def _serve(control: socket.socket, listener: socket.socket, modules: Sequence[st
                 asking[each] = pid
             os.close(out)
             os.close(err)
-            each.send(str(pid).encode())
+            with contextlib.suppress(BrokenPipeError):  # who asked has ended meanwhile
+                each.send(str(pid).encode())
 
 
 if __name__ == "__main__":

@@ -225,7 +225,7 @@ def test_program_that_never_destroys_its_group_leaves_a_last_line(
     monkeypatch.setenv("GEOCOMM_STATS_INTERVAL", "3600")
     (tmp_path / "program.py").write_text(PROGRAM)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "program.py"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=tmp_path, check=False)
     assert ended.returncode == 0, ended.stderr
     for rank in (0, 1):
         (line,) = _lines(tmp_path / f"stats-{rank}.jsonl")

@@ -39,11 +39,13 @@ def test_silent_site_is_told_in_the_file_the_log_and_to_the_command(tmp_path: Pa
     )
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            for sequence in range(80):
-                if rank_socket(folder).exists():
-                    sender.sendto(report("a", sequence), str(rank_socket(folder)))
-                    if sequence < 8:
-                        sender.sendto(report("b", sequence), str(rank_socket(folder)))
+            while not rank_socket(folder).exists():
+                assert collector.poll() is None
+                time.sleep(0.05)
+            for sequence in range(200):
+                sender.sendto(report("a", sequence), str(rank_socket(folder)))
+                if sequence < 8:
+                    sender.sendto(report("b", sequence), str(rank_socket(folder)))
                 if (tmp_path / "got").exists():
                     break
                 time.sleep(1)
