@@ -21,8 +21,6 @@ HEADERS = (".h", ".cuh")
 KEPT = {
     "CostModel::schemes": "tests compare every way to carry a reduction out, not only the fastest",
     "crc32c_portable": "the reference: tests compare every CPU level with it",
-    "loco_kernels_scalar": "the reference: tests compare every CPU level with it",
-    "select_kernels_scalar": "the reference: tests compare every CPU level with it",
     "set_log_sink": "tests read the log through it",
 }
 """Class::method, or function, and why it stays although only tests call it."""
