@@ -10,8 +10,9 @@ import torch
 
 import geocomm
 from geocomm.codecs.codec_facts import FACTS, error_text, facts_of
+from geocomm.core.bad_input import BadInput
 from geocomm.core.errors import InvalidArgumentError
-from geocomm.lab.bench.wan_bench import BenchError, max_nmse
+from geocomm.lab.bench.wan_bench import max_nmse
 
 ROOT = Path(__file__).resolve().parents[3]
 MEASURED = [ROOT / "benchmarks" / "results" / name for name in ("codec-ratios.md", "loco.md")]
@@ -54,7 +55,7 @@ def test_bench_takes_codecs_whose_sums_have_a_bound() -> None:
     assert max_nmse("none") == 0
     assert max_nmse("int8:block=128") == FACTS["int8"].sum_nmse
     for codec in ("tiny", "int9"):
-        with pytest.raises(BenchError, match=codec):
+        with pytest.raises(BadInput, match=codec):
             max_nmse(codec)
 
 
