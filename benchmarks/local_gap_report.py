@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,8 @@ _HEAD = """\
 - 2026-11-27, one NVIDIA H100 80GB HBM3; Python 3.12.3, torch 2.11.0+cu130; TF32 products
 - `python benchmarks/bench_local_gap.py`: {count} runs, as rows of one batched model
 - {text}; a twentieth of it is held out, 4,096 sequences of that are evaluated
-- `--check`: the rows' losses are within 0.04 % of those of geocomm's own simulated sites (two and four, 275 steps)
+{others}- `--check`: the rows' losses are within 0.04 % of those of geocomm's own simulated sites (two and four,
+  275 steps)
 - decoders of 135,488 parameters (0.1m) and 664,448 (0.7m), bytes, sequences of 64; AdamW 0.9 / 0.95, weight decay 0.1,
   clipped to 1; 40 steps of warm-up, linear to a tenth; the first 100 steps per-step
 - local: H = 30, int4 with error feedback, merge carry after one step, `finish`; outer lr 1, momentum 0.5 with two
@@ -29,6 +30,10 @@ _HEAD = """\
 seeds. The gap is the loss over that of per-step training at *its* best rate: equal tokens, the same sequences, the same
 first weights. Seeds are paired. Differences below half a point of two seeds say little. The law is arXiv 2503.09799's,
 read down to this size; it has no batch.
+"""
+
+_OTHERS = """\
+- {1} of the runs, those of 32,768 tokens, on one core of a CPU (Xeon, AVX-512), Python 3.11, torch 2.13: {0}
 """
 
 
@@ -60,7 +65,11 @@ def write_report(path: Path) -> None:
         run = Run(**row["run"])
         by_recipe[Recipe(**row["recipe"])][replace(run, rate=0, seed=0)][run.rate][run.seed] = row["loss"]
     found = {recipe: [Method(run, losses) for run, losses in methods.items()] for recipe, methods in by_recipe.items()}
-    lines = _HEAD.format(count=len(rows), text=rows[0]["text"]).splitlines()
+    texts = Counter(row["text"] for row in rows)
+    (text, _), *others = texts.most_common()
+    lines = _HEAD.format(
+        count=len(rows), text=text, others="".join(_OTHERS.format(*one) for one in others)
+    ).splitlines()
     lines += ["", "## By batch", "", "The defaults.", *_by_batch(found)]
     for recipe, methods in sorted(found.items(), key=lambda item: (item[0].size, item[0].batch, -item[0].steps)):
         lines += _trials(recipe, methods)
