@@ -20,8 +20,8 @@ pytest.register_assert_rewrite("support")
 # Where `make build` has compiled DeepSpeed's operator. Elsewhere the first engine of the tests would compile it again.
 if sys.prefix != sys.base_prefix:
     os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
-    # As under make: another version of ninja would compile the same operators again.
-    os.environ["PATH"] = os.pathsep.join([str(Path(sys.prefix) / "bin"), os.environ.get("PATH", "")])
+# As under make: `geocomm`, cmake and ninja of this Python. Another version of ninja would compile the operator again.
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 MAY_SKIP = (
     *("CUDA", "pinned"),  # a GPU is there, or is not

@@ -39,7 +39,6 @@ dist.destroy_process_group()
 def run(*command: object, cwd: Path) -> str:
     """Standard output of a command that must succeed, with the build's tools first on PATH."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("GEOCOMM_", "PYTHON"))}
-    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     done = subprocess.run(
         list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True, timeout=1500
     )

@@ -8,7 +8,6 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,8 +37,7 @@ def test_model_that_was_trained_exported_and_served_answers(tmp_path: Path) -> N
     # Fewer steps, which show as much, and another port than 8000, which may be in use.
     train = [part.replace("training.steps=30", "training.steps=2") for part in train]
     (port,) = free_ports(1)
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     for command in (train, export):
         done = subprocess.run(
             command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=200

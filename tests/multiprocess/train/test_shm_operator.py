@@ -62,7 +62,7 @@ class Folder:
         compiler = str(self.path / "compiler") if gated else "c++"
         process = subprocess.Popen(
             [sys.executable, "-c", BUILD, str(self.path)],
-            env=os.environ | {"CXX": compiler, "FOLDER": str(self.path), "PATH": _path()},
+            env=os.environ | {"CXX": compiler, "FOLDER": str(self.path)},
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
@@ -88,10 +88,6 @@ class Folder:
     def open_gate(self) -> None:
         """For one compiler, which has to be there."""
         (self.path / "gate").write_text("go on\n")
-
-
-def _path() -> str:
-    return os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 
 @pytest.fixture
@@ -183,8 +179,7 @@ def test_training_passes_the_lock_of_a_killed_build(tmp_path: Path) -> None:
     """The real operator in a folder of its own; it is compiled first where `make build` has not done that."""
     pytest.importorskip("deepspeed")
     pytest.importorskip("transformers")
-    environment = os.environ | {"PATH": _path()}
-    subprocess.run([sys.executable, "-m", "geocomm.train.loop.shm_operator"], env=environment, check=True, timeout=280)
+    subprocess.run([sys.executable, "-m", "geocomm.train.loop.shm_operator"], check=True, timeout=280)
     operator = tmp_path / "extensions/deepspeed_shm_comm"
     shutil.copytree(Path(os.environ["TORCH_EXTENSIONS_DIR"]) / operator.name, operator)
     assert (operator / "deepspeed_shm_comm.so").is_file()
@@ -193,7 +188,7 @@ def test_training_passes_the_lock_of_a_killed_build(tmp_path: Path) -> None:
     settings += ["training.steps=1", "evaluation.at_end=false"]
     done = subprocess.run(
         [sys.executable, "-m", "geocomm.train", *(part for setting in settings for part in ("--set", setting))],
-        env=environment | {"TORCH_EXTENSIONS_DIR": str(operator.parent)},
+        env=os.environ | {"TORCH_EXTENSIONS_DIR": str(operator.parent)},
         capture_output=True,
         text=True,
         check=False,
