@@ -16,6 +16,7 @@ struct Settings {
   std::string keys_a, keys_b;  // folders of keys of the two ends; empty: plaintext
   std::string congestion;      // of the bare loops; empty: what channels take on loopback
   int streams = 0;             // of a channel; 0: its default
+  int tls_threads = 0;
   bool both_ways = false;      // both ends send
   std::chrono::duration<double> warmup{0.5};
   std::chrono::duration<double> time{2};

@@ -84,6 +84,7 @@ class ChannelEnd final : public End {
     transport::EndpointOptions options;
     options.bind_address = "127.0.0.1";
     options.streams = settings.streams;
+    options.tls_threads = settings.tls_threads;
     options.keys = parent ? settings.keys_a : settings.keys_b;
     auto endpoint = transport::Endpoint::create(options);
     if (!endpoint.is_ok()) stop(endpoint.status().to_string());

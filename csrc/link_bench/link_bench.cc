@@ -13,8 +13,8 @@
 namespace {
 
 constexpr char kUsage[] =
-    "usage: link_bench tcp|tls|channel [--keys-a DIR --keys-b DIR] [--streams N] [--congestion NAME] "
-    "[--both-ways] [--seconds S]\n";
+    "usage: link_bench tcp|tls|channel [--keys-a DIR --keys-b DIR] [--streams N] [--tls-threads N] "
+    "[--congestion NAME] [--both-ways] [--seconds S]\n";
 
 [[noreturn]] void usage() {
   std::cerr << kUsage;
@@ -23,13 +23,11 @@ constexpr char kUsage[] =
 
 geocomm::link_bench::Settings parse(int count, char** arguments) {
   geocomm::link_bench::Settings settings;
-  const option options[] = {{"keys-a", required_argument, nullptr, 'a'},
-                            {"keys-b", required_argument, nullptr, 'b'},
-                            {"streams", required_argument, nullptr, 's'},
-                            {"congestion", required_argument, nullptr, 'c'},
-                            {"both-ways", no_argument, nullptr, '2'},
-                            {"seconds", required_argument, nullptr, 't'},
-                            {nullptr, 0, nullptr, 0}};
+  const option options[] = {
+      {"keys-a", required_argument, nullptr, 'a'},     {"keys-b", required_argument, nullptr, 'b'},
+      {"streams", required_argument, nullptr, 's'},    {"tls-threads", required_argument, nullptr, 'n'},
+      {"congestion", required_argument, nullptr, 'c'}, {"both-ways", no_argument, nullptr, '2'},
+      {"seconds", required_argument, nullptr, 't'},    {nullptr, 0, nullptr, 0}};
   for (int code = 0; (code = ::getopt_long(count, arguments, "", options, nullptr)) != -1;) {
     switch (code) {
       case 'a':
@@ -40,6 +38,9 @@ geocomm::link_bench::Settings parse(int count, char** arguments) {
         break;
       case 's':
         settings.streams = std::atoi(optarg);
+        break;
+      case 'n':
+        settings.tls_threads = std::atoi(optarg);
         break;
       case 'c':
         settings.congestion = optarg;

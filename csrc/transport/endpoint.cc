@@ -452,6 +452,10 @@ Result<std::unique_ptr<Endpoint>> Endpoint::create(const EndpointOptions& option
                     core::str("the keys in ", options.keys, " are of ", name.uri(), ", but this is site '",
                               options.site, "': set GEOCOMM_KEYS to the folder of this site"));
     }
+    if (options.tls_threads > 1) {
+      auto threads = std::make_unique<core::ThreadPool>(options.tls_threads, "geocomm-tls");
+      if (threads->thread_count() > 1) context->tls_threads = std::move(threads);
+    }
   }
   if (!options.rdma.library.empty()) {
     if (options.security == Security::Required && !options.rdma.trusted) {

@@ -32,6 +32,7 @@ struct EndpointOptions : LinkOptions {
   Security security = Security::Required;
   std::string keys = {};  // folder (tls_keys.h): every connection is TLS; empty: none is. Not with Insecure
   std::string site = {};  // whose certificate the keys must hold; empty: any
+  int tls_threads = 0;    // that encrypt and decrypt beside the IO thread; less than two: none do
   bool outbound_only = false;  // peers cannot dial this process, so it dials all that are not so themselves
   // For the channels whose PeerAddress says so. Plaintext: under Security::Required only if trusted. Not
   // capped by max_pacing_bps.

@@ -27,6 +27,7 @@
 #include <string>
 #include <vector>
 
+#include "core/executor.h"
 #include "core/status.h"
 #include "transport/io/connection.h"
 #include "transport/io/io_loop.h"
@@ -53,6 +54,8 @@ struct LinkContext {
   BufferLimits buffers;
   ProcessId self{};
   std::unique_ptr<TlsKeys> keys;  // null: plaintext
+  // They encrypt and decrypt where that is much, with the IO thread; null: it alone does.
+  std::unique_ptr<core::ThreadPool> tls_threads;
   bool loopback_only = false;
   // Makes a data stream whose segments RDMA carries; null: there is no fabric.
   std::function<std::unique_ptr<Stream>(std::unique_ptr<Connection>, const Carrier&, StreamOwner&)>

@@ -230,7 +230,8 @@ void Link::add_stream(const Carrier& carrier, std::unique_ptr<Connection> connec
   const bool over_rdma = carrier.stream != 0 && data_path_ == DataPath::Rdma;
   Stream& stream = streams_.put(
       over_rdma ? context_.rdma_stream(std::move(connection), carrier, *this)
-                : std::make_unique<Stream>(*context_.loop, std::move(connection), carrier, *this));
+                : std::make_unique<Stream>(*context_.loop, std::move(connection), carrier, *this,
+                                           carrier.stream == 0 ? nullptr : context_.tls_threads.get()));
   if (down_ && streams_.complete()) {
     down_ = false;
     core::log(core::LogLevel::Warning, "connected to ", name_.get(), " again after ",

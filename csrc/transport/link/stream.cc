@@ -18,9 +18,10 @@ using core::StatusCode;
 namespace {
 // Bytes that one stream reads before the others get their turn.
 constexpr std::size_t kReadBudgetBytes = 1024 * 1024;
-constexpr std::size_t kMaxPacketsPerWrite = 16;
 // A stream that still has this much of its last segments to write pulls no others.
 constexpr std::size_t kPullBelowBytes = 64 * 1024;
+// Turns of this size are worth the way to another thread and back: to encrypt takes three times as long.
+constexpr std::size_t kMuchBytes = 32 * 1024;
 
 Status lost(const std::string& what) {
   return {StatusCode::PeerLost, what};
@@ -32,8 +33,12 @@ Status lost(const std::string& what, const Status& why) {
 }  // namespace
 
 Stream::Stream(IoLoop& loop, std::unique_ptr<Connection> connection, const Carrier& carrier,
-               StreamOwner& owner)
-    : loop_(loop), connection_(std::move(connection)), carrier_(carrier), owner_(owner) {}
+               StreamOwner& owner, core::ThreadPool* helpers)
+    : loop_(loop),
+      connection_(std::move(connection)),
+      carrier_(carrier),
+      owner_(owner),
+      aside_(helpers == nullptr ? nullptr : std::make_unique<Aside>(*helpers, loop)) {}
 
 Stream::~Stream() {
   Stream::close();
@@ -48,6 +53,7 @@ Status Stream::start() {
 
 void Stream::close() {
   if (!is_open()) return;
+  if (aside_) aside_->offload.cancel();
   loop_.remove(handler_);
   connection_.reset();
   copy_ = SegmentCopy();
@@ -63,6 +69,8 @@ void Stream::violation(const Status& why) {
 }
 
 void Stream::on_ready(std::uint32_t events) {
+  if (is_aside()) return;  // an error or an end, which the calls that are under way find too
+  if (goes_aside(events)) return begin_aside();
   if ((events & EPOLLIN) != 0) read();
   if (is_open() && (events & EPOLLOUT) != 0) write();
   if (!is_open() || (events & (EPOLLERR | EPOLLHUP)) == 0) return;
@@ -79,41 +87,55 @@ void Stream::read() {
 }
 
 void Stream::read_parts() {
-  std::size_t budget = kReadBudgetBytes;
-  while (is_open() && budget > 0) {
-    // The rest of the payload and, behind it, what follows: one call for both.
-    std::array<iovec, 2> parts;
-    std::size_t count = 0;
-    std::size_t payload_room = 0;
-    if (receiving_) {
-      if (copy_.superseded()) copy_.discard();
-      const bool discard = copy_.incoming.dest == nullptr;
-      payload_room = discard ? std::min(payload_left_, IoLoop::kScratchBytes) : payload_left_;
-      parts[count++] = {discard ? loop_.scratch() : copy_.incoming.dest, payload_room};
-    }
-    if (payload_room == payload_left_) {
-      parts[count++] = {staged_.data() + staged_bytes_, staged_.size() - staged_bytes_};
-    }
-    std::size_t room = 0;
-    for (std::size_t i = 0; i < count; ++i) room += parts[i].iov_len;
-    const Result<Connection::Received> received = connection_->read(std::span(parts).first(count));
-    if (!received.is_ok()) {
-      return lose(lost(core::str("reading stream ", index(), " failed"), received.status()));
-    }
-    if (received->ended) return lose(lost(core::str("the peer closed stream ", index())));
-    const std::size_t bytes = received->bytes;
-    if (bytes == 0) return;
-    owner_.count_bytes(bytes, 0);
-    const std::size_t payload = std::min(bytes, payload_room);
-    staged_bytes_ += bytes - payload;
-    if (receiving_) {
-      if (copy_.incoming.dest != nullptr) copy_.incoming.dest += payload;
-      if (!take_payload(payload)) return;
-    }
-    if (!parse_staged()) return;
-    if (bytes < room) return;  // the kernel has no more
-    budget -= std::min(budget, bytes);
+  // What is more than this the next turn reads aside.
+  const std::size_t budget = aside_ ? kMuchBytes : kReadBudgetBytes;
+  std::size_t bytes = 0;
+  for (bool more = true; more && bytes < budget;) {
+    const Reading reading = next_reading();
+    const bool claims = copy_.incoming.dest != nullptr;
+    if (claims && !copy_.reception->claim()) continue;  // it is to be thrown away now
+    const Result<Connection::Received> received = connection_->read(reading.span());
+    if (claims) copy_.reception->release();
+    if (received.is_ok()) bytes += received->bytes;
+    more = settle(reading, received);
   }
+  reads_much_ = bytes >= kMuchBytes;
+}
+
+Stream::Reading Stream::next_reading() {
+  Reading reading;
+  if (receiving_) {
+    if (copy_.superseded()) copy_.discard();
+    const bool discard = copy_.incoming.dest == nullptr;
+    reading.payload_room = discard ? std::min(payload_left_, IoLoop::kScratchBytes) : payload_left_;
+    reading.parts[reading.count++] = {discard ? loop_.scratch() : copy_.incoming.dest, reading.payload_room};
+  }
+  if (reading.payload_room == payload_left_) {
+    reading.parts[reading.count++] = {staged_.data() + staged_bytes_, staged_.size() - staged_bytes_};
+  }
+  for (const iovec& part : reading.span()) reading.room += part.iov_len;
+  return reading;
+}
+
+bool Stream::settle(const Reading& reading, const Result<Connection::Received>& received) {
+  if (!received.is_ok()) {
+    lose(lost(core::str("reading stream ", index(), " failed"), received.status()));
+    return false;
+  }
+  if (received->ended) {
+    lose(lost(core::str("the peer closed stream ", index())));
+    return false;
+  }
+  const std::size_t bytes = received->bytes;
+  if (bytes == 0) return false;
+  owner_.count_bytes(bytes, 0);
+  const std::size_t payload = std::min(bytes, reading.payload_room);
+  staged_bytes_ += bytes - payload;
+  if (receiving_) {
+    if (copy_.incoming.dest != nullptr) copy_.incoming.dest += payload;
+    if (!take_payload(payload)) return false;
+  }
+  return parse_staged() && bytes == reading.room;
 }
 
 bool Stream::take_payload(std::size_t bytes) {
@@ -129,8 +151,9 @@ bool Stream::parse_staged() {
   for (;;) {
     if (receiving_) {
       const std::size_t bytes = std::min(staged_bytes_ - begin, payload_left_);
-      if (copy_.incoming.dest != nullptr && bytes > 0) {
+      if (copy_.incoming.dest != nullptr && bytes > 0 && copy_.reception->claim()) {
         std::memcpy(copy_.incoming.dest, staged_.data() + begin, bytes);
+        copy_.reception->release();
         copy_.incoming.dest += bytes;
       }
       begin += bytes;
@@ -185,18 +208,20 @@ void Stream::send_packets(std::span<const WireHeader> headers) {
     out_.push_back({encode_header(header), {}});
     out_bytes_ += kHeaderBytes;
   }
-  if (!watches_output_) write();
+  if (!watches_output_ && !is_aside()) write();
 }
 
 bool Stream::is_idle() const {
-  return is_open() && pending_bytes() == 0 && not_sent_bytes(fd()) == 0;
+  return is_open() && !is_aside() && pending_bytes() == 0 && not_sent_bytes(fd()) == 0;
 }
 
 void Stream::wake() {
-  if (!is_open() || watches_output_) return;
+  if (!is_open() || is_aside() || watches_output_) return;
   // Another stream may have nothing left to send, while this one's last bytes still wait.
   if (not_sent_bytes(fd()) >= kNotSentLowatBytes / 2) {
     watch_output(true);
+  } else if (goes_aside(EPOLLOUT)) {
+    begin_aside();
   } else {
     write();
   }
@@ -217,33 +242,37 @@ void Stream::pull_packets(bool time_left) {
 // stream may be faster.
 void Stream::write(bool time_left) {
   pull_packets(time_left);
-  if (!out_.empty()) {
-    std::array<iovec, 2 * kMaxPacketsPerWrite> parts;
-    std::size_t count = 0;
-    std::size_t skip = out_written_;
-    std::size_t total = 0;
-    const auto add = [&](const std::byte* data, std::size_t bytes) {
-      const std::size_t skipped = std::min(skip, bytes);
-      skip -= skipped;
-      if (bytes == skipped) return;
-      parts[count++] = {const_cast<std::byte*>(data) + skipped, bytes - skipped};
-      total += bytes - skipped;
-    };
-    for (std::size_t i = 0; i < std::min(out_.size(), kMaxPacketsPerWrite); ++i) {
-      add(out_[i].header.data(), kHeaderBytes);
-      const OutSegment& segment = out_[i].segment;
-      if (segment.chunk) add(segment.chunk->chunk.payload.data() + segment.offset, segment.length);
-    }
-    const Result<std::size_t> written = connection_->write(std::span(parts).first(count));
-    if (!written.is_ok()) {
-      return lose(lost(core::str("writing stream ", index(), " failed"), written.status()));
-    }
-    owner_.count_bytes(0, *written);
-    advance(*written);
-    if (!is_open()) return;
-    if (*written < total) return watch_output(true);
+  const Writing writing = next_writing();
+  settle(writing, writing.bytes == 0 ? std::size_t{0} : connection_->write(writing.span()));
+}
+
+Stream::Writing Stream::next_writing() const {
+  Writing writing;
+  std::size_t skip = out_written_;
+  const auto add = [&](const std::byte* data, std::size_t bytes) {
+    const std::size_t skipped = std::min(skip, bytes);
+    skip -= skipped;
+    if (bytes == skipped) return;
+    writing.parts[writing.count++] = {const_cast<std::byte*>(data) + skipped, bytes - skipped};
+    writing.bytes += bytes - skipped;
+  };
+  for (std::size_t i = 0; i < std::min(out_.size(), kMaxPacketsPerWrite); ++i) {
+    add(out_[i].header.data(), kHeaderBytes);
+    const OutSegment& segment = out_[i].segment;
+    if (segment.chunk) add(segment.chunk->chunk.payload.data() + segment.offset, segment.length);
   }
-  watch_output(!out_.empty() || (index() != 0 && owner_.has_ready(carrier_)));
+  return writing;
+}
+
+void Stream::settle(const Writing& writing, const Result<std::size_t>& written) {
+  if (!written.is_ok()) {
+    return lose(lost(core::str("writing stream ", index(), " failed"), written.status()));
+  }
+  writes_much_ = *written >= kMuchBytes;
+  if (*written > 0) owner_.count_bytes(0, *written);
+  advance(*written);
+  if (!is_open()) return;
+  watch_output(*written < writing.bytes || !out_.empty() || (index() != 0 && owner_.has_ready(carrier_)));
 }
 
 void Stream::advance(std::size_t written) {
@@ -260,7 +289,50 @@ void Stream::advance(std::size_t written) {
 void Stream::watch_output(bool on) {
   if (watches_output_ == on || !is_open()) return;
   watches_output_ = on;
-  loop_.modify(handler_, std::uint32_t{EPOLLIN} | (on ? std::uint32_t{EPOLLOUT} : 0U));
+  if (!is_aside()) watch();
+}
+
+void Stream::watch() {
+  loop_.modify(handler_, is_aside() ? 0U : EPOLLIN | (watches_output_ ? std::uint32_t{EPOLLOUT} : 0U));
+}
+
+// ---- turns whose calls another thread makes ----
+
+bool Stream::goes_aside(std::uint32_t events) const {
+  return aside_ && (((events & EPOLLIN) != 0 && reads_much_) || ((events & EPOLLOUT) != 0 && writes_much_));
+}
+
+// Both directions, whichever asked: what one of them lacks costs a call that says so.
+void Stream::begin_aside() {
+  pull_packets(false);
+  aside_->writing = next_writing();
+  aside_->reading = next_reading();
+  aside_->offload.begin([this] { make_calls_aside(); }, [this] { end_aside(); });
+  watch();
+}
+
+// The IO thread touches neither the connection, nor what is read into, nor what is written meanwhile, but for
+// close(), which waits.
+void Stream::make_calls_aside() {
+  aside_->written = std::size_t{0};
+  aside_->received = Connection::Received{};
+  if (aside_->writing.bytes > 0) aside_->written = connection_->write(aside_->writing.span());
+  if (receiving_ && copy_.incoming.dest == nullptr) return;  // the IO thread's scratch memory
+  const bool claims = receiving_;
+  if (claims && !copy_.reception->try_claim()) return;
+  aside_->received = connection_->read(aside_->reading.span());
+  if (claims) copy_.reception->release();
+}
+
+void Stream::end_aside() {
+  settle(aside_->writing, aside_->written);
+  if (!is_open()) return;
+  const Result<Connection::Received>& received = aside_->received;
+  reads_much_ = received.is_ok() && received->bytes >= kMuchBytes;
+  if (!received.is_ok() || received->ended || received->bytes > 0) (void)settle(aside_->reading, received);
+  if (!is_open()) return;
+  watch();
+  if (connection_->has_more()) loop_.again(handler_, EPOLLIN);
 }
 
 }  // namespace geocomm::transport

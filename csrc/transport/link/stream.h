@@ -1,6 +1,12 @@
 // One connection of a channel: reads packets, and writes control packets and segments that it pulls from
 // the channel's queue when the kernel has room.
+//
+// What it does at a time is a turn: a write, a read, or both. Where TLS has much to encrypt or decrypt,
+// another thread makes the calls of the turn ("aside"), and the IO thread does all else, before and after
+// them.
 #pragma once
+
+#include <sys/uio.h>
 
 #include <array>
 #include <cstddef>
@@ -15,6 +21,7 @@
 #include "core/status.h"
 #include "transport/io/connection.h"
 #include "transport/io/io_loop.h"
+#include "transport/io/offload.h"
 #include "transport/mux/segment_receiver.h"
 #include "transport/mux/send_queue.h"
 #include "transport/wire/wire.h"
@@ -47,8 +54,10 @@ class StreamOwner {
 // All on the IO thread. What is virtual, RdmaStream does in its own way.
 class Stream : public IoHandler {
  public:
-  // Stream number 0 is the control stream, which pulls no segments.
-  Stream(IoLoop& loop, std::unique_ptr<Connection> connection, const Carrier& carrier, StreamOwner& owner);
+  // Stream number 0 is the control stream, which pulls no segments. `helpers` make the calls of large turns;
+  // null: the IO thread makes all.
+  Stream(IoLoop& loop, std::unique_ptr<Connection> connection, const Carrier& carrier, StreamOwner& owner,
+         core::ThreadPool* helpers = nullptr);
   ~Stream() override;
   virtual core::Status start();
 
@@ -92,16 +101,53 @@ class Stream : public IoHandler {
     std::size_t size() const { return kHeaderBytes + (segment.chunk ? segment.length : 0); }
   };
 
+  // Where the next bytes go: the rest of the payload and, behind it, what follows.
+  struct Reading {
+    std::array<iovec, 2> parts;
+    std::size_t count = 0;
+    std::size_t payload_room = 0;
+    std::size_t room = 0;
+    std::span<const iovec> span() const { return std::span(parts).first(count); }
+  };
+  static constexpr std::size_t kMaxPacketsPerWrite = 16;
+  struct Writing {
+    std::array<iovec, 2 * kMaxPacketsPerWrite> parts;
+    std::size_t count = 0;
+    std::size_t bytes = 0;
+    std::span<const iovec> span() const { return std::span(parts).first(count); }
+  };
+  // A turn whose calls another thread makes.
+  struct Aside {
+    Aside(core::ThreadPool& helpers, IoLoop& loop) : offload(helpers, loop) {}
+    Offload offload;
+    Writing writing;
+    Reading reading;
+    core::Result<std::size_t> written = std::size_t{0};
+    core::Result<Connection::Received> received = Connection::Received{};
+  };
+
   void read();
   void read_parts();
+  Reading next_reading();
+  // What came of it. False: the stream is closed, or the kernel has no more.
+  bool settle(const Reading& reading, const core::Result<Connection::Received>& received);
   // False when the stream is closed.
   bool take_payload(std::size_t bytes);
   bool parse_staged();
   bool on_header(const WireHeader& header);
   void write(bool time_left = false);
   void pull_packets(bool time_left);
+  Writing next_writing() const;
+  void settle(const Writing& writing, const core::Result<std::size_t>& written);
   void advance(std::size_t written);
   void watch_output(bool on);
+  void watch();
+
+  bool is_aside() const { return aside_ && aside_->offload.is_under_way(); }
+  bool goes_aside(std::uint32_t events) const;
+  void begin_aside();
+  void make_calls_aside();
+  void end_aside();
 
   IoLoop& loop_;
   std::unique_ptr<Connection> connection_;  // null: closed
@@ -114,7 +160,8 @@ class Stream : public IoHandler {
   // its destination.
   std::array<std::byte, 4096> staged_;
   std::size_t staged_bytes_ = 0;
-  bool receiving_ = false;  // inside a payload
+  bool reads_much_ = false;  // the last turn did
+  bool receiving_ = false;   // inside a payload
   SegmentCopy copy_;
   std::size_t payload_left_ = 0;
 
@@ -122,6 +169,9 @@ class Stream : public IoHandler {
   std::size_t out_bytes_ = 0;    // in out_
   std::size_t out_written_ = 0;  // of the first packet
   std::vector<OutSegment> pulled_;
+  bool writes_much_ = false;  // the last turn did
+
+  const std::unique_ptr<Aside> aside_;  // null: the IO thread makes all calls
 };
 
 }  // namespace geocomm::transport

@@ -29,9 +29,7 @@ Result<SegmentReceiver::Begun> SegmentReceiver::begin(const WireHeader& header) 
   begun.copy.incoming = std::move(opened.incoming);
   begun.announce = opened.announce;
   begun.is_new = true;
-  const Incoming& incoming = begun.copy.incoming;
-  begun.copy.reception =
-      std::make_shared<Reception>(Reception{header.sequence, incoming.op, incoming.chunk, incoming.segment});
+  begun.copy.reception = std::make_shared<Reception>(header.sequence, begun.copy.incoming);
   begun_.emplace(header.sequence, begun.copy.reception);
   return begun;
 }
@@ -40,7 +38,7 @@ void SegmentReceiver::finish(SegmentCopy copy) {
   if (!copy.reception) return;
   (void)window_.add(copy.reception->number);
   // spec channel 6.1: "a receiver MUST NOT write a byte of another after it."
-  if (std::exchange(copy.reception->done, true)) return;
+  if (!copy.reception->finish()) return;
   begun_.erase(copy.reception->number);
   table_.finish(std::move(copy.incoming));
 }

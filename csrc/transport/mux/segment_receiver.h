@@ -7,6 +7,7 @@
 // (superseded()).
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <unordered_map>
@@ -20,11 +21,41 @@ namespace geocomm::transport {
 
 // A segment that has begun, shared by the connections that receive a copy.
 struct Reception {
-  std::uint64_t number = 0;
-  std::shared_ptr<ReceiveOp> op;
-  std::uint32_t chunk = 0;
-  std::uint32_t segment = 0;
-  bool done = false;
+  Reception(std::uint64_t its_number, const Incoming& incoming)
+      : number(its_number), op(incoming.op), chunk(incoming.chunk), segment(incoming.segment) {}
+
+  // Any thread. Whether it may write to the memory, alone, until release(): nobody may once the segment is
+  // done, and whoever does meanwhile is waited for, or not.
+  bool try_claim() {
+    if (claimed.exchange(true)) return false;
+    if (!done) return true;
+    release();
+    return false;
+  }
+  bool claim() {
+    while (!try_claim()) {
+      if (done) return false;
+      claimed.wait(true);
+    }
+    return true;
+  }
+  void release() {
+    claimed = false;
+    claimed.notify_all();
+  }
+  // False if it was done before. Once this returns, nobody writes to the memory any more.
+  bool finish() {
+    if (done.exchange(true)) return false;
+    claimed.wait(true);
+    return true;
+  }
+
+  const std::uint64_t number;
+  const std::shared_ptr<ReceiveOp> op;
+  const std::uint32_t chunk;
+  const std::uint32_t segment;
+  std::atomic<bool> done{false};
+  std::atomic<bool> claimed{false};
 };
 
 // One copy of a segment, as its connection sees it.

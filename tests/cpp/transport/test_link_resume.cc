@@ -33,6 +33,7 @@ class LinkResume : public ::testing::Test {
   }
   EndpointOptions secured(EndpointOptions options, const Folder& keys) const {
     if (with_tls_) options.keys = keys.path();
+    options.tls_threads = tls_threads_;
     return options;
   }
   void connect() {
@@ -92,6 +93,7 @@ class LinkResume : public ::testing::Test {
   }
 
   bool with_tls_ = false;
+  int tls_threads_ = 0;
   Authority authority_;
   Folder keys_a_;
   Folder keys_b_;
@@ -99,13 +101,17 @@ class LinkResume : public ::testing::Test {
   std::unique_ptr<FaultProxy> proxy_;
 };
 
-// In plaintext, and with keys.
-class LinkResumeEither : public LinkResume, public ::testing::WithParamInterface<bool> {
+// In plaintext, and with keys; there also with threads that encrypt.
+class LinkResumeEither : public LinkResume, public ::testing::WithParamInterface<const char*> {
  protected:
-  void SetUp() override { with_tls_ = GetParam(); }
+  void SetUp() override {
+    const std::string way = GetParam();
+    with_tls_ = way != "plain";
+    tls_threads_ = way == "tls_threads" ? 3 : 0;
+  }
 };
-INSTANTIATE_TEST_SUITE_P(, LinkResumeEither, ::testing::Bool(),
-                         [](const auto& info) { return info.param ? "tls" : "plain"; });
+INSTANTIATE_TEST_SUITE_P(, LinkResumeEither, ::testing::Values("plain", "tls", "tls_threads"),
+                         [](const auto& info) { return info.param; });
 
 TEST_P(LinkResumeEither, test_hundreds_of_resets_lose_and_double_nothing) {
   start();
