@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 namespace geocomm::link_bench {
@@ -12,12 +13,12 @@ namespace geocomm::link_bench {
 using Clock = std::chrono::steady_clock;
 
 struct Settings {
-  std::string what;            // "tcp", "tls" (bare loops), "channel"
-  std::string keys_a, keys_b;  // folders of keys of the two ends; empty: plaintext
-  std::string congestion;      // of the bare loops; empty: what channels take on loopback
-  int streams = 0;             // of a channel; 0: its default
-  int tls_threads = 0;
-  bool both_ways = false;      // both ends send
+  std::string what;                // "tcp", "tls" (bare loops), "channel"
+  std::string keys_a, keys_b;      // folders of keys of the two ends; empty: plaintext
+  std::string congestion;          // of the bare loops; empty: what channels take on loopback
+  int streams = 0;                 // of a channel; 0: its default
+  std::optional<int> tls_threads;  // of a channel; none: as a rank that has the machine to itself
+  bool both_ways = false;          // both ends send
   std::chrono::duration<double> warmup{0.5};
   std::chrono::duration<double> time{2};
 };

@@ -84,7 +84,8 @@ class ChannelEnd final : public End {
     transport::EndpointOptions options;
     options.bind_address = "127.0.0.1";
     options.streams = settings.streams;
-    options.tls_threads = settings.tls_threads;
+    options.tls_threads =
+        settings.tls_threads.value_or(transport::tls_threads_beside(std::thread::hardware_concurrency()));
     options.keys = parent ? settings.keys_a : settings.keys_b;
     auto endpoint = transport::Endpoint::create(options);
     if (!endpoint.is_ok()) stop(endpoint.status().to_string());

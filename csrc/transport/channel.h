@@ -13,6 +13,10 @@
 //                        lock of its operation, so that its calls exclude each other: it must not call what
 //                        takes such a lock (post_receive(), cancel(), the endpoint), but may call send()
 //
+// Where TLS has much to encrypt or decrypt, a thread of EndpointOptions::tls_threads calls OpenSSL and the
+// kernel for a stream (Stream's turns). It takes no lock, calls nothing of the above, and touches only that
+// connection and the memory of that turn, which the IO thread leaves alone until then.
+//
 // Locks, each taken only under those above it:
 //
 //   IoLoop::turn_         held while the IO thread works: guards all that is "the IO thread's"

@@ -2,6 +2,7 @@
 // groups.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -32,12 +33,17 @@ struct EndpointOptions : LinkOptions {
   Security security = Security::Required;
   std::string keys = {};  // folder (tls_keys.h): every connection is TLS; empty: none is. Not with Insecure
   std::string site = {};  // whose certificate the keys must hold; empty: any
-  int tls_threads = 0;    // that encrypt and decrypt beside the IO thread; less than two: none do
+  int tls_threads = 0;    // that encrypt and decrypt in place of the IO thread; less than two: it does all
   bool outbound_only = false;  // peers cannot dial this process, so it dials all that are not so themselves
   // For the channels whose PeerAddress says so. Plaintext: under Security::Required only if trusted. Not
   // capped by max_pacing_bps.
   RdmaOptions rdma = {};
 };
+
+// Of a process that computes with so many threads. More than four would move over 40 Gbit/s.
+constexpr int tls_threads_beside(std::size_t threads) {
+  return static_cast<int>(std::min<std::size_t>(threads / 2, 4));
+}
 
 class Endpoint {
  public:

@@ -182,7 +182,7 @@ class Options(BaseModel, metaclass=ShortHelp):
         default=False, description="other sites cannot dial this rank, so it dials them; one site at most"
     )
     threads: Annotated[int | None, *_whole(1, MAX_THREADS)] = Field(
-        default=None, description="codec threads; default cores / local ranks"
+        default=None, description="threads that code; half as many, four at most, encrypt; default: cores / local ranks"
     )
     link_deadline: Annotated[Duration, Field(ge=timedelta(seconds=1)), Kind(_duration, "at least 1 s, such as 90s")] = (
         Field(default=timedelta(minutes=1), description="silence after which a peer counts as lost")

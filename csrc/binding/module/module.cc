@@ -82,9 +82,6 @@ struct PyEndpoint {
   std::shared_ptr<ProcessResources> process;
 };
 
-// Some 40 Gbit/s; the others are left to codecs.
-constexpr std::size_t kMostTlsThreads = 4;
-
 template <std::size_t N>
 std::array<std::uint8_t, N> fixed_bytes(const py::bytes& value, const char* what) {
   const std::string_view view = value;
@@ -112,7 +109,7 @@ PyEndpoint make_endpoint(const std::string& bind_address, std::uint16_t port, in
   options.believed_refusal = believed_refusal;
   options.outbound_only = outbound_only;
   options.max_pacing_bps = max_pacing_bps;
-  options.tls_threads = static_cast<int>(std::min(threads / 2, kMostTlsThreads));
+  options.tls_threads = transport::tls_threads_beside(threads);
   options.rdma = {.library = rdma_plugin, .trusted = rdma_trusted, .allow_tcp = rdma_allow_tcp};
   const GilRelease released;  // it may wait for the port
   return {ProcessResources::create(value_or_throw(transport::Endpoint::create(options)), threads)};
