@@ -106,7 +106,7 @@ test-fast: $(NATIVE) ## quick: the Python tests of units and properties
 # more, alone, and named: they are to be mended. One that fails then has failed.
 define python_tests
 	@rm -rf build/pytest
-	@$(PY) -m pytest -q -m "not slow" -o cache_dir=build/pytest -n $(1) --dist $(2) $(3) || { status=$$?; \
+	@$(PY) -m pytest -q -m "not slow" -o cache_dir=build/pytest -n $(1) --dist $(2) --no-loadscope-reorder $(3) || { status=$$?; \
 	  failed=$$(grep -c true build/pytest/v/cache/lastfailed); \
 	  [ -n "$(ONCE_MORE)" ] && [ $$status -eq 1 ] && [ $$failed -le 5 ] || exit $$status; \
 	  echo "test: once more, alone, what failed ($$failed)"; \

@@ -1,4 +1,5 @@
-"""Which tests go to the same worker of `pytest -n` (make python-test): those that share an expensive set-up.
+"""Which tests go to the same worker of `pytest -n` (make python-test), those that share an expensive set-up, and in which
+order.
 
 And no limit to what one example of hypothesis takes, which depends on the machine. With GEOCOMM_REQUIRE_ALL=1 a test
 fails that would be skipped for want of something that a machine for tests can have.
@@ -31,6 +32,9 @@ MAY_SKIP = (
     "inside one site",  # one of a test's layouts, in which Gloo does the work
 )
 """Words of the reasons for which a test may be skipped in spite of GEOCOMM_REQUIRE_ALL=1."""
+
+BEGIN_FIRST = ("/elastic/", "/train/", "/installation/", "/group/", "/data/", "/sync/", "/observe/", "/multiprocess/")
+"""Parts of paths, in the order in which their tests begin: those that take long, so that only short ones are left at the end."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -67,15 +71,18 @@ def _judge_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Group the tests of a module by its fixtures that live longer than one test, each parameter by itself.
 
-    Those of a module that names its group stay in that one.
+    Those of a module that names its group stay in that one. What takes longest begins first (BEGIN_FIRST).
     """
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("xdist_group") is None:
             parameters = item.callspec.params if hasattr(item, "callspec") else {}
             shared = [
-                f"{name}-{parameters.get(name)}"
+                f"{name}-{parameters.get(name)}".replace("]", "")  # xdist takes nothing before a `]` for a group
                 for name, definitions in item._fixtureinfo.name2fixturedefs.items()
                 if definitions[-1].scope == "module"
             ]
             if shared:
                 item.add_marker(pytest.mark.xdist_group("-".join([item.path.stem, *sorted(shared)])))
+    items.sort(
+        key=lambda item: next((n for n, part in enumerate(BEGIN_FIRST) if part in str(item.path)), len(BEGIN_FIRST))
+    )
