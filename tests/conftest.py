@@ -1,5 +1,4 @@
-"""Which tests go to the same worker of `pytest -n` (make python-test), those that share an expensive set-up, and in which
-order.
+"""Which tests go to the same worker of `pytest -n` (make python-test): those that share a set-up. And their order.
 
 And no limit to what one example of hypothesis takes, which depends on the machine. With GEOCOMM_REQUIRE_ALL=1 a test
 fails that would be skipped for want of something that a machine for tests can have.
@@ -34,7 +33,7 @@ MAY_SKIP = (
 """Words of the reasons for which a test may be skipped in spite of GEOCOMM_REQUIRE_ALL=1."""
 
 BEGIN_FIRST = ("/elastic/", "/train/", "/installation/", "/group/", "/data/", "/sync/", "/observe/", "/multiprocess/")
-"""Parts of paths, in the order in which their tests begin: those that take long, so that only short ones are left at the end."""
+"""Parts of paths, in the order in which their tests begin: long ones first, so that all workers end together."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -83,6 +82,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             ]
             if shared:
                 item.add_marker(pytest.mark.xdist_group("-".join([item.path.stem, *sorted(shared)])))
-    items.sort(
-        key=lambda item: next((n for n, part in enumerate(BEGIN_FIRST) if part in str(item.path)), len(BEGIN_FIRST))
-    )
+    items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> int:
+    return next((place for place, part in enumerate(BEGIN_FIRST) if part in str(item.path)), len(BEGIN_FIRST))
