@@ -133,7 +133,7 @@ class Agent:
         self._arrived: list[Entry] = []
         """They wait for others, to be stored at once."""
         self._state_text = ""
-        """Of a state that arrives in parts."""
+        """What has come of a state that arrives in parts."""
 
     @property
     def ended(self) -> asyncio.Future[None]:
@@ -168,7 +168,7 @@ class Agent:
     async def _dial_others(self) -> None:
         """Ranks that start will want what others have."""
         holders = self._others.holders()
-        await asyncio.gather(*map(self._fetcher.dial_ahead, await holders()))
+        await self._fetcher.dial_ahead(await holders())
 
     async def tell_others(self) -> None:
         """A leader tells those that are not connected to it that it leads, and hears of later ones, until cancelled."""

@@ -38,14 +38,14 @@ from geocomm.security.key_folder import Keys, KeysError
 
 RANGE_BYTES = 4 << 20
 CONNECTIONS = 8
-"""Of one file, to all its sources together: what a long line with losses needs."""
+"""One file is fetched over so many, to all its sources together: what a long line with losses needs."""
 MAX_FILE_BYTES = 1 << 40
 _MAX_LINE_BYTES = 64 * 1024
 _MAX_STATES = 500
 MOST_AT_A_TIME = 8
 """Files that an agent gets at once."""
-_AHEAD = 4
-"""Connections to another agent that are made before there is anything to get from it."""
+_AHEAD_LIMIT_S = 5.0
+"""A connection that takes longer is not made ahead: chosen to outlast a lost packet across the world."""
 _IDLE_LIMIT_S = 60.0
 _KEPT_S = 20.0
 """Connections are kept for this time for the next transfer: less than the other end does."""
@@ -65,7 +65,7 @@ class FrameAsked(Wanted):
 
     kind: Literal["frame"] = "frame"
     bytes: Annotated[int, Field(ge=0, le=MAX_FILE_BYTES)]
-    """Of the whole frame."""
+    """The size of the whole frame."""
     offset: Whole
     proxy: bool
     """Who has not got it, gets it from where it can first."""
@@ -98,7 +98,7 @@ class RangeAnswer(Record):
 
     here: bool
     bytes: Annotated[int, Field(ge=0, le=MAX_FILE_BYTES)]
-    """Of the whole file."""
+    """The size of the whole file."""
 
 
 class HeldState(Record):
@@ -139,7 +139,7 @@ class FileServer:
         self._journal = journal
         self._get_frame = get_frame
         self._digests: dict[tuple[int, int, int], str] = {}
-        """Of states, by fragment, version and the time at which the file was written."""
+        """The digests of states, by fragment, version and the time at which the file was written."""
         self._under_way = 0
         self._asked_at = -math.inf
 
@@ -271,14 +271,21 @@ class Fetcher:
         self._keep(source, stream)
         return answer.states
 
-    async def dial_ahead(self, source: str) -> None:
-        """Have connections to an agent that will be asked soon: across the world a new one takes a second."""
+    async def dial_ahead(self, sources: Sequence[str]) -> None:
+        """Have the connections that one file will want to agents that will be asked soon: across the world a new one
+        takes a second.
 
-        async def dial_one() -> None:
-            with contextlib.suppress(OSError, KeysError):
-                self._keep(source, await self._dial(source))
+        CONNECTIONS are dialed at a time, each agent's first one before any agent's second.
+        """
+        turns = asyncio.Semaphore(CONNECTIONS)
 
-        await asyncio.gather(*(dial_one() for _ in range(_AHEAD)))
+        async def dial_one(source: str) -> None:
+            async with turns:
+                with contextlib.suppress(OSError, KeysError):
+                    async with asyncio.timeout(_AHEAD_LIMIT_S):
+                        self._keep(source, await self._dial(source))
+
+        await asyncio.gather(*(dial_one(source) for _ in range(_connections_each(sources)) for source in sources))
 
     def _fits(self, path: Path, size: int, most: int) -> bool:
         if size > most:
@@ -355,7 +362,7 @@ class Fetcher:
         self, transfer: _Transfer, ask: Callable[[int], Record], sources: Sequence[str], silence_s: float
     ) -> Outcome:
         """All ranges, each from the source that is free first; what one does not finish, another takes over."""
-        each = max(1, min(CONNECTIONS, len(transfer.ranges)) // max(1, len(sources)))
+        each = _connections_each(sources, len(transfer.ranges))
         workers = [
             asyncio.create_task(self._from_one(transfer, ask, source, silence_s))
             for source in sources
@@ -512,6 +519,11 @@ class _Transfer:
         except OSError:
             self.disk_failed = True
             raise
+
+
+def _connections_each(sources: Sequence[str], ranges: int = CONNECTIONS) -> int:
+    """To each source of one file that has so many ranges."""
+    return max(1, min(CONNECTIONS, ranges) // max(1, len(sources)))
 
 
 def _read_range(path: Path, offset: int) -> tuple[int, bytes]:

@@ -15,7 +15,7 @@ import pytest
 
 from geocomm.core.addresses import HubAddress, loopback_listener
 from geocomm.elastic import fetch
-from geocomm.elastic.fetch import RANGE_BYTES, Fetcher, FileServer, GetFrame, HeldState, Outcome
+from geocomm.elastic.fetch import CONNECTIONS, RANGE_BYTES, Fetcher, FileServer, GetFrame, HeldState, Outcome
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.group.rendezvous.doorway import Doorway
 from geocomm.group.rendezvous.store_session import Greeting, Purpose
@@ -49,6 +49,9 @@ class Sites:
         self.servers: dict[str, FileServer] = {}
         self.connections = 0
         """Made to all of them."""
+        self.open = asyncio.Event()
+        """Until then they keep who has dialed waiting."""
+        self.open.set()
 
     def fetcher(self, site: str, most_frame_bytes: int = 1 << 40) -> Fetcher:
         return Fetcher(self.stores[site], self.keys[site], self.lines.append, lambda: most_frame_bytes)
@@ -63,6 +66,7 @@ class Sites:
 
         async def serve(stream: TlsStream, greeting: Greeting, peer: Identity) -> None:
             self.connections += 1
+            await self.open.wait()
             await server.serve(stream)
 
         listener = loopback_listener()
@@ -110,12 +114,49 @@ def test_a_file_comes_over_connections_that_were_made_ahead(tmp_path: Path) -> N
     async def scenario() -> None:
         async with sites.two_sources() as (a, _):
             fetcher = sites.fetcher("d")
-            await fetcher.dial_ahead(nobody())
-            await fetcher.dial_ahead(a)
+            await fetcher.dial_ahead([nobody(), a])
             made = sites.connections
             assert made > 1
             assert await fetcher.frame(WANTED, [a]) is Outcome.HERE
             assert sites.connections == made
+
+    run(scenario())
+
+
+def test_connections_to_many_are_made_ahead_a_few_at_a_time(tmp_path: Path) -> None:
+    sites = Sites(tmp_path)
+
+    async def scenario() -> None:
+        async with sites.serving("a") as a:
+            sites.open.clear()
+            dialing = asyncio.create_task(sites.fetcher("d").dial_ahead([a] * 2 * CONNECTIONS))
+            while sites.connections < CONNECTIONS:
+                await asyncio.sleep(0.01)
+            for _ in range(50):  # more of them would come now
+                await asyncio.sleep(0.01)
+                assert sites.connections == CONNECTIONS
+            sites.open.set()
+            await dialing
+            assert sites.connections == 2 * CONNECTIONS
+
+    run(scenario())
+
+
+def test_who_does_not_answer_holds_up_no_connection_to_others(tmp_path: Path) -> None:
+    sites = Sites(tmp_path)
+
+    async def scenario() -> None:
+        async with sites.serving("a") as a:
+            with loopback_listener() as silent:
+                address = f"127.0.0.1:{silent.getsockname()[1]}"
+                dialing = asyncio.create_task(
+                    sites.fetcher("d").dial_ahead([address, nobody(), *[a] * 2 * CONNECTIONS])
+                )
+                while sites.connections < 2 * CONNECTIONS:
+                    assert not dialing.done()
+                    await asyncio.sleep(0.01)
+                assert not dialing.done()  # it waits for the silent one
+                await dialing
 
     run(scenario())
 
