@@ -205,15 +205,22 @@ FORGED = {
 
 
 def _reduce_forged(rank: int, name: str) -> None:
-    dist.all_reduce((FORGED[name] if dist.get_rank() == rank else USUAL).clone())
+    tensor = (FORGED[name] if dist.get_rank() == rank else USUAL).clone()
+    try:
+        dist.all_reduce(tensor)
+    finally:
+        if dist.get_rank() != rank:
+            assert torch.equal(tensor.to_dense(), USUAL.to_dense())
 
 
 @pytest.mark.parametrize("name", FORGED)
-def test_rows_from_another_site_that_cannot_be_are_an_error(name: str) -> None:
-    with Ranks(["a", "b"], time_limit=LIMIT) as ranks:
+def test_rows_from_another_site_that_cannot_be_are_an_error_and_go_nowhere(name: str) -> None:
+    """Of two ranks, which each get a part of the rows, one sees it, and tells the other."""
+    with Ranks(["a", "b", "b"], time_limit=LIMIT) as ranks:
         ranks.init(timeout=timedelta(seconds=120))
-        _, victim = ranks.outcomes(_reduce_forged, 0, name)
-        assert "sparse tensor with" in victim.require("CorruptDataError").message
+        _, *victims = ranks.outcomes(_reduce_forged, 0, name)
+        for victim in victims:
+            assert "sparse tensor with" in victim.require("CorruptDataError").message
 
 
 def _reduce_dense(rank: int) -> None:
