@@ -19,7 +19,7 @@ from pathlib import Path
 from geocomm.core.bad_input import BadInput
 
 _RESERVE = 0.05
-"""Of the disk, left free where no size is given."""
+"""The share of the disk that is left free where no size is given. Below it, the alert RunDiskFull may fire."""
 
 
 class CacheFolder:

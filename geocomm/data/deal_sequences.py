@@ -25,7 +25,7 @@ class DealtTo(NamedTuple):
     at: int
     """The position of the first sequence that is read."""
     key: int
-    """Of the order: equal for all parts of one deal, and for no others."""
+    """What draws the order: equal for all parts of one deal, and for no others."""
     shards: NDArray[np.int64]
     """Their numbers."""
     first: int = 0

@@ -26,7 +26,7 @@ from geocomm.data.catalog import Rules, Shard
 
 SHARDS_OF_DEAL = 8
 DEALS_OF_A_PASS = 4
-"""Of a site, at least: where a data set is so small that deals of eight shards are fewer, a deal is less."""
+"""A site gets at least so many: of a data set that is too small for them, a deal has fewer than SHARDS_OF_DEAL."""
 _SLACK = 1.02
 """A plan may take so many times the least time, if that costs less."""
 _DEALS_OF_PLAN = 100

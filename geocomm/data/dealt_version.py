@@ -32,7 +32,7 @@ class DealtVersion:
         """By shard: the number of its labels."""
         self._copies = copies(self.shards)
         self.firsts = [numbers[0] for numbers in self._copies.values()]
-        """Of shards that lie in several places, the first one."""
+        """The number of each shard; of one that lies in several places, that of the first copy."""
         self.dealer = Dealer(self.rules, self.shards)
         self._readable: dict[str, int] = {}
 

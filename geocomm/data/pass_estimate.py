@@ -12,8 +12,9 @@ from geocomm.data.catalog import Rules, Shard
 from geocomm.data.deals import Far, ShardClass, cheapest, copies, least_time, readers_of
 
 _ALL_SUBSETS = 6
-"""Of more sites, those that leave one out."""
+"""All subsets of so many sites are compared; of more sites only those that leave one out."""
 _ADDS_NOTHING = 1.01
+"""A site, or a line, that changes the days by less does not count. Chosen: speeds are known less exactly."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class PassEstimate:
     moved_tb: float
     """Read from stores that are not near, in a region of their own price."""
     line_days: float
-    """Of the days, those by which lines from afar hold the sites up."""
+    """The part of the days by which lines from afar hold the sites up."""
     round_tb: float
     """What the sites send each other meanwhile; 0 where that was not asked for."""
     round_dollars: float | None
@@ -51,7 +52,7 @@ class Machines:
 
     gpus: Mapping[str, int]
     tokens_per_second: float
-    """Of one GPU."""
+    """The speed of one GPU."""
     prices: Mapping[str, float]
     """Dollars of a GPU for an hour; empty: not asked for."""
     far_bytes_per_second: Mapping[str, float] = field(default_factory=dict[str, float])

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 _TIMEOUTS = {"timeout": "60s", "connect_timeout": "5s"}
-"""Of a request, which asks for 4 MiB at the most."""
+"""The limits of a request, which asks for 4 MiB at the most."""
 _RETRIES = {"max_retries": 3, "retry_timeout": timedelta(seconds=20)}
 """Then another store is asked, or the same one later."""
 

@@ -20,10 +20,10 @@ class ReadVersion:
     """A version, with its shards."""
 
     url: str
-    """Of the catalog."""
+    """The catalog's place."""
     version: Version
     sha256: str
-    """Of its file."""
+    """The hash of the version's file."""
     shards: tuple[Shard, ...]
 
     @classmethod

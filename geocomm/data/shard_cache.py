@@ -67,7 +67,7 @@ class ShardCache:
         self._wrong: dict[tuple[str, str, int], list[str]] = {}
         """By place: what was wrong with it, each time."""
         self._pauses: dict[str, tuple[float, float]] = {}
-        """Of a store, or of a shard that is not in it: until when, and how long the pause is."""
+        """Pauses of a store, or of a shard that is not in it: until when, and how long each is."""
         self._troubles: dict[str, str] = {}
         """By shard: what was wrong at last."""
         self._pace, self._far_rate = TokenBucket(self._rate), far_rate

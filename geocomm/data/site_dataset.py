@@ -85,7 +85,7 @@ class SiteDataset(IterableDataset[torch.Tensor]):
             )
         self._batch_size = batch_size
         self._position = 0
-        """Of this site in its line."""
+        """The next sequence of this site's line."""
         self._batches = 0
         """That each rank has read, in this job and before."""
         self._before: Mapping[str, Any] = {}

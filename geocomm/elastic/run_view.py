@@ -92,7 +92,7 @@ class RunView:
     opens: dict[int, Open] = field(default_factory=dict[int, Open])
     """The open rounds, by fragment."""
     welcome: Welcome | None = None
-    """Of the leader, while it is connected."""
+    """What the leader said first, while it is connected."""
     is_current: bool = False
     """The leader has welcomed this agent, and its journal has what the leader's had then."""
 

@@ -50,11 +50,11 @@ class SiteJob:
     """The ranks of a site."""
 
     arguments: tuple[str, ...]
-    """Of torchrun."""
+    """The arguments of torchrun."""
     nodes: int = 1
-    """Of the site."""
+    """The site's number of nodes."""
     node_rank: int = 0
-    """Of this node. The agent is on the first one, with the run folder."""
+    """This node's number. The agent is on the first one, with the run folder."""
     hub: str | None = None
     """Where the nodes of the site meet, host:port: with more than one."""
 
@@ -88,7 +88,8 @@ class Supervisor:
         self._agent: asyncio.subprocess.Process | None = None
         self._ranks: asyncio.subprocess.Process | None = None
         self._torchruns: tuple[asyncio.StreamReader, asyncio.StreamWriter]
-        """Of the process above, for a site of one node: how each torchrun ended, and what starts one."""
+        """The ends of the socket to the process above, for a site of one node: it says how each torchrun ended, and
+        is told what to start."""
         self._collecting: asyncio.subprocess.Process | None = None
         self._leaving = asyncio.Event()
         self._parting: asyncio.Task[None] | None = None

@@ -191,8 +191,8 @@ class Snapshot(EntryBase):
     versions: tuple[Whole, ...]
     """By fragment."""
     state: Hash
-    """Of what all entries before this one say (`RunState.digest`): who begins with that, and not with the entries, sees
-    by it that it is the run's."""
+    """The hash of what all entries before this one say (`RunState.digest`): who begins with that, and not with the
+    entries, sees by it that it is the run's."""
 
 
 class Kept(EntryBase):

@@ -18,8 +18,8 @@ from geocomm.journal.open_round import MOST_HOLDS, OpenRound
 from geocomm.journal.said_digests import SaidDigests
 
 STARVED_ROUNDS = 4
-"""Of a fragment, in which a site did not count: its frame came too late, or it had to fetch those of others before it
-could make one, and the round was over then. A round waits for it after this many."""
+"""Rounds of a fragment in which a site did not count: its frame came too late, or it had to fetch those of others
+before it could make one, and the round was over then. A round waits for it after this many."""
 _MOST_GRACES = 8
 """So many times the grace such a round waits at most."""
 _CYCLES_WITHOUT_MAIL = 2

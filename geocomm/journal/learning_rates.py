@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from geocomm.journal.messages import Offer
 
 TOLERANCE = 0.05
+"""Chosen: schedules bend between two steps, and rates are straight lines here."""
 _KEPT = 64
 
 

@@ -46,7 +46,7 @@ _DIGITS: dict[str, int] = dict.fromkeys(
     ),
     3,
 )
-"""Of what is another number each time."""
+"""Significant digits of numbers that differ each time: with all digits they would compress badly."""
 _DISK_EVERY_S = 60.0
 _COMPLAINT_S = 60.0
 

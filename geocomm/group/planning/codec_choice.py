@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 UNCOMPRESSED = "none"
 WORTHWHILE = 1.03
 """A choice may be slower than the fastest by this factor if its error is smaller; "none" has no error at all, so no
-choice is slower than it by more, in the model."""
+choice is slower than it by more, in the model. Chosen: the model is off by more (docs/explanation/planning.md)."""
 CHUNK_BYTES = 1 << 20
 _LARGEST_CLASS_BYTES = 1 << 30
 _SAMPLE_ELEMENTS = 1 << 16

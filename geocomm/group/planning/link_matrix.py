@@ -15,7 +15,7 @@ from geocomm.core.units import parse_duration, parse_probability, parse_rate, pa
 
 DEFAULT_RATE_BPS = 1e9
 DEFAULT_DELAY_S = 0.05
-"""One way. These two are what a link has where a file says nothing."""
+"""One way. These two are what a link has where a file says nothing: as `link_table` assumes."""
 PROBABILITIES = ("loss", "reorder", "duplicate", "reset")
 """What happens to single segments of a link."""
 

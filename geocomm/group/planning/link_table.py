@@ -18,8 +18,8 @@ from geocomm.core.model_errors import first_problem, problem_text
 from geocomm.core.site import check_site_name
 
 FORMAT = 1
-ASSUMED_RATE_BPS = 1e9
-ASSUMED_RTT_S = 0.1
+ASSUMED_RATE_BPS, ASSUMED_RTT_S = 1e9, 0.1
+"""A link that nobody has told of. Chosen: a gigabit, and the round trip across an ocean."""
 LEAST_BPS = 8.0
 MOST_BPS = 1e15
 """Also what stands for a site without a limit, where others have one."""

@@ -20,16 +20,19 @@ from geocomm.group.planning.run_estimate import OPERATION_S, Workload, bytes_per
 LEAST_FRAGMENT_BYTES = 4 << 20
 """The least bytes of a fragment in float32: smaller ones spend their time in round trips."""
 MOST_FRAGMENTS = 24
+"""Chosen: as many as Decoupled DiLoCo has (arXiv 2604.21428)."""
 LEAST_EVERY, MOST_EVERY = 30, 300
 """Quality is known from 30 on; beyond 300 nobody has measured it (docs/explanation/local-steps.md)."""
 LINE_SHARE = 0.7
-"""The share of the time between two rounds of a fragment that the rounds of all fragments may take."""
+"""The share of the time between two rounds of a fragment that the rounds of all fragments may take. Chosen: lines are
+slower at times, and a round that is late holds back the next one."""
 _LEAST_ROUND_TRIPS = 4.0
 """A fragment is so large that its round takes at least this time: then latency is half of it or less."""
 _EXCHANGES = 2
 """The exchanges of a round: what each site offers, then the frames."""
 _DELTA_BYTES = 4
 _OVERLAP_MARGIN = 1.5
+"""Times the estimate of a round. Chosen, as room for rounds that take longer."""
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,12 @@ DISK_FULL = "DiskFull"
 RUN_DISK_FULL = "RunDiskFull"
 """Silences the other where the run store is in the run folder of that site: on the same disk."""
 
+# Where the thresholds come from. Straggler, and LinkBelowPlan after it: 0.7 is what NVIDIA's resiliency extension
+# (nvidia-resiliency-ext) calls a straggler. ClockSkew: 50 ms is the limit of the node exporter's alert. LossSpike: six
+# standard deviations, and at least 0.2, in the median of three losses, since single ones are noise: chosen. All others
+# are chosen too: early enough to act (certificates, disks, budget), and late enough that what mends itself raises
+# nothing. No rule fired in 38 minutes of a healthy run (benchmarks/results/single-measurements.md, "Alerts of two
+# sites").
 RULES: tuple[AlertRule, ...] = (
     AlertRule(
         *(SITE_SILENT, _WARNING, AlertScope.SITE, _silent > SILENT_SECONDS, 0),

@@ -20,15 +20,16 @@ from geocomm.observe.diagnosis.local_causes import LocalCauses
 from geocomm.observe.diagnosis.replay import Replay, Without, waits
 from geocomm.observe.diagnosis.run_window import RankWindow, RunWindow, Step
 from geocomm.observe.diagnosis.stalls import find_stalls, own_seconds, without_steps
-from geocomm.observe.diagnosis.verdict import NAMED_FROM, Cause, Verdict, seconds_text
+from geocomm.observe.diagnosis.verdict import NAMED_FROM, SLOW_SCORE, Cause, Verdict, seconds_text
 
 _HIDDEN = 0.10
 """Where the program waits for less of a step, the network is none of its concerns."""
 _LATE_STEPS = 0.7
+"""A site that is clearly the last in fewer of the steps is not the straggler: steps are uneven."""
 _LATE = 0.1
 """The share of a step: who is late by less is so for the sake of others, such as of messages that it waited for."""
-_SLOW_SCORE = 0.7
 _REPLAY_OFF = 0.15
+"""Where the replay of the steps is off by a larger share, no cause is named."""
 _FEWEST = 4
 """The least steps: of fewer nothing is said."""
 _NOTHING_TO_WIN = "There is nothing to win between the sites."
@@ -275,7 +276,7 @@ class _Examination(_Parts):
         count = self._window.step_count
         steps = [
             max(own[place][i] for place in own if place[0] == slow and i < len(own[place]))
-            > max(own[place][i] for place in own if place[0] != slow and i < len(own[place])) / _SLOW_SCORE
+            > max(own[place][i] for place in own if place[0] != slow and i < len(own[place])) / SLOW_SCORE
             or late.get(i, 0.0) > max(error, _LATE * self._step)
             for i in range(min(map(len, own.values())))
         ]

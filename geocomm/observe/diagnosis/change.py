@@ -12,6 +12,7 @@ from geocomm.observe.diagnosis.run_window import RunWindow
 _FEWEST = 6
 """Steps on each side."""
 _TIMES = 1.5
+"""The run has become another one where its steps take so many times as long, or as short, in the median."""
 _CLEAR, _UNEVEN = 0.85, 0.6
 """So many of the steps of each side have to be on its side of the middle. Steps before slower ones may be uneven."""
 

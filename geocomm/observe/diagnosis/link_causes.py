@@ -22,16 +22,20 @@ _ODD = 3.0
 """A message that takes more than this multiple of the median one's time waits for more than the line's rate."""
 _HALF = 0.5
 _QUEUE = 1.25
-_IDLE_USE = 0.3
-_GOOD_USE = 0.85
+"""A queue fills where round trips take so many times the least."""
+_IDLE_USE, _GOOD_USE = 0.3, 0.85
+"""Shares of TCP's best rate: a line that carries less than the first, or more than the second, is idle, or full."""
 _LOSS = 0.01
+"""Where TCP sends a larger share of the bytes again, losses cost."""
 _LIMITED = 0.2
+"""Windows hold data back for more than this share of the time in which TCP has data."""
 _FELL = 0.7
 """A line that delivers less than so much of what it did before has become slower."""
 _RELAYS = 0.05
+"""What a rank passes on for others is told of from this share of what it sends on."""
 _MOST_PAIRS = 6
 _MOST = 0.5
-"""Of what all links cost: the link of two sites that has so much of it is named, else the site whose links have."""
+"""The link of two sites that has this share of what all links cost is named, else the site whose links have it."""
 
 
 class Judged(NamedTuple):

@@ -17,6 +17,7 @@ Place = tuple[str, int]
 _STALE = 2
 """The first rates of a window are from before it: TCP tells the last one that it saw."""
 _OF_THE_MEAN = 0.3
+"""Losses are where the share of bytes that are lost is more than so much of the mean."""
 _FEW_RATES = 5
 """The least samples: of fewer nothing is said."""
 

@@ -10,13 +10,14 @@ from functools import cached_property
 from geocomm.observe.diagnosis.round_waits import judge_rounds
 from geocomm.observe.diagnosis.run_window import RankWindow, RunWindow
 from geocomm.observe.diagnosis.stalls import is_stall, usual_seconds
-from geocomm.observe.diagnosis.verdict import Cause, Verdict, seconds_text
+from geocomm.observe.diagnosis.verdict import SLOW_SCORE, Cause, Verdict, seconds_text
 
-_SLOW_SCORE = 0.7
 _SELDOM = 0.8
 """Rounds are too rare where there are fewer than this share of those that the settings ask for."""
 _MISSED = 0.1
+"""A site is named that was not in this share of a fragment's rounds, or more."""
 _HALF = 0.5
+"""A cause, or a site, that has most of something."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ class LocalCauses:
             return
         slow = max(self._sites, key=lambda site: site.calm)
         others = max(site.calm for site in self._sites if site is not slow)
-        if others > _SLOW_SCORE * slow.calm:
+        if others > SLOW_SCORE * slow.calm:
             return
         yield self._verdict(
             Cause.STRAGGLER,

@@ -22,11 +22,14 @@ from geocomm.observe.diagnosis.run_window import Key, Operation, RankWindow, Run
 Way = tuple[Place, Place]
 """From one rank to another."""
 _CHUNK_BYTES, _LEAST_CHUNK_BYTES, _MOST_SMALL_CHUNKS = 1 << 20, 1 << 16, 4
-"""Of a tensor, before coding: how it is cut, and into how many chunks for each site a small one (`reduce_plan.cc`)."""
+"""A tensor is cut into chunks of so many bytes before coding, a small one into so many for each site
+(`reduce_plan.cc`)."""
 _ROUNDS = 8
 """How often the times of an operation's messages are found from each other."""
 _LEAST_WAIT_S = 1e-3
+"""A shorter wait that the log does not show is left out."""
 _FEW = 0.25
+"""Fewer messages than this, for each that was there early, do not say how fast a way is."""
 _AT_ONCE_S = 2e-3
 """What comes so soon after the receiver asked for it lay there already."""
 

@@ -16,9 +16,8 @@ from geocomm.observe.diagnosis.replay import waits
 from geocomm.observe.diagnosis.run_window import Operation, RankWindow, RunWindow, Step
 from geocomm.observe.diagnosis.verdict import NAMED_FROM, Cause, Verdict, seconds_text
 
-_LEAST_S = 0.02
-_ABOVE = 0.5
-"""A step stalls where it takes by so much of the usual step more, and _LEAST_S."""
+_LEAST_S, _ABOVE = 0.02, 0.5
+"""A step stalls where it takes longer than the usual one by so many seconds and by so much of that."""
 _USUAL = 4
 """The step that is longer than one in this many is the usual one: pauses may be in more than half of them."""
 _MOST = 0.7

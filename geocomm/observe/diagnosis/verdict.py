@@ -8,7 +8,10 @@ from enum import StrEnum
 from typing import Any
 
 NAMED_FROM = 0.05
-"""A cause is named if it would save so much of a step."""
+"""A cause is named if it would save so much of a step. Chosen: what is less is not worth a person's time."""
+SLOW_SCORE = 0.7
+"""A site is slow whose speed is less than this share of that of the others: the threshold of NVIDIA's resiliency
+extension (nvidia-resiliency-ext, straggler detection)."""
 
 
 class Cause(StrEnum):

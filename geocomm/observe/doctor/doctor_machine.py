@@ -24,8 +24,8 @@ from geocomm.security.key_exchange import CLASSIC, HYBRID, key_exchange, openssl
 if TYPE_CHECKING:
     from cryptography import x509
 
-STREAMS_WITH_BBR = 2
-STREAMS_WITHOUT = 16
+STREAMS_WITH_BBR, STREAMS_WITHOUT = 2, 16
+"""To each peer at most, as `stream_plan.h` opens them."""
 _IPV4 = "sys/net/ipv4"
 _MIB = 1 << 20
 _OTHER_FILES = 256  # of Python, torch, data
@@ -244,6 +244,7 @@ def _names(gpus: Sequence[Gpu]) -> Counter[str]:
 
 
 _RENEW_BEFORE = timedelta(days=14)
+"""As the alert CertificateExpiry."""
 
 
 def keys_findings(folder: str | None, site: str | None, *, insecure: bool) -> Iterator[Finding]:

@@ -32,11 +32,12 @@ _STEPS = 10
 _GROWTH = 8
 _PINGS = 8
 _SHARED_ACCESS = 0.85
-"""Links that together carry less than this part of what each carries alone share an access line."""
+"""Links that together carry less than this part of what each carries alone share an access line. Chosen, with room for
+rates that differ from one probe to the next."""
 _SEGMENT_BYTES = 1448
 _PING, _PONG, _DATA, _SPARSE = 1, 2, 3, 4
 _SPARSE_SHARE = 0.3
-"""Part of a link's rate that leaves its queue empty."""
+"""Part of a link's rate that leaves its queue empty. Chosen: others may use the link too."""
 _SPARSE_BYTES = 32 << 10
 """The size of one message, less than the queue of any link that is used for training."""
 _MOST_SPARSE = 1000

@@ -89,7 +89,7 @@ LINK_COUNTERS: tuple[tuple[str, str, Callable[[LinkState], float | None]], ...] 
 )
 
 _WAITING_SHARE = 0.1
-"""Where no site stands still for longer than this, nobody is waited for."""
+"""Where no site stands still for a larger share of the time, nobody is waited for: as `geocomm why` has it."""
 
 _Values = Sequence[tuple[tuple[str, ...], float | None]]
 

@@ -16,9 +16,9 @@ from geocomm.sync.local_steps.model.parameter_view import ParameterView
 from geocomm.sync.local_steps.model.site_group import SiteGroup
 
 MOST_CYCLES = 5
-"""Of a delta, in one round: the outer momentum takes a longer one so far that the loss rises. A site that counts in one
-round of five does not fall behind. Measured: benchmarks/results/single-measurements.md.
-"""
+"""The most cycles of steps that one delta counts for: the outer momentum takes a longer one so far that the loss
+rises. A site that counts in one round of five does not fall behind. Measured:
+benchmarks/results/single-measurements.md."""
 MOST_WEIGHT = 2
 """In cycles: a longer delta is larger already."""
 
