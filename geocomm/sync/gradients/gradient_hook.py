@@ -45,9 +45,9 @@ class GradientHook(Protocol):
             scales), `nmse` (its square by that of what was encoded; 0: nothing lost, 1: everything), `wire_bytes`.
 
         Example:
-            The worst bucket of the last step:
+            The worst bucket of the last step; in a step that was undone none has an `nmse`:
 
-                worst = max((bucket["nmse"] for bucket in hook.stats()["buckets"]), default=0.0)
+                worst = max((bucket.get("nmse", 0.0) for bucket in hook.stats()["buckets"]), default=0.0)
         """
         ...
 
