@@ -114,8 +114,8 @@ class EtcdLeadership:
     async def _take_over(self, journal: SqliteJournal, leading: Leading) -> EtcdJournal:
         """Bring the own journal to the end of the run's, and begin the term there."""
         shared = await asyncio.to_thread(EtcdJournal, self._for_entries, leading.revision)
-        if shared.head == EMPTY and (kept := journal.state().kept):
-            before = max(kept) - 1
+        if shared.head == EMPTY:
+            before = max([journal.base.index, *(kept - 1 for kept in journal.state().kept)])
             await asyncio.to_thread(shared.begin_after, Head(before, journal.hash_at(before) or ""))
         for entry in list(journal.read(shared.head.index + 1)):
             await asyncio.to_thread(shared.append, entry, shared.head)

@@ -328,6 +328,21 @@ def test_etcd_that_lost_all_gets_what_came_after_the_last_snapshot(
     assert RunState.of(own.read()).term > before
 
 
+@needs_etcd
+def test_empty_etcd_gets_what_a_run_folder_has_after_its_oldest_entries(
+    servers: EtcdServers, tmp_path: Path, entries: tuple[Entry, ...]
+) -> None:
+    """As that of a restored snapshot, of which no entry says that it is kept."""
+    own = SqliteJournal(tmp_path / "j")
+    fill(own, entries[:8])
+    own.forget(5)
+    assert not own.state().kept
+    address = servers.address("restored")
+    assert asyncio.run(begun(address, own, tmp_path, fills=True)) is not None
+    assert look(address).first == 5
+    assert list(look(address).read(5)) == list(own.read(5))
+
+
 async def begun(
     address: EtcdAddress, journal: SqliteJournal, folder: Path, *, fills: bool, site: str = "a"
 ) -> Begun | None:
