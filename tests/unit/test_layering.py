@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+
+pytestmark = pytest.mark.xdist_group("layering")  # each file is parsed once
 
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
@@ -165,6 +168,11 @@ def parts() -> list[Path]:
     return sorted(file for file in PACKAGE.rglob("*.py") if file.name != "_build_info.py")
 
 
+@functools.cache
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
 def python_room(names: Sequence[str]) -> str:
     """The room in which a module lies whose names below geocomm these are: the longest that the table has."""
     ways = ["/".join(names[:length]) for length in range(len(names), 0, -1)]
@@ -190,7 +198,7 @@ def arrows_of_wings() -> set[tuple[str, str]]:
         (wing, names[1])
         for file in parts()
         if (wing := file.relative_to(PACKAGE).parts[0]) in WINGS and file.name != "__main__.py"
-        for name in imported(ast.parse(file.read_text()), types=True)
+        for name in imported(tree_of(file), types=True)
         if (names := name.split("."))[0] == "geocomm" and names[1] in WINGS - {wing}
     }
 
@@ -198,7 +206,7 @@ def arrows_of_wings() -> set[tuple[str, str]]:
 def modules_imported(file: Path, deep: bool) -> set[Path]:
     """The files of geocomm that `file` imports; `deep` as in imported()."""
     found = set()
-    for name in imported(ast.parse(file.read_text()), deep):
+    for name in imported(tree_of(file), deep):
         if name.split(".")[0] == "geocomm":
             names = name.split(".")[1:]
             for path in (PACKAGE.joinpath(*names), PACKAGE.joinpath(*names[:-1])):
@@ -213,7 +221,7 @@ def imported_with(file: Path) -> set[str]:
     found, reached, new = set(), set(), {file}
     while new:
         reached.add(file := new.pop())
-        found |= {module.split(".")[0] for module in imported(ast.parse(file.read_text()), deep=False)}
+        found |= {module.split(".")[0] for module in imported(tree_of(file), deep=False)}
         new |= modules_imported(file, deep=False) - reached
     return found
 
@@ -371,7 +379,7 @@ def test_module_imports_only_what_its_room_may() -> None:
     bad = [
         f"{file.relative_to(ROOT)} imports {name}"
         for file in parts()
-        for name in imported(ast.parse(file.read_text()), types=True)
+        for name in imported(tree_of(file), types=True)
         if not may_import(file, name)
     ]
     assert not bad
@@ -407,7 +415,7 @@ def test_package_imports_neither_tests_nor_benchmarks() -> None:
     bad = [
         f"{file.relative_to(ROOT)} imports {name}"
         for file in parts()
-        for name in imported(ast.parse(file.read_text()))
+        for name in imported(tree_of(file))
         if name.split(".")[0] in ("benchmarks", "tests", "tools", "setup")
     ]
     assert not bad
@@ -417,7 +425,7 @@ def test_native_module_is_imported_by_its_loader_only() -> None:
     users = {
         file.relative_to(PACKAGE).as_posix()
         for file in parts()
-        if any(name.startswith("geocomm._C") for name in imported(ast.parse(file.read_text())))
+        if any(name.startswith("geocomm._C") for name in imported(tree_of(file)))
     }
     assert users == LOADS_THE_NATIVE_MODULE
 
@@ -453,7 +461,7 @@ def test_private_parts_of_torch_and_deepspeed_are_used_in_the_seams_only() -> No
         for room in ("sync", "train/loop")
         for file in (PACKAGE / room).rglob("*.py")
         if file.name != "fsdp_seams.py"
-        for name in private_parts(ast.parse(file.read_text()))
+        for name in private_parts(tree_of(file))
     }
     assert not bad
 
@@ -468,7 +476,7 @@ def test_no_assertion_guards_the_state_of_the_package() -> None:
     bad = [
         f"{file.relative_to(ROOT)}:{node.lineno}"
         for file in parts()
-        for node in ast.walk(ast.parse(file.read_text()))
+        for node in ast.walk(tree_of(file))
         if isinstance(node, ast.Assert)
     ]
     assert not bad
@@ -478,7 +486,7 @@ def test_environment_is_read_in_the_modules_for_it() -> None:
     bad = {}
     for file in parts():
         name = file.relative_to(PACKAGE).as_posix()
-        found = variables_read(ast.parse(file.read_text()))
+        found = variables_read(tree_of(file))
         if name in READERS:
             found &= LAUNCHERS_VARIABLES
         if name == LAUNCHERS_READER:

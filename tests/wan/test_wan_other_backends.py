@@ -24,7 +24,8 @@ from support.wan_support import Outcome, emulate, require_wan
 pytestmark = pytest.mark.timeout(280)
 
 LINK = EmulatedLink(rate_bps=400e6, delay_s=0.005)
-FRAMEWORKS = [pytest.param(name, marks=pytest.mark.slow) for name in ("accelerate", "deepspeed", "lightning")]
+# tests/multiprocess/group/test_other_backends.py has the refusal of a backend that is named.
+NAMED = [pytest.param(name, marks=pytest.mark.slow) for name in ("ddp", "accelerate", "deepspeed", "lightning")]
 
 
 def run(tmp_path: Path, *runs: str) -> Outcome:
@@ -41,7 +42,7 @@ def logs(tmp_path: Path, number: int) -> list[str]:
     return [(tmp_path / f"log{number}-{node}").read_text() for node in range(2)]
 
 
-@pytest.mark.parametrize("script", ["ddp", "nothing_named", *FRAMEWORKS])
+@pytest.mark.parametrize("script", ["nothing_named", *NAMED])
 def test_script_of_another_backend_sends_no_tensor_under_keys_and_is_warned_where_insecure(
     tmp_path: Path, script: str
 ) -> None:

@@ -28,7 +28,7 @@ from support.elastic_commands import Supervised, supervised
 from support.train_ranks import SMALL_RUN, copy_checkpoint, entries, losses, require_refusal, require_success, run_ranks
 from support.warm_ranks import warm_training
 
-pytestmark = [pytest.mark.timeout(560), pytest.mark.xdist_group("training")]
+pytestmark = [pytest.mark.timeout(560), pytest.mark.xdist_group("elastic-driver")]
 LOCAL = ("sync.mode=local", "sync.every=6", "sync.fragments=2", "sync.exact_below=1000")
 ENDLESS = 100_000
 SEQUENCE_LENGTH = 64  # of SMALL_RUN
@@ -64,6 +64,7 @@ def checkpoints(folder: Path, name: str) -> dict[int, dict[str, Any]]:
     return complete_checkpoints(folder / f"disk-{name}" / "run" / "checkpoints")
 
 
+@pytest.mark.slow  # the test below kills a driver too, which comes back and leaves
 def test_driver_is_killed_comes_back_and_leaves(tmp_path: Path) -> None:
     """Sites of one rank and of two, which share their optimizer and weights (ZeRO 3)."""
     with supervised(tmp_path, "ab", together=True) as run:

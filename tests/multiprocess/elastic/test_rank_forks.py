@@ -79,7 +79,8 @@ def ranks(folder: Path) -> list[dict[str, Any]]:
     return [json.loads((folder / str(rank)).read_text()) for rank in range(2)]
 
 
-@pytest.mark.parametrize("how", ["script", "module"])
+# test_supervisor.py forks a module.
+@pytest.mark.parametrize("how", ["script", pytest.param("module", marks=pytest.mark.slow)])
 def test_a_forked_rank_is_like_a_started_one(tmp_path: Path, how: str) -> None:
     path = tmp_path / "program_of_ranks.py"
     path.write_text(PROGRAM)

@@ -312,6 +312,7 @@ assert os.waitstatus_to_exitcode(ended[1]) == 7, ended
 AFTER
 print("parent", flush=True)
 """
+# "destroyed" forks without a group: test_forked_children_make_a_group_of_their_own has that state too.
 IN_USE = ("", "assert total() == 1000 * dist.get_world_size()\ndist.destroy_process_group()")
 
 
@@ -321,7 +322,9 @@ IN_USE = ("", "assert total() == 1000 * dist.get_world_size()\ndist.destroy_proc
         pytest.param("' + os.environ['RANK'] + '", *IN_USE, id="1+1"),
         pytest.param("' + str(int(os.environ['RANK']) // 2) + '", *IN_USE, id="2+1", marks=pytest.mark.slow),
         pytest.param("one", *IN_USE, id="one site", marks=pytest.mark.slow),
-        pytest.param("' + os.environ['RANK'] + '", "dist.destroy_process_group()", "", id="destroyed"),
+        pytest.param(
+            "' + os.environ['RANK'] + '", "dist.destroy_process_group()", "", id="destroyed", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_forked_child_that_returns_exits(tmp_path: Path, site: str, before: str, after: str) -> None:

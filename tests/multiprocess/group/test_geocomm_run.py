@@ -276,6 +276,7 @@ def test_init_method_meets_at_the_hub_of_rank_0_again_and_again(tmp_path: Path, 
         assert ranks.run(hub_ranks.meet_twice, f"geocomm://{hub}") == [[3.0, 3.0]] * 2
 
 
+@pytest.mark.slow  # test_first_hour.py has the report of a rank that fails by an exception
 def test_run_whose_rank_fails_ends_with_a_report_and_no_stack_of_torchrun(job: Job, tmp_path: Path) -> None:
     make_keys(tmp_path / "keys")
     (tmp_path / "fail.py").write_text("raise SystemExit(3)")

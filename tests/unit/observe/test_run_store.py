@@ -18,6 +18,7 @@ from geocomm.core.units import DAY_S
 from geocomm.observe.telemetry import run_store
 from geocomm.observe.telemetry.report import BadReportError, Report
 from geocomm.observe.telemetry.run_store import NoStoreError, RunStore
+from support.effort import effort
 from support.reports import keep
 
 VALUES = st.recursive(
@@ -112,6 +113,7 @@ def test_a_person_reads_the_file_with_the_sqlite3_command(tmp_path: Path) -> Non
         )
 
 
+@effort(30)
 @given(st.dictionaries(st.text(max_size=5), VALUES, max_size=5))
 def test_what_is_kept_is_what_was_said(said: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(RunStore(Path(folder), write=True)) as store:
