@@ -5,7 +5,7 @@ TORCH ?=
 JOBS ?= $(shell nproc)
 
 # Python tests at a time, since most of them wait most of the time; 0: one, without pytest-xdist.
-TEST_WORKERS ?= 6
+TEST_WORKERS ?= 8
 
 # Those on the emulated WAN wait too, but measure rates and times: with more of them at a time, packets are late.
 WAN_WORKERS ?= 2
@@ -76,27 +76,50 @@ demo: $(NATIVE) $(OPERATOR) ## quick: train a small DeepSeek model over two emul
 
 # Many of the C++ tests wait for each other's sockets and deadlines.
 CTEST_JOBS = $(shell expr 4 \* $(JOBS))
-# $(call cpp_tests,<folder>,<what is run>,<CMake options>,<prefix of commands>)
-define cpp_tests
+# $(call cpp_tests,<folder>,<what is run>,<CMake options>,<prefix of commands>); cpp_build, cpp_run: its two steps
+define cpp_build
 	@echo "test: building the C++ tests$(2)"
 	@cmake -S . -B $(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$$(command -v ninja) -DGEOCOMM_TESTS=ON $(3) >/dev/null
 	@$(4) $(PY) tools/build_progress.py test cmake --build $(1)
+endef
+define cpp_run
 	@echo "test: running the C++ tests$(2)"
 	@$(4) ctest --test-dir $(1) --output-on-failure -j $(CTEST_JOBS) --no-tests=error -Q -O $(1)/tests.log || { \
 	  tail -n 300 $(1)/tests.log; echo "test: C++ tests$(2) FAILED; all output: $(1)/tests.log" >&2; exit 1; }
 	@grep -E 'tests passed|[*]{3}' $(1)/tests.log
 endef
+define cpp_tests
+$(cpp_build)
+$(cpp_run)
+endef
 
-test: cpp-test python-test ## full: all tests but the slow ones
+# $(call beside,<target>,<prefix of its command>,<main target>): both at a time. What the first one says comes last.
+define beside
+	@log=$$(mktemp); setsid $(2) $(OWN_MAKE) -s $(1) >$$log 2>&1 & other=$$!; \
+	trap 'kill -TERM -$$other; rm -f $$log; exit 130' INT TERM HUP; \
+	$(OWN_MAKE) -s $(3); status=$$?; \
+	wait $$other || status=$$?; grep -v ' steps after ' $$log; rm -f $$log; exit $$status
+endef
+
+# Tests on the emulated WAN leave half of the cores free, and do not notice what runs at idle priority.
+test: $(NATIVE) $(OPERATOR) ## full: all tests but the slow ones
+	$(call beside,cpp-build,chrt --idle 0,wan-test)
+	$(call beside,cpp-run,,python-test)
 	@echo "make test: the C++ and the Python tests passed"
 
-cpp-test: $(NATIVE) ## full: the C++ tests
-	$(call cpp_tests,$$(readlink -f build/native),,)
+.PHONY: cpp-build cpp-run wan-test
+cpp-test: cpp-build cpp-run ## full: the C++ tests
+
+cpp-build: $(NATIVE)
+	$(call cpp_build,$$(readlink -f build/native),,)
+
+cpp-run:
+	$(call cpp_run,$$(readlink -f build/native),)
 
 # Several tests at a time share the cores: threads of OpenMP that spin for each other would take them from others.
-test-fast python-test matrix-tests: export OMP_NUM_THREADS ?= 1
+test-fast python-test wan-test matrix-tests: export OMP_NUM_THREADS ?= 1
 # Without a cache of bytecode each worker compiles all tests, and each process that one starts all of geocomm.
-test-fast python-test matrix-tests: export PYTHONDONTWRITEBYTECODE :=
+test-fast python-test wan-test matrix-tests: export PYTHONDONTWRITEBYTECODE :=
 
 test-fast: $(NATIVE) ## quick: the Python tests of units and properties
 	@$(PY) -m pytest -q -m "not slow" -n $(JOBS) --dist loadgroup tests/unit tests/property
@@ -114,10 +137,12 @@ define python_tests
 	  echo "test: failed once, and passed alone: $$failed"; }
 endef
 
-python-test: $(NATIVE) $(OPERATOR) ## full: the Python tests but the slow ones; TEST_WORKERS (6) at a time
+python-test: $(NATIVE) $(OPERATOR) ## full: the Python tests but the slow ones; TEST_WORKERS (8) at a time
 	@echo "test: running the Python tests (those marked slow: make ecosystem)"
 	$(call python_tests,$(TEST_WORKERS),loadgroup,--ignore tests/wan --ignore tests/gpu)
-	@echo "test: running those on the emulated WAN or a GPU"
+
+wan-test: $(NATIVE) ## full: the Python tests on the emulated WAN or a GPU; WAN_WORKERS (2) at a time
+	@echo "test: running the Python tests on the emulated WAN or a GPU"
 	$(call python_tests,$(WAN_WORKERS),loadfile,tests/wan tests/gpu)
 
 all-tests: test ecosystem sanitize fuzz cuda-compile ## full: test, ecosystem, sanitize, fuzz, cuda-compile
