@@ -62,7 +62,7 @@ def _train(backend: str | None, codec: str | None) -> tuple[list[float], str, in
     return losses, hash_of(*net.parameters()), graphs
 
 
-@pytest.mark.parametrize("codec", [None, "balanced"])
+@pytest.mark.parametrize("codec", [pytest.param(None, marks=pytest.mark.slow), "balanced"])
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled_ddp_step_learns_what_the_eager_one_does(ranks: Ranks, backend: str, codec: str | None) -> None:
     eager, compiled = ranks.run(_train, None, codec), ranks.run(_train, backend, codec)

@@ -12,7 +12,7 @@ LAYOUTS = {
     "1": ["a", "a"],
     "2+1": ["a", "b", "a"],
     "1+1+1": ["a", "b", "c"],
-    "1+2+1+1": ["a", "b", "b", "c", "d"],
+    "1+2+1+1": pytest.param(["a", "b", "b", "c", "d"], marks=pytest.mark.slow),
     "1+1+2+1+1": ["a", "b", "c", "d", "e", "c"],
 }
 # Codec and the error that it may make, relative to the largest input, with up to five sites (two roundings).

@@ -146,7 +146,7 @@ def test_restarts_with_other_sites_miss_no_token_and_read_none_twice(data: DataS
     assert everything - times.keys() <= set(last["frankfurt"])
 
 
-@pytest.mark.parametrize("wrapper", ["FSDP2", "ZeRO"])
+@pytest.mark.parametrize("wrapper", ["FSDP2", pytest.param("ZeRO", marks=pytest.mark.slow)])
 def test_wrappers_of_the_model_do_not_matter(data: DataSet, wrapper: str) -> None:
     if wrapper == "ZeRO":
         pytest.importorskip("deepspeed")

@@ -315,6 +315,7 @@ def test_run_with_keys_of_another_site_names_both(job: Job, tmp_path: Path) -> N
     assert "'a'" in text
 
 
+@pytest.mark.slow  # test_first_hour.py has one of these options, as a variable
 def test_run_with_another_way_to_meet_is_refused(job: Job, tmp_path: Path) -> None:
     make_keys(tmp_path / "keys")
     text = refused(
@@ -325,6 +326,7 @@ def test_run_with_another_way_to_meet_is_refused(job: Job, tmp_path: Path) -> No
     assert "--rdzv-backend, --master-port" in text
 
 
+@pytest.mark.slow  # test_launch_checks.py has the check
 def test_run_of_more_nodes_than_sites_without_a_node_rank_is_refused(job: Job, tmp_path: Path) -> None:
     make_keys(tmp_path / "keys")
     text = refused(

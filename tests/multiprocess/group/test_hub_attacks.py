@@ -150,7 +150,7 @@ def test_thousands_of_half_open_connections_cost_little_and_disturb_nobody(tmp_p
                 (await dial(place.address, keys["b"], PROBE))[0].close()
                 gc.collect()
                 assert resident_bytes() - before < 64 << 20
-                assert echoes > 10  # by turns: the hub accepts one, then its sessions carry something; 1 or 2 where they starve
+                assert echoes > 10  # the hub accepts one, then its sessions carry something; 1 or 2 where they starve
                 await until(lambda: sum(map(is_open, crowd)) <= doorway.MAX_STRANGERS, "the oldest are cut off")
                 for stranger in crowd:
                     stranger.close()

@@ -77,6 +77,7 @@ def test_train_that_imports_torch_ends_in_a_line(tmp_path: Path, number: signal.
     assert ended(process, number) == f"geocomm train: ended by {number.name}\n"
 
 
+@pytest.mark.slow  # test_waiting_ends.py has a program that waits for others
 def test_train_that_waits_for_another_rank_ends_in_a_line(tmp_path: Path) -> None:
     port = free_port()
     place = {"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -85,7 +86,7 @@ def test_train_that_waits_for_another_rank_ends_in_a_line(tmp_path: Path) -> Non
     assert ended(process, signal.SIGTERM).endswith("geocomm train: ended by SIGTERM\n")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGINT])
 def test_run_that_imports_torch_ends_in_a_line(tmp_path: Path, number: signal.Signals) -> None:
     make_keys(tmp_path / "keys")
     (tmp_path / "train.py").write_text("import torch\n")

@@ -32,7 +32,10 @@ def dials(hub: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+HANGUP = pytest.param(signal.SIGHUP, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, HANGUP], ids=lambda number: number.name)
 def test_program_that_waits_for_a_hub_leaves_nobody_behind(tmp_path: Path, number: signal.Signals) -> None:
     keys = make_keys(tmp_path / "keys")["b"].folder
     hub = f"127.0.0.1:{free_port()}"

@@ -99,6 +99,7 @@ def test_sites_read_what_their_labels_let_them_and_others_read_what_is_left(tmp_
     )
 
 
+@pytest.mark.slow  # test_fixed_sites.py has that for a program of a user, and the first test a run that goes on
 def test_run_that_goes_on_reads_what_it_would_have_read(tmp_path: Path) -> None:
     """Sites that do not change: the losses are those of a run without a break."""
     sites = ["site0", "site1", "site1"]

@@ -136,6 +136,7 @@ def test_checkpoint_is_refused_with_other_rounds(whole: Path, tmp_path: Path) ->
     assert "every was 4 when the state was saved, and is 5" in ended[0].err
 
 
+@pytest.mark.slow  # test_local_zero.py has the engines of such sites, and their checkpoints
 def test_sites_with_shards_of_16_bits_share_the_anchor_and_resume_with_equal_bits(tmp_path: Path) -> None:
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     settings = [*LOCAL, "training.zero_stage=3", "training.precision=bf16"]

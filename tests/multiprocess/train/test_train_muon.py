@@ -33,7 +33,10 @@ def _model(folder: Path) -> dict[str, Any]:
     return torch.load(path, weights_only=False)["module"]
 
 
-@pytest.mark.parametrize("mode", [LOCAL, GRADIENTS], ids=["local", "gradients"])
+# test_muon_sites.py has local steps with Muon.
+@pytest.mark.parametrize(
+    "mode", [pytest.param(LOCAL, id="local", marks=pytest.mark.slow), pytest.param(GRADIENTS, id="gradients")]
+)
 def test_run_with_muon_learns_and_has_the_same_bits_after_a_resume(tmp_path: Path, mode: tuple[str, ...]) -> None:
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     require_success(run_ranks(whole, [*COMMON, *mode]))

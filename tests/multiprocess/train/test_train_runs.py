@@ -186,7 +186,12 @@ def test_checkpoint_of_another_model_is_refused_and_left_alone(plain_run: Path, 
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("damage", ["rank-00001.pt cut", "rank-00000.pt flipped", "model_states.pt missing"])
+OTHER_DAMAGE = ("rank-00001.pt cut", "model_states.pt missing")
+
+
+@pytest.mark.parametrize(
+    "damage", ["rank-00000.pt flipped", *(pytest.param(damage, marks=pytest.mark.slow) for damage in OTHER_DAMAGE)]
+)
 def test_damaged_checkpoint_is_named_with_the_older_one(plain_run: Path, tmp_path: Path, damage: str) -> None:
     for step in (2, 4):
         copy_checkpoint(plain_run, tmp_path, step)
