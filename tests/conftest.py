@@ -6,6 +6,7 @@ fails that would be skipped for want of something that a machine for tests can h
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Generator
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+# Until the tests are collected: what is imported and made for that stays, and going through it takes half of the time.
+gc.disable()
 settings.register_profile("any-machine", deadline=None)
 settings.load_profile("any-machine")
 pytest.register_assert_rewrite("support")
@@ -83,6 +86,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if shared:
                 item.add_marker(pytest.mark.xdist_group("-".join([item.path.stem, *sorted(shared)])))
     items.sort(key=_place)
+
+
+def pytest_collection_finish() -> None:
+    """See gc.disable() above."""
+    gc.freeze()
+    gc.enable()
 
 
 def _place(item: pytest.Item) -> int:

@@ -6,6 +6,7 @@ import gc
 import importlib
 import os
 
+gc.disable()  # all of it stays
 for name in (
     "torch",
     "torch._dynamo",
@@ -23,4 +24,5 @@ for name in (
 ):
     importlib.import_module(name)
 gc.freeze()  # else each collection in a rank copies the pages of all that
+gc.enable()
 assert len(os.listdir("/proc/self/task")) == 1, "a fork would lose the threads that these imports have started"

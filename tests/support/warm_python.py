@@ -163,9 +163,11 @@ def _serve(control: socket.socket, listener: socket.socket, modules: Sequence[st
 
     `listener`: there a warm_command.py asks for one process, which is killed when that one ends before it.
     """
+    gc.disable()
     for name in modules:
         importlib.import_module(name)
     gc.freeze()  # what is imported outlives every collection: else each one copies its pages, above all the one at exit
+    gc.enable()
     until = time.monotonic() + 10  # what an import has started for a moment ends by itself
     while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < until:
         time.sleep(0.01)
