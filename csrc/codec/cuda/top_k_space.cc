@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "codec/cuda/space_cutter.h"
+#include "codec/quantizers/select/top_k_select.h"
 
 namespace geocomm::codec::cuda {
 namespace {

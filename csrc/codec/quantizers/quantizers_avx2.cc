@@ -4,7 +4,7 @@
 #include "codec/quantizers/dead_zone/dead_zone_simd.h"
 #include "codec/quantizers/loco/loco_simd.h"
 #include "codec/quantizers/lossless/lossless_simd.h"
-#include "codec/quantizers/top_k/select_simd.h"
+#include "codec/quantizers/select/select_simd.h"
 #include "codec/simd/vector_avx2.h"
 
 namespace geocomm::codec {

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "codec/quantizers/top_k/select_kernels.h"
+#include "codec/quantizers/select/select_kernels.h"
 #include "top_k_cases.h"
 
 namespace geocomm::codec {

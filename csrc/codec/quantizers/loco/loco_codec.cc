@@ -21,7 +21,7 @@
 #include "codec/quantizers/block/block_scale.h"
 #include "codec/quantizers/loco/loco_format.h"
 #include "codec/quantizers/loco/loco_kernels.h"
-#include "codec/quantizers/top_k/top_k_select.h"
+#include "codec/quantizers/select/top_k_select.h"
 
 namespace geocomm::codec {
 namespace {

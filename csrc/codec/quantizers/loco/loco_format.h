@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "codec/quantizers/top_k/top_k_format.h"
+#include "codec/quantizers/select/top_k_select.h"
 #include "codec/spec/codec_spec.h"
 
 namespace geocomm::codec {

@@ -10,7 +10,7 @@
 #include "codec/frames/thread_scratch.h"
 #include "codec/quantizers/top_k/top_k_format.h"
 #include "codec/quantizers/top_k/top_k_places.h"
-#include "codec/quantizers/top_k/top_k_select.h"
+#include "codec/quantizers/select/top_k_select.h"
 #include "codec/quantizers/top_k/top_k_values.h"
 
 namespace geocomm::codec {

@@ -46,17 +46,4 @@ constexpr std::size_t max_index_bytes(std::size_t count, std::size_t elements) {
   return std::max(gaps, bitmap_bytes(elements));
 }
 
-// Of how many elements `k` of every 4096 are: k of a whole chunk, rounded up.
-constexpr std::size_t share_of(std::size_t k, std::size_t elements) {
-  return (k * elements + kTopKChunk - 1) / kTopKChunk;
-}
-
-// Elements that a whole chunk gives.
-inline std::size_t chunk_limit(const CodecSpec& spec) {
-  return std::clamp<std::size_t>(spec.k, 1, kTopKChunk / 2);
-}
-inline std::size_t frame_limit(const CodecSpec& spec, std::size_t elements) {
-  return share_of(chunk_limit(spec), elements);
-}
-
 }  // namespace geocomm::codec

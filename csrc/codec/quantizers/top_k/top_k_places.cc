@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "codec/frames/thread_scratch.h"
-#include "codec/quantizers/top_k/select_kernels.h"
+#include "codec/quantizers/select/select_kernels.h"
 #include "core/cpu.h"
 
 namespace geocomm::codec {

@@ -1,7 +1,7 @@
 #include <bit>
 #include <cstring>
 
-#include "codec/quantizers/top_k/select_kernels.h"
+#include "codec/quantizers/select/select_kernels.h"
 
 namespace geocomm::codec {
 namespace {

@@ -1,12 +1,27 @@
 // Which elements of a frame TopK and Loco take.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
 #include "codec/frames/payload_codec.h"
+#include "codec/spec/codec_spec.h"
 
 namespace geocomm::codec {
+
+// Of how many elements `k` of every 4096 are: k of a whole chunk, rounded up.
+constexpr std::size_t share_of(std::size_t k, std::size_t elements) {
+  return (k * elements + kTopKChunk - 1) / kTopKChunk;
+}
+
+// Elements that a whole chunk gives.
+inline std::size_t chunk_limit(const CodecSpec& spec) {
+  return std::clamp<std::size_t>(spec.k, 1, kTopKChunk / 2);
+}
+inline std::size_t frame_limit(const CodecSpec& spec, std::size_t elements) {
+  return share_of(chunk_limit(spec), elements);
+}
 
 // In order of their places, in the calling thread's scratch memory (ScratchUse::Values and Places).
 struct Chosen {

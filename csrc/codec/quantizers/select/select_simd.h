@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "codec/quantizers/top_k/select_kernels.h"
+#include "codec/quantizers/select/select_kernels.h"
 #include "codec/simd/vector_elements.h"
 
 namespace geocomm::codec {

@@ -1,4 +1,4 @@
-#include "codec/quantizers/top_k/top_k_select.h"
+#include "codec/quantizers/select/top_k_select.h"
 
 #include <algorithm>
 #include <array>
@@ -6,8 +6,7 @@
 
 #include "codec/frames/elements.h"
 #include "codec/frames/thread_scratch.h"
-#include "codec/quantizers/top_k/select_kernels.h"
-#include "codec/quantizers/top_k/top_k_format.h"
+#include "codec/quantizers/select/select_kernels.h"
 #include "core/cpu.h"
 
 namespace geocomm::codec {
