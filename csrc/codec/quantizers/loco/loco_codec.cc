@@ -16,11 +16,10 @@
 #include "codec/frames/payload_codec.h"
 #include "codec/frames/streaming.h"
 #include "codec/frames/thread_scratch.h"
-#include "codec/quantizers/block/block_kernels.h"
 #include "codec/quantizers/block/block_layout.h"
-#include "codec/quantizers/block/block_scale.h"
 #include "codec/quantizers/loco/loco_format.h"
 #include "codec/quantizers/loco/loco_kernels.h"
+#include "codec/quantizers/loco/loco_levels.h"
 #include "codec/quantizers/select/top_k_select.h"
 
 namespace geocomm::codec {
@@ -34,34 +33,6 @@ std::size_t bound_of(const CodecSpec& spec, core::DType, std::size_t elements) {
 
 std::size_t usual_bound_of(const CodecSpec& spec, core::DType, std::size_t elements) {
   return loco_layout(spec, elements).bytes();
-}
-
-std::uint16_t level_of(float sum, std::size_t members, float up) {
-  if (members == 0) return 0;
-  return core::float_to_bfloat16_saturated(sum / static_cast<float>(members) * up);
-}
-
-// Writes codes, and returns the levels; of a raw chunk zeros. `lost`: nullptr, or room for what is lost.
-LocoLevels encode_values(const float* values, std::size_t count, float* lost, std::byte* codes) {
-  const auto* bytes = reinterpret_cast<const std::byte*>(values);
-  const BlockKernels& blocks = block_kernels_for(count);
-  const std::int32_t peak =
-      blocks.load[compressible_index(core::DType::Float32)][static_cast<std::size_t>(Residual::None)](
-          bytes, nullptr, 1.0f, count, nullptr);
-  if (peak >= static_cast<std::int32_t>(core::kFloatInfBits)) {
-    std::memset(codes, 0, loco_code_bytes(count));
-    if (lost != nullptr) std::fill_n(lost, count, 0.0f);
-    return {kRawScale, 0};
-  }
-  const MomentRange range = moment_range(peak);
-  const LocoKernels& kernels = loco_kernels_for(count);
-  const LocoRule rule{range.down, blocks.sum_magnitudes(bytes, count, range.down),
-                      blocks.sum_squares(bytes, count, range.down)};
-  const LocoParts parts = kernels.quantize(values, count, rule, codes);
-  const LocoLevels levels{level_of(parts.low, count - parts.high_count, range.up),
-                          level_of(parts.high, parts.high_count, range.up)};
-  if (lost != nullptr) kernels.subtract(values, codes, count, levels, lost);
-  return levels;
 }
 
 std::size_t encode_frame(const FrameInput& input, std::byte* dst) {
@@ -80,7 +51,7 @@ std::size_t encode_frame(const FrameInput& input, std::byte* dst) {
     const LocoPlaces shape = layout.places(chunk);
     loco_kernels_for(count).pack_places(chosen.places + first, shape,
                                         static_cast<std::uint32_t>(chunk * kTopKChunk), places);
-    const LocoLevels levels = encode_values(values, count, lost, places + shape.bytes());
+    const LocoLevels levels = encode_levels(LevelBound::Energy, values, count, lost, places + shape.bytes());
     std::memcpy(record, &levels, sizeof(levels));
     if (levels.low == kRawScale) {
       std::memcpy(dst + end, values, count * sizeof(float));

@@ -15,8 +15,8 @@ inline constexpr std::size_t kLocoStep = 64;
 // Which of the two magnitudes a value gets: the high one where t * sum >= squares, with t = |value| * down.
 struct LocoRule {
   float down = 1;
-  float sum = 0;      // of all t
-  float squares = 0;  // of all t * t
+  float sum = 0;      // LevelBound::Energy: of all t; Mean: 1
+  float squares = 0;  // of all t * t; the mean of all t
 };
 
 // Sums of t, in the order of partial_sums.h, and members.

@@ -1,6 +1,4 @@
-// Values::Bit2 of TopK: of each value its sign and which of two magnitudes. What TopK keeps has no values
-// near zero, and its magnitudes crowd above the smallest one: two levels of their own per block lose 0.5 % of
-// its energy on Gaussian data, where the four levels that suit the whole distribution would lose 20 %.
+// Values::Bit2 of TopK: of each value its sign and which of its block's two magnitudes (loco_levels.h).
 // docs/spec/codecs.md has the layout and the arithmetic.
 #pragma once
 
