@@ -72,4 +72,11 @@ Status decode_plane(Entropy stage, std::span<const std::byte> coded, std::span<s
   return Status::ok();
 }
 
+Status take_plane(Entropy stage, std::span<const std::byte>& coded, std::span<std::byte> dst) {
+  GEOCOMM_ASSIGN_OR_RETURN(const std::size_t bytes, coded_plane_bytes(stage, coded, dst.size()));
+  GEOCOMM_RETURN_IF_ERROR(decode_plane(stage, coded.first(bytes), dst));
+  coded = coded.subspan(bytes);
+  return Status::ok();
+}
+
 }  // namespace geocomm::codec

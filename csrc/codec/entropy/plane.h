@@ -36,4 +36,7 @@ core::Result<std::size_t> coded_plane_bytes(Entropy stage, std::span<const std::
 // to dst.size() bytes; `dst` is then unspecified.
 core::Status decode_plane(Entropy stage, std::span<const std::byte> coded, std::span<std::byte> dst);
 
+// Both: takes a plane off the front of `coded`, to all of `dst`.
+core::Status take_plane(Entropy stage, std::span<const std::byte>& coded, std::span<std::byte> dst);
+
 }  // namespace geocomm::codec

@@ -19,14 +19,6 @@ using core::Status;
 // Magnitudes up to here are told by bits alone.
 constexpr unsigned kLastStep = 3;
 
-// Takes a plane off the front of `coded`.
-Status take_plane(Entropy stage, std::span<const std::byte>& coded, std::span<std::byte> plane) {
-  GEOCOMM_ASSIGN_OR_RETURN(const std::size_t bytes, coded_plane_bytes(stage, coded, plane.size()));
-  GEOCOMM_RETURN_IF_ERROR(decode_plane(stage, coded.first(bytes), plane));
-  coded = coded.subspan(bytes);
-  return Status::ok();
-}
-
 Status take_bits(Entropy stage, std::span<const std::byte>& coded, std::span<std::byte> bits,
                  std::size_t count) {
   GEOCOMM_RETURN_IF_ERROR(take_plane(stage, coded, bits));
@@ -59,10 +51,8 @@ std::size_t encode_bit_planes(Entropy stage, std::span<std::byte> codes, std::by
   return static_cast<std::size_t>(end - dst);
 }
 
-core::Result<std::size_t> decode_bit_planes(Entropy stage, std::span<const std::byte> coded,
-                                            std::span<std::byte> codes) {
+Status take_bit_planes(Entropy stage, std::span<const std::byte>& coded, std::span<std::byte> codes) {
   const DeadZoneKernels& kernels = core::at_cpu_level<DeadZoneKernels>();
-  auto rest = coded;
   // The planes of bits, and behind each the codes that it tells of.
   const std::size_t plane_room = (bitmap_bytes(codes.size()) + kDeadZoneUnit) / kDeadZoneUnit * kDeadZoneUnit;
   const auto planes = thread_scratch(ScratchUse::Codes, (1 + kLastStep) * plane_room);
@@ -71,14 +61,14 @@ core::Result<std::size_t> decode_bit_planes(Entropy stage, std::span<const std::
   for (unsigned step = 0; step <= kLastStep; ++step) {
     bits[step] = planes.data() + step * plane_room;
     const std::span plane{bits[step], bitmap_bytes(counts[step])};
-    GEOCOMM_RETURN_IF_ERROR(take_bits(stage, rest, plane, counts[step]));
+    GEOCOMM_RETURN_IF_ERROR(take_bits(stage, coded, plane, counts[step]));
     if (step > 0) counts[step + 1] = count_bits(plane);
     std::memset(plane.data() + plane.size(), 0, kDeadZoneUnit / 8);  // the kernels take whole units
   }
   auto magnitudes = thread_scratch(ScratchUse::Indices, codes.size());
   auto other = thread_scratch(ScratchUse::Places, codes.size());
   const auto large = magnitudes.first(counts.back());
-  GEOCOMM_RETURN_IF_ERROR(take_plane(stage, rest, large));
+  GEOCOMM_RETURN_IF_ERROR(take_plane(stage, coded, large));
   bool is_beyond = false;
   for (const std::byte magnitude : large)
     is_beyond |= magnitude <= std::byte{kLastStep} || magnitude > std::byte{127};
@@ -88,7 +78,7 @@ core::Result<std::size_t> decode_bit_planes(Entropy stage, std::span<const std::
     std::swap(magnitudes, other);
   }
   kernels.join(magnitudes.data(), bits[0], bits[1], codes.size(), codes.data());
-  return static_cast<std::size_t>(rest.data() - coded.data());
+  return Status::ok();
 }
 
 }  // namespace geocomm::codec

@@ -17,9 +17,8 @@ std::size_t bit_planes_bound(Entropy stage, std::size_t codes);
 // overwritten, and 64 bytes behind them as well.
 std::size_t encode_bit_planes(Entropy stage, std::span<std::byte> codes, std::byte* dst);
 
-// Writes to all of `codes`, and up to 64 bytes behind them, what `coded` begins with; returns how many of its
-// bytes that took. CorruptData: it is not there.
-core::Result<std::size_t> decode_bit_planes(Entropy stage, std::span<const std::byte> coded,
-                                            std::span<std::byte> codes);
+// Takes them off the front of `coded`, to all of `codes` and up to 64 bytes behind. CorruptData: they are not
+// there.
+core::Status take_bit_planes(Entropy stage, std::span<const std::byte>& coded, std::span<std::byte> codes);
 
 }  // namespace geocomm::codec

@@ -102,13 +102,10 @@ std::size_t encode_codes(const CodecSpec& spec, std::span<std::byte> codes, std:
                                        : encode_plane(spec.entropy, codes, dst);
 }
 
-// How many bytes of `coded` they took.
-core::Result<std::size_t> decode_codes(const CodecSpec& spec, std::span<const std::byte> coded,
-                                       std::span<std::byte> codes) {
-  if (spec.id == CodecId::BitPlanes) return decode_bit_planes(spec.entropy, coded, codes);
-  GEOCOMM_ASSIGN_OR_RETURN(const std::size_t bytes, coded_plane_bytes(spec.entropy, coded, codes.size()));
-  GEOCOMM_RETURN_IF_ERROR(decode_plane(spec.entropy, coded.first(bytes), codes));
-  return bytes;
+// Off the front of `coded`.
+Status take_codes(const CodecSpec& spec, std::span<const std::byte>& coded, std::span<std::byte> codes) {
+  return spec.id == CodecId::BitPlanes ? take_bit_planes(spec.entropy, coded, codes)
+                                       : take_plane(spec.entropy, coded, codes);
 }
 
 std::size_t usual_bound_of(const CodecSpec& spec, core::DType dtype, std::size_t elements) {
@@ -230,13 +227,10 @@ void decode_blocks(const BlockLayout& layout, const FrameView& frame, const std:
 Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
   if (frame.elements == 0) return Status::ok();
   const BlockLayout layout = layout_of(frame.spec, frame.dtype, frame.elements);
-  const Entropy stage = frame.spec.entropy;
 
   auto rest = frame.payload.subspan(layout.scale_bytes());
   const auto bitmap = thread_scratch(ScratchUse::Bitmap, bitmap_bytes(frame.elements));
-  GEOCOMM_ASSIGN_OR_RETURN(const std::size_t coded_bitmap, coded_plane_bytes(stage, rest, bitmap.size()));
-  GEOCOMM_RETURN_IF_ERROR(decode_plane(stage, rest.first(coded_bitmap), bitmap));
-  rest = rest.subspan(coded_bitmap);
+  GEOCOMM_RETURN_IF_ERROR(take_plane(frame.spec.entropy, rest, bitmap));
   if (has_bits_beyond(bitmap, frame.elements)) {
     return corrupt_frame("the bitmap has bits beyond ", frame.elements, " elements");
   }
@@ -244,13 +238,12 @@ Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
   GEOCOMM_ASSIGN_OR_RETURN(const std::size_t raw_elements, check_blocks(layout, frame, bitmap));
 
   const auto codes = thread_scratch(ScratchUse::Values, frame.elements).first(count_bits(bitmap));
-  GEOCOMM_ASSIGN_OR_RETURN(const std::size_t coded_codes, decode_codes(frame.spec, rest, codes));
-  const auto raw = rest.subspan(coded_codes);
-  if (raw.size() != layout.raw_bytes(raw_elements)) {
-    return corrupt_frame(raw.size(), " bytes after the planes, the raw blocks take ",
+  GEOCOMM_RETURN_IF_ERROR(take_codes(frame.spec, rest, codes));
+  if (rest.size() != layout.raw_bytes(raw_elements)) {
+    return corrupt_frame(rest.size(), " bytes after the planes, the raw blocks take ",
                          layout.raw_bytes(raw_elements));
   }
-  decode_blocks(layout, frame, bitmap.data(), codes.data(), raw.data(), sink, dst);
+  decode_blocks(layout, frame, bitmap.data(), codes.data(), rest.data(), sink, dst);
   return Status::ok();
 }
 

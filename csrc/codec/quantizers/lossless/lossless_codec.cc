@@ -110,27 +110,6 @@ bool is_possible_size(const CodecSpec&, DType dtype, std::size_t elements, std::
   return bytes > 1 && bytes < elements * core::size_of(dtype);
 }
 
-// Takes the planes of a payload, one after the other.
-class PlaneReader {
- public:
-  PlaneReader(Entropy stage, std::span<const std::byte> coded) : stage_(stage), rest_(coded) {}
-
-  // The next plane, of `bytes` bytes; zeros follow it, since kernels take the bits of whole units.
-  core::Result<std::span<const std::byte>> read(ScratchUse use, std::size_t bytes) {
-    const auto plane = thread_scratch(use, bytes);
-    GEOCOMM_ASSIGN_OR_RETURN(const std::size_t coded, coded_plane_bytes(stage_, rest_, bytes));
-    GEOCOMM_RETURN_IF_ERROR(decode_plane(stage_, rest_.first(coded), plane));
-    std::memset(plane.data() + bytes, 0, kLosslessUnit / 8);
-    rest_ = rest_.subspan(coded);
-    return std::span<const std::byte>(plane);
-  }
-  std::size_t left() const { return rest_.size(); }
-
- private:
-  Entropy stage_;
-  std::span<const std::byte> rest_;
-};
-
 // The planes of a frame, decoded.
 struct Planes {
   std::span<const std::byte> high;
@@ -145,26 +124,33 @@ core::Result<Planes> read_planes(const FrameView& frame) {
   if (lower > static_cast<std::uint8_t>(most)) {
     return corrupt_frame("lower halves of kind ", int{lower}, " in ", core::to_string(frame.dtype));
   }
-  PlaneReader reader(frame.spec.entropy, frame.payload.subspan(1));
+  auto rest = frame.payload.subspan(1);
+  // Zeros follow a plane, since kernels take the bits of whole units.
+  const auto read = [&](ScratchUse use, std::size_t bytes) -> core::Result<std::span<const std::byte>> {
+    const auto plane = thread_scratch(use, bytes);
+    GEOCOMM_RETURN_IF_ERROR(take_plane(frame.spec.entropy, rest, plane));
+    std::memset(plane.data() + bytes, 0, kLosslessUnit / 8);
+    return std::span<const std::byte>(plane);
+  };
   Planes planes;
-  GEOCOMM_ASSIGN_OR_RETURN(planes.high, reader.read(ScratchUse::Codes, elements));
-  GEOCOMM_ASSIGN_OR_RETURN(planes.low, reader.read(ScratchUse::Values, elements));
+  GEOCOMM_ASSIGN_OR_RETURN(planes.high, read(ScratchUse::Codes, elements));
+  GEOCOMM_ASSIGN_OR_RETURN(planes.low, read(ScratchUse::Values, elements));
   if (static_cast<Lower>(lower) != Lower::None) {
     std::size_t carried = elements;
     if (static_cast<Lower>(lower) == Lower::NotZero) {
-      GEOCOMM_ASSIGN_OR_RETURN(const auto bitmap, reader.read(ScratchUse::Bitmap, bitmap_bytes(elements)));
+      GEOCOMM_ASSIGN_OR_RETURN(const auto bitmap, read(ScratchUse::Bitmap, bitmap_bytes(elements)));
       if (has_bits_beyond(bitmap, elements)) {
         return corrupt_frame("the bitmap has bits beyond ", elements, " elements");
       }
       carried = count_bits(bitmap);
       planes.lower.bitmap = bitmap.data();
     }
-    GEOCOMM_ASSIGN_OR_RETURN(const auto high, reader.read(ScratchUse::Places, carried));
-    GEOCOMM_ASSIGN_OR_RETURN(const auto low, reader.read(ScratchUse::Indices, carried));
+    GEOCOMM_ASSIGN_OR_RETURN(const auto high, read(ScratchUse::Places, carried));
+    GEOCOMM_ASSIGN_OR_RETURN(const auto low, read(ScratchUse::Indices, carried));
     planes.lower.high = high.data();
     planes.lower.low = low.data();
   }
-  if (reader.left() != 0) return corrupt_frame(reader.left(), " bytes after the last plane");
+  if (!rest.empty()) return corrupt_frame(rest.size(), " bytes after the last plane");
   return planes;
 }
 

@@ -8,9 +8,9 @@
 #include "codec/frames/elements.h"
 #include "codec/frames/payload_codec.h"
 #include "codec/frames/thread_scratch.h"
+#include "codec/quantizers/select/top_k_select.h"
 #include "codec/quantizers/top_k/top_k_format.h"
 #include "codec/quantizers/top_k/top_k_places.h"
-#include "codec/quantizers/select/top_k_select.h"
 #include "codec/quantizers/top_k/top_k_values.h"
 
 namespace geocomm::codec {
@@ -75,13 +75,11 @@ Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
   GEOCOMM_RETURN_IF_ERROR(check_head(head, frame.elements));
   const auto mode = static_cast<IndexMode>(head.index_mode);
   auto rest = frame.payload.subspan(sizeof(head));
-  GEOCOMM_ASSIGN_OR_RETURN(const std::size_t coded, coded_plane_bytes(stage, rest, head.index_bytes));
   const auto index = thread_scratch(ScratchUse::Indices, head.index_bytes);
-  GEOCOMM_RETURN_IF_ERROR(decode_plane(stage, rest.first(coded), index));
+  GEOCOMM_RETURN_IF_ERROR(take_plane(stage, rest, index));
   if (!is_valid_index(mode, index, head.count, frame.elements)) {
     return corrupt_frame("topk: places outside of the frame, or other than ", head.count);
   }
-  rest = rest.subspan(coded);
   auto* values =
       reinterpret_cast<float*>(thread_scratch(ScratchUse::Values, head.count * sizeof(float)).data());
   GEOCOMM_RETURN_IF_ERROR(decode_values(static_cast<Values>(head.values), stage, rest, head.count, values));

@@ -25,19 +25,6 @@ bool are_valid_gaps(std::span<const std::byte> gaps, std::size_t count, std::siz
   return gaps.size() - long_ones == count && gaps.back() != kLongGapByte && sum + count <= elements;
 }
 
-bool is_valid_bitmap(std::span<const std::byte> bitmap, std::size_t count, std::size_t elements) {
-  std::size_t bits = 0;
-  std::size_t at = 0;
-  for (; at + 8 <= bitmap.size(); at += 8) {
-    bits += static_cast<std::size_t>(std::popcount(load_unaligned<std::uint64_t>(bitmap.data() + at)));
-  }
-  for (; at < bitmap.size(); ++at) {
-    bits += static_cast<std::size_t>(std::popcount(static_cast<std::uint8_t>(bitmap[at])));
-  }
-  const bool is_padded = elements % 8 == 0 || static_cast<unsigned>(bitmap.back()) >> (elements % 8) == 0;
-  return bits == count && is_padded;
-}
-
 template <Sink kSink>
 void scatter_gaps(std::span<const std::byte> gaps, const float* values, std::byte* dst) {
   std::size_t place = 0;
@@ -84,8 +71,8 @@ bool is_possible_index(const TopKHead& head, std::size_t elements) {
 
 bool is_valid_index(IndexMode mode, std::span<const std::byte> index, std::size_t count,
                     std::size_t elements) {
-  return mode == IndexMode::Bitmap && count > 0 ? is_valid_bitmap(index, count, elements)
-                                                : are_valid_gaps(index, count, elements);
+  if (mode == IndexMode::Gaps || count == 0) return are_valid_gaps(index, count, elements);
+  return count_bits(index) == count && !has_bits_beyond(index, elements);
 }
 
 void scatter(IndexMode mode, std::span<const std::byte> index, const float* values, Sink sink,
