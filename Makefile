@@ -141,7 +141,7 @@ python-test: $(NATIVE) $(OPERATOR) ## full: the Python tests but the slow ones; 
 	@echo "test: running the Python tests (those marked slow: make ecosystem)"
 	$(call python_tests,$(TEST_WORKERS),loadgroup,--ignore tests/wan --ignore tests/gpu)
 
-wan-test: $(NATIVE) ## full: the Python tests on the emulated WAN or a GPU; WAN_WORKERS (2) at a time
+wan-test: $(NATIVE) $(OPERATOR) ## full: the Python tests on the emulated WAN or a GPU; WAN_WORKERS (2) at a time
 	@echo "test: running the Python tests on the emulated WAN or a GPU"
 	$(call python_tests,$(WAN_WORKERS),loadfile,tests/wan tests/gpu)
 

@@ -99,6 +99,7 @@ def assert_two_sites_reduce(python: Path, folder: Path) -> None:
         assert Path(module).is_relative_to(python.parents[1])
 
 
+@pytest.mark.slow  # .github/workflows/ci.yml does it for every torch and Python
 @pytest.mark.timeout(900)
 def test_wheel_in_a_clean_environment_reduces_between_sites(wheel: Path, tmp_path: Path) -> None:
     assert_two_sites_reduce(install(wheel, tmp_path / "venv"), tmp_path / "elsewhere")

@@ -281,15 +281,15 @@ def test_site_that_lacks_without_end_takes_no_memory() -> None:
 
 def test_what_is_said_of_all_ranks_fits_a_line_and_who_would_be_too_much_is_refused() -> None:
     led = Led()
-    owners = tuple(Owner(id=f"{number:032x}", host="h" * 200, port=65535) for number in range(8))
-    names = [f"site{number:03}" for number in range(300)]
+    owners = tuple(Owner(id=f"{number:032x}", host="h" * 200, port=65535) for number in range(16))
+    names = [f"site{number:03}" for number in range(150)]
     for number, name in enumerate(names):
         led.hello(name, store=f"{number:032x}", fetch=f"{'f' * 200}:65535")
         led.say(name, RanksUp(owners=owners, model=MODEL, digests=DIGESTS))
         led.say(name, ReadySaid())
     led.due(names[0])
     opened = led.messages(Open, names[0])[-1]
-    assert 200 < len(opened.peers) < 300
+    assert 100 < len(opened.peers) < 150
     assert len(said(opened)) < MAX_LINE_BYTES
     assert "one message" in led.messages(Refused, names[-1])[-1].why
 
