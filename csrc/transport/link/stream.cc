@@ -20,7 +20,7 @@ namespace {
 constexpr std::size_t kReadBudgetBytes = 1024 * 1024;
 // A stream that still has this much of its last segments to write pulls no others.
 constexpr std::size_t kPullBelowBytes = 64 * 1024;
-// Turns of this size are worth the way to another thread and back: to encrypt takes three times as long.
+// To decrypt so much takes three times as long as the way to another thread and back.
 constexpr std::size_t kMuchBytes = 32 * 1024;
 
 Status lost(const std::string& what) {
@@ -70,10 +70,17 @@ void Stream::violation(const Status& why) {
 
 void Stream::on_ready(std::uint32_t events) {
   if (is_aside()) return;  // an error or an end, which the calls that are under way find too
-  if (goes_aside(events)) return begin_aside();
-  if ((events & EPOLLIN) != 0) read();
-  if (is_open() && (events & EPOLLOUT) != 0) write();
-  if (!is_open() || (events & (EPOLLERR | EPOLLHUP)) == 0) return;
+  const bool writable = (events & EPOLLOUT) != 0;
+  if ((events & EPOLLIN) != 0) {
+    if (reads_much_) {
+      // What one direction lacks costs a call that says so.
+      if (writable) pull_packets(false);
+      return begin_aside(writable ? next_writing() : Writing());
+    }
+    read();
+  }
+  if (is_open() && writable) write();
+  if (!is_open() || is_aside() || (events & (EPOLLERR | EPOLLHUP)) == 0) return;
   if (const int error = connect_error(fd()); error != 0) {
     lose(lost(core::str("stream ", index(), " broke"), errno_status(error)));
   } else {
@@ -90,7 +97,8 @@ void Stream::read_parts() {
   // What is more than this the next turn reads aside.
   const std::size_t budget = aside_ ? kMuchBytes : kReadBudgetBytes;
   std::size_t bytes = 0;
-  for (bool more = true; more && bytes < budget;) {
+  bool more = true;
+  while (more && bytes < budget) {
     const Reading reading = next_reading();
     const bool claims = copy_.incoming.dest != nullptr;
     if (claims && !copy_.reception->claim()) continue;  // it is to be thrown away now
@@ -99,7 +107,7 @@ void Stream::read_parts() {
     if (received.is_ok()) bytes += received->bytes;
     more = settle(reading, received);
   }
-  reads_much_ = bytes >= kMuchBytes;
+  reads_much_ = aside_ && (more || (receiving_ && bytes >= kMuchBytes));
 }
 
 Stream::Reading Stream::next_reading() {
@@ -220,8 +228,6 @@ void Stream::wake() {
   // Another stream may have nothing left to send, while this one's last bytes still wait.
   if (not_sent_bytes(fd()) >= kNotSentLowatBytes / 2) {
     watch_output(true);
-  } else if (goes_aside(EPOLLOUT)) {
-    begin_aside();
   } else {
     write();
   }
@@ -243,6 +249,7 @@ void Stream::pull_packets(bool time_left) {
 void Stream::write(bool time_left) {
   pull_packets(time_left);
   const Writing writing = next_writing();
+  if (aside_ && writing.bytes > kMostSmallBytes) return begin_aside(writing);
   settle(writing, writing.bytes == 0 ? std::size_t{0} : connection_->write(writing.span()));
 }
 
@@ -268,7 +275,6 @@ void Stream::settle(const Writing& writing, const Result<std::size_t>& written) 
   if (!written.is_ok()) {
     return lose(lost(core::str("writing stream ", index(), " failed"), written.status()));
   }
-  writes_much_ = *written >= kMuchBytes;
   if (*written > 0) owner_.count_bytes(0, *written);
   advance(*written);
   if (!is_open()) return;
@@ -292,20 +298,16 @@ void Stream::watch_output(bool on) {
   if (!is_aside()) watch();
 }
 
+// Of a stream that is aside, epoll reports an error or an end, and that once.
 void Stream::watch() {
-  loop_.modify(handler_, is_aside() ? 0U : EPOLLIN | (watches_output_ ? std::uint32_t{EPOLLOUT} : 0U));
+  const std::uint32_t events = EPOLLIN | (watches_output_ ? std::uint32_t{EPOLLOUT} : 0U);
+  loop_.modify(handler_, is_aside() ? std::uint32_t{EPOLLONESHOT} : events);
 }
 
 // ---- turns whose calls another thread makes ----
 
-bool Stream::goes_aside(std::uint32_t events) const {
-  return aside_ && (((events & EPOLLIN) != 0 && reads_much_) || ((events & EPOLLOUT) != 0 && writes_much_));
-}
-
-// Both directions, whichever asked: what one of them lacks costs a call that says so.
-void Stream::begin_aside() {
-  pull_packets(false);
-  aside_->writing = next_writing();
+void Stream::begin_aside(const Writing& writing) {
+  aside_->writing = writing;
   aside_->reading = next_reading();
   aside_->offload.begin([this] { make_calls_aside(); }, [this] { end_aside(); });
   watch();
@@ -328,9 +330,10 @@ void Stream::end_aside() {
   settle(aside_->writing, aside_->written);
   if (!is_open()) return;
   const Result<Connection::Received>& received = aside_->received;
-  reads_much_ = received.is_ok() && received->bytes >= kMuchBytes;
-  if (!received.is_ok() || received->ended || received->bytes > 0) (void)settle(aside_->reading, received);
+  const bool moved = !received.is_ok() || received->ended || received->bytes > 0;
+  const bool more = moved && settle(aside_->reading, received);
   if (!is_open()) return;
+  reads_much_ = more || (receiving_ && received->bytes >= kMuchBytes);
   watch();
   if (connection_->has_more()) loop_.again(handler_, EPOLLIN);
 }

@@ -144,8 +144,7 @@ class Stream : public IoHandler {
   void watch();
 
   bool is_aside() const { return aside_ && aside_->offload.is_under_way(); }
-  bool goes_aside(std::uint32_t events) const;
-  void begin_aside();
+  void begin_aside(const Writing& writing);
   void make_calls_aside();
   void end_aside();
 
@@ -160,7 +159,7 @@ class Stream : public IoHandler {
   // its destination.
   std::array<std::byte, 4096> staged_;
   std::size_t staged_bytes_ = 0;
-  bool reads_much_ = false;  // the last turn did
+  bool reads_much_ = false;  // the last turn did, and more comes: the next one goes aside
   bool receiving_ = false;   // inside a payload
   SegmentCopy copy_;
   std::size_t payload_left_ = 0;
@@ -169,7 +168,6 @@ class Stream : public IoHandler {
   std::size_t out_bytes_ = 0;    // in out_
   std::size_t out_written_ = 0;  // of the first packet
   std::vector<OutSegment> pulled_;
-  bool writes_much_ = false;  // the last turn did
 
   const std::unique_ptr<Aside> aside_;  // null: the IO thread makes all calls
 };
