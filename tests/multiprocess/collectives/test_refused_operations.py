@@ -33,9 +33,9 @@ def test_receive_from_any_source_across_sites_is_refused(ranks: Ranks) -> None:
 
 
 def test_monitored_barrier_is_refused_by_older_torch(ranks: Ranks) -> None:
-    """From 2.15 on torch takes every backend for CPU tensors, and gets a barrier."""
+    """From 2.14 on torch takes every backend for CPU tensors, and gets a barrier."""
     for outcome in ranks.outcomes(_monitor):
-        if torch.__version__ < "2.15":
+        if torch.__version__ < "2.14":
             assert "GLOO" in outcome.require("ValueError").message
         else:
             assert outcome.failure is None
