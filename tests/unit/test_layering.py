@@ -30,10 +30,10 @@ MAY_INCLUDE = {
 ROOMS = {
     "core": (("",),),
     "codec": (
-        ("spec", "entropy/huffman"),
+        ("spec", "simd"),
+        ("entropy/huffman",),
         ("entropy",),
         ("frames",),
-        ("simd",),
         ("quantizers/cast",),
         ("quantizers/block",),
         ("quantizers/dead_zone", "quantizers/lossless", "quantizers/select"),

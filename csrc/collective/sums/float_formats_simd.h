@@ -4,7 +4,7 @@
 
 #include <cstddef>
 
-#include "codec/simd/vector_elements.h"
+#include "codec/frames/vector_elements.h"
 #include "core/dtype.h"
 
 namespace geocomm::collective {

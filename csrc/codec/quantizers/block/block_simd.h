@@ -7,10 +7,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "codec/frames/vector_elements.h"
 #include "codec/quantizers/block/block_kernels.h"
 #include "codec/simd/partial_sums.h"
 #include "codec/simd/prefetch.h"
-#include "codec/simd/vector_elements.h"
 
 namespace geocomm::codec {
 namespace {

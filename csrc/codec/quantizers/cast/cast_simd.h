@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "codec/frames/vector_elements.h"
 #include "codec/quantizers/cast/cast_kernels.h"
-#include "codec/simd/vector_elements.h"
 #include "codec/simd/vector_words.h"
 
 namespace geocomm::codec {

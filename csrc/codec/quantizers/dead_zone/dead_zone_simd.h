@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "codec/frames/vector_elements.h"
 #include "codec/quantizers/dead_zone/dead_zone_kernels.h"
 #include "codec/simd/prefetch.h"
-#include "codec/simd/vector_elements.h"
 
 namespace geocomm::codec {
 namespace {

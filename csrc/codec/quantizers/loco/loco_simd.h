@@ -7,9 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "codec/frames/vector_elements.h"
 #include "codec/quantizers/loco/loco_kernels.h"
 #include "codec/simd/partial_sums.h"
-#include "codec/simd/vector_elements.h"
 
 namespace geocomm::codec {
 namespace {

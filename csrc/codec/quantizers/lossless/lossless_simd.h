@@ -6,8 +6,8 @@
 
 #include <cstddef>
 
+#include "codec/frames/vector_elements.h"
 #include "codec/quantizers/lossless/lossless_kernels.h"
-#include "codec/simd/vector_elements.h"
 #include "codec/simd/vector_words.h"
 
 namespace geocomm::codec {

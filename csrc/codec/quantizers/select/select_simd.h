@@ -7,8 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "codec/frames/vector_elements.h"
 #include "codec/quantizers/select/select_kernels.h"
-#include "codec/simd/vector_elements.h"
 
 namespace geocomm::codec {
 namespace {
