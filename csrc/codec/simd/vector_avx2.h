@@ -54,10 +54,14 @@ struct Avx2 {
   static Ints shift_right_signed(Ints a) {
     return _mm256_srai_epi32(a, kBits);
   }
+  // By other bits in each lane; 32 or more leave 0.
+  static Ints shift_left_by(Ints a, Ints bits) { return _mm256_sllv_epi32(a, bits); }
+  static Ints shift_right_by(Ints a, Ints bits) { return _mm256_srlv_epi32(a, bits); }
   static Mask greater(Ints a, Ints b) { return _mm256_cmpgt_epi32(a, b); }
   static Mask greater_equal(Floats a, Floats b) { return bits(_mm256_cmp_ps(a, b, _CMP_GE_OQ)); }
   static Mask is_nan(Floats a) { return bits(_mm256_cmp_ps(a, a, _CMP_UNORD_Q)); }
   static Ints select(Mask mask, Ints yes, Ints no) { return _mm256_blendv_epi8(no, yes, mask); }
+  static Ints subtract_where(Mask mask, Ints a, Ints b) { return subtract(a, mask & b); }
   static Ints where(Mask mask, Ints a) { return mask & a; }  // 0 elsewhere
   static bool any(Mask mask) { return _mm256_testz_si256(mask, mask) == 0; }
   // One bit per lane, the first in the lowest.

@@ -81,10 +81,14 @@ struct Avx512 {
   static Ints shift_right_signed(Ints a) {
     return _mm512_srai_epi32(a, kBits);
   }
+  // By other bits in each lane; 32 or more leave 0.
+  static Ints shift_left_by(Ints a, Ints bits) { return _mm512_sllv_epi32(a, bits); }
+  static Ints shift_right_by(Ints a, Ints bits) { return _mm512_srlv_epi32(a, bits); }
   static Mask greater(Ints a, Ints b) { return _mm512_cmpgt_epi32_mask(a, b); }
   static Mask greater_equal(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
   static Mask is_nan(Floats a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q); }
   static Ints select(Mask mask, Ints yes, Ints no) { return _mm512_mask_mov_epi32(no, mask, yes); }
+  static Ints subtract_where(Mask mask, Ints a, Ints b) { return _mm512_mask_sub_epi32(a, mask, a, b); }
   static Ints where(Mask mask, Ints a) { return _mm512_maskz_mov_epi32(mask, a); }  // 0 elsewhere
   static bool any(Mask mask) { return mask != 0; }
   // One bit per lane, the first in the lowest.
