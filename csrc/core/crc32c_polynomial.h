@@ -6,17 +6,19 @@
 
 #include <cstdint>
 
+#include "core/host_device.h"
+
 namespace geocomm::core {
 
 inline constexpr std::uint32_t kCrc32cPolynomial = 0x82F63B78;  // without its x^32
 
 // a * x
-constexpr std::uint32_t crc32c_times_x(std::uint32_t a) {
+GEOCOMM_HOST_DEVICE constexpr std::uint32_t crc32c_times_x(std::uint32_t a) {
   return (a >> 1) ^ ((a & 1) != 0 ? kCrc32cPolynomial : 0);
 }
 
 // a * b
-constexpr std::uint32_t crc32c_multiply(std::uint32_t a, std::uint32_t b) {
+GEOCOMM_HOST_DEVICE constexpr std::uint32_t crc32c_multiply(std::uint32_t a, std::uint32_t b) {
   std::uint32_t product = 0;
   for (std::uint32_t bit = std::uint32_t{1} << 31; bit != 0; bit >>= 1, b = crc32c_times_x(b)) {
     if ((a & bit) != 0) product ^= b;

@@ -89,8 +89,8 @@ __global__ void __launch_bounds__(kPlaneThreads) split(DeadZoneSpace space) {
     std::uint8_t* bits = sections.content(frame, plane);
     std::uint8_t* signs = plane == kTwos ? sections.content(frame, kSigns) : nullptr;
     if (threadIdx.x == 0) {
-      if (signs != nullptr) sections.section(frame, kSigns) = {signs, bytes_of_bits(count), 0, 0, 0};
-      sections.section(frame, plane) = {bits, bytes_of_bits(count), 0, 0, 0};
+      if (signs != nullptr) sections.name(frame, kSigns, bytes_of_bits(count));
+      sections.name(frame, plane, bytes_of_bits(count));
     }
     count = peel(codes, count, static_cast<int>(plane - kTwos) + 1, signs, bits);
   }
@@ -168,8 +168,8 @@ core::Status split_codes(const ElementEncode& args, const DeadZoneSpace& space, 
 
 core::Status find_codes(const DecodeRun& run, const DeadZoneSpace& space) {
   const Decode& args = run.args;
-  const Grid frames{(std::uint64_t{args.plan.frames} + kWarp - 1) / kWarp, kWarp};
-  GEOCOMM_RETURN_IF_ERROR(launch(name_first, frames, run.stream, args, space));
+  GEOCOMM_RETURN_IF_ERROR(
+      launch(name_first, one_thread_each(args.plan.frames, kWarp), run.stream, args, space));
   std::uint32_t first = kSigns;
   for (std::uint32_t plane = kTwos; plane <= kFours; ++plane) {
     GEOCOMM_RETURN_IF_ERROR(walk_sections(run, space.sections, first, plane + 1));

@@ -42,11 +42,10 @@ __global__ void __launch_bounds__(kBlockThreads) check_sizes(Decode args) {
 
 template <typename Coder>
 core::Status check(const Decode& args, Stream stream) {
-  const std::uint64_t scales = (args.plan.blocks() + kBlockThreads - 1) / kBlockThreads;
+  const std::uint64_t scales = one_thread_each(args.plan.blocks(), kBlockThreads).blocks;
   GEOCOMM_RETURN_IF_ERROR(
       launch(check_scales<Coder>, Grid{persistent_blocks(scales, 8), kBlockThreads}, stream, args));
-  const Grid grid{(args.plan.frames + kBlockThreads - 1) / kBlockThreads, kBlockThreads};
-  return launch(check_sizes, grid, stream, args);
+  return launch(check_sizes, one_thread_each(args.plan.frames, kBlockThreads), stream, args);
 }
 
 }  // namespace

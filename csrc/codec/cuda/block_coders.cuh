@@ -162,12 +162,8 @@ struct MomentScale {
   static constexpr bool kNeedsSum = true;
   static constexpr bool kHasRounding = false;
 
-  static __device__ __forceinline__ std::uint32_t exponent_of(std::uint32_t peak) {
-    const std::uint32_t exponent = peak >> 23;
-    return exponent < 1 ? 1 : exponent > 253 ? 253 : exponent;
-  }
   static __device__ __forceinline__ void add(const Quad& values, std::uint32_t peak, Quad& sums) {
-    const float down = __uint_as_float((254 - exponent_of(peak)) << 23);
+    const float down = peak_range(peak).down;
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
       const float scaled = __fmul_rn(values.v[c], down);
@@ -177,9 +173,8 @@ struct MomentScale {
     }
   }
   static __device__ __forceinline__ Scale scale_of_sum(float sum, std::uint32_t peak, unsigned length) {
-    const float up = __uint_as_float(exponent_of(peak) << 23);
     const float mean = __fdiv_rn(sum, static_cast<float>(length));
-    const float moment = __fmul_rn(kSquares ? __fsqrt_rn(mean) : mean, up);
+    const float moment = __fmul_rn(kSquares ? __fsqrt_rn(mean) : mean, peak_range(peak).up);
     return clamped_scale<kCodecId>(float_to_bfloat16_bits(moment));
   }
 };

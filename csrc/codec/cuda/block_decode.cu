@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kBlockThreads) decode(Decode args) {
 
 template <typename Coder>
 core::Status launch_decode(const Decode& args, Stream stream) {
-  const Grid grid{(warps_of(args.plan) + kBlockWarps - 1) / kBlockWarps, kBlockThreads};
+  const Grid grid = grid_of_warps(warps_of(args.plan));
   return with_sink(args.sink, [&]<Sink kSink>() {
     return args.plan.block <= 2 * kRow ? launch(decode<Coder, kSink, true>, grid, stream, args)
                                        : launch(decode<Coder, kSink, false>, grid, stream, args);

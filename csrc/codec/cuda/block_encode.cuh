@@ -84,13 +84,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksAtOnce) encode_blocks(Bl
   };
 
   std::uint32_t peak = 0;
-  for_rows([&](unsigned, const Quad& values) {
-#pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      const std::uint32_t magnitude = __float_as_uint(values.v[c]) & kMagnitude;
-      peak = magnitude > peak ? magnitude : peak;
-    }
-  });
+  for_rows([&](unsigned, const Quad& values) { peak = peak_with(peak, values); });
   peak = reduce_lanes(peak, place.lanes, [](std::uint32_t a, std::uint32_t b) { return a > b ? a : b; });
   const bool is_raw = peak >= kInfBits;
 
@@ -162,19 +156,13 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksAtOnce) encode_blocks(Bl
   }
 }
 
-template <typename Coder, core::DType kType, bool kFeedback>
-core::Status launch_encode_blocks(const BlockEncode& args, Stream stream) {
-  const Grid grid{(warps_of(args.plan) + kBlockWarps - 1) / kBlockWarps, kBlockThreads};
-  return args.plan.block <= 2 * kRow
-             ? launch(encode_blocks<Coder, kType, kFeedback, true>, grid, stream, args)
-             : launch(encode_blocks<Coder, kType, kFeedback, false>, grid, stream, args);
-}
-
 template <typename Coder>
 core::Status launch_encode_blocks(const BlockEncode& args, core::DType dtype, Stream stream) {
-  return with_compressible(dtype, [&]<core::DType kType>() {
-    return args.residual.data != nullptr ? launch_encode_blocks<Coder, kType, true>(args, stream)
-                                         : launch_encode_blocks<Coder, kType, false>(args, stream);
+  const Grid grid = grid_of_warps(warps_of(args.plan));
+  return with_values(dtype, args.residual, [&]<core::DType kType, bool kFeedback>() {
+    return args.plan.block <= 2 * kRow
+               ? launch(encode_blocks<Coder, kType, kFeedback, true>, grid, stream, args)
+               : launch(encode_blocks<Coder, kType, kFeedback, false>, grid, stream, args);
   });
 }
 

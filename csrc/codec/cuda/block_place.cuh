@@ -30,10 +30,7 @@ struct BlockPlace {
 
   __device__ __forceinline__ unsigned offset(unsigned row) const { return row * kRow + 4 * u; }
   // How many of the row's four elements there are.
-  __device__ __forceinline__ unsigned count(unsigned row) const {
-    const unsigned at = offset(row);
-    return at >= length ? 0 : length - at < 4 ? length - at : 4;
-  }
+  __device__ __forceinline__ unsigned count(unsigned row) const { return four_from(offset(row), length); }
 };
 
 // `warp`: of the whole grid. False for all lanes: there is nothing to do.
@@ -57,10 +54,13 @@ __device__ __forceinline__ bool find_block(const PayloadPlan& plan, std::uint64_
   return true;
 }
 
-// Grid of a kernel that takes a warp per block.
+// Of a kernel that takes a warp per block.
 inline std::uint64_t warps_of(const PayloadPlan& plan) {
   const std::uint64_t per_warp = plan.block < kRow ? 2 : 1;
   return (plan.blocks() + per_warp - 1) / per_warp;
+}
+inline Grid grid_of_warps(std::uint64_t warps) {
+  return one_thread_each(warps * kWarp, kBlockThreads);
 }
 
 template <typename T, typename Combine>
@@ -84,11 +84,13 @@ __device__ __forceinline__ float fold(const Quad& sums, unsigned lanes) {
   return __fadd_rn(__fadd_rn(s[0], s[2]), __fadd_rn(s[1], s[3]));
 }
 
-// How many of a frame's blocks before `index` are raw; for a whole warp, with one index.
-__device__ __forceinline__ unsigned raw_blocks_before(const std::uint8_t* scales, unsigned index) {
+// How many of a frame's blocks before `index` are raw; for a whole warp, with one index. `stride`: bytes from
+// one scale to the next.
+__device__ __forceinline__ unsigned raw_blocks_before(const std::uint8_t* scales, unsigned index,
+                                                      std::uint64_t stride = 2) {
   unsigned count = 0;
   for (unsigned i = threadIdx.x % kWarp; i < index; i += kWarp)
-    count += load_u16(scales + 2 * i) == kRawScale;
+    count += load_u16(scales + i * stride) == kRawScale;
   return __reduce_add_sync(kFullMask, count);
 }
 

@@ -8,15 +8,6 @@ namespace geocomm::codec::cuda {
 namespace {
 
 template <core::DType kType, bool kFeedback>
-__device__ void write_raw_block(const BlockEncode& args, const BlockPlace& place, std::uint8_t* to) {
-  for (unsigned row = 0; row < place.rows; ++row) {
-    const unsigned offset = place.offset(row);
-    write_plain<kType, kFeedback>(args.src, args.residual, place.first + offset, place.count(row),
-                                  to + std::uint64_t{offset} * kElementBytes<kType>);
-  }
-}
-
-template <core::DType kType, bool kFeedback>
 __global__ void __launch_bounds__(kBlockThreads) write_raw(BlockEncode args) {
   if (args.workspace.state->irregular == 0) return;
   const std::uint64_t warps = std::uint64_t{gridDim.x} * kBlockWarps;
@@ -42,11 +33,9 @@ __global__ void __launch_bounds__(kBlockThreads) write_raw(BlockEncode args) {
 }  // namespace
 
 core::Status write_raw_blocks(core::DType dtype, const BlockEncode& args, Stream stream) {
-  const std::uint64_t work = (warps_of(args.plan) + kBlockWarps - 1) / kBlockWarps;
-  const Grid grid{persistent_blocks(work, 8), kBlockThreads};
-  return with_compressible(dtype, [&]<core::DType kType>() {
-    return args.residual.data != nullptr ? launch(write_raw<kType, true>, grid, stream, args)
-                                         : launch(write_raw<kType, false>, grid, stream, args);
+  const Grid grid{persistent_blocks(grid_of_warps(warps_of(args.plan)).blocks, 8), kBlockThreads};
+  return with_values(dtype, args.residual, [&]<core::DType kType, bool kFeedback>() {
+    return launch(write_raw<kType, kFeedback>, grid, stream, args);
   });
 }
 

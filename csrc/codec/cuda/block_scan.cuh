@@ -31,6 +31,22 @@ __device__ __forceinline__ T combine_before(T value, T& total, Combine combine) 
   return lane == 0 ? before : combine(before, lanes_before);
 }
 
+// Of all threads, in whatever order, from T{} on.
+template <unsigned kThreads, typename T, typename Combine>
+__device__ __forceinline__ T combine_all(T value, Combine combine) {
+  __shared__ T of_warps[kThreads / kWarp];
+#pragma unroll
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+    value = combine(value, __shfl_xor_sync(kFullMask, value, distance));
+  }
+  __syncthreads();
+  if (threadIdx.x % kWarp == 0) of_warps[threadIdx.x / kWarp] = value;
+  __syncthreads();
+  T all{};
+  for (unsigned warp = 0; warp < kThreads / kWarp; ++warp) all = combine(all, of_warps[warp]);
+  return all;
+}
+
 template <unsigned kThreads, typename T>
 __device__ __forceinline__ T sum_before(T value, T& total) {
   return combine_before<kThreads>(value, total, [](T a, T b) { return static_cast<T>(a + b); });

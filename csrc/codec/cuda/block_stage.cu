@@ -55,17 +55,14 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) space.planes[blockIdx.x].to = to + scale_bytes;
 }
 
-Grid thread_per_frame(const PayloadPlan& plan) {
-  return {(std::uint64_t{plan.frames} + kThreads - 1) / kThreads, kThreads};
-}
-
 }  // namespace
 
 core::Status encode_stage(const PayloadPlan& plan, const Workspace& workspace, const HuffmanSpace& space,
                           Stream stream) {
-  GEOCOMM_RETURN_IF_ERROR(launch(name_planes, thread_per_frame(plan), stream, plan, workspace, space));
+  const Grid frames = one_thread_each(plan.frames, kThreads);
+  GEOCOMM_RETURN_IF_ERROR(launch(name_planes, frames, stream, plan, workspace, space));
   GEOCOMM_RETURN_IF_ERROR(encode_huffman_blocks(space, stream));
-  return launch(note_sizes, thread_per_frame(plan), stream, plan, workspace, space);
+  return launch(note_sizes, frames, stream, plan, workspace, space);
 }
 
 core::Status write_staged_frames(std::uint8_t* dst, const PayloadPlan& plan, const Workspace& workspace,
@@ -76,7 +73,7 @@ core::Status write_staged_frames(std::uint8_t* dst, const PayloadPlan& plan, con
 }
 
 core::Status decode_stage(const Decode& args, const HuffmanSpace& space, Stream stream) {
-  const Grid grid = thread_per_frame(args.plan);
+  const Grid grid = one_thread_each(args.plan.frames, kThreads);
   GEOCOMM_RETURN_IF_ERROR(launch(find_planes, grid, stream, args, space));
   GEOCOMM_RETURN_IF_ERROR(read_huffman_heads(space, args.verdict, stream));
   GEOCOMM_RETURN_IF_ERROR(launch(note_sizes, grid, stream, args.plan, args.workspace, space));

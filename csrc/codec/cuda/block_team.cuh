@@ -41,8 +41,7 @@ __device__ __forceinline__ TeamPlace find_team(const PayloadPlan& plan) {
 }
 
 inline Grid grid_of_teams(const PayloadPlan& plan) {
-  const std::uint64_t warps = warps_of(plan) * warps_of_team(plan.block);
-  return {(warps + kBlockWarps - 1) / kBlockWarps, kBlockThreads};
+  return grid_of_warps(warps_of(plan) * warps_of_team(plan.block));
 }
 
 }  // namespace geocomm::codec::cuda

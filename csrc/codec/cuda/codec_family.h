@@ -30,8 +30,9 @@ struct DecodeRun {
 };
 
 struct CodecFamily {
-  // Of the dtypes that codecs compress.
-  bool (*is_supported)(const CodecSpec& spec);
+  // Which codecs it has kernels for: those without a stage, those with Huffman's.
+  bool takes_no_stage;
+  bool takes_huffman;
   // Bytes of Workspace::room, in either direction.
   std::size_t (*room_bytes)(const CodecSpec& spec, core::DType dtype, const PayloadPlan& plan);
   // The records are cleared. Writes the payloads of all frames, and their places, sizes and codecs into the

@@ -114,7 +114,9 @@ const CodecFamily& family_of(const CodecSpec& spec) {
 
 bool is_supported(const CodecSpec& spec, DType dtype) {
   if (spec.id != CodecId::None && !core::is_compressible(dtype)) return false;
-  return family_of(spec).is_supported(spec);
+  const CodecFamily& family = family_of(spec);
+  return (spec.entropy == Entropy::None && family.takes_no_stage) ||
+         (spec.entropy == Entropy::Huffman && family.takes_huffman);
 }
 
 std::size_t encoded_bound(const CodecSpec& spec, DType dtype, std::uint64_t elements, Framing framing) {

@@ -18,8 +18,8 @@ struct Step {
   float inverse;
 };
 __device__ __forceinline__ Step step_of(float sum, std::uint32_t peak, unsigned length, float factor) {
-  const float up = __uint_as_float(Moment::exponent_of(peak) << 23);
-  const float rms = __fmul_rn(__fsqrt_rn(__fdiv_rn(sum, static_cast<float>(length))), up);
+  const float mean = __fdiv_rn(sum, static_cast<float>(length));
+  const float rms = __fmul_rn(__fsqrt_rn(mean), peak_range(peak).up);
   std::uint32_t bits = float_to_bfloat16_bits(__fmul_rn(rms, factor));
   bits = bits < kMinScaleBits ? kMinScaleBits : bits > kMaxStep ? kMaxStep : bits;
   Step step{{bits, bfloat16_bits_to_float(bits)}, 0.0f};
@@ -70,11 +70,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     if (row >= place.rows) continue;
     held[row] = load_values<kType, kFeedback>(args.src, args.residual, block.first + place.offset(row),
                                               place.count(row));
-#pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      const std::uint32_t magnitude = __float_as_uint(held[row].v[c]) & kMagnitude;
-      peak = magnitude > peak ? magnitude : peak;
-    }
+    peak = peak_with(peak, held[row]);
   }
   peak = reduce_lanes(peak, block.lanes, [](std::uint32_t a, std::uint32_t b) { return a > b ? a : b; });
   if (is_shared) {
@@ -159,10 +155,8 @@ __global__ void __launch_bounds__(kBlockThreads)
 
 core::Status quantize_dead_zone(core::DType dtype, float step, const ElementEncode& args,
                                 const DeadZoneSpace& space, Stream stream) {
-  const Grid grid = grid_of_teams(args.plan);
-  return with_compressible(dtype, [&]<core::DType kType>() {
-    return args.residual.data != nullptr ? launch(quantize<kType, true>, grid, stream, args, space, step)
-                                         : launch(quantize<kType, false>, grid, stream, args, space, step);
+  return with_values(dtype, args.residual, [&]<core::DType kType, bool kFeedback>() {
+    return launch(quantize<kType, kFeedback>, grid_of_teams(args.plan), stream, args, space, step);
   });
 }
 

@@ -59,8 +59,8 @@ __global__ void __launch_bounds__(kThreads) name_sections(PayloadPlan plan, Dead
   scan_runs(plan, space, frame, sections.content(frame, kSteps));
   if (threadIdx.x != 0) return;
   const FrameExtent extent = plan.extent(frame);
-  sections.section(frame, kSteps) = {sections.content(frame, kSteps), extent.codes_at, 0, 0, 0};
-  sections.section(frame, kBitmap) = {sections.content(frame, kBitmap), bitmap_bytes_of(extent), 0, 0, 0};
+  sections.name(frame, kSteps, extent.codes_at);
+  sections.name(frame, kBitmap, bitmap_bytes_of(extent));
   for (std::uint32_t s = kSigns; s <= kFours; ++s) sections.section(frame, s) = {};
   sections.section(frame, kCodes).content = sections.content(frame, kCodes);
   sections.section(frame, kRawElements).content = nullptr;
@@ -90,11 +90,7 @@ __global__ void __launch_bounds__(kBlockThreads) write_raw(ElementEncode args, D
     const std::uint64_t raw_at = space.run(args.plan, place.frame, place.index).raw_at;
     std::uint8_t* to = args.dst + args.workspace.records[place.frame].offset + sizeof(FrameHeader) +
                        space.sections.section(place.frame, kRawElements).at + raw_at * kElementBytes<kType>;
-    for (unsigned row = 0; row < place.rows; ++row) {
-      const unsigned offset = place.offset(row);
-      write_plain<kType, kFeedback>(args.src, args.residual, place.first + offset, place.count(row),
-                                    to + std::uint64_t{offset} * kElementBytes<kType>);
-    }
+    write_raw_block<kType, kFeedback>(args, place, to);
   }
 }
 
@@ -144,33 +140,27 @@ __global__ void __launch_bounds__(kThreads) find_runs(Decode args, DeadZoneSpace
   scan_runs(args.plan, space, blockIdx.x, space.sections.section(blockIdx.x, kSteps).content);
 }
 
-Grid warp_per_block(const PayloadPlan& plan) {
-  return {(warps_of(plan) + kBlockWarps - 1) / kBlockWarps, kBlockThreads};
-}
-
 }  // namespace
 
 core::Status gather_dead_zone_codes(const ElementEncode& args, const DeadZoneSpace& space, Stream stream) {
   GEOCOMM_RETURN_IF_ERROR(launch(name_sections, Grid{args.plan.frames, kThreads}, stream, args.plan, space));
-  return launch(gather, warp_per_block(args.plan), stream, args, space);
+  return launch(gather, grid_of_warps(warps_of(args.plan)), stream, args, space);
 }
 
 core::Status write_dead_zone_raw(core::DType dtype, const ElementEncode& args, const DeadZoneSpace& space,
                                  Stream stream) {
-  const Grid grid{persistent_blocks(warp_per_block(args.plan).blocks, 8), kBlockThreads};
-  return with_compressible(dtype, [&]<core::DType kType>() {
-    return args.residual.data != nullptr ? launch(write_raw<kType, true>, grid, stream, args, space)
-                                         : launch(write_raw<kType, false>, grid, stream, args, space);
+  const Grid grid{persistent_blocks(grid_of_warps(warps_of(args.plan)).blocks, 8), kBlockThreads};
+  return with_values(dtype, args.residual, [&]<core::DType kType, bool kFeedback>() {
+    return launch(write_raw<kType, kFeedback>, grid, stream, args, space);
   });
 }
 
 core::Status name_dead_zone_blocks(const Decode& args, const DeadZoneSpace& space, Stream stream) {
-  const Grid grid{(std::uint64_t{args.plan.frames} + kThreads - 1) / kThreads, kThreads};
-  return launch(name_blocks, grid, stream, args.plan, space);
+  return launch(name_blocks, one_thread_each(args.plan.frames, kThreads), stream, args.plan, space);
 }
 
 core::Status check_dead_zone_blocks(const Decode& args, const DeadZoneSpace& space, Stream stream) {
-  GEOCOMM_RETURN_IF_ERROR(launch(check, warp_per_block(args.plan), stream, args, space));
+  GEOCOMM_RETURN_IF_ERROR(launch(check, grid_of_warps(warps_of(args.plan)), stream, args, space));
   return launch(find_runs, Grid{args.plan.frames, kThreads}, stream, args, space);
 }
 

@@ -80,6 +80,33 @@ struct Quad {
   float v[4];
 };
 
+// How many of the four from `at` on come before `end`.
+__device__ __forceinline__ unsigned four_from(std::uint32_t at, std::uint32_t end) {
+  return at >= end ? 0 : end - at < 4 ? end - at : 4;
+}
+
+// The largest of these magnitudes and `peak`, as a bit pattern.
+__device__ __forceinline__ std::uint32_t peak_with(std::uint32_t peak, const Quad& values) {
+#pragma unroll
+  for (int c = 0; c < 4; ++c) {
+    const std::uint32_t magnitude = __float_as_uint(values.v[c]) & kMagnitude;
+    peak = magnitude > peak ? magnitude : peak;
+  }
+  return peak;
+}
+
+// As moment_range() of block_scale.h: powers of two between which values are summed, so that nothing
+// overflows.
+struct PeakRange {
+  float down;
+  float up;
+};
+__device__ __forceinline__ PeakRange peak_range(std::uint32_t peak) {
+  const std::uint32_t bits = peak >> 23;
+  const std::uint32_t exponent = bits < 1 ? 1 : bits > 253 ? 253 : bits;
+  return {__uint_as_float((254 - exponent) << 23), __uint_as_float(exponent << 23)};
+}
+
 __device__ __forceinline__ bool is_aligned(const void* address, unsigned bytes) {
   return (reinterpret_cast<std::uintptr_t>(address) & (bytes - 1)) == 0;
 }
@@ -190,6 +217,25 @@ __device__ __forceinline__ void store_residual(const ResidualView& residual, std
   } else {
     store_quad<core::DType::Float32>(residual.at(element), kept, count, vector);
   }
+}
+
+// The same of one element.
+__device__ __forceinline__ void store_residual(const ResidualView& residual, std::uint64_t element,
+                                               float kept) {
+  if (residual.is_bfloat16) {
+    *reinterpret_cast<std::uint16_t*>(residual.at(element)) = narrow_saturated<core::DType::BFloat16>(kept);
+  } else {
+    *reinterpret_cast<float*>(residual.at(element)) = kept;
+  }
+}
+
+// Calls `run.template operator()<kType, kFeedback>()` for the elements at hand.
+template <typename Run>
+core::Status with_values(core::DType dtype, const ResidualView& residual, Run&& run) {
+  return with_compressible(dtype, [&]<core::DType kType>() {
+    return residual.data != nullptr ? run.template operator()<kType, true>()
+                                    : run.template operator()<kType, false>();
+  });
 }
 
 struct RandomWords {

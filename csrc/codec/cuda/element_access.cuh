@@ -33,13 +33,16 @@ __device__ __forceinline__ Quad load_received(const std::uint8_t* from, unsigned
   return quad;
 }
 
+template <Sink kSink>
+inline constexpr core::DType kTypeOf = kSink == Sink::Float16    ? core::DType::Float16
+                                       : kSink == Sink::BFloat16 ? core::DType::BFloat16
+                                                                 : core::DType::Float32;
+
 // Stores, or adds, four decoded values; `element` counts from the beginning of `dst`.
 template <Sink kSink>
 __device__ __forceinline__ void put_quad(std::uint8_t* dst, std::uint64_t element, const Quad& values,
                                          unsigned count) {
-  constexpr core::DType kType = kSink == Sink::Float16    ? core::DType::Float16
-                                : kSink == Sink::BFloat16 ? core::DType::BFloat16
-                                                          : core::DType::Float32;
+  constexpr core::DType kType = kTypeOf<kSink>;
   std::uint8_t* to = dst + element * kElementBytes<kType>;
   const bool vector = is_aligned(to, 4 * kElementBytes<kType>);
   if constexpr (kSink == Sink::AddToFloat32) {
@@ -55,11 +58,8 @@ __device__ __forceinline__ void put_quad(std::uint8_t* dst, std::uint64_t elemen
 // Stores, or adds, one.
 template <Sink kSink>
 __device__ __forceinline__ void put_value(std::uint8_t* dst, std::uint64_t element, float value) {
-  constexpr core::DType kType = kSink == Sink::Float16    ? core::DType::Float16
-                                : kSink == Sink::BFloat16 ? core::DType::BFloat16
-                                                          : core::DType::Float32;
-  if constexpr (kType != core::DType::Float32) {
-    reinterpret_cast<std::uint16_t*>(dst)[element] = narrow_saturated<kType>(value);
+  if constexpr (kTypeOf<kSink> != core::DType::Float32) {
+    reinterpret_cast<std::uint16_t*>(dst)[element] = narrow_saturated<kTypeOf<kSink>>(value);
   } else {
     float& to = reinterpret_cast<float*>(dst)[element];
     to = kSink == Sink::AddToFloat32 ? __fadd_rn(to, value) : value;

@@ -1,49 +1,42 @@
 // Frames of None, Fp16 and Bf16 to elements; and elements that are only copied, into frames and out of them.
 #include "codec/cuda/element_access.cuh"
+#include "codec/cuda/element_tile.cuh"
 #include "codec/cuda/kernels.h"
 
 namespace geocomm::codec::cuda {
 namespace {
 
-constexpr unsigned kThreads = 256;
-constexpr unsigned kRounds = 4;  // of a thread: quads of elements, or units of bytes
+// Of a copy.
 constexpr unsigned kUnit = 16;
-constexpr unsigned kTile = kThreads * kRounds * 4;
-constexpr std::uint64_t kTileBytes = std::uint64_t{kThreads} * kRounds * kUnit;
-static_assert(kPayloadFrameBytes / 4 % kTile == 0 && kPayloadFrameBytes % kTileBytes == 0);
+constexpr std::uint64_t kTileBytes = std::uint64_t{kElementThreads} * kElementRounds * kUnit;
+static_assert(kPayloadFrameBytes % kTileBytes == 0);
 
 // `format`: of the frames that are not of None; Float32: these are not this kernel's.
 template <Sink kSink>
-__global__ void __launch_bounds__(kThreads) decode(Decode args, core::DType format) {
+__global__ void __launch_bounds__(kElementThreads) decode(Decode args, core::DType format) {
   if (*args.verdict != 0) return;
-  const std::uint64_t tile = std::uint64_t{blockIdx.x} * kTile;
-  const std::uint32_t frame = args.plan.frame_of_element(tile);
-  const auto begin = static_cast<std::uint32_t>(tile - frame * args.plan.frame_elements);
-  const std::uint32_t elements = args.plan.extent(frame).elements;
-  const FrameRecord& record = args.workspace.records[frame];
+  const ElementTile tile = find_tile(args.plan);
+  const FrameRecord& record = args.workspace.records[tile.frame];
   if (record.is_plain == 0 && format == core::DType::Float32) return;
   const std::uint8_t* payload = args.payload + record.offset + sizeof(FrameHeader);
-  const std::uint64_t first = frame * args.plan.frame_elements;
-  for (unsigned q = 0; q < kRounds; ++q) {
-    const std::uint32_t at = begin + q * (kTile / kRounds) + 4 * threadIdx.x;
-    if (at >= elements) return;
-    const unsigned count = elements - at < 4 ? elements - at : 4;
+  for (unsigned round = 0; round < kElementRounds; ++round) {
+    const std::uint64_t at = tile.at(round);
+    const unsigned count = tile.count(round);
+    if (count == 0) return;
     if (record.is_plain != 0) {
-      put_plain<kSink>(args.dtype, payload + std::uint64_t{at} * args.plan.element_bytes, args.dst,
-                       first + at, count);
-    } else if (format == core::DType::Float16) {
-      put_quad<kSink>(args.dst, first + at,
-                      load_received<core::DType::Float16>(payload + std::uint64_t{at} * 2, count), count);
+      put_plain<kSink>(args.dtype, payload + at * args.plan.element_bytes, args.dst, tile.first + at, count);
     } else {
-      put_quad<kSink>(args.dst, first + at,
-                      load_received<core::DType::BFloat16>(payload + std::uint64_t{at} * 2, count), count);
+      const Quad values = format == core::DType::Float16
+                              ? load_received<core::DType::Float16>(payload + at * 2, count)
+                              : load_received<core::DType::BFloat16>(payload + at * 2, count);
+      put_quad<kSink>(args.dst, tile.first + at, values, count);
     }
   }
 }
 
 // Frames of None: bytes from where they are to where they belong.
 template <bool kIntoFrames>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kElementThreads)
     copy(const std::uint8_t* from, std::uint8_t* to, PayloadPlan plan, const std::uint64_t* verdict) {
   if (verdict != nullptr && *verdict != 0) return;
   // Several frames are those of a payload: a power of two.
@@ -57,8 +50,8 @@ __global__ void __launch_bounds__(kThreads)
   from += kIntoFrames ? plain : framed;
   to += kIntoFrames ? framed : plain;
 #pragma unroll
-  for (unsigned r = 0; r < kRounds; ++r) {
-    const std::uint64_t at = begin + (r * kThreads + threadIdx.x) * std::uint64_t{kUnit};
+  for (unsigned round = 0; round < kElementRounds; ++round) {
+    const std::uint64_t at = begin + (round * kElementThreads + threadIdx.x) * std::uint64_t{kUnit};
     if (at >= end) return;
     if (end - at >= kUnit && is_aligned(from, kUnit) && is_aligned(to, kUnit)) {
       *reinterpret_cast<uint4*>(to + at) = *reinterpret_cast<const uint4*>(from + at);
@@ -69,13 +62,13 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 core::Status launch_decode(core::DType format, const Decode& args, Stream stream) {
-  const Grid grid{(args.plan.elements + kTile - 1) / kTile, kThreads};
-  return with_sink(args.sink,
-                   [&]<Sink kSink>() { return launch(decode<kSink>, grid, stream, args, format); });
+  return with_sink(args.sink, [&]<Sink kSink>() {
+    return launch(decode<kSink>, grid_of_tiles(args.plan), stream, args, format);
+  });
 }
 
 Grid copy_grid(const PayloadPlan& plan) {
-  return {(plan.elements * plan.element_bytes + kTileBytes - 1) / kTileBytes, kThreads};
+  return {(plan.elements * plan.element_bytes + kTileBytes - 1) / kTileBytes, kElementThreads};
 }
 
 }  // namespace

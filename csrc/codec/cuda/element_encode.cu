@@ -2,29 +2,12 @@
 // becomes one of None.
 #include "codec/cuda/cast_range.cuh"
 #include "codec/cuda/device.h"
+#include "codec/cuda/element_tile.cuh"
 #include "codec/cuda/kernels.h"
 #include "codec/cuda/plain_store.cuh"
 
 namespace geocomm::codec::cuda {
 namespace {
-
-constexpr unsigned kThreads = 256;
-constexpr unsigned kQuads = 4;  // of a thread
-constexpr unsigned kTile = kThreads * kQuads * 4;
-static_assert(kPayloadFrameBytes / 4 % kTile == 0, "a tile lies in one frame");
-
-struct Tile {
-  std::uint32_t frame;
-  std::uint32_t begin;  // element in the frame
-};
-__device__ Tile find_tile(const PayloadPlan& plan, std::uint64_t tile) {
-  const std::uint64_t element = tile * kTile;
-  const std::uint32_t frame = plan.frame_of_element(element);
-  return {frame, static_cast<std::uint32_t>(element - frame * plan.frame_elements)};
-}
-std::uint64_t tiles_of(const PayloadPlan& plan) {
-  return (plan.elements + kTile - 1) / kTile;
-}
 
 // Stores values in a 16-bit format or as floats, and keeps what that lost.
 template <core::DType kFormat, bool kFeedback>
@@ -50,25 +33,21 @@ __device__ void copy_elements(const std::uint8_t* src, std::uint8_t* payload, st
 }
 
 template <core::DType kType, core::DType kFormat, bool kFeedback>
-__global__ void __launch_bounds__(kThreads) encode_cast(ElementEncode args, CastPass pass) {
+__global__ void __launch_bounds__(kElementThreads) encode_cast(ElementEncode args, CastPass pass) {
   const bool placed = pass == CastPass::Placed;
   if (placed && !kFeedback && args.workspace.state->irregular == 0) return;
-  const Tile tile = find_tile(args.plan, blockIdx.x);
-  const std::uint32_t elements = args.plan.extent(tile.frame).elements;
+  const ElementTile tile = find_tile(args.plan);
   FrameRecord& record = args.workspace.records[tile.frame];
   const std::uint64_t offset = placed ? record.offset : tile.frame * args.plan.frame_stride;
   std::uint8_t* payload = args.dst + offset + sizeof(FrameHeader);
-  const std::uint64_t first = tile.frame * args.plan.frame_elements;
 
-  Quad values[kQuads];
-  unsigned counts[kQuads];
+  Quad values[kElementRounds];
   bool fit = true;
 #pragma unroll
-  for (unsigned q = 0; q < kQuads; ++q) {
-    const std::uint32_t at = tile.begin + q * (kTile / kQuads) + 4 * threadIdx.x;
-    counts[q] = at >= elements ? 0 : elements - at < 4 ? elements - at : 4;
-    values[q] = load_values<kType, kFeedback>(args.src, args.residual, first + at, counts[q]);
-    fit = fit && all_fit<kFormat>(values[q]);
+  for (unsigned round = 0; round < kElementRounds; ++round) {
+    values[round] = load_values<kType, kFeedback>(args.src, args.residual, tile.first + tile.at(round),
+                                                  tile.count(round));
+    fit = fit && all_fit<kFormat>(values[round]);
   }
   if (!placed && !fit) {
     record.raw_elements = 1;
@@ -76,77 +55,70 @@ __global__ void __launch_bounds__(kThreads) encode_cast(ElementEncode args, Cast
   }
   if (pass == CastPass::Check) return;
 #pragma unroll
-  for (unsigned q = 0; q < kQuads; ++q) {
-    const std::uint32_t at = tile.begin + q * (kTile / kQuads) + 4 * threadIdx.x;
+  for (unsigned round = 0; round < kElementRounds; ++round) {
+    const std::uint32_t at = tile.at(round);
+    const std::uint64_t element = tile.first + at;
+    const unsigned count = tile.count(round);
     if (!placed || record.is_plain == 0) {
-      encode_quad<kFormat, kFeedback>(args, payload, at, first + at, values[q], counts[q]);
+      encode_quad<kFormat, kFeedback>(args, payload, at, element, values[round], count);
     } else if constexpr (kFeedback) {
-      encode_quad<kType, true>(args, payload, at, first + at, values[q], counts[q]);
+      encode_quad<kType, true>(args, payload, at, element, values[round], count);
     } else if constexpr (kType == core::DType::Float32) {
-      copy_elements<std::uint32_t>(args.src, payload, first + at, at, counts[q]);
+      copy_elements<std::uint32_t>(args.src, payload, element, at, count);
     } else {
-      copy_elements<std::uint16_t>(args.src, payload, first + at, at, counts[q]);
+      copy_elements<std::uint16_t>(args.src, payload, element, at, count);
     }
   }
 }
 
 template <core::DType kType>
-__global__ void __launch_bounds__(kThreads) encode_plain(ElementEncode args) {
-  const Tile tile = find_tile(args.plan, blockIdx.x);
-  const std::uint32_t elements = args.plan.extent(tile.frame).elements;
+__global__ void __launch_bounds__(kElementThreads) encode_plain(ElementEncode args) {
+  const ElementTile tile = find_tile(args.plan);
   std::uint8_t* payload = args.dst + tile.frame * args.plan.frame_stride + sizeof(FrameHeader);
-  const std::uint64_t first = tile.frame * args.plan.frame_elements;
 #pragma unroll
-  for (unsigned q = 0; q < kQuads; ++q) {
-    const std::uint32_t at = tile.begin + q * (kTile / kQuads) + 4 * threadIdx.x;
-    const unsigned count = at >= elements ? 0 : elements - at < 4 ? elements - at : 4;
-    const Quad values = load_values<kType, true>(args.src, args.residual, first + at, count);
-    encode_quad<kType, true>(args, payload, at, first + at, values, count);
+  for (unsigned round = 0; round < kElementRounds; ++round) {
+    const std::uint32_t at = tile.at(round);
+    const std::uint64_t element = tile.first + at;
+    const unsigned count = tile.count(round);
+    const Quad values = load_values<kType, true>(args.src, args.residual, element, count);
+    encode_quad<kType, true>(args, payload, at, element, values, count);
   }
 }
 
 template <core::DType kType>
-__global__ void __launch_bounds__(kThreads) encode_plain_among_others(ElementEncode args) {
-  const Tile tile = find_tile(args.plan, blockIdx.x);
+__global__ void __launch_bounds__(kElementThreads) encode_plain_among_others(ElementEncode args) {
+  const ElementTile tile = find_tile(args.plan);
   const FrameRecord& record = args.workspace.records[tile.frame];
   if (record.is_plain == 0) return;
-  const std::uint32_t elements = args.plan.extent(tile.frame).elements;
   std::uint8_t* payload = args.dst + record.offset + sizeof(FrameHeader);
-  const std::uint64_t first = tile.frame * args.plan.frame_elements;
-  for (unsigned q = 0; q < kQuads; ++q) {
-    const std::uint32_t at = tile.begin + q * (kTile / kQuads) + 4 * threadIdx.x;
-    if (at >= elements) return;
-    write_plain<kType, true>(args.src, args.residual, first + at, elements - at < 4 ? elements - at : 4,
+  for (unsigned round = 0; round < kElementRounds; ++round) {
+    const std::uint32_t at = tile.at(round);
+    write_plain<kType, true>(args.src, args.residual, tile.first + at, tile.count(round),
                              payload + std::uint64_t{at} * kElementBytes<kType>);
   }
-}
-
-template <core::DType kType, core::DType kFormat>
-core::Status launch_cast(CastPass pass, const ElementEncode& args, Stream stream) {
-  const Grid grid{tiles_of(args.plan), kThreads};
-  return args.residual.data != nullptr ? launch(encode_cast<kType, kFormat, true>, grid, stream, args, pass)
-                                       : launch(encode_cast<kType, kFormat, false>, grid, stream, args, pass);
 }
 
 }  // namespace
 
 core::Status encode_casts(CodecId id, core::DType dtype, CastPass pass, const ElementEncode& args,
                           Stream stream) {
-  return with_compressible(dtype, [&]<core::DType kType>() {
-    return id == CodecId::Fp16 ? launch_cast<kType, core::DType::Float16>(pass, args, stream)
-                               : launch_cast<kType, core::DType::BFloat16>(pass, args, stream);
+  const Grid grid = grid_of_tiles(args.plan);
+  return with_values(dtype, args.residual, [&]<core::DType kType, bool kFeedback>() {
+    return id == CodecId::Fp16
+               ? launch(encode_cast<kType, core::DType::Float16, kFeedback>, grid, stream, args, pass)
+               : launch(encode_cast<kType, core::DType::BFloat16, kFeedback>, grid, stream, args, pass);
   });
 }
 
 core::Status write_plain_sums(core::DType dtype, const ElementEncode& args, Stream stream) {
   return with_compressible(dtype, [&]<core::DType kType>() {
-    return launch(encode_plain_among_others<kType>, Grid{tiles_of(args.plan), kThreads}, stream, args);
+    return launch(encode_plain_among_others<kType>, grid_of_tiles(args.plan), stream, args);
   });
 }
 
 core::Status encode_plain_sums(core::DType dtype, const ElementEncode& args, Stream stream) {
   return with_compressible(dtype, [&]<core::DType kType>() {
-    return launch(encode_plain<kType>, Grid{tiles_of(args.plan), kThreads}, stream, args);
+    return launch(encode_plain<kType>, grid_of_tiles(args.plan), stream, args);
   });
 }
 

@@ -11,26 +11,17 @@ bool has_stage(const CodecSpec& spec) {
   return spec.entropy != Entropy::None;
 }
 
-bool is_supported(const CodecSpec& spec) {
-  return spec.entropy != Entropy::Zstd;
-}
-
-std::size_t largest_plane(const PayloadPlan& plan) {
-  return plan.largest().bytes - plan.largest().codes_at;
-}
-
-std::size_t frames_bytes(const CodecSpec& spec, const PayloadPlan& plan) {
-  return plan.frames > 1 || has_stage(spec) ? (plan.bytes() + 15) / 16 * 16 : 0;
+// Of the stage, behind the frames.
+HuffmanSpace space_of(const CodecSpec& spec, const PayloadPlan& plan, SpaceCutter& room) {
+  if (plan.frames > 1 || has_stage(spec)) room.take<std::uint8_t>(plan.bytes());
+  if (!has_stage(spec)) return {};
+  return take_huffman_space(plan.frames, plan.largest().bytes - plan.largest().codes_at, false, room);
 }
 
 std::size_t room_bytes(const CodecSpec& spec, core::DType, const PayloadPlan& plan) {
-  return frames_bytes(spec, plan) +
-         (has_stage(spec) ? huffman_space_bytes(plan.frames, largest_plane(plan)) : 0);
-}
-
-HuffmanSpace stage_space(const CodecSpec& spec, const PayloadPlan& plan, const Workspace& workspace) {
-  return cut_huffman_space(plan.frames, largest_plane(plan),
-                           reinterpret_cast<std::byte*>(workspace.room + frames_bytes(spec, plan)));
+  SpaceCutter room;
+  space_of(spec, plan, room);
+  return room.bytes();
 }
 
 Status quantize(const EncodeRun& run, const BlockEncode& args) {
@@ -41,9 +32,7 @@ Status quantize(const EncodeRun& run, const BlockEncode& args) {
 Status encode(const EncodeRun& run) {
   const PayloadPlan& plan = run.input.plan;
   const Workspace& workspace = run.input.workspace;
-  const BlockEncode blocks{run.input.src, run.input.dst,     run.input.residual,
-                           run.seed,      run.first_element, run.spec.rounding == Rounding::Stochastic,
-                           plan,          workspace};
+  const BlockEncode blocks{run.input, run.seed, run.first_element, run.spec.rounding == Rounding::Stochastic};
   LayoutArgs layout{plan, workspace, FrameSizes::Blocks, run.bytes_out};
   if (!has_stage(run.spec)) {
     GEOCOMM_RETURN_IF_ERROR(quantize(run, blocks));
@@ -51,7 +40,8 @@ Status encode(const EncodeRun& run) {
     GEOCOMM_RETURN_IF_ERROR(move_frames(blocks.dst, plan, workspace, run.stream));
     return write_raw_blocks(run.dtype, blocks, run.stream);
   }
-  const HuffmanSpace space = stage_space(run.spec, plan, workspace);
+  SpaceCutter room(workspace.room);
+  const HuffmanSpace space = space_of(run.spec, plan, room);
   BlockEncode before_stage = blocks;
   before_stage.dst = workspace.room;
   layout.sizes = FrameSizes::StagedBlocks;
@@ -66,7 +56,8 @@ Status decode(const DecodeRun& run) {
   Decode args = run.args;
   if (has_stage(run.spec)) {
     args.staged = args.workspace.room;
-    GEOCOMM_RETURN_IF_ERROR(decode_stage(args, stage_space(run.spec, args.plan, args.workspace), run.stream));
+    SpaceCutter room(args.workspace.room);
+    GEOCOMM_RETURN_IF_ERROR(decode_stage(args, space_of(run.spec, args.plan, room), run.stream));
   }
   GEOCOMM_RETURN_IF_ERROR(check_blocks(run.spec.id, args, run.stream));
   return decode_blocks(run.spec.id, args, run.stream);
@@ -74,6 +65,6 @@ Status decode(const DecodeRun& run) {
 
 }  // namespace
 
-const CodecFamily kBlockFamily{is_supported, room_bytes, encode, decode};
+const CodecFamily kBlockFamily{true, true, room_bytes, encode, decode};
 
 }  // namespace geocomm::codec::cuda

@@ -7,24 +7,23 @@ namespace {
 
 using core::Status;
 
-bool is_supported(const CodecSpec& spec) {
-  return spec.entropy == Entropy::Huffman;
-}
-
-SectionShape shape_of(const PayloadPlan& plan) {
+SectionSpace space_of(const PayloadPlan& plan, SpaceCutter& room) {
   SectionShape shape{kCastSections, 1u << kHighBytes, {}};
   shape.bytes[kHighBytes] = plan.largest().elements;
   shape.bytes[kLowBytes] = plan.largest().elements;
-  return shape;
+  return take_section_space(shape, plan, true, room);
 }
 
 std::size_t room_bytes(const CodecSpec&, core::DType, const PayloadPlan& plan) {
-  return section_space_bytes(shape_of(plan), plan, true);
+  SpaceCutter room;
+  space_of(plan, room);
+  return room.bytes();
 }
 
 Status encode(const EncodeRun& run) {
   const ElementEncode& input = run.input;
-  const SectionSpace space = cut_section_space(shape_of(input.plan), input.plan, true, input.workspace.room);
+  SpaceCutter room(input.workspace.room);
+  const SectionSpace space = space_of(input.plan, room);
   // A frame that the cast cannot carry leaves the residual to its frame of None.
   if (input.residual.data != nullptr) {
     GEOCOMM_RETURN_IF_ERROR(encode_casts(run.spec.id, run.dtype, CastPass::Check, input, run.stream));
@@ -35,7 +34,8 @@ Status encode(const EncodeRun& run) {
 
 Status decode(const DecodeRun& run) {
   const PayloadPlan& plan = run.args.plan;
-  const SectionSpace space = cut_section_space(shape_of(plan), plan, true, run.args.workspace.room);
+  SpaceCutter room(run.args.workspace.room);
+  const SectionSpace space = space_of(plan, room);
   GEOCOMM_RETURN_IF_ERROR(name_cast_sections(plan, space, run.stream));
   GEOCOMM_RETURN_IF_ERROR(walk_sections(run, space, kHighBytes, kCastSections));
   GEOCOMM_RETURN_IF_ERROR(join_casts(run.spec.id, run.args, space, run.stream));
@@ -44,6 +44,6 @@ Status decode(const DecodeRun& run) {
 
 }  // namespace
 
-const CodecFamily kCastPlaneFamily{is_supported, room_bytes, encode, decode};
+const CodecFamily kCastPlaneFamily{false, true, room_bytes, encode, decode};
 
 }  // namespace geocomm::codec::cuda

@@ -9,18 +9,6 @@ namespace {
 
 using core::Status;
 
-constexpr std::size_t rounded_up(std::size_t bytes) {
-  return (bytes + 15) / 16 * 16;
-}
-
-bool has_stage(const CodecSpec& spec) {
-  return spec.entropy != Entropy::None;
-}
-
-bool is_supported(const CodecSpec& spec) {
-  return spec.entropy != Entropy::Zstd;
-}
-
 SectionShape shape_of(const CodecSpec& spec, const PayloadPlan& plan) {
   const FrameExtent& largest = plan.largest();
   SectionShape shape{kDeadZoneSections, 1u << kBitmap | 1u << kCodes, {}};
@@ -36,30 +24,26 @@ SectionShape shape_of(const CodecSpec& spec, const PayloadPlan& plan) {
   return shape;
 }
 
-std::size_t runs_bytes(const PayloadPlan& plan) {
-  return rounded_up(plan.blocks() * sizeof(DeadZoneRun));
-}
-std::size_t packed_bytes(const PayloadPlan& plan) {
-  return rounded_up(plan.largest().elements);
+DeadZoneSpace space_of(const CodecSpec& spec, const PayloadPlan& plan, SpaceCutter& room) {
+  DeadZoneSpace space{};
+  space.sections = take_section_space(shape_of(spec, plan), plan, spec.entropy != Entropy::None, room);
+  space.runs = room.take<DeadZoneRun>(plan.blocks());
+  space.packed_bytes = SpaceCutter::aligned(plan.largest().elements);
+  space.packed = room.take<std::uint8_t>(plan.frames * space.packed_bytes);
+  space.counts = room.take<std::uint32_t>(std::uint64_t{plan.frames} * kDeadZoneSections);
+  return space;
 }
 
 std::size_t room_bytes(const CodecSpec& spec, core::DType, const PayloadPlan& plan) {
-  return section_space_bytes(shape_of(spec, plan), plan, has_stage(spec)) + runs_bytes(plan) +
-         plan.frames * (packed_bytes(plan) + kDeadZoneSections * sizeof(std::uint32_t));
-}
-
-DeadZoneSpace space_of(const CodecSpec& spec, const PayloadPlan& plan, const Workspace& workspace) {
-  const SectionShape shape = shape_of(spec, plan);
-  std::uint8_t* runs = workspace.room + section_space_bytes(shape, plan, has_stage(spec));
-  std::uint8_t* packed = runs + runs_bytes(plan);
-  return {cut_section_space(shape, plan, has_stage(spec), workspace.room),
-          reinterpret_cast<DeadZoneRun*>(runs), packed, packed_bytes(plan),
-          reinterpret_cast<std::uint32_t*>(packed + plan.frames * packed_bytes(plan))};
+  SpaceCutter room;
+  space_of(spec, plan, room);
+  return room.bytes();
 }
 
 Status encode(const EncodeRun& run) {
   const ElementEncode& input = run.input;
-  const DeadZoneSpace space = space_of(run.spec, input.plan, input.workspace);
+  SpaceCutter room(input.workspace.room);
+  const DeadZoneSpace space = space_of(run.spec, input.plan, room);
   GEOCOMM_RETURN_IF_ERROR(quantize_dead_zone(run.dtype, run.spec.step, input, space, run.stream));
   GEOCOMM_RETURN_IF_ERROR(gather_dead_zone_codes(input, space, run.stream));
   if (run.spec.id == CodecId::BitPlanes) GEOCOMM_RETURN_IF_ERROR(split_codes(input, space, run.stream));
@@ -69,7 +53,8 @@ Status encode(const EncodeRun& run) {
 
 Status decode(const DecodeRun& run) {
   const Decode& args = run.args;
-  const DeadZoneSpace space = space_of(run.spec, args.plan, args.workspace);
+  SpaceCutter room(args.workspace.room);
+  const DeadZoneSpace space = space_of(run.spec, args.plan, room);
   GEOCOMM_RETURN_IF_ERROR(name_dead_zone_blocks(args, space, run.stream));
   GEOCOMM_RETURN_IF_ERROR(walk_sections(run, space.sections, kSteps, kSigns));
   GEOCOMM_RETURN_IF_ERROR(check_dead_zone_blocks(args, space, run.stream));
@@ -84,6 +69,6 @@ Status decode(const DecodeRun& run) {
 
 }  // namespace
 
-const CodecFamily kDeadZoneFamily{is_supported, room_bytes, encode, decode};
+const CodecFamily kDeadZoneFamily{true, true, room_bytes, encode, decode};
 
 }  // namespace geocomm::codec::cuda

@@ -6,10 +6,6 @@ namespace {
 
 using core::Status;
 
-bool is_supported(const CodecSpec& spec) {
-  return spec.entropy == Entropy::None;
-}
-
 std::size_t room_bytes(const CodecSpec&, core::DType, const PayloadPlan&) {
   return 0;
 }
@@ -43,6 +39,6 @@ Status decode(const DecodeRun& run) {
 
 }  // namespace
 
-const CodecFamily kElementFamily{is_supported, room_bytes, encode, decode};
+const CodecFamily kElementFamily{true, false, room_bytes, encode, decode};
 
 }  // namespace geocomm::codec::cuda

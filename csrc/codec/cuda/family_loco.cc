@@ -1,5 +1,7 @@
 // Loco: chunks choose as TopK's do, and each writes a record. Received ones go the other way: all is checked,
 // then zeros are put where nothing was chosen, and the values to their places.
+#include <algorithm>
+
 #include "codec/cuda/codec_family.h"
 #include "codec/cuda/loco_stages.h"
 
@@ -8,23 +10,30 @@ namespace {
 
 using core::Status;
 
-bool is_supported(const CodecSpec& spec) {
-  return spec.entropy == Entropy::None;
-}
-
+// The directions share the memory.
 std::size_t room_bytes(const CodecSpec& spec, core::DType, const PayloadPlan& plan) {
-  return loco_space_bytes(spec, plan);
+  SpaceCutter encoding;
+  SpaceCutter decoding;
+  take_loco_encoding(spec, plan, encoding);
+  take_loco_decoding(plan, decoding);
+  return std::max(encoding.bytes(), decoding.bytes());
 }
 
 Status encode(const EncodeRun& run) {
-  const LocoEncode args = cut_loco_encoding(run.spec, run.input);
+  SpaceCutter room(run.input.workspace.room);
+  LocoEncode args = take_loco_encoding(run.spec, run.input.plan, room);
+  args.chosen.src = run.input.src;
+  args.chosen.residual = run.input.residual;
+  args.chosen.plan = run.input.plan;
   GEOCOMM_RETURN_IF_ERROR(choose_elements(run.dtype, args.chosen, run.stream));
   GEOCOMM_RETURN_IF_ERROR(write_loco_records(args, run.stream));
   return place_sections(run, args.chosen.space.sections, false);
 }
 
 Status decode(const DecodeRun& run) {
-  const LocoDecode args = cut_loco_decoding(run.args);
+  SpaceCutter room(run.args.workspace.room);
+  LocoDecode args = take_loco_decoding(run.args.plan, room);
+  args.frames = run.args;
   GEOCOMM_RETURN_IF_ERROR(expect_loco_heads(args, run.stream));
   GEOCOMM_RETURN_IF_ERROR(walk_sections(run, args.sections, LocoSection::Head, LocoSection::Records));
   GEOCOMM_RETURN_IF_ERROR(read_loco_heads(args, run.stream));
@@ -37,6 +46,6 @@ Status decode(const DecodeRun& run) {
 
 }  // namespace
 
-const CodecFamily kLocoFamily{is_supported, room_bytes, encode, decode};
+const CodecFamily kLocoFamily{true, false, room_bytes, encode, decode};
 
 }  // namespace geocomm::codec::cuda

@@ -12,14 +12,6 @@ namespace {
 using core::DType;
 using core::Status;
 
-bool has_stage(const CodecSpec& spec) {
-  return spec.entropy != Entropy::None;
-}
-
-bool is_supported(const CodecSpec& spec) {
-  return spec.entropy != Entropy::Zstd;
-}
-
 SectionShape shape_of(DType dtype, const PayloadPlan& plan) {
   const std::uint32_t elements = plan.largest().elements;
   SectionShape shape{kLosslessSections, 1u << kHigh | 1u << kLow, {}};
@@ -35,30 +27,26 @@ SectionShape shape_of(DType dtype, const PayloadPlan& plan) {
   return shape;
 }
 
-std::uint32_t runs_of(std::uint32_t elements) {
-  return (elements + kRunElements - 1) / kRunElements;
-}
-std::uint64_t run_count(const PayloadPlan& plan) {
-  return std::uint64_t{plan.frames - 1} * runs_of(plan.full.elements) + runs_of(plan.last.elements);
+LosslessSpace space_of(const CodecSpec& spec, DType dtype, const PayloadPlan& plan, SpaceCutter& room) {
+  LosslessSpace space{};
+  space.sections = take_section_space(shape_of(dtype, plan), plan, spec.entropy != Entropy::None, room);
+  space.runs_per_frame = std::max(parts_of(plan.largest().elements, kRunElements), 1u);
+  space.run_count = std::uint64_t{plan.frames - 1} * parts_of(plan.full.elements, kRunElements) +
+                    parts_of(plan.last.elements, kRunElements);
+  space.runs = room.take<std::uint32_t>(space.run_count);
+  return space;
 }
 
 std::size_t room_bytes(const CodecSpec& spec, DType dtype, const PayloadPlan& plan) {
-  return section_space_bytes(shape_of(dtype, plan), plan, has_stage(spec)) +
-         run_count(plan) * sizeof(std::uint32_t);
-}
-
-LosslessSpace space_of(const CodecSpec& spec, DType dtype, const PayloadPlan& plan,
-                       const Workspace& workspace) {
-  const SectionShape shape = shape_of(dtype, plan);
-  std::uint8_t* runs = workspace.room + section_space_bytes(shape, plan, has_stage(spec));
-  return {cut_section_space(shape, plan, has_stage(spec), workspace.room),
-          reinterpret_cast<std::uint32_t*>(runs), std::max(runs_of(plan.largest().elements), 1u),
-          run_count(plan)};
+  SpaceCutter room;
+  space_of(spec, dtype, plan, room);
+  return room.bytes();
 }
 
 Status encode(const EncodeRun& run) {
   const ElementEncode& input = run.input;
-  const LosslessSpace space = space_of(run.spec, run.dtype, input.plan, input.workspace);
+  SpaceCutter room(input.workspace.room);
+  const LosslessSpace space = space_of(run.spec, run.dtype, input.plan, room);
   GEOCOMM_RETURN_IF_ERROR(split_words(run.dtype, input, space, run.stream));
   GEOCOMM_RETURN_IF_ERROR(split_lower_halves(run.dtype, input, space, run.stream));
   return place_sections(run, space.sections, true);
@@ -66,7 +54,8 @@ Status encode(const EncodeRun& run) {
 
 Status decode(const DecodeRun& run) {
   const Decode& args = run.args;
-  const LosslessSpace space = space_of(run.spec, args.dtype, args.plan, args.workspace);
+  SpaceCutter room(args.workspace.room);
+  const LosslessSpace space = space_of(run.spec, args.dtype, args.plan, room);
   GEOCOMM_RETURN_IF_ERROR(name_lossless_sections(args, space, run.stream));
   if (args.dtype == DType::Float32) {
     GEOCOMM_RETURN_IF_ERROR(walk_sections(run, space.sections, kMode, kLowerHigh));
@@ -81,6 +70,6 @@ Status decode(const DecodeRun& run) {
 
 }  // namespace
 
-const CodecFamily kLosslessFamily{is_supported, room_bytes, encode, decode};
+const CodecFamily kLosslessFamily{true, true, room_bytes, encode, decode};
 
 }  // namespace geocomm::codec::cuda

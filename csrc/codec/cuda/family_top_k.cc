@@ -1,6 +1,8 @@
 // TopK: chunks choose, places become an index, values take their form; each part of that is a section of the
 // frame. Received ones go the other way: all is checked, then zeros are put where nothing was chosen, and the
 // values to their places.
+#include <algorithm>
+
 #include "codec/cuda/codec_family.h"
 #include "codec/cuda/top_k_stages.h"
 
@@ -9,17 +11,19 @@ namespace {
 
 using core::Status;
 
-bool is_supported(const CodecSpec& spec) {
-  return spec.entropy == Entropy::Huffman;
-}
-
+// The directions share the memory.
 std::size_t room_bytes(const CodecSpec& spec, core::DType, const PayloadPlan& plan) {
-  return top_k_space_bytes(spec, plan);
+  SpaceCutter encoding;
+  SpaceCutter decoding;
+  take_top_k_encoding(spec, plan, encoding);
+  take_top_k_decoding(plan, decoding);
+  return std::max(encoding.bytes(), decoding.bytes());
 }
 
 Status encode(const EncodeRun& run) {
   const ElementEncode& input = run.input;
-  const TopKEncodeSpace space = cut_top_k_encoding(run.spec, input.plan, input.workspace.room);
+  SpaceCutter room(input.workspace.room);
+  const TopKEncodeSpace space = take_top_k_encoding(run.spec, input.plan, room);
   const TopKEncode args{input.src, input.residual, input.plan, space, run.spec.values};
   GEOCOMM_RETURN_IF_ERROR(choose_elements(run.dtype, args, run.stream));
   GEOCOMM_RETURN_IF_ERROR(write_places(args, run.stream));
@@ -28,7 +32,8 @@ Status encode(const EncodeRun& run) {
 }
 
 Status decode(const DecodeRun& run) {
-  const TopKDecodeSpace space = cut_top_k_decoding(run.args.plan, run.args.workspace.room);
+  SpaceCutter room(run.args.workspace.room);
+  const TopKDecodeSpace space = take_top_k_decoding(run.args.plan, room);
   const TopKDecode args{run.args, space};
   GEOCOMM_RETURN_IF_ERROR(expect_heads(args, run.stream));
   GEOCOMM_RETURN_IF_ERROR(walk_sections(run, space.sections, TopKSection::Head, TopKSection::Index));
@@ -42,6 +47,6 @@ Status decode(const DecodeRun& run) {
 
 }  // namespace
 
-const CodecFamily kTopKFamily{is_supported, room_bytes, encode, decode};
+const CodecFamily kTopKFamily{false, true, room_bytes, encode, decode};
 
 }  // namespace geocomm::codec::cuda

@@ -4,7 +4,9 @@
 // running sum of its own, multiplied by x^(8 * 4096) from unit to unit: a linear map, four lookups of a byte
 // in shared memory. In the end the four are brought together, multiplied by x^128 for each unit between the
 // thread's last one and the end of the units, and added up over the block.
+#include "codec/cuda/block_scan.cuh"
 #include "codec/cuda/crc32c_device.cuh"
+#include "codec/cuda/element_access.cuh"
 #include "codec/cuda/kernels.h"
 
 namespace geocomm::codec::cuda {
@@ -22,7 +24,7 @@ constexpr LinearMap make_map(std::uint32_t factor) {
   LinearMap map{};
   for (unsigned position = 0; position < 4; ++position) {
     for (unsigned byte = 0; byte < 256; ++byte) {
-      map.of_byte[position][byte] = crc_product(byte << 8 * position, factor);
+      map.of_byte[position][byte] = crc32c_multiply(byte << 8 * position, factor);
     }
   }
   return map;
@@ -34,12 +36,12 @@ constexpr UnitPowers make_unit_powers() {
   UnitPowers powers{};
   powers.of[0] = kCrcOne;
   for (unsigned i = 1; i < kThreads; ++i) {
-    powers.of[i] = crc_product(powers.of[i - 1], crc_zero_bytes(kUnit));
+    powers.of[i] = crc32c_multiply(powers.of[i - 1], crc32c_x_power(8 * kUnit));
   }
   return powers;
 }
-__device__ const LinearMap kOverThreads = make_map(crc_zero_bytes(kThreads * kUnit));
-__device__ const LinearMap kOverWord = make_map(crc_zero_bytes(4));
+__device__ const LinearMap kOverThreads = make_map(crc32c_x_power(8 * kThreads * kUnit));
+__device__ const LinearMap kOverWord = make_map(crc32c_x_power(8 * 4));
 __device__ const UnitPowers kUnitPowers = make_unit_powers();
 
 __device__ __forceinline__ std::uint32_t apply(const LinearMap& map, std::uint32_t value) {
@@ -49,28 +51,7 @@ __device__ __forceinline__ std::uint32_t apply(const LinearMap& map, std::uint32
 
 __device__ __forceinline__ uint4 load_unit(const std::uint8_t* from) {
   if (is_aligned(from, kUnit)) return *reinterpret_cast<const uint4*>(from);
-  std::uint32_t words[4];
-#pragma unroll
-  for (int w = 0; w < 4; ++w) {
-    words[w] = from[4 * w] | static_cast<std::uint32_t>(from[4 * w + 1]) << 8 |
-               static_cast<std::uint32_t>(from[4 * w + 2]) << 16 |
-               static_cast<std::uint32_t>(from[4 * w + 3]) << 24;
-  }
-  return {words[0], words[1], words[2], words[3]};
-}
-
-__device__ std::uint32_t sum_of_block(std::uint32_t value) {
-  __shared__ std::uint32_t of_warps[kThreads / kWarp];
-#pragma unroll
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-    value ^= __shfl_xor_sync(kFullMask, value, distance);
-  }
-  __syncthreads();
-  if (threadIdx.x % kWarp == 0) of_warps[threadIdx.x / kWarp] = value;
-  __syncthreads();
-  std::uint32_t sum = 0;
-  for (unsigned warp = 0; warp < kThreads / kWarp; ++warp) sum ^= of_warps[warp];
-  return sum;
+  return {load_u32(from), load_u32(from + 4), load_u32(from + 8), load_u32(from + 12)};
 }
 
 // This thread's part of the crc0 of whole units.
@@ -91,7 +72,7 @@ __device__ std::uint32_t sum_units(const LinearMap& over_threads, const LinearMa
   sum = apply(over_word, sum) ^ state.z;
   sum = apply(over_word, sum) ^ state.w;
   sum = apply(over_word, sum);
-  return crc_product(sum, kUnitPowers.of[units - 1 - last]);
+  return crc32c_multiply(sum, kUnitPowers.of[units - 1 - last]);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -116,12 +97,13 @@ __global__ void __launch_bounds__(kThreads)
       const std::uint64_t left = record.payload_bytes - begin;
       const auto length = static_cast<unsigned>(left < kPieceBytes ? left : kPieceBytes);
       const unsigned units = length / kUnit;
-      std::uint32_t crc = sum_of_block(sum_units(over_threads, over_word, payload + begin, units));
+      std::uint32_t crc = combine_all<kThreads>(sum_units(over_threads, over_word, payload + begin, units),
+                                                [](std::uint32_t a, std::uint32_t b) { return a ^ b; });
       if (threadIdx.x >= kWarp) continue;
       const std::uint32_t behind = crc_zero_bytes_by_warp(static_cast<std::uint32_t>(left - length));
       if (threadIdx.x != 0) continue;
       for (unsigned i = units * kUnit; i < length; ++i) crc = crc_byte(crc, payload[begin + i]);
-      atomicXor(&record.crc, crc_product(crc, behind));
+      atomicXor(&record.crc, crc32c_multiply(crc, behind));
     }
   }
 }

@@ -17,11 +17,7 @@ __device__ FrameHeader load_header(const std::uint8_t* from) {
     FrameHeader header;
   } read;
 #pragma unroll
-  for (unsigned w = 0; w < kHeaderWords; ++w) {
-    read.words[w] = from[4 * w] | static_cast<std::uint32_t>(from[4 * w + 1]) << 8 |
-                    static_cast<std::uint32_t>(from[4 * w + 2]) << 16 |
-                    static_cast<std::uint32_t>(from[4 * w + 3]) << 24;
-  }
+  for (unsigned w = 0; w < kHeaderWords; ++w) read.words[w] = load_u32(from + 4 * w);
   return read.header;
 }
 
@@ -146,7 +142,7 @@ __global__ void __launch_bounds__(kThreads) check(FindArgs args) {
 }
 
 Grid warp_per_frame(const PayloadPlan& plan) {
-  return {(std::uint64_t{plan.frames} * kWarp + kThreads - 1) / kThreads, kThreads};
+  return one_thread_each(std::uint64_t{plan.frames} * kWarp, kThreads);
 }
 
 }  // namespace

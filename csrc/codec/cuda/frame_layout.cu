@@ -89,8 +89,7 @@ __global__ void __launch_bounds__(kMoveThreads)
 }  // namespace
 
 core::Status clear_records(const PayloadPlan& plan, const Workspace& workspace, Stream stream) {
-  const Grid grid{(plan.frames + kLayoutThreads - 1) / kLayoutThreads, kLayoutThreads};
-  return launch(clear, grid, stream, plan, workspace);
+  return launch(clear, one_thread_each(plan.frames, kLayoutThreads), stream, plan, workspace);
 }
 
 core::Status lay_out_frames(const LayoutArgs& args, Stream stream) {

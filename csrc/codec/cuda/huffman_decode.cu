@@ -180,10 +180,7 @@ __device__ bool decode_substream(const std::uint16_t* entries, const std::uint8_
 
 __global__ void __launch_bounds__(kThreads) decode(HuffmanSpace space, std::uint64_t* verdict) {
   __shared__ Table table;
-  __shared__ bool is_over;
-  if (threadIdx.x == 0) is_over = *verdict != 0;  // others report while this block begins
-  __syncthreads();
-  if (is_over) return;
+  if (is_over(verdict)) return;
   const std::uint32_t plane_index = blockIdx.x / space.blocks_per_plane;
   const HuffmanPlane& plane = space.planes[plane_index];
   const unsigned index = blockIdx.x % space.blocks_per_plane;

@@ -33,11 +33,12 @@ __device__ __forceinline__ void store_u32(std::uint8_t* to, std::uint32_t value)
 }
 
 // Sum of the lanes before this one.
-__device__ __forceinline__ std::uint32_t warp_sum_before(std::uint32_t value) {
-  std::uint32_t sum = value;
+template <typename T>
+__device__ __forceinline__ T warp_sum_before(T value) {
+  T sum = value;
 #pragma unroll
   for (unsigned distance = 1; distance < kWarp; distance *= 2) {
-    const std::uint32_t other = __shfl_up_sync(kFullMask, sum, distance);
+    const T other = __shfl_up_sync(kFullMask, sum, distance);
     if (threadIdx.x % kWarp >= distance) sum += other;
   }
   return sum - value;

@@ -1,5 +1,6 @@
 // Counts of each block's bytes, the code for them, and the choice of the mode. A plane's blocks choose one
 // after the other, since each may take the table of one before it; all the work is done before that.
+#include "codec/cuda/block_scan.cuh"
 #include "codec/cuda/huffman_device.cuh"
 #include "codec/cuda/huffman_stages.h"
 
@@ -23,20 +24,10 @@ struct Tables {
   std::uint32_t weights[2 * kSymbols];  // the leaves in order, then the inner nodes
   std::uint16_t parents[2 * kSymbols];
   std::uint32_t of_length[kMaxCodeBits + 1];
-  std::uint64_t sums[kWarps];
 };
 
-__device__ std::uint64_t sum_of_block(std::uint64_t value, std::uint64_t* of_warps) {
-#pragma unroll
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-    value += __shfl_xor_sync(kFullMask, value, distance);
-  }
-  __syncthreads();
-  if (threadIdx.x % kWarp == 0) of_warps[threadIdx.x / kWarp] = value;
-  __syncthreads();
-  std::uint64_t sum = 0;
-  for (unsigned warp = 0; warp < kWarps; ++warp) sum += of_warps[warp];
-  return sum;
+__device__ std::uint64_t sum_of_block(std::uint64_t value) {
+  return combine_all<kThreads>(value, [](std::uint64_t a, std::uint64_t b) { return a + b; });
 }
 
 __device__ void count_bytes(const std::uint8_t* from, std::uint32_t length, Tables& tables) {
@@ -143,7 +134,7 @@ __global__ void __launch_bounds__(kThreads) measure(HuffmanSpace space) {
   code.counts[threadIdx.x] = static_cast<std::uint32_t>(count);
   if (count == length) block.head = huffman::make_head(BlockMode::Single, threadIdx.x);
   // Both in one sum: the squares are less than 2^35.
-  const std::uint64_t sum = sum_of_block(count * count | std::uint64_t{count != 0} << 48, tables.sums);
+  const std::uint64_t sum = sum_of_block(count * count | std::uint64_t{count != 0} << 48);
   const auto leaves = static_cast<unsigned>(sum >> 48);
   const std::uint64_t squares = sum & ((std::uint64_t{1} << 48) - 1);
   if (leaves == 1) return;
@@ -153,7 +144,7 @@ __global__ void __launch_bounds__(kThreads) measure(HuffmanSpace space) {
   }
   const unsigned own = code_length(tables, leaves);
   code.lengths[threadIdx.x] = static_cast<std::uint8_t>(own);
-  const std::uint64_t bits = sum_of_block(count * own, tables.sums);
+  const std::uint64_t bits = sum_of_block(count * own);
   if (threadIdx.x != 0) return;
   block.head =
       huffman::make_head(BlockMode::OwnTable, static_cast<std::uint32_t>(huffman::table_bytes(leaves)));

@@ -10,6 +10,7 @@
 
 #include "codec/cuda/cuda_codec.h"
 #include "codec/cuda/payload_plan.h"
+#include "codec/cuda/space_cutter.h"
 #include "codec/entropy/huffman/plane_format.h"
 #include "core/status.h"
 
@@ -59,10 +60,19 @@ struct HuffmanSpace {
   }
 };
 
-// For so many planes of at most `plane_bytes`. Decoding uses only the beginning.
-std::size_t huffman_space_bytes(std::uint64_t planes, std::size_t plane_bytes);
-std::size_t huffman_decoding_bytes(std::uint64_t planes, std::size_t plane_bytes);
-HuffmanSpace cut_huffman_space(std::uint64_t planes, std::size_t plane_bytes, std::byte* space_dev);
+// For so many planes of at most `plane_bytes`. With `is_received` it is for decoding only, which needs far
+// less.
+HuffmanSpace take_huffman_space(std::uint64_t planes, std::size_t plane_bytes, bool is_received,
+                                SpaceCutter& room);
+inline std::size_t huffman_space_bytes(std::uint64_t planes, std::size_t plane_bytes) {
+  SpaceCutter room;
+  take_huffman_space(planes, plane_bytes, false, room);
+  return room.bytes();
+}
+inline HuffmanSpace cut_huffman_space(std::uint64_t planes, std::size_t plane_bytes, std::byte* space_dev) {
+  SpaceCutter room(space_dev);
+  return take_huffman_space(planes, plane_bytes, false, room);
+}
 
 // Encoding, in this order. `from` and `bytes` of the planes are set: codes each block, and finds the sizes of
 // the coded planes.

@@ -31,7 +31,6 @@ struct ResidualView {
 
 core::Status clear_records(const PayloadPlan& plan, const Workspace& workspace, Stream stream);
 
-// Elements one by one: None, Fp16, Bf16.
 struct ElementEncode {
   const std::uint8_t* src;
   std::uint8_t* dst;
@@ -39,6 +38,7 @@ struct ElementEncode {
   PayloadPlan plan;
   Workspace workspace;
 };
+// Elements one by one: None, Fp16, Bf16.
 enum class CastPass : std::uint8_t {
   Check,    // only counts, per frame, values beyond the range of the cast
   Regular,  // encodes to the regular layout, and counts; a residual is not touched
@@ -54,15 +54,10 @@ core::Status copy_into_frames(const ElementEncode& args, Stream stream);
 core::Status write_plain_sums(core::DType dtype, const ElementEncode& args, Stream stream);
 
 // Int8 and Int4, then Bit2 and Bit1: to the regular layout; counts raw blocks.
-struct BlockEncode {
-  const std::uint8_t* src;
-  std::uint8_t* dst;
-  ResidualView residual;
+struct BlockEncode : ElementEncode {
   std::uint64_t seed;
   std::uint64_t first_element;
   bool is_stochastic;
-  PayloadPlan plan;
-  Workspace workspace;
 };
 core::Status encode_int_blocks(CodecId id, core::DType dtype, const BlockEncode& args, Stream stream);
 core::Status encode_bit_blocks(CodecId id, core::DType dtype, const BlockEncode& args, Stream stream);

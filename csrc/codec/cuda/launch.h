@@ -21,6 +21,9 @@ struct Grid {
   unsigned threads = 0;
   std::size_t shared_bytes = 0;  // dynamic, at most 48 KiB
 };
+constexpr Grid one_thread_each(std::uint64_t pieces, unsigned threads) {
+  return {(pieces + threads - 1) / threads, threads};
+}
 
 #ifdef __CUDACC__
 template <typename... Parameters>

@@ -1,6 +1,8 @@
 // Received frames of Loco: checked, then put to their places.
 #include "codec/cuda/block_scan.cuh"
 #include "codec/cuda/element_access.cuh"
+#include "codec/cuda/huffman_device.cuh"
+#include "codec/cuda/loco_levels.cuh"
 #include "codec/cuda/loco_records.cuh"
 #include "codec/cuda/loco_stages.h"
 #include "codec/cuda/verdict.h"
@@ -40,10 +42,7 @@ __global__ void __launch_bounds__(kLocoThreads) read(LocoDecode args) {
 
 // A block per frame.
 __global__ void __launch_bounds__(kLocoThreads) check_levels(LocoDecode args) {
-  __shared__ bool is_over;
-  if (threadIdx.x == 0) is_over = *args.frames.verdict != 0;
-  __syncthreads();
-  if (is_over) return;
+  if (is_over(args.frames.verdict)) return;
   const std::uint32_t frame = blockIdx.x;
   const std::uint32_t k = args.ks[frame];
   if (k == 0) return;
@@ -110,13 +109,9 @@ __device__ void for_places(const Received& own, Run&& run) {
   for (std::uint32_t row = first; row < own.shape.bytes; row += kWarp) {
     const std::uint32_t byte = row + lane;
     std::uint32_t ones = own.ones(byte);
-    std::uint32_t upto = static_cast<std::uint32_t>(__popc(ones));
-    for (unsigned distance = 1; distance < kWarp; distance *= 2) {
-      const std::uint32_t other = __shfl_up_sync(kFullMask, upto, distance);
-      if (lane >= distance) upto += other;
-    }
-    std::uint32_t index = before + upto - static_cast<std::uint32_t>(__popc(ones));
-    before += __shfl_sync(kFullMask, upto, kWarp - 1);
+    const auto own_ones = static_cast<std::uint32_t>(__popc(ones));
+    std::uint32_t index = before + warp_sum_before(own_ones);
+    before = __shfl_sync(kFullMask, index + own_ones, kWarp - 1);
     const std::uint32_t up = __shfl_up_sync(kFullMask, ones, 1);
     const std::uint32_t pattern = ones << 1 | (lane == 0 ? (has_last ? 1u : 0u) : up >> 7);
     has_last = __shfl_sync(kFullMask, ones, kWarp - 1) >> 7 != 0;
@@ -164,8 +159,7 @@ __global__ void __launch_bounds__(kLocoThreads) put(LocoDecode args) {
   if (*args.frames.verdict != 0) return;
   Received own;
   if (!find_record(args, own)) return;
-  const std::uint32_t low = load_u16(own.record);
-  const std::uint32_t high = load_u16(own.record + 2);
+  const Levels levels{load_u16(own.record), load_u16(own.record + 2)};
   const std::uint8_t* codes = own.places() + own.shape.bytes;
   const std::uint8_t* raw =
       args.sections.section(own.chunk.frame, LocoSection::Raw).content +
@@ -173,25 +167,21 @@ __global__ void __launch_bounds__(kLocoThreads) put(LocoDecode args) {
           args.raw_before[std::uint64_t{own.chunk.frame} * args.chunks_per_frame + own.chunk.index]} *
           sizeof(float);
   for_places(own, [&](std::uint32_t index, std::uint32_t place, bool) {
-    std::uint32_t bits = 0;
-    if (low == kRawScale) {
-      bits = load_u32(raw + std::uint64_t{index} * sizeof(float));
-    } else {
-      const std::uint32_t code = codes[index / 4] >> 2 * (index % 4);
-      bits = ((code & 1) != 0 ? high : low) << 16 | (code >> 1 & 1) << 31;
-    }
-    put_value<kSink>(args.frames.dst, own.chunk.first + place, __uint_as_float(bits));
+    const float value = levels.low == kRawScale
+                            ? __uint_as_float(load_u32(raw + std::uint64_t{index} * sizeof(float)))
+                            : levels.value(codes[index / 4] >> 2 * (index % 4));
+    put_value<kSink>(args.frames.dst, own.chunk.first + place, value);
   });
 }
 
 }  // namespace
 
 core::Status expect_loco_heads(const LocoDecode& args, Stream stream) {
-  return launch(expect, grid_of_frames(args.frames.plan), stream, args);
+  return launch(expect, one_thread_each(args.frames.plan.frames, kLocoThreads), stream, args);
 }
 
 core::Status read_loco_heads(const LocoDecode& args, Stream stream) {
-  return launch(read, grid_of_frames(args.frames.plan), stream, args);
+  return launch(read, one_thread_each(args.frames.plan.frames, kLocoThreads), stream, args);
 }
 
 core::Status check_loco_levels(const LocoDecode& args, Stream stream) {

@@ -68,11 +68,7 @@ __device__ __forceinline__ bool find_chunk(const PayloadPlan& plan, LocoChunk& c
 }
 
 inline Grid grid_of_chunks(const PayloadPlan& plan) {
-  constexpr std::uint64_t kElements = std::uint64_t{kLocoWarps} * kTopKChunk;
-  return {(plan.elements + kElements - 1) / kElements, kLocoThreads};
-}
-inline Grid grid_of_frames(const PayloadPlan& plan) {
-  return {(std::uint64_t{plan.frames} + kLocoThreads - 1) / kLocoThreads, kLocoThreads};
+  return one_thread_each((plan.elements + kTopKChunk - 1) / kTopKChunk * kWarp, kLocoThreads);
 }
 
 }  // namespace geocomm::codec::cuda

@@ -32,10 +32,9 @@ struct LocoDecode {
   std::uint32_t* raw_before;  // of a chunk: values in raw chunks of the frame before it
 };
 
-// The directions share the memory.
-std::size_t loco_space_bytes(const CodecSpec& spec, const PayloadPlan& plan);
-LocoEncode cut_loco_encoding(const CodecSpec& spec, const ElementEncode& input);
-LocoDecode cut_loco_decoding(const Decode& frames);
+// With its memory alone: the rest is the caller's.
+LocoEncode take_loco_encoding(const CodecSpec& spec, const PayloadPlan& plan, SpaceCutter& room);
+LocoDecode take_loco_decoding(const PayloadPlan& plan, SpaceCutter& room);
 
 // When chunks have chosen: levels, places, codes and raw chunks; the residual keeps what they lose. All
 // sections are then there.

@@ -161,8 +161,7 @@ core::Status launch_join(const Decode& args, const LosslessSpace& space, Stream 
 }  // namespace
 
 core::Status name_lossless_sections(const Decode& args, const LosslessSpace& space, Stream stream) {
-  const Grid grid{(std::uint64_t{args.plan.frames} + kRunThreads - 1) / kRunThreads, kRunThreads};
-  return launch(name_sections, grid, stream, args, space);
+  return launch(name_sections, one_thread_each(args.plan.frames, kRunThreads), stream, args, space);
 }
 
 core::Status count_lower_halves(const Decode& args, const LosslessSpace& space, Stream stream) {

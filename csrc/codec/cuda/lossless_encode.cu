@@ -72,15 +72,12 @@ __global__ void __launch_bounds__(kRunThreads)
   const std::uint32_t carried = lower == LowerHalves::All ? elements : kept;
   const SectionSpace& sections = space.sections;
   *sections.content(frame, kMode) = static_cast<std::uint8_t>(lower);
-  const auto name = [&](std::uint32_t section, std::uint32_t bytes) {
-    sections.section(frame, section) = {sections.content(frame, section), bytes, 0, 0, 0};
-  };
-  name(kMode, 1);
-  name(kHigh, elements);
-  name(kLow, elements);
-  name(kLowerBitmap, lower == LowerHalves::NotZero ? (elements + 7) / 8 : 0);
-  name(kLowerHigh, carried);
-  name(kLowerLow, carried);
+  sections.name(frame, kMode, 1);
+  sections.name(frame, kHigh, elements);
+  sections.name(frame, kLow, elements);
+  sections.name(frame, kLowerBitmap, lower == LowerHalves::NotZero ? (elements + 7) / 8 : 0);
+  sections.name(frame, kLowerHigh, carried);
+  sections.name(frame, kLowerLow, carried);
 }
 
 // The lower halves that the mode carries; the words are loaded again, from where they were.

@@ -21,9 +21,7 @@ struct RunPlace {
   __device__ __forceinline__ unsigned at(unsigned row) const {
     return row * kRunRow + 4 * (threadIdx.x % kWarp);
   }
-  __device__ __forceinline__ unsigned count(unsigned row) const {
-    return at(row) >= length ? 0 : length - at(row) < 4 ? length - at(row) : 4;
-  }
+  __device__ __forceinline__ unsigned count(unsigned row) const { return four_from(at(row), length); }
   __device__ __forceinline__ unsigned rows() const { return (length + kRunRow - 1) / kRunRow; }
 };
 
@@ -41,7 +39,7 @@ __device__ __forceinline__ bool find_run(const PayloadPlan& plan, const Lossless
 }
 
 inline Grid grid_of_runs(const LosslessSpace& space) {
-  return {(space.run_count + kRunWarps - 1) / kRunWarps, kRunThreads};
+  return one_thread_each(space.run_count * kWarp, kRunThreads);
 }
 
 // By a block of threads: makes the counts of a frame's runs those of what comes before, and gives their sum.

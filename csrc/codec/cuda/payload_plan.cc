@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "codec/cuda/space_cutter.h"
 #include "codec/entropy/huffman/plane_format.h"
 #include "codec/entropy/plane.h"
 #include "codec/frames/payload_codec.h"
@@ -14,12 +15,6 @@
 
 namespace geocomm::codec::cuda {
 namespace {
-
-constexpr std::size_t kAlignment = 16;
-
-std::size_t rounded_up(std::size_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
 
 std::size_t bound_of(const CodecSpec& spec, core::DType dtype, std::size_t elements) {
   return payload_codec(spec.id).bound(spec, dtype, elements);
@@ -119,13 +114,14 @@ PayloadPlan make_plan(const CodecSpec& spec, core::DType dtype, std::uint64_t el
 }
 
 Workspace cut_workspace(const PayloadPlan& plan, std::byte* workspace_dev) {
-  std::byte* records = workspace_dev + rounded_up(sizeof(PayloadState));
-  return {reinterpret_cast<PayloadState*>(workspace_dev), reinterpret_cast<FrameRecord*>(records),
-          reinterpret_cast<std::uint8_t*>(workspace_dev + bytes_of_records(plan))};
+  SpaceCutter cutter(workspace_dev);
+  auto* state = cutter.take<PayloadState>(1);
+  auto* records = cutter.take<FrameRecord>(plan.frames);
+  return {state, records, cutter.rest()};
 }
 
 std::size_t bytes_of_records(const PayloadPlan& plan) {
-  return rounded_up(sizeof(PayloadState)) + rounded_up(plan.frames * sizeof(FrameRecord));
+  return reinterpret_cast<std::uintptr_t>(cut_workspace(plan, nullptr).room);
 }
 
 }  // namespace geocomm::codec::cuda

@@ -9,12 +9,7 @@
 #include "codec/frames/frame.h"
 #include "codec/spec/codec_spec.h"
 #include "core/dtype.h"
-
-#ifdef __CUDACC__
-#define GEOCOMM_HOST_DEVICE __host__ __device__
-#else
-#define GEOCOMM_HOST_DEVICE
-#endif
+#include "core/host_device.h"
 
 namespace geocomm::codec::cuda {
 

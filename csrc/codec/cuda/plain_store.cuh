@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "codec/cuda/block_place.cuh"
 #include "codec/cuda/device.h"
 
 namespace geocomm::codec::cuda {
@@ -41,6 +42,16 @@ __device__ void write_plain(const std::uint8_t* src, const ResidualView& residua
     for (unsigned c = 0; c < count; ++c) {
       store_bytes<kType>(to + c * kElementBytes<kType>, element_bits<kType>(src, element + c));
     }
+  }
+}
+
+// A block, or what its lanes have of it.
+template <core::DType kType, bool kFeedback>
+__device__ void write_raw_block(const ElementEncode& args, const BlockPlace& place, std::uint8_t* to) {
+  for (unsigned row = 0; row < place.rows; ++row) {
+    const unsigned offset = place.offset(row);
+    write_plain<kType, kFeedback>(args.src, args.residual, place.first + offset, place.count(row),
+                                  to + std::uint64_t{offset} * kElementBytes<kType>);
   }
 }
 

@@ -13,6 +13,7 @@
 #include "codec/cuda/codec_family.h"
 #include "codec/cuda/huffman_planes.h"
 #include "codec/cuda/payload_plan.h"
+#include "codec/cuda/space_cutter.h"
 #include "core/status.h"
 
 namespace geocomm::codec::cuda {
@@ -56,6 +57,10 @@ struct SectionSpace {
   GEOCOMM_HOST_DEVICE std::uint8_t* content(std::uint64_t frame, std::uint32_t index) const {
     return contents + frame * bytes_per_frame + content_at[index];
   }
+  // Encoding: so many bytes of that room are the section.
+  GEOCOMM_HOST_DEVICE void name(std::uint64_t frame, std::uint32_t index, std::uint32_t bytes) const {
+    section(frame, index) = {content(frame, index), bytes, 0, 0, 0};
+  }
   GEOCOMM_HOST_DEVICE bool is_staged(std::uint32_t index) const {
     return has_stage && (planes >> index & 1u) != 0;
   }
@@ -67,9 +72,8 @@ struct SectionSpace {
   }
 };
 
-std::size_t section_space_bytes(const SectionShape& shape, const PayloadPlan& plan, bool has_stage);
-SectionSpace cut_section_space(const SectionShape& shape, const PayloadPlan& plan, bool has_stage,
-                               std::uint8_t* room);
+SectionSpace take_section_space(const SectionShape& shape, const PayloadPlan& plan, bool has_stage,
+                                SpaceCutter& room);
 
 // Encoding. `content` and `bytes` of all sections are set, and `is_plain` in the records of frames that
 // become ones of None; with `must_shrink` these are also the frames that would not be smaller than their

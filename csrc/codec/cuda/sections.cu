@@ -9,10 +9,6 @@ namespace {
 constexpr unsigned kThreads = 256;
 constexpr std::uint32_t kPieceBytes = 32768;  // that a block of threads copies at once
 
-Grid thread_per_frame(const PayloadPlan& plan) {
-  return {(std::uint64_t{plan.frames} + kThreads - 1) / kThreads, kThreads};
-}
-
 // Frames of None have no planes.
 __global__ void __launch_bounds__(kThreads)
     name_planes(PayloadPlan plan, Workspace workspace, SectionSpace space) {
@@ -146,7 +142,6 @@ HuffmanSpace part_of(const SectionSpace& space, std::uint32_t first, std::uint32
   const std::uint64_t before = space.plane(0, first);
   part.planes += before;
   part.blocks += part.slot(before, 0);
-  part.codes += part.slot(before, 0);
   part.plane_count = planes * space.frames;
   return part;
 }
@@ -155,7 +150,7 @@ HuffmanSpace part_of(const SectionSpace& space, std::uint32_t first, std::uint32
 
 core::Status place_sections(const EncodeRun& run, const SectionSpace& space, bool must_shrink) {
   const ElementEncode& input = run.input;
-  const Grid frames = thread_per_frame(input.plan);
+  const Grid frames = one_thread_each(input.plan.frames, kThreads);
   if (space.has_stage) {
     GEOCOMM_RETURN_IF_ERROR(launch(name_planes, frames, run.stream, input.plan, input.workspace, space));
     GEOCOMM_RETURN_IF_ERROR(encode_huffman_blocks(space.huffman, run.stream));

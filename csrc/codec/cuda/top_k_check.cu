@@ -12,14 +12,6 @@ __device__ std::uint32_t frame_of_thread() {
   return blockIdx.x * kTileThreads + threadIdx.x;
 }
 
-// For a whole block, while others report.
-__device__ bool is_over(const std::uint64_t* verdict) {
-  __shared__ bool over;
-  if (threadIdx.x == 0) over = *verdict != 0;
-  __syncthreads();
-  return over;
-}
-
 // Behind a verdict, or in a frame of None, nothing has any bytes.
 __global__ void __launch_bounds__(kTileThreads) expect(TopKDecode args) {
   const std::uint32_t frame = frame_of_thread();
@@ -168,18 +160,14 @@ __global__ void __launch_bounds__(kTileThreads) place_tiles(TopKDecode args) {
   if (places != head.count || !is_sound) report(args.frames.verdict, Fault::Places, frame);
 }
 
-Grid thread_per_frame(const TopKDecode& args) {
-  return {(std::uint64_t{args.frames.plan.frames} + kTileThreads - 1) / kTileThreads, kTileThreads};
-}
-
 }  // namespace
 
 core::Status expect_heads(const TopKDecode& args, Stream stream) {
-  return launch(expect, thread_per_frame(args), stream, args);
+  return launch(expect, one_thread_each(args.frames.plan.frames, kTileThreads), stream, args);
 }
 
 core::Status read_heads(const TopKDecode& args, Stream stream) {
-  return launch(read, thread_per_frame(args), stream, args);
+  return launch(read, one_thread_each(args.frames.plan.frames, kTileThreads), stream, args);
 }
 
 core::Status check_scales(const TopKDecode& args, Stream stream) {

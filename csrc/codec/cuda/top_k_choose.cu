@@ -72,7 +72,7 @@ __device__ Elements load(const TopKEncode& args, std::uint64_t first, std::uint3
 #pragma unroll
   for (unsigned q = 0; q < kQuarters; ++q) {
     const std::uint32_t at = q * kQuarter + 4 * threadIdx.x;
-    const unsigned count = at >= length ? 0 : length - at < 4 ? length - at : 4;
+    const unsigned count = four_from(at, length);
     const Quad values = load_values<kType, kFeedback>(args.src, args.residual, first + at, count);
     if constexpr (kFeedback) store_residual(args.residual, first + at, values, Quad{}, count);
 #pragma unroll
@@ -99,13 +99,9 @@ __device__ std::uint32_t count_before(const Elements& elements, const Bound& bou
     own += std::uint64_t{key > bound.key ? 1u : 0u} << 8 * q;
     own += std::uint64_t{key != 0 && key == bound.key ? 1u : 0u} << (32 + 8 * q);
   });
-  std::uint64_t upto = own;
-#pragma unroll
-  for (unsigned distance = 1; distance < kWarp; distance *= 2) {
-    const std::uint64_t other = __shfl_up_sync(kFullMask, upto, distance);
-    if (lane >= distance) upto += other;
-  }
+  const std::uint64_t lanes_before = warp_sum_before(own);
   if (lane == kWarp - 1) {
+    const std::uint64_t upto = lanes_before + own;
 #pragma unroll
     for (unsigned q = 0; q < kQuarters; ++q) {
       choice.groups[q * kTopKWarps + warp] = byte_of(upto, q) | byte_of(upto, 4 + q) << 16;
@@ -119,11 +115,10 @@ __device__ std::uint32_t count_before(const Elements& elements, const Bound& bou
     if (lane == kWarp - 1) choice.count = groups_before + group;
   }
   __syncthreads();
-  const std::uint64_t lanes_before_this = upto - own;
 #pragma unroll
   for (unsigned q = 0; q < kQuarters; ++q) {
-    before[q] = choice.groups[q * kTopKWarps + warp] + byte_of(lanes_before_this, q) +
-                (byte_of(lanes_before_this, 4 + q) << 16);
+    before[q] = choice.groups[q * kTopKWarps + warp] + byte_of(lanes_before, q) +
+                (byte_of(lanes_before, 4 + q) << 16);
   }
   return choice.count;
 }
@@ -187,9 +182,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce) choose(TopKEncode arg
 
 core::Status choose_elements(core::DType dtype, const TopKEncode& args, Stream stream) {
   const Grid grid{(args.plan.elements + kTopKChunk - 1) / kTopKChunk, kThreads};
-  return with_compressible(dtype, [&]<core::DType kType>() {
-    return args.residual.data != nullptr ? launch(choose<kType, true>, grid, stream, args)
-                                         : launch(choose<kType, false>, grid, stream, args);
+  return with_values(dtype, args.residual, [&]<core::DType kType, bool kFeedback>() {
+    return launch(choose<kType, kFeedback>, grid, stream, args);
   });
 }
 

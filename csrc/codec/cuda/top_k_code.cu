@@ -2,6 +2,7 @@
 // of each of its two rows (block_place.cuh has the same). The residual keeps what is lost.
 #include "codec/cuda/block_coders.cuh"
 #include "codec/cuda/block_place.cuh"
+#include "codec/cuda/loco_levels.cuh"
 #include "codec/cuda/top_k_stages.h"
 
 namespace geocomm::codec::cuda {
@@ -18,10 +19,7 @@ struct ValueBlock {
   __device__ __forceinline__ unsigned offset(unsigned row) const {
     return row * kRow + 4 * (threadIdx.x % kWarp);
   }
-  __device__ __forceinline__ unsigned count(unsigned row) const {
-    const unsigned at = offset(row);
-    return at >= length ? 0 : length - at < 4 ? length - at : 4;
-  }
+  __device__ __forceinline__ unsigned count(unsigned row) const { return four_from(offset(row), length); }
 };
 
 // False for the whole warp: there is no such block.
@@ -43,13 +41,7 @@ using Rows = Quad[kRows];
 __device__ std::uint32_t peak_of(const Rows& values) {
   std::uint32_t peak = 0;
 #pragma unroll
-  for (unsigned row = 0; row < kRows; ++row) {
-#pragma unroll
-    for (unsigned c = 0; c < 4; ++c) {
-      const std::uint32_t magnitude = __float_as_uint(values[row].v[c]) & kMagnitude;
-      peak = magnitude > peak ? magnitude : peak;
-    }
-  }
+  for (unsigned row = 0; row < kRows; ++row) peak = peak_with(peak, values[row]);
   return __reduce_max_sync(kFullMask, peak);
 }
 
@@ -81,67 +73,25 @@ struct Bit2Values {
   static constexpr std::uint32_t kCodes = TopKSection::Packed;
   static constexpr unsigned kCodesPerByte = 4;
 
-  // The sum whose order no machine can choose: 128 partial sums, folded by halves.
-  static __device__ float sum_of(const Rows& terms) {
-    Quad sums;
-#pragma unroll
-    for (unsigned c = 0; c < 4; ++c) sums.v[c] = __fadd_rn(terms[0].v[c], terms[1].v[c]);
-    return fold(sums, kWarp);
-  }
-  static __device__ std::uint32_t level_of(const Rows& part, std::uint32_t members, float up) {
-    const float sum = sum_of(part);
-    if (members == 0) return 0;
-    const float level = __fmul_rn(__fdiv_rn(sum, static_cast<float>(members)), up);
-    return narrow_saturated<core::DType::BFloat16>(level);
-  }
-
   static __device__ std::uint32_t encode(const Rows& values, const ValueBlock& block, std::uint32_t peak,
                                          std::uint32_t (&codes)[kRows], Rows& decoded) {
-    // In units of the peak's power of two, so that nothing overflows.
-    const std::uint32_t bits = peak >> 23;
-    const std::uint32_t exponent = bits < 1 ? 1 : bits > 253 ? 253 : bits;
-    const float down = __uint_as_float((254 - exponent) << 23);
-    const float up = __uint_as_float(exponent << 23);
-    Rows scaled;
+    const auto for_quads = [&](auto&& run) {
 #pragma unroll
-    for (unsigned row = 0; row < kRows; ++row) {
-#pragma unroll
-      for (unsigned c = 0; c < 4; ++c) {
-        const std::uint32_t magnitude = __float_as_uint(values[row].v[c]) & kMagnitude;
-        scaled[row].v[c] = __fmul_rn(__uint_as_float(magnitude), down);
-      }
-    }
-    const float mean = __fdiv_rn(sum_of(scaled), static_cast<float>(block.length));
-    Rows low;
-    Rows high;
-    std::uint32_t above = 0;
+      for (unsigned row = 0; row < kRows; ++row) run(values[row], block.count(row));
+    };
+    const LevelRule rule = find_rule<true>(for_quads, block.length, peak);
+    const Levels levels = find_levels(for_quads, block.length, rule);
 #pragma unroll
     for (unsigned row = 0; row < kRows; ++row) {
       codes[row] = 0;
 #pragma unroll
       for (unsigned c = 0; c < 4; ++c) {
-        const bool is_there = c < block.count(row);
-        const bool is_high = is_there && scaled[row].v[c] >= mean;
-        high[row].v[c] = is_high ? scaled[row].v[c] : 0.0f;
-        low[row].v[c] = is_high ? 0.0f : scaled[row].v[c];
-        above += is_high ? 1 : 0;
-        const std::uint32_t negative = __float_as_uint(values[row].v[c]) >> 31;
-        if (is_there) codes[row] |= ((is_high ? 1u : 0u) | negative << 1) << 2 * c;
+        const std::uint32_t code = c < block.count(row) ? rule.code_of(values[row].v[c]) : 0;
+        codes[row] |= code << 2 * c;
+        decoded[row].v[c] = levels.value(code);
       }
     }
-    above = __reduce_add_sync(kFullMask, above);
-    const std::uint32_t low_level = level_of(low, block.length - above, up);
-    const std::uint32_t high_level = level_of(high, above, up);
-#pragma unroll
-    for (unsigned row = 0; row < kRows; ++row) {
-#pragma unroll
-      for (unsigned c = 0; c < 4; ++c) {
-        const std::uint32_t code = codes[row] >> 2 * c;
-        const std::uint32_t level = (code & 1) != 0 ? high_level : low_level;
-        decoded[row].v[c] = __uint_as_float(level << 16 | (code >> 1 & 1) << 31);
-      }
-    }
-    return low_level | high_level << 16;
+    return levels.low | levels.high << 16;
   }
 };
 
@@ -177,14 +127,10 @@ __device__ void keep_lost(const TopKEncode& args, const ValueBlock& block, const
       if (c >= block.count(row)) continue;
       const float value = values[row].v[c];
       const float lost = is_finite(value) ? __fsub_rn(value, decoded[row].v[c]) : 0.0f;
-      const std::uint64_t element =
-          block.frame * args.plan.frame_elements + args.space.places[block.first + block.offset(row) + c];
-      if (args.residual.is_bfloat16) {
-        *reinterpret_cast<std::uint16_t*>(args.residual.at(element)) =
-            narrow_saturated<core::DType::BFloat16>(lost);
-      } else {
-        *reinterpret_cast<float*>(args.residual.at(element)) = lost;
-      }
+      store_residual(
+          args.residual,
+          block.frame * args.plan.frame_elements + args.space.places[block.first + block.offset(row) + c],
+          lost);
     }
   }
 }
@@ -252,11 +198,7 @@ __global__ void __launch_bounds__(kBlockThreads) copy_raw(TopKEncode args) {
   if (args.space.frames[block.frame].raw_values == 0) return;
   const std::uint8_t* scales = args.space.sections.content(block.frame, TopKSection::Scales);
   if (load_u16(scales + block.index * Form::kScaleBytes) != kRawScale) return;
-  std::uint32_t before = 0;
-  for (std::uint32_t i = threadIdx.x % kWarp; i < block.index; i += kWarp) {
-    before += load_u16(scales + i * Form::kScaleBytes) == kRawScale ? 1 : 0;
-  }
-  before = __reduce_add_sync(kFullMask, before);
+  const std::uint32_t before = raw_blocks_before(scales, block.index, Form::kScaleBytes);
   auto* to = reinterpret_cast<float*>(args.space.sections.content(block.frame, TopKSection::Raw)) +
              std::uint64_t{before} * kValueBlock;
   for (std::uint32_t i = threadIdx.x % kWarp; i < block.length; i += kWarp) {
@@ -272,29 +214,23 @@ __global__ void __launch_bounds__(kBlockThreads) name_sections(TopKEncode args) 
   ChosenFrame& chosen = args.space.frames[frame];
   const std::uint32_t count = chosen.head.count;
   const std::uint32_t blocks = has_value_blocks(args.form) ? (count + kValueBlock - 1) / kValueBlock : 0;
-  const auto name = [&](std::uint32_t section, const void* content, std::uint32_t bytes) {
-    sections.section(frame, section) = {static_cast<const std::uint8_t*>(content), bytes, 0, 0, 0};
-  };
-  const auto own = [&](std::uint32_t section, std::uint32_t bytes) {
-    name(section, sections.content(frame, section), bytes);
-  };
-  name(TopKSection::Head, &chosen.head, sizeof(TopKHead));
-  own(TopKSection::Index, chosen.head.index_bytes);
-  own(TopKSection::Scales, blocks * scale_bytes(args.form));
+  sections.section(frame, TopKSection::Head) = {reinterpret_cast<const std::uint8_t*>(&chosen.head),
+                                                sizeof(TopKHead), 0, 0, 0};
+  sections.name(frame, TopKSection::Index, chosen.head.index_bytes);
+  sections.name(frame, TopKSection::Scales, blocks * scale_bytes(args.form));
+  sections.name(frame, TopKSection::Packed, packed_bytes(args.form, count));
   if (args.form == Values::Fp32) {
-    name(TopKSection::Packed, args.space.values + args.space.first_value(frame),
-         packed_bytes(args.form, count));
-  } else {
-    own(TopKSection::Packed, packed_bytes(args.form, count));
+    const float* values = args.space.values + args.space.first_value(frame);
+    sections.section(frame, TopKSection::Packed).content = reinterpret_cast<const std::uint8_t*>(values);
   }
-  own(TopKSection::Plane, args.form == Values::Int8 ? count : 0);
-  own(TopKSection::Raw, chosen.raw_values * static_cast<std::uint32_t>(sizeof(float)));
+  sections.name(frame, TopKSection::Plane, args.form == Values::Int8 ? count : 0);
+  sections.name(frame, TopKSection::Raw, chosen.raw_values * static_cast<std::uint32_t>(sizeof(float)));
 }
 
 template <typename Form>
 core::Status code_as(const TopKEncode& args, Stream stream) {
   const std::uint64_t warps = std::uint64_t{args.plan.frames} * args.space.blocks_per_frame;
-  const Grid grid{(warps + kBlockWarps - 1) / kBlockWarps, kBlockThreads};
+  const Grid grid = grid_of_warps(warps);
   if constexpr (std::is_same_v<Form, Fp32Values>) {
     if (args.residual.data == nullptr) return core::Status::ok();
   }
@@ -307,8 +243,7 @@ core::Status code_as(const TopKEncode& args, Stream stream) {
 
 core::Status code_values(const TopKEncode& args, Stream stream) {
   GEOCOMM_RETURN_IF_ERROR(with_form(args.form, [&]<typename Form>() { return code_as<Form>(args, stream); }));
-  const Grid grid{(std::uint64_t{args.plan.frames} + kBlockThreads - 1) / kBlockThreads, kBlockThreads};
-  return launch(name_sections, grid, stream, args);
+  return launch(name_sections, one_thread_each(args.plan.frames, kBlockThreads), stream, args);
 }
 
 }  // namespace geocomm::codec::cuda

@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kThreads) write_chunks(TopKEncode args) {
 core::Status write_places(const TopKEncode& args, Stream stream) {
   GEOCOMM_RETURN_IF_ERROR(launch(place_chunks, Grid{args.plan.frames, kThreads}, stream, args));
   const std::uint64_t chunks = (args.plan.elements + kTopKChunk - 1) / kTopKChunk;
-  return launch(write_chunks, Grid{(chunks + kTopKWarps - 1) / kTopKWarps, kThreads}, stream, args);
+  return launch(write_chunks, one_thread_each(chunks * kWarp, kThreads), stream, args);
 }
 
 }  // namespace geocomm::codec::cuda

@@ -1,37 +1,31 @@
 // Frames of TopK, all checked, to elements: first what nobody chose, and frames of None; then what was
 // chosen.
+#include "codec/cuda/element_tile.cuh"
+#include "codec/cuda/loco_levels.cuh"
 #include "codec/cuda/top_k_tiles.cuh"
 #include "codec/quantizers/block/block_layout.h"
 
 namespace geocomm::codec::cuda {
 namespace {
 
-constexpr unsigned kQuads = 4;  // of a thread
-constexpr unsigned kFillTile = kTileThreads * kQuads * 4;
-static_assert(kPayloadFrameBytes / 4 % kFillTile == 0, "a tile lies in one frame");
-
 // Where nothing is added, zeros are put everywhere.
 template <Sink kSink>
-__global__ void __launch_bounds__(kTileThreads) fill(Decode args) {
+__global__ void __launch_bounds__(kElementThreads) fill(Decode args) {
   if (*args.verdict != 0) return;
-  const std::uint64_t first = std::uint64_t{blockIdx.x} * kFillTile;
-  const std::uint32_t frame = args.plan.frame_of_element(first);
-  const FrameRecord& record = args.workspace.records[frame];
+  const ElementTile tile = find_tile(args.plan);
+  const FrameRecord& record = args.workspace.records[tile.frame];
   if (record.is_plain == 0 && kSink == Sink::AddToFloat32) return;
-  const std::uint64_t frame_first = frame * args.plan.frame_elements;
-  const std::uint32_t elements = args.plan.extent(frame).elements;
   const std::uint8_t* plain = args.payload + record.offset + sizeof(FrameHeader);
 #pragma unroll
-  for (unsigned q = 0; q < kQuads; ++q) {
-    const auto at =
-        static_cast<std::uint32_t>(first - frame_first) + q * (kFillTile / kQuads) + 4 * threadIdx.x;
-    if (at >= elements) break;
-    const unsigned count = elements - at < 4 ? elements - at : 4;
+  for (unsigned round = 0; round < kElementRounds; ++round) {
+    const std::uint32_t at = tile.at(round);
+    const unsigned count = tile.count(round);
+    if (count == 0) break;
     if (record.is_plain != 0) {
       put_plain<kSink>(args.dtype, plain + std::uint64_t{at} * args.plan.element_bytes, args.dst,
-                       frame_first + at, count);
+                       tile.first + at, count);
     } else {
-      put_quad<kSink>(args.dst, frame_first + at, Quad{}, count);
+      put_quad<kSink>(args.dst, tile.first + at, Quad{}, count);
     }
   }
 }
@@ -64,11 +58,9 @@ struct ReceivedValues {
         return __fmul_rn(static_cast<float>(code), bfloat16_bits_to_float(bits));
       }
       case Values::Bit2: {
-        const std::uint32_t low = load_u16(scale);
-        if (low == kRawScale) return raw_at(index);
-        const std::uint32_t code = codes[index / 4] >> 2 * (index % 4);
-        const std::uint32_t level = (code & 1) != 0 ? load_u16(scale + 2) : low;
-        return __uint_as_float(level << 16 | (code >> 1 & 1) << 31);
+        const Levels levels{load_u16(scale), load_u16(scale + 2)};
+        if (levels.low == kRawScale) return raw_at(index);
+        return levels.value(codes[index / 4] >> 2 * (index % 4));
       }
       case Values::Fp32:
         break;
@@ -130,10 +122,8 @@ __global__ void __launch_bounds__(kTileThreads) scatter(TopKDecode args, std::ui
 }  // namespace
 
 core::Status fill_unchosen(const Decode& args, Stream stream) {
-  return with_sink(args.sink, [&]<Sink kSink>() {
-    const Grid all{(args.plan.elements + kFillTile - 1) / kFillTile, kTileThreads};
-    return launch(fill<kSink>, all, stream, args);
-  });
+  return with_sink(args.sink,
+                   [&]<Sink kSink>() { return launch(fill<kSink>, grid_of_tiles(args.plan), stream, args); });
 }
 
 core::Status put_chosen(const TopKDecode& args, Stream stream) {

@@ -87,9 +87,7 @@ struct TopKDecodeSpace {
   SectionSpace sections;
 };
 
-// The directions share the memory.
-std::size_t top_k_space_bytes(const CodecSpec& spec, const PayloadPlan& plan);
-TopKEncodeSpace cut_top_k_encoding(const CodecSpec& spec, const PayloadPlan& plan, std::uint8_t* room);
-TopKDecodeSpace cut_top_k_decoding(const PayloadPlan& plan, std::uint8_t* room);
+TopKEncodeSpace take_top_k_encoding(const CodecSpec& spec, const PayloadPlan& plan, SpaceCutter& room);
+TopKDecodeSpace take_top_k_decoding(const PayloadPlan& plan, SpaceCutter& room);
 
 }  // namespace geocomm::codec::cuda

@@ -42,6 +42,14 @@ inline std::uint32_t frame_of(std::uint64_t verdict) {
 }
 
 #if defined(__CUDACC__) || defined(GEOCOMM_SIMT)
+// Whether there is one: for all threads of the block alike, whatever other blocks report meanwhile.
+__device__ inline bool is_over(const std::uint64_t* verdict) {
+  __shared__ bool over;
+  if (threadIdx.x == 0) over = *verdict != 0;
+  __syncthreads();
+  return over;
+}
+
 __device__ __forceinline__ void report(std::uint64_t* verdict, Fault fault, std::uint32_t frame) {
   const std::uint64_t word =
       static_cast<std::uint64_t>(~frame) << kFaultBits | static_cast<std::uint64_t>(fault);

@@ -1,0 +1,39 @@
+// Elements of one frame that a block of threads takes: in each of a few rounds four to a thread.
+#pragma once
+
+#include <cstdint>
+
+#include "codec/cuda/device.h"
+
+namespace geocomm::codec::cuda {
+
+inline constexpr unsigned kElementThreads = 256;
+inline constexpr unsigned kElementRounds = 4;
+inline constexpr unsigned kTileElements = 4 * kElementThreads * kElementRounds;
+static_assert(kPayloadFrameBytes / 4 % kTileElements == 0, "a tile lies in one frame");
+
+struct ElementTile {
+  std::uint32_t frame;
+  std::uint32_t begin;     // element in the frame
+  std::uint32_t elements;  // of the frame
+  std::uint64_t first;     // element of the payload that the frame begins with
+
+  // This thread's four, in the frame, and how many of them there are.
+  __device__ __forceinline__ std::uint32_t at(unsigned round) const {
+    return begin + round * (4 * kElementThreads) + 4 * threadIdx.x;
+  }
+  __device__ __forceinline__ unsigned count(unsigned round) const { return four_from(at(round), elements); }
+};
+
+__device__ __forceinline__ ElementTile find_tile(const PayloadPlan& plan) {
+  const std::uint64_t element = std::uint64_t{blockIdx.x} * kTileElements;
+  const std::uint32_t frame = plan.frame_of_element(element);
+  const std::uint64_t first = frame * plan.frame_elements;
+  return {frame, static_cast<std::uint32_t>(element - first), plan.extent(frame).elements, first};
+}
+
+inline Grid grid_of_tiles(const PayloadPlan& plan) {
+  return {(plan.elements + kTileElements - 1) / kTileElements, kElementThreads};
+}
+
+}  // namespace geocomm::codec::cuda
