@@ -64,15 +64,6 @@ struct HuffmanSpace {
 // less.
 HuffmanSpace take_huffman_space(std::uint64_t planes, std::size_t plane_bytes, bool is_received,
                                 SpaceCutter& room);
-inline std::size_t huffman_space_bytes(std::uint64_t planes, std::size_t plane_bytes) {
-  SpaceCutter room;
-  take_huffman_space(planes, plane_bytes, false, room);
-  return room.bytes();
-}
-inline HuffmanSpace cut_huffman_space(std::uint64_t planes, std::size_t plane_bytes, std::byte* space_dev) {
-  SpaceCutter room(space_dev);
-  return take_huffman_space(planes, plane_bytes, false, room);
-}
 
 // Encoding, in this order. `from` and `bytes` of the planes are set: codes each block, and finds the sizes of
 // the coded planes.

@@ -18,11 +18,22 @@ std::uint8_t* raw(std::byte* bytes) {
   return reinterpret_cast<std::uint8_t*>(bytes);
 }
 
+std::size_t space_bytes(std::size_t planes, std::size_t plane_bytes) {
+  cuda::SpaceCutter room;
+  cuda::take_huffman_space(planes, plane_bytes, false, room);
+  return room.bytes();
+}
+
+cuda::HuffmanSpace space_in(const DeviceBytes& memory, std::size_t planes, std::size_t plane_bytes) {
+  cuda::SpaceCutter room(memory.data());
+  return cuda::take_huffman_space(planes, plane_bytes, false, room);
+}
+
 std::vector<Bytes> encode_planes(const std::vector<Bytes>& planes, std::size_t shift = 0) {
   std::size_t most = 0;
   for (const Bytes& plane : planes) most = std::max(most, plane.size());
-  const DeviceBytes room(cuda::huffman_space_bytes(planes.size(), most));
-  const auto space = cuda::cut_huffman_space(planes.size(), most, room.data());
+  const DeviceBytes room(space_bytes(planes.size(), most));
+  const auto space = space_in(room, planes.size(), most);
   std::vector<DeviceBytes> from, to;
   for (std::size_t p = 0; p < planes.size(); ++p) {
     from.emplace_back(planes[p], shift);
@@ -44,8 +55,8 @@ std::vector<Bytes> encode_planes(const std::vector<Bytes>& planes, std::size_t s
 
 // Decodes as the frame's reader would: the plane may take fewer bytes than are there. False: refused.
 bool decode_plane(const Bytes& coded, Bytes& plane, std::size_t& taken, std::size_t shift = 0) {
-  const DeviceBytes room(cuda::huffman_space_bytes(1, plane.size()));
-  const auto space = cuda::cut_huffman_space(1, plane.size(), room.data());
+  const DeviceBytes room(space_bytes(1, plane.size()));
+  const auto space = space_in(room, 1, plane.size());
   const DeviceBytes from(coded, shift);
   const DeviceBytes to(plane);
   space.planes[0] = {raw(from.data()), raw(to.data()), coded.size(), static_cast<std::uint32_t>(plane.size()),
