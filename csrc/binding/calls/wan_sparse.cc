@@ -148,9 +148,11 @@ class WanCollectives::SparseSum {
       }
     }
     GEOCOMM_RETURN_IF_ERROR(owner_.exchange_->move(context, sends, receives));
-    for (const auto& part : parts_) {
+    for (int site = 0; site < topology_.site_count(); ++site) {
+      const auto& part = parts_[index(site)];
       if (part.indices.defined() && !part.is_within(tensor_)) {
-        return core::corrupt("a sparse tensor with indices outside of its shape from another site");
+        return core::corrupt("a sparse tensor with indices outside of its shape from site ",
+                             topology_.site_name(site));
       }
     }
     return Status::ok();
