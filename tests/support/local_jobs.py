@@ -17,14 +17,22 @@ def environment(**variables: str) -> dict[str, str]:
     return kept | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"} | variables
 
 
+_WORKERS = 16
+"""Each has its own range of ports; more than these share them."""
+
+
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """That were free a moment ago, all at once. None that the kernel gives to whoever asks for any."""
+    """That were free a moment ago, all at once. None that the kernel gives to whoever asks for any, and none that
+    another worker of pytest-xdist may take before this one's test does."""
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _WORKERS
+    width = (max(first, 30_000) - 10_000) // _WORKERS
+    begin = 10_000 + worker * width
     chance = random.SystemRandom()
     with contextlib.ExitStack() as held:
         found: list[int] = []
         while len(found) < count:
-            port = chance.randrange(10_000, max(first, 30_000))
+            port = chance.randrange(begin, begin + width)
             with contextlib.suppress(OSError):
                 held.enter_context(socket.create_server((host, port)))
                 found.append(port)
