@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from geocomm.core.errors import UnsupportedError
 from geocomm.sync.gradients.reduction_plan import GradientShard
 
-CHECKED_TORCH = ("2.11", "2.13", "2.14", "2.15")
+CHECKED_TORCH = ("2.11", "2.12", "2.13", "2.14", "2.15")
 """The minor versions of torch whose private parts were looked at and run."""
 
 _PARTS_OF_A_GROUP = ("fsdp_params", "device", "mesh_info", "_all_reduce_hook", "gradient_divide_factor")
