@@ -330,8 +330,7 @@ void Stream::end_aside() {
   settle(aside_->writing, aside_->written);
   if (!is_open()) return;
   const Result<Connection::Received>& received = aside_->received;
-  const bool moved = !received.is_ok() || received->ended || received->bytes > 0;
-  const bool more = moved && settle(aside_->reading, received);
+  const bool more = settle(aside_->reading, received);
   if (!is_open()) return;
   reads_much_ = more || (receiving_ && received->bytes >= kMuchBytes);
   watch();
