@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from functools import cached_property
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
@@ -308,7 +308,12 @@ def words(text: str) -> Text:
 
 def line_of(record: Record) -> str:
     """The record as canonical JSON, without a line feed."""
-    return json.dumps(record.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return canonical(record.model_dump(mode="json"))
+
+
+def canonical(content: Any) -> str:
+    """JSON in one way only: equal contents have equal texts."""
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def entry_of(line: str) -> Entry:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, PlainSerializer, TypeAdapter, ValidationError
 
 from geocomm.journal.dealt_shards import DealtShards, Line, Piece, cut, length
 from geocomm.journal.entries import (
@@ -30,7 +30,6 @@ from geocomm.journal.entries import (
     Left,
     Listed,
     Ready,
-    Record,
     Removed,
     Round,
     Skip,
@@ -38,7 +37,7 @@ from geocomm.journal.entries import (
     TakenBack,
     TermBegun,
     Whole,
-    line_of,
+    canonical,
 )
 
 KEPT_SNAPSHOTS = 16
@@ -147,57 +146,55 @@ _MAY_BECOME = {
 """From which standings each is reached; JOINING is reached from any but REMOVED, and by a site that is new."""
 
 
+@dataclass
 class RunState:
-    """The run after the entries that `apply` has taken.
+    """The run after the entries that `apply` has taken."""
 
-    Attributes:
-        genesis: The first entry; None: no site has begun.
-        head: The end of the chain.
-        term: The highest so far.
-        terms: By term that a leader began by taking over: the index of its first entry.
-        taken_over: The entry by which the present leader took over; None: the first one leads.
-        sites: By name.
-        versions: By fragment: how many round entries it has, void ones too.
-        rounds: By fragment: its last round entry.
-        skipped: (fragment, version) of void round entries.
-        skipped_at: By fragment: the index of the last entry that made one void. What earlier entries say of the digests
-            of later versions (`base`) is not so any more.
-        snapshot: The last entry of this kind.
-        kept: By the index of a snapshot: the entry that says that enough sites have it; of the newest ones.
-        every: Optimizer steps between two rounds of a fragment.
-        every_is_said: Whether the last round entry says so, or those before: not where its sites were removed since.
-        step: Of the run: the most that a listed frame says, or the genesis. Frames of sites that were removed do not
-            count: so the run outlives one that has lied, or whose memory is broken.
-        data: By the index of its entry: the versions of the data set that deals are of, the one in force last.
-        deals: By the index of its entry: the shards that were dealt. Rests of deals are not among them.
-        rests: What was taken back, and is to be dealt to others, the oldest first.
-        ended: Whether the run is over.
-    """
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    def __init__(self) -> None:
-        self.genesis: Genesis | None = None
-        self.head = EMPTY
-        self.term = 0
-        self.terms: dict[int, int] = {}
-        self.taken_over: TermBegun | None = None
-        self.sites: dict[str, SiteRecord] = {}
-        self.versions: list[int] = []
-        self.rounds: dict[int, Round] = {}
-        self.skipped: set[tuple[int, int]] = set()
-        self.skipped_at: dict[int, int] = {}
-        self.snapshot: Snapshot | None = None
-        self.kept: dict[int, Kept] = {}
-        self.every = 1
-        self.every_is_said = True
-        self.every_by: tuple[str, ...] = ()
-        """The members of the round that said `every`."""
-        self.step = 0
-        self.steps: dict[str, int] = {}
-        """By site: the most that a listed frame of it says."""
-        self.data: dict[int, Data] = {}
-        self.deals: dict[int, DealtShards] = {}
-        self.rests: Line = ()
-        self.ended = False
+    genesis: Genesis | None = None
+    """The first entry; None: no site has begun."""
+    head: Head = EMPTY
+    """The end of the chain."""
+    term: Whole = 0
+    """The highest so far."""
+    terms: dict[int, Whole] = field(default_factory=dict[int, int])
+    """By term that a leader began by taking over: the index of its first entry."""
+    taken_over: TermBegun | None = None
+    """The entry by which the present leader took over; None: the first one leads."""
+    sites: dict[str, SiteRecord] = field(default_factory=dict[str, SiteRecord])
+    versions: list[Whole] = field(default_factory=list[int])
+    """By fragment: how many round entries it has, void ones too."""
+    rounds: dict[int, Round] = field(default_factory=dict[int, Round])
+    """By fragment: its last round entry."""
+    skipped: Annotated[set[tuple[int, int]], PlainSerializer(sorted)] = field(default_factory=set[tuple[int, int]])
+    """(fragment, version) of void round entries."""
+    skipped_at: dict[int, int] = field(default_factory=dict[int, int])
+    """By fragment: the index of the last entry that made one void. What earlier entries say of the digests of later
+    versions (`base`) is not so any more."""
+    snapshot: Snapshot | None = None
+    """The last entry of this kind."""
+    kept: dict[int, Kept] = field(default_factory=dict[int, Kept])
+    """By the index of a snapshot: the entry that says that enough sites have it; of the newest ones."""
+    every: Annotated[int, Field(ge=1)] = 1
+    """Optimizer steps between two rounds of a fragment."""
+    every_is_said: bool = True
+    """Whether the last round entry says so, or those before: not where its sites were removed since."""
+    every_by: tuple[str, ...] = ()
+    """The members of the round that said `every`."""
+    step: Whole = 0
+    """Of the run: the most that a listed frame says, or the genesis. Frames of sites that were removed do not count: so
+    the run outlives one that has lied, or whose memory is broken."""
+    steps: dict[str, Whole] = field(default_factory=dict[str, int])
+    """By site: the most that a listed frame of it says."""
+    data: dict[int, Data] = field(default_factory=dict[int, Data])
+    """By the index of its entry: the versions of the data set that deals are of, the one in force last."""
+    deals: dict[int, DealtShards] = field(default_factory=dict[int, DealtShards])
+    """By the index of its entry: the shards that were dealt. Rests of deals are not among them."""
+    rests: Line = ()
+    """What was taken back, and is to be dealt to others, the oldest first."""
+    ended: bool = False
+    """Whether the run is over."""
 
     @staticmethod
     def of(entries: Iterable[Entry]) -> RunState:
@@ -211,20 +208,17 @@ class RunState:
     def read(text: str) -> RunState:
         """The state that a `text` is of. Raises BadLineError for what is none."""
         try:
-            folded = FoldedRun.model_validate_json(text)
+            state = _STATE.validate_json(text)
         except ValidationError as error:
             raise BadLineError(f"not the state of a run: {error.errors()[0]['msg']}") from None
-        state = RunState()
-        for name in FoldedRun.model_fields:
-            setattr(state, name, getattr(folded, name))
-        state.skipped = set(folded.skipped)
+        if any(len(site.read) != len(state.versions) for site in state.sites.values()):
+            raise BadLineError("not the state of a run: a site's `read` has another number of fragments")
         return state
 
     @property
     def text(self) -> str:
         """All of it, as canonical JSON: equal states have equal texts."""
-        fields = {name: getattr(self, name) for name in FoldedRun.model_fields} | {"skipped": sorted(self.skipped)}
-        return line_of(FoldedRun.model_construct(None, **fields))
+        return canonical(_STATE.dump_python(self, mode="json"))
 
     @property
     def digest(self) -> Hash:
@@ -449,33 +443,4 @@ class RunState:
         return BadLineError(f"entry {entry.index} ({entry.kind}) does not fit the journal: {why}")
 
 
-class FoldedRun(Record):
-    """The fields of a `RunState`, for its text."""
-
-    genesis: Genesis | None
-    head: Head
-    term: Whole
-    terms: dict[int, Whole]
-    taken_over: TermBegun | None
-    sites: dict[str, SiteRecord]
-    versions: list[Whole]
-    rounds: dict[int, Round]
-    skipped: list[tuple[int, int]]
-    skipped_at: dict[int, int]
-    snapshot: Snapshot | None
-    kept: dict[int, Kept]
-    every: Annotated[int, Field(ge=1)]
-    every_is_said: bool
-    every_by: tuple[str, ...]
-    step: Whole
-    steps: dict[str, Whole]
-    data: dict[int, Data]
-    deals: dict[int, DealtShards]
-    rests: Line
-    ended: bool
-
-    @model_validator(mode="after")
-    def _reads_all_fragments(self) -> Self:
-        if any(len(site.read) != len(self.versions) for site in self.sites.values()):
-            raise ValueError("a site's `read` has another number of fragments")
-        return self
+_STATE: TypeAdapter[RunState] = TypeAdapter(RunState)
