@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 
 from geocomm.core.patience import Waiting
-from geocomm.elastic.fetch import MAX_FILE_BYTES, Fetcher, HeldState, Outcome
+from geocomm.elastic.fetch import Fetcher, HeldState, Outcome
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.journal.entries import Digest, Round
 from geocomm.journal.journal import SqliteJournal
@@ -45,10 +45,6 @@ class StatesOfOthers:
         """The round entries of a fragment from a version on."""
         return self._journal.rounds(fragment, version)
 
-    async def newest(self, state: RunState, fragment: int, above: int, sources: Sequence[str]) -> int | None:
-        """Bring here the newest state that others have, of a version above `above`. None: nobody has one."""
-        return await self._fetch_newest(state, fragment, above, sources)
-
     async def base(
         self,
         state: RunState,
@@ -80,7 +76,7 @@ class StatesOfOthers:
             if base is not None and (few or not self.outweighs(state, fragment, base)):
                 return base, loaded
             above = -1 if base is None else base
-            fetched = await self._fetch_newest(state, fragment, above, await sources())
+            fetched = await self.newest(state, fragment, above, await sources())
             if fetched is not None:
                 return fetched, True
             if base is not None and (not joining or time.monotonic() > end):
@@ -111,13 +107,7 @@ class StatesOfOthers:
         for entry in entries:
             if (entry.fragment, entry.version) not in state.skipped:
                 for listed in entry.members:
-                    wanted = Wanted(
-                        fragment=entry.fragment,
-                        version=entry.version,
-                        site=listed.site,
-                        frame=listed.frame,
-                        bytes=min(listed.coded_bytes + listed.exact_bytes, MAX_FILE_BYTES),  # no frame has more
-                    )
+                    wanted = Wanted.listed(entry, listed)
                     if not self._store.has_frame(**wanted.named):
                         yield wanted
 
@@ -135,7 +125,8 @@ class StatesOfOthers:
         except FileNotFoundError:
             return 0
 
-    async def _fetch_newest(self, state: RunState, fragment: int, above: int, sources: Sequence[str]) -> int | None:
+    async def newest(self, state: RunState, fragment: int, above: int, sources: Sequence[str]) -> int | None:
+        """Bring here the newest state that others have, of a version above `above`. None: nobody has one."""
         above = max(above, self.replayed_from(state, fragment) - 1)
         offered: dict[HeldState, list[str]] = {}
         skipped_at = state.skipped_at.get(fragment, -1)

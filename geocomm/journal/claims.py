@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from geocomm.journal.entries import MOST_STEPS, Listed
+from geocomm.journal.entries import MOST_STEPS, CodedFrame, Listed
 from geocomm.journal.led_run import LedRun
 from geocomm.journal.messages import Offer
 
@@ -18,6 +18,7 @@ MOST_CYCLES = 8
 _LEAST_STEP_S = 1e-4
 LEAST_EVERY, MOST_EVERY = 30, 300
 """That `every="auto"` chooses: as in `planning.local_estimate`."""
+_AS_OFFERED = CodedFrame.model_fields.keys() - {"weight", "step"}
 
 
 class Claims:
@@ -33,15 +34,10 @@ class Claims:
         """The members of a round, of which these are the offers."""
         members = tuple(
             Listed(
+                **offer.model_dump(include=_AS_OFFERED),
                 site=name,
-                frame=offer.frame,
-                coded_bytes=offer.coded_bytes,
-                exact_bytes=offer.exact_bytes,
                 weight=min(offer.weight, self._most_weight(name)),
                 step=min(offer.step, self._most_step(name), MOST_STEPS),
-                squared_norm=offer.squared_norm,
-                lr=offer.lr,
-                taken=offer.taken,
             )
             for name, offer in sorted(offers.items())
         )

@@ -51,11 +51,9 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Listed(Record):
-    """A frame that counts in a round."""
+class CodedFrame(Record):
+    """A frame, as the site that has made it says."""
 
-    site: SiteName
-    """Whose it is."""
     frame: Hash
     """The hash of the frame's bytes: the coded part, then the exact part."""
     coded_bytes: Whole
@@ -70,6 +68,18 @@ class Listed(Record):
     """The site's learning rate when the frame was made; 0: not known."""
     taken: Whole = 0
     """Tokens that the site has read, over all its starts, up to where this frame ends; 0: it does not say."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the frame."""
+        return self.coded_bytes + self.exact_bytes
+
+
+class Listed(CodedFrame):
+    """A frame that counts in a round."""
+
+    site: SiteName
+    """Whose it is."""
 
 
 class EntryBase(Record):

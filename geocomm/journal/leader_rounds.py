@@ -298,7 +298,7 @@ class LeaderRounds:
                         version=found.version,
                         site=maker,
                         frame=offer.frame,
-                        bytes=offer.coded_bytes + offer.exact_bytes,
+                        bytes=offer.size,
                         sources=sources,
                     ),
                 )

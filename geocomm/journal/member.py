@@ -259,7 +259,7 @@ class Member:
         """What was said before may be lost: say again all that still matters."""
         acts: list[Act] = []
         for fragment, own in self._own.items():
-            acts += self._needs(fragment, own)
+            acts += self._needs(own)
             if self._is_decided(own):
                 continue
             if own.due and not self._is_open(own):
@@ -305,7 +305,7 @@ class Member:
         if isinstance(entry, Round):
             if entry.version >= own.version:
                 own.rounds[entry.version] = entry
-            return self._needs(entry.fragment, own, only=entry.version)
+            return self._needs(own, only=entry.version)
         what = f"round {entry.version} of fragment {entry.fragment} is void"
         if entry.version < own.version:
             return [StartAgain(entry.fragment, entry.version, f"{what}, and was applied here: {entry.why}")]
@@ -318,17 +318,9 @@ class Member:
         why = f"{what}, so this site reads its data again from where that began: {entry.why}"
         return [StartAgain(entry.fragment, entry.version, why)]
 
-    def _needs(self, fragment: int, own: _Fragment, only: int | None = None) -> list[Act]:
+    def _needs(self, own: _Fragment, only: int | None = None) -> list[Act]:
         return [
-            Say(
-                Need(
-                    fragment=fragment,
-                    version=version,
-                    site=listed.site,
-                    frame=listed.frame,
-                    bytes=listed.coded_bytes + listed.exact_bytes,
-                )
-            )
+            Say(Need.listed(entry, listed))
             for version, entry in sorted(own.rounds.items())
             if version not in own.void and only in (None, version)
             for listed in entry.members

@@ -14,19 +14,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from geocomm.journal.entries import (
-    MAX_FRAME_BYTES,
     MOST_FRAGMENTS,
     BadLineError,
+    CodedFrame,
     Data,
     Digest,
     Entry,
     Hash,
+    Listed,
     Record,
+    Round,
     SiteName,
     Text,
     Whole,
@@ -121,6 +123,11 @@ class Wanted(OfFrame):
         """The frame that a message asks for: equal to that of any other message."""
         return Wanted(**asked.named, bytes=asked.bytes)
 
+    @classmethod
+    def listed(cls, entry: Round, one: Listed) -> Self:
+        """A frame that a round lists."""
+        return cls(fragment=entry.fragment, version=entry.version, site=one.site, frame=one.frame, bytes=one.size)
+
 
 # ---- up: what a site says
 
@@ -210,21 +217,14 @@ class Due(OfRound):
     kind: Literal["due"] = "due"
 
 
-class Offer(OfAttempt):
+class Offer(OfAttempt, CodedFrame):
     """The site has made its frame, sent it to all peers of the OPEN, and has it on its own disk."""
 
     kind: Literal["offer"] = "offer"
-    frame: Hash
-    coded_bytes: Annotated[int, Field(ge=0, le=MAX_FRAME_BYTES)]
-    exact_bytes: Annotated[int, Field(ge=0, le=MAX_FRAME_BYTES)]
-    weight: Annotated[int, Field(ge=1, le=2**53)]
     step: Amount
-    squared_norm: Annotated[float, Field(ge=0)]
-    lr: Annotated[float, Field(ge=0)]
+    taken: Amount = 0
     every: Annotated[int, Field(ge=0, lt=2**31)]
     """Steps between two rounds that the site wants from now on; 0: as now."""
-    taken: Amount = 0
-    """See `Listed`."""
 
 
 class Pass(OfAttempt):

@@ -246,7 +246,7 @@ class Sequencer:
         if message.fragment >= len(self.state.versions):
             return f"its {message.kind} is of fragment {message.fragment}, which the run does not have"
         if isinstance(message, Offer):
-            size, most = message.coded_bytes + message.exact_bytes, self.state.most_frame_bytes
+            size, most = message.size, self.state.most_frame_bytes
             return f"it offers a frame of {size} bytes; one of this model has {most} at most" if size > most else ""
         return ""
 

@@ -50,7 +50,7 @@ class MemberRecords:
         members = entry.members if isinstance(entry, Round) else ()
         for one in members:
             if one.site != self._site:
-                record.describe(one.site, one.coded_bytes + one.exact_bytes, one.step, one.weight)
+                record.describe(one.site, one.size, one.step, one.weight)
         record.listed(one.site for one in members)
 
     def applied(self, fragment: int, version: int, after: int) -> None:

@@ -394,7 +394,7 @@ class MemberSiteRounds(SiteState):
         if decided.settled.entry is None or self._rounds is None:
             return
         index = held.fragment.index
-        self._since_state[index] += sum(one.coded_bytes + one.exact_bytes for one in decided.settled.entry.members)
+        self._since_state[index] += sum(one.size for one in decided.settled.entry.members)
         of_state = BYTES_PER_ELEMENT * held.fragment.numel * (1 + (held.momentum is not None))
         if self._since_state[index] > of_state:
             self._since_state[index] = 0
