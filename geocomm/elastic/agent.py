@@ -212,7 +212,7 @@ class Agent:
             counted |= {
                 "leader_entries": leader.entries,
                 "leader_commit_seconds": leader.commit_seconds,
-                "data_repeated_tokens": leader.repeated_tokens,
+                "data_repeated_tokens": leader.sequencer.deals.repeated_tokens,
             }
         return counted
 

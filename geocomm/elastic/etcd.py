@@ -300,9 +300,6 @@ class EtcdJournal:
             return None
         return found[0].hash if found[0].index == index else found[0].prev
 
-    def close(self) -> None:
-        """Nothing is held."""
-
     def _entries(self, first: int, limit: int) -> list[Entry]:
         """The next ones that there are."""
         etcd = self._etcd

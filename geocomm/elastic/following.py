@@ -99,13 +99,14 @@ class Following:
         """A leader tells those that are not connected to it that it leads, hears of later ones, and says whether it is
         the only one, until cancelled."""
         while (leader := self._view.leader) is not None:
-            connected = {site for site, seen in leader.seen.items() if seen.connected}
+            connected = leader.others_connected(self._view.site)
             addresses = {at for site, at in self._view.known.addresses.items() if site not in connected}
             in_doubt = await self._ask_others(addresses | self._rivals)
             for why in in_doubt - self._in_doubt:
                 log(f"this site may not be the only one that leads: {why}")
             self._in_doubt = in_doubt
-            tell_led(self._run_dir, [*leader.doubt, *sorted(in_doubt)], leader.undealt_tokens)
+            led = leader.sequencer
+            tell_led(self._run_dir, [*led.doubt, *sorted(in_doubt)], led.deals.undealt_tokens)
             await asyncio.sleep(_LEAST_PAUSE_S)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FIND_AFTER_S - _LEAST_PAUSE_S):

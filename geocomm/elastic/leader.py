@@ -12,21 +12,20 @@ import secrets
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from geocomm.core.addresses import HubAddress, HubAddressError
 from geocomm.core.bad_input import BadInput
 from geocomm.core.patience import Waiting, until_one_ends
 from geocomm.elastic.agent_link import LineStream
-from geocomm.elastic.etcd import EtcdAwayError
+from geocomm.elastic.etcd import EtcdAwayError, EtcdJournal
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.snapshots import forget
 from geocomm.group.rendezvous.store_session import PacketKind, offset_bytes, write_packet
 from geocomm.group.rendezvous.tls_stream import TlsStream
 from geocomm.journal.entries import BadLineError, Entry, Kept, words
-from geocomm.journal.journal import HeadMovedError, SharedJournal, SqliteJournal
-from geocomm.journal.messages import Beat, Hello, OtherProtocolError, Refused, Up, entry_said, parts_of, said, up_of
+from geocomm.journal.journal import HeadMovedError, SqliteJournal
+from geocomm.journal.messages import Hello, OtherProtocolError, Refused, Up, entry_said, parts_of, said, up_of
 from geocomm.journal.run_state import RunState
 from geocomm.journal.sequencer import Sequencer
 from geocomm.journal.sequencer_events import (
@@ -61,18 +60,6 @@ class LeaderChanged(Exception):
     """Another site leads from now on, or this one: the agent begins anew from its run folder, in the same process."""
 
 
-@dataclass
-class SiteContact:
-    """What the leader knows of a site that stands in no journal."""
-
-    connected: bool = False
-    heard: float = 0.0
-    """The time of its last line, on the clock of the event loop."""
-    beat: Beat | None = None
-    fetch: str = ""
-    """host:port where it gives out files; empty: it does not."""
-
-
 class Leader:
     """Leads the run of a journal, which it alone appends to. Used in one event loop."""
 
@@ -83,12 +70,11 @@ class Leader:
         fetch: str,
         known: KnownAgents,
         log: Callable[[str], None],
-        shared: SharedJournal | None = None,
+        shared: EtcdJournal | None = None,
         term: int = 0,
     ) -> None:
         """`fetch` is the host:port of the agent that this leader is a part of. shared: where an entry is to be before
         it is in `journal`; it may block, and be away. term: in which an empty journal begins."""
-        self.seen: dict[str, SiteContact] = {}
         self.questioned = asyncio.Event()
         """A site says that another one leads: its agent may say who."""
         self._journal, self._shared = journal, shared
@@ -102,7 +88,7 @@ class Leader:
         state = journal.state()
         state.term = max(state.term, term)
         start = known.next_start()
-        self._sequencer = Sequencer(state, terms, journal.hash_at, lambda: secrets.token_hex(16), fetch, start)
+        self.sequencer = Sequencer(state, terms, journal.hash_at, lambda: secrets.token_hex(16), fetch, start)
         self._sessions: dict[str, LineStream] = {}
         self._works: set[asyncio.Task[None]] = set()
         self._newcomers: dict[str, LineStream] = {}
@@ -112,27 +98,7 @@ class Leader:
     @property
     def state(self) -> RunState:
         """The run as the journal says it."""
-        return self._sequencer.state
-
-    @property
-    def waits(self) -> list[str]:
-        """Data that no site which is there may read, in words."""
-        return self._sequencer.waits
-
-    @property
-    def undealt_tokens(self) -> int | None:
-        """Tokens of this pass over the run's data that are not dealt yet; None: it deals none."""
-        return self._sequencer.undealt_tokens
-
-    @property
-    def repeated_tokens(self) -> int:
-        """Tokens that were read again since this leader began, where a site had to begin again."""
-        return self._sequencer.repeated_tokens
-
-    @property
-    def doubt(self) -> tuple[str, ...]:
-        """Why this leader may not be the run's; none: it is."""
-        return self._sequencer.doubt
+        return self.sequencer.state
 
     async def lead(self) -> None:
         """Watch the clock until cancelled. Raises what kept the journal from being written: this leader has ended."""
@@ -152,12 +118,11 @@ class Leader:
                 del self._newcomers[site]
             if self._sessions.get(site) is lines:
                 del self._sessions[site]
-                self.seen[site].connected = False
                 self._on(Ended(site))
 
     def others_connected(self, site: str) -> list[str]:
         """The sites that a connection stands to, but for this one."""
-        return sorted(name for name, seen in self.seen.items() if seen.connected and name != site)
+        return sorted(name for name, one in self.sequencer.sites.items() if one.connected and name != site)
 
     def remove(self, site: str, why: str) -> str:
         """End a site's part in the run. Why that cannot be; empty: it is done."""
@@ -235,12 +200,7 @@ class Leader:
                 raise BadLineError(f"where {site} gives out files: {error}") from None
         if self._newcomers.get(site) is lines and not self._takes_in(site, lines, up):
             return
-        seen = self.seen[site]
-        seen.heard = asyncio.get_running_loop().time()
-        if isinstance(up, Beat):
-            seen.beat = up
-        elif isinstance(up, Hello):
-            seen.fetch = up.fetch
+        if isinstance(up, Hello):
             self._known.learn(site, up.fetch)
         self._on(Said(site, up))
 
@@ -249,8 +209,7 @@ class Leader:
         del self._newcomers[site]
         if not isinstance(first, Hello):
             raise BadLineError(f"{site} began with {first.kind}")
-        now = asyncio.get_running_loop().time()
-        if refused := self._sequencer.turned_away(site, first, now):
+        if refused := self.sequencer.turned_away(site, first, asyncio.get_running_loop().time()):
             if refused.blames == "site":
                 self._log(f"refused: {refused.why}")
             lines.say(said(refused))
@@ -259,8 +218,6 @@ class Leader:
         if (before := self._sessions.pop(site, None)) is not None:
             before.end()
         self._sessions[site] = lines
-        seen = self.seen.setdefault(site, SiteContact())
-        seen.connected, seen.heard = True, now
         self._on(Came(site))
         return True
 
@@ -282,8 +239,8 @@ class Leader:
                 )
             if not self._undone:
                 self._journal.keep(self.state)
-            if self._sequencer.superseded:
-                self._sequencer.superseded = False
+            if self.sequencer.superseded:
+                self.sequencer.superseded = False
                 self.questioned.set()
         except Exception as error:
             # What the sequencer believes is not in the journal, or is not to be trusted: the next one reads it anew.
@@ -294,13 +251,13 @@ class Leader:
         it believed before is not less true."""
         now = asyncio.get_running_loop().time()
         try:
-            return self._sequencer.on(event, now)
+            return self.sequencer.on(event, now)
         except Exception as error:
             if not isinstance(event, Said):
                 raise
             told = traceback.format_exc()
             self._log(f"an error of this program upon what site {event.site} said ({event.message.kind}): {told}")
-            return self._sequencer.on(Unbelieved(event.site, f"what it said cannot be taken: {error!r}"), now)
+            return self.sequencer.on(Unbelieved(event.site, f"what it said cannot be taken: {error!r}"), now)
 
     def _connection_of(self, action: Action) -> LineStream | None:
         return self._sessions.get(action.site) if isinstance(action, Send | SendEntries | Close) else None
@@ -379,7 +336,6 @@ class Leader:
                     lines.say_all(self._lines(state, action.first, self._journal.head.index))
             case Close():
                 if (lines := self._sessions.pop(action.site, None)) is not None:
-                    self.seen[action.site].connected = False
                     lines.end()
             case Log():
                 self._log(action.text)

@@ -16,11 +16,12 @@ from typing import Protocol
 
 from geocomm.core.addresses import HubAddress, HubAddressError, listen_everywhere, listen_on
 from geocomm.core.patience import Waiting
+from geocomm.elastic.etcd import EtcdJournal
 from geocomm.elastic.known_agents import ABOUT_FILE, KnownAgents
 from geocomm.elastic.known_agents import leads as has_led
 from geocomm.elastic.questions import StandingAsked, leads_there, standings
 from geocomm.group.rendezvous.store_process import log
-from geocomm.journal.journal import SharedJournal, SqliteJournal
+from geocomm.journal.journal import SqliteJournal
 from geocomm.journal.run_state import RunState
 from geocomm.security.key_folder import Keys
 
@@ -42,7 +43,7 @@ class Begun:
     """This agent does."""
     term: int = 0
     """In which this agent begins an empty journal."""
-    shared: SharedJournal | None = None
+    shared: EtcdJournal | None = None
     """Where this agent's entries are to be before they are in its own journal."""
 
 

@@ -93,7 +93,7 @@ class SeenSite(Record):
     site: SiteName
     connected: bool
     heard_s: float
-    """Seconds since its last line."""
+    """Seconds since its last Beat."""
     fetch: Text
     """host:port where it gives out files; empty: it does not."""
     beat: Beat | None
@@ -168,13 +168,12 @@ def answer_of(leader: Leader, asked: MembersAsked | RemovalAsked) -> LeaderAnswe
     problem = leader.remove(asked.site, asked.why) if isinstance(asked, RemovalAsked) else ""
     now = asyncio.get_running_loop().time()
     sites = tuple(
-        SeenSite(
-            site=site, connected=seen.connected, heard_s=max(0.0, now - seen.heard), fetch=seen.fetch, beat=seen.beat
-        )
-        for site, seen in sorted(leader.seen.items())
+        SeenSite(site=site, connected=one.connected, heard_s=max(0.0, now - one.heard), fetch=one.fetch, beat=one.beat)
+        for site, one in sorted(leader.sequencer.sites.items())
+        if one.connected or one.beat  # others have not come since this leader began
     )
-    undealt = leader.undealt_tokens
-    return LeaderAnswer(problem=problem, sites=sites, waits=tuple(leader.waits), undealt_tokens=undealt)
+    deals = leader.sequencer.deals
+    return LeaderAnswer(problem=problem, sites=sites, waits=tuple(deals.waits), undealt_tokens=deals.undealt_tokens)
 
 
 async def ask(agent: HubAddress, keys: Keys, question: Question, kind: type[_A], limit_s: float = _LIMIT_S) -> _A:

@@ -155,7 +155,7 @@ class OtherAgents:
         """host:port of each; that of the site `first` comes first."""
         found = {peer.site: peer.fetch for opened in self._view.opens.values() for peer in opened.peers}
         if self._view.leader is not None:
-            found |= {site: seen.fetch for site, seen in self._view.leader.seen.items() if seen.connected}
+            found |= {site: one.fetch for site, one in self._view.leader.sequencer.sites.items() if one.connected}
         else:
             found |= await self._agents_at_leader()
         return self._in_order(found, first)

@@ -1,4 +1,4 @@
-"""Where entries become durable: a SQLite file in the run folder, or another engine that is a `Journal`."""
+"""Where entries become durable: a SQLite file in the run folder. `elastic.etcd` has the engine that sites share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from geocomm.core.bad_input import BadInput
 from geocomm.core.file_systems import network_file_system
@@ -50,40 +50,6 @@ class HeadMovedError(RuntimeError):
 
 class NoJournalError(BadInput, ValueError):
     """The file is not a journal that this version can use; the message says why, and what to do."""
-
-
-class Journal(Protocol):
-    """A chain of entries, of which none is ever changed. One leader at a time appends to it."""
-
-    @property
-    def head(self) -> Head:
-        """The end of the chain, as this process knows it: `read` looks again."""
-        ...
-
-    def append(self, entry: Entry, expected_head: Head) -> None:
-        """Write an entry; it is durable on return. Raises HeadMovedError where the head is not `expected_head`, or
-        another one leads. BadLineError: it does not follow `expected_head`."""
-        ...
-
-    def read(self, first: int = 0) -> Iterator[Entry]:
-        """The entries from index `first` on, up to the head at that time. Raises BadLineError for what is none."""
-        ...
-
-    def hash_at(self, index: int) -> str | None:
-        """The hash of an entry; FIRST_PREV for -1, and None where there is no such entry."""
-        ...
-
-    def close(self) -> None:
-        """Give back what is held. May be called again."""
-        ...
-
-
-class SharedJournal(Journal, Protocol):
-    """A journal of all agents: each follows it into one of its own, which has all entries."""
-
-    def forget(self, before: int) -> None:
-        """Delete the entries before this index."""
-        ...
 
 
 class SqliteJournal:

@@ -98,10 +98,10 @@ class Sequencer:
         self._hash_at = hash_at
         self._random_hex = random_hex
         self._run = LedRun(state, terms)
-        self._sites, self._terms = self._run.sites, terms
+        self.sites, self._terms = self._run.sites, terms
         self._digests = SaidDigests(state)
         self._rounds = LeaderRounds(self._run, self._digests, self._stop, fetch, start)
-        self._deals = LeaderDeals(self._run, self._rounds.forget)
+        self.deals = LeaderDeals(self._run, self._rounds.forget)
         self._snapshots = LeaderSnapshots(self._run)
         self._lost = LostFrames(self._run)
         self._foreign = ForeignJournals()
@@ -113,7 +113,7 @@ class Sequencer:
         """What to say to another connection of a site that may not take the place of the one that stands; None: it may,
         and `Came` is next."""
         self._start(now)
-        site = self._sites.get(name)
+        site = self.sites.get(name)
         live = name in self.state.live
         return None if site is None else turned_away(site, name, hello, now, self._terms.silent_s, live=live)
 
@@ -121,21 +121,6 @@ class Sequencer:
     def doubt(self) -> tuple[str, ...]:
         """Why this leader may not be the run's; none: it is."""
         return self._foreign.doubt(self._run.now)
-
-    @property
-    def waits(self) -> list[str]:
-        """Data that no site which is there may read, in words."""
-        return self._deals.waits
-
-    @property
-    def undealt_tokens(self) -> int | None:
-        """See `LeaderDeals`."""
-        return self._deals.undealt_tokens
-
-    @property
-    def repeated_tokens(self) -> int:
-        """See `LeaderDeals`."""
-        return self._deals.repeated_tokens
 
     # ---- events
 
@@ -155,10 +140,10 @@ class Sequencer:
             case Remove():
                 self._remove(event.site, event.why)
             case DataRead():
-                self._deals.read(event.data)
+                self.deals.read(event.data)
             case Tick():
                 self._look_at_clock()
-                self._deals.look()
+                self.deals.look()
         self._rounds.look()
         return self._run.take_actions()
 
@@ -171,21 +156,21 @@ class Sequencer:
         for name, site in self.state.sites.items():
             # After a restart, the sites that were there have a moment to come back.
             back_by = now + self._terms.silent_s - self._terms.disconnected_s
-            self._sites[name] = LedSite(changed=back_by, heard=now, store=site.store)
+            self.sites[name] = LedSite(changed=back_by, heard=now, store=site.store)
 
     def _came(self, name: str) -> None:
-        site = self._sites.setdefault(name, LedSite())
+        site = self.sites.setdefault(name, LedSite())
         site.connected, site.welcomed, site.has_ranks = True, False, False
         site.changed = self._run.now
 
     def _ended(self, name: str) -> None:
-        site = self._sites.get(name)
+        site = self.sites.get(name)
         if site is not None and site.connected:
             site.connected = site.welcomed = False
             site.changed = self._run.now
 
     def _said_by(self, name: str, message: Up) -> None:
-        site = self._sites.get(name)
+        site = self.sites.get(name)
         if site is None or not site.connected:
             return
         if isinstance(message, Hello):
@@ -199,7 +184,7 @@ class Sequencer:
             return
         if isinstance(message, Beat):
             site.heard, site.beat = self._run.now, message
-            self._deals.beat(name, message)
+            self.deals.beat(name, message)
         elif isinstance(message, RanksUp):
             self._ranks_up(name, site, message)
         elif isinstance(message, Offer | Pass | Hold | Due | Applied | Lost) and (why := self._misfit(message)):
@@ -253,7 +238,7 @@ class Sequencer:
     # ---- who takes part
 
     def _hello(self, name: str, site: LedSite, hello: Hello) -> None:
-        why = refusal(self.state, self._sites, name, hello)
+        why = refusal(self.state, self.sites, name, hello)
         if why:
             self._refuse(name, why)
             return
@@ -297,7 +282,7 @@ class Sequencer:
     def _forget_disk(self, name: str) -> None:
         """The site has another run folder: what it held is gone."""
         self._rounds.lose_disk(name)
-        self._sites[name].applied.clear()
+        self.sites[name].applied.clear()
 
     def _ranks_up(self, name: str, site: LedSite, message: RanksUp) -> None:
         if self.state.ended:  # it hears of that with the entries that follow its welcome
@@ -309,7 +294,7 @@ class Sequencer:
         if len(message.digests) != message.model.fragments:
             self._run.drop(name, f"it has {len(message.digests)} digests of {message.model.fragments} fragments")
             return
-        if genesis is None and (self._foreign.there(self._run.now) or self._deals.lacks_catalog):
+        if genesis is None and (self._foreign.there(self._run.now) or self.deals.lacks_catalog):
             self._held_back[name] = message
             return
         if genesis is None:
@@ -323,8 +308,8 @@ class Sequencer:
                 every=model.every,
                 step=model.step,
             )
-            self._deals.take_version()
-            for other, one in sorted(self._sites.items()):
+            self.deals.take_version()
+            for other, one in sorted(self.sites.items()):
                 if one.welcomed and one.ranks:
                     self._run.append(Join, site=other, store=one.store)
         else:
@@ -348,14 +333,14 @@ class Sequencer:
                 return
             site.applied.clear()
         site.owners, site.has_ranks = message.owners, True
-        self._deals.ranks_up(name, message.owners)
+        self.deals.ranks_up(name, message.owners)
         joins = self.state.sites[name].standing is Standing.JOINING
         if joins and genesis is not None and message.digests != genesis.digests:
             self._run.log(f"{name} begins with other weights than the run: it takes the run's state")
 
     def _has_room(self, name: str, message: RanksUp) -> bool:
         """Whether an Open can name these ranks too, beside those of all others."""
-        owners = [one.owners for other, one in self._sites.items() if other != name] + [message.owners]
+        owners = [one.owners for other, one in self.sites.items() if other != name] + [message.owners]
         return sum(len(line_of(owner)) for some in owners for owner in some) <= MAX_LINE_BYTES // 2
 
     def _may_come(self, name: str, site: LedSite) -> bool:
@@ -392,7 +377,7 @@ class Sequencer:
         known = self.state.sites.get(name)
         if known is None or known.standing is not Standing.READY:
             return
-        if self._sites[name].leaving is not None:
+        if self.sites[name].leaving is not None:
             self._left(name)
         else:
             self._run.append(Away, site=name, why=words(why))
@@ -415,13 +400,13 @@ class Sequencer:
 
     def _look_at_clock(self) -> None:
         terms = self._terms
-        if self._held_back and not self._foreign.there(self._run.now) and not self._deals.lacks_catalog:
+        if self._held_back and not self._foreign.there(self._run.now) and not self.deals.lacks_catalog:
             held_back, self._held_back = self._held_back, {}
             for name, message in sorted(held_back.items()):
-                if self._sites[name].welcomed:
-                    self._ranks_up(name, self._sites[name], message)
+                if self.sites[name].welcomed:
+                    self._ranks_up(name, self.sites[name], message)
         for name in self.state.live:
-            site = self._sites[name]
+            site = self.sites[name]
             if not site.connected and self._run.now - site.changed >= terms.disconnected_s:
                 self._away(name, f"no connection for {terms.disconnected_s:g} s")
             elif site.connected and self._run.now - site.heard >= terms.silent_s:
@@ -465,7 +450,7 @@ class Sequencer:
         for name in sites:
             self._run.send(name, Repair(fragment=fragment))
             if found.is_known:  # nobody waits for it, and its ranks have to start again before it counts
-                self._sites[name].has_ranks = False
+                self.sites[name].has_ranks = False
                 self._rounds.take_back(fragment, name)
                 self._away(name, f"fragment {fragment}: other bits {against}")
 

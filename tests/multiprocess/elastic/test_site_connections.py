@@ -152,11 +152,11 @@ def test_error_of_the_leader_upon_what_a_site_says_ends_that_site_alone(
                 with contextlib.suppress(ConnectionError):
                     while True:
                         await liar.read_line(1 << 20)
-                assert leader.seen["b"].connected
-                assert not leader.seen["c"].connected
-                heard = leader.seen["b"].heard
+                assert leader.sequencer.sites["b"].connected
+                assert not leader.sequencer.sites["c"].connected
+                heard = leader.sequencer.sites["b"].heard
                 await honest.write(BEAT + b"\n")
-                await until(lambda heard=heard: leader.seen["b"].heard > heard, "the other is heard")
+                await until(lambda heard=heard: leader.sequencer.sites["b"].heard > heard, "the other is heard")
             assert sum("not foreseen" in line for line in said) >= 1
 
     run(scenario())

@@ -153,7 +153,7 @@ class SimulatedRun:
             sum(sum(read.values()) for read in self._leader.chain.read),
             repeats(self._leader.chain),
             self._checks.read.total() - len(self._checks.read),
-            0 if self._leader.sequencer is None else self._leader.sequencer.repeated_tokens,
+            0 if self._leader.sequencer is None else self._leader.sequencer.deals.repeated_tokens,
         )
 
     def _goes_on(self) -> bool:

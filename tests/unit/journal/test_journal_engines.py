@@ -27,7 +27,7 @@ from geocomm.elastic.etcd_leadership import EtcdLeadership
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.leadership import Begun
 from geocomm.journal.entries import BadLineError, Entry, Kept, Snapshot, TermBegun
-from geocomm.journal.journal import HeadMovedError, Journal, NoJournalError, SqliteJournal
+from geocomm.journal.journal import HeadMovedError, NoJournalError, SqliteJournal
 from geocomm.journal.run_state import EMPTY, Head, RunState
 from support.etcd_servers import EtcdServers, needs_etcd
 from support.journal.simulated_run import SimulatedRun
@@ -50,9 +50,9 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Generator[EtcdServers]:
 class Engine:
     """Where a journal is."""
 
-    lead: Callable[[], Journal]
+    lead: Callable[[], SqliteJournal | EtcdJournal]
     """To append, whoever did before."""
-    look: Callable[[], Journal]
+    look: Callable[[], SqliteJournal | EtcdJournal]
 
 
 @pytest.fixture(params=["sqlite", pytest.param("etcd", marks=needs_etcd)])
@@ -83,7 +83,7 @@ def look(address: EtcdAddress) -> EtcdJournal:
     return EtcdJournal(Etcd(address))
 
 
-def fill(journal: Journal, entries: tuple[Entry, ...]) -> None:
+def fill(journal: SqliteJournal | EtcdJournal, entries: tuple[Entry, ...]) -> None:
     for entry in entries:
         journal.append(entry, journal.head)
 
@@ -96,7 +96,6 @@ def test_journal_reads_what_was_appended(engine: Engine, entries: tuple[Entry, .
     journal = engine.lead()
     assert (journal.head, list(journal.read()), journal.hash_at(-1)) == (EMPTY, [], EMPTY.hash)
     fill(journal, entries)
-    journal.close()
     again = engine.look()
     assert tuple(again.read()) == entries
     assert list(again.read(7)) == list(entries[7:])
@@ -129,7 +128,7 @@ def test_leader_of_a_term_that_is_over_is_refused(engine: Engine, entries: tuple
 
 
 def test_a_writer_is_killed_while_another_process_reads(engine: Engine, entries: tuple[Entry, ...]) -> None:
-    engine.lead().close()
+    engine.lead()
     writer = multiprocessing.get_context("spawn").Process(target=fill_elsewhere, args=(engine, entries))
     writer.start()
     reader, seen, end = engine.look(), 0, time.monotonic() + 60

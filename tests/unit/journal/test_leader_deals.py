@@ -237,30 +237,30 @@ def test_tokens_are_read_again_where_a_site_begins_anew_or_others_have_its_rest(
     count(run, "a", 20, "b")
     beat(run, "a", 0)  # of an agent that has started again: its ranks have not told it yet
     beat(run, "a", 39)
-    assert run.sequencer.repeated_tokens == 0
+    assert run.sequencer.deals.repeated_tokens == 0
     run.on(Ended("a"))
     run.take_part("a")  # the same ranks, over a new connection
-    assert run.sequencer.repeated_tokens == 0
+    assert run.sequencer.deals.repeated_tokens == 0
     run.say("a", RanksGone(why="died"))
     run.ranks_up("a", owner="f" * 32)
-    assert run.sequencer.repeated_tokens == 19
+    assert run.sequencer.deals.repeated_tokens == 19
     beat(run, "a", 30)
     run.on(Remove("b", "sold"))
     run.wait(1, "a")
-    assert run.sequencer.repeated_tokens == 19 + 38
+    assert run.sequencer.deals.repeated_tokens == 19 + 38
     run.on(Remove("a", "sold"))
     run.wait(1)
-    assert run.sequencer.repeated_tokens == 19 + 38 + 10
+    assert run.sequencer.deals.repeated_tokens == 19 + 38 + 10
 
 
 def test_what_is_left_of_a_pass_has_the_rests_that_nobody_has_yet() -> None:
     run = led("ab", Shards(readers="a"))
-    assert run.sequencer.undealt_tokens == LENGTH * (100 - len(of(run, Deal)))
+    assert run.sequencer.deals.undealt_tokens == LENGTH * (100 - len(of(run, Deal)))
     before = left(run, "a")
     run.on(Remove("a", "broken"))
     run.wait(1)
     assert [rest.sequences for rest in run.sequencer.state.rests] == [OF_A_DEAL] * (before // OF_A_DEAL)
-    assert run.sequencer.undealt_tokens == LENGTH * (100 - len(of(run, Deal)) + before)
+    assert run.sequencer.deals.undealt_tokens == LENGTH * (100 - len(of(run, Deal)) + before)
 
 
 def test_rest_waits_where_nobody_may_read_it_and_a_person_hears_of_that_once() -> None:
@@ -270,7 +270,7 @@ def test_rest_waits_where_nobody_may_read_it_and_a_person_hears_of_that_once() -
     run.on(Ended("a"))
     run.wait(80, "b")
     assert length(run.sequencer.state.rests) == 2 * OF_A_DEAL
-    assert run.sequencer.waits == ["it waits for a"]
+    assert run.sequencer.deals.waits == ["it waits for a"]
     assert run.logged.count("it waits for a") == 1
 
 
