@@ -212,11 +212,11 @@ async def _run_once(
     )
     works = [
         Doorway(begun.listener, keys, agent.serve_connection, log).serve(),
-        leadership.watch(begun, journal, agent.hear_of_leader),
+        leadership.watch(begun, journal, agent.following.hear),
         keep_counters(store.run_dir, "agent", agent.counted),
     ]
     if leader is not None:
-        works += [leader.lead(), agent.tell_others()]
+        works += [leader.lead(), agent.following.tell_others()]
     if config.ranks:
         ranks = RankServer(socket_path(store.run_dir), agent.rank_came, agent.rank_said, agent.rank_gone, log)
         works.append(ranks.serve())
@@ -230,8 +230,8 @@ async def _run_once(
     tasks.append(asyncio.create_task(_leave(agent, leader, config.ranks, leaving, leadership.passes_on)))
     sent_limit_s = _SENT_LIMIT_S
     try:
-        await asyncio.wait([*tasks, agent.ended], return_when=asyncio.FIRST_COMPLETED)
-        for done in (agent.ended, *tasks):
+        await asyncio.wait([*tasks, agent.life.ended], return_when=asyncio.FIRST_COMPLETED)
+        for done in (agent.life.ended, *tasks):
             if done.done():
                 done.result()
     except AgentEnded as end:
@@ -254,8 +254,8 @@ async def _run_once(
             await leader.sent(sent_limit_s)
         for task in tasks:
             task.cancel()
-        agent.ended.cancel()
-        await asyncio.gather(*tasks, agent.ended, return_exceptions=True)
+        agent.life.ended.cancel()
+        await asyncio.gather(*tasks, agent.life.ended, return_exceptions=True)
 
 
 async def _require_data(data: DealtSet | None, begun: Begun) -> None:
@@ -332,7 +332,7 @@ async def _give_out(agent: Agent, asked: asyncio.Event) -> None:
     """Wait until nobody gets frames here any more, or for `asked`."""
     begin = time.monotonic()
     while (now := time.monotonic()) < begin + _LINGER_S:
-        quiet_s = now - max(begin, agent.files_idle_since)
+        quiet_s = now - max(begin, agent.files.idle_since)
         if quiet_s >= _QUIET_S or await _either(asked, _QUIET_S - quiet_s):
             return
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from geocomm.core.addresses import HubAddress
 from geocomm.core.patience import Waiting
@@ -28,12 +27,11 @@ from geocomm.elastic.questions import (
     standings,
     tell,
 )
-from geocomm.elastic.run_view import AgentLife, RunView
+from geocomm.elastic.run_view import RunView
 from geocomm.group.membership.own_address import own_address
 from geocomm.group.rendezvous.store_process import log
 from geocomm.group.rendezvous.tls_stream import TlsStream
 from geocomm.journal.entries import BadLineError, Entry
-from geocomm.security.key_folder import Keys
 
 FIND_AFTER_S = 9.0
 """Without a leader for this time, an agent asks all others whom they follow, and again each time it has passed."""
@@ -58,21 +56,10 @@ def _first_of(entries: Iterator[Entry]) -> Iterator[Entry]:
 class Following:
     """Used in one event loop."""
 
-    def __init__(
-        self,
-        view: RunView,
-        keys: Keys,
-        own_at: HubAddress,
-        append: Callable[[Entry], None],
-        life: AgentLife,
-        *,
-        run_dir: Path,
-        passes_on: bool,
-    ) -> None:
+    def __init__(self, view: RunView, own_at: HubAddress, append: Callable[[Entry], None], *, passes_on: bool) -> None:
         """own_at: where the agent listens, on this machine. append: takes an entry that follows the last one here.
         passes_on: another site leads by itself where the leader is gone."""
-        self._view, self._keys, self._own_at, self._append, self._life = view, keys, own_at, append, life
-        self._passes_on, self._run_dir = passes_on, run_dir
+        self._view, self._own_at, self._append, self._passes_on = view, own_at, append, passes_on
         self._promoting = asyncio.Lock()
         self._terms_told: set[str] = set()
         """Sites that told a promotion of a later leader which does not answer."""
@@ -106,7 +93,7 @@ class Following:
                 log(f"this site may not be the only one that leads: {why}")
             self._in_doubt = in_doubt
             led = leader.sequencer
-            tell_led(self._run_dir, [*led.doubt, *sorted(in_doubt)], led.deals.undealt_tokens)
+            tell_led(self._view.store.run_dir, [*led.doubt, *sorted(in_doubt)], led.deals.undealt_tokens)
             await asyncio.sleep(_LEAST_PAUSE_S)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FIND_AFTER_S - _LEAST_PAUSE_S):
@@ -165,7 +152,7 @@ class Following:
         )
 
     async def _promote(self, asked: PromotionAsked, site: str) -> PromotionAnswer:
-        if self._life.ended.done():
+        if self._view.life.ended.done():
             return PromotionAnswer(problem=f"the agent of site {self._view.site} starts anew: ask again")
         if site != self._view.site:
             return PromotionAnswer(problem=f"site {self._view.site} alone may promote itself, not {site}")
@@ -178,19 +165,7 @@ class Following:
         address = asked.address or self._view.own_fetch or str(HubAddress(host, self._own_at.port))
         if self._view.leader is not None and address == self._view.leader_at:
             return PromotionAnswer(problem=f"site {self._view.site} leads already, at {address}")
-        view = self._view
-        candidate = Candidate(
-            view.site,
-            address,
-            view.hub,
-            self._keys,
-            view.state,
-            view.journal,
-            view.known,
-            take=self._take_next,
-            hear=self._heard_of,
-            told=self._terms_told,
-        )
+        candidate = Candidate(self._view, address, take=self._take_next, hear=self._heard_of, told=self._terms_told)
         answer = await candidate.promote(asked)
         if not answer.problem:
             self._view.leave_leader()  # what the leader before still says is not heard
@@ -209,7 +184,9 @@ class Following:
 
     def _lead_if(self, answer: PromotionAnswer) -> None:
         if not answer.problem:
-            self._life.start_again(f"site {self._view.site} leads from now on, at {answer.address}: term {answer.term}")
+            self._view.life.start_again(
+                f"site {self._view.site} leads from now on, at {answer.address}: term {answer.term}"
+            )
 
     def _take_next(self, entry: Entry) -> None:
         """An entry that another agent has, and that follows the last one here."""
@@ -233,7 +210,7 @@ class Following:
         if not self._passes_on and not known.may_be(term):
             return False
         asked = StandingAsked(run=run, term=known.term, leader=self._view.leader_at)
-        if not await leads_there(term, leader, self._keys, asked, ASK_LIMIT_S, by) or term <= known.term:
+        if not await leads_there(term, leader, self._view.keys, asked, ASK_LIMIT_S, by) or term <= known.term:
             return False
         known.saw(term, leader)
         return True
@@ -242,7 +219,7 @@ class Following:
         """Go to the leader of the highest term; what the one before still says is not heard."""
         told = f"another site leads since term {self._view.known.term}, at {self._view.leader_at}: this one follows it"
         if self._view.leader is not None:
-            self._life.start_again(told)
+            self._view.life.start_again(told)
         else:
             log(told)
             self._view.leave_leader()
@@ -255,7 +232,7 @@ class Following:
         run = None if genesis is None else genesis.run
         asked = StandingAsked(run=run, term=known.term, leader=self._view.leader_at)
         own = {self._view.own_fetch, str(self._own_at), known.addresses.get(self._view.site, "")}
-        found = await standings(addresses - own, self._keys, asked, ASK_LIMIT_S)
+        found = await standings(addresses - own, self._view.keys, asked, ASK_LIMIT_S)
         self._rivals = {at for at, one in found.items() if one.leads and one.site != self._view.site}
         for term, leader, of in sorted(
             {(one.term, one.leader, one.run) for one in found.values() if one.run}, reverse=True

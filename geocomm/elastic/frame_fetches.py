@@ -7,9 +7,9 @@ from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from geocomm.core.patience import Waiting
-from geocomm.elastic.fetch import Fetcher, Outcome
+from geocomm.elastic.fetch import Outcome
 from geocomm.elastic.join_states import StatesOfOthers
-from geocomm.elastic.run_view import AgentLife, OtherAgents, RunView
+from geocomm.elastic.run_view import RunView
 from geocomm.elastic.site_ranks import SiteRanks
 from geocomm.group.rendezvous.store_process import log
 from geocomm.journal.messages import Fetched, Hold, Lost, TakeState, Wanted
@@ -23,17 +23,8 @@ PATIENT_ATTEMPTS = 3
 class FrameFetches:
     """Used in one event loop."""
 
-    def __init__(
-        self,
-        view: RunView,
-        ranks: SiteRanks,
-        others: OtherAgents,
-        fetcher: Fetcher,
-        states: StatesOfOthers,
-        life: AgentLife,
-    ) -> None:
-        self._view, self._ranks, self._others = view, ranks, others
-        self._fetcher, self._states, self._life = fetcher, states, life
+    def __init__(self, view: RunView, states: StatesOfOthers, ranks: SiteRanks) -> None:
+        self._view, self._states, self._ranks = view, states, ranks
         self._wanted: set[Wanted] = set()
 
     def once(self, wanted: Wanted, sources: Iterable[str]) -> None:
@@ -46,7 +37,7 @@ class FrameFetches:
 
     async def for_others(self, wanted: Wanted) -> bool:
         """Get a frame that another agent cannot; whether it is here."""
-        return await self._fetcher.frame(wanted, await self._others.sources(first=wanted.site)) is Outcome.HERE
+        return await self._view.fetcher.frame(wanted, await self._view.sources(first=wanted.site)) is Outcome.HERE
 
     def _want(self, wanted: Wanted, work: Coroutine[Any, Any, None]) -> None:
         """Get a frame, unless that is under way."""
@@ -54,24 +45,24 @@ class FrameFetches:
             work.close()
             return
         self._wanted.add(wanted)
-        self._life.start(work).add_done_callback(lambda _: self._wanted.discard(wanted))
+        self._view.life.start(work).add_done_callback(lambda _: self._wanted.discard(wanted))
 
     async def _fetch_once(self, wanted: Wanted, sources: Iterable[str]) -> None:
-        if await self._fetcher.frame(wanted, list(sources), self._others.proxy) is Outcome.HERE:
+        if await self._view.fetcher.frame(wanted, list(sources), self._view.proxy) is Outcome.HERE:
             self._arrived(wanted)
 
     async def _fetch_until_here(self, wanted: Wanted) -> None:
         """A listed frame: from any site that has it, until it is here, or the rank no longer needs it."""
         waiting = Waiting(log)
         # To ask the leader who is there takes a second across the world.
-        if await self._fetcher.frame(wanted, self._others.known(first=wanted.site)) is Outcome.HERE:
+        if await self._view.fetcher.frame(wanted, self._view.last_known(first=wanted.site)) is Outcome.HERE:
             self._arrived(wanted)
             return
         attempts = 0
         while self._is_needed(wanted):
             attempts += 1
-            sources = await self._others.sources(first=wanted.site)
-            outcome = await self._fetcher.frame(wanted, sources, self._others.proxy)
+            sources = await self._view.sources(first=wanted.site)
+            outcome = await self._view.fetcher.frame(wanted, sources, self._view.proxy)
             if outcome is Outcome.HERE:
                 self._arrived(wanted)
                 return
@@ -84,7 +75,7 @@ class FrameFetches:
 
     async def _take_state(self, wanted: Wanted, sources: list[str]) -> bool:
         """Others let go of frames once they have written a state. Whether there is one, which the ranks take then."""
-        version = await self._states.newest(self._view.state, wanted.fragment, wanted.version, sources)
+        version = await self._states.newest(wanted.fragment, wanted.version, sources)
         if version is None:
             return False
         self._ranks.tell_owner(wanted.fragment, TakeState(fragment=wanted.fragment, version=version))

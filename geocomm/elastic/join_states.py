@@ -6,15 +6,14 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from geocomm.core.patience import Waiting
-from geocomm.elastic.fetch import Fetcher, HeldState, Outcome
-from geocomm.elastic.fragment_store import FragmentStore
-from geocomm.journal.entries import Digest, Round
-from geocomm.journal.journal import SqliteJournal
+from geocomm.elastic.fetch import HeldState, Outcome
+from geocomm.elastic.run_view import RunView, Sources
+from geocomm.group.rendezvous.store_process import log
+from geocomm.journal.entries import Digest
 from geocomm.journal.messages import Wanted
-from geocomm.journal.run_state import RunState
 from geocomm.security.key_folder import KeysError
 
 AGAIN_S = 1.0
@@ -23,31 +22,20 @@ STATE_LIMIT_S = 30.0
 """Others write their states once a site has joined: it waits this long for them, to replay less than FEW_ROUNDS."""
 FEW_ROUNDS = 4
 
-Sources = Callable[[], Awaitable[list[str]]]
-"""Where other agents give out files, now."""
-
 
 class StatesOfOthers:
     """Finds the version of a fragment from which a rank replays the journal, and brings its state here."""
 
-    def __init__(
-        self, store: FragmentStore, journal: SqliteJournal, fetcher: Fetcher, log: Callable[[str], None]
-    ) -> None:
-        """journal: the agent's, in whose event loop all of this is called."""
-        self._store, self._journal, self._fetcher, self._log = store, journal, fetcher, log
+    def __init__(self, view: RunView) -> None:
+        self._view = view
 
-    def replayed_from(self, state: RunState, fragment: int) -> int:
+    def replayed_from(self, fragment: int) -> int:
         """The lowest version of a fragment from which the journal goes on."""
-        first = self._journal.first_round(fragment)
-        return state.versions[fragment] if first is None else first
-
-    def rounds(self, fragment: int, version: int) -> Iterator[Round]:
-        """The round entries of a fragment from a version on."""
-        return self._journal.rounds(fragment, version)
+        first = self._view.journal.first_round(fragment)
+        return self._view.state.versions[fragment] if first is None else first
 
     async def base(
         self,
-        state: RunState,
         fragment: int,
         version: int,
         digest: Digest,
@@ -62,21 +50,21 @@ class StatesOfOthers:
         state, the newest state of others is fetched: replay from there takes fewer. joining: others have been told, and
         write theirs. Waits while neither the rank nor anybody else has a state of this run.
         """
-        waiting, end = Waiting(self._log), time.monotonic() + STATE_LIMIT_S
+        waiting, end = Waiting(log), time.monotonic() + STATE_LIMIT_S
         while True:
-            own = version if version > 0 or self._digests(state, fragment, [0]).get(0) == digest else None
-            if own is not None and own < self.replayed_from(state, fragment):
+            own = version if version > 0 or self._digests(fragment, [0]).get(0) == digest else None
+            if own is not None and own < self.replayed_from(fragment):
                 own = None
-            kept = await self.own(state, fragment)
+            kept = await self.own(fragment)
             if kept is not None and (own is None or kept > own):
                 base, loaded = kept, True
             else:
                 base, loaded = own, False
-            few = base is not None and state.versions[fragment] - base < FEW_ROUNDS
-            if base is not None and (few or not self.outweighs(state, fragment, base)):
+            few = base is not None and self._view.state.versions[fragment] - base < FEW_ROUNDS
+            if base is not None and (few or not self.outweighs(fragment, base)):
                 return base, loaded
             above = -1 if base is None else base
-            fetched = await self.newest(state, fragment, above, await sources())
+            fetched = await self.newest(fragment, above, await sources())
             if fetched is not None:
                 return fetched, True
             if base is not None and (not joining or time.monotonic() > end):
@@ -84,75 +72,76 @@ class StatesOfOthers:
             waiting.tell(lambda: f"another site to give a state of fragment {fragment}")
             await asyncio.sleep(AGAIN_S)
 
-    async def own(self, state: RunState, fragment: int) -> int | None:
+    async def own(self, fragment: int) -> int | None:
         """The newest state on this disk from which the journal goes on; one that has other bits than the journal says
         is removed."""
-        while (version := self._store.latest_state(fragment, state.versions[fragment])) is not None:
-            if version < self.replayed_from(state, fragment):
+        while (version := self._view.store.latest_state(fragment, self._view.state.versions[fragment])) is not None:
+            if version < self.replayed_from(fragment):
                 return None
-            said = self._digests(state, fragment, [version]).get(version)
-            if said in (None, await asyncio.to_thread(self._store.state_digest, fragment, version)):
+            said = self._digests(fragment, [version]).get(version)
+            if said in (None, await asyncio.to_thread(self._view.store.state_digest, fragment, version)):
                 return version
-            self._log(f"{self._store.state_path(fragment, version)} has other bits than the journal says; removed")
-            self._store.state_path(fragment, version).unlink(missing_ok=True)
+            log(f"{self._view.store.state_path(fragment, version)} has other bits than the journal says; removed")
+            self._view.store.state_path(fragment, version).unlink(missing_ok=True)
         return None
 
-    def here_until(self, state: RunState, fragment: int, base: int) -> int:
+    def here_until(self, fragment: int, base: int) -> int:
         """The version to which rounds from `base` on can be replayed with the frames on this disk."""
-        here = itertools.takewhile(lambda entry: not any(self.lacking(state, [entry])), self.rounds(fragment, base))
-        return base + sum(1 for _ in here)
+        first = next(self.lacking(fragment, base), None)
+        return self._view.state.versions[fragment] if first is None else first.version
 
-    def lacking(self, state: RunState, entries: Iterable[Round]) -> Iterator[Wanted]:
-        """The frames of rounds that are not on this disk."""
-        for entry in entries:
-            if (entry.fragment, entry.version) not in state.skipped:
+    def lacking(self, fragment: int, base: int) -> Iterator[Wanted]:
+        """The frames of rounds from version `base` on that are not on this disk."""
+        for entry in self._view.journal.rounds(fragment, base):
+            if (fragment, entry.version) not in self._view.state.skipped:
                 for listed in entry.members:
                     wanted = Wanted.listed(entry, listed)
-                    if not self._store.has_frame(**wanted.named):
+                    if not self._view.store.has_frame(**wanted.named):
                         yield wanted
 
-    def outweighs(self, state: RunState, fragment: int, base: int) -> bool:
+    def outweighs(self, fragment: int, base: int) -> bool:
         """Whether the frames since a state that are not here are more bytes than that state, if it is on this disk; any
         are, where it is not."""
         room = self.state_bytes(fragment, base)
-        sizes = itertools.accumulate(wanted.bytes for wanted in self.lacking(state, self.rounds(fragment, base)))
+        sizes = itertools.accumulate(wanted.bytes for wanted in self.lacking(fragment, base))
         return any(size > room for size in sizes)
 
     def state_bytes(self, fragment: int, version: int) -> int:
         """Bytes of the file of a state; 0: it is not on this disk."""
         try:
-            return self._store.state_path(fragment, version).stat().st_size
+            return self._view.store.state_path(fragment, version).stat().st_size
         except FileNotFoundError:
             return 0
 
-    async def newest(self, state: RunState, fragment: int, above: int, sources: Sequence[str]) -> int | None:
+    async def newest(self, fragment: int, above: int, sources: Sequence[str]) -> int | None:
         """Bring here the newest state that others have, of a version above `above`. None: nobody has one."""
-        above = max(above, self.replayed_from(state, fragment) - 1)
+        above = max(above, self.replayed_from(fragment) - 1)
         offered: dict[HeldState, list[str]] = {}
-        skipped_at = state.skipped_at.get(fragment, -1)
+        skipped_at = self._view.state.skipped_at.get(fragment, -1)
 
         async def ask(source: str) -> None:
             with contextlib.suppress(OSError, KeysError):
-                states = await self._fetcher.states(fragment, source, skipped_at, state.term)
-                digests = self._digests(state, fragment, [held.version for held in states])
+                states = await self._view.fetcher.states(fragment, source, skipped_at, self._view.state.term)
+                digests = self._digests(fragment, [held.version for held in states])
                 for held in states:
                     fits = digests.get(held.version) in (None, held.digest)
-                    if fits and above < held.version <= state.versions[fragment]:
+                    if fits and above < held.version <= self._view.state.versions[fragment]:
                         offered.setdefault(held, []).append(source)
 
         await asyncio.gather(*map(ask, sources))
         for held in sorted(offered, key=lambda one: (one.version, len(offered[one])), reverse=True):
-            if await self._fetcher.state(fragment, held, offered[held]) is Outcome.HERE:
+            if await self._view.fetcher.state(fragment, held, offered[held]) is Outcome.HERE:
                 return held.version
         return None
 
-    def _digests(self, state: RunState, fragment: int, versions: Collection[int]) -> dict[int, Digest]:
+    def _digests(self, fragment: int, versions: Collection[int]) -> dict[int, Digest]:
         """What the journal says of the fragment's states at these versions, and no later entry has changed."""
-        skipped_at = state.skipped_at.get(fragment, -1)
-        first_void = min((version for of, version in state.skipped if of == fragment), default=0)
-        known = {} if state.genesis is None else {0: state.genesis.digests[fragment]}
+        skipped_at = self._view.state.skipped_at.get(fragment, -1)
+        first_void = min((version for of, version in self._view.state.skipped if of == fragment), default=0)
+        genesis = self._view.state.genesis
+        known = {} if genesis is None else {0: genesis.digests[fragment]}
         for version in versions:
-            entry = next(self.rounds(fragment, version), None)
+            entry = next(self._view.journal.rounds(fragment, version), None)
             holds = entry is not None and (entry.index > skipped_at or entry.version <= first_void)
             if entry is not None and entry.base is not None and holds:
                 known[version] = entry.base

@@ -7,11 +7,10 @@ It brings no more frames of a fragment than its state has bytes: after that a ne
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
-from geocomm.elastic.fetch import Fetcher, Outcome
+from geocomm.elastic.fetch import Outcome
 from geocomm.elastic.join_states import AGAIN_S, StatesOfOthers
-from geocomm.elastic.run_view import AgentLife, OtherAgents, RunView
+from geocomm.elastic.run_view import RunView
 from geocomm.group.rendezvous.store_process import log
 from geocomm.journal.messages import Wanted
 from geocomm.journal.run_state import Standing
@@ -20,16 +19,8 @@ from geocomm.journal.run_state import Standing
 class LoadingAhead:
     """Used in one event loop."""
 
-    def __init__(
-        self,
-        view: RunView,
-        states: StatesOfOthers,
-        others: OtherAgents,
-        fetcher: Fetcher,
-        life: AgentLife,
-    ) -> None:
+    def __init__(self, view: RunView, states: StatesOfOthers) -> None:
         self._view, self._states = view, states
-        self._others, self._fetcher, self._life = others, fetcher, life
         self._loading: asyncio.Task[None] | None = None
         self._ending = False
         self._news = asyncio.Event()
@@ -38,7 +29,7 @@ class LoadingAhead:
         """The site has no ranks."""
         if self._loading is None and self._view.state.genesis is not None and self._view.site in self._view.state.sites:
             self._ending = False
-            self._loading = self._life.start(self._load())
+            self._loading = self._view.life.start(self._load())
 
     def came(self) -> None:
         """A round is decided."""
@@ -53,42 +44,39 @@ class LoadingAhead:
             self._loading = None
 
     async def _load(self) -> None:
-        try:
-            await self._bring_all()
-        except OSError as error:  # the ranks ask for it again
-            log(f"nothing was loaded ahead of the ranks: {error}")
-
-    async def _bring_all(self) -> None:
         versions = list(self._view.state.versions)
         # Others write a state once a site has joined: an older one would need more frames.
         joining = self._view.state.sites[self._view.site].standing is Standing.JOINING
         begun = [fragment for fragment, version in enumerate(versions) if version > 0]
-        await asyncio.gather(*(self._bring(p, versions[p] if joining else 0) for p in begun))
+        try:
+            await asyncio.gather(*(self._bring(p, versions[p] if joining else 0) for p in begun))
+        except OSError as error:  # the ranks ask for it again
+            log(f"nothing was loaded ahead of the ranks: {error}")
 
     async def _bring(self, fragment: int, least: int) -> None:
         """One fragment: a state of version `least` at least, or what this disk has, and the frames since."""
-        base = await self._states.own(self._view.state, fragment)
-        if base is None or self._outweighs(fragment, base):
+        base = await self._states.own(fragment)
+        if base is None or self._states.outweighs(fragment, base):
             base = await self._state_of_others(fragment, least if base is None else base + 1) or base
         if base is None:
             return
         left = self._states.state_bytes(fragment, base)
         asked, lost = set[Wanted](), list[Wanted]()
-        while not self._ending and not lost and not self._outweighs(fragment, base):
-            new = [wanted for wanted in self._lacking(fragment, base) if wanted not in asked]
+        while not self._ending and not lost and not self._states.outweighs(fragment, base):
+            new = [wanted for wanted in self._states.lacking(fragment, base) if wanted not in asked]
             left -= sum(wanted.bytes for wanted in new)
             if left < 0:
                 return
             asked.update(new)
             for wanted in new:
-                self._life.start(self._get(wanted, lost))
-            self._news.clear()  # nothing has come since `_lacking` was asked: there was no await
+                self._view.life.start(self._get(wanted, lost))
+            self._news.clear()  # nothing has come since `lacking` was asked: there was no await
             await self._news.wait()
 
     async def _get(self, wanted: Wanted, lost: list[Wanted]) -> None:
         """A frame; one that does not come is lost: the ranks ask for it, for as long as it takes."""
         try:
-            outcome = await self._fetcher.frame(wanted, self._others.known(), self._others.proxy)
+            outcome = await self._view.fetcher.frame(wanted, self._view.last_known(), self._view.proxy)
         except OSError as error:
             log(f"a frame was not loaded ahead of the ranks: {error}")
             outcome = Outcome.FAILED
@@ -96,16 +84,10 @@ class LoadingAhead:
             lost.append(wanted)
 
     async def _state_of_others(self, fragment: int, least: int) -> int | None:
-        holders = self._others.holders()
+        holders = self._view.holders()
         while not self._ending:
-            version = await self._states.newest(self._view.state, fragment, least - 1, await holders())
+            version = await self._states.newest(fragment, least - 1, await holders())
             if version is not None or least == 0:
                 return version
             await asyncio.sleep(AGAIN_S)
         return None
-
-    def _lacking(self, fragment: int, base: int) -> Iterator[Wanted]:
-        return self._states.lacking(self._view.state, self._states.rounds(fragment, base))
-
-    def _outweighs(self, fragment: int, base: int) -> bool:
-        return self._states.outweighs(self._view.state, fragment, base)

@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from geocomm.core.addresses import HubAddress, HubAddressError
-from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.questions import (
     AgentStanding,
     EntriesAnswer,
@@ -25,10 +24,10 @@ from geocomm.elastic.questions import (
     ask,
     standings,
 )
+from geocomm.elastic.run_view import RunView
 from geocomm.journal.entries import BadLineError, Entry, TermBegun
-from geocomm.journal.journal import SqliteJournal
-from geocomm.journal.run_state import RunState, Standing
-from geocomm.security.key_folder import Keys, KeysError
+from geocomm.journal.run_state import Standing
+from geocomm.security.key_folder import KeysError
 
 ASK_LIMIT_S = 5.0
 """An agent that has not answered by then is not reached."""
@@ -42,15 +41,9 @@ class _RefusedError(Exception):
 class Candidate:
     """The agent that is to lead."""
 
-    site: str
+    view: RunView
     address: str
     """For the others, host:port."""
-    hub: str
-    """Where all sites looked for the leader at the start."""
-    keys: Keys
-    state: RunState
-    journal: SqliteJournal
-    known: KnownAgents
     take: Callable[[Entry], None]
     """Adds the next entry to state and journal. BadLineError: it is not the next one."""
     hear: Callable[[str | None, int, str], Awaitable[bool]]
@@ -66,21 +59,21 @@ class Candidate:
             return PromotionAnswer(problem=str(refused))
 
     async def _promote(self, asked: PromotionAsked) -> PromotionAnswer:
-        state, known = self.state, self.known
+        state, known = self.view.state, self.view.known
         if state.genesis is None or state.ended:
-            raise _RefusedError(f"site {self.site} has no journal of a run that goes on: promote one that has")
+            raise _RefusedError(f"site {self.view.site} has no journal of a run that goes on: promote one that has")
         try:
             HubAddress.parse(self.address)
         except HubAddressError as error:
             raise _RefusedError(str(error)) from None
-        leader = known.leader or self.hub
+        leader = self.view.leader_at
         question = StandingAsked(run=state.genesis.run, term=known.term, leader=leader)
-        addresses = {at for name, at in known.addresses.items() if name != self.site} | {leader, self.hub}
-        answered = await standings(addresses - {self.address}, self.keys, question, ASK_LIMIT_S)
+        addresses = {at for name, at in known.addresses.items() if name != self.view.site} | {leader, self.view.hub}
+        answered = await standings(addresses - {self.address}, self.view.keys, question, ASK_LIMIT_S)
         found = {
             at: one
             for at, one in answered.items()
-            if one.run == state.genesis.run and one.site != self.site and known.may_be(max(one.term, one.chain))
+            if one.run == state.genesis.run and one.site != self.view.site and known.may_be(max(one.term, one.chain))
         }
         await self._refuse_if_led(found)
         self._most_of_members(found, asked)
@@ -90,7 +83,7 @@ class Candidate:
         term = known.term if goes_on else 1 + max(known.term, state.term, *(one.term for one in found.values()))
         known.claim(term, self.address, force=asked.force)
         question = StandingAsked(run=state.genesis.run, term=term, leader=self.address)
-        answered = await standings(found, self.keys, question, 2 * ASK_LIMIT_S)  # each asks this one back
+        answered = await standings(found, self.view.keys, question, 2 * ASK_LIMIT_S)  # each asks this one back
         follow = {at: one for at, one in answered.items() if (one.term, one.leader) == (term, self.address)}
         try:
             away = self._most_of_members(follow, asked)
@@ -103,17 +96,17 @@ class Candidate:
             raise _RefusedError(
                 f"another site is promoted at the same time: the leader of term {known.term} is at {known.leader}"
             )
-        head = self.journal.head
-        entry = TermBegun(index=head.index + 1, prev=head.hash, term=term, site=self.site, address=self.address)
-        self.journal.append(entry, head)
+        head = self.view.journal.head
+        entry = TermBegun(index=head.index + 1, prev=head.hash, term=term, site=self.view.site, address=self.address)
+        self.view.journal.append(entry, head)
         return PromotionAnswer(term=term, address=self.address, away=tuple(away))
 
     def _most_of_members(self, found: dict[str, AgentStanding], asked: PromotionAsked) -> list[str]:
         """The members that are not among those found. _RefusedError: half of them or more."""
         members = {
-            name for name, one in self.state.sites.items() if one.standing not in (Standing.LEFT, Standing.REMOVED)
+            name for name, one in self.view.state.sites.items() if one.standing not in (Standing.LEFT, Standing.REMOVED)
         }
-        away = sorted(members - {self.site} - {one.site for one in found.values()})
+        away = sorted(members - {self.view.site} - {one.site for one in found.values()})
         if 2 * len(away) >= len(members) and not asked.force:
             raise _RefusedError(
                 f"{len(away)} of {len(members)} members are not reached: {', '.join(away)}. They may have entries that "
@@ -124,7 +117,7 @@ class Candidate:
 
     async def _refuse_if_led(self, found: dict[str, AgentStanding]) -> None:
         for at, one in found.items():
-            if one.term > self.known.term:
+            if one.term > self.view.known.term:
                 leads = await self.hear(one.run, one.term, one.leader)
                 if leads or one.site not in self.told:
                     self.told.add(one.site)
@@ -132,7 +125,7 @@ class Candidate:
                         f"site {one.site} knows of a later leader, at {one.leader} (term {one.term}), which "
                         f"{'answers' if leads else 'does not answer'}. If that one is gone too, promote again"
                     )
-            if one.leads and (one.chain, one.head) >= (self.state.term, self.journal.head.index):
+            if one.leads and (one.chain, one.head) >= (self.view.state.term, self.view.journal.head.index):
                 raise _RefusedError(
                     f"site {one.site} leads, and answers at {at}. To have another one lead, end that agent first"
                 )
@@ -140,7 +133,7 @@ class Candidate:
     async def _take_longest(self, found: dict[str, AgentStanding], *, force: bool) -> None:
         """Have the longest chain of the highest term in the own journal; with force, of those that give theirs."""
         for at, best in sorted(found.items(), key=lambda one: (one[1].chain, one[1].head), reverse=True):
-            if (best.chain, best.head) <= (self.state.term, self.journal.head.index):
+            if (best.chain, best.head) <= (self.view.state.term, self.view.journal.head.index):
                 return
             try:
                 await self._take_from(at, best)
@@ -151,9 +144,9 @@ class Candidate:
 
     async def _take_from(self, at: str, best: AgentStanding) -> None:
         try:
-            while self.journal.head.index < best.head:
-                asked = EntriesAsked(first=self.journal.head.index + 1)
-                answer = await ask(HubAddress.parse(at), self.keys, asked, EntriesAnswer)
+            while self.view.journal.head.index < best.head:
+                asked = EntriesAsked(first=self.view.journal.head.index + 1)
+                answer = await ask(HubAddress.parse(at), self.view.keys, asked, EntriesAnswer)
                 for entry in answer.entries:
                     self.take(entry)
                 if not answer.entries:

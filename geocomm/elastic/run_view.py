@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
 from geocomm.core.addresses import HubAddress
 from geocomm.elastic.agent_link import LeaderLink
-from geocomm.elastic.join_states import Sources
+from geocomm.elastic.fetch import Fetcher
+from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.leader import Leader, LeaderChanged
 from geocomm.elastic.questions import LeaderAnswer, MembersAsked, ask
@@ -18,6 +19,9 @@ from geocomm.journal.journal import SqliteJournal
 from geocomm.journal.messages import Applied, Due, Hold, Lost, Offer, Open, Pass, Peers, Up, Welcome, said
 from geocomm.journal.run_state import RunState, Standing
 from geocomm.security.key_folder import Keys, KeysError
+
+Sources = Callable[[], Awaitable[list[str]]]
+"""Where other agents give out files, now."""
 
 
 class AgentEnded(Exception):
@@ -38,15 +42,16 @@ class AgentLife:
 
     def end(self, why: str, *, refused: bool) -> None:
         """The site's part is over."""
-        self._fail(AgentEnded(why, refused=refused))
+        self.fail(AgentEnded(why, refused=refused))
 
     def start_again(self, why: str) -> None:
         """This agent begins anew from its run folder."""
-        self._fail(LeaderChanged(why))
+        self.fail(LeaderChanged(why))
 
-    def fail(self, error: Exception) -> None:
-        """This agent cannot go on."""
-        self._fail(error)
+    def fail(self, error: BaseException) -> None:
+        """This agent cannot go on. The first error counts."""
+        if not self.ended.done():
+            self.ended.set_exception(error)
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Begin work, whose error ends the agent."""
@@ -64,20 +69,18 @@ class AgentLife:
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._fail(error)
-
-    def _fail(self, error: BaseException) -> None:
-        if not self.ended.done():
-            self.ended.set_exception(error)
+            self.fail(error)
 
 
 @dataclass
 class RunView:
-    """Shared by the parts of an agent, and changed by `Agent` alone."""
+    """Shared by the parts of an agent. Used in one event loop."""
 
     site: str
     hub: str
     """Where all sites look for the leader at the start."""
+    keys: Keys
+    store: FragmentStore
     state: RunState
     """What the journal says."""
     journal: SqliteJournal
@@ -85,6 +88,8 @@ class RunView:
     leader: Leader | None
     """Where this agent leads too."""
     link: LeaderLink
+    fetcher: Fetcher
+    life: AgentLife
     own_fetch: str = ""
     """host:port where others reach this agent."""
     peers: Peers | None = None
@@ -95,6 +100,7 @@ class RunView:
     """What the leader said first, while it is connected."""
     is_current: bool = False
     """The leader has welcomed this agent, and its journal has what the leader's had then."""
+    _asking_leader: asyncio.Task[dict[str, str]] | None = None
 
     @property
     def leader_at(self) -> str:
@@ -121,22 +127,16 @@ class RunView:
         """What the leader before still says is not heard."""
         self.welcome, self.is_current = None, False
 
-
-class OtherAgents:
-    """The agents that this agent, or its leader, hears now. Used in one event loop."""
-
-    def __init__(self, view: RunView, keys: Keys) -> None:
-        self._view, self._keys = view, keys
-        self._asking_leader: asyncio.Task[dict[str, str]] | None = None
+    # ---- the agents that this one, or its leader, hears now
 
     @property
     def proxy(self) -> str | None:
         """The agent that gets what this one cannot; None: this one is that."""
-        return None if self._view.leader is not None else self._view.leader_at
+        return None if self.leader is not None else self.leader_at
 
-    def known(self, first: str = "") -> list[str]:
+    def last_known(self, first: str = "") -> list[str]:
         """The last known host:port of each whose site trains, asking nobody; that of the site `first` comes first."""
-        found = {site: self._view.known.addresses.get(site, "") for site in self._view.state.live}
+        found = {site: self.known.addresses.get(site, "") for site in self.state.live}
         return self._in_order(found, first)
 
     def holders(self) -> Sources:
@@ -144,7 +144,7 @@ class OtherAgents:
 
         To ask the leader takes a second across the world.
         """
-        once = iter([self.known()])
+        once = iter([self.last_known()])
 
         async def next_ones() -> list[str]:
             return next(once, None) or await self.sources()
@@ -153,15 +153,15 @@ class OtherAgents:
 
     async def sources(self, first: str = "") -> list[str]:
         """host:port of each; that of the site `first` comes first."""
-        found = {peer.site: peer.fetch for opened in self._view.opens.values() for peer in opened.peers}
-        if self._view.leader is not None:
-            found |= {site: one.fetch for site, one in self._view.leader.sequencer.sites.items() if one.connected}
+        found = {peer.site: peer.fetch for opened in self.opens.values() for peer in opened.peers}
+        if self.leader is not None:
+            found |= {site: one.fetch for site, one in self.leader.sequencer.sites.items() if one.connected}
         else:
             found |= await self._agents_at_leader()
         return self._in_order(found, first)
 
     def _in_order(self, found: dict[str, str], first: str) -> list[str]:
-        found.pop(self._view.site, None)
+        found.pop(self.site, None)
         sites = sorted((site for site, fetch in found.items() if fetch), key=lambda site: (site != first, site))
         return [found[site] for site in sites]
 
@@ -182,8 +182,8 @@ class OtherAgents:
     async def _ask_leader(self) -> dict[str, str]:
         """Where it does not answer, others may be there all the same."""
         with contextlib.suppress(OSError, KeysError):
-            answered = await ask(HubAddress.parse(self._view.leader_at), self._keys, MembersAsked(), LeaderAnswer)
+            answered = await ask(HubAddress.parse(self.leader_at), self.keys, MembersAsked(), LeaderAnswer)
             for seen in answered.sites:
-                self._view.known.learn(seen.site, seen.fetch)
+                self.known.learn(seen.site, seen.fetch)
             return {seen.site: seen.fetch for seen in answered.sites if seen.connected}
-        return dict(self._view.known.addresses)
+        return dict(self.known.addresses)

@@ -11,7 +11,7 @@ from geocomm.core.patience import Waiting
 from geocomm.elastic.join_states import StatesOfOthers
 from geocomm.elastic.loading_ahead import LoadingAhead
 from geocomm.elastic.rank_socket import RankConnection
-from geocomm.elastic.run_view import AgentLife, OtherAgents, RunView
+from geocomm.elastic.run_view import RunView
 from geocomm.group.rendezvous.store_process import log
 from geocomm.journal.dealt_shards import length
 from geocomm.journal.entries import BadLineError, Deal, Round, Skip, TakenBack
@@ -56,10 +56,8 @@ class _Rank:
 class SiteRanks:
     """Used in one event loop."""
 
-    def __init__(
-        self, view: RunView, states: StatesOfOthers, others: OtherAgents, ahead: LoadingAhead, life: AgentLife
-    ) -> None:
-        self._view, self._states, self._others, self._ahead, self._life = view, states, others, ahead, life
+    def __init__(self, view: RunView, states: StatesOfOthers, ahead: LoadingAhead) -> None:
+        self._view, self._states, self._ahead = view, states, ahead
         self._ranks: dict[int, _Rank] = {}
         self._welcoming: asyncio.Task[None] | None = None
         self._is_alone = False
@@ -108,10 +106,7 @@ class SiteRanks:
         if any(version > versions.get(fragment, 0) for fragment, version in hello.versions.items()):
             return "this rank has applied rounds that the run does not have: start it again"
         if hello.trains:
-            if any(
-                version < self._states.replayed_from(self._view.state, fragment)
-                for fragment, version in hello.versions.items()
-            ):
+            if any(version < self._states.replayed_from(fragment) for fragment, version in hello.versions.items()):
                 return (
                     "this site was away for longer than the journal goes back: its ranks start again, from what the "
                     "others have"
@@ -237,7 +232,7 @@ class SiteRanks:
         waiting = any(not rank.welcomed for rank in self._ranks.values())
         may_begin = (self._view.is_current or self._is_alone) and self._view.is_member
         if waiting and may_begin and self.complete and self._welcoming is None:
-            self._welcoming = self._life.start(self._prepare_and_welcome())
+            self._welcoming = self._view.life.start(self._prepare_and_welcome())
             self._welcoming.add_done_callback(self._welcoming_ended)
 
     def _welcoming_ended(self, task: asyncio.Task[None]) -> None:
@@ -259,9 +254,7 @@ class SiteRanks:
                 bases[fragment] = version, False
                 return
             digest = rank.connection.hello.digests[fragment]
-            bases[fragment] = await self._states.base(
-                self._view.state, fragment, version, digest, self._others.holders(), joining=joining
-            )
+            bases[fragment] = await self._states.base(fragment, version, digest, self._view.holders(), joining=joining)
 
         # At once: over a long line, each question takes a second.
         await asyncio.gather(
@@ -269,10 +262,7 @@ class SiteRanks:
         )
         goals = dict(enumerate(self._view.state.versions))
         if self._is_alone:  # who has the other frames may be away too
-            goals = {
-                fragment: self._states.here_until(self._view.state, fragment, base)
-                for fragment, (base, _) in bases.items()
-            }
+            goals = {fragment: self._states.here_until(fragment, base) for fragment, (base, _) in bases.items()}
         for rank in ranks:
             if self._ranks.get(rank.connection.hello.place) is rank:
                 self._welcome_rank(rank, bases, goals)

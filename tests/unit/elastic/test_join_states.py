@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from geocomm.elastic.fetch import Fetcher
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.join_states import FEW_ROUNDS, StatesOfOthers
+from geocomm.elastic.run_view import RunView
 from geocomm.journal.entries import Round
 from geocomm.journal.journal import SqliteJournal
 from geocomm.journal.run_state import RunState
-from support.hub_support import make_keys
 from support.journal.simulated_run import SimulatedRun
 
 FRAGMENT = 0
@@ -27,8 +28,9 @@ async def others() -> list[str]:
     raise Asked
 
 
-def base_of(state: RunState, states: StatesOfOthers) -> tuple[int, bool]:
-    return asyncio.run(states.base(state, FRAGMENT, 0, "0" * 32, others, joining=False))
+def base_of(state: RunState, store: FragmentStore, journal: SqliteJournal) -> tuple[int, bool]:
+    states = StatesOfOthers(cast(RunView, SimpleNamespace(state=state, store=store, journal=journal)))
+    return asyncio.run(states.base(FRAGMENT, 0, "0" * 32, others, joining=False))
 
 
 @pytest.mark.parametrize("room", ["more than the frames", "less than the frames"])
@@ -46,12 +48,10 @@ def test_frames_that_are_missing_are_fetched_unless_a_state_has_fewer_bytes(tmp_
     store = FragmentStore(tmp_path / "run")
     content = bytes(size) if room == "more than the frames" else bytes(size // 2)
     store.write_state(FRAGMENT, since, [content])
-    keys = make_keys(tmp_path / "keys", "a")
-    states = StatesOfOthers(store, journal, Fetcher(store, keys["a"], lambda _: None), lambda _: None)
     found = store.latest_state(FRAGMENT)
     assert found == since
     if room == "more than the frames":
-        assert base_of(state, states) == (since, True)
+        assert base_of(state, store, journal) == (since, True)
     else:
         with pytest.raises(Asked):
-            base_of(state, states)
+            base_of(state, store, journal)

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from geocomm.core.addresses import HubAddress, free_port
 from geocomm.elastic.agent_link import LeaderLink
+from geocomm.elastic.fetch import Fetcher
+from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.known_agents import KnownAgents
-from geocomm.elastic.run_view import OtherAgents, RunView
+from geocomm.elastic.run_view import AgentLife, RunView
 from geocomm.journal.journal import SqliteJournal
 from geocomm.journal.run_state import RunState
 from support.hub_support import make_keys
@@ -28,11 +30,12 @@ def test_the_leader_is_asked_only_once_those_last_known_had_nothing(tmp_path: Pa
     known = KnownAgents(tmp_path, ignore)
     hub = f"127.0.0.1:{free_port()}"  # nobody leads there: then all that were ever known may be there
     link = LeaderLink(HubAddress.parse(hub), keys, str, ignore, lambda: None, ignore)
-    view = RunView(own, hub, state, SqliteJournal(tmp_path / "journal"), known, None, link)
-    others = OtherAgents(view, keys)
+    store, journal = FragmentStore(tmp_path / "run"), SqliteJournal(tmp_path / "journal")
+    fetcher = Fetcher(store, keys, ignore)
 
     async def asked(times: int) -> list[list[str]]:
-        holders = others.holders()
+        view = RunView(own, hub, keys, store, state, journal, known, None, link, fetcher, AgentLife())
+        holders = view.holders()
         return [await holders() for _ in range(times)]
 
     known.learn("gone", "192.0.2.9:1")
