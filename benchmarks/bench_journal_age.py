@@ -31,6 +31,7 @@ from geocomm.elastic.questions import LeaderAnswer, MembersAsked, ask
 from geocomm.journal.entries import Entry, Genesis, Join, Kept, Ready, Round, Snapshot, entry_of, line_of
 from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
 from geocomm.journal.run_state import Head, RunState
+from geocomm.journal.sequencer_events import LeaderSettings
 from geocomm.lab.bench.bench_report import Conditions, load_at_end
 from geocomm.lab.emulator.emulated_keys import site_keys
 from geocomm.security.key_folder import Keys
@@ -238,7 +239,12 @@ def _agent(
     keys: Path, site: str, run_dir: Path, leader: str, listen: str, *, leads: bool
 ) -> Generator[subprocess.Popen[bytes]]:
     config = AgentConfig(
-        leader=leader, keys=str(keys / site), run_dir=str(run_dir), listen=listen, lead=leads, snapshot_s=0
+        leader=leader,
+        keys=str(keys / site),
+        run_dir=str(run_dir),
+        listen=listen,
+        lead=leads,
+        terms=LeaderSettings(snapshot_s=0),
     )
     process = subprocess.Popen(config.command())
     try:

@@ -216,6 +216,7 @@ def lead(
         geocomm members lead --hub 192.0.2.10:29400 --run-dir run --wait-for frankfurt,virginia
     """
     from geocomm.elastic.agent_process import AgentConfig
+    from geocomm.journal.sequencer_events import LeaderSettings
 
     if (hub is None) == (not journal):
         fail("members", "--hub HOST:PORT says where this machine leads; --journal may instead")
@@ -229,10 +230,12 @@ def lead(
         listen=listen,
         lead=not journal,
         ranks=False,
-        min_sites=min_sites,
-        wait_for=tuple(filter(None, wait_for.split(","))),
-        data=dealt_set(data, sequence_length, held_out_fraction),
-        doubt_s=60 * doubt,
+        terms=LeaderSettings(
+            min_sites=min_sites,
+            wait_for=frozenset(filter(None, wait_for.split(","))),
+            data=dealt_set(data, sequence_length, held_out_fraction),
+            doubt_s=60 * doubt,
+        ),
     )
     command = config.command()
     os.execv(command[0], command)
@@ -320,8 +323,8 @@ def _ask(run_dir: Path, state: RunState, question: MembersAsked | RemovalAsked) 
 def _about(run_dir: Path) -> tuple[HubAddress, HubAddress, Keys]:
     """Where the leader was at the start, where this site's agent is, and the site's keys."""
     from geocomm.core.addresses import HubAddress
-    from geocomm.elastic.known_agents import ABOUT_FILE
+    from geocomm.elastic.known_agents import About
     from geocomm.security.key_folder import Keys
 
-    about = json.loads((run_dir / ABOUT_FILE).read_text())
-    return HubAddress.parse(about["leader"]), HubAddress.parse(about["agent"]), Keys.load(about["keys"])
+    said = About.read(run_dir)
+    return HubAddress.parse(said.leader), HubAddress.parse(said.agent), Keys.load(said.keys)

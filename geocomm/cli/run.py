@@ -135,6 +135,7 @@ def run(
             from geocomm.elastic.agent_process import AgentConfig
             from geocomm.elastic.snapshot_copies import SnapshotCopies
             from geocomm.elastic.supervisor import SiteJob, run_elastic
+            from geocomm.journal.sequencer_events import LeaderSettings
 
             if telemetry is not None:
                 fail("run", "leave out --telemetry: an elastic run keeps its telemetry in --run-dir")
@@ -151,13 +152,15 @@ def run(
                 lead=lead,
                 keys=str(loaded.folder.resolve()),
                 run_dir=str(run_dir or ""),
-                wait_for=tuple(filter(None, wait_for.split(","))),
-                min_sites=min_sites,
-                snapshot_s=60 * snapshot_every,
-                copies=copies,
+                terms=LeaderSettings(
+                    wait_for=frozenset(filter(None, wait_for.split(","))),
+                    min_sites=min_sites,
+                    snapshot_s=60 * snapshot_every,
+                    copies=copies,
+                    data=dealt_set(data, sequence_length, held_out_fraction),
+                    doubt_s=60 * doubt,
+                ),
                 snapshot_url=snapshot_url,
-                data=dealt_set(data, sequence_length, held_out_fraction),
-                doubt_s=60 * doubt,
             )
             if snapshot_url:
                 SnapshotCopies(snapshot_url)  # refuses what is none

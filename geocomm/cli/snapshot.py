@@ -181,25 +181,24 @@ def restore(
     """
     from geocomm.core.addresses import HubAddress, HubAddressError
     from geocomm.elastic.fragment_store import StoreError
-    from geocomm.elastic.known_agents import ABOUT_FILE
+    from geocomm.elastic.known_agents import About
     from geocomm.elastic.snapshots import SnapshotError
 
     snapshots, state, folder = _open(run_dir, snapshot)
     index = _chosen(snapshots, state, snapshot, "snapshot restore")
     try:
-        about = json.loads((folder / ABOUT_FILE).read_text())
-        site, hub = site or about["site"], str(HubAddress.parse(hub or about["leader"]))
+        said = About.read(folder)
+        site, hub = site or said.site, str(HubAddress.parse(hub or said.leader))
         snapshots.restore(index, into, site, hub)
-        journal = about.get("journal", "")
     except (HubAddressError, SnapshotError, StoreError) as error:
         fail("snapshot restore", str(error), 1)
     except (OSError, ValueError, KeyError) as error:
         fail("snapshot restore", f"{into}: {error}", 1)
     where = f"Start site {site}, which leads at {hub}, with --run-dir {into}, and the others with empty run folders"
-    if journal:
+    if said.journal:
         where = (
-            f"Start this site with --run-dir {into} --lead, and with another name in --journal than {journal} has. "
-            "Start the others there too, with empty run folders, once it says that it leads"
+            f"Start this site with --run-dir {into} --lead, and with another name in --journal than {said.journal} "
+            "has. Start the others there too, with empty run folders, once it says that it leads"
         )
     typer.echo(f"{into}: the run as it stood at snapshot {index}. {where}")
 

@@ -23,7 +23,7 @@ from geocomm.elastic.etcd import EtcdAddress, EtcdAddressError, LeaderSaid
 from geocomm.elastic.etcd_leadership import EtcdLeadership
 from geocomm.elastic.fragment_store import FragmentStore, StoreError
 from geocomm.elastic.journal_repair import repair
-from geocomm.elastic.known_agents import KnownAgents, TermNotKeptError, write_about
+from geocomm.elastic.known_agents import About, KnownAgents, TermNotKeptError
 from geocomm.elastic.leader import Leader, LeaderChanged
 from geocomm.elastic.leadership import Begun, HubLeadership, Leadership
 from geocomm.elastic.rank_socket import RankServer, socket_path
@@ -78,18 +78,10 @@ class AgentConfig(Record):
     from its run folder what it lacks of the run."""
     ranks: bool = True
     """False: it leads without ranks of its own, and is no member of the run."""
-    min_sites: int = 1
-    wait_for: tuple[str, ...] = ()
-    snapshot_s: float = LeaderSettings.snapshot_s
-    """From one snapshot to the next; 0: there are none."""
-    copies: int = LeaderSettings.copies
-    """A snapshot is kept once this many sites have it."""
+    terms: LeaderSettings = LeaderSettings()
+    """Of the run, where this agent leads it."""
     snapshot_url: str = ""
     """Where each kept snapshot is copied to; empty: nowhere."""
-    data: DealtSet | None = None
-    """That the run deals; None: sites bring their own data, or the journal says it."""
-    doubt_s: float = LeaderSettings.doubt_s
-    """The deals of a site that is gone for this time are dealt to others; 0: never."""
     again: bool = False
     """The agent of this run folder has just died: who led a moment ago leads on, and asks the others meanwhile."""
 
@@ -165,17 +157,16 @@ async def _run_once(
     begun: Begun,
 ) -> None:
     """Until another site leads, or this one: StartAgain."""
-    await _require_data(config.data, begun)
+    await _require_data(config.terms.data, begun)
     own_at = reached_here(begun.listener)
-    about = {
-        "leader": begun.leader,
-        "agent": str(own_at),
-        "keys": str(Path(config.keys).resolve()),
-        "site": keys.identity.site,
-        "leads": begun.leads,
-        "journal": config.journal,
-    }
-    write_about(store.run_dir, about)
+    About(
+        leader=begun.leader,
+        agent=str(own_at),
+        keys=str(Path(config.keys).resolve()),
+        site=keys.identity.site,
+        leads=begun.leads,
+        journal=config.journal,
+    ).write(store.run_dir)
     add_field("site", lambda: keys.identity.site)
     add_field("term", lambda: begun.state.term)
     add_field("entry", lambda: begun.state.head.index)
@@ -183,15 +174,7 @@ async def _run_once(
     if begun.leads:
         at = known.leader or begun.leader
         log(f"this site's agent leads the run at {at}")
-        terms = LeaderSettings(
-            min_sites=config.min_sites,
-            wait_for=frozenset(config.wait_for),
-            snapshot_s=config.snapshot_s,
-            copies=config.copies,
-            data=config.data,
-            doubt_s=config.doubt_s,
-        )
-        leader = Leader(journal, terms, at, known, log, begun.shared, begun.term)
+        leader = Leader(journal, config.terms, at, known, log, begun.shared, begun.term)
     elif not config.ranks and not leadership.passes_on:
         raise AgentEnded(
             f"another site leads the run since term {known.term}, at {known.leader}: a machine without ranks has "
@@ -220,8 +203,8 @@ async def _run_once(
     if config.ranks:
         ranks = RankServer(socket_path(store.run_dir), agent.rank_came, agent.rank_said, agent.rank_gone, log)
         works.append(ranks.serve())
-    if config.data is not None:
-        works.append(_refuse_other_data(config.data, begun.state))
+    if config.terms.data is not None:
+        works.append(_refuse_other_data(config.terms.data, begun.state))
     tasks = [asyncio.create_task(work) for work in works]
     following: asyncio.Task[None] | None = None
     if config.ranks or leader is None:  # one without ranks has what it needs to lead, once nobody does

@@ -4,11 +4,14 @@ gone, who leads, and for other processes of this machine where the leader is."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Self
+
+from pydantic import ConfigDict
 
 from geocomm.core.file_systems import write_whole
+from geocomm.journal.entries import Record, line_of
 
 _FILE_NAME = "agents.json"
 _MOST_TERMS_MISSED = 1000
@@ -97,53 +100,58 @@ class KnownAgents:
 
 
 ABOUT_FILE = "run.json"
-"""In the run folder: where agent and leader are, and which keys, for commands that look at the run."""
+"""In the run folder: an `About`."""
 
 
-def leads(run_dir: Path) -> bool:
-    """Whether this site leads."""
-    return bool(_about(run_dir).get("leads"))
+class About(Record):
+    """Where agent and leader are, and which keys, for commands that look at the run. Empty: not known."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    leader: str = ""
+    """Where all sites look for the leader at the start, host:port."""
+    agent: str = ""
+    """Where the site's agent listens, host:port."""
+    keys: str = ""
+    """The folder of the site's keys."""
+    site: str = ""
+    """The site whose run folder it is."""
+    journal: str = ""
+    """In etcd."""
+    leads: bool = False
+    """This site leads."""
+    doubt: str = ""
+    """Why this site, which leads, may not be the only one, or not the run's; empty: it is, or does not lead."""
+    undealt_tokens: int | None = None
+    """What this site, which leads, is still to deal of this pass over the run's data; None: it is not known here."""
+
+    @classmethod
+    def read(cls, run_dir: Path) -> Self:
+        """What a run folder says. OSError, ValueError: it cannot be read."""
+        return cls.model_validate_json((run_dir / ABOUT_FILE).read_bytes())
+
+    def write(self, run_dir: Path) -> None:
+        """Keep it."""
+        write_whole(run_dir / ABOUT_FILE, line_of(self) + "\n")
 
 
-def site_of(run_dir: Path) -> str:
-    """The site whose run folder it is; empty: of none, or not known."""
-    return str(_about(run_dir).get("site", ""))
+def about(run_dir: Path) -> About:
+    """What a run folder says; nothing, where it cannot be read."""
+    try:
+        return About.read(run_dir)
+    except (OSError, ValueError):  # ValidationError
+        return About()
 
 
 def leader_address(run_dir: Path) -> str:
     """host:port of the leader's agent, as this site's agent knows it; empty: this site leads, or it is not known."""
-    about = _about(run_dir)
-    if not about or about.get("leads"):
-        return ""
-    return KnownAgents(run_dir, lambda _: None).leader or str(about.get("leader", ""))
-
-
-def doubt(run_dir: Path) -> str:
-    """Why this site, which leads, may not be the only one, or not the run's; empty: it is, or does not lead."""
-    return str(_about(run_dir).get("doubt", ""))
-
-
-def undealt_tokens(run_dir: Path) -> int | None:
-    """What this site, which leads, is still to deal of this pass over the run's data; None: it is not known here."""
-    return _about(run_dir).get("undealt_tokens")
+    said = about(run_dir)
+    return "" if said.leads or not said.leader else KnownAgents(run_dir, lambda _: None).leader or said.leader
 
 
 def tell_led(run_dir: Path, doubt: Sequence[str], undealt_tokens: int | None) -> None:
     """Keep what the leader alone knows, as long as the agent lives."""
-    about = _about(run_dir)
-    told = about | {"doubt": "; ".join(doubt), "undealt_tokens": undealt_tokens}
-    if about and about != told:
-        write_about(run_dir, told)
-
-
-def write_about(run_dir: Path, about: Mapping[str, Any]) -> None:
-    """Keep where agent and leader are."""
-    write_whole(run_dir / ABOUT_FILE, json.dumps(about) + "\n")
-
-
-def _about(run_dir: Path) -> dict[str, Any]:
-    """Empty: it cannot be read."""
-    try:
-        return json.loads((run_dir / ABOUT_FILE).read_text())
-    except (OSError, ValueError):
-        return {}
+    said = about(run_dir)
+    told = said.model_copy(update={"doubt": "; ".join(doubt), "undealt_tokens": undealt_tokens})
+    if said not in (told, About()):
+        told.write(run_dir)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import socket
 from asyncio import Event
 from collections.abc import Callable
@@ -17,8 +16,7 @@ from typing import Protocol
 from geocomm.core.addresses import HubAddress, HubAddressError, listen_everywhere, listen_on
 from geocomm.core.patience import Waiting
 from geocomm.elastic.etcd import EtcdJournal
-from geocomm.elastic.known_agents import ABOUT_FILE, KnownAgents
-from geocomm.elastic.known_agents import leads as has_led
+from geocomm.elastic.known_agents import KnownAgents, about
 from geocomm.elastic.questions import StandingAsked, leads_there, standings
 from geocomm.group.rendezvous.store_process import log
 from geocomm.journal.journal import SqliteJournal
@@ -82,7 +80,7 @@ class HubLeadership:
     ) -> None:
         """hub: that address. listen: address:port; None: the hub's port on all addresses. lead: it is this agent's,
         though translated. again: the agent of this run folder has just died."""
-        self._led_just_now = again and has_led(run_dir)
+        self._led_just_now = again and about(run_dir).leads
         self._hub, self._listen, self._run_dir, self._keys, self._lead = hub, listen, run_dir, keys, lead
 
     async def begin(self, journal: SqliteJournal, known: KnownAgents, leaving: Event) -> Begun | None:
@@ -179,6 +177,6 @@ def open_port(
 def _port_before(run_dir: Path) -> int:
     """Where the agent of this run folder listened the last time; 0: not known."""
     try:
-        return HubAddress.parse(json.loads((run_dir / ABOUT_FILE).read_text())["agent"]).port
-    except (OSError, ValueError, KeyError, HubAddressError):
+        return HubAddress.parse(about(run_dir).agent).port
+    except HubAddressError:
         return 0

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import tempfile
 import threading
 import time
@@ -23,7 +22,7 @@ from pydantic import ValidationError
 
 from geocomm.core.installation import install_command
 from geocomm.elastic.fragment_store import FragmentStore
-from geocomm.elastic.known_agents import ABOUT_FILE
+from geocomm.elastic.known_agents import ABOUT_FILE, About, about
 from geocomm.elastic.snapshots import FOLDER, KEPT, LAYOUT_FILE, MANIFEST_FILE, Manifest, SnapshotError, Snapshots
 from geocomm.journal.entries import Kept
 from geocomm.journal.journal import FILE_NAME, RunReader, SqliteJournal
@@ -87,10 +86,8 @@ class SnapshotCopies:
         with tempfile.TemporaryDirectory() as made:
             with contextlib.closing(SqliteJournal(run_dir / FILE_NAME, read_only=True)) as journal:
                 journal.copy_to(Path(made) / FILE_NAME, kept.index)
-            about = json.loads((run_dir / ABOUT_FILE).read_text())
-            (Path(made) / ABOUT_FILE).write_text(
-                json.dumps({name: about.get(name, "") for name in ("site", "leader", "journal")})
-            )
+            said = about(run_dir)
+            About(site=said.site, leader=said.leader, journal=said.journal).write(Path(made))
             beside = [Path(made) / FILE_NAME, Path(made) / ABOUT_FILE]
             for path in [*folder.glob("*.state"), folder / LAYOUT_FILE, *beside]:
                 self._files.put_file(str(path), f"{self._at(index)}/{path.name}")

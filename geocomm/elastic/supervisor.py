@@ -29,7 +29,7 @@ from geocomm.group.rendezvous.store_process import log
 from geocomm.group.rendezvous.to_collector import CollectorConfig, rank_socket
 from geocomm.journal.entries import BadLineError
 from geocomm.journal.journal import FILE_NAME, NoJournalError, RunReader
-from geocomm.journal.run_state import Standing
+from geocomm.journal.run_state import SiteRecord, Standing
 from geocomm.security.key_folder import Keys
 
 AGENT_AGAIN_S = 1.0
@@ -140,7 +140,7 @@ class Supervisor:
             _signal(self._agent, signal.SIGTERM)
             _signal(self._ranks, signal.SIGTERM)
         else:
-            if self._standing() is None:
+            if self._known() is None:
                 log("this site ends: it was still loading, and had not joined the run")
             self._leaving.set()
             self._tell_agent_to_leave()
@@ -162,17 +162,15 @@ class Supervisor:
         _signal(self._ranks, signal.SIGTERM)
 
     def _has_left(self) -> bool:
-        return self._standing() is Standing.LEFT
+        return (known := self._known()) is not None and known.standing is Standing.LEFT
 
-    def _standing(self) -> Standing | None:
-        """The standing of this site, as far as the journal here says; None: it is not of the run."""
-        if not self._journal.exists():
-            return None
-        try:
-            known = self._run.look(lambda run: run.sites.get(self._site))
-        except (NoJournalError, BadLineError):
-            return None
-        return None if known is None else known.standing
+    def _known(self) -> SiteRecord | None:
+        """This site, as far as the journal here says; None: it is not of the run, or the journal is being made, or is
+        damaged, which the agent mends or tells."""
+        with contextlib.suppress(NoJournalError, BadLineError):
+            if self._journal.exists():
+                return self._run.look(lambda run: run.sites.get(self._site))
+        return None
 
     async def _keep_agent(self) -> int:
         """Start the agent, and again when it has died. Returns once its part is over."""
@@ -239,13 +237,7 @@ class Supervisor:
 
     def _counted(self) -> int:
         """Rounds that listed a frame of this site."""
-        if not self._journal.exists():
-            return 0
-        try:
-            known = self._run.look(lambda run: run.sites.get(self._site))
-        except (NoJournalError, BadLineError):  # it is being made; of a damaged one the agent says what to do
-            return 0
-        return 0 if known is None else known.rounds
+        return 0 if (known := self._known()) is None else known.rounds
 
     async def _start(
         self,

@@ -20,7 +20,7 @@ from geocomm.core.addresses import HubAddress, HubAddressError
 from geocomm.core.environment import alert_command, alert_webhook
 from geocomm.core.file_systems import FolderInUseError, held_by_one
 from geocomm.core.message_log import logger
-from geocomm.elastic.known_agents import leader_address, leads
+from geocomm.elastic.known_agents import about, leader_address
 from geocomm.group.rendezvous.doorway import raise_descriptor_limit
 from geocomm.group.rendezvous.to_collector import CollectorConfig
 from geocomm.observe.alerts.alert_sinks import AlertSinks
@@ -75,7 +75,7 @@ def _alerting(config: CollectorConfig) -> Alerting:
     except ValueError as error:  # of the reader of the environment
         log(f"alerts go to the log alone: {error}")
         webhook = command = None
-    applies = functools.partial(leads, config.folder) if config.elastic else lambda: True
+    applies = (lambda: about(config.folder).leads) if config.elastic else lambda: True
     return Alerting(config.folder, AlertSinks(webhook, command, log), log, applies)
 
 

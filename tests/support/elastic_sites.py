@@ -64,13 +64,15 @@ class ElasticSite:
             keys=str(self.keys.folder),
             run_dir=str(self.folder),
             listen=self.listen,
-            min_sites=self.min_sites,
-            wait_for=self.wait_for,
-            snapshot_s=self.snapshot_s,
+            terms=LeaderSettings(
+                min_sites=self.min_sites,
+                wait_for=frozenset(self.wait_for),
+                snapshot_s=self.snapshot_s,
+                data=self.data,
+                doubt_s=self.doubt_s,
+            ),
             ranks=ranks,
             snapshot_url=self.snapshot_url,
-            data=self.data,
-            doubt_s=self.doubt_s,
         )
         module, *arguments = config.command()[2:]
         self.agent = self._fork(warm_agents(), "agent", module, *arguments)

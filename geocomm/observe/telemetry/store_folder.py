@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from geocomm.elastic.known_agents import doubt, site_of, undealt_tokens
+from geocomm.elastic.known_agents import about
 from geocomm.journal.entries import BadLineError
 from geocomm.journal.journal import FILE_NAME as JOURNAL
 from geocomm.journal.journal import NoJournalError, RunReader
@@ -59,15 +59,15 @@ class StoreFolder:
     @classmethod
     def look(cls, folder: Path) -> Self:
         """Read it. What cannot be read is None."""
-        (members, lacks, dealt), started, site = _run(folder), 0.0, site_of(folder)
+        (members, lacks, dealt), started, said = _run(folder), 0.0, about(folder)
         with contextlib.suppress(OSError):
             started = (folder / COLLECTOR_LOCK).stat().st_mtime
         free = size = None
         with contextlib.suppress(OSError):
             disk = shutil.disk_usage(folder)
             free, size = disk.free, disk.free + disk.used
-        undealt = undealt_tokens(folder) if members else None
-        return cls(free, size, members, started, site, lacks, bool(doubt(folder)), dealt, undealt, counters_in(folder))
+        undealt, doubted = said.undealt_tokens if members else None, bool(said.doubt)
+        return cls(free, size, members, started, said.site, lacks, doubted, dealt, undealt, counters_in(folder))
 
     def has_left(self, site: str) -> bool:
         """Whether the site is no member any more."""

@@ -12,7 +12,7 @@ import pytest
 from geocomm.elastic.agent_process import AgentConfig
 from geocomm.journal.entries import Data, Genesis, Join, Listed, Ready, Round
 from geocomm.journal.journal import FILE_NAME, SqliteJournal
-from geocomm.journal.sequencer_events import DealtSet
+from geocomm.journal.sequencer_events import DealtSet, LeaderSettings
 from support.hub_support import HUB_HOST, make_keys
 from support.local_jobs import environment, free_port
 
@@ -38,7 +38,9 @@ def ended_agent(folder: Path, entries: list[Made], data: DealtSet, leader: str) 
         for kind, fields in entries:
             head = journal.head
             journal.append(kind(index=head.index + 1, prev=head.hash, term=0, **fields), head)
-    config = AgentConfig(leader=leader, keys=str(keys["a"].folder), run_dir=str(run_dir), data=data)
+    config = AgentConfig(
+        leader=leader, keys=str(keys["a"].folder), run_dir=str(run_dir), terms=LeaderSettings(data=data)
+    )
     return subprocess.run(config.command(), env=environment(), capture_output=True, text=True, timeout=60)
 
 

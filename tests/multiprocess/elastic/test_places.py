@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from geocomm.core.addresses import HubAddress
-from geocomm.elastic.known_agents import KnownAgents, doubt
+from geocomm.elastic.known_agents import KnownAgents, about
 from geocomm.elastic.questions import AgentStanding, StandingAsked, ask
 from geocomm.group.rendezvous.store_session import Greeting, Purpose
 from geocomm.group.rendezvous.tunnel import dial
@@ -57,7 +57,9 @@ def test_a_leader_that_lost_its_folder_begins_no_run_beside_that_of_the_others(t
         a.wait_for = ()
 
         a.start_agent()
-        sites.until(lambda: "has the journal of run" in doubt(a.folder), "the leader that lost its folder is in doubt")
+        sites.until(
+            lambda: "has the journal of run" in about(a.folder).doubt, "the leader that lost its folder is in doubt"
+        )
         a.start_rank()
         before = len(b.rounds())
         assert members("promote", b).returncode == 0
@@ -68,7 +70,7 @@ def test_a_leader_that_lost_its_folder_begins_no_run_beside_that_of_the_others(t
         assert [entry for entry in a.entries() if isinstance(entry, Genesis)] == [
             entry for entry in c.entries() if isinstance(entry, Genesis)
         ]
-        sites.until(lambda: doubt(a.folder) == "", "the doubt is over")
+        sites.until(lambda: about(a.folder).doubt == "", "the doubt is over")
         assert a.text().count("promote") == 2  # one line for each of the two sites
 
 
@@ -83,8 +85,8 @@ def test_two_leaders_of_one_term_both_say_so(tmp_path: Path) -> None:
                 assert members("promote", one, "--force").returncode == 0
                 sites.until(lambda one=one: one.state().term == 1, "it leads")
         for one, other in ((b, c), (c, b)):
-            sites.until(lambda one=one: "term 1" in doubt(one.folder), "a leader knows of the other one")
-            assert f"site {other.name} leads the same run" in doubt(one.folder)
+            sites.until(lambda one=one: "term 1" in about(one.folder).doubt, "a leader knows of the other one")
+            assert f"site {other.name} leads the same run" in about(one.folder).doubt
             assert one.text().count("may not be the only one that leads") == 1
 
 

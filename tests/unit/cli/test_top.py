@@ -8,7 +8,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from geocomm.cli.main import build_app
-from geocomm.elastic.known_agents import tell_led, write_about
+from geocomm.elastic.known_agents import About, tell_led
 from geocomm.journal.entries import Data, Deal, Genesis, Join, Ready
 from geocomm.journal.journal import FILE_NAME, SqliteJournal
 from geocomm.metrics import schema
@@ -52,7 +52,7 @@ def test_run_that_deals_data_shows_what_is_left_and_what_reading_cost(tmp_path: 
         head = journal.head
         journal.append(kind(index=head.index + 1, prev=head.hash, term=0, **fields), head)
     journal.close()
-    write_about(tmp_path, {"site": "a", "leads": True})
+    About(site="a", leads=True).write(tmp_path)
     tell_led(tmp_path, [], 3_000_000_000)
     (tmp_path / "counters-agent.json").write_text('{"data_repeated_tokens": 81970}')
     counted = {"waited_seconds": 7.0, "fetched_bytes": 64_000_000, "fetched_dollars": 1.25}

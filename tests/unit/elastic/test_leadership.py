@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.elastic.known_agents import KnownAgents, write_about
+from geocomm.elastic.known_agents import About, KnownAgents
 from geocomm.elastic.leadership import HubLeadership
 from geocomm.journal.journal import FILE_NAME, SqliteJournal
 from support.hub_support import make_keys
@@ -29,7 +29,7 @@ def was_asked(listener: socket.socket) -> bool:
 def test_a_leader_asks_the_others_first_unless_it_led_a_moment_ago(tmp_path: Path, led: bool, again: bool) -> None:
     keys = make_keys(tmp_path / "keys", "ab")["a"]
     hub = f"127.0.0.1:{free_port()}"
-    write_about(tmp_path, {"leads": led, "agent": hub})
+    About(leads=led, agent=hub).write(tmp_path)
     known = KnownAgents(tmp_path, print)
     with (
         socket.create_server(("127.0.0.1", 0)) as other,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from geocomm.elastic.known_agents import tell_led, write_about
+from geocomm.elastic.known_agents import About, tell_led
 from geocomm.journal.entries import Data, Deal, Genesis, Join, Left, Ready
 from geocomm.journal.journal import FILE_NAME, SqliteJournal
 from geocomm.journal.run_state import Standing
@@ -49,7 +49,7 @@ def test_members_of_a_run_that_deals_data_have_what_was_dealt_and_does_not_count
     journal.close()
     found = StoreFolder.look(tmp_path)
     assert (found.dealt_tokens, found.left_tokens) == ({"a": 70, "b": 0}, None)
-    write_about(tmp_path, {"site": "a", "leads": True})
+    About(site="a", leads=True).write(tmp_path)
     tell_led(tmp_path, [], 300)
     found = StoreFolder.look(tmp_path)
     assert (found.left_tokens, found.is_in_doubt) == (370, False)
