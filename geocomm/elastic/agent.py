@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from geocomm._version import __version__
 from geocomm.core.addresses import HubAddress
 from geocomm.elastic.agent_link import BEAT_S, LeaderLink
-from geocomm.elastic.fetch import Fetcher, FileServer
+from geocomm.elastic.fetch import Fetcher
+from geocomm.elastic.file_server import FileServer
 from geocomm.elastic.following import Following
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.frame_fetches import FrameFetches

@@ -1,7 +1,6 @@
-"""Files of fragments between agents: by name and hash, in ranges, from several sources at once, over TLS.
+"""Files of fragments from other agents: by name and hash, in ranges, from several sources at once.
 
-After the greeting, the side that dialed asks with a line of JSON, as often as it wants; the answer is a line of JSON
-and, for a range of a file, its bytes. What has arrived gets its name only after its hash was looked at.
+What has arrived gets its name only after its hash was looked at. `file_server` is the other end.
 """
 
 from __future__ import annotations
@@ -9,110 +8,54 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
-import math
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import TypeVar
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from geocomm.core.addresses import HubAddress, HubAddressError
 from geocomm.core.file_systems import put_in_place
 from geocomm.core.message_log import CalmLog
-from geocomm.elastic.fragment_store import FragmentStore, file_digest, file_hash
-from geocomm.group.rendezvous.store_session import (
-    Greeting,
-    PacketKind,
-    ProtocolError,
-    Purpose,
-    offset_bytes,
-    write_packet,
+from geocomm.elastic.file_server import (
+    MAX_FILE_BYTES,
+    MAX_LINE_BYTES,
+    PIECE_BYTES,
+    RANGE_BYTES,
+    FrameAsked,
+    HeldState,
+    RangeAnswer,
+    StateAsked,
+    StatesAnswer,
+    StatesAsked,
+    line,
 )
+from geocomm.elastic.fragment_store import FragmentStore, file_digest, file_hash
+from geocomm.group.rendezvous.store_session import Greeting, ProtocolError, Purpose
 from geocomm.group.rendezvous.tls_stream import TlsStream
 from geocomm.group.rendezvous.tunnel import dial
-from geocomm.journal.entries import Digest, Record, Whole, line_of
-from geocomm.journal.messages import OfRound, Wanted
+from geocomm.journal.entries import Record
+from geocomm.journal.messages import Wanted
 from geocomm.security.key_folder import Keys, KeysError
 
-RANGE_BYTES = 4 << 20
 CONNECTIONS = 8
 """One file is fetched over so many, to all its sources together: what a long line with losses needs."""
-MAX_FILE_BYTES = 1 << 40
-_MAX_LINE_BYTES = 64 * 1024
-_MAX_STATES = 500
 MOST_AT_A_TIME = 8
 """Files that an agent gets at once."""
 _AHEAD_LIMIT_S = 5.0
 """A connection that takes longer is not made ahead: chosen to outlast a lost packet across the world."""
-_IDLE_LIMIT_S = 60.0
 _KEPT_S = 20.0
 """Connections are kept for this time for the next transfer: less than the other end does."""
 _SILENCE_S = 15.0
 _STALLED_S = 1.5
 """A range of which nothing has come for this time is asked of another source too."""
 _PROXY_LIMIT_S = 600.0
-_PIECE_BYTES = 256 * 1024
 _COMPLAINT_S = 60.0
-_CONGESTION_CONTROL = "bbr"
 
 _R = TypeVar("_R", bound=Record)
-
-
-class FrameAsked(Wanted):
-    """A range of a frame."""
-
-    kind: Literal["frame"] = "frame"
-    bytes: Annotated[int, Field(ge=0, le=MAX_FILE_BYTES)]
-    """The size of the whole frame."""
-    offset: Whole
-    proxy: bool
-    """Who has not got it, gets it from where it can first."""
-
-
-class StateAsked(OfRound):
-    """A range of a state."""
-
-    kind: Literal["state"] = "state"
-    offset: Whole
-
-
-class StatesAsked(Record):
-    """Which states there are of a fragment."""
-
-    kind: Literal["states"] = "states"
-    fragment: Whole
-    head: int
-    """Who does not know this entry of the journal may have states that it made void, and names none."""
-    term: Whole
-    """Nor does who follows an earlier leader: its states may be of rounds that the run does not have."""
-
-
-Asked = Annotated[FrameAsked | StateAsked | StatesAsked, Field(discriminator="kind")]
-_ASKED: TypeAdapter[Asked] = TypeAdapter(Asked)
-
-
-class RangeAnswer(Record):
-    """What there is from the offset on, up to RANGE_BYTES of it, follows."""
-
-    here: bool
-    bytes: Annotated[int, Field(ge=0, le=MAX_FILE_BYTES)]
-    """The size of the whole file."""
-
-
-class HeldState(Record):
-    """A state that a site has on disk."""
-
-    version: Whole
-    bytes: Annotated[int, Field(ge=0, le=MAX_FILE_BYTES)]
-    digest: Digest
-
-
-class StatesAnswer(Record):
-    """All of them, the newest last."""
-
-    states: Annotated[tuple[HeldState, ...], Field(max_length=_MAX_STATES)]
 
 
 class Outcome(enum.Enum):
@@ -122,95 +65,6 @@ class Outcome(enum.Enum):
     ABSENT = "absent"
     """All sources that answered say that they have not got it, and one answered at least."""
     FAILED = "failed"
-
-
-GetFrame = Callable[[Wanted], Awaitable[bool]]
-"""Gets a frame from wherever this agent can; whether it is here then."""
-
-
-class FileServer:
-    """Gives out the files of a store. `journal`: index and term of its last entry. `get_frame`: for what others ask of
-    this agent as a proxy; None: it is none."""
-
-    def __init__(
-        self, store: FragmentStore, journal: Callable[[], tuple[int, int]], get_frame: GetFrame | None = None
-    ) -> None:
-        self._store = store
-        self._journal = journal
-        self._get_frame = get_frame
-        self._digests: dict[tuple[int, int, int], str] = {}
-        """The digests of states, by fragment, version and the time at which the file was written."""
-        self._under_way = 0
-        self._asked_at = -math.inf
-
-    @property
-    def idle_since(self) -> float:
-        """Since when nobody has asked for anything, by the monotonic clock; now, while an answer is under way."""
-        return time.monotonic() if self._under_way else self._asked_at
-
-    async def serve(self, stream: TlsStream) -> None:
-        """Answer one connection until it ends. ProtocolError for what cannot be answered."""
-        stream.send_with(_CONGESTION_CONTROL)
-        await write_packet(stream, PacketKind.WELCOME, offset_bytes(0))
-        while True:
-            await asyncio.sleep(0)  # a flood leaves the others their turn
-            async with asyncio.timeout(_IDLE_LIMIT_S):
-                line = await stream.read_line(_MAX_LINE_BYTES)
-            try:
-                asked = _ASKED.validate_json(line)
-                if isinstance(asked, StatesAsked):
-                    head, term = self._journal()
-                    knows = head >= asked.head and term >= asked.term
-                    states = await asyncio.to_thread(self._states, asked.fragment) if knows else ()
-                    await stream.write(_line(StatesAnswer(states=states)))
-                else:
-                    await self._give(stream, asked)
-            except ValueError as error:  # ValidationError, SiteNameError
-                raise ProtocolError(f"not a question for files: {str(error)[:200]}") from None
-
-    async def _path(self, asked: FrameAsked | StateAsked) -> Path:
-        if isinstance(asked, StateAsked):
-            return self._store.state_path(asked.fragment, asked.version)
-        path = self._store.frame_path(**asked.named)
-        if asked.proxy and self._get_frame is not None and not path.exists():
-            await self._get_frame(Wanted.of(asked))
-        return path
-
-    async def _give(self, stream: TlsStream, asked: FrameAsked | StateAsked) -> None:
-        self._under_way += 1
-        try:
-            await self._give_range(stream, await self._path(asked), asked.offset)
-        finally:
-            self._under_way -= 1
-            self._asked_at = time.monotonic()
-
-    async def _give_range(self, stream: TlsStream, path: Path, offset: int) -> None:
-        try:
-            size, content = await asyncio.to_thread(_read_range, path, offset)
-        except OSError:
-            await stream.write(_line(RangeAnswer(here=False, bytes=0)))
-            return
-        await stream.write(_line(RangeAnswer(here=True, bytes=size)))
-        for start in range(0, len(content), _PIECE_BYTES):
-            async with asyncio.timeout(_IDLE_LIMIT_S):
-                await stream.write(content[start : start + _PIECE_BYTES])
-
-    def _states(self, fragment: int) -> tuple[HeldState, ...]:
-        held: list[HeldState] = []
-        for version in self._store.states(fragment)[-_MAX_STATES:]:
-            path = self._store.state_path(fragment, version)
-            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                status = path.stat()
-                key = (fragment, version, status.st_mtime_ns)
-                if key not in self._digests:
-                    self._digests[key] = file_digest(path, version)
-                held.append(HeldState(version=version, bytes=status.st_size, digest=self._digests[key]))
-        self._digests = {
-            key: digest
-            for key, digest in self._digests.items()
-            if key[0] != fragment or key[1] in {state.version for state in held}
-        }
-        return tuple(held)
 
 
 class Fetcher:
@@ -237,24 +91,29 @@ class Fetcher:
         path = self._store.frame_path(**wanted.named)
         if not self._fits(path, wanted.bytes, self._most_frame_bytes()):
             return Outcome.FAILED
-        return await self._once(path, lambda: self._frame(wanted, path, sources, proxy))
+
+        async def get() -> Outcome:
+            outcome = Outcome.FAILED
+            for through, addresses in ((False, sources), (True, [proxy] if proxy else [])):
+                if addresses and outcome is not Outcome.HERE:
+                    asked = FrameAsked(**wanted.named, bytes=wanted.bytes, offset=0, proxy=through)
+                    silence_s = _PROXY_LIMIT_S if through else _SILENCE_S
+                    file = _File(path, wanted.bytes, asked, lambda part: file_hash(part) == wanted.frame, silence_s)
+                    now = await self._file(file, addresses)
+                    # A proxy that cannot be asked takes nothing back of what the sources have said.
+                    outcome = outcome if now is Outcome.FAILED else now
+            return outcome
+
+        return await self._once(path, get)
 
     async def state(self, fragment: int, held: HeldState, sources: Sequence[str]) -> Outcome:
         """Have a state on the disk, from sources that said that they hold it."""
         path = self._store.state_path(fragment, held.version)
         if not self._fits(path, held.bytes, 2 * self._most_frame_bytes()):  # anchor and momentum, as they are
             return Outcome.FAILED
-
-        async def get() -> Outcome:
-            def ask(offset: int) -> StateAsked:
-                return StateAsked(fragment=fragment, version=held.version, offset=offset)
-
-            def fits(part: Path) -> bool:
-                return file_digest(part, held.version) == held.digest
-
-            return await self._file(path, held.bytes, ask, fits, sources, _SILENCE_S)
-
-        return await self._once(path, get)
+        asked = StateAsked(fragment=fragment, version=held.version, offset=0)
+        file = _File(path, held.bytes, asked, lambda part: file_digest(part, held.version) == held.digest, _SILENCE_S)
+        return await self._once(path, lambda: self._file(file, sources))
 
     async def states(self, fragment: int, source: str, head: int, term: int) -> tuple[HeldState, ...]:
         """The states of a fragment that an agent has, none if its journal ends before entry `head`, or in a lower term.
@@ -262,7 +121,7 @@ class Fetcher:
         async with self._turns:
             stream = await self._connection(source)
             try:
-                await stream.write(_line(StatesAsked(fragment=fragment, head=head, term=term)))
+                await stream.write(line(StatesAsked(fragment=fragment, head=head, term=term)))
                 async with asyncio.timeout(_PROXY_LIMIT_S):  # it may have to read them all
                     answer = _answer(StatesAnswer, await stream.read_line(1 << 20))
             except BaseException:
@@ -306,49 +165,22 @@ class Fetcher:
             task.add_done_callback(lambda _: self._under_way.pop(path, None))
         return await asyncio.shield(task)
 
-    async def _frame(self, wanted: Wanted, path: Path, sources: Sequence[str], proxy: str | None) -> Outcome:
-        def fits(part: Path) -> bool:
-            return file_hash(part) == wanted.frame
-
-        outcome = Outcome.FAILED
-        for through, addresses in ((False, sources), (True, [proxy] if proxy else [])):
-
-            def ask(offset: int, through: bool = through) -> FrameAsked:
-                return FrameAsked(**wanted.named, bytes=wanted.bytes, offset=offset, proxy=through)
-
-            if addresses:
-                silence_s = _PROXY_LIMIT_S if through else _SILENCE_S
-                now = await self._file(path, wanted.bytes, ask, fits, addresses, silence_s)
-                # A proxy that cannot be asked takes nothing back of what the sources have said.
-                outcome = outcome if now is Outcome.FAILED else now
-            if outcome is Outcome.HERE:
-                break
-        return outcome
-
-    async def _file(
-        self,
-        path: Path,
-        size: int,
-        ask: Callable[[int], Record],
-        fits: Callable[[Path], bool],
-        sources: Sequence[str],
-        silence_s: float,
-    ) -> Outcome:
-        part = self._store.new_part(path)
-        transfer = _Transfer(size, part)
+    async def _file(self, file: _File, sources: Sequence[str]) -> Outcome:
+        path, part = file.path, self._store.new_part(file.path)
+        transfer = _Transfer(file, part)
         try:
             await asyncio.to_thread(transfer.open)
-            outcome = await self._from_all(transfer, ask, sources, silence_s)
+            outcome = await self._from_all(transfer, sources)
             if outcome is not Outcome.HERE:
                 return outcome
-            if await asyncio.to_thread(fits, part):
+            if await asyncio.to_thread(file.fits, part):
                 await asyncio.to_thread(put_in_place, part, path)
                 return Outcome.HERE
             if len(sources) == 1:
                 self._log(f"{sources[0]} gave other bytes than those of {path.name}")
                 return Outcome.FAILED
             for source in sources:  # one of them gave wrong bytes: each by itself shows which
-                if await self._file(path, size, ask, fits, [source], silence_s) is Outcome.HERE:
+                if await self._file(file, [source]) is Outcome.HERE:
                     return Outcome.HERE
             return Outcome.FAILED
         except OSError as error:  # of the disk
@@ -358,16 +190,10 @@ class Fetcher:
             transfer.close()
             part.unlink(missing_ok=True)
 
-    async def _from_all(
-        self, transfer: _Transfer, ask: Callable[[int], Record], sources: Sequence[str], silence_s: float
-    ) -> Outcome:
+    async def _from_all(self, transfer: _Transfer, sources: Sequence[str]) -> Outcome:
         """All ranges, each from the source that is free first; what one does not finish, another takes over."""
         each = _connections_each(sources, len(transfer.ranges))
-        workers = [
-            asyncio.create_task(self._from_one(transfer, ask, source, silence_s))
-            for source in sources
-            for _ in range(each)
-        ]
+        workers = [asyncio.create_task(self._from_one(transfer, source)) for source in sources for _ in range(each)]
         ends: set[Outcome] = set()
         under_way = set(workers)
         try:
@@ -384,9 +210,7 @@ class Fetcher:
         answered = ends - {Outcome.FAILED}
         return Outcome.ABSENT if answered == {Outcome.ABSENT} else Outcome.FAILED
 
-    async def _from_one(
-        self, transfer: _Transfer, ask: Callable[[int], Record], source: str, silence_s: float
-    ) -> Outcome:
+    async def _from_one(self, transfer: _Transfer, source: str) -> Outcome:
         """Ranges over one connection, until none is left."""
         stream = None
         try:
@@ -399,10 +223,10 @@ class Fetcher:
                     await transfer.wait_for_range()
                     continue
                 try:
-                    await stream.write(_line(ask(offset)))
-                    async with asyncio.timeout(silence_s):
-                        answer = _answer(RangeAnswer, await stream.read_line(_MAX_LINE_BYTES))
-                    if not answer.here or answer.bytes != transfer.size:
+                    await stream.write(line(transfer.file.asked.model_copy(update={"offset": offset})))
+                    async with asyncio.timeout(transfer.file.silence_s):
+                        answer = _answer(RangeAnswer, await stream.read_line(MAX_LINE_BYTES))
+                    if not answer.here or answer.bytes != transfer.file.size:
                         return Outcome.ABSENT
                     await self._take_range(transfer, stream, offset)
                 finally:
@@ -435,10 +259,10 @@ class Fetcher:
         return await self._dial(source)
 
     async def _take_range(self, transfer: _Transfer, stream: TlsStream, offset: int) -> None:
-        at, end = offset, min(offset + RANGE_BYTES, transfer.size)
+        at, end = offset, min(offset + RANGE_BYTES, transfer.file.size)
         while at < end:
             async with asyncio.timeout(_SILENCE_S):
-                piece = await stream.read_exactly(min(_PIECE_BYTES, end - at))
+                piece = await stream.read_exactly(min(PIECE_BYTES, end - at))
             transfer.write(offset, at, piece)
             at += len(piece)
         transfer.done.add(offset)
@@ -453,12 +277,26 @@ class Fetcher:
         return stream
 
 
+@dataclass(frozen=True)
+class _File:
+    """A file that is to be here."""
+
+    path: Path
+    size: int
+    asked: FrameAsked | StateAsked
+    """Its first range."""
+    fits: Callable[[Path], bool]
+    """Whether what has come is that file."""
+    silence_s: float
+    """How long an answer may take."""
+
+
 class _Transfer:
     """A file that arrives in ranges."""
 
-    def __init__(self, size: int, part: Path) -> None:
-        self.size = size
-        self.ranges = list(range(0, size, RANGE_BYTES)) or [0]
+    def __init__(self, file: _File, part: Path) -> None:
+        self.file = file
+        self.ranges = list(range(0, file.size, RANGE_BYTES)) or [0]
         self.done: set[int] = set()
         self.disk_failed = False
         self._part = part
@@ -474,8 +312,8 @@ class _Transfer:
     def open(self) -> None:
         """Make the file. OSError where there is no room for it."""
         self._descriptor = os.open(self._part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
-        if self.size:
-            os.posix_fallocate(self._descriptor, 0, self.size)
+        if self.file.size:
+            os.posix_fallocate(self._descriptor, 0, self.file.size)
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -526,19 +364,8 @@ def _connections_each(sources: Sequence[str], ranges: int = CONNECTIONS) -> int:
     return max(1, min(CONNECTIONS, ranges) // max(1, len(sources)))
 
 
-def _read_range(path: Path, offset: int) -> tuple[int, bytes]:
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        file.seek(offset)
-        return size, file.read(RANGE_BYTES)
-
-
-def _line(record: Record) -> bytes:
-    return line_of(record).encode() + b"\n"
-
-
-def _answer(kind: type[_R], line: bytes) -> _R:
+def _answer(kind: type[_R], said: bytes) -> _R:
     try:
-        return kind.model_validate_json(line)
+        return kind.model_validate_json(said)
     except ValidationError as error:
         raise ProtocolError(f"not an answer about files: {error.errors()[0]['msg']}") from None

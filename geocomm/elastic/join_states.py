@@ -9,7 +9,8 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 
 from geocomm.core.patience import Waiting
-from geocomm.elastic.fetch import HeldState, Outcome
+from geocomm.elastic.fetch import Outcome
+from geocomm.elastic.file_server import HeldState
 from geocomm.elastic.run_view import RunView, Sources
 from geocomm.group.rendezvous.store_process import log
 from geocomm.journal.entries import Digest

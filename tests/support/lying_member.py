@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from geocomm.core.addresses import HubAddress, listen_on
-from geocomm.elastic.fetch import Asked, RangeAnswer, StatesAnswer
+from geocomm.elastic.file_server import Asked, RangeAnswer, StatesAnswer
 from geocomm.elastic.questions import AgentStanding, EntriesAnswer, LeaderAnswer, Question
 from geocomm.group.rendezvous.doorway import Doorway
 from geocomm.group.rendezvous.store_session import (

@@ -15,7 +15,8 @@ import pytest
 
 from geocomm.core.addresses import HubAddress, loopback_listener
 from geocomm.elastic import fetch
-from geocomm.elastic.fetch import CONNECTIONS, RANGE_BYTES, Fetcher, FileServer, GetFrame, HeldState, Outcome
+from geocomm.elastic.fetch import CONNECTIONS, Fetcher, Outcome
+from geocomm.elastic.file_server import RANGE_BYTES, FileServer, GetFrame, HeldState
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.group.rendezvous.doorway import Doorway
 from geocomm.group.rendezvous.store_session import Greeting, Purpose

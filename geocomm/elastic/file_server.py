@@ -1,0 +1,188 @@
+"""The files of fragments that an agent gives out to others, in ranges, over TLS.
+
+After the greeting, the side that dialed asks with a line of JSON, as often as it wants; the answer is a line of JSON
+and, for a range of a file, its bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from geocomm.elastic.fragment_store import FragmentStore, file_digest
+from geocomm.group.rendezvous.store_session import PacketKind, ProtocolError, offset_bytes, write_packet
+from geocomm.group.rendezvous.tls_stream import TlsStream
+from geocomm.journal.entries import Digest, Record, Whole, line_of
+from geocomm.journal.messages import OfRound, Wanted
+
+RANGE_BYTES = 4 << 20
+MAX_FILE_BYTES = 1 << 40
+MAX_LINE_BYTES = 64 * 1024
+PIECE_BYTES = 256 * 1024
+_MAX_STATES = 500
+_IDLE_LIMIT_S = 60.0
+_CONGESTION_CONTROL = "bbr"
+
+
+class FrameAsked(Wanted):
+    """A range of a frame."""
+
+    kind: Literal["frame"] = "frame"
+    bytes: Annotated[int, Field(ge=0, le=MAX_FILE_BYTES)]
+    """The size of the whole frame."""
+    offset: Whole
+    proxy: bool
+    """Who has not got it, gets it from where it can first."""
+
+
+class StateAsked(OfRound):
+    """A range of a state."""
+
+    kind: Literal["state"] = "state"
+    offset: Whole
+
+
+class StatesAsked(Record):
+    """Which states there are of a fragment."""
+
+    kind: Literal["states"] = "states"
+    fragment: Whole
+    head: int
+    """Who does not know this entry of the journal may have states that it made void, and names none."""
+    term: Whole
+    """Nor does who follows an earlier leader: its states may be of rounds that the run does not have."""
+
+
+Asked = Annotated[FrameAsked | StateAsked | StatesAsked, Field(discriminator="kind")]
+_ASKED: TypeAdapter[Asked] = TypeAdapter(Asked)
+
+
+class RangeAnswer(Record):
+    """What there is from the offset on, up to RANGE_BYTES of it, follows."""
+
+    here: bool
+    bytes: Annotated[int, Field(ge=0, le=MAX_FILE_BYTES)]
+    """The size of the whole file."""
+
+
+class HeldState(Record):
+    """A state that a site has on disk."""
+
+    version: Whole
+    bytes: Annotated[int, Field(ge=0, le=MAX_FILE_BYTES)]
+    digest: Digest
+
+
+class StatesAnswer(Record):
+    """All of them, the newest last."""
+
+    states: Annotated[tuple[HeldState, ...], Field(max_length=_MAX_STATES)]
+
+
+GetFrame = Callable[[Wanted], Awaitable[bool]]
+"""Gets a frame from wherever this agent can; whether it is here then."""
+
+
+class FileServer:
+    """Gives out the files of a store. `journal`: index and term of its last entry. `get_frame`: for what others ask of
+    this agent as a proxy; None: it is none."""
+
+    def __init__(
+        self, store: FragmentStore, journal: Callable[[], tuple[int, int]], get_frame: GetFrame | None = None
+    ) -> None:
+        self._store = store
+        self._journal = journal
+        self._get_frame = get_frame
+        self._digests: dict[tuple[int, int, int], str] = {}
+        """The digests of states, by fragment, version and the time at which the file was written."""
+        self._under_way = 0
+        self._asked_at = -math.inf
+
+    @property
+    def idle_since(self) -> float:
+        """Since when nobody has asked for anything, by the monotonic clock; now, while an answer is under way."""
+        return time.monotonic() if self._under_way else self._asked_at
+
+    async def serve(self, stream: TlsStream) -> None:
+        """Answer one connection until it ends. ProtocolError for what cannot be answered."""
+        stream.send_with(_CONGESTION_CONTROL)
+        await write_packet(stream, PacketKind.WELCOME, offset_bytes(0))
+        while True:
+            await asyncio.sleep(0)  # a flood leaves the others their turn
+            async with asyncio.timeout(_IDLE_LIMIT_S):
+                said = await stream.read_line(MAX_LINE_BYTES)
+            try:
+                asked = _ASKED.validate_json(said)
+                if isinstance(asked, StatesAsked):
+                    head, term = self._journal()
+                    knows = head >= asked.head and term >= asked.term
+                    states = await asyncio.to_thread(self._states, asked.fragment) if knows else ()
+                    await stream.write(line(StatesAnswer(states=states)))
+                else:
+                    await self._give(stream, asked)
+            except ValueError as error:  # ValidationError, SiteNameError
+                raise ProtocolError(f"not a question for files: {str(error)[:200]}") from None
+
+    async def _path(self, asked: FrameAsked | StateAsked) -> Path:
+        if isinstance(asked, StateAsked):
+            return self._store.state_path(asked.fragment, asked.version)
+        path = self._store.frame_path(**asked.named)
+        if asked.proxy and self._get_frame is not None and not path.exists():
+            await self._get_frame(Wanted.of(asked))
+        return path
+
+    async def _give(self, stream: TlsStream, asked: FrameAsked | StateAsked) -> None:
+        self._under_way += 1
+        try:
+            await self._give_range(stream, await self._path(asked), asked.offset)
+        finally:
+            self._under_way -= 1
+            self._asked_at = time.monotonic()
+
+    async def _give_range(self, stream: TlsStream, path: Path, offset: int) -> None:
+        try:
+            size, content = await asyncio.to_thread(_read_range, path, offset)
+        except OSError:
+            await stream.write(line(RangeAnswer(here=False, bytes=0)))
+            return
+        await stream.write(line(RangeAnswer(here=True, bytes=size)))
+        for start in range(0, len(content), PIECE_BYTES):
+            async with asyncio.timeout(_IDLE_LIMIT_S):
+                await stream.write(content[start : start + PIECE_BYTES])
+
+    def _states(self, fragment: int) -> tuple[HeldState, ...]:
+        held: list[HeldState] = []
+        for version in self._store.states(fragment)[-_MAX_STATES:]:
+            path = self._store.state_path(fragment, version)
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                status = path.stat()
+                key = (fragment, version, status.st_mtime_ns)
+                if key not in self._digests:
+                    self._digests[key] = file_digest(path, version)
+                held.append(HeldState(version=version, bytes=status.st_size, digest=self._digests[key]))
+        self._digests = {
+            key: digest
+            for key, digest in self._digests.items()
+            if key[0] != fragment or key[1] in {state.version for state in held}
+        }
+        return tuple(held)
+
+
+def _read_range(path: Path, offset: int) -> tuple[int, bytes]:
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(offset)
+        return size, file.read(RANGE_BYTES)
+
+
+def line(record: Record) -> bytes:
+    """A question or an answer, as it goes over the connection."""
+    return line_of(record).encode() + b"\n"
