@@ -13,18 +13,15 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-import numpy as np
-
 from geocomm.core.bad_input import BadInput
 from geocomm.data.catalog import Catalog, Part, Rules, RulesFile, Shard, Version
 from geocomm.data.corpus.data_settings import DataConfig
-from geocomm.data.corpus.documents import documents
 from geocomm.data.corpus.text_tokenizer import load_tokenizer
+from geocomm.data.corpus.token_store import U16, encoded, narrowest
 from geocomm.data.places import FilePlace, Folder, open_place, require_known_tables, require_writable
-from geocomm.data.token_files import SUFFIXES, U16, narrowest, ranges, token_file
+from geocomm.data.token_files import SUFFIXES, ranges, token_file
 
 _TEXT = {".txt": "text", ".jsonl": "jsonl"}
-_FLUSH_TOKENS = 1 << 20
 
 
 class _File(NamedTuple):
@@ -240,22 +237,9 @@ def _tokenized(texts: list[Path], rules: RulesFile, store: str, tokenizer: str, 
 def _tokenize(source: Path, target: Path, tokenizer: str, text_field: str) -> str:
     """Write the tokens of a text, each document ended; what is wrong, or nothing. Another process runs it."""
     try:
-        loaded = load_tokenizer(tokenizer)
-        dtype = narrowest(loaded.vocab_size)
         config = DataConfig(source=_TEXT[source.suffix], paths=(source,), text_field=text_field)  # type: ignore[arg-type]
-        pending: list[int] = []
         with target.open("wb") as file:
-            for pieces in documents(config):
-                empty = True
-                for piece in pieces:
-                    pending += loaded.encode(piece)
-                    empty = empty and not piece
-                    if len(pending) >= _FLUSH_TOKENS:
-                        file.write(np.asarray(pending, dtype).tobytes())
-                        pending.clear()
-                if not empty:
-                    pending.append(loaded.end_of_text)
-            file.write(np.asarray(pending, dtype).tobytes())
+            file.writelines(encoded(config, load_tokenizer(tokenizer)))
     except (BadInput, OSError) as error:
         return str(error)
     return ""

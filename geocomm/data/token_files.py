@@ -15,18 +15,15 @@ from dataclasses import dataclass
 from functools import partial
 from os import cpu_count
 from pathlib import PurePosixPath
-from typing import Literal
 
 import numpy as np
 
 from geocomm.core.bad_input import BadInput
+from geocomm.data.corpus.token_store import U16, U32, Dtype, narrowest
 from geocomm.data.places import FilePlace, Folder
 
-Dtype = Literal["<u2", "<u4"]
 SHARD_BYTES = 64 << 20
 SUFFIXES = (".ds", ".bin", ".tokens")
-U16: Dtype = "<u2"
-U32: Dtype = "<u4"
 
 _MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
 _MEGATRON_TYPES: dict[int, Dtype] = {4: U32, 8: U16}
@@ -52,11 +49,6 @@ class TokenRange:
     offset: int
     """In bytes."""
     tokens: int
-
-
-def narrowest(vocabulary: int) -> Dtype:
-    """The dtype that holds all ids of so many tokens, as datatrove and geocomm choose it."""
-    return U16 if vocabulary <= 1 << 16 else U32
 
 
 def token_file(place: FilePlace, path: str, vocabulary: int) -> TokenFile:

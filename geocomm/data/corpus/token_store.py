@@ -5,20 +5,30 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from geocomm.core.bad_input import BadInput
+from geocomm.core.file_systems import put_in_place, write_whole
 from geocomm.data.corpus.data_settings import DataConfig
 from geocomm.data.corpus.documents import corpus_files, documents
 from geocomm.data.corpus.text_tokenizer import TextTokenizer
 
+Dtype = Literal["<u2", "<u4"]
+U16: Dtype = "<u2"
+U32: Dtype = "<u4"
 _FORMAT = 1
-_FLUSH_TOKENS = 1 << 20
+_PIECE_TOKENS = 1 << 20
+
+
+def narrowest(vocabulary: int) -> Dtype:
+    """The dtype that holds all ids of so many tokens, as datatrove and geocomm choose it."""
+    return U16 if vocabulary <= 1 << 16 else U32
 
 
 @dataclass(frozen=True)
@@ -36,14 +46,14 @@ def load_tokens(config: DataConfig, tokenizer: TextTokenizer) -> TokenArray:
     """
     folder = config.cache_dir.expanduser()
     key = _cache_key(config, tokenizer)
-    dtype = np.dtype("<u2") if tokenizer.vocab_size <= 1 << 16 else np.dtype("<u4")
+    dtype = np.dtype(narrowest(tokenizer.vocab_size))
     data_path, note_path = folder / f"{key}.tokens", folder / f"{key}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / f"{key}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not note_path.exists():
-                _tokenize(config, tokenizer, dtype, data_path, note_path)
+                _tokenize(config, tokenizer, data_path, note_path)
         note = json.loads(note_path.read_text())
         size = data_path.stat().st_size
         if size != note["tokens"] * dtype.itemsize:
@@ -69,41 +79,34 @@ def _cache_key(config: DataConfig, tokenizer: TextTokenizer) -> str:
     return hashlib.sha256(repr((reading, origin)).encode()).hexdigest()[:32]
 
 
-def _tokenize(
-    config: DataConfig, tokenizer: TextTokenizer, dtype: np.dtype[np.unsignedinteger], data_path: Path, note_path: Path
-) -> None:
-    """Write the tokens beside `data_path`, then rename; the note comes last, so that it stands for a whole array."""
-    partial = data_path.with_suffix(".partial")
-    digest = hashlib.sha256()
-    count = 0
-    pending: list[int] = []
+def encoded(config: DataConfig, tokenizer: TextTokenizer) -> Iterator[bytes]:
+    """The ids of a corpus, each text ended, as `narrowest` says: a piece of about a million after the other."""
+    dtype, pending = narrowest(tokenizer.vocab_size), list[int]()
+    for pieces in documents(config):
+        empty = True
+        for piece in pieces:
+            pending += tokenizer.encode(piece)
+            empty = empty and not piece
+            if len(pending) >= _PIECE_TOKENS:
+                yield np.asarray(pending, dtype).tobytes()
+                pending.clear()
+        if not empty:
+            pending.append(tokenizer.end_of_text)
+    yield np.asarray(pending, dtype).tobytes()
 
+
+def _tokenize(config: DataConfig, tokenizer: TextTokenizer, data_path: Path, note_path: Path) -> None:
+    """Write the tokens beside `data_path`, then rename; the note comes last, so that it stands for a whole array."""
+    partial, dtype = data_path.with_suffix(".partial"), np.dtype(narrowest(tokenizer.vocab_size))
+    digest, size = hashlib.sha256(), 0
     try:
         with partial.open("wb") as file:
-
-            def flush() -> None:
-                nonlocal count
-                raw = np.asarray(pending, dtype=dtype).tobytes()
-                file.write(raw)
-                digest.update(raw)
-                count += len(pending)
-                pending.clear()
-
-            for pieces in documents(config):
-                empty = True
-                for piece in pieces:
-                    pending += tokenizer.encode(piece)
-                    empty = empty and not piece
-                    if len(pending) >= _FLUSH_TOKENS:
-                        flush()
-                if not empty:
-                    pending.append(tokenizer.end_of_text)
-            flush()
-            file.flush()
-            os.fsync(file.fileno())
-        partial.rename(data_path)
-        note = partial.with_suffix(".note")
-        note.write_text(json.dumps({"tokens": count, "sha256": digest.hexdigest(), "dtype": dtype.str}))
-        note.rename(note_path)
+            for piece in encoded(config, tokenizer):
+                file.write(piece)
+                digest.update(piece)
+                size += len(piece)
+        put_in_place(partial, data_path)
+        note = {"tokens": size // dtype.itemsize, "sha256": digest.hexdigest(), "dtype": dtype.str}
+        write_whole(note_path, json.dumps(note))
     finally:
         partial.unlink(missing_ok=True)
