@@ -10,7 +10,8 @@ import os
 import tomllib
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
@@ -123,55 +124,43 @@ class Bucket(FilePlace):
 
     @override
     def names(self, below: str = "") -> list[str]:
-        import obstore
-
         folder = below.rpartition("/")[0]  # obstore takes a prefix for a folder
-        try:
-            pages: Any = obstore.list(self._store, folder or None)  # pyright: ignore[reportUnknownMemberType]
+        with self._failing():
+            pages: Any = self._store.list(folder or None)  # pyright: ignore[reportUnknownMemberType]
             found = [str(one["path"]) for page in pages for one in page]
-        except Exception as error:
-            raise self._failure(error) from None
         return sorted(name for name in found if name.startswith(below))
 
     @override
     def size(self, path: str) -> int:
-        import obstore
-
-        try:
-            return int(obstore.head(self._store, path)["size"])
-        except Exception as error:
-            raise self._failure(error) from None
+        with self._failing():
+            return int(self._store.head(path)["size"])
 
     @override
     def read(self, path: str, start: int = 0, count: int | None = None) -> bytes:
-        import obstore
-
-        try:
+        with self._failing():
             if count is None:
-                return bytes(obstore.get(self._store, path).bytes())
-            return bytes(obstore.get_range(self._store, path, start=start, length=count))
-        except Exception as error:
-            raise self._failure(error) from None
+                return bytes(self._store.get(path).bytes())
+            return bytes(self._store.get_range(path, start=start, length=count))
 
     @override
     def create(self, path: str, content: bytes) -> bool:
-        import obstore
         from obstore.exceptions import AlreadyExistsError
 
-        try:
-            obstore.put(self._store, path, content, mode="create")
-        except AlreadyExistsError:
-            return self.read(path) == content  # or a request was repeated whose answer was lost
-        except Exception as error:
-            raise self._failure(error) from None
-        return True
+        with self._failing(), suppress(AlreadyExistsError):
+            self._store.put(path, content, mode="create")
+            return True
+        return self.read(path) == content  # or a request was repeated whose answer was lost
 
     @override
     def put(self, path: str, source: Path) -> None:
-        import obstore
+        with self._failing():
+            self._store.put(path, source)
 
+    @contextmanager
+    def _failing(self) -> Generator[None]:
+        """Raise what obstore raises as an OSError."""
         try:
-            obstore.put(self._store, path, source)
+            yield
         except Exception as error:
             raise self._failure(error) from None
 
