@@ -7,20 +7,18 @@ that nothing that was said or heard before counts on the agent's side.
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
 import os
-import select
 import socket
 import struct
 import threading
-import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from geocomm.core.addresses import own_folder, socket_in
 from geocomm.core.message_log import CalmLog, logger
+from geocomm.core.patience import until_one_ends
 from geocomm.group.rendezvous.accepting import accept_forever
 from geocomm.journal.entries import BadLineError, Entry, line_of
 from geocomm.journal.messages import MAX_LINE_BYTES, Down, EntrySaid, RankHello, Up, down_of, said, up_of
@@ -31,7 +29,6 @@ _MAX_UNSENT_BYTES = 16 << 20
 _COMPLAINT_S = 60.0
 _END_S = 1.0
 """The agent reads what a rank has said last within this time, or does not live."""
-_Ready = dict[socket.socket, int]
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -41,7 +38,7 @@ def socket_path(run_dir: Path) -> Path:
 
 
 class RankSocket:
-    """A rank's connection to its agent, on a thread of its own: no method waits for the agent.
+    """A rank's connection to its agent, in an event loop of a thread of its own: no method waits for the agent.
 
     There is none before `start`. It comes back by itself when the agent was restarted. All methods may be called from
     any thread.
@@ -54,125 +51,100 @@ class RankSocket:
         self.path = str(path)
         """Where the agent listens."""
         self._hello, self._heard = hello, heard
-        self._lock = threading.Lock()
-        self._unsent: collections.deque[bytes] = collections.deque()
-        self._connected = False
-        self._closing = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        """Used on the thread."""
+        self._closing, self._closed = False, asyncio.Event()
         self._last: Entry | None = None
-        self._wake_end, self._wakes = socket.socketpair()
-        self._wakes.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="geocomm-agent", daemon=True)
 
     def start(self) -> None:
         """Connect, and hear what the agent says from now on."""
+        self._loop = asyncio.new_event_loop()
         self._thread.start()
 
     @property
     def connected(self) -> bool:
         """Whether the agent is there."""
-        return self._connected
+        return self._writer is not None
 
     def say(self, up: Up) -> None:
         """Tell the agent. A line that finds no agent is dropped: after RankWelcome, say again what still holds."""
-        with self._lock:
-            if self._connected and not self._closing:
-                self._unsent.append(line_of(up).encode() + b"\n")
-        self._wake()
+        if not self._closing:
+            self._in_loop(self._write, line_of(up).encode() + b"\n")
 
     def close(self, limit_s: float = 2.0) -> None:
         """Send what was said, for at most `limit_s`, and end the connection: nothing more is heard. Idempotent."""
-        with self._lock:
-            self._closing = True
-        self._wake()
+        self._closing = True
+        self._in_loop(self._closed.set)
         if self._thread.is_alive():
             self._thread.join(limit_s)
 
-    def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # full: it is awake
-            self._wakes.send(b"\0")
+    def _in_loop(self, call: Callable[..., None], *arguments: bytes) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended
+                self._loop.call_soon_threadsafe(call, *arguments)
+
+    def _write(self, content: bytes) -> None:
+        if self._writer is not None:
+            self._writer.write(content)
 
     def _run(self) -> None:
+        with contextlib.closing(self._loop or asyncio.new_event_loop()) as loop:
+            loop.run_until_complete(self._talk_until_closed())
+
+    async def _talk_until_closed(self) -> None:
         complain = CalmLog(logger().warning, _COMPLAINT_S, 40)
-        while not self._closing:
-            with socket.socket(socket.AF_UNIX) as connection:
-                try:
-                    connection.connect(self.path)
-                    _check_user(connection)
-                    self._talk(connection)
-                except BadLineError as error:  # an agent of another version; the next may fit
-                    complain(f"the agent says what this rank does not understand ({self.path}): {error}")
-                except OSError:
-                    pass
-                except Exception:  # without this thread the rank would train on and never count again
-                    complain(f"the line to the agent is made anew ({self.path}): {traceback.format_exc()}")
-            with self._lock:
-                self._connected = False
-                self._unsent.clear()
-            if not self._closing:
-                _ready([self._wake_end], None, RETRY_S)
-                self._drain_wakes()
+        while not self._closed.is_set():
+            try:
+                await self._talk()
+            except BadLineError as error:  # an agent of another version; the next may fit
+                complain(f"the agent says what this rank does not understand ({self.path}): {error}")
+            except OSError:
+                pass
+            except Exception:  # without this thread the rank would train on and never count again
+                complain(f"the line to the agent is made anew ({self.path}): {traceback.format_exc()}")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RETRY_S):
+                    await self._closed.wait()
 
-    def _talk(self, connection: socket.socket) -> None:
+    async def _talk(self) -> None:
         """One connection, until it ends or `close` is called and all is sent."""
-        connection.setblocking(False)
-        hello = self._hello()
-        if self._last is not None:  # the agent may have cut its journal since then
-            hello = hello.model_copy(update={"head": self._last.index, "head_hash": self._last.hash})
-        outgoing = bytearray(line_of(hello).encode() + b"\n")
-        incoming = bytearray()
-        with self._lock:
-            self._connected = True
-        while True:
-            with self._lock:
-                while self._unsent:
-                    outgoing += self._unsent.popleft()
-            if not outgoing and self._closing:
-                _end(connection)
-                return
-            ready = _ready([connection, self._wake_end], connection if outgoing else None)
-            if ready[self._wake_end]:
-                self._drain_wakes()
-            if ready[connection] & select.POLLOUT:
-                del outgoing[: connection.send(outgoing)]
-            if ready[connection] & ~select.POLLOUT:
-                content = connection.recv(MAX_LINE_BYTES)
-                if not content:
-                    return
-                incoming += content
-                self._take(incoming)
+        reader, writer = await asyncio.open_unix_connection(self.path, limit=MAX_LINE_BYTES)
+        try:
+            _check_user(writer.get_extra_info("socket"))
+            hello = self._hello()
+            if self._last is not None:  # the agent may have cut its journal since then
+                hello = hello.model_copy(update={"head": self._last.index, "head_hash": self._last.hash})
+            writer.write(line_of(hello).encode() + b"\n")
+            self._writer = writer
+            await until_one_ends(self._hear(reader), self._closed.wait())
+            if self._closed.is_set():
+                await _end(reader, writer)
+        finally:
+            self._writer = None
+            writer.close()
 
-    def _take(self, incoming: bytearray) -> None:
-        *lines, rest = incoming.split(b"\n")
-        if not lines:
-            return
-        incoming[:] = rest
-        for down in [down_of(bytes(line)) for line in lines if line]:
+    async def _hear(self, reader: asyncio.StreamReader) -> None:
+        async for line in reader:
+            if not line.strip():
+                continue
+            down = down_of(line)
             if isinstance(down, EntrySaid) and (self._last is None or down.entry.index > self._last.index):
                 self._last = down.entry
             if not self._closing:
                 self._heard(down)
 
-    def _drain_wakes(self) -> None:
-        with contextlib.suppress(OSError):
-            self._wake_end.recv(4096, socket.MSG_DONTWAIT)
 
-
-def _end(connection: socket.socket) -> None:
+async def _end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """End a connection once the agent has read all: an agent whose own line cannot be written reads no more."""
-    connection.shutdown(socket.SHUT_WR)
-    until = time.monotonic() + _END_S
-    while (left := until - time.monotonic()) > 0 and _ready([connection], None, left)[connection]:
-        if not connection.recv(MAX_LINE_BYTES):
-            return
-
-
-def _ready(read: Sequence[socket.socket], write: socket.socket | None, limit_s: float | None = None) -> _Ready:
-    """Wait for one of them; what poll() says of each. Not select(), which takes no descriptor above 1023."""
-    poll, by_number = select.poll(), {one.fileno(): one for one in read}
-    for one in read:
-        poll.register(one, select.POLLIN | (select.POLLOUT if one is write else 0))
-    events = dict(poll.poll(None if limit_s is None else limit_s * 1000))
-    return {one: events.get(number, 0) for number, one in by_number.items()}
+    writer.transport.set_write_buffer_limits(0)
+    await writer.drain()
+    writer.write_eof()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_END_S):
+            while await reader.read(MAX_LINE_BYTES):
+                pass
 
 
 class RankConnection:
