@@ -25,10 +25,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from geocomm.core.addresses import HubAddress, free_port
+from geocomm.core.records import line_of
 from geocomm.elastic.agent_process import AgentConfig
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.questions import LeaderAnswer, MembersAsked, ask
-from geocomm.journal.entries import Entry, Genesis, Join, Kept, Ready, Round, Snapshot, entry_of, line_of
+from geocomm.journal.entries import Entry, Genesis, Join, Kept, Ready, Round, Snapshot, entry_of
 from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
 from geocomm.journal.run_state import Head, RunState
 from geocomm.journal.sequencer_events import LeaderSettings

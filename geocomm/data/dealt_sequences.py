@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from geocomm.core.bad_input import BadInput
+from geocomm.data.deal_records import SiteDeal
 from geocomm.data.deal_sequences import DealSequences, DealtTo
 from geocomm.data.read_version import ReadVersion
-from geocomm.journal.messages import SiteDeal
 
 if TYPE_CHECKING:
     from geocomm.data.site_deals import SiteDeals

@@ -21,9 +21,9 @@ import numpy as np
 from geocomm.core.bad_input import BadInput
 from geocomm.data.catalog import Shard
 from geocomm.data.deals import DEALS_OF_A_PASS, SHARDS_OF_DEAL, ShardClass
+from geocomm.data.dealt_shards import Piece, cut, length
 from geocomm.data.dealt_version import DealtVersion
 from geocomm.data.read_version import ReadVersion, sequences_of
-from geocomm.journal.dealt_shards import Piece, cut, length
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from geocomm.core.bad_input import BadInput
 from geocomm.data.catalog import Catalog, Shard, Version
-from geocomm.journal.dealt_shards import shards_of, text_of
+from geocomm.data.dealt_shards import shards_of, text_of
 
 
 @dataclass(frozen=True)

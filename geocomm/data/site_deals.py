@@ -16,8 +16,8 @@ from torch.distributed import Store
 from geocomm.core.errors import CorruptDataError
 from geocomm.core.message_log import logger
 from geocomm.core.patience import Patience
-from geocomm.journal.entries import Data, line_of
-from geocomm.journal.messages import RankWelcome, SiteDeal, down_of
+from geocomm.core.records import canonical, line_of
+from geocomm.data.deal_records import DealtData, LineBegun, SiteDeal
 
 _LOOK_S = 0.05
 _MEET_S = 1.0
@@ -47,14 +47,14 @@ class SiteDeals:
 
     @staticmethod
     def open(
-        store: Store, welcome: RankWelcome | None, first: FirstRank | None, meet: Callable[[], None]
+        store: Store, begun: LineBegun | None, first: FirstRank | None, meet: Callable[[], None]
     ) -> SiteDeals | None:
-        """None: the run deals no data. store: shared by the ranks, for this alone. welcome, first: at the first rank.
+        """None: the run deals no data. store: shared by the ranks, for this alone. begun, first: at the first rank.
         meet: takes part in rounds; collective over the ranks."""
-        if welcome is not None:
-            store.set(_BEGIN, line_of(welcome))
-        told = down_of(store.get(_BEGIN))
-        if not isinstance(told, RankWelcome) or told.data is None:
+        if begun is not None:
+            store.set(_BEGIN, canonical(begun.model_dump(mode="json", include=set(LineBegun.model_fields))))
+        told = LineBegun.model_validate_json(store.get(_BEGIN))
+        if told.data is None:
             return None
         return SiteDeals(store, told.run, told.data, told.taken // told.data.sequence_length, first, meet)
 
@@ -62,7 +62,7 @@ class SiteDeals:
         self,
         store: Store,
         run: str,
-        data: Data,
+        data: DealtData,
         position: int,
         first: FirstRank | None,
         meet: Callable[[], None],
@@ -131,8 +131,7 @@ class SiteDeals:
         if text == _MEET:
             self._meet()
             return True
-        deal = down_of(text)
-        if isinstance(deal, SiteDeal):
-            self.line.append(deal)
-            self._end = deal.at + deal.sequences
+        deal = SiteDeal.model_validate_json(text)
+        self.line.append(deal)
+        self._end = deal.at + deal.sequences
         return True

@@ -18,6 +18,7 @@ from geocomm.core.addresses import HubAddress, HubAddressError, is_loopback, rea
 from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
 from geocomm.core.file_systems import FolderInUseError, held_by_one
 from geocomm.core.message_log import add_field
+from geocomm.core.records import Record, line_of
 from geocomm.elastic.agent import Agent
 from geocomm.elastic.etcd import EtcdAddress, EtcdAddressError, LeaderSaid
 from geocomm.elastic.etcd_leadership import EtcdLeadership
@@ -33,7 +34,6 @@ from geocomm.elastic.snapshots import SnapshotError
 from geocomm.group.membership.own_address import own_addresses
 from geocomm.group.rendezvous.doorway import Doorway, raise_descriptor_limit
 from geocomm.group.rendezvous.store_process import log
-from geocomm.journal.entries import Record, line_of
 from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
 from geocomm.journal.run_state import RunState
 from geocomm.journal.sequencer_events import DealtSet, LeaderSettings

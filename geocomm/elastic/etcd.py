@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from geocomm.core.addresses import HubAddress, HubAddressError
 from geocomm.core.bad_input import BadInput
 from geocomm.core.environment import etcd_tls_files
-from geocomm.journal.entries import BadLineError, Entry, Record, SiteName, Text, entry_of, line_of
+from geocomm.core.records import Record, Text, line_of
+from geocomm.data.deal_records import StoreId
+from geocomm.journal.entries import BadLineError, Entry, SiteName, entry_of
 from geocomm.journal.journal import HeadMovedError
-from geocomm.journal.messages import StoreId
 from geocomm.journal.run_state import EMPTY, Head
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from geocomm.core.addresses import HubAddress, HubAddressError
 from geocomm.core.file_systems import put_in_place
 from geocomm.core.message_log import CalmLog
+from geocomm.core.records import Record
 from geocomm.elastic.file_server import (
     MAX_FILE_BYTES,
     MAX_LINE_BYTES,
@@ -37,7 +38,6 @@ from geocomm.elastic.fragment_store import FragmentStore, file_digest, file_hash
 from geocomm.group.rendezvous.store_session import Greeting, ProtocolError, Purpose
 from geocomm.group.rendezvous.tls_stream import TlsStream
 from geocomm.group.rendezvous.tunnel import dial
-from geocomm.journal.entries import Record
 from geocomm.journal.messages import Wanted
 from geocomm.security.key_folder import Keys, KeysError
 

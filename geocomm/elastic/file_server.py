@@ -17,10 +17,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from geocomm.core.records import Record, Whole, line_of
 from geocomm.elastic.fragment_store import FragmentStore, file_digest
 from geocomm.group.rendezvous.store_session import PacketKind, ProtocolError, offset_bytes, write_packet
 from geocomm.group.rendezvous.tls_stream import TlsStream
-from geocomm.journal.entries import Digest, Record, Whole, line_of
+from geocomm.journal.entries import Digest
 from geocomm.journal.messages import OfRound, Wanted
 
 RANGE_BYTES = 4 << 20

@@ -11,7 +11,7 @@ from typing import Self
 from pydantic import ConfigDict
 
 from geocomm.core.file_systems import write_whole
-from geocomm.journal.entries import Record, line_of
+from geocomm.core.records import Record, line_of
 
 _FILE_NAME = "agents.json"
 _MOST_TERMS_MISSED = 1000

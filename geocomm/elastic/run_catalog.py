@@ -7,9 +7,9 @@ from importlib import import_module
 
 from geocomm.data.catalog import Catalog, Shard
 from geocomm.data.deals import DEALS_OF_A_PASS
+from geocomm.data.dealt_shards import DealtShards
 from geocomm.data.dealt_version import DealtVersion
 from geocomm.data.read_version import ReadVersion
-from geocomm.journal.dealt_shards import DealtShards
 from geocomm.journal.run_state import RunState
 
 _TOO_FEW = 2

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from geocomm.core.patience import Waiting
+from geocomm.data.deal_records import SiteDeal
+from geocomm.data.dealt_shards import length
 from geocomm.elastic.join_states import StatesOfOthers
 from geocomm.elastic.loading_ahead import LoadingAhead
 from geocomm.elastic.rank_socket import RankConnection
 from geocomm.elastic.run_view import RunView
 from geocomm.group.rendezvous.store_process import log
-from geocomm.journal.dealt_shards import length
 from geocomm.journal.entries import BadLineError, Deal, Round, Skip, TakenBack
 from geocomm.journal.messages import (
     Applied,
@@ -25,7 +26,6 @@ from geocomm.journal.messages import (
     RanksUp,
     RankWelcome,
     ReadySaid,
-    SiteDeal,
     Stop,
 )
 from geocomm.journal.run_state import RunState, Standing

@@ -25,18 +25,9 @@ from pydantic import ValidationError
 
 from geocomm.core.bad_input import BadInput
 from geocomm.core.file_systems import write_whole
+from geocomm.core.records import Hash, Record, Text, Whole, line_of
 from geocomm.elastic.fragment_store import FRAGMENTS, FragmentStore, file_digest
-from geocomm.journal.entries import (
-    BadLineError,
-    Digest,
-    Hash,
-    Record,
-    Snapshot,
-    TermBegun,
-    Text,
-    Whole,
-    line_of,
-)
+from geocomm.journal.entries import BadLineError, Digest, Snapshot, TermBegun
 from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
 from geocomm.journal.run_state import GONE_BACK_TO, RunState
 

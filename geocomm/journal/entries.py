@@ -8,27 +8,23 @@ read it.
 from __future__ import annotations
 
 import hashlib
-import json
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, model_validator
 
 from geocomm.core.bad_input import EXIT_BAD_INPUT, UserError
 from geocomm.core.message_log import printable
-from geocomm.journal.dealt_shards import shards_of
+from geocomm.core.records import MAX_TEXT, Hash, Record, Text, Whole, line_of
+from geocomm.data.deal_records import DealtData
+from geocomm.data.dealt_shards import shards_of
 
 FIRST_PREV = "0" * 64
 """`prev` of the first entry."""
 
-Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-"""SHA-256, as hexadecimal digits."""
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 """XXH3 of a fragment's state, as hexadecimal digits: version, anchor and momentum."""
 SiteName = Annotated[str, Field(min_length=1, max_length=64)]
-Whole = Annotated[int, Field(ge=0, lt=2**63)]
-MAX_TEXT = 4096
-Text = Annotated[str, Field(max_length=MAX_TEXT)]
 MOST_STEPS = 2**50
 """The most steps of a run: an entry that says more lies, and counts for nobody. Ranks have room for more."""
 MAX_FRAME_BYTES = 1 << 40
@@ -43,12 +39,6 @@ class BadLineError(UserError, ValueError):
     torch, which the processes of an agent and of a leader do without."""
 
     exit_status = EXIT_BAD_INPUT
-
-
-class Record(BaseModel):
-    """What travels or is kept: fields are never changed, and unknown ones are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class CodedFrame(Record):
@@ -217,20 +207,10 @@ class Kept(EntryBase):
     """Who said so first."""
 
 
-class Data(EntryBase):
+class Data(EntryBase, DealtData):
     """From now on, deals are of this version of the run's data set."""
 
     kind: Literal["data"] = "data"
-    set: Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
-    """Where its catalog lies: a URL, or a folder."""
-    number: Annotated[int, Field(ge=1, le=999_999)]
-    """The number of the version."""
-    sha256: Hash
-    """The hash of the version's file, and so of all that it names."""
-    sequence_length: Annotated[int, Field(ge=1, lt=2**31)]
-    """In tokens; of the run."""
-    held_out_every: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    """One sequence of this many in a shard is never trained on; 0: all are. The same for the whole run."""
 
 
 def _checked(shards: str) -> str:
@@ -314,16 +294,6 @@ def words(text: str) -> Text:
     """What others have said, as a text for a person: of the length that an entry takes, and without control characters,
     which a terminal would obey."""
     return printable(text[:MAX_TEXT])
-
-
-def line_of(record: Record) -> str:
-    """The record as canonical JSON, without a line feed."""
-    return canonical(record.model_dump(mode="json"))
-
-
-def canonical(content: Any) -> str:
-    """JSON in one way only: equal contents have equal texts."""
-    return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def entry_of(line: str) -> Entry:

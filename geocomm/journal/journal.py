@@ -14,7 +14,8 @@ from typing import TypeVar
 
 from geocomm.core.bad_input import BadInput
 from geocomm.core.file_systems import network_file_system
-from geocomm.journal.entries import BadLineError, Entry, Hash, Round, entry_of
+from geocomm.core.records import Hash
+from geocomm.journal.entries import BadLineError, Entry, Round, entry_of
 from geocomm.journal.run_state import EMPTY, Head, RunState
 
 FILE_NAME = "journal.sqlite"

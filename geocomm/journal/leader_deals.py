@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from geocomm.journal.dealt_shards import length
+from geocomm.data.dealt_shards import length
 from geocomm.journal.entries import Data, Deal, TakenBack
 from geocomm.journal.led_run import LedRun
 from geocomm.journal.messages import Beat, Owner

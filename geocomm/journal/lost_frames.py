@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from geocomm.journal.entries import Hash
+from geocomm.core.records import Hash
 from geocomm.journal.led_run import LedRun
 from geocomm.journal.messages import Hold, Lost
 

@@ -21,7 +21,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from geocomm.journal.entries import Digest, Entry, Hash, Round, Skip
+from geocomm.core.records import Hash
+from geocomm.journal.entries import Digest, Entry, Round, Skip
 from geocomm.journal.messages import (
     Applied,
     Down,

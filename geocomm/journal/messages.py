@@ -18,22 +18,9 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from geocomm.journal.entries import (
-    MOST_FRAGMENTS,
-    BadLineError,
-    CodedFrame,
-    Data,
-    Digest,
-    Entry,
-    Hash,
-    Listed,
-    Record,
-    Round,
-    SiteName,
-    Text,
-    Whole,
-    line_of,
-)
+from geocomm.core.records import Hash, Record, Text, Whole, line_of
+from geocomm.data.deal_records import LineBegun, SiteDeal, StoreId
+from geocomm.journal.entries import MOST_FRAGMENTS, BadLineError, CodedFrame, Digest, Entry, Listed, Round, SiteName
 from geocomm.journal.run_state import RunState
 
 PROTOCOL_VERSION = 4
@@ -48,7 +35,6 @@ MOST_OWNERS = 256
 
 _T = TypeVar("_T")
 
-StoreId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Hosts = Annotated[str, Field(pattern=r"^[0-9A-Za-z._:%,-]{1,255}$")]
 """Names and addresses with commas, in the order to be dialled."""
 Address = Annotated[str, Field(pattern=r"^[0-9A-Za-z._:%\[\]-]{0,263}$")]
@@ -383,12 +369,11 @@ class TakeState(OfRound):
     kind: Literal["take_state"] = "take_state"
 
 
-class RankWelcome(Record):
+class RankWelcome(LineBegun):
     """From the agent to a rank, once the leader has taken the site in and all its entries are there."""
 
     kind: Literal["rank_welcome"] = "rank_welcome"
     site: SiteName
-    run: StoreId
     versions: dict[int, Whole]
     """By own fragment: the version at the journal's head. Where the rank has an older one, entries follow."""
     head: Annotated[int, Field(ge=-1, lt=2**63)]
@@ -398,33 +383,8 @@ class RankWelcome(Record):
     every: Annotated[int, Field(ge=1)]
     step: Whole
     """The step of the run: the most that a listed frame says."""
-    taken: Whole = 0
-    """Tokens that the site has read and that count in every fragment, at `head`; of dealt data in whole sequences."""
-    data: Data | None = None
-    """The version of the data set that deals are of, at `head`; None: the run deals no data."""
     leader: Text = ""
     """Who deals."""
-
-
-class SiteDeal(Record):
-    """From the agent to its ranks, after RankWelcome: what the site reads next, in the order of its line."""
-
-    kind: Literal["site_deal"] = "site_deal"
-    at: Whole
-    """The place in the site's line of the first sequence; this and what follows in sequences."""
-    sequences: Annotated[int, Field(ge=1, lt=2**63)]
-    start: Whole
-    """The first one, in the order of the deal."""
-    deal: Whole
-    """The index of the entry that dealt the shards."""
-    shards: Text
-    """All of that deal, as in `dealt_shards`."""
-    of: Annotated[int, Field(ge=1, lt=2**63)]
-    """How many that deal had."""
-    number: Annotated[int, Field(ge=1, le=999_999)]
-    """The number of the version that the shards are of."""
-    sha256: Hash
-    """The hash of that version."""
 
 
 class Leaving(Record):

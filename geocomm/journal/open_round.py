@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from geocomm.journal.entries import Hash
+from geocomm.core.records import Hash
 from geocomm.journal.messages import Offer
 
 _MOST_OFFERS = 8

@@ -10,7 +10,8 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field, PlainSerializer, TypeAdapter, ValidationError
 
-from geocomm.journal.dealt_shards import DealtShards, Line, Piece, cut, length
+from geocomm.core.records import Hash, Whole, canonical
+from geocomm.data.dealt_shards import DealtShards, Line, Piece, cut, length
 from geocomm.journal.entries import (
     FIRST_PREV,
     FRAME_BYTES,
@@ -24,7 +25,6 @@ from geocomm.journal.entries import (
     End,
     Entry,
     Genesis,
-    Hash,
     Join,
     Kept,
     Left,
@@ -36,8 +36,6 @@ from geocomm.journal.entries import (
     Snapshot,
     TakenBack,
     TermBegun,
-    Whole,
-    canonical,
 )
 
 KEPT_SNAPSHOTS = 16

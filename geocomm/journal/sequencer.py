@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from geocomm.core.records import line_of
 from geocomm.journal.admission import (
     COMINGS_S,
     MOST_COMINGS,
@@ -21,18 +22,7 @@ from geocomm.journal.admission import (
     supersedes,
     turned_away,
 )
-from geocomm.journal.entries import (
-    Away,
-    End,
-    Genesis,
-    Join,
-    Left,
-    Ready,
-    Removed,
-    Skip,
-    line_of,
-    words,
-)
+from geocomm.journal.entries import Away, End, Genesis, Join, Left, Ready, Removed, Skip, words
 from geocomm.journal.leader_deals import LeaderDeals
 from geocomm.journal.leader_rounds import LeaderRounds
 from geocomm.journal.leader_snapshots import LeaderSnapshots

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from geocomm.journal.dealt_shards import DealtShards
+from geocomm.data.dealt_shards import DealtShards
 from geocomm.journal.entries import Entry
 from geocomm.journal.messages import Down, Up
 from geocomm.journal.run_state import RunState

@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from geocomm.core.addresses import HubAddress, listen_on
+from geocomm.core.records import line_of
 from geocomm.elastic.file_server import Asked, RangeAnswer, StatesAnswer
 from geocomm.elastic.questions import AgentStanding, EntriesAnswer, LeaderAnswer, Question
 from geocomm.group.rendezvous.doorway import Doorway
@@ -31,7 +32,7 @@ from geocomm.group.rendezvous.store_session import (
 )
 from geocomm.group.rendezvous.tls_stream import TlsStream
 from geocomm.group.rendezvous.tunnel import dial
-from geocomm.journal.entries import BadLineError, line_of
+from geocomm.journal.entries import BadLineError
 from geocomm.journal.messages import (
     PROTOCOL_VERSION,
     Beat,

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from geocomm.core.records import line_of
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.rank_socket import socket_path
-from geocomm.journal.entries import Away, Join, line_of
+from geocomm.journal.entries import Away, Join
 from geocomm.journal.journal import FILE_NAME, SqliteJournal
 from geocomm.journal.run_state import Standing
 from geocomm.metrics.own_counters import counters_in

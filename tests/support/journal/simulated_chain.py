@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from geocomm.journal.entries import Digest, Entry, Hash, Round, Skip
+from geocomm.core.records import Hash
+from geocomm.journal.entries import Digest, Entry, Round, Skip
 from geocomm.journal.member import Frame
 from support.journal.simulated_data import Sequence
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from geocomm.journal.entries import Hash, Round
+from geocomm.core.records import Hash
+from geocomm.journal.entries import Round
 from geocomm.journal.member import Frame
 from geocomm.journal.run_state import RunState, SiteRecord, Standing
 from support.journal.simulated_chain import Chain, Content

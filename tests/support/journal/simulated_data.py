@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from random import Random
 
-from geocomm.journal.dealt_shards import DealtShards, Line, shards_of, text_of
+from geocomm.data.dealt_shards import DealtShards, Line, shards_of, text_of
 from geocomm.journal.run_state import RunState
 from geocomm.journal.sequencer_events import DealtSet
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from geocomm.journal.entries import Deal, End, Entry, Genesis, Hash, Kept, Round, TakenBack, TermBegun
+from geocomm.core.records import Hash
+from geocomm.journal.entries import Deal, End, Entry, Genesis, Kept, Round, TakenBack, TermBegun
 from geocomm.journal.messages import Applied, Down, Due, EntrySaid, Hello, Hold, Offer, Pass, Up, parts_of
 from geocomm.journal.run_state import EMPTY, RunState, Standing
 from geocomm.journal.sequencer import Sequencer

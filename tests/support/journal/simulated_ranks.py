@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
-from geocomm.journal.entries import Digest, Hash, Round, Skip, Snapshot
+from geocomm.core.records import Hash
+from geocomm.journal.entries import Digest, Round, Skip, Snapshot
 from geocomm.journal.member import Act, Frame, Member, Recompute, Say, SendFrame, StartAgain
 from geocomm.journal.messages import (
     Down,

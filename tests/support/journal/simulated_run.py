@@ -19,7 +19,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from geocomm.journal.entries import Entry, Hash
+from geocomm.core.records import Hash
+from geocomm.journal.entries import Entry
 from geocomm.journal.member import Member
 from geocomm.journal.messages import Leave
 from geocomm.journal.run_state import Standing

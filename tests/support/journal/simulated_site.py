@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from geocomm.journal.entries import Entry, Hash
+from geocomm.core.records import Hash
+from geocomm.journal.entries import Entry
 from geocomm.journal.member import Frame, Member
 from geocomm.journal.messages import Open, Welcome
 from geocomm.journal.run_state import RunState

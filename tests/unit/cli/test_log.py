@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from geocomm.cli.main import build_app
-from geocomm.journal.entries import Away, End, Entry, Left, Round, Skip, line_of
+from geocomm.core.records import line_of
+from geocomm.journal.entries import Away, End, Entry, Left, Round, Skip
 from geocomm.journal.journal import FILE_NAME, SqliteJournal
 from support.journal.simulated_run import SimulatedRun
 

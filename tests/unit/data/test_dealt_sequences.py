@@ -15,13 +15,14 @@ from geocomm.core.bad_input import BadInput
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.data.corpus.data_settings import DataConfig
 from geocomm.data.corpus.packing import Sequences
+from geocomm.data.deal_records import SiteDeal
 from geocomm.data.deal_sequences import argsort
 from geocomm.data.dealt_sequences import DealtSequences
 from geocomm.data.run_sequences import dealt_sequences
 from geocomm.data.shard_sequences import SetName, ShardSequences
 from geocomm.data.site_deals import SiteDeals
 from geocomm.journal.entries import Data
-from geocomm.journal.messages import RankWelcome, SiteDeal
+from geocomm.journal.messages import RankWelcome
 from support.dealt_sets import DataSet
 
 RUN = "ab" * 16

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from geocomm.core.bad_input import BadInput
+from geocomm.data.dealt_shards import shards_of
 from geocomm.elastic.run_catalog import CatalogData, read_data
-from geocomm.journal.dealt_shards import shards_of
 from geocomm.journal.entries import Data, Deal, Genesis, Join, Ready
 from geocomm.journal.run_state import RunState
 from support.small_catalog import add_version, shard

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from geocomm.core.records import line_of
 from geocomm.journal.damaged_journal import Damage, damage_of, sound_after, write_anew
-from geocomm.journal.entries import BadLineError, Entry, Snapshot, line_of
+from geocomm.journal.entries import BadLineError, Entry, Snapshot
 from geocomm.journal.journal import NoJournalError, SqliteJournal
 from geocomm.journal.run_state import RunState
 from support.journal.simulated_run import SimulatedRun

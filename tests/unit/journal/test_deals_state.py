@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from geocomm.cli.log import told
-from geocomm.journal.dealt_shards import MOST_SHARDS, Piece, cut, length, shards_of, text_of
+from geocomm.core.records import line_of
+from geocomm.data.dealt_shards import MOST_SHARDS, Piece, cut, length, shards_of, text_of
 from geocomm.journal.entries import (
     Away,
     BadLineError,
@@ -28,7 +29,6 @@ from geocomm.journal.entries import (
     Skip,
     TakenBack,
     entry_of,
-    line_of,
 )
 from geocomm.journal.run_state import RunState, Standing
 from support.lies import lies, truth

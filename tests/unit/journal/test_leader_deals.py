@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from geocomm.journal.dealt_shards import DealtShards, Piece, length, text_of
+from geocomm.data.dealt_shards import DealtShards, Piece, length, text_of
 from geocomm.journal.entries import Data, Deal, Entry, Join, TakenBack
 from geocomm.journal.messages import Beat, Leave, Open, Pass, RanksGone
 from geocomm.journal.run_state import RunState, Standing

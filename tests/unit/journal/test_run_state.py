@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from geocomm.core.records import line_of
 from geocomm.journal.entries import (
     Away,
     BadLineError,
@@ -23,7 +24,6 @@ from geocomm.journal.entries import (
     Skip,
     TermBegun,
     entry_of,
-    line_of,
 )
 from geocomm.journal.messages import EntrySaid, said
 from geocomm.journal.run_state import RunState, Standing

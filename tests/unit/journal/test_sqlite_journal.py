@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from geocomm.journal.entries import BadLineError, Deal, Entry, Join, Kept, Snapshot, line_of
+from geocomm.core.records import line_of
+from geocomm.journal.entries import BadLineError, Deal, Entry, Join, Kept, Snapshot
 from geocomm.journal.journal import HeadMovedError, NoJournalError, SqliteJournal
 from geocomm.journal.messages import parts_of
 from geocomm.journal.run_state import EMPTY, Head, RunState

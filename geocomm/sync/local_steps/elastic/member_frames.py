@@ -12,8 +12,9 @@ import xxhash
 
 from geocomm.codecs.tensor_codec import compress_bound
 from geocomm.core.message_log import logger
+from geocomm.core.records import Hash
 from geocomm.elastic.fragment_store import FragmentStore
-from geocomm.journal.entries import Hash, Listed, Round
+from geocomm.journal.entries import Listed, Round
 from geocomm.journal.member import Frame
 from geocomm.journal.messages import Offer, Open
 from geocomm.sync.local_steps.model.fragments import Fragment

@@ -20,6 +20,7 @@ import torch
 
 from geocomm.core.errors import AbortedError, InvalidArgumentError, ReplicaMismatchError
 from geocomm.core.message_log import logger
+from geocomm.data.deal_records import SiteDeal
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.rank_socket import RankSocket
 from geocomm.elastic.snapshots import Layout
@@ -42,7 +43,6 @@ from geocomm.journal.messages import (
     RankHello,
     RankWelcome,
     Refused,
-    SiteDeal,
     StateKept,
     Stop,
 )

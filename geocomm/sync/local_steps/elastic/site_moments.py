@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 
 from geocomm.core.file_systems import put_in_place, write_whole
 from geocomm.core.message_log import logger
-from geocomm.journal.entries import Record, line_of
+from geocomm.core.records import Record, line_of
 from geocomm.sync.local_steps.model.inner_optimizers import InnerOptimizers
 from geocomm.sync.local_steps.model.optimizer_state import local_part
 
