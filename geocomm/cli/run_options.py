@@ -11,7 +11,7 @@ import typer
 from geocomm.core.bad_input import BadInput
 
 if TYPE_CHECKING:
-    from geocomm.journal.sequencer_events import DealtSet
+    from geocomm.data.deal_records import DealtSet
     from geocomm.security.key_folder import Keys
 
 elastic_option = functools.partial(typer.Option, rich_help_panel="Elastic runs")
@@ -91,8 +91,8 @@ def check_meeting(hub: str | None, address: str, journal: str) -> None:
 def dealt_set(data: str, sequence_length: int, held_out_fraction: float) -> DealtSet | None:
     """What the options say. Raises BadInput where they do not fit."""
     from geocomm.data.corpus.packing import held_out_every
+    from geocomm.data.deal_records import DealtSet
     from geocomm.data.shard_sequences import SetName
-    from geocomm.journal.sequencer_events import DealtSet
 
     if not data:
         if sequence_length or held_out_fraction:
@@ -104,4 +104,5 @@ def dealt_set(data: str, sequence_length: int, held_out_fraction: float) -> Deal
     if name.number is not None:
         raise BadInput(f"--data {data}: an elastic run reads the newest version, and each newer one: leave out @")
     url = name.url if "://" in name.url else str(Path(name.url.removeprefix("file:")).expanduser().resolve())
-    return DealtSet(url, sequence_length, held_out_every(held_out_fraction))
+    every = held_out_every(held_out_fraction)
+    return DealtSet(set=url, sequence_length=sequence_length, held_out_every=every)

@@ -12,19 +12,24 @@ StoreId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 """A random name: of a run, or of a site's run folder."""
 
 
-class DealtData(Record):
-    """A version of the data set that deals are of."""
+class DealtSet(Record):
+    """The data set that a run deals."""
 
     set: Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
     """Where its catalog lies: a URL, or a folder."""
+    sequence_length: Annotated[int, Field(ge=1, lt=2**31)]
+    """In tokens."""
+    held_out_every: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """One sequence of this many in a shard is never trained on; 0: all are."""
+
+
+class DealtData(DealtSet):
+    """A version of it."""
+
     number: Annotated[int, Field(ge=1, le=999_999)]
     """The number of the version."""
     sha256: Hash
     """The hash of the version's file, and so of all that it names."""
-    sequence_length: Annotated[int, Field(ge=1, lt=2**31)]
-    """In tokens; of the run."""
-    held_out_every: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    """One sequence of this many in a shard is never trained on; 0: all are. The same for the whole run."""
 
 
 class LineBegun(Record):

@@ -19,6 +19,7 @@ from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
 from geocomm.core.file_systems import FolderInUseError, held_by_one
 from geocomm.core.message_log import add_field
 from geocomm.core.records import Record, line_of
+from geocomm.data.deal_records import DealtSet
 from geocomm.elastic.agent import Agent
 from geocomm.elastic.etcd import EtcdAddress, EtcdAddressError, LeaderSaid
 from geocomm.elastic.etcd_leadership import EtcdLeadership
@@ -36,7 +37,7 @@ from geocomm.group.rendezvous.doorway import Doorway, raise_descriptor_limit
 from geocomm.group.rendezvous.store_process import log
 from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
 from geocomm.journal.run_state import RunState
-from geocomm.journal.sequencer_events import DealtSet, LeaderSettings
+from geocomm.journal.sequencer_events import LeaderSettings
 from geocomm.metrics.own_counters import keep_counters
 from geocomm.security.key_folder import Keys, KeysError
 
@@ -252,7 +253,7 @@ async def _require_data(data: DealtSet | None, begun: Begun) -> None:
         if any(begun.state.versions):
             raise _without_data(data)
         try:
-            await asyncio.to_thread(Catalog(data.url).read)
+            await asyncio.to_thread(Catalog(data.set).read)
         except (BadInput, OSError) as error:
             raise AgentEnded(f"--data: {error}", refused=True) from None
 
@@ -269,7 +270,7 @@ async def _refuse_other_data(data: DealtSet, state: RunState) -> None:
 
 def _without_data(data: DealtSet) -> AgentEnded:
     return AgentEnded(
-        f"--data {data.url}: this run has begun without a data set. Leave --data out, or begin a new run, whose first "
+        f"--data {data.set}: this run has begun without a data set. Leave --data out, or begin a new run, whose first "
         "leader has --data",
         refused=True,
     )
@@ -279,7 +280,7 @@ def _require_equal(data: DealtSet, state: RunState) -> None:
     if (run := state.data_in_force) is None:
         return
     for what, here, there in (
-        ("--data", data.url, run.set),
+        ("--data", data.set, run.set),
         ("--sequence-length", data.sequence_length, run.sequence_length),
         ("--held-out-fraction: one of", data.held_out_every, run.held_out_every),
     ):

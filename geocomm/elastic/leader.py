@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from geocomm.core.addresses import HubAddress, HubAddressError
 from geocomm.core.bad_input import BadInput
 from geocomm.core.patience import Waiting, until_one_ends
+from geocomm.data.deal_records import DealtSet
 from geocomm.elastic.agent_link import LineStream
 from geocomm.elastic.etcd import EtcdAwayError, EtcdJournal
 from geocomm.elastic.known_agents import KnownAgents
@@ -82,6 +83,8 @@ class Leader:
         """With the connection that it is for: what waits for an entry to be in the shared journal."""
         self._news = asyncio.Event()
         self._terms = terms
+        self._catalog: CatalogData | None = None
+        """The run's data set, as it was read last."""
         self._known, self._log = known, log
         self.entries, self.commit_seconds = 0, 0.0
         """Entries that were committed so far, and how long that took."""
@@ -156,33 +159,22 @@ class Leader:
 
     async def _watch_catalog(self) -> None:
         """Tell the sequencer of the run's data set, and of newer versions of it. Its files are read in a thread."""
-        known: CatalogData | None = None
         told = ""
         while True:
-            if asked := self._data_asked():
-                problem, data = "", known
+            if (asked := self.state.data_in_force or self._terms.data) is not None:
+                before, problem = self._catalog, ""
+                versions = {one.number: one.sha256 for one in self.state.data.values()}
                 try:
-                    data = await asyncio.to_thread(_read_data, *asked, known)
+                    self._catalog = await asyncio.to_thread(_read_data, asked, versions, before)
+                    if self._catalog is not before:
+                        self._on(DataRead(self._catalog))
                 except (BadInput, OSError) as error:
-                    goes_on = "no site is dealt more" if known is None else f"version {known.number} goes on"
+                    goes_on = "no site is dealt more" if before is None else f"version {before.number} goes on"
                     problem = f"the run's data set cannot be read ({error}): until it can, {goes_on}"
                 if problem and problem != told:
                     self._log(problem)
                 told = problem
-                if data is not None and data is not known:
-                    known = data
-                    self._on(DataRead(data))
-            await asyncio.sleep(_RETRIED_AFTER_S if known is None else _LOOKED_AT_EVERY_S)
-
-    def _data_asked(self) -> tuple[str, dict[int, str], int, int] | None:
-        """Catalog, SHA-256 by number of the versions that deals are of, sequence length, and which are held out; None:
-        the run has no data set."""
-        now = self.state.data_in_force
-        if now is None:
-            said = self._terms.data
-            return None if said is None else (said.url, {}, said.sequence_length, said.held_out_every)
-        versions = {one.number: one.sha256 for one in self.state.data.values()}
-        return now.set, versions, now.sequence_length, now.held_out_every
+            await asyncio.sleep(_RETRIED_AFTER_S if self._catalog is None else _LOOKED_AT_EVERY_S)
 
     def _said(self, site: str, lines: LineStream, line: bytes) -> None:
         if lines not in (self._newcomers.get(site), self._sessions.get(site)):
@@ -341,9 +333,7 @@ class Leader:
                 self._log(action.text)
 
 
-def _read_data(
-    url: str, versions: dict[int, str], sequence_length: int, held_out_every: int, known: CatalogData | None
-) -> CatalogData:
+def _read_data(of: DealtSet, versions: dict[int, str], known: CatalogData | None) -> CatalogData:
     from geocomm.elastic.run_catalog import read_data  # brings numpy, which most agents do without
 
-    return read_data(url, versions, sequence_length, held_out_every, known)
+    return read_data(of, versions, known)

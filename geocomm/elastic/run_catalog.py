@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from importlib import import_module
 
 from geocomm.data.catalog import Catalog, Shard
+from geocomm.data.deal_records import DealtSet
 from geocomm.data.deals import DEALS_OF_A_PASS
 from geocomm.data.dealt_shards import DealtShards
 from geocomm.data.dealt_version import DealtVersion
@@ -16,12 +17,10 @@ _TOO_FEW = 2
 """The log names a label of which all was dealt this many times less often than other data."""
 
 
-def read_data(
-    name: str, versions: Mapping[int, str], sequence_length: int, held_out_every: int, known: CatalogData | None
-) -> CatalogData:
-    """The newest version of a catalog, and those that deals are of: SHA-256 by number. `known`, where that is the same;
-    else it is not read again. It may take seconds. Raises BadInput, OSError."""
-    catalog = Catalog(name)
+def read_data(of: DealtSet, versions: Mapping[int, str], known: CatalogData | None) -> CatalogData:
+    """The newest version of a data set, and those that deals are of: SHA-256 by number. It is `known`, where
+    that is the same; else only new versions are read. It may take seconds. Raises BadInput, OSError."""
+    catalog = Catalog(of.set)
     before: Mapping[int, ReadVersion] = {} if known is None else known.versions
     numbers = catalog.numbers()
     wanted = {*versions, *numbers[-1:]} or {1}
@@ -30,16 +29,16 @@ def read_data(
     found = {number: before.get(number) or ReadVersion.read(catalog, number) for number in wanted}
     for number, sha256 in versions.items():
         found[number].require(sha256)
-    return CatalogData(found, sequence_length, held_out_every)
+    return CatalogData(found, of)
 
 
 class CatalogData:
     """`RunData` of these versions, the newest one and those that deals are of."""
 
-    def __init__(self, versions: Mapping[int, ReadVersion], sequence_length: int, held_out_every: int) -> None:
+    def __init__(self, versions: Mapping[int, ReadVersion], of: DealtSet) -> None:
         import_module("networkx")  # the first deal would wait for it
         self.versions = versions
-        self._newest = DealtVersion(versions[max(versions)], sequence_length, held_out_every)
+        self._newest = DealtVersion(versions[max(versions)], of.sequence_length, of.held_out_every)
         self._counted = -1
         """The index of the last deal that is counted."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from geocomm.data.deal_records import DealtSet
 from geocomm.data.dealt_shards import length
 from geocomm.journal.entries import Data, Deal, TakenBack
 from geocomm.journal.led_run import LedRun
@@ -126,22 +127,15 @@ class LeaderDeals:
         if data is None or state.genesis is None:
             return
         before = state.data_in_force
-        if before is None and terms.data is not None and not any(state.versions):
-            said = terms.data
-            self._append_version(said.url, said.sequence_length, said.held_out_every, data)
-        elif before is not None and data.number > before.number:
-            self._append_version(before.set, before.sequence_length, before.held_out_every, data)
+        if before is None:
+            begins, said = not any(state.versions), terms.data
+        else:
+            begins, said = data.number > before.number, before
+        if begins and said is not None:
+            of = {name: getattr(said, name) for name in DealtSet.model_fields}
+            self._run.append(Data, number=data.number, sha256=data.sha256, **of)
+        if begins and before is not None:
             self._run.log(f"deals are of version {data.number} of {before.set} from now on; it was {before.number}")
-
-    def _append_version(self, name: str, sequence_length: int, held_out_every: int, data: RunData) -> None:
-        self._run.append(
-            Data,
-            set=name,
-            number=data.number,
-            sha256=data.sha256,
-            sequence_length=sequence_length,
-            held_out_every=held_out_every,
-        )
 
     # ---- to a site
 

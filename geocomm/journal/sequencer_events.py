@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from geocomm.data.deal_records import DealtSet
 from geocomm.data.dealt_shards import DealtShards
 from geocomm.journal.entries import Entry
 from geocomm.journal.messages import Down, Up
@@ -110,18 +111,6 @@ class Log:
 
 
 Action = Append | Send | SendEntries | Close | Log
-
-
-@dataclass(frozen=True)
-class DealtSet:
-    """The data set that a run deals."""
-
-    url: str
-    """The URL of the data set's catalog."""
-    sequence_length: int
-    """In tokens."""
-    held_out_every: int = 0
-    """One sequence of this many in a shard is never trained on; 0: all are."""
 
 
 @dataclass(frozen=True)

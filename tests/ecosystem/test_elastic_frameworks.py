@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from elastic_programs import BATCH, CASES, ROUNDS
 
-from geocomm.journal.sequencer_events import DealtSet
+from geocomm.data.deal_records import DealtSet
 from support.dealt_sets import DataSet
 from support.elastic_commands import supervised
 
@@ -28,7 +28,7 @@ def test_framework_trains_inside_a_site_of_an_elastic_run(tmp_path: Path, case: 
     data = DataSet(tmp_path / "data", shards=24, of_shard=480)
     with supervised(tmp_path, "ab", together=True) as run:
         if case != "own data":
-            run.sites["a"].data = DealtSet(data.catalog.url, data.LENGTH)
+            run.sites["a"].data = DealtSet(set=data.catalog.url, sequence_length=data.LENGTH)
         variables = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
         started = [
             run.start(site, "--nproc-per-node", str(count), str(PROGRAM), case, str(tmp_path), environment=variables)

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from geocomm.data.deal_records import DealtSet
 from geocomm.elastic.agent_process import AgentConfig
 from geocomm.journal.entries import Data, Genesis, Join, Listed, Ready, Round
 from geocomm.journal.journal import FILE_NAME, SqliteJournal
-from geocomm.journal.sequencer_events import DealtSet, LeaderSettings
+from geocomm.journal.sequencer_events import LeaderSettings
 from support.hub_support import HUB_HOST, make_keys
 from support.local_jobs import environment, free_port
 
@@ -47,11 +48,23 @@ def ended_agent(folder: Path, entries: list[Made], data: DealtSet, leader: str) 
 @pytest.mark.parametrize(
     ("entries", "data", "line"),
     [
-        ([GENESIS, DATA], DealtSet("/other", 32, 100), "--data /other here, and /cat in the run"),
-        ([GENESIS, DATA], DealtSet("/cat", 64, 100), "--sequence-length 64 here, and 32 in the run"),
-        ([GENESIS, DATA], DealtSet("/cat", 32, 50), "--held-out-fraction: one of 50 here, and 100 in the run"),
-        (BEGUN, DealtSet("/cat", 32, 100), "this run has begun without a data set"),
-        ([], DealtSet("/cat", 32, 100), "/cat has no version"),
+        (
+            [GENESIS, DATA],
+            DealtSet(set="/other", sequence_length=32, held_out_every=100),
+            "--data /other here, and /cat in the run",
+        ),
+        (
+            [GENESIS, DATA],
+            DealtSet(set="/cat", sequence_length=64, held_out_every=100),
+            "--sequence-length 64 here, and 32 in the run",
+        ),
+        (
+            [GENESIS, DATA],
+            DealtSet(set="/cat", sequence_length=32, held_out_every=50),
+            "--held-out-fraction: one of 50 here, and 100 in the run",
+        ),
+        (BEGUN, DealtSet(set="/cat", sequence_length=32, held_out_every=100), "this run has begun without a data set"),
+        ([], DealtSet(set="/cat", sequence_length=32, held_out_every=100), "/cat has no version"),
     ],
 )
 def test_data_set_that_the_run_cannot_have_is_refused(
@@ -64,6 +77,8 @@ def test_data_set_that_the_run_cannot_have_is_refused(
 
 
 def test_data_set_at_a_site_whose_leader_has_none_is_refused(tmp_path: Path) -> None:
-    ended = ended_agent(tmp_path, BEGUN, DealtSet("/cat", 32, 100), "192.0.2.1:29400")
+    ended = ended_agent(
+        tmp_path, BEGUN, DealtSet(set="/cat", sequence_length=32, held_out_every=100), "192.0.2.1:29400"
+    )
     assert ended.returncode == 2, ended.stderr
     assert "this run has begun without a data set" in ended.stderr

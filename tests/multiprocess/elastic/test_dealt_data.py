@@ -15,9 +15,9 @@ import pytest
 from typing_extensions import override
 
 from geocomm.data import places
+from geocomm.data.deal_records import DealtSet
 from geocomm.journal.entries import Deal, TakenBack, TermBegun
 from geocomm.journal.run_state import Standing
-from geocomm.journal.sequencer_events import DealtSet
 from support.dealt_sets import DataSet, Read
 from support.elastic_sites import ElasticSite, ElasticSites
 from support.etcd_servers import EtcdServers, needs_etcd
@@ -66,7 +66,7 @@ class DataSites(ElasticSites):
         for number, (name, site) in enumerate(self.items()):
             self[name] = DataSite(**vars(site), ranks=ranks if number == 1 else 1)
             self[name].doubt_s = doubt_s
-        self["a"].data = DealtSet(data.catalog.url, data.LENGTH)
+        self["a"].data = DealtSet(set=data.catalog.url, sequence_length=data.LENGTH)
 
     def site(self, name: str) -> DataSite:
         site = self[name]

@@ -16,10 +16,10 @@ pytest.importorskip("transformers")
 from geocomm.core.file_systems import folder_mark
 from geocomm.data.additions import add_files
 from geocomm.data.catalog import RulesFile, Store
+from geocomm.data.deal_records import DealtSet
 from geocomm.journal.claims import MOST_TIMES
 from geocomm.journal.entries import Round
 from geocomm.journal.run_state import Standing
-from geocomm.journal.sequencer_events import DealtSet
 from geocomm.observe.telemetry.run_store import RunStore
 from geocomm.train.export.export_record import read_record
 from geocomm.train.runs.checkpoint_folder import complete_checkpoints
@@ -122,7 +122,7 @@ def test_driver_reads_what_the_leader_deals(tmp_path: Path) -> None:
     settings = (ZERO_3, "data.source=catalog", f"data.paths=['{rules.catalog}']", "data.held_out_fraction=0.1")
     large = (*settings, "training.micro_batch_size=3", "training.gradient_accumulation_steps=2")
     with supervised(tmp_path, "ab", together=True) as run:
-        run.sites["a"].data = DealtSet(rules.catalog, SEQUENCE_LENGTH, 10)
+        run.sites["a"].data = DealtSet(set=rules.catalog, sequence_length=SEQUENCE_LENGTH, held_out_every=10)
         leader, second = start(run, "a", *settings), start(run, "b", *large, ranks=2)
         run.until(lambda: run.sites["a"].state().position("b") > 0, "b counts", 200)
         second.kill()

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from random import Random
 
+from geocomm.data.deal_records import DealtSet
 from geocomm.data.dealt_shards import DealtShards, Line, shards_of, text_of
 from geocomm.journal.run_state import RunState
-from geocomm.journal.sequencer_events import DealtSet
 
-DATA = DealtSet("simulated", sequence_length=1)
+DATA = DealtSet(set="simulated", sequence_length=1)
 Sequence = tuple[int, int]
 """A deal, by the index of its entry, and a place in its order."""
 _SHARDS, _OF_A_DEAL = 40, 2

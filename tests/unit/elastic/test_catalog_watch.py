@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from geocomm.data.deal_records import DealtSet
 from geocomm.elastic import leader as leader_module
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.leader import Leader
 from geocomm.journal.entries import Data
 from geocomm.journal.journal import FILE_NAME, SqliteJournal
 from geocomm.journal.messages import Owner, RanksUp
-from geocomm.journal.sequencer_events import Came, DealtSet, LeaderSettings, Said
+from geocomm.journal.sequencer_events import Came, LeaderSettings, Said
 from support.led_sequencer import DIGESTS, MODEL, Led
 from support.small_catalog import add_version, shard
 
@@ -32,7 +33,10 @@ def test_leader_takes_over_newer_versions_and_goes_on_with_what_it_knows(
     monkeypatch.setattr(leader_module, "_LOOKED_AT_EVERY_S", 0.05)
     monkeypatch.setattr(leader_module, "_RETRIED_AFTER_S", 0.05)
     logged: list[str] = []
-    catalog, terms = tmp_path / "catalog", LeaderSettings(data=DealtSet(str(tmp_path / "catalog"), 10))
+    catalog, terms = (
+        tmp_path / "catalog",
+        LeaderSettings(data=DealtSet(set=str(tmp_path / "catalog"), sequence_length=10)),
+    )
     journal = SqliteJournal(tmp_path / FILE_NAME)
 
     def versions() -> list[int]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from geocomm.core.bad_input import BadInput
+from geocomm.data.deal_records import DealtSet
 from geocomm.data.dealt_shards import shards_of
 from geocomm.elastic.run_catalog import CatalogData, read_data
 from geocomm.journal.entries import Data, Deal, Genesis, Join, Ready
@@ -48,7 +49,7 @@ def deal(state: RunState, data: CatalogData, site: str) -> list[tuple[int, int]]
 
 def read(folder: Path, state: RunState | None = None, known: CatalogData | None = None) -> CatalogData:
     versions = {} if state is None else {one.number: one.sha256 for one in state.data.values()}
-    return read_data(str(folder), versions, LENGTH, 4, known)
+    return read_data(DealtSet(set=str(folder), sequence_length=LENGTH, held_out_every=4), versions, known)
 
 
 def test_each_shard_is_dealt_once_a_pass_to_those_who_may_read_it(tmp_path: Path) -> None:

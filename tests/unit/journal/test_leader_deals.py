@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
+from geocomm.data.deal_records import DealtSet
 from geocomm.data.dealt_shards import DealtShards, Piece, length, text_of
 from geocomm.journal.entries import Data, Deal, Entry, Join, TakenBack
 from geocomm.journal.messages import Beat, Leave, Open, Pass, RanksGone
 from geocomm.journal.run_state import RunState, Standing
-from geocomm.journal.sequencer_events import Close, DataRead, DealtSet, Ended, LeaderSettings, Remove
+from geocomm.journal.sequencer_events import Close, DataRead, Ended, LeaderSettings, Remove
 from support.led_sequencer import Led
 
 OF_A_DEAL = 4
 LENGTH = 10
-TERMS = LeaderSettings(data=DealtSet("cat", LENGTH, 5), doubt_s=60.0, ahead_s=100.0)
+TERMS = LeaderSettings(data=DealtSet(set="cat", sequence_length=LENGTH, held_out_every=5), doubt_s=60.0, ahead_s=100.0)
 
 
 class Shards:
