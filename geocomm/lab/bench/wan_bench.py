@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -90,13 +90,6 @@ class WanRow:
     def to_dict(self) -> dict[str, Any]:
         """All fields, and the numbers that follow from them."""
         return asdict(self) | {"median_s": self.median_s, "ratio": self.ratio}
-
-    @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> WanRow:
-        """What to_dict() made, also before there were all of today's fields with defaults."""
-        own: dict[str, Any] = {field.name: document[field.name] for field in fields(cls) if field.name in document}
-        own["times_s"] = tuple(document["times_s"])
-        return cls(**own)
 
 
 @dataclass(frozen=True)

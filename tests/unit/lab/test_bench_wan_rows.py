@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import TypeAdapter, ValidationError
 from typer.testing import CliRunner
 
 from geocomm.cli.main import build_app
@@ -143,11 +144,12 @@ def test_row_over_tls_or_paced_says_so_and_reports_from_before_there_was_tls_are
     encrypted = row(encrypted=True)
     shown = [row_cells(one)[2] for one in (row(), encrypted, row(pacing=0.98))]
     assert shown == ["geocomm none", "geocomm none, TLS", "geocomm none, paced at 0.98"]
-    assert WanRow.from_dict(encrypted.to_dict()) == encrypted
+    read = TypeAdapter(WanRow).validate_python
+    assert read(encrypted.to_dict()) == encrypted
     old = {name: value for name, value in row().to_dict().items() if name != "encrypted"}
-    assert WanRow.from_dict(old) == row()
-    with pytest.raises(TypeError):
-        WanRow.from_dict({name: value for name, value in old.items() if name != "case"})
+    assert read(old) == row()
+    with pytest.raises(ValidationError):
+        read({name: value for name, value in old.items() if name != "case"})
 
 
 def test_link_description_has_rate_delay_and_loss() -> None:
