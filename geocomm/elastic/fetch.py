@@ -98,7 +98,9 @@ class Fetcher:
                 if addresses and outcome is not Outcome.HERE:
                     asked = FrameAsked(**wanted.named, bytes=wanted.bytes, offset=0, proxy=through)
                     silence_s = _PROXY_LIMIT_S if through else _SILENCE_S
-                    file = _File(path, wanted.bytes, asked, lambda part: file_hash(part) == wanted.frame, silence_s)
+                    file = _WantedFile(
+                        path, wanted.bytes, asked, lambda part: file_hash(part) == wanted.frame, silence_s
+                    )
                     now = await self._file(file, addresses)
                     # A proxy that cannot be asked takes nothing back of what the sources have said.
                     outcome = outcome if now is Outcome.FAILED else now
@@ -112,7 +114,9 @@ class Fetcher:
         if not self._fits(path, held.bytes, 2 * self._most_frame_bytes()):  # anchor and momentum, as they are
             return Outcome.FAILED
         asked = StateAsked(fragment=fragment, version=held.version, offset=0)
-        file = _File(path, held.bytes, asked, lambda part: file_digest(part, held.version) == held.digest, _SILENCE_S)
+        file = _WantedFile(
+            path, held.bytes, asked, lambda part: file_digest(part, held.version) == held.digest, _SILENCE_S
+        )
         return await self._once(path, lambda: self._file(file, sources))
 
     async def states(self, fragment: int, source: str, head: int, term: int) -> tuple[HeldState, ...]:
@@ -165,7 +169,7 @@ class Fetcher:
             task.add_done_callback(lambda _: self._under_way.pop(path, None))
         return await asyncio.shield(task)
 
-    async def _file(self, file: _File, sources: Sequence[str]) -> Outcome:
+    async def _file(self, file: _WantedFile, sources: Sequence[str]) -> Outcome:
         path, part = file.path, self._store.new_part(file.path)
         transfer = _Transfer(file, part)
         try:
@@ -278,7 +282,7 @@ class Fetcher:
 
 
 @dataclass(frozen=True)
-class _File:
+class _WantedFile:
     """A file that is to be here."""
 
     path: Path
@@ -294,7 +298,7 @@ class _File:
 class _Transfer:
     """A file that arrives in ranges."""
 
-    def __init__(self, file: _File, part: Path) -> None:
+    def __init__(self, file: _WantedFile, part: Path) -> None:
         self.file = file
         self.ranges = list(range(0, file.size, RANGE_BYTES)) or [0]
         self.done: set[int] = set()
