@@ -392,7 +392,7 @@ def test_module_imports_only_what_its_room_may() -> None:
         ("core/options.py", "geocomm.metrics.counters.stats"),
         ("codecs/tensor_codec.py", "geocomm.metrics.counters"),
         ("group/planning/link_table.py", "geocomm.lab.emulator.emulated_wan"),
-        ("group/backend/runtime.py", "geocomm.sync.gradients.gradient_reducer"),
+        ("group/backend/runtime.py", "geocomm.sync.gradients.gradient_hook"),
         ("lab/bench/codec_bench.py", "geocomm"),
         ("lab/bench/codec_bench.py", "geocomm.compress"),
         ("observe/doctor/examination.py", "geocomm.new_package.module"),

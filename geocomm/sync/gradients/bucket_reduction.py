@@ -32,8 +32,6 @@ class BucketReduction:
     done: torch.futures.Future[torch.Tensor] | None = None
     squares: list[LaterValue] = field(default_factory=list[LaterValue])
     """The squared L2 norm of each work's result; none where one failed."""
-    usual: bool = True
-    """Whether its parameters are those that the bucket always has."""
     scaled: float = 0.0
     """Elements for each one that this rank encoded over a scale; 0: none."""
     observed: bool = False
@@ -90,7 +88,6 @@ class BucketReducer:
         layout: parameters in the buffer; None: not the usual ones, so it goes exactly and the bucket's values wait.
         """
         if layout is None:
-            reduction.usual = False
             reduction.works.append(self._all_reduce(buffer, EXACT, average))
             return self._when_done(reduction, [buffer], lambda: None)
         if all(part.exact for part in layout):

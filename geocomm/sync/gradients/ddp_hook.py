@@ -10,7 +10,6 @@ from torch.nn.parallel import DistributedDataParallel
 from geocomm.core.errors import InvalidArgumentError, UnsupportedError
 from geocomm.sync.gradients.device_order import require_devices
 from geocomm.sync.gradients.gradient_hook import GradientHook
-from geocomm.sync.gradients.gradient_reducer import GradientReducer
 from geocomm.sync.gradients.hook_settings import HookSettings
 from geocomm.sync.gradients.named_values import Layout, Slice
 from geocomm.sync.gradients.reduction_plan import ReductionPlan
@@ -48,12 +47,12 @@ def ddp_hook(model: DistributedDataParallel, settings: HookSettings | str = "bal
 
 
 class DdpAdapter:
-    """Feeds a reducer with the buckets that DDP hands to its hook."""
+    """Feeds a hook with the buckets that DDP hands to its hook."""
 
     def __init__(self, model: DistributedDataParallel, plan: ReductionPlan, kind: str) -> None:
         named = dict(_wrapped(model).named_parameters())
         group: Any = cast(Any, model).process_group  # DDP has one, whatever its type says
-        self.reducer = GradientReducer(kind, group, named, plan)
+        self.hook = GradientHook(kind, group, named, plan)
         self._name_of = {id(parameter): name for name, parameter in named.items()}
         self._layouts: dict[int, tuple[list[int], Layout]] = {}
         """By bucket: the parameters that are in it, and where."""
@@ -61,13 +60,13 @@ class DdpAdapter:
     def run(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """The hook: the mean of the bucket over the ranks, in its buffer."""
         if bucket.index() == 0:
-            self.reducer.begin_step()
+            self.hook.begin_step()
         buffer = bucket.buffer()
         if buffer.layout != torch.strided:
             raise UnsupportedError("geocomm's DDP hooks do not take sparse gradients; make them dense (sparse=False)")
-        done = self.reducer.reduce(bucket.index(), buffer, self._layout_of(bucket))
+        done = self.hook.reduce(bucket.index(), buffer, self._layout_of(bucket))
         if bucket.is_last():
-            self.reducer.end_step()
+            self.hook.end_step()
         return done
 
     def _layout_of(self, bucket: dist.GradBucket) -> Layout:
@@ -78,7 +77,7 @@ class DdpAdapter:
             names = [self._name_of[parameter] for parameter in parameters]
             base = bucket.buffer().storage_offset()
             layout = tuple(
-                Slice(name, int(gradient.storage_offset() - base), gradient.numel(), self.reducer.is_exact(name))
+                Slice(name, int(gradient.storage_offset() - base), gradient.numel(), self.hook.is_exact(name))
                 for name, gradient in zip(names, bucket.gradients(), strict=True)
             )
             self._layouts[bucket.index()] = parameters, layout
@@ -91,12 +90,8 @@ def register(model: DistributedDataParallel, plan: ReductionPlan, kind: str) -> 
         raise InvalidArgumentError(f"a DDP hook takes a DistributedDataParallel model, not {type(model).__name__}")
     require_devices("a DDP hook", (parameter.device for parameter in _wrapped(model).parameters()))
     adapter = DdpAdapter(model, plan, kind)
-    cast(Any, model).register_comm_hook(adapter, _feedback_hook)
-    return adapter.reducer
-
-
-def _feedback_hook(adapter: DdpAdapter, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    return adapter.run(bucket)
+    cast(Any, model).register_comm_hook(adapter, DdpAdapter.run)
+    return adapter.hook
 
 
 def _wrapped(model: DistributedDataParallel) -> torch.nn.Module:

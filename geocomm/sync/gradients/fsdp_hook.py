@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -17,7 +18,6 @@ from geocomm.sync.gradients.fsdp_seams import (
     reduce_units,
 )
 from geocomm.sync.gradients.gradient_hook import GradientHook
-from geocomm.sync.gradients.gradient_reducer import GradientReducer
 from geocomm.sync.gradients.hook_settings import HookSettings
 from geocomm.sync.gradients.named_values import Layout, Slice
 from geocomm.sync.gradients.reduction_plan import ReductionPlan
@@ -70,7 +70,7 @@ def fsdp_hook(model: torch.nn.Module, settings: HookSettings | str = "balanced")
     require_devices("fsdp_hook", (unit.device for unit in units))
     adapter = FsdpAdapter(model, units, replicas.pop(), plan)
     adapter.take_over()
-    return adapter.reducer
+    return adapter.hook
 
 
 def _replicas_of(unit: ReduceUnit) -> dist.ProcessGroup:
@@ -83,7 +83,7 @@ def _replicas_of(unit: ReduceUnit) -> dist.ProcessGroup:
 
 
 class FsdpAdapter:
-    """Feeds a reducer with the groups of parameters that FSDP reduces together, in place of its own all-reduce."""
+    """Feeds a hook with the groups of parameters that FSDP reduces together, in place of its own all-reduce."""
 
     def __init__(
         self, model: torch.nn.Module, units: Sequence[ReduceUnit], replicas: dist.ProcessGroup, plan: ReductionPlan
@@ -98,7 +98,7 @@ class FsdpAdapter:
             for name, one in zip(names, unit.parameters, strict=True)
         }
         parameters = {name: named[name] for name in numel_of}
-        self.reducer = GradientReducer("fsdp", replicas, parameters, plan, units[0].shard, numel_of)
+        self.hook = GradientHook("fsdp", replicas, parameters, plan, units[0].shard, numel_of)
         self._backward = -1  # the one under way
         self._reduced: set[int] = set()  # in it
 
@@ -106,7 +106,7 @@ class FsdpAdapter:
         """Have FSDP call here after its reduce-scatter, in place of its all-reduce over the replicas. Collective."""
         alone = new_group([dist.get_rank()], use_local_synchronization=True)
         for index, unit in enumerate(self._units):
-            unit.take_over(alone, _Hook(self, index))
+            unit.take_over(alone, functools.partial(self.run, index))
 
     def run(self, index: int, buffer: torch.Tensor) -> None:
         """The mean of the shard over the replicas, in place; the sum where the user has set what to divide by."""
@@ -114,33 +114,22 @@ class FsdpAdapter:
         if backward != self._backward:
             self._backward = backward
             self._reduced.clear()
-            self.reducer.begin_step()
+            self.hook.begin_step()
             at_end_of_backward(self._end_backward)
         layout, numel = self._layout_of(index)
         usual = buffer.numel() == numel and index not in self._reduced
         self._reduced.add(index)
-        self.reducer.reduce(index, buffer, layout if usual else None, average=self._units[index].averages).wait()
+        self.hook.reduce(index, buffer, layout if usual else None, average=self._units[index].averages).wait()
 
     def _end_backward(self) -> None:
         self._backward = -1
-        self.reducer.end_step()
+        self.hook.end_step()
 
     def _layout_of(self, index: int) -> tuple[Layout, int]:
         slices: list[Slice] = []
         offset = 0
         for name, one in zip(self._names[index], self._units[index].parameters, strict=True):
             if one.parameter.requires_grad:
-                slices.append(Slice(name, offset, one.numel, self.reducer.is_exact(name)))
+                slices.append(Slice(name, offset, one.numel, self.hook.is_exact(name)))
                 offset += one.padded_numel
         return tuple(slices), offset
-
-
-class _Hook:
-    """What FSDP calls for one group of parameters."""
-
-    def __init__(self, adapter: FsdpAdapter, index: int) -> None:
-        self._adapter = adapter
-        self._index = index
-
-    def __call__(self, reduce_output: torch.Tensor) -> None:
-        self._adapter.run(self._index, reduce_output)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import deepspeed
@@ -14,7 +14,7 @@ from geocomm.group.backend.device_mesh import device_mesh
 from geocomm.integrations.deepspeed import SiteParallel
 from geocomm.integrations.deepspeed_seams import partitioned_gradients, take_over_reduction
 from geocomm.metrics.sources import worst_nmse
-from geocomm.sync.gradients.gradient_reducer import GradientReducer
+from geocomm.sync.gradients.gradient_hook import GradientHook
 from geocomm.sync.gradients.hook_settings import HookSettings
 from geocomm.sync.gradients.named_values import Slice
 from geocomm.sync.gradients.reduction_plan import GradientShard, ReductionPlan
@@ -38,7 +38,7 @@ class SiteShards(SiteParallel):
 
 
 class GradientSync:
-    """Reduces an engine's gradients at the end of each accumulation, and keeps what the codec loses.
+    """Reduces an engine's gradients at the end of each accumulation. `hook` keeps what the codec loses.
 
     ZeRO 0: over all ranks, where DeepSpeed would. ZeRO 1 and 2, with `SiteShards`: over the ranks that hold the same
     shard, after DeepSpeed has reduced it inside the site.
@@ -54,12 +54,12 @@ class GradientSync:
         plan = ReductionPlan.of(settings)
         if shards is None:
             world: Any = dist.group.WORLD
-            self._reducer = GradientReducer("driver", world, named, plan)
+            self.hook = GradientHook("driver", world, named, plan)
             take_over_reduction(engine, self._reduce_whole)
         else:
             site = shards.site
             shard = GradientShard(site.rank(), site.size(), site) if site.size() > 1 else GradientShard()
-            self._reducer = GradientReducer("driver", shards.replicas, named, plan, shard)
+            self.hook = GradientHook("driver", shards.replicas, named, plan, shard)
 
     @property
     def replicas(self) -> list[int]:
@@ -76,51 +76,38 @@ class GradientSync:
     def after_step(self, *, skipped: bool, scale_factor: float) -> None:
         """After `engine.step()`, where it was one of the optimizer. scale_factor: new by old loss scale."""
         if skipped:
-            self._reducer.undo_step()
+            self.hook.undo_step()
         if scale_factor != 1:
-            self._reducer.rescale(scale_factor)
+            self.hook.rescale(scale_factor)
 
     def _reduce_whole(self) -> None:
         self._reduce([(name, one.grad) for name, one in reversed(self._parameters.items()) if one.grad is not None])
 
     def _reduce(self, named: Sequence[_Named]) -> None:
-        self._reducer.begin_step()
+        self.hook.begin_step()
         under_way: deque[tuple[torch.futures.Future[torch.Tensor], Sequence[_Named]]] = deque()
         for index, bucket in enumerate(_buckets(named)):
             buffer = torch.cat([gradient.detach().reshape(-1) for _, gradient in bucket])
             slices, offset = [], 0
             for name, gradient in bucket:
-                slices.append(Slice(name, offset, gradient.numel(), self._reducer.is_exact(name)))
+                slices.append(Slice(name, offset, gradient.numel(), self.hook.is_exact(name)))
                 offset += gradient.numel()
-            under_way.append((self._reducer.reduce(index, buffer, tuple(slices)), bucket))
+            under_way.append((self.hook.reduce(index, buffer, tuple(slices)), bucket))
             if len(under_way) == _BUCKETS_IN_FLIGHT:
                 _finish(*under_way.popleft())
         while under_way:
             _finish(*under_way.popleft())
-        self._reducer.end_step()
+        self.hook.end_step()
 
     def summary(self) -> dict[str, Any]:
         """What the log has of the last step: codec, NMSE of what was encoded here (None: nothing), counts."""
-        stats = self._reducer.stats()
+        stats = self.hook.stats()
         return {
             "codec": stats["codec"],
             "nmse": worst_nmse(stats),
             "skipped_steps": stats["skipped_steps"],
             "fallbacks": len(stats["fallbacks"]),
         }
-
-    @property
-    def place(self) -> tuple[int, int, int, int]:
-        """Rank among those of the same shard, their number; shard, number of shards."""
-        return self._reducer.place
-
-    def state_dict(self) -> dict[str, Any]:
-        """The residuals of this rank; not collective."""
-        return self._reducer.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """InvalidArgumentError where it is another rank's."""
-        self._reducer.load_state_dict(state)
 
 
 def _buckets(named: Sequence[_Named]) -> Iterator[Sequence[_Named]]:

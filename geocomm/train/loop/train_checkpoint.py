@@ -149,7 +149,7 @@ class RunCheckpoints:
     def _write_own(self, partial: Path, progress: Progress, outer: Mapping[str, Any] | None) -> None:
         own = _random_state()
         if self._sync is not None:
-            own["feedback"] = self._sync.state_dict()
+            own["feedback"] = self._sync.hook.state_dict()
         if self._local is not None:
             own["local"] = {"site": self._place.site, "outer": outer, **self._local.site_state()}
         torch.save(own, _rank_file(partial, self._place.rank))
@@ -201,7 +201,7 @@ class RunCheckpoints:
             return replace(restored, lost_feedback=lost, anchor_only=self._local is not None and not self._elastic)
         _restore_random_state(state)
         if self._sync is not None and "feedback" in state:
-            self._sync.load_state_dict(state["feedback"])
+            self._sync.hook.load_state_dict(state["feedback"])
         return replace(restored, anchor_only=self._local is not None and not local)
 
     def _read(self, step: int, path: Path, read: Callable[[], T]) -> T:
@@ -255,7 +255,7 @@ class RunCheckpoints:
 
         headers = self._read(step, source, look)
         everyone: list[Any] = [None] * self._place.world_size
-        dist.all_gather_object(everyone, (self._sync.place[2], headers))
+        dist.all_gather_object(everyone, (self._sync.hook.place[2], headers))
         header = next((one for _, found in everyone for one in found.values()), None)
         if header is None:  # that run had none
             return ()
@@ -263,7 +263,7 @@ class RunCheckpoints:
         mine = [
             torch.load(_rank_file(source, old), weights_only=True)["feedback"] for old in assigned[self._place.rank]
         ]
-        self._sync.load_state_dict(take_over(mine, header, self._sync.place))
+        self._sync.hook.load_state_dict(take_over(mine, header, self._sync.hook.place))
         return tuple(sorted(set(range(ranks)).difference(*assigned)))
 
 

@@ -57,13 +57,13 @@ def _train(stage: int, codec: str) -> dict[str, Any]:
         target = x[:, :5].sin().half()
         if number == STEPS - 10 and dist.get_rank() == 1:
             x = x * 1e5  # beyond float16
-        before, scale, skipped = _values(sync.state_dict()), loss_scale(engine), engine.skipped_steps
+        before, scale, skipped = _values(sync.hook.state_dict()), loss_scale(engine), engine.skipped_steps
         set_learning_rate(engine, 3e-3)
         loss = (engine(x.half()) - target).square().mean()
         engine.backward(loss)
         apply_gradients(trained)
         if engine.skipped_steps > skipped:
-            after, factor = _values(sync.state_dict()), loss_scale(engine) / scale
+            after, factor = _values(sync.hook.state_dict()), loss_scale(engine) / scale
             same = before.keys() == after.keys() and all(
                 torch.equal(after[name], values * factor) for name, values in before.items()
             )

@@ -150,7 +150,7 @@ def test_bucket_of_other_parameters_goes_exactly_and_leaves_what_is_kept() -> No
     _reduce(reducer, first)
     velocity = _velocity(reducer)
     result, reduction = _reduce(reducer, second, layout=None)
-    assert not reduction.usual
+    assert not reduction.row
     assert rank.given[-1][0] == "none"
     assert torch.equal(result, second)
     assert torch.equal(_velocity(reducer), velocity)
