@@ -11,11 +11,10 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from typing_extensions import override
 
 from geocomm.metrics import schema
 from geocomm.metrics.counters import stats
@@ -99,30 +98,7 @@ class StepTotals:
     rows: dict[str, dict[str, float]]
 
 
-class UnderWay(Protocol):
-    """The exchange of a step that has begun."""
-
-    def finish(self, *, meets: bool) -> StepTotals:
-        """Wait for it; once. meets: all sites come together after this step, whatever is asked for."""
-        ...
-
-
-class StepTalk(Protocol):
-    """What the ranks tell one another in a step."""
-
-    def launch(self, step: int, loss: torch.Tensor, row: list[float], wants: Wants) -> UnderWay:
-        """Begin the exchange of step number `step` (from 1); one at a time.
-
-        `loss` is a scalar on the engine's device; `row` is the step before's `ROW`, zeros if none.
-        """
-        ...
-
-    def flush(self, row: list[float], wants: Wants) -> StepTotals:
-        """The rows of the last step, outside of any step."""
-        ...
-
-
-class StepReducer(StepTalk):
+class StepReducer:
     """The all-reduce of one small fp64 vector per step, over all ranks or those of a group."""
 
     def __init__(
@@ -134,38 +110,27 @@ class StepReducer(StepTalk):
         self._own = self._sites.index(site)
         self._device = device
         self._group = group
+        self._vector = torch.empty(0)
+        self._work: Any = None  # that adds up the vector, in place
+        self.note = 0.0
+        """The sum of the notes in what was finished last."""
 
-    @override
-    def launch(self, step: int, loss: torch.Tensor, row: list[float], wants: Wants, note: float = 0.0) -> StepSum:
-        """Note: one more number that is added up."""
+    def launch(self, step: int, loss: torch.Tensor, row: list[float], wants: Wants, note: float = 0.0) -> None:
+        """Begin the exchange of step number `step` (from 1); one at a time, until `finish`.
+
+        `loss` is a scalar on the engine's device; `row` is the step before's `ROW`, zeros if none; `note` is one more
+        number that is added up.
+        """
         head = torch.tensor([0.0, note, *wants.to_row()], dtype=torch.float64)
         table = torch.zeros(len(self._sites), len(ROW), dtype=torch.float64)
         table[self._own] = torch.tensor(row, dtype=torch.float64)
-        vector = torch.cat((head, table.flatten())).to(self._device)
-        vector[0] = loss.detach().to(torch.float64)
-        work: Any = dist.all_reduce(vector, group=self._group, async_op=True)
-        return StepSum(self._sites, self._ranks, vector, work)
+        self._vector = torch.cat((head, table.flatten())).to(self._device)
+        self._vector[0] = loss.detach().to(torch.float64)
+        self._work = dist.all_reduce(self._vector, group=self._group, async_op=True)
 
-    @override
-    def flush(self, row: list[float], wants: Wants) -> StepTotals:
-        return self.launch(0, torch.zeros(()), row, wants).finish(meets=False)
-
-
-class StepSum(UnderWay):
-    """A sum that is under way."""
-
-    def __init__(self, sites: list[str], ranks: int, vector: torch.Tensor, work: dist.Work) -> None:
-        """ranks: that are added up; vector: what `work` adds up, in place."""
-        self._sites = sites
-        self._ranks = ranks
-        self._vector = vector
-        self._work = work
-        self.note = 0.0
-        """The sum of the notes, once it is finished."""
-
-    @override
     def finish(self, *, meets: bool) -> StepTotals:
-        """All ranks come together in each step."""
+        """Wait for the exchange that was begun. meets: all sites come together after this step, whatever is asked for:
+        here they do in each."""
         self._work.wait()
         loss, self.note, save, stop, failed, *cells = self._vector.tolist()
         rows = {}
@@ -173,3 +138,8 @@ class StepSum(UnderWay):
             values = cells[index * len(ROW) : (index + 1) * len(ROW)]
             rows[site] = dict(zip(ROW, values, strict=True))
         return StepTotals(loss / self._ranks, Wants.of_row([save, stop, failed]), rows)
+
+    def flush(self, row: list[float], wants: Wants) -> StepTotals:
+        """The rows of the last step, outside of any step."""
+        self.launch(0, torch.zeros(()), row, wants)
+        return self.finish(meets=False)

@@ -17,10 +17,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from typing_extensions import override
 
 from geocomm.group.backend.sites import Sites
-from geocomm.train.loop.comm_meter import ROW, StepReducer, StepSum, StepTalk, StepTotals, UnderWay, Wants
+from geocomm.train.loop.comm_meter import ROW, StepReducer, StepTotals, Wants
 from geocomm.train.loop.local_sync import LocalSync
 
 _EVERY_STEPS = 5
@@ -56,8 +55,8 @@ class SiteReport:
         return max(int(row["step"]) for row in self.sites.values())
 
 
-class SiteTalk(StepTalk):
-    """The exchanges of a run with local steps."""
+class SiteTalk:
+    """The exchanges of a run with local steps; methods as of `StepReducer`."""
 
     def __init__(self, local: LocalSync, site: str, device: torch.device) -> None:
         self._local = local
@@ -65,14 +64,23 @@ class SiteTalk(StepTalk):
         self._site = site
         self._inside = StepReducer({site: len(self._sites.own)}, site, device, self._sites.inside)
         self._between = _Exchanges(self._sites)
+        self._step = 0
         self._until = 0  # the step after which what was asked for happens; 0: nothing was
 
-    @override
-    def launch(self, step: int, loss: torch.Tensor, row: list[float], wants: Wants) -> SiteStep:
+    def launch(self, step: int, loss: torch.Tensor, row: list[float], wants: Wants) -> None:
+        self._step = step
         until = self._turn(step) if self._sites.is_first else 0
-        return SiteStep(self, step, self._inside.launch(step, loss, row, wants, note=float(until)))
+        self._inside.launch(step, loss, row, wants, note=float(until))
 
-    @override
+    def finish(self, *, meets: bool) -> StepTotals:
+        """The totals of this site's ranks; what all ranks ask for, where the sites come together after this step."""
+        totals = self._inside.finish(meets=meets)
+        self._until = int(self._inside.note)
+        summary = self._local.summary()
+        self._between.standing = {"loss": totals.loss, **{name: summary[name] or 0 for name in ROUNDS}}
+        totals = self._note(totals)
+        return replace(totals, wants=self._meet(self._step)) if meets or self._step == self._until else totals
+
     def flush(self, row: list[float], wants: Wants) -> StepTotals:
         """The other sites hear later what is asked for."""
         return self._note(self._inside.flush(row, wants))
@@ -81,15 +89,6 @@ class SiteTalk(StepTalk):
         """What the sites told since the last call. Only at first ranks."""
         taken, self._between.reports = self._between.reports, []
         return taken
-
-    def end_step(self, step: int, under_way: StepSum, *, meets: bool) -> StepTotals:
-        """The totals of this site's ranks; what all ranks ask for, where the sites come together after this step."""
-        totals = under_way.finish(meets=meets)
-        self._until = int(under_way.note)
-        summary = self._local.summary()
-        self._between.standing = {"loss": totals.loss, **{name: summary[name] or 0 for name in ROUNDS}}
-        totals = self._note(totals)
-        return replace(totals, wants=self._meet(step)) if meets or step == self._until else totals
 
     def _note(self, totals: StepTotals) -> StepTotals:
         """Keep for the next exchange what the site's ranks said; without what they ask for."""
@@ -131,19 +130,6 @@ class SiteTalk(StepTalk):
         wants = torch.tensor(between.end_meeting().to_row())
         dist.broadcast(wants, self._sites.own[0], group=self._sites.inside)
         return Wants.of_row(wants.tolist())
-
-
-class SiteStep(UnderWay):
-    """A step of a site that is under way."""
-
-    def __init__(self, talk: SiteTalk, step: int, under_way: StepSum) -> None:
-        self._talk = talk
-        self._step = step
-        self._under_way = under_way
-
-    @override
-    def finish(self, *, meets: bool) -> StepTotals:
-        return self._talk.end_step(self._step, self._under_way, meets=meets)
 
 
 class _Exchanges:

@@ -23,7 +23,7 @@ from geocomm.metrics.events import events
 from geocomm.metrics.training import report_step
 from geocomm.metrics.training import training as reported
 from geocomm.train.loop.agreed_run import Agreed
-from geocomm.train.loop.comm_meter import ROW, StepMeter, StepReducer, StepTalk, Wants
+from geocomm.train.loop.comm_meter import ROW, StepMeter, StepReducer, Wants
 from geocomm.train.loop.engine import TrainedModel, apply_gradients, loss_scale, set_learning_rate
 from geocomm.train.loop.site_talk import SiteTalk
 from geocomm.train.loop.train_checkpoint import Progress, RunCheckpoints
@@ -73,10 +73,9 @@ class TrainLoop:
         self._meter = StepMeter(config.distributed.backend)
         device: Any = trained.engine.device
         own_site = {place.site: agreed.sites[place.site]}
-        self._talk: StepTalk = StepReducer(agreed.sites, place.site, device)
-        self._site_talk = None
+        self._talk: StepReducer | SiteTalk = StepReducer(agreed.sites, place.site, device)
         if trained.local is not None and not agreed.elastic:
-            self._talk = self._site_talk = SiteTalk(trained.local, place.site, device)
+            self._talk = SiteTalk(trained.local, place.site, device)
         self._elastic = agreed.elastic
         self._facts = RunFacts(
             site=place.site,
@@ -150,10 +149,10 @@ class TrainLoop:
         step = progress.step + 1
         row = self._unsent[1] if self._unsent else [0.0] * len(ROW)
         mean = loss_sum / training.gradient_accumulation_steps
-        under_way = self._talk.launch(step, mean, row, self._wants(stop))
+        self._talk.launch(step, mean, row, self._wants(stop))
         engine.backward(loss)
         norm = apply_gradients(trained)
-        totals = under_way.finish(
+        totals = self._talk.finish(
             meets=step == training.steps or _due(progress.step, step, config.checkpoint.every_steps)
         )
         if trained.local is not None and self._elastic:
@@ -227,8 +226,8 @@ class TrainLoop:
             self._unsent = None
             entry = step_entry(self._facts, step, own[0], rows)
             self._guard_log(lambda: self._log.step(entry))
-        if self._site_talk is not None:
-            for report in self._site_talk.take_reports():
+        if isinstance(self._talk, SiteTalk):
+            for report in self._talk.take_reports():
                 if sites := sites_entry(self._facts, self._ranks_of_site, self._tokens_of_site, report.sites):
                     self._guard_log(functools.partial(self._log.write, "sites", sites))
 

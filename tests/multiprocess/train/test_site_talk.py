@@ -41,7 +41,8 @@ def _train(sites: list[str], asks: dict[int, tuple[int, str]], slow: str, lockst
         asked = step == when if what == "save" else 0 < when <= step
         wants = Wants(**{what: True}) if asked else Wants()
         row = [0.5 if step > 1 else 0.0, *[0.0] * (len(ROW) - 1)]
-        totals = talk.launch(step, torch.tensor(float(dist.get_rank())), row, wants).finish(meets=due)
+        talk.launch(step, torch.tensor(float(dist.get_rank())), row, wants)
+        totals = talk.finish(meets=due)
         if totals.wants or due:
             met.append((step, str(totals.wants)))
             dist.barrier()  # as a checkpoint, where nobody comes to an exchange any more
