@@ -2,68 +2,22 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from typing_extensions import override
 
 from geocomm.core.errors import InvalidArgumentError, UnsupportedError
 from geocomm.sync.local_steps.model.fragments import Range, Tensor, digest
 from geocomm.sync.local_steps.settings.local_settings import LocalSettings
 
 
-class ParameterView(Protocol):
+class ParameterView(ABC):
     """The elements of a model that its site averages with the other sites, as one rank of the site holds them."""
 
-    tensors: Sequence[Tensor]
-    """The tensors that are averaged, in the model's order; alike on all ranks."""
-    left_out: Mapping[str, str]
-    """The tensors that are not averaged, each with the reason."""
-    sharded: bool
-    """Whether the ranks of the site hold parts; else each holds everything."""
-    on_cuda: bool
-    """Whether values are copied to the host from a GPU."""
-
-    def held(self, name: str) -> tuple[int, int]:
-        """The elements [start, stop) of a tensor that this rank holds; `sharded`: no other rank of the site does."""
-        ...
-
-    def read(self, part: Range, out: torch.Tensor) -> None:
-        """Copy the values of a range that this rank holds to `out` (float32, CPU, 1-D)."""
-        ...
-
-    def write(self, part: Range, values: torch.Tensor) -> None:
-        """Replace the values of a range, as far as this rank holds them. Every rank of the site gets all values."""
-        ...
-
-    def check(self) -> None:
-        """Raise InvalidArgumentError or UnsupportedError, by name, for what has changed since the view was made."""
-        ...
-
-    def names(self) -> Mapping[int, str]:
-        """The names of all parameters, by id()."""
-        ...
-
-    def check_optimizers(self, optimizers: Sequence[Any]) -> None:
-        """Raise InvalidArgumentError, by name, unless these update this model: every parameter that is trained, each
-        by one of them, and no others."""
-        ...
-
-    def types(self) -> Mapping[str, str]:
-        """Dtype and shape of all parameters and buffers, by name."""
-        ...
-
-    def digests(self) -> Mapping[str, str]:
-        """Digests of the values that must be equal at all sites, by name, without those that the ranks of the site hold
-        in parts. Collective over the ranks of the site."""
-        ...
-
-
-class ModuleView(ParameterView):
-    """What the views of a torch module share; each adds `held`, `read` and `write`."""
-
     sharded = False
+    """Whether the ranks of the site hold parts; else each holds everything."""
 
     def __init__(self, model: torch.nn.Module, settings: LocalSettings) -> None:
         """Frozen parameters are left out. A parameter with several names is averaged once, under its first."""
@@ -92,15 +46,18 @@ class ModuleView(ParameterView):
                     shape=tuple(shape),
                 )
             )
-        self.tensors = tensors
+        self.tensors: Sequence[Tensor] = tensors
+        """The tensors that are averaged, in the model's order; alike on all ranks."""
         self._buffers = {name: (buffer, buffer.detach().clone()) for name, buffer in model.named_buffers()}
-        self.left_out = self._reasons()
+        self.left_out: Mapping[str, str] = self._reasons()
+        """The tensors that are not averaged, each with the reason."""
         self._types = self._types_now()
         self.on_cuda = any(parameter.is_cuda for parameter in self._parameters.values())
+        """Whether values are copied to the host from a GPU."""
 
+    @abstractmethod
     def _require(self, name: str, parameter: torch.nn.Parameter) -> None:
         """Raise UnsupportedError for a parameter that this view cannot hold."""
-        raise NotImplementedError
 
     def _shape(self, parameter: torch.nn.Parameter) -> torch.Size:
         """The shape of the whole parameter."""
@@ -110,8 +67,24 @@ class ModuleView(ParameterView):
         """The values of the whole parameter. Collective over the ranks of the site."""
         return parameter.detach()
 
-    @override
+    @abstractmethod
+    def held(self, name: str) -> tuple[int, int]:
+        """The elements [start, stop) of a tensor that this rank holds; `sharded`: no other rank of the site does."""
+
+    @abstractmethod
+    def read(self, part: Range, out: torch.Tensor) -> None:
+        """Copy the values of a range that this rank holds to `out` (float32, CPU, 1-D)."""
+
+    def memory(self, part: Range) -> torch.Tensor | None:
+        """The model's own memory of a range, where that is float32 on the CPU in the order of the dimensions: 1-D."""
+        return None
+
+    @abstractmethod
+    def write(self, part: Range, values: torch.Tensor) -> None:
+        """Replace the values of a range, as far as this rank holds them. Every rank of the site gets all values."""
+
     def check(self) -> None:
+        """Raise InvalidArgumentError or UnsupportedError, by name, for what has changed since the view was made."""
         now = self._types_now()
         for name in [*self._types, *(now.keys() - self._types.keys())]:
             if now.get(name) != self._types.get(name):
@@ -130,12 +103,13 @@ class ModuleView(ParameterView):
                     "keeps its own"
                 )
 
-    @override
     def names(self) -> Mapping[int, str]:
+        """The names of all parameters, by id()."""
         return {id(parameter): name for name, parameter in self._parameters.items()}
 
-    @override
     def check_optimizers(self, optimizers: Sequence[Any]) -> None:
+        """Raise InvalidArgumentError, by name, unless these update this model: every parameter that is trained, each
+        by one of them, and no others."""
         names, owners = self.names(), dict[int, str]()
         for optimizer in optimizers:
             kind = type(optimizer).__name__
@@ -159,13 +133,14 @@ class ModuleView(ParameterView):
                     "local_steps(model, [muon, adamw]), or freeze the parameter"
                 )
 
-    @override
     def types(self) -> Mapping[str, str]:
+        """Dtype and shape of all parameters and buffers, by name."""
         buffers = {name: type_name(buffer, buffer.shape) for name, buffer in self._constants().items()}
         return {name: kind for name, (_, kind, _) in self._types.items()} | buffers
 
-    @override
     def digests(self) -> Mapping[str, str]:
+        """Digests of the values that must be equal at all sites, by name, without those that the ranks of the site hold
+        in parts. Collective over the ranks of the site."""
         found = {
             name: digest([self._whole(parameter)])
             for name, parameter in self._parameters.items()

@@ -12,13 +12,13 @@ from typing_extensions import override
 from geocomm.core.errors import InvalidArgumentError, UnsupportedError
 from geocomm.core.typed_torch import to_list
 from geocomm.sync.local_steps.model.fragments import Range
-from geocomm.sync.local_steps.model.parameter_view import ModuleView, write_flat
+from geocomm.sync.local_steps.model.parameter_view import ParameterView, write_flat
 from geocomm.sync.local_steps.model.parameter_views_plain import require_float32
 from geocomm.sync.local_steps.model.site_group import SiteFacts
 from geocomm.sync.local_steps.settings.local_settings import LocalSettings
 
 
-class ShardedParameters(ModuleView):
+class ShardedParameters(ParameterView):
     """Rows of each parameter: what FSDP2 keeps in float32, whatever dtype it computes in."""
 
     sharded = True
@@ -97,10 +97,7 @@ class ShardedParameters(ModuleView):
         return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter.detach()
 
     def _sharded(self, name: str) -> DTensor:
-        parameter = self._trainable[name]
-        if not isinstance(parameter, DTensor):  # __init__ has refused it
-            raise UnsupportedError(f"local steps: parameter {name} is not sharded")
-        return parameter
+        return cast(DTensor, self._trainable[name])  # __init__ refuses others
 
     def _rows(self, parameter: DTensor) -> tuple[int, int]:
         """The elements [start, stop) of the rows that this rank has: equal numbers of rows, the last ranks fewer."""

@@ -9,12 +9,12 @@ from typing_extensions import override
 from geocomm.core.errors import UnsupportedError
 from geocomm.sync.local_steps.model.fragments import Range
 from geocomm.sync.local_steps.model.living_wrappers import require_no_reduction_between_sites
-from geocomm.sync.local_steps.model.parameter_view import ModuleView, type_name, write_flat
+from geocomm.sync.local_steps.model.parameter_view import ParameterView, type_name, write_flat
 from geocomm.sync.local_steps.model.site_group import SiteFacts
 from geocomm.sync.local_steps.settings.local_settings import LocalSettings
 
 
-class PlainParameters(ModuleView):
+class PlainParameters(ParameterView):
     """Whole parameters. Those that are trained must be dense float32 (UnsupportedError)."""
 
     def __init__(self, model: torch.nn.Module, facts: SiteFacts, settings: LocalSettings) -> None:
@@ -47,8 +47,8 @@ class PlainParameters(ModuleView):
     def read(self, part: Range, out: torch.Tensor) -> None:
         out.copy_(self._trainable[part.name].detach().reshape(-1)[part.start : part.stop])
 
+    @override
     def memory(self, part: Range) -> torch.Tensor | None:
-        """The memory of a range, if the parameter is contiguous on the CPU."""
         values = self._trainable[part.name].detach()
         if values.device.type != "cpu" or not values.is_contiguous():
             return None

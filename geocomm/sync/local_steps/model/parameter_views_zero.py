@@ -19,7 +19,7 @@ from geocomm.integrations.zero_seams import (
     whole_values,
 )
 from geocomm.sync.local_steps.model.fragments import Range, digest
-from geocomm.sync.local_steps.model.parameter_view import ModuleView, type_name
+from geocomm.sync.local_steps.model.parameter_view import ParameterView, type_name
 from geocomm.sync.local_steps.model.parameter_views_plain import PlainParameters
 from geocomm.sync.local_steps.model.site_group import SiteFacts
 from geocomm.sync.local_steps.settings.local_settings import LocalSettings
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import deepspeed
 
 
-class MasterParameters(ModuleView):
+class MasterParameters(ParameterView):
     """Float32 masters, whole ones or this rank's part of each. What is written to them goes to the weights too, as
     DeepSpeed rounds it."""
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 
 from geocomm.core.native import native
-from geocomm.sync.local_steps.model.fragments import Fragment, Range
+from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.model.host_memory import host_empty
 from geocomm.sync.local_steps.model.parameter_view import ParameterView
 from geocomm.sync.local_steps.model.site_group import SiteGroup
@@ -21,15 +20,6 @@ rises. A site that counts in one round of five does not fall behind. Measured:
 benchmarks/results/single-measurements.md."""
 MOST_WEIGHT = 2
 """In cycles: a longer delta is larger already."""
-
-
-@runtime_checkable
-class InMemory(Protocol):
-    """A view whose values may lie in host memory as they are: float32, in the order of the dimensions."""
-
-    def memory(self, part: Range) -> torch.Tensor | None:
-        """The model's own memory of a range, 1-D; None where it has to be copied."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -44,7 +34,7 @@ class SiteWeights:
 
 def weights_of(ranks: SiteGroup, view: ParameterView, fragment: Fragment) -> SiteWeights | None:
     """The site's weights now; None at ranks that do not own the fragment. Collective over the ranks of the site."""
-    if ranks.size == 1 and isinstance(view, InMemory):
+    if ranks.size == 1:
         pieces = [view.memory(part) for part in fragment.ranges]
         there = [piece for piece in pieces if piece is not None]
         if len(there) == len(pieces):
