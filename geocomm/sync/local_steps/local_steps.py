@@ -88,14 +88,12 @@ def local_steps(
     """
     given = LocalSettings() if settings is None else settings
     if rounds is None and (agent := agent_socket()) is not None:
-        return _of_member(model, optimizer, given, ElasticSite(agent), begin_step)
+        handle = _handle(model, optimizer, given, ElasticSite(agent), begin_step)
+        handle.begin()
+        return handle
     rounds = GroupRounds() if rounds is None else rounds
     try:
-        view = view_of(model, rounds, given)
-        inner = InnerOptimizers(optimizer)
-        inner.check(view)
-        resolved = ResolvedSettings.of(given, view.tensors, rounds.site_count)
-        handle = LocalSteps(view, inner, resolved, SiteRounds(view, inner, rounds, resolved, begin_step))
+        handle = _handle(model, optimizer, given, rounds, begin_step)
     except GeocommError as error:
         rounds.refuse(str(error))
         raise
@@ -108,20 +106,21 @@ def local_steps(
     return handle
 
 
-def _of_member(
-    model: torch.nn.Module, optimizer: Any, settings: LocalSettings, site: ElasticSite, begin_step: int
+def _handle(
+    model: torch.nn.Module, optimizer: Any, settings: LocalSettings, sites: Rounds | ElasticSite, begin_step: int
 ) -> LocalSteps:
-    """The handle of a site of an elastic run."""
-    view = view_of(model, site, settings)
+    """The handle of a site, which has not begun."""
+    view = view_of(model, sites, settings)
     inner = InnerOptimizers(optimizer)
     inner.check(view)
-    resolved = ResolvedSettings.of(settings, view.tensors, site.site_count)
-    rounds_of = partial(site.rounds, coding=resolved.coding)
-    keeps = site.keeps_moments(sharded=view.sharded)
-    own = MemberSiteRounds(view, inner, site, resolved, rounds_of, begin_step, site.run_dir, keeps_moments=keeps)
-    handle = LocalSteps(view, inner, resolved, own)
-    handle.begin()
-    return handle
+    resolved = ResolvedSettings.of(settings, view.tensors, sites.site_count)
+    if isinstance(sites, ElasticSite):
+        rounds_of = partial(sites.rounds, coding=resolved.coding)
+        keeps = sites.keeps_moments(sharded=view.sharded)
+        own = MemberSiteRounds(view, inner, sites, resolved, rounds_of, begin_step, sites.run_dir, keeps_moments=keeps)
+    else:
+        own = SiteRounds(view, inner, sites, resolved, begin_step)
+    return LocalSteps(view, inner, resolved, own)
 
 
 class LocalSteps:

@@ -41,7 +41,8 @@ class ElasticSite(SiteFacts):
                 "GEOCOMM_AGENT is set, and GEOCOMM_RUN_DIR, GEOCOMM_SITE or GEOCOMM_KEYS is not: start the ranks with "
                 "geocomm run --elastic, which sets them all"
             )
-        self._agent, self._run_dir, self._site = agent, run_dir or "", self._options.site
+        self._agent, self._run_dir = agent, run_dir or ""
+        self.site, self.site_count = self._options.site, None
         self._all_have_folders = True
         self.ranks = SiteGroup()
         if dist.is_initialized() and dist.get_world_size() > 1:
@@ -71,7 +72,7 @@ class ElasticSite(SiteFacts):
     def _require_own_site(self, group: dist.ProcessGroup) -> None:
         """Raise InvalidArgumentError, at all ranks, for a process group over several sites."""
         names: list[str | None] = [None] * dist.get_world_size(group)
-        all_gather_object(names, self._site, group)
+        all_gather_object(names, self.site, group)
         if len(sites := sorted({name or "" for name in names})) > 1:
             raise InvalidArgumentError(
                 f"local steps: the default process group has ranks of the sites {', '.join(sites)}; in an elastic run "
@@ -87,21 +88,10 @@ class ElasticSite(SiteFacts):
         """Whether each rank that has a part of the moments has a folder for it."""
         return not sharded or self._all_have_folders
 
-    @property
-    @override
-    def site(self) -> str:
-        """The name of this site."""
-        return self._site
-
-    @property
-    @override
-    def site_count(self) -> None:
-        return None
-
     @override
     def sites_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
         """All ranks of the default process group are at this site."""
-        return (self._site,)
+        return (self.site,)
 
     def rounds(self, fragments: Sequence[Fragment], model: Model, coding: Coding) -> MemberRounds:
         """The rounds of this rank, which owns these fragments."""
@@ -114,7 +104,7 @@ class ElasticSite(SiteFacts):
         mail = native().Mail(endpoint=endpoint, token=token, max_bytes=most)
         held.close()  # the mail is a user of its own
         return MemberRounds(
-            self._site,
+            self.site,
             self.ranks.place,
             min(self.ranks.owners, model.fragments),  # more ranks than fragments: the last ones own none
             ",".join(hosts),

@@ -65,7 +65,8 @@ class GroupRounds(Rounds):
                 'local steps need the default process group: init_process_group("geocomm") before local_steps()'
             )
         self._sites = found = sites()
-        if len(found.names) < 2:
+        self.site, self.site_count = found.name, len(found.names)
+        if self.site_count < 2:
             raise InvalidArgumentError(
                 "local steps need two sites or more, and all ranks are at one; GEOCOMM_SITE names the site of a rank"
             )
@@ -87,17 +88,6 @@ class GroupRounds(Rounds):
         self.ranks = SiteGroup(inside if len(found.own) > 1 else None, found.place, found.common_places)
         self._offers: dict[int, SiteOffer] = {}
         self._records: dict[int, RoundRecord] = {}
-
-    @property
-    @override
-    def site(self) -> str:
-        """The name of this site."""
-        return self._sites.name
-
-    @property
-    @override
-    def site_count(self) -> int:
-        return len(self._sites.names)
 
     @property
     @override

@@ -218,23 +218,11 @@ class SimulatedRounds(Rounds):
 
     def __init__(self, sites: SimulatedSites, site: str) -> None:
         """Begin at the first round of the site of this name."""
-        self.ranks = SiteGroup()
+        self.site, self.site_count, self.ranks = site, len(sites.names), SiteGroup()
         self._sites = sites
-        self._site = site
         self._agreements = 0
         self._meetings = 0
         self._weights: dict[int, int] = {}
-
-    @property
-    @override
-    def site(self) -> str:
-        """The name of this site."""
-        return self._site
-
-    @property
-    @override
-    def site_count(self) -> int:
-        return len(self._sites.names)
 
     @property
     @override
@@ -245,12 +233,12 @@ class SimulatedRounds(Rounds):
     @override
     def sites_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
         """All ranks of this process's group are this process."""
-        return (self._site,)
+        return (self.site,)
 
     @override
     def agree(self, terms: Terms) -> None:
         self._agreements += 1
-        self._sites.agree(self._site, self._agreements - 1, terms)
+        self._sites.agree(self.site, self._agreements - 1, terms)
 
     @override
     def refuse(self, reason: str) -> None:
@@ -263,20 +251,20 @@ class SimulatedRounds(Rounds):
     @override
     def propose(self, offer: SiteOffer) -> None:
         self._weights[offer.round] = offer.weight
-        self._sites.propose(self._site, offer)
+        self._sites.propose(self.site, offer)
 
     @override
     def reduce(
         self, number: int, fragment: Fragment, delta: torch.Tensor, residual: torch.Tensor | None, coding: Coding
     ) -> SimulatedReduction:
         counts = self._weights.pop(number) > 0
-        seed = number * len(self._sites.names) + self._sites.names.index(self._site)
+        seed = number * len(self._sites.names) + self._sites.names.index(self.site)
         frames, new_residual = encode_delta(fragment, delta, residual, coding, seed=seed, counts=counts)
-        self._sites.send(self._site, number, frames)
-        late = self._sites.late(self._site, number)
+        self._sites.send(self.site, number, frames)
+        late = self._sites.late(self.site, number)
         return SimulatedReduction(
             self._sites,
-            self._site,
+            self.site,
             number,
             fragment,
             new_residual,
@@ -287,12 +275,12 @@ class SimulatedRounds(Rounds):
 
     @override
     def commit(self, number: int, digest: str) -> None:
-        self._sites.commit(self._site, number, digest)
+        self._sites.commit(self.site, number, digest)
 
     @override
     def furthest(self, number: int) -> int:
         self._meetings += 1
-        return self._sites.furthest(self._site, self._meetings - 1, number)
+        return self._sites.furthest(self.site, self._meetings - 1, number)
 
     @override
     def close(self) -> None:

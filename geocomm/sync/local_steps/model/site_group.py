@@ -194,18 +194,12 @@ def _overlap(fragment: Fragment, held: Mapping[str, tuple[int, int]]) -> list[_P
 class SiteFacts(Protocol):
     """Where this rank is, and who else is there."""
 
+    site: str
+    """The name of this site."""
+    site_count: int | None
+    """How many sites there are; None: it changes while the run goes."""
     ranks: SiteGroup
     """The ranks of this site."""
-
-    @property
-    def site(self) -> str:
-        """The name of this site."""
-        ...
-
-    @property
-    def site_count(self) -> int | None:
-        """How many sites there are; None: it changes while the run goes."""
-        ...
 
     def sites_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
         """The names of the sites that have these ranks of the default process group."""
