@@ -39,7 +39,6 @@ from geocomm.sync.local_steps.fixed.round_header import (
 )
 from geocomm.sync.local_steps.fixed.site_messages import Relay, SiteMessages
 from geocomm.sync.local_steps.model.fragments import Fragment
-from geocomm.sync.local_steps.model.host_memory import host_empty
 from geocomm.sync.local_steps.outer.call_thread import CallThread
 from geocomm.sync.local_steps.outer.delta_frames import DeltaFrames, average_frames, encode_delta
 from geocomm.sync.local_steps.outer.pace import LineClock
@@ -334,17 +333,10 @@ class RoundExchange:
         """Decode and average, once all frames are there."""
         if exchange.missing or exchange.entry is None or exchange.future.done():
             return
-        values = None
-        if any(exchange.entry.weights):
-            values = host_empty(exchange.fragment.numel, pinned=False)
-            with self._line.running(), exchange.record.coding():
-                average_frames(
-                    [exchange.frames[one] for one in self._sites],
-                    exchange.fragment,
-                    exchange.entry.weights,
-                    exchange.coding.averaging,
-                    values,
-                )
+        frames = [exchange.frames[one] for one in self._sites]
+        with self._line.running(), exchange.record.coding():
+            averaging = exchange.coding.averaging
+            values = average_frames(frames, exchange.fragment, exchange.entry.weights, averaging)
         exchange.record.averaged()
         wire_bytes = exchange.frames[self._own].wire_bytes
         self._finish(exchange, Average(exchange.entry, values, exchange.new_residual, wire_bytes))

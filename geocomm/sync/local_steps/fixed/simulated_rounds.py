@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from typing_extensions import override
 
 from geocomm.core.errors import InvalidArgumentError, OperationTimeoutError, PeerLostError, ReplicaMismatchError
 from geocomm.sync.local_steps.model.fragments import Fragment
-from geocomm.sync.local_steps.model.host_memory import host_empty
 from geocomm.sync.local_steps.model.site_group import SiteGroup
 from geocomm.sync.local_steps.outer.delta_frames import DeltaFrames, average_frames, encode_delta
 from geocomm.sync.local_steps.outer.rounds import (
@@ -82,8 +82,7 @@ class SimulatedSites:
         self._timeout_s = timeout_s
         self._turn = threading.Condition()
         self._boards: dict[int, _Board] = {}
-        self._terms: list[dict[str, Terms]] = []
-        self._numbers: list[dict[str, int]] = []
+        self._meetings: dict[str, dict[str, Any]] = {}
         self._left: set[str] = set()
         self._waiting: dict[str, _Waiting] = {}
 
@@ -111,7 +110,7 @@ class SimulatedSites:
                     self._left.add(name)
                     self._turn.notify_all()
 
-        self._boards, self._terms, self._numbers, self._left, self._waiting = {}, [], [], set(), {}
+        self._boards, self._meetings, self._left, self._waiting = {}, {}, set(), {}
         threads = [threading.Thread(target=run_site, args=(name,), name=f"site-{name}") for name in self.names]
         for thread in threads:
             thread.start()
@@ -121,34 +120,24 @@ class SimulatedSites:
             raise failures[0]
         return [results[name] for name in self.names]
 
-    def agree(self, site: str, number: int, terms: Terms) -> None:
-        """The `number`-th agreement of the sites."""
-        said = self._say(self._terms, number, site, terms, "agreement")
-        check_terms([(name, said[name]) for name in self.names])
+    def meet(self, site: str, name: str, what: Said) -> dict[str, Said]:
+        """What all sites say in the meeting of this name."""
+        said = self._meetings.setdefault(name, {})
+        said[site] = what
+        self.wait_for(site, said, name)
+        return said
 
-    def furthest(self, site: str, number: int, next_round: int) -> int:
-        """The largest of the numbers that the sites give in their `number`-th call."""
-        return max(self._say(self._numbers, number, site, next_round, "meeting").values())
+    def board(self, number: int) -> _Board:
+        """What is said about a round."""
+        return self._boards.setdefault(number, _Board())
 
-    def propose(self, site: str, offer: SiteOffer) -> None:
-        """A site's offer."""
-        self._board(offer.round).offers[site] = offer
-
-    def send(self, site: str, number: int, frames: DeltaFrames) -> None:
-        """A site's frames."""
-        self._board(number).frames[site] = frames
-        self._turn.notify_all()
-
-    def receive(self, site: str, number: int) -> tuple[Entry, list[DeltaFrames]]:
-        """The frames of all sites, in their order, once all are there."""
-        board = self._board(number)
-        self._wait_for(site, board.frames, f"round {number}")
-        entry = decide([(name, board.offers[name]) for name in self.names])
-        return entry, [board.frames[name] for name in self.names]
+    def decide(self, number: int) -> Entry:
+        """The entry of a round, whose offers are all there."""
+        return decide([(name, self.board(number).offers[name]) for name in self.names])
 
     def commit(self, site: str, number: int, digest: str) -> None:
         """What a site's fragment is after a round."""
-        board = self._board(number)
+        board = self.board(number)
         board.digests[site] = digest
         for name, other in board.digests.items():
             if other != digest:
@@ -158,32 +147,21 @@ class SimulatedSites:
                 )
         if len(board.digests) == len(self.names):
             if board.offers:
-                self.committed.append(decide([(name, board.offers[name]) for name in self.names]))
+                self.committed.append(self.decide(number))
             del self._boards[number]
-
-    def _say(self, meetings: list[dict[str, Said]], number: int, site: str, what: Said, name: str) -> dict[str, Said]:
-        """What all sites said in the `number`-th of their meetings."""
-        while len(meetings) <= number:
-            meetings.append({})
-        meetings[number][site] = what
-        self._wait_for(site, meetings[number], f"{name} {number}")
-        return meetings[number]
-
-    def _board(self, number: int) -> _Board:
-        return self._boards.setdefault(number, _Board())
 
     def has_arrived(self, site: str, number: int) -> bool:
         """Whether the frames of all sites are there, once the others have run as far as they can without this one."""
-        board = self._board(number)
+        frames = self.board(number).frames
         self._turn.notify_all()
-        self._wait(site, lambda: not self._missing(board.frames), gives_up=True)
-        missing = self._missing(board.frames)
+        self._wait(site, lambda: not self._missing(frames), gives_up=True)
+        missing = self._missing(frames)
         return not missing or bool(missing & self._left)  # then waiting for them raises
 
     def _missing(self, said: Mapping[str, object]) -> set[str]:
         return {name for name in self.names if name not in said}
 
-    def _wait_for(self, site: str, said: Mapping[str, object], what: str) -> None:
+    def wait_for(self, site: str, said: Mapping[str, object], what: str) -> None:
         """Until every site has said something; the turn is another's meanwhile."""
         self._turn.notify_all()
         ended = self._wait(site, lambda: not self._missing(said) or bool(self._missing(said) & self._left))
@@ -220,9 +198,7 @@ class SimulatedRounds(Rounds):
         """Begin at the first round of the site of this name."""
         self.site, self.site_count, self.ranks = site, len(sites.names), SiteGroup()
         self._sites = sites
-        self._agreements = 0
-        self._meetings = 0
-        self._weights: dict[int, int] = {}
+        self._meetings = Counter[str]()
 
     @property
     @override
@@ -237,8 +213,8 @@ class SimulatedRounds(Rounds):
 
     @override
     def agree(self, terms: Terms) -> None:
-        self._agreements += 1
-        self._sites.agree(self.site, self._agreements - 1, terms)
+        said = self._meet("agreement", terms)
+        check_terms([(name, said[name]) for name in self._sites.names])
 
     @override
     def refuse(self, reason: str) -> None:
@@ -250,27 +226,20 @@ class SimulatedRounds(Rounds):
 
     @override
     def propose(self, offer: SiteOffer) -> None:
-        self._weights[offer.round] = offer.weight
-        self._sites.propose(self.site, offer)
+        self._sites.board(offer.round).offers[self.site] = offer
 
     @override
     def reduce(
         self, number: int, fragment: Fragment, delta: torch.Tensor, residual: torch.Tensor | None, coding: Coding
     ) -> SimulatedReduction:
-        counts = self._weights.pop(number) > 0
+        board = self._sites.board(number)
+        counts = board.offers[self.site].weight > 0
         seed = number * len(self._sites.names) + self._sites.names.index(self.site)
         frames, new_residual = encode_delta(fragment, delta, residual, coding, seed=seed, counts=counts)
-        self._sites.send(self.site, number, frames)
+        board.frames[self.site] = frames
         late = self._sites.late(self.site, number)
         return SimulatedReduction(
-            self._sites,
-            self.site,
-            number,
-            fragment,
-            new_residual,
-            coding,
-            frames.wire_bytes,
-            late,
+            self._sites, self.site, number, fragment, new_residual, coding, frames.wire_bytes, late
         )
 
     @override
@@ -279,38 +248,30 @@ class SimulatedRounds(Rounds):
 
     @override
     def furthest(self, number: int) -> int:
-        self._meetings += 1
-        return self._sites.furthest(self.site, self._meetings - 1, number)
+        return max(self._meet("meeting", number).values())
 
     @override
     def close(self) -> None:
         """Digests were compared as they came."""
 
+    def _meet(self, name: str, what: Said) -> dict[str, Said]:
+        self._meetings[name] += 1
+        return self._sites.meet(self.site, f"{name} {self._meetings[name]}", what)
 
+
+@dataclass
 class SimulatedReduction(Reduction):
-    """A round of one simulated site that is under way."""
+    """A round of one simulated site that is under way: its frames are sent."""
 
-    def __init__(
-        self,
-        sites: SimulatedSites,
-        site: str,
-        number: int,
-        fragment: Fragment,
-        residual: torch.Tensor | None,
-        coding: Coding,
-        wire_bytes: int,
-        late: int,
-    ) -> None:
-        """The frames are sent."""
-        self._sites = sites
-        self._site = site
-        self._number = number
-        self._fragment = fragment
-        self._residual = residual
-        self._coding = coding
-        self._wire_bytes = wire_bytes
-        self._late = late
-        self._average: Average | None = None
+    sites: SimulatedSites
+    site: str
+    number: int
+    fragment: Fragment
+    residual: torch.Tensor | None
+    coding: Coding
+    wire_bytes: int
+    late: int
+    average: Average | None = None
 
     @override
     def is_done(self) -> bool:
@@ -319,16 +280,15 @@ class SimulatedReduction(Reduction):
         Then the other sites run, as far as they can without this one; so a result is later only where they do not come
         to the round.
         """
-        self._late -= 1
-        return self._late < 0 and self._sites.has_arrived(self._site, self._number)
+        self.late -= 1
+        return self.late < 0 and self.sites.has_arrived(self.site, self.number)
 
     @override
     def wait(self) -> Average:
-        if self._average is None:
-            entry, frames = self._sites.receive(self._site, self._number)
-            values = None
-            if any(entry.weights):
-                values = host_empty(self._fragment.numel, pinned=False)
-                average_frames(frames, self._fragment, entry.weights, self._coding.averaging, values)
-            self._average = Average(entry, values, self._residual, self._wire_bytes)
-        return self._average
+        if self.average is None:
+            board = self.sites.board(self.number)
+            self.sites.wait_for(self.site, board.frames, f"round {self.number}")
+            entry, frames = self.sites.decide(self.number), [board.frames[name] for name in self.sites.names]
+            values = average_frames(frames, self.fragment, entry.weights, self.coding.averaging)
+            self.average = Average(entry, values, self.residual, self.wire_bytes)
+        return self.average

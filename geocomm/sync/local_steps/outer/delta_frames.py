@@ -65,17 +65,16 @@ def sound_delta(frames: DeltaFrames, fragment: Fragment) -> torch.Tensor | None:
 
 
 def average_frames(
-    frames: Sequence[DeltaFrames],
-    fragment: Fragment,
-    weights: Sequence[int],
-    averaging: Averaging,
-    out: torch.Tensor,
-) -> None:
-    """Write the average of what the sites sent to `out`. Raises CorruptDataError. See `average_deltas`."""
+    frames: Sequence[DeltaFrames], fragment: Fragment, weights: Sequence[int], averaging: Averaging
+) -> torch.Tensor | None:
+    """The average of what the sites sent; None where none of them counts. Raises CorruptDataError. See
+    `average_deltas`."""
+    if not any(weights):
+        return None
     deltas = [host_empty(fragment.numel, pinned=False) for _ in frames]
     for one, delta in zip(frames, deltas, strict=True):
         one.decode(fragment, delta)
-    average_deltas(averaging, fragment, deltas, weights, out=out)
+    return average_deltas(averaging, fragment, deltas, weights, out=host_empty(fragment.numel, pinned=False))
 
 
 def encode_delta(
