@@ -20,10 +20,10 @@ from geocomm.group.backend.runtime import runtime
 from geocomm.group.membership.own_address import advertised
 from geocomm.journal.messages import Model
 from geocomm.metrics.exporters import check_reporting, reporting
-from geocomm.sync.local_steps.elastic.member_frames import most_frame_bytes
 from geocomm.sync.local_steps.elastic.member_rounds import MemberRounds
 from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.model.site_group import SiteFacts, SiteGroup
+from geocomm.sync.local_steps.outer.delta_frames import most_bytes
 from geocomm.sync.local_steps.outer.rounds import Coding
 
 _TOKEN_BYTES = 16
@@ -98,7 +98,7 @@ class ElasticSite(SiteFacts):
         hosts = advertised(self._options.address)
         # The certificates of a job say who may connect; the token keeps its runs apart from process groups.
         token = hashlib.sha256(f"geocomm elastic run, layout {model.layout}".encode()).digest()[:_TOKEN_BYTES]
-        most = max(most_frame_bytes(fragment, coding) for fragment in fragments)
+        most = max(sum(most_bytes(fragment, coding)) for fragment in fragments)
         held = contextlib.ExitStack()
         endpoint = held.enter_context(runtime.endpoint(self._options, next(filter(is_loopback, hosts), hosts[0])))
         mail = native().Mail(endpoint=endpoint, token=token, max_bytes=most)

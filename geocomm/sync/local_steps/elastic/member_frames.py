@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 import torch
 import xxhash
 
-from geocomm.codecs.tensor_codec import compress_bound
 from geocomm.core.message_log import logger
 from geocomm.core.records import Hash
 from geocomm.elastic.fragment_store import FragmentStore
@@ -172,11 +171,3 @@ class MemberFrames:
         """The seed of stochastic rounding: another one at each site, round and attempt."""
         name = f"{self._site} {opened.fragment} {opened.version} {opened.attempt}"
         return xxhash.xxh3_64(name.encode()).intdigest() >> 1
-
-
-def most_frame_bytes(fragment: Fragment, coding: Coding) -> int:
-    """The most bytes that a frame of the fragment has."""
-    coded, exact = (torch.empty(numel) for numel in (fragment.coded_elems, fragment.numel - fragment.coded_elems))
-    return sum(
-        max(compress_bound(part, codec) for codec in (coding.codec, "none")) for part in (coded, exact) if part.numel()
-    )

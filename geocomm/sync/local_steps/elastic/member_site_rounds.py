@@ -21,7 +21,7 @@ from geocomm.data.site_deals import SiteDeals
 from geocomm.elastic.snapshots import Layout
 from geocomm.journal.entries import FRAME_BYTES, MOST_STEPS, Round
 from geocomm.journal.messages import Beat, Model, Open, RankWelcome
-from geocomm.sync.local_steps.elastic.member_frames import Delta, OwnFrame, most_frame_bytes
+from geocomm.sync.local_steps.elastic.member_frames import Delta, OwnFrame
 from geocomm.sync.local_steps.elastic.member_rounds import Decided, MemberRounds
 from geocomm.sync.local_steps.elastic.site_moments import SiteMoments
 from geocomm.sync.local_steps.model.fragments import BYTES_PER_ELEMENT, Fragment, digest
@@ -30,6 +30,7 @@ from geocomm.sync.local_steps.model.inner_optimizers import InnerOptimizers
 from geocomm.sync.local_steps.model.parameter_view import ParameterView
 from geocomm.sync.local_steps.model.site_group import SiteFacts
 from geocomm.sync.local_steps.outer.anchor import CARRY, AnchoredFragment, merge_local
+from geocomm.sync.local_steps.outer.delta_frames import most_bytes
 from geocomm.sync.local_steps.outer.resolved_settings import ResolvedSettings, require_elastic
 from geocomm.sync.local_steps.outer.rounds import Entry, log_wait
 from geocomm.sync.local_steps.outer.site_state import SiteState
@@ -122,7 +123,7 @@ class MemberSiteRounds(SiteState):
         elements = sum(tensor.numel for tensor in self._view.tensors)
         model = f"{len(self._view.tensors)} trained parameters with {elements} elements"
         terms = {"model": model} | self.terms() | {"tensors (digest)": digest([], repr(sorted(types.items())))}
-        most = max(most_frame_bytes(fragment, self._settings.coding) for fragment in self.fragments)
+        most = max(sum(most_bytes(fragment, self._settings.coding)) for fragment in self.fragments)
         terms[FRAME_BYTES] = str(most)
         return {name: text for name, text in terms.items() if " lr (group " not in name and name != "layout"}
 

@@ -261,8 +261,10 @@ class _Digests:
         for site, other in said:
             self._compare(site, number, other, digest)
 
-    def check(self, site: str, said: Digest) -> None:
-        """What a site has said."""
+    def check(self, site: str, said: Digest | None) -> None:
+        """What a site has said; None: nothing yet."""
+        if said is None:
+            return
         number, digest = said
         with self._lock:
             own = self._own.get(number)

@@ -13,11 +13,10 @@ from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from geocomm.codecs.tensor_codec import compress_bound
 from geocomm.core.errors import (
     CorruptDataError,
     GeocommError,
@@ -40,7 +39,7 @@ from geocomm.sync.local_steps.fixed.round_header import (
 from geocomm.sync.local_steps.fixed.site_messages import Relay, SiteMessages
 from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.outer.call_thread import CallThread
-from geocomm.sync.local_steps.outer.delta_frames import DeltaFrames, average_frames, encode_delta
+from geocomm.sync.local_steps.outer.delta_frames import DeltaFrames, average_frames, encode_delta, most_bytes
 from geocomm.sync.local_steps.outer.pace import LineClock
 from geocomm.sync.local_steps.outer.round_records import RoundRecord
 from geocomm.sync.local_steps.outer.rounds import Average, Coding, Entry, SiteOffer, decide
@@ -51,20 +50,6 @@ _HEADER, _CODED, _EXACT, _NUMBER = range(KINDS)
 
 _FAILED = -1
 """The answer of a site that has failed, to a site that asks for its number."""
-
-
-class Awaited(Protocol):
-    """What a rank waits for from the other sites."""
-
-    @property
-    def future(self) -> Future[Any]:
-        """The result, once it is there."""
-        ...
-
-    @property
-    def missing(self) -> list[str]:
-        """The sites that have not sent all of it."""
-        ...
 
 
 @dataclass(eq=False)
@@ -92,50 +77,40 @@ class Exchange:
         return absent or [site for site in self.sites if site not in self.frames]
 
     def check_sizes(self, site: str, header: OfferHeader) -> None:
-        """Raise CorruptDataError for frames of a size that no codec gives. They are not larger than exact ones."""
-        coded = self.fragment.coded_elems
-        for size, part in ((header.coded_bytes, self.delta[:coded]), (header.exact_bytes, self.delta[coded:])):
-            most = max(compress_bound(part, codec) for codec in (self.coding.codec, "none")) if part.numel() else 0
+        """Raise CorruptDataError for frames of a size that no codec gives."""
+        sizes = header.coded_bytes, header.exact_bytes
+        for size, most in zip(sizes, most_bytes(self.fragment, self.coding), strict=True):
             if not (0 < size <= most or size == most == 0):
                 raise CorruptDataError(
-                    f"local steps, round {self.offer.round}: site {site!r} announces a frame of {size} bytes for "
-                    f"{part.numel()} elements, which take at most {most}"
+                    f"local steps, round {self.offer.round}: site {site!r} announces a frame of {size} bytes, of which "
+                    f"there can be {most}"
                 )
 
 
 @dataclass(eq=False)
-class Question:
-    """A number of every site."""
+class Meeting:
+    """What every site says once: a number, or that it begins no more rounds."""
 
     sites: Sequence[str]
     said: dict[str, int]
     future: Future[int] = field(default_factory=Future[int])
+    """The largest number, once all have said theirs."""
 
     @property
     def missing(self) -> list[str]:
-        """The sites that have not answered."""
+        """The sites that have not said it."""
         return [site for site in self.sites if site not in self.said]
 
 
-@dataclass(eq=False)
-class RunEnd:
-    """The end of the run at all sites."""
-
-    sites: Sequence[str]
-    ended: set[str]
-    future: Future[None] = field(default_factory=Future[None])
-
-    @property
-    def missing(self) -> list[str]:
-        """The sites that have not ended it."""
-        return [site for site in self.sites if site not in self.ended]
+Awaited = Exchange | Meeting
+"""What a rank waits for from the other sites."""
 
 
 @dataclass(eq=False)
 class _Owed:
     """The headers that a site owes this one."""
 
-    what: deque[Exchange | RunEnd] = field(default_factory=deque[Exchange | RunEnd])
+    what: deque[Awaited] = field(default_factory=deque[Awaited])
     """What the next ones are to belong to."""
     is_receiving: bool = False
     """Whether the next one is being received."""
@@ -156,7 +131,7 @@ class RoundExchange:
         tags: ReservedTags,
         timeout: timedelta,
         line: LineClock,
-        check_digest: Callable[[str, Digest], None],
+        check_digest: Callable[[str, Digest | None], None],
     ) -> None:
         """ranks: the ranks at this rank's place, by site, in the order in which deltas are added.
         own: the site of this rank.
@@ -172,7 +147,7 @@ class RoundExchange:
         self._line = line
         self._check_digest = check_digest
         self._place = self._sites.index(own)
-        self._under_way: deque[Exchange | Question | RunEnd] = deque()
+        self._under_way: deque[Awaited] = deque()
         self._failure: BaseException | None = None
         self._has_ended = False
         self._thread = CallThread("geocomm-rounds", self._fail)  # results that are asked for raise the failure
@@ -191,33 +166,39 @@ class RoundExchange:
     ) -> Exchange:
         """Begin a round; see `Rounds.reduce`. digest: of the last round that this site has committed."""
         exchange = Exchange(offer, digest, fragment, delta, residual, coding, self._sites, record)
-        self._submit(lambda: self._begin(exchange))
+        self._submit(exchange, lambda: self._begin(exchange))
         return exchange
 
-    def ask(self, number: int) -> Question:
+    def ask(self, number: int) -> Meeting:
         """Find the largest of the numbers that the sites give."""
-        question = Question(self._sites, {self._own: number})
-        self._submit(lambda: self._ask(question, number))
+        question = Meeting(self._sites, {self._own: number})
+        self._submit(question, lambda: self._ask(question, number))
         return question
 
-    def end(self, digest: Digest | None) -> RunEnd:
+    def end(self, digest: Digest | None) -> Meeting:
         """Say that no more rounds begin here, and wait for the other sites to say so. digest: as in `begin`."""
-        end = RunEnd(self._sites, {self._own})
-        self._submit(lambda: self._end(end, digest))
+        end = Meeting(self._sites, {self._own: 0})
+        self._submit(end, lambda: self._end(end, digest))
         return end
 
     def stop(self) -> None:
         """End the thread, once it has done what was submitted."""
         self._thread.stop()
 
-    def _submit(self, call: Callable[[], None]) -> None:
-        self._thread.post(call)
+    def _submit(self, what: Awaited, call: Callable[[], None]) -> None:
+        """Have the thread make a call that begins `what`; after a failure it fails in place of that."""
+
+        def begin() -> None:
+            self._under_way.append(what)
+            if self._failure is None:
+                call()
+            else:
+                self._end_all(self._failure)
+
+        self._thread.post(begin)
         self._thread.start()
 
     def _begin(self, exchange: Exchange) -> None:
-        self._take_in(exchange)
-        if self._failure is not None:
-            return
         exchange.record.awaits(self._owed)
         with self._line.running(), exchange.record.coding():
             frames, exchange.new_residual = encode_delta(
@@ -236,33 +217,27 @@ class RoundExchange:
         exchange.record.offered(frames.wire_bytes)
         self._expect(exchange)
 
-    def _ask(self, question: Question, number: int) -> None:
-        self._take_in(question)
-        if self._failure is not None:
-            return
+    def _ask(self, question: Meeting, number: int) -> None:
         self._messages.send(torch.tensor([number]), _NUMBER)
         for site in self._owed:
             self._receive_answer(question, site)
 
-    def _receive_answer(self, question: Question, site: str) -> None:
+    def _receive_answer(self, question: Meeting, site: str) -> None:
         said = torch.empty(1, dtype=torch.int64)
         self._messages.receive(said, site, _NUMBER, lambda: self._on_answer(question, site, int(said)))
 
-    def _on_answer(self, question: Question, site: str, number: int) -> None:
+    def _on_answer(self, meeting: Meeting, site: str, number: int) -> None:
         if number < 0:
             raise PeerLostError(f"local steps: site {site!r} has failed; its own log says why")
-        question.said[site] = number
-        if not question.missing:
-            self._finish(question, max(question.said.values()))
+        meeting.said[site] = number
+        if not meeting.missing:
+            self._finish(meeting, max(meeting.said.values()))
 
-    def _end(self, end: RunEnd, digest: Digest | None) -> None:
-        self._take_in(end)
-        if self._failure is not None:
-            return
+    def _end(self, end: Meeting, digest: Digest | None) -> None:
         self._say_last(EndHeader(digest))
         self._expect(end)
 
-    def _expect(self, what: Exchange | RunEnd) -> None:
+    def _expect(self, what: Awaited) -> None:
         """Receive the headers of `what`, after those of what came before."""
         for site, owed in self._owed.items():
             owed.what.append(what)
@@ -285,27 +260,19 @@ class RoundExchange:
             self._on_offer(site, what, header)
             return
         owed.what.clear()  # the site sends no more headers
-        if isinstance(header, EndHeader) and isinstance(what, RunEnd):
-            self._on_end(site, what, header)
-        else:
+        if not isinstance(header, EndHeader) or not isinstance(what, Meeting):
             raise _ended_early(site, what, header)
+        self._check_digest(site, header.digest)
+        self._on_answer(what, site, 0)
 
     def _on_offer(self, site: str, exchange: Exchange, header: OfferHeader) -> None:
-        if header.digest is not None:
-            self._check_digest(site, header.digest)
+        self._check_digest(site, header.digest)
         size = header.coded_bytes + header.exact_bytes
         exchange.record.announced(site, size, header.offer.step, header.offer.weight)
         exchange.offers[site] = header.offer
         if len(exchange.offers) == len(self._sites) and self._failure is None:
             exchange.entry = entry = decide([(one, exchange.offers[one]) for one in self._sites])
             exchange.record.listed(one for one, weight in zip(entry.members, entry.weights, strict=True) if weight)
-
-    def _on_end(self, site: str, end: RunEnd, header: EndHeader) -> None:
-        if header.digest is not None:
-            self._check_digest(site, header.digest)
-        end.ended.add(site)
-        if not end.missing:
-            self._finish(end, None)
 
     def _receive_frames(self, site: str, exchange: Exchange, header: OfferHeader) -> None:
         """Take the frames that the header announces, also where the round has failed: nothing else takes them."""
@@ -341,15 +308,7 @@ class RoundExchange:
         wire_bytes = exchange.frames[self._own].wire_bytes
         self._finish(exchange, Average(exchange.entry, values, exchange.new_residual, wire_bytes))
 
-    def _take_in(self, what: Exchange | Question | RunEnd) -> None:
-        if self._failure is not None:
-            if isinstance(what, Exchange):
-                what.record.failed()
-            what.future.set_exception(self._failure)
-        else:
-            self._under_way.append(what)
-
-    def _finish(self, what: Exchange | Question | RunEnd, result: Any) -> None:
+    def _finish(self, what: Awaited, result: Any) -> None:
         if not what.future.done():
             self._under_way.remove(what)
             what.future.set_result(result)
@@ -359,21 +318,24 @@ class RoundExchange:
         if self._failure is not None:
             return
         self._failure = error = self._explained(error)
+        self._end_all(error)
+        with suppress(Exception):  # a process group that has failed tells them itself
+            self._say_last(FailureHeader(getattr(error, "code", type(error).__name__), str(error)))
+            self._messages.send(torch.tensor([_FAILED]), _NUMBER)
+
+    def _end_all(self, error: BaseException) -> None:
         under_way, self._under_way = self._under_way, deque()
         for what in under_way:
             if isinstance(what, Exchange):
                 what.record.failed()
             what.future.set_exception(error)
-        with suppress(Exception):  # a process group that has failed tells them itself
-            self._say_last(FailureHeader(getattr(error, "code", type(error).__name__), str(error)))
-            self._messages.send(torch.tensor([_FAILED]), _NUMBER)
 
     def _explained(self, error: BaseException) -> BaseException:
         """A time-out of the process group says which message did not come; this says of which sites, in which round."""
         if not isinstance(error, OperationTimeoutError) or not self._under_way:
             return error
         first = self._under_way[0]
-        what = f"round {first.offer.round}" if isinstance(first, Exchange) else type(first).__name__.lower()
+        what = f"round {first.offer.round}" if isinstance(first, Exchange) else "a meeting of the sites"
         return OperationTimeoutError(
             f"local steps, {what}: {sites_text(first.missing)} sent nothing within {self._timeout_s:g} s, the time-out "
             f"of the process group (init_process_group(timeout=...)): {error}"
@@ -385,7 +347,7 @@ class RoundExchange:
             self._messages.send(encode_header(header), _HEADER)
 
 
-def _ended_early(site: str, what: Exchange | RunEnd, header: Header) -> GeocommError:
+def _ended_early(site: str, what: Awaited, header: Header) -> GeocommError:
     """The error where a site's header does not belong to what this site waits for."""
     if isinstance(header, FailureHeader):
         reason = header.reason.removeprefix("local steps: ")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from geocomm.codecs.tensor_codec import compress, decompress
+from geocomm.codecs.tensor_codec import compress, compress_bound, decompress
 from geocomm.core.errors import GeocommError
 from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.model.host_memory import host_empty
@@ -47,6 +47,15 @@ class DeltaFrames:
         for frame, part in ((self.coded, out[:coded]), (self.exact, out[coded:])):
             if frame is not None:
                 decompress(frame, out=part, threads=1)
+
+
+def most_bytes(fragment: Fragment, coding: Coding) -> tuple[int, int]:
+    """The most bytes of the coded and of the exact frame of a delta; the former may be exact, too."""
+    coded, exact = (
+        max(compress_bound(torch.empty(numel), codec) for codec in (coding.codec, _EXACT)) if numel else 0
+        for numel in (fragment.coded_elems, fragment.exact_elems)
+    )
+    return coded, exact
 
 
 def sound_delta(frames: DeltaFrames, fragment: Fragment) -> torch.Tensor | None:
