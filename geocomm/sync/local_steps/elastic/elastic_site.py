@@ -45,39 +45,14 @@ class ElasticSite(SiteFacts):
         self.site, self.site_count = self._options.site, None
         self._all_have_folders = True
         self.ranks = SiteGroup()
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            group = new_group(range(dist.get_world_size()), backend="gloo")
-            self._require_own_site(group)
-            self.ranks = SiteGroup(group, dist.get_rank(), self._owners(group, has_agent))
-            self._all_have_folders = self.ranks.all_reduce([int(run_dir is not None)]) == [self.ranks.size]
+        if dist.is_initialized() and (size := dist.get_world_size()) > 1:
+            group = new_group(range(size), backend="gloo")
+            told = [(self.site, has_agent, run_dir is not None)] * size
+            all_gather_object(told, told[0], group)
+            self.ranks = SiteGroup(group, dist.get_rank(), _owners(told))
+            self._all_have_folders = all(has_folder for _, _, has_folder in told)
         check_reporting(self._options)
         reporting.start(self._options, self.ranks.place, environment.collector_socket)  # a rank alone has no group
-
-    @staticmethod
-    def _owners(group: dist.ProcessGroup, has_agent: bool) -> int:
-        """The ranks of the first node, which has the agent and the run folder, own the fragments.
-
-        Raises InvalidArgumentError where they are not the first ranks.
-        """
-        there: list[bool] = [False] * dist.get_world_size(group)
-        all_gather_object(there, has_agent, group)
-        owners = sum(there)
-        if not owners or not all(there[:owners]):
-            raise InvalidArgumentError(
-                "local steps: the ranks beside the site's agent must be the first ones; start its first node with "
-                "--run-dir, and the others with --node-rank 1, 2, ..."
-            )
-        return owners
-
-    def _require_own_site(self, group: dist.ProcessGroup) -> None:
-        """Raise InvalidArgumentError, at all ranks, for a process group over several sites."""
-        names: list[str | None] = [None] * dist.get_world_size(group)
-        all_gather_object(names, self.site, group)
-        if len(sites := sorted({name or "" for name in names})) > 1:
-            raise InvalidArgumentError(
-                f"local steps: the default process group has ranks of the sites {', '.join(sites)}; in an elastic run "
-                "each site is a job of its own: start geocomm run --elastic at each, with ranks of that site alone"
-            )
 
     @property
     def run_dir(self) -> Path | None:
@@ -115,3 +90,23 @@ class ElasticSite(SiteFacts):
             model,
             coding,
         )
+
+
+def _owners(told: Sequence[tuple[str, bool, bool]]) -> int:
+    """How many ranks own the fragments: those of the first node, which has the agent and the run folder.
+
+    told: of each rank its site, and whether it has agent and folder. Raises InvalidArgumentError for ranks of several
+    sites, and where those of the first node are not the first ones.
+    """
+    if len(sites := sorted({site for site, _, _ in told})) > 1:
+        raise InvalidArgumentError(
+            f"local steps: the default process group has ranks of the sites {', '.join(sites)}; in an elastic run "
+            "each site is a job of its own: start geocomm run --elastic at each, with ranks of that site alone"
+        )
+    owners = sum(has_agent for _, has_agent, _ in told)
+    if not owners or not all(has_agent for _, has_agent, _ in told[:owners]):
+        raise InvalidArgumentError(
+            "local steps: the ranks beside the site's agent must be the first ones; start its first node with "
+            "--run-dir, and the others with --node-rank 1, 2, ..."
+        )
+    return owners

@@ -138,17 +138,10 @@ class GroupRounds(Rounds):
 
     @override
     def furthest(self, number: int) -> int:
-        said = None
-        if self._sites.is_first:
-            try:
-                said = [_result(self._owned().ask(number), "the exchange of where the sites are")]
-            except Exception as error:  # every rank of the site has to hear of it
-                self.ranks.broadcast(_FIRST, [-1], 1)
-                self.ranks.broadcast_failure(_FIRST, error)
-                raise
-        (found,) = self.ranks.broadcast(_FIRST, said, 1)
-        if found < 0:
-            raise self.ranks.broadcast_failure(_FIRST, None)
+        def ask() -> list[int]:
+            return [_result(self._owned().ask(number), "the exchange of where the sites are")]
+
+        (found,) = self.ranks.by_owner(_FIRST, ask if self._sites.is_first else None, 1)
         return found
 
     @override

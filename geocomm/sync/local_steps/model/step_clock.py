@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 
 from geocomm.core.errors import InvalidArgumentError
+from geocomm.sync.local_steps.model.optimizer_state import local_part
 
 _MOST_SKIPS = 32
 """In a row. A GradScaler halves its scale each time: after this many there is nothing left to halve."""
@@ -134,11 +135,8 @@ def _has_nonfinite_gradient(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a gradient is not finite: a GradScaler then skips the optimizer and calls none of its methods."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            gradient = parameter.grad
-            if gradient is not None:
-                gradient = gradient.to_local() if hasattr(gradient, "to_local") else gradient
-                if not bool(torch.isfinite(gradient).all()):
-                    return True
+            if parameter.grad is not None and not bool(torch.isfinite(local_part(parameter.grad)).all()):
+                return True
     return False
 
 

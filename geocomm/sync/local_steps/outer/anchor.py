@@ -165,10 +165,6 @@ def merge_local(
         raise InvalidArgumentError("merge='carry' needs the weights as they were when the round began")
 
 
-_CACHED_ELEMS = 1 << 16
-"""Elements of a part of the tensors: it stays in a core's cache, so that memory is read once."""
-
-
 def outer_step(
     outer: Nesterov, anchor: torch.Tensor, momentum: torch.Tensor | None, delta: torch.Tensor
 ) -> tuple[float, float]:
@@ -196,6 +192,4 @@ def take_back_momentum(outer: Nesterov, anchor: torch.Tensor, momentum: torch.Te
     """
     factor = part * outer.lr * outer.momentum
     if factor:
-        for start in range(0, anchor.numel(), _CACHED_ELEMS):
-            span = slice(start, start + _CACHED_ELEMS)
-            anchor[span].add_(momentum[span].mul(factor))
+        anchor.add_(momentum.mul(factor))
