@@ -20,7 +20,7 @@ from geocomm.sync.local_steps.elastic.member_records import MemberRecords
 from geocomm.sync.local_steps.elastic.member_states import MemberStates
 from geocomm.sync.local_steps.model.fragments import Fragment, Range
 from geocomm.sync.local_steps.outer.pace import LineClock
-from geocomm.sync.local_steps.outer.round_records import ROUNDS
+from geocomm.sync.local_steps.outer.round_records import ROUNDS, RoundRecord
 from geocomm.sync.local_steps.outer.rounds import Coding
 
 FRAGMENT = Fragment(0, (Range("matrix", 0, 64),))
@@ -34,7 +34,7 @@ def frames_of(store: FragmentStore) -> MemberFrames:
 def offer_of(frames: MemberFrames, value: float, version: int) -> Offer:
     own = OwnFrame(5, 8, 20, None, torch.full((64,), value), 0)
     delta = Delta(torch.full((64,), value), None, 4, own, 8, 1.0, 0.1, 0)
-    return frames.make(Open(fragment=0, version=version, attempt=0, peers=()), delta, None)
+    return frames.make(Open(fragment=0, version=version, attempt=0, peers=()), delta, RoundRecord.unread())
 
 
 def round_of(*offers: tuple[str, Offer]) -> Round:
@@ -57,7 +57,7 @@ def test_frame_lies_on_disk_once_it_is_made_and_is_averaged_from_there(tmp_path:
     other = offer_of(at_b, 3.0, 3)
     assert frames.keep(0, 3, "b", at_b.content(Frame(0, 3, "a", other.frame))) == other.frame
     for reader in (frames, frames_of(store)):  # another one has nothing in memory
-        average, counted = reader.average(round_of(("a", own), ("b", other)), None)
+        average, counted = reader.average(round_of(("a", own), ("b", other)), RoundRecord.unread())
         assert average is not None
         assert torch.equal(average, torch.full((64,), 2.0))
         assert counted == ["a", "b"]
@@ -66,7 +66,7 @@ def test_frame_lies_on_disk_once_it_is_made_and_is_averaged_from_there(tmp_path:
 def test_bytes_that_are_no_delta_count_nothing(tmp_path: Path) -> None:
     frames = frames_of(FragmentStore(str(tmp_path)))
     own = offer_of(frames, float("nan"), 0)
-    assert frames.average(round_of(("a", own)), None) == (None, [])
+    assert frames.average(round_of(("a", own)), RoundRecord.unread()) == (None, [])
 
 
 def test_own_frames_of_equal_bytes_are_told_apart_and_forgotten_with_their_round(tmp_path: Path) -> None:
@@ -143,7 +143,6 @@ def test_record_of_a_round_takes_no_arrival_after_its_average_and_ends_when_it_i
     records.opened(Open(fragment=0, version=3, attempt=0, peers=peers))
     records.arrived(0, 3, "b", 100)
     record = records.of(0, 3)
-    assert record is not None
     record.averaged()
     records.arrived(0, 3, "b")  # the agent has fetched it, too
     (row,) = ROUNDS.read(before)
@@ -154,5 +153,6 @@ def test_record_of_a_round_takes_no_arrival_after_its_average_and_ends_when_it_i
     records.applied(0, 3, 4)
     records.arrived(0, 3, "b", 100)
     records.decided(Skip(**HEAD, fragment=1, version=9, why="of another rank"))
-    assert records.of(0, 3) is None
-    assert len(ROUNDS.read(before)) == 1
+    records.of(0, 3).failed()
+    (row,) = ROUNDS.read(before)
+    assert not row["failed"]

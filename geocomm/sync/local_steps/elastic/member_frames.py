@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -70,10 +69,10 @@ class MemberFrames:
         self._lock = threading.Lock()
         self._own: dict[Frame, OwnFrame] = {}
 
-    def make(self, opened: Open, delta: Delta, record: RoundRecord | None) -> Offer:
+    def make(self, opened: Open, delta: Delta, record: RoundRecord) -> Offer:
         """Code a delta, and keep the frame. OSError: no room."""
         index, version = opened.fragment, opened.version
-        with self._line.running(), nullcontext() if record is None else record.coding():
+        with self._line.running(), record.coding():
             frames, residual = encode_delta(
                 self._fragments[index],
                 delta.values,
@@ -86,9 +85,8 @@ class MemberFrames:
         content = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         frame = self.keep(index, version, self._site, content)
         coded, exact = frames.sizes
-        if record is not None:
-            record.stored()
-            record.offered(coded + exact)
+        record.stored()
+        record.offered(coded + exact)
         with self._lock:
             self._own[Frame(index, version, self._site, frame)] = replace(
                 delta.own, residual=residual, wire_bytes=coded + exact
@@ -131,21 +129,20 @@ class MemberFrames:
         with self._lock:
             return [(frame.fragment, own.local_at_begin) for frame, own in self._own.items()]
 
-    def average(self, entry: Round, record: RoundRecord | None) -> tuple[torch.Tensor | None, list[str]]:
+    def average(self, entry: Round, record: RoundRecord) -> tuple[torch.Tensor | None, list[str]]:
         """The average of a round, float32, in the order of the fragment, and the sites in it. None: no frame is sound.
 
         All frames must be on disk.
         """
         fragment = self._fragments[entry.fragment]
-        with self._line.running(), nullcontext() if record is None else record.coding():
+        with self._line.running(), record.coding():
             deltas = {one: delta for one in entry.members if (delta := self._delta_of(entry, one)) is not None}
             if not deltas:
                 return None, []
             average = host_empty(fragment.numel, pinned=False)
             weights = [one.weight for one in deltas]
             average_deltas(self._coding.averaging, fragment, list(deltas.values()), weights, out=average)
-        if record is not None:
-            record.averaged()
+        record.averaged()
         return average, [one.site for one in deltas]
 
     def forget(self, fragment: int, version: int) -> None:

@@ -22,11 +22,11 @@ class MemberRecords:
         self._lock = threading.Lock()
         self._records: dict[tuple[int, int], RoundRecord] = {}
 
-    def of(self, fragment: int, version: int) -> RoundRecord | None:
-        """None: another rank owns the fragment, or the round is applied."""
+    def of(self, fragment: int, version: int) -> RoundRecord:
+        """Where another rank owns the fragment, or the round is applied, one that nobody reads."""
         with self._lock:
             if self._is_past(fragment, version):
-                return None
+                return RoundRecord.unread()
             key = fragment, version
             if key not in self._records:
                 self._records[key] = ROUNDS.open(fragment, version, elastic=True)
@@ -34,19 +34,17 @@ class MemberRecords:
 
     def opened(self, opened: Open) -> None:
         """Sites with ranks are to send a frame."""
-        if record := self.of(opened.fragment, opened.version):
-            record.awaits(peer.site for peer in opened.peers if peer.site != self._site and peer.owners)
+        others = (peer.site for peer in opened.peers if peer.site != self._site and peer.owners)
+        self.of(opened.fragment, opened.version).awaits(others)
 
     def arrived(self, fragment: int, version: int, site: str, size: int | None = None) -> None:
         """The frame of another site is there. size: in bytes, where it is known."""
-        if site != self._site and (record := self.of(fragment, version)):
-            record.arrived(site, size)
+        if site != self._site:
+            self.of(fragment, version).arrived(site, size)
 
     def decided(self, entry: Round | Skip) -> None:
         """The journal says which frames count."""
         record = self.of(entry.fragment, entry.version)
-        if record is None:
-            return
         members = entry.members if isinstance(entry, Round) else ()
         for one in members:
             if one.site != self._site:

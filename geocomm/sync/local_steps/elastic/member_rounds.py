@@ -186,15 +186,13 @@ class MemberRounds:
         """The site's schedule says that it is time for a round of the fragment."""
         with self._lock:
             version = self._require_member().versions[fragment]
-        if record := self._records.of(fragment, version):
-            record.due()
+        self._records.of(fragment, version).due()
         acts = self._told(lambda member: member.due(fragment))
         self._post(lambda: self._act(acts))
 
     def offer(self, opened: Open, delta: Delta) -> None:
         """Make a frame of the delta, send it and offer it."""
-        if record := self._records.of(opened.fragment, opened.version):
-            record.begun(delta.own.step, delta.weight)
+        self._records.of(opened.fragment, opened.version).begun(delta.own.step, delta.weight)
         with self._lock:
             self._require_member().begun(opened)
         self._post(lambda: self._make(opened, delta))

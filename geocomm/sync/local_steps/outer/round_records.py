@@ -80,6 +80,11 @@ class RoundRecord:
         self._lock = lock
         self._times = times
 
+    @classmethod
+    def unread(cls) -> RoundRecord:
+        """One that is in no log."""
+        return cls(threading.Lock(), _Times(number=0, elastic=True, fragment=0, round=0))
+
     def due(self) -> None:
         """The site's schedule says so; the first time counts."""
         now = time.monotonic_ns()
