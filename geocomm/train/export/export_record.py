@@ -104,9 +104,7 @@ def read_record(folder: Path) -> ExportRecord | None:
     path = folder / RECORD
     try:
         return ExportRecord.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except NotADirectoryError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValidationError) as error:
         raise BadInput(f"{path} cannot be read: {' '.join(str(error).split())}; export the model again") from None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import tempfile
 from collections.abc import Callable, Generator
 from importlib.util import find_spec
 from pathlib import Path
@@ -169,12 +170,8 @@ def _hf_folder(
     if found.kind == "exported":
         yield found.path, read_hf_record(found.path)
         return
-    made = beside.with_name(f"{beside.name}-hf")
-    shutil.rmtree(made, ignore_errors=True)
-    try:
-        yield made, export_hf(path, made, given, dtype, verify, say)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"{beside.name}-hf", dir=beside.parent) as made:
+        yield Path(made), export_hf(path, Path(made), given, dtype, verify, say)
 
 
 def _text(source: ExportSource, say: Say) -> tuple[HeldOutText | None, str | None]:

@@ -95,11 +95,7 @@ def _write_weights(folder: Path, model: HfModel, largest_file_bytes: int) -> dic
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (folder / _INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    facts: dict[str, FileFacts] = {}
-    for name, file in files.items():
-        size, digest = file.facts()
-        facts[name] = FileFacts(bytes=size, sha256=digest)
-    return facts
+    return {name: file.facts() for name, file in files.items()}
 
 
 _DTYPE_NAMES = {
@@ -150,9 +146,9 @@ class SafetensorsFile:
         self._hash.update(data)
         self._bytes += len(data)
 
-    def facts(self) -> tuple[int, str]:
-        """Bytes and SHA-256 of what was written."""
-        return self._bytes, self._hash.hexdigest()
+    def facts(self) -> FileFacts:
+        """Of what was written."""
+        return FileFacts(bytes=self._bytes, sha256=self._hash.hexdigest())
 
     def __enter__(self) -> Self:
         return self

@@ -14,7 +14,6 @@ import torch
 
 from geocomm.core.bad_input import BadInput
 from geocomm.core.errors import GeocommError
-from geocomm.data.site_deals import SiteDeals
 from geocomm.group.backend.sites import Sites
 from geocomm.integrations.deepspeed_seams import load_optimizer_state, optimizer_state
 from geocomm.metrics import schema
@@ -80,22 +79,11 @@ class LocalSync:
             self._handle.count_tokens(self._tokens)
 
     @property
-    def deals(self) -> SiteDeals | None:
-        """What the leader of an elastic run deals to this site; None where no data is dealt."""
-        return None if self._handle is None else self._handle.deals
-
-    @property
     def run_step(self) -> int:
         """Steps of the run: in an elastic one those of the site that has most."""
         return 0 if self._handle is None else self._handle.run_step
 
-    @property
-    def tokens(self) -> int:
-        """Tokens that the site has read; in an elastic run by its last frame that counted, before this start, and
-        since."""
-        return 0 if self._handle is None else self._handle.site_tokens
-
-    def begin(self, step: int = 0) -> None:
+    def begin(self, step: int = 0) -> LocalSteps:
         """Train with local steps from now on, the weights being those of this step. Collective over all ranks."""
         if self._joint is not None:
             self._joint.end()
@@ -105,6 +93,7 @@ class LocalSync:
             self._handle = local_steps(self._engine, optimizer, self._settings, begin_step=step)
         except GeocommError as error:
             raise BadInput(f"sync.mode local: {str(error).removeprefix('local steps: ')}") from error
+        return self._handle
 
     def finish(self) -> None:
         """The last round; the model then holds the anchor. Collective over all ranks."""

@@ -183,11 +183,11 @@ class RunCheckpoints:
         )
         as_many = restored.ranks == self._place.world_size and not self._elastic and not of_local
         own = _rank_file(source, self._place.rank)
-        if as_many and not own.is_file():
-            error = f"{own} is missing: this machine did not write it; restore it or the rank order"
-        else:
-            error = None
-        agree(self._place, error)
+        lacks_own = as_many and not own.is_file()
+        agree(
+            self._place,
+            f"{own} is missing: this machine did not write it; restore it or the rank order" if lacks_own else None,
+        )
         state = self._read(step, own, lambda: torch.load(own, weights_only=True)) if as_many else {}
         local = self._local_state(source, manifest, state)
         self._read(step, source / folder.ENGINE_FOLDER, lambda: self._load_engine(source))

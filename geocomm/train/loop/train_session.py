@@ -54,10 +54,10 @@ def train_session(agreed: Agreed) -> int:
     progress = restored.progress
     if agreed.elastic and trained.local is not None:
         set_learning_rate(trained.engine, 0.0)  # a checkpoint's is of its step
-        trained.local.begin(progress.step)
+        handle = trained.local.begin(progress.step)
         # Not by steps: another site may have made more, and this one may have had other batches.
-        progress = Progress(trained.local.run_step, trained.local.tokens // agreed.data.sequence_length)
-        if (deals := trained.local.deals) is not None:
+        progress = Progress(handle.run_step, handle.site_tokens // agreed.data.sequence_length)
+        if (deals := handle.deals) is not None:
             data = together(place, lambda: dealt_sequences(config.data, agreed.data, deals, place.site))
             agreed = replace(agreed, data=data)
     if not agreed.elastic:

@@ -43,7 +43,10 @@ def step_entry(
     own_seconds: that the step took here; rows: by site, sums over its ranks of step_seconds, `WAITS`, counters and
     times.
     """
-    sites = {site: _site_entry(run, site, row) for site, row in rows.items()}
+    sites = {
+        site: _counted(run, row, run.ranks_of_site[site], run.tokens_per_rank * run.ranks_of_site[site])
+        for site, row in rows.items()
+    }
     tokens = run.tokens_per_rank * run.ranks
     times = {name: sum(row[name] for row in rows.values()) / run.ranks for name in (*WAITS, *run.times)}
     return {
@@ -75,9 +78,7 @@ def sites_entry(
     sites = {}
     for site, row in rows.items():
         if row["steps"]:
-            ranks, steps = ranks_of_site[site], int(row["steps"])
-            seconds = row["step_seconds"] / ranks
-            tokens = tokens_of_site[site] * steps
+            steps = int(row["steps"])
             sites[site] = {
                 "step": int(row["step"]),
                 "steps": steps,
@@ -85,13 +86,7 @@ def sites_entry(
                 "rounds": int(row["rounds"]),
                 "held_back": int(row["held_back"]),
                 "rounds_not_finite": int(row["rounds_not_finite"]),
-                "ranks": ranks,
-                "tokens": tokens,
-                "step_seconds": seconds / steps,
-                "tokens_per_second": tokens / seconds,
-                **{name: row[name] / ranks for name in WAITS},
-                **{name: int(row[name]) for name in run.counters},
-                **{name: row[name] / ranks for name in run.times},
+                **_counted(run, row, ranks_of_site[site], tokens_of_site[site] * steps, steps),
             }
     if not sites:
         return None
@@ -102,14 +97,13 @@ def sites_entry(
     }
 
 
-def _site_entry(run: RunFacts, site: str, row: Mapping[str, float]) -> dict[str, Any]:
-    ranks = run.ranks_of_site[site]
+def _counted(run: RunFacts, row: Mapping[str, float], ranks: int, tokens: int, steps: int = 1) -> dict[str, Any]:
+    """What a site has counted in these steps, which trained on these tokens."""
     seconds = row["step_seconds"] / ranks
-    tokens = run.tokens_per_rank * ranks
     return {
         "ranks": ranks,
         "tokens": tokens,
-        "step_seconds": seconds,
+        "step_seconds": seconds / steps,
         "tokens_per_second": tokens / seconds,
         **{name: row[name] / ranks for name in WAITS},
         **{name: int(row[name]) if run.counts else None for name in run.counters},

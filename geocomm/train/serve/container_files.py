@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from geocomm.core.bad_input import BadInput
+from geocomm.core.file_systems import new_folder
 from geocomm.train.serve.engines import Engine, choose_engine, versions
 from geocomm.train.serve.model_folder import ModelFolder
 
@@ -32,20 +33,15 @@ def write_container(out: Path, folder: ModelFolder, name: str, asked: Engine, py
             f"--container knows {' and '.join(_PACKAGES)}; {engine} has images of its own "
             "(ghcr.io/ggml-org/llama.cpp:server): mount the folder there"
         )
-    partial = out.with_name(f".partial-{out.name}")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
+    with new_folder(out) as folder_of_image:
         # Of this version, without its native module: serving needs none.
         shutil.copytree(
             Path(__file__).resolve().parents[2],
-            partial / "geocomm",
+            folder_of_image / "geocomm",
             ignore=shutil.ignore_patterns("*.so", "_bin", "__pycache__", "_build_info.py"),
         )
         text = _containerfile(engine, name, versions(python, _PACKAGES[engine]))
-        (partial / "Containerfile").write_text(text, encoding="utf-8")
-        partial.rename(out)
-    except OSError as error:
-        raise BadInput(f"--container {out} cannot be written: {error.strerror}") from None
+        (folder_of_image / "Containerfile").write_text(text, encoding="utf-8")
     place = shlex.quote(str(out))
     return (
         f"podman build -t {name.lower()} --build-context model={shlex.quote(str(folder.path))} {place}\n"

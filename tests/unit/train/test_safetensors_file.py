@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from geocomm.train.export.export_record import FileFacts
 from geocomm.train.export.hf_folder import SafetensorsFile
 
 TENSORS = {
@@ -40,7 +40,7 @@ def test_written_file_is_read_back_and_its_facts_are_right(tmp_path: Path) -> No
         loaded = load_file(path)
         assert loaded.keys() == tensors.keys()
         assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
-        assert file.facts() == (path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
+        assert file.facts() == FileFacts.of(path)
 
 
 @pytest.mark.parametrize("wrong", ["order", "shape", "dtype", "end"])
