@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import wait as wait_for_futures
 from datetime import timedelta
 from typing import Any
 
@@ -16,22 +15,19 @@ from geocomm.core.patience import Patience
 from geocomm.group.backend.runtime import ReservedTags, runtime
 from geocomm.group.backend.sites import sites
 from geocomm.group.membership import roll_call
-from geocomm.sync.local_steps.fixed.round_exchange import Awaited, RoundExchange, sites_text
+from geocomm.sync.local_steps.fixed.round_exchange import Exchange, RoundExchange, result_of
 from geocomm.sync.local_steps.fixed.round_header import Digest
 from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.model.site_group import SiteGroup
 from geocomm.sync.local_steps.outer.pace import LineClock
 from geocomm.sync.local_steps.outer.round_records import ROUNDS, RoundRecord
 from geocomm.sync.local_steps.outer.rounds import (
-    Average,
     Coding,
-    Reduction,
     Rounds,
     SiteOffer,
     Terms,
     check_terms,
     log_wait,
-    wait_for,
 )
 
 _FIRST = 0
@@ -124,8 +120,8 @@ class GroupRounds(Rounds):
     @override
     def reduce(
         self, number: int, fragment: Fragment, delta: torch.Tensor, residual: torch.Tensor | None, coding: Coding
-    ) -> RoundUnderWay:
-        exchange = self._owned().begin(
+    ) -> Exchange:
+        return self._owned().begin(
             self._offers.pop(number),
             self._digests.latest,
             fragment,
@@ -134,12 +130,11 @@ class GroupRounds(Rounds):
             coding,
             self._record(number, fragment.index),
         )
-        return RoundUnderWay(number, exchange)
 
     @override
     def furthest(self, number: int) -> int:
         def ask() -> list[int]:
-            return [_result(self._owned().ask(number), "the exchange of where the sites are")]
+            return [result_of(self._owned().ask(number), "the exchange of where the sites are")]
 
         (found,) = self.ranks.by_owner(_FIRST, ask if self._sites.is_first else None, 1)
         return found
@@ -155,7 +150,7 @@ class GroupRounds(Rounds):
         """Ends the thread."""
         if self._exchange is not None:
             try:
-                _result(self._exchange.end(self._digests.latest), "the end of the run")
+                result_of(self._exchange.end(self._digests.latest), "the end of the run")
             finally:
                 self._exchange.stop()
 
@@ -206,32 +201,6 @@ class GroupRounds(Rounds):
         (site,) = self._sites.names_of([rank])
         alone = len(self._sites.ranks[self._sites.names.index(site)]) == 1
         return site if alone else f"{site} (rank {rank})"
-
-
-class RoundUnderWay(Reduction):
-    """A round that is under way."""
-
-    def __init__(self, number: int, exchange: Awaited) -> None:
-        self._number = number
-        self._exchange = exchange
-
-    @override
-    def is_done(self) -> bool:
-        return self._exchange.future.done()
-
-    @override
-    def wait(self) -> Average:
-        return _result(self._exchange, f"round {self._number}")
-
-
-def _result(awaited: Awaited, what: str) -> Any:
-    """Wait for it, with a word to the log now and then."""
-    wait_for(
-        lambda seconds: bool(wait_for_futures([awaited.future], seconds).done),
-        what,
-        lambda: sites_text(awaited.missing),
-    )
-    return awaited.future.result()
 
 
 class _Digests:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from geocomm.core.errors import (
     CorruptDataError,
@@ -42,7 +44,7 @@ from geocomm.sync.local_steps.outer.call_thread import CallThread
 from geocomm.sync.local_steps.outer.delta_frames import DeltaFrames, average_frames, encode_delta, most_bytes
 from geocomm.sync.local_steps.outer.pace import LineClock
 from geocomm.sync.local_steps.outer.round_records import RoundRecord
-from geocomm.sync.local_steps.outer.rounds import Average, Coding, Entry, SiteOffer, decide
+from geocomm.sync.local_steps.outer.rounds import Average, Coding, Entry, Reduction, SiteOffer, decide, wait_for
 
 _HEADER, _CODED, _EXACT, _NUMBER = range(KINDS)
 """Kinds of messages, each with tags of its own."""
@@ -53,7 +55,7 @@ _FAILED = -1
 
 
 @dataclass(eq=False)
-class Exchange:
+class Exchange(Reduction):
     """A round that is under way."""
 
     offer: SiteOffer
@@ -75,6 +77,14 @@ class Exchange:
         """The sites that have not begun the round; where all have, those whose frames have not come."""
         absent = [site for site in self.sites if site not in self.offers]
         return absent or [site for site in self.sites if site not in self.frames]
+
+    @override
+    def is_done(self) -> bool:
+        return self.future.done()
+
+    @override
+    def wait(self) -> Average:
+        return result_of(self, f"round {self.offer.round}")
 
     def check_sizes(self, site: str, header: OfferHeader) -> None:
         """Raise CorruptDataError for frames of a size that no codec gives."""
@@ -104,6 +114,14 @@ class Meeting:
 
 Awaited = Exchange | Meeting
 """What a rank waits for from the other sites."""
+
+
+def result_of(awaited: Awaited, what: str) -> Any:
+    """Wait for it, with a word to the log now and then. what: for the log."""
+    wait_for(
+        lambda seconds: bool(futures.wait([awaited.future], seconds).done), what, lambda: sites_text(awaited.missing)
+    )
+    return awaited.future.result()
 
 
 @dataclass(eq=False)

@@ -172,19 +172,20 @@ class SiteRounds(SiteState):
     def _begin(self, index: int, *, last: bool = False) -> None:
         """Begin the next round, with this fragment; its last one carries weights in place of deltas."""
         weight = self._weight_or_none(index) if last else self._weight_of(index)
-        own: OwnersPart | None = None
+        reduction: Reduction | None = None
+        local_at_begin: torch.Tensor | None = None
 
         def offer(local: SiteWeights) -> bool:
-            nonlocal own
-            own, finite = self._offer(self._held[index], local, weight, last=last)
+            nonlocal reduction, local_at_begin
+            reduction, local_at_begin, finite = self._offer(self._held[index], local, weight, last=last)
             return finite
 
         finite = self._begin_by_owner(index, offer, looks=index == 0 or last)
-        self._flights.append(Flight(self._next_round, index, self.step, finite, own, last))
+        self._flights.append(Flight(self._next_round, index, self.step, finite, reduction, local_at_begin, last))
         self._weight_at_begin[index] = self.weight
         self._step_at_begin[index] = self.step
         if not finite:
-            under_way = ((one.fragment, one.own.local_at_begin) for one in self._flights if one.own is not None)
+            under_way = ((one.fragment, one.local_at_begin) for one in self._flights)
             self._take_over_anchor(under_way, f"round {self._next_round}")
         self._next_round += 1
         self._follow_schedule()
@@ -229,13 +230,13 @@ class SiteRounds(SiteState):
         """The digest of each own fragment after the rounds in flight, which another site may have merged already."""
         coming = copy.deepcopy(self._held)
         for flight in self._flights:
-            values = None if flight.own is None else flight.own.reduction.wait().values
+            values = None if flight.reduction is None else flight.reduction.wait().values
             if values is not None:
                 coming[flight.fragment].step(self._settings.outer, values, 0)
         return {index: held.digest() for index, held in coming.items()}
 
     def _is_done(self, flight: Flight) -> bool:
-        done = None if flight.own is None else [int(flight.own.reduction.is_done())]
+        done = None if flight.reduction is None else [int(flight.reduction.is_done())]
         return bool(self.ranks.broadcast(flight.fragment, done, 1)[0])
 
     def _merge_next(self) -> None:
@@ -246,8 +247,10 @@ class SiteRounds(SiteState):
     def _is_in_flight(self, fragment: int) -> bool:
         return any(flight.fragment == fragment for flight in self._flights)
 
-    def _offer(self, held: AnchoredFragment, local: SiteWeights, weight: int, *, last: bool) -> tuple[OwnersPart, bool]:
-        """Begin the next round between the sites; whether the site's weights are finite.
+    def _offer(
+        self, held: AnchoredFragment, local: SiteWeights, weight: int, *, last: bool
+    ) -> tuple[Reduction, torch.Tensor | None, bool]:
+        """Begin the next round between the sites; also the weights that the merge needs, and whether these are finite.
 
         In a last round the site's weights are what crosses, else the delta.
         """
@@ -269,7 +272,7 @@ class SiteRounds(SiteState):
         self._rounds.propose(offer)
         coding, residual = (LAST, None) if last else (self._settings.coding, held.residual)
         reduction = self._rounds.reduce(number, held.fragment, given, residual, coding)
-        return OwnersPart(local_at_begin, reduction), finite
+        return reduction, local_at_begin, finite
 
     def _follow_schedule(self) -> None:
         """Take over the next schedule, if there is one, where it begins."""
@@ -282,11 +285,11 @@ class SiteRounds(SiteState):
         self._counters["rounds"] += 1
         self._counters["rounds_void"] += void and not flight.last
         self._counters["rounds_not_finite"] += not flight.finite
-        held, own = self._held.get(flight.fragment), flight.own
+        held = self._held.get(flight.fragment)
 
         def merge(local: SiteWeights) -> list[int]:
-            if held is not None and own is not None:
-                merge_local(self._settings.merge, local.pieces, held.anchor, own.local_at_begin)
+            if held is not None:
+                merge_local(self._settings.merge, local.pieces, held.anchor, flight.local_at_begin)
             return []
 
         if flight.begun < self.step:
@@ -306,14 +309,13 @@ class SiteRounds(SiteState):
         """
         start = time.monotonic()
 
-        def settle(own: OwnersPart) -> list[int]:
-            average = own.reduction.wait()
+        def settle(reduction: Reduction) -> list[int]:
+            average = reduction.wait()
             self._step_outside(flight, self._held[flight.fragment], average)
             return [int(average.values is None), average.entry.every]
 
-        void, every = self.ranks.by_owner(
-            flight.fragment, None if flight.own is None else partial(settle, flight.own), 2
-        )
+        work = None if flight.reduction is None else partial(settle, flight.reduction)
+        void, every = self.ranks.by_owner(flight.fragment, work, 2)
         self._waited_s += time.monotonic() - start
         return bool(void), every
 
@@ -329,14 +331,6 @@ class SiteRounds(SiteState):
 
 
 @dataclass(frozen=True)
-class OwnersPart:
-    """What the owner of the fragment has of the round."""
-
-    local_at_begin: torch.Tensor | None
-    reduction: Reduction
-
-
-@dataclass(frozen=True)
 class Flight:
     """A round that is under way, at one rank."""
 
@@ -346,8 +340,10 @@ class Flight:
     """The optimizer step after which it began."""
     finite: bool
     """Whether the site's weights were."""
-    own: OwnersPart | None
+    reduction: Reduction | None
     """None at ranks that do not own the fragment."""
+    local_at_begin: torch.Tensor | None
+    """The weights that the delta was taken of, at the owner, where the merge needs them."""
     last: bool = False
     """Whether it is the fragment's last one, of `finish`."""
 
@@ -360,10 +356,10 @@ class Flight:
             "finite": self.finite,
             "own": None,
         }
-        if self.own is not None:
-            average = self.own.reduction.wait()
+        if self.reduction is not None:
+            average = self.reduction.wait()
             state["own"] = {
-                "local_at_begin": copy_of(self.own.local_at_begin),
+                "local_at_begin": copy_of(self.local_at_begin),
                 "entry": dict(vars(average.entry)),
                 "values": copy_of(average.values),
                 "residual": copy_of(average.residual),
@@ -374,13 +370,13 @@ class Flight:
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Flight:
         """What was saved; its result is there."""
-        own, part = state["own"], None
+        own, reduction, local_at_begin = state["own"], None, None
         if own is not None:
             average = Average(
                 Entry(**own["entry"]), copy_of(own["values"]), copy_of(own["residual"]), own["wire_bytes"]
             )
-            part = OwnersPart(copy_of(own["local_at_begin"]), _Arrived(average))
-        return cls(state["number"], state["fragment"], state["begun"], state["finite"], part)
+            reduction, local_at_begin = _Arrived(average), copy_of(own["local_at_begin"])
+        return cls(state["number"], state["fragment"], state["begun"], state["finite"], reduction, local_at_begin)
 
 
 @dataclass(frozen=True)
