@@ -143,20 +143,19 @@ class Runtime:
             self._rank_and_site[description] = (rank, site)
 
     def find(self, backend: ProcessGroupGeocomm) -> Group:
+        """The living group of a backend. Raises InvalidArgumentError where there is none."""
         with self._lock:
-            return next(group for group in self._groups if group.backend is backend)
+            found = next((group for group in self._groups if group.backend is backend), None)
+        if found is None:
+            raise InvalidArgumentError("not a living process group of the geocomm backend")
+        return found
 
     def group_of(self, group: dist.ProcessGroup | None) -> Group:
         """The group behind torch's process group; None: behind the default one."""
         if group is None and self.world is not None:
             return self.world
         backend: Any = None if group is None else group._get_backend(torch.device("cpu"))
-        backend = getattr(backend, "current", backend)  # of a group whose ranks change: those that are there
-        with self._lock:
-            found = [one for one in self._groups if one.backend is backend]
-        if not found:
-            raise InvalidArgumentError("not a living process group of the geocomm backend")
-        return found[0]
+        return self.find(getattr(backend, "current", backend))  # of a group whose ranks change: those that are there
 
     def group_stats(self) -> list[dict[str, Any]]:
         """Counters of the living groups that span sites, and what they have agreed on."""

@@ -147,6 +147,3 @@ def _best(model: ReduceTime, allowed: Mapping[str, Speed], size: int) -> str:
     fastest = min(time_of(codec, middle) for codec in safe)
     near = [codec for codec in safe if time_of(codec, middle) <= WORTHWHILE * fastest]
     return min(near, key=lambda codec: (FACTS[codec].backend_nmse, time_of(codec, middle)))
-
-
-__all__ = ["ReduceTime", "Speed", "candidates", "choose", "measure", "slowest"]

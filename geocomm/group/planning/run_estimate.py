@@ -15,7 +15,7 @@ from typing import Any
 from geocomm.codecs.codec_spec import codec_spec
 from geocomm.core.native import native
 from geocomm.core.units import DAY_S
-from geocomm.group.planning.codec_choice import UNCOMPRESSED, ReduceTime, Speed
+from geocomm.group.planning.codec_choice import ReduceTime, Speed
 from geocomm.group.planning.link_table import Links
 
 OPERATION_S = 0.001
@@ -130,15 +130,9 @@ def seconds_per_byte(links: Links, loads: Sequence[Sequence[float]]) -> float:
 
 def scaled(links: Links, efficiency: float) -> Links:
     """Links of which tensors get a part: nominal rates to payload rates."""
-    return Links(
-        links.sites,
-        tuple(tuple(rate * efficiency for rate in row) for row in links.rate_bps),
-        links.rtt_s,
-        links.loss,
-        None if links.up_bps is None else tuple(rate * efficiency for rate in links.up_bps),
-        None if links.down_bps is None else tuple(rate * efficiency for rate in links.down_bps),
-        links.source,
-    )
-
-
-__all__ = ["UNCOMPRESSED", "Estimate", "Workload", "estimate", "scaled"]
+    rates = {
+        "rate_bps": tuple(tuple(rate * efficiency for rate in row) for row in links.rate_bps),
+        "up_bps": links.up_bps and tuple(rate * efficiency for rate in links.up_bps),
+        "down_bps": links.down_bps and tuple(rate * efficiency for rate in links.down_bps),
+    }
+    return Links(**links.model_dump() | rates)

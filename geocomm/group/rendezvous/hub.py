@@ -62,7 +62,7 @@ class Hub:
     ) -> None:
         """telemetry: the folder of a collector on this machine, which gets what sites report."""
         self._telemetry = telemetry
-        self._doorway = Doorway(listener, keys, self._serve_greeting, log)
+        self.doorway = Doorway(listener, keys, self._serve_greeting, log)
         self._port_of_store = port_of_store
         self._held: dict[bytes, _Held] = {}
         self.max_sessions = max(16, (raise_descriptor_limit() - _SPARE_DESCRIPTORS) // 2)
@@ -72,16 +72,11 @@ class Hub:
         """Store connections that the hub carries or keeps for a tunnel to come back."""
         return len(self._held)
 
-    @property
-    def strangers(self) -> int:
-        """Connections that have not proved who they are."""
-        return self._doorway.strangers
-
     async def serve(self) -> None:
         """Accept and carry until cancelled; then everything is closed."""
         reaper = asyncio.create_task(self._reap())
         try:
-            await self._doorway.serve()
+            await self.doorway.serve()
         finally:
             reaper.cancel()
             await asyncio.gather(reaper, return_exceptions=True)

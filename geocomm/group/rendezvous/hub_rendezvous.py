@@ -185,7 +185,8 @@ class HubRendezvous(RendezvousHandler):
         self._called = 0
         self._sites: dict[int, str | None] = {}  # of the nodes of the last round
         self._tunnels: list[StoreProcess] = []
-        self._store: dist.Store | None = None
+        self.store: dist.Store | None = None
+        """The store of the agents of all nodes; None before they have met."""
         self._watcher: threading.Thread | None = None
         self._ended = threading.Event()
 
@@ -219,11 +220,11 @@ class HubRendezvous(RendezvousHandler):
         return int(self._called > self._round)
 
     def is_closed(self) -> bool:
-        return self._store is not None and self._store.check(["closed"])
+        return self.store is not None and self.store.check(["closed"])
 
     def set_closed(self) -> None:
-        if self._store is not None:
-            self._store.set("closed", "1")
+        if self.store is not None:
+            self.store.set("closed", "1")
 
     def get_run_id(self) -> str:
         return self._run_id
@@ -234,11 +235,6 @@ class HubRendezvous(RendezvousHandler):
             self.set_closed()
         return True
 
-    @property
-    def store(self) -> dist.Store | None:
-        """The store of the agents of all nodes; None before they have met."""
-        return self._store
-
     def leave(self) -> None:
         """After `shutdown`, close the ways to the hub, which ends once every node has done so."""
         if not self._ended.is_set():  # a signal ends this process, and nobody waits for it
@@ -248,12 +244,12 @@ class HubRendezvous(RendezvousHandler):
         self._tunnels = []
 
     def _agents_store(self) -> dist.Store:
-        if self._store is None:
+        if self.store is None:
             self._tunnels = [_tunnel(self._way, self._keys, AGENTS_STORE, self._limit)]
-            self._store = dist.PrefixStore(self._run_id, _client(self._tunnels[0].port, _STORE_LIMIT))
+            self.store = dist.PrefixStore(self._run_id, _client(self._tunnels[0].port, _STORE_LIMIT))
             self._watcher = threading.Thread(target=self._watch, name="geocomm-rendezvous", daemon=True)
             self._watcher.start()
-        return self._store
+        return self.store
 
     def _join(self, store: dist.Store) -> int:
         """Take part in the next round; returns its number once every node does."""

@@ -131,7 +131,8 @@ class Session:
         self._writer = writer
         self._unacknowledged = bytearray()
         self._acknowledged = 0  # offset of the first byte in there
-        self._local_ended = False
+        self.local_ended = False
+        """The program at this end closed its connection."""
         self._end_sent = self._end_received = False
         self._news = asyncio.Event()  # for the sender: bytes, an acknowledgment to give, the end
         self._room = asyncio.Event()
@@ -141,11 +142,6 @@ class Session:
     def over(self) -> bool:
         """Both ends have said, and been told, that nothing follows."""
         return self._end_sent and self._end_received
-
-    @property
-    def local_ended(self) -> bool:
-        """The program at this end closed its connection."""
-        return self._local_ended
 
     async def carry(self, stream: TlsStream, peer_received: int) -> None:
         """Move bytes until the session is over. OSError or TimeoutError: the connection is lost, the session is not;
@@ -159,7 +155,7 @@ class Session:
     def finish(self) -> None:
         """Take nothing more from the program at this end; over, once what it wrote has arrived."""
         self._reading.cancel()
-        self._local_ended = True
+        self.local_ended = True
         self._news.set()
 
     def close(self) -> None:
@@ -175,7 +171,7 @@ class Session:
                 while len(self._unacknowledged) >= WINDOW_BYTES:
                     self._room.clear()
                     await self._room.wait()
-        self._local_ended = True
+        self.local_ended = True
         self._news.set()
 
     def _acknowledge(self, offset: int) -> None:
@@ -196,7 +192,7 @@ class Session:
             if content:
                 sent += len(content)
                 await write_packet(stream, PacketKind.DATA, content)
-            elif self._local_ended and not self._unacknowledged and not self._end_sent:
+            elif self.local_ended and not self._unacknowledged and not self._end_sent:
                 await write_packet(stream, PacketKind.END)
                 self._end_sent = True
             elif told == self.received:
@@ -222,7 +218,7 @@ class Session:
                 self._acknowledge(offset)
             elif kind is PacketKind.END:
                 self._end_received = True
-                self._local_ended = True  # a store's connection has no use with one direction
+                self.local_ended = True  # a store's connection has no use with one direction
                 self._writer.close()
             elif kind is not PacketKind.PING:
                 raise ProtocolError(f"packet {kind.name} out of place")

@@ -141,13 +141,13 @@ class TlsStream:
 
 # What OpenSSL found wrong with the peer's certificate (X509_V_ERR_*), and what it was told of ours (TLS alerts).
 _FOUND = {
-    7: "its certificate was not signed by this job's CA; are both folders from the same geocomm keys create?",
+    **dict.fromkeys(
+        (7, 18, 19, 20),
+        "its certificate was not signed by this job's CA; are both folders from the same geocomm keys create?",
+    ),
     9: "its certificate is not valid yet; set the clocks of both machines right",
     10: f"its certificate has expired; renew it: {RENEW}",
     12: "the list of revoked certificates here (crl.pem) has expired; copy the newest from where the CA's key is",
-    18: "its certificate was not signed by this job's CA; are both folders from the same geocomm keys create?",
-    19: "its certificate was not signed by this job's CA; are both folders from the same geocomm keys create?",
-    20: "its certificate was not signed by this job's CA; are both folders from the same geocomm keys create?",
     23: "its certificate has been revoked (crl.pem)",
 }
 _TOLD = {

@@ -110,7 +110,7 @@ def test_attack_reaches_no_store_and_disturbs_nobody(
             writer.write(b"a")
             assert await reader.readexactly(1) == b"a"
             await attack(place, keys)
-            await until(lambda: place.hub.strangers == 0 and place.hub.sessions == 1, "the hub lets them go")
+            await until(lambda: place.hub.doorway.strangers == 0 and place.hub.sessions == 1, "the hub lets them go")
             assert store.received == 1
             writer.write(b"b")
             assert await reader.readexactly(1) == b"b"
@@ -141,8 +141,8 @@ def test_thousands_of_half_open_connections_cost_little_and_disturb_nobody(tmp_p
                 before = resident_bytes()
                 knocking = asyncio.create_task(asyncio.to_thread(knock, place.address))
                 echoes = 0
-                while not knocking.done() or place.hub.strangers < doorway.MAX_STRANGERS:
-                    assert place.hub.strangers <= doorway.MAX_STRANGERS
+                while not knocking.done() or place.hub.doorway.strangers < doorway.MAX_STRANGERS:
+                    assert place.hub.doorway.strangers <= doorway.MAX_STRANGERS
                     writer.write(b"x")
                     assert await reader.readexactly(1) == b"x"
                     echoes += 1
@@ -154,7 +154,7 @@ def test_thousands_of_half_open_connections_cost_little_and_disturb_nobody(tmp_p
                 await until(lambda: sum(map(is_open, crowd)) <= doorway.MAX_STRANGERS, "the oldest are cut off")
                 for stranger in crowd:
                     stranger.close()
-                await until(lambda: place.hub.strangers == 0, "the crowd is gone")
+                await until(lambda: place.hub.doorway.strangers == 0, "the crowd is gone")
                 writer.close()
             assert len(place.lines) < 5  # however many they are
 
@@ -176,7 +176,7 @@ def test_slow_stranger_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
                 await asyncio.sleep(0.05)
             with contextlib.suppress(OSError):
                 assert await ended == b""  # the hub, which waits for six bytes more, hung up
-            await until(lambda: place.hub.strangers == 0, "the hub forgets it")
+            await until(lambda: place.hub.doorway.strangers == 0, "the hub forgets it")
             assert any("too slow" in line for line in place.lines)
             writer.close()
 

@@ -96,7 +96,6 @@ class MemberSiteRounds(SiteState):
         self._since_state = [0] * count
         self._steps_s: list[float] = []
         self._last_step_at: float | None = None
-        self._not_counted = 0
         self._last_step: int | None = None
         """Up to which all is to count before the site ends; None: it does not end."""
         self._has_left = False
@@ -359,7 +358,7 @@ class MemberSiteRounds(SiteState):
             self._weight_at_begin[index], self._step_at_begin[index] = weight, step
             self._tokens_at_begin[index] = tokens
         elif not void:
-            self._not_counted += 1
+            self._held_back += 1
 
     def _merge_own(self, index: int, decided: Decided, local: SiteWeights) -> list[int]:
         """Merge what was decided of an own fragment, into `local`. The step of the run, whether the round is void,
@@ -438,15 +437,6 @@ class MemberSiteRounds(SiteState):
 
     def _uncounted(self) -> list[int]:
         return [index for index in range(len(self.fragments)) if self.step > self._step_at_begin[index]]
-
-    @override
-    def numbers(self) -> dict[str, Any]:
-        return {
-            **self._numbers_of_state(),
-            "held_back": self._not_counted,
-            "in_flight": 0,
-            "oldest_in_flight": 0,
-        }
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -44,7 +44,6 @@ class SiteRounds(SiteState):
         self._next_schedule: Schedule | None = None
         self._flights: deque[Flight] = deque()
         self._next_round = 0
-        self._held_back = 0  # steps for which a round that was due could not begin
 
     @override
     def begin(self) -> None:
@@ -94,12 +93,8 @@ class SiteRounds(SiteState):
 
     @override
     def numbers(self) -> dict[str, Any]:
-        return {
-            **self._numbers_of_state(),
-            "held_back": self._held_back,
-            "in_flight": len(self._flights),
-            "oldest_in_flight": self.step - self._flights[0].begun if self._flights else 0,
-        }
+        oldest = self.step - self._flights[0].begun if self._flights else 0
+        return super().numbers() | {"in_flight": len(self._flights), "oldest_in_flight": oldest}
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -80,6 +80,7 @@ class SiteState(ABC):
         self._step_at_begin = [0] * len(self.fragments)
         self._tokens_at_begin = [0] * len(self.fragments)
         self._counters = {"rounds": 0, "rounds_not_finite": 0, "rounds_void": 0, "wire_bytes": 0}
+        self._held_back = 0  # how often a round could not begin in time, or closed without the site
         self._waited_s = 0.0
         self._norms: dict[str, float | None] = dict.fromkeys(
             ("delta_norm", "mean_norm", "agreement", "outer_step", "residual_norm")
@@ -123,9 +124,19 @@ class SiteState(ABC):
     def end(self) -> None:
         """End the run between the sites, and leave its result in the model."""
 
-    @abstractmethod
     def numbers(self) -> dict[str, Any]:
         """The counters, by the names of `geocomm.metrics.schema.LOCAL_STEPS`."""
+        return {
+            "steps": self.step,
+            "tokens": self.tokens,
+            "every": self._schedule.every,
+            **self._counters,
+            "waited_seconds": self._waited_s,
+            **self._norms,
+            "held_back": self._held_back,
+            "in_flight": 0,
+            "oldest_in_flight": 0,
+        }
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -157,17 +168,6 @@ class SiteState(ABC):
         for fragment in self.fragments:
             held = self._held.get(fragment.index)
             self.ranks.write(self._view, fragment, None if held is None else held.anchor)
-
-    def _numbers_of_state(self) -> dict[str, Any]:
-        """The numbers that every kind of run has."""
-        return {
-            "steps": self.step,
-            "tokens": self.tokens,
-            "every": self._schedule.every,
-            **self._counters,
-            "waited_seconds": self._waited_s,
-            **self._norms,
-        }
 
     def _weight_of(self, index: int) -> int:
         """What the site's steps since the fragment's last round count. Raises InvalidArgumentError for tokens that
