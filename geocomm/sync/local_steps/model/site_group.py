@@ -11,13 +11,11 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store
 
 from geocomm.core.errors import GeocommError, InvalidArgumentError, error_of
-from geocomm.core.typed_torch import all_gather, all_gather_object, all_reduce, default_store, to_list
+from geocomm.core.typed_torch import all_gather_object, all_reduce, default_store, to_list
 from geocomm.sync.local_steps.model.fragments import Fragment, Range
 from geocomm.sync.local_steps.model.host_memory import host_empty
 from geocomm.sync.local_steps.model.parameter_view import ParameterView
 
-_FAILURE_BYTES = 1024
-"""The bytes of an error's code and text."""
 _Piece = tuple[Range, slice]
 """A range that a rank holds, with its place in a fragment's buffer."""
 
@@ -101,13 +99,10 @@ class SiteGroup:
 
     def broadcast_failure(self, fragment: int, error: BaseException | None) -> GeocommError:
         """The error of the fragment's owner, as another rank raises it; the others pass None. At all ranks."""
-        text = "" if error is None else f"{getattr(error, 'code', type(error).__name__)}\n{error}"
-        said = torch.zeros(_FAILURE_BYTES, dtype=torch.uint8)
-        own = text.encode()[:_FAILURE_BYTES]
-        said[: len(own)] = torch.tensor(list(own), dtype=torch.uint8)
+        said = [(getattr(error, "code", type(error).__name__), str(error))]
         if self._group is not None:
-            dist.broadcast(said, group=self._group, group_src=self._owner(fragment))
-        code, _, reason = bytes(to_list(said)).rstrip(b"\0").decode(errors="replace").partition("\n")
+            dist.broadcast_object_list(said, group=self._group, group_src=self._owner(fragment))
+        ((code, reason),) = said
         return error_of(code, f"{reason} (at rank {self._owner(fragment)} of this site)")
 
     def learn_shards(self, view: ParameterView) -> None:
@@ -117,14 +112,9 @@ class SiteGroup:
         """
         if not view.sharded or self._group is None:
             return
-        own = torch.tensor([view.held(tensor.name) for tensor in view.tensors])
-        all_of_them = [torch.empty_like(own) for _ in range(self.size)]
-        all_gather(all_of_them, own, self._group)
-        names = [tensor.name for tensor in view.tensors]
-        self._held = [
-            {name: (start, stop) for name, (start, stop) in zip(names, to_list(said), strict=True)}
-            for said in all_of_them
-        ]
+        own = {tensor.name: view.held(tensor.name) for tensor in view.tensors}
+        self._held = [own] * self.size
+        all_gather_object(self._held, own, self._group)
         for tensor in view.tensors:
             held = sum(stop - start for start, stop in (one[tensor.name] for one in self._held))
             if held != tensor.numel:
