@@ -153,6 +153,6 @@ def test_record_of_a_round_takes_no_arrival_after_its_average_and_ends_when_it_i
     records.applied(0, 3, 4)
     records.arrived(0, 3, "b", 100)
     records.decided(Skip(**HEAD, fragment=1, version=9, why="of another rank"))
-    records.of(0, 3).failed()
+    records.of(0, 3).fail()
     (row,) = ROUNDS.read(before)
     assert not row["failed"]

@@ -345,7 +345,7 @@ class RoundExchange:
         under_way, self._under_way = self._under_way, deque()
         for what in under_way:
             if isinstance(what, Exchange):
-                what.record.failed()
+                what.record.fail()
             what.future.set_exception(error)
 
     def _explained(self, error: BaseException) -> BaseException:

@@ -28,10 +28,15 @@ class _PeerRecord:
     weight: int | None = None
 
 
-@dataclass
-class _Times:
-    """A row of `geocomm.round_log()`, which says what each field is."""
+@dataclass(eq=False)
+class RoundRecord:
+    """One round at the rank that owns its fragment: a row of `geocomm.round_log()`, which says what each field is.
 
+    Thread-safe. Of what happens again, in a later attempt, the last time is kept.
+    """
+
+    lock: threading.Lock
+    """Held while a field is read or changed."""
     number: int
     elastic: bool
     fragment: int
@@ -53,9 +58,18 @@ class _Times:
     failed: bool = False
     peers: dict[str, _PeerRecord] = field(default_factory=dict[str, _PeerRecord])
 
+    @classmethod
+    def unread(cls) -> RoundRecord:
+        """One that is in no log."""
+        return cls(threading.Lock(), number=0, elastic=True, fragment=0, round=0)
+
     def row(self) -> dict[str, Any]:
-        peers = [dict(vars(peer)) for peer in self.peers.values()]
-        return {**vars(self), "last_arrived": self._last_arrived(), "peers": peers}
+        """What is known by now."""
+        with self.lock:
+            peers = [dict(vars(peer)) for peer in self.peers.values()]
+            found = {**vars(self), "last_arrived": self._last_arrived(), "peers": peers}
+        del found["lock"]
+        return found
 
     def _last_arrived(self) -> str | None:
         """The other site whose frame came last, once all that count are there."""
@@ -69,32 +83,16 @@ class _Times:
             return None
         return max(arrived, default=(0, None))[1]
 
-
-class RoundRecord:
-    """One round at the rank that owns its fragment. Thread-safe.
-
-    Of what happens again, in a later attempt, the last time is kept.
-    """
-
-    def __init__(self, lock: threading.Lock, times: _Times) -> None:
-        self._lock = lock
-        self._times = times
-
-    @classmethod
-    def unread(cls) -> RoundRecord:
-        """One that is in no log."""
-        return cls(threading.Lock(), _Times(number=0, elastic=True, fragment=0, round=0))
-
     def due(self) -> None:
         """The site's schedule says so; the first time counts."""
         now = time.monotonic_ns()
-        with self._lock:
-            self._times.due_ns = self._times.due_ns or now
+        with self.lock:
+            self.due_ns = self.due_ns or now
 
     def begun(self, step: int, weight: int, *, last: bool = False) -> None:
         """The delta was taken."""
-        with self._lock:
-            self._times.attempts += 1
+        with self.lock:
+            self.attempts += 1
         self._set("begun_ns", step=step, weight=weight, last=last)
 
     def stored(self) -> None:
@@ -107,22 +105,22 @@ class RoundRecord:
 
     def awaits(self, sites: Iterable[str]) -> None:
         """These sites are to send a frame."""
-        with self._lock:
+        with self.lock:
             for site in sites:
                 self._peer(site)
 
     def announced(self, site: str, size: int, step: int, weight: int) -> None:
         """A site has said what its frame will be."""
         now = time.monotonic_ns()
-        with self._lock:
+        with self.lock:
             self._peer(site).announced_ns = now
         self.describe(site, size, step, weight)
 
     def arrived(self, site: str, size: int | None = None) -> None:
         """The frame of a site is there. Once the average is computed, nobody waits for one that comes again."""
         now = time.monotonic_ns()
-        with self._lock:
-            if self._times.averaged_ns is not None:
+        with self.lock:
+            if self.averaged_ns is not None:
                 return
             peer = self._peer(site)
             peer.arrived_ns, peer.bytes = now, peer.bytes if size is None else size
@@ -133,7 +131,7 @@ class RoundRecord:
 
     def describe(self, site: str, size: int, step: int, weight: int) -> None:
         """What is known of a site's frame by the decision; not of this site."""
-        with self._lock:
+        with self.lock:
             peer = self._peer(site)
             peer.bytes, peer.step, peer.weight = size, step, weight
 
@@ -143,8 +141,8 @@ class RoundRecord:
         began = time.monotonic_ns()
         yield
         took = time.monotonic_ns() - began
-        with self._lock:
-            self._times.coding_ns += took
+        with self.lock:
+            self.coding_ns += took
 
     def averaged(self) -> None:
         """The average is computed."""
@@ -154,19 +152,19 @@ class RoundRecord:
         """The outer step is taken."""
         self._set("applied_ns")
 
-    def failed(self) -> None:
+    def fail(self) -> None:
         """It ended with an error."""
-        with self._lock:
-            self._times.failed = True
+        with self.lock:
+            self.failed = True
 
     def _set(self, moment: str, **fields: Any) -> None:
         """Note that a moment is now, and what is known by it."""
         now = time.monotonic_ns()
-        with self._lock:
-            vars(self._times).update(fields, **{moment: now})
+        with self.lock:
+            vars(self).update(fields, **{moment: now})
 
     def _peer(self, site: str) -> _PeerRecord:
-        return self._times.peers.setdefault(site, _PeerRecord(site))
+        return self.peers.setdefault(site, _PeerRecord(site))
 
 
 class RoundLog:
@@ -179,25 +177,21 @@ class RoundLog:
         """Begin anew, as in a forked child: another thread may have had the lock."""
         self._lock = threading.Lock()
         self._number = 0
-        self._kept: deque[_Times] = deque(maxlen=_KEPT)
+        self._kept: deque[RoundRecord] = deque(maxlen=_KEPT)
 
     def open(self, fragment: int, number: int, *, elastic: bool) -> RoundRecord:
         """Begin a record. number: of the round, or the version of the fragment that it begins with."""
         with self._lock:
             self._number += 1
-            times = _Times(self._number, elastic, fragment, number)
-            self._kept.append(times)
-        return RoundRecord(self._lock, times)
+            record = RoundRecord(self._lock, self._number, elastic, fragment, number)
+            self._kept.append(record)
+        return record
 
     def read(self, after: int) -> list[dict[str, Any]]:
         """The rows with a number above `after`, oldest first."""
         with self._lock:
-            kept = [times for times in self._kept if times.number > after]
-        rows: list[dict[str, Any]] = []
-        for times in kept:
-            with self._lock:
-                rows.append(times.row())
-        return rows
+            kept = [record for record in self._kept if record.number > after]
+        return [record.row() for record in kept]
 
 
 ROUNDS = RoundLog()
