@@ -115,7 +115,7 @@ def url_for_others(host: str, port: int) -> str:
         # Addresses of documentation, which are nobody's. What listens at :: is reached by IPv4, too.
         found = own_address("2001:db8::1") if ":" in host else ""
         host = found if ":" in found else own_address("192.0.2.1")
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"http://{HubAddress(host, port)}"
 
 
 def store_host(store: Store) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from geocomm.core.addresses import free_port, is_loopback, listen_on
+from geocomm.core.addresses import HubAddress, free_port, is_loopback, listen_on
 from geocomm.core.bad_input import BadInput
 from geocomm.group.membership.own_address import url_for_others
 from geocomm.train.serve.engine_process import EngineEnded, EngineProcess, Stopped, stop_signals
@@ -97,7 +97,7 @@ def _serve(
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        return listen_on(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        return listen_on(str(HubAddress(host, port)))
     except OSError as error:
         raise BadInput(
             f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port or --host"
