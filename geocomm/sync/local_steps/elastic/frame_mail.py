@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -80,11 +81,8 @@ class FrameMail:
             if owner is None:
                 continue
             self._expected.add(expected)
-
-            def arrived(content: torch.Tensor | None, why: str, expected: Expected = expected) -> None:
-                self._arrived(expected, content, why)
-
-            self._mail.receive(owner, self._number(opened.fragment, opened.version), opened.attempt, arrived)
+            number = self._number(opened.fragment, opened.version)
+            self._mail.receive(owner, number, opened.attempt, partial(self._arrived, expected))
 
     def is_here(self, expected: Expected) -> None:
         """It has arrived, or will not come."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from types import FrameType
 from typing import Any, cast
@@ -32,25 +33,14 @@ def after_each_step(
     """
     # A loop may be compiled with its steps in it; the rounds are not.
     uncompiled: Any = cast(Any, torch.compiler).disable
-    if len(optimizers) == 1:
-
-        def after_step(skipped: bool) -> None:
-            if not skipped:
-                callback()
-
-        return _hook(optimizers[0], uncompiled(after_step))
-    together = _StepTogether(optimizers, labels, callback)
-    removes = [_hook(one, uncompiled(partial(together.after, index))) for index, one in enumerate(optimizers)]
-
-    def remove() -> None:
-        for each in removes:
-            each()
-
-    return remove
+    together, hooks = _StepTogether(optimizers, labels, callback), ExitStack()
+    for index, one in enumerate(optimizers):
+        hooks.callback(_hook(one, uncompiled(partial(together.after, index))))
+    return hooks.close
 
 
 class _StepTogether:
-    """Several optimizers, of which each steps once in a step of the training. The last one ends it.
+    """Optimizers of which each steps once in a step of the training. The last one ends it.
 
     A GradScaler looks at the gradients of each optimizer by themselves, so it may skip one and not the other. Such a
     step does not count.
