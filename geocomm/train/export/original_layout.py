@@ -117,7 +117,7 @@ class OriginalLayout:
         parts: list[_TurnedWeights] = []
         rest = typed
         # A weight by itself; else those of a layer; else what is left.
-        for group_of in (_itself, _layer, _everything):
+        for group_of in (str, _layer, lambda _: ""):
             left: _Tensors = {}
             for group in _grouped(rest, group_of):
                 results = self._try(group)
@@ -159,18 +159,10 @@ def _grouped(tensors: _Tensors, group_of: Callable[[str], str]) -> Iterator[_Ten
     return iter(groups.values())
 
 
-def _itself(name: str) -> str:
-    return name
-
-
 def _layer(name: str) -> str:
     """`model.layers.3` of `model.layers.3.mlp.gate.weight`; the module, where there is no number."""
     match = re.match(r".*?\.\d+(?=\.)", name)
     return match.group() if match else name.rpartition(".")[0]
-
-
-def _everything(name: str) -> str:
-    return ""
 
 
 def _without_storage(tensor: torch.Tensor) -> torch.Tensor:
