@@ -16,8 +16,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from transformers import AutoConfig, AutoTokenizer, DeepseekV3Config
 
 from geocomm.core.bad_input import BadInput
 from geocomm.train.export.export_record import Dtype
+from geocomm.train.export.weights import LazyWeights
 
 MODEL_FILE = "model.gguf"
 _KINDS: dict[Dtype, gguf.GGMLQuantizationType] = {
@@ -230,7 +232,7 @@ ALWAYS_FLOAT32 = {
 _EXPERT = re.compile(r"(model\.layers\.\d+\.mlp\.experts)\.(\d+)\.(\w+)\.weight")
 
 
-class SafetensorsFolder(Mapping[str, torch.Tensor]):
+class SafetensorsFolder(LazyWeights):
     """The tensors of a folder's `*.safetensors`, by name. Each is read from the disk when it is asked for."""
 
     def __init__(self, folder: Path) -> None:
@@ -241,16 +243,11 @@ class SafetensorsFolder(Mapping[str, torch.Tensor]):
             with safe_open(folder / "model.safetensors", "pt") as opened:
                 files = dict.fromkeys(opened.keys(), "model.safetensors")
         self._files = {name: folder / file for name, file in files.items()}
+        super().__init__({name: partial(self._read, name) for name in self._files})
 
-    def __getitem__(self, name: str) -> torch.Tensor:
+    def _read(self, name: str) -> torch.Tensor:
         with safe_open(self._files[name], "pt") as opened:
             return opened.get_tensor(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
-
-    def __len__(self) -> int:
-        return len(self._files)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The tensor's shape, without reading its values."""

@@ -6,7 +6,8 @@ Imports torch and deepspeed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from geocomm.train.export.export_record import ExportRecord, TrainedBy, read_rec
 from geocomm.train.export.hf_folder import HfModel, finish_folder, write_hf_files
 from geocomm.train.export.original_layout import OriginalLayout
 from geocomm.train.export.run_text import read_log
-from geocomm.train.export.weights import DTYPES
+from geocomm.train.export.weights import DTYPES, LazyWeights
 from geocomm.train.loop.agreed_run import Agreed
 from geocomm.train.loop.engine import TrainedModel
 from geocomm.train.loop.train_loop import effective_codec
@@ -30,7 +31,7 @@ from geocomm.train.runs.checkpoint_folder import complete_checkpoints
 from geocomm.train.runs.run_folder import RunFolder
 
 
-class GatheredWeights(Mapping[str, torch.Tensor]):
+class GatheredWeights(LazyWeights):
     """The weights of an engine on the CPU, each gathered when it is asked for.
 
     ZeRO 3 gathers over all ranks that share a weight. So they all ask for the same ones in the same order, which was
@@ -40,18 +41,13 @@ class GatheredWeights(Mapping[str, torch.Tensor]):
     def __init__(self, module: torch.nn.Module, order: Sequence[str]) -> None:
         self._tensors: dict[str, torch.Tensor] = module.state_dict(keep_vars=True)
         self._order = iter(order)
+        super().__init__({name: partial(self._read, name) for name in self._tensors})
 
-    def __getitem__(self, name: str) -> torch.Tensor:
+    def _read(self, name: str) -> torch.Tensor:
         expected = next(self._order)
         if name != expected:
             raise RuntimeError(f"{name} is read where {expected} was told")
         return self._gather(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
 
     def rest(self) -> None:
         """Take part in what was told and not read."""
