@@ -71,15 +71,29 @@ def local_estimate(
     """every: None to choose the smallest that fits. Raises InvalidArgumentError for a codec or links that cannot be."""
     if every is not None and every < 1:
         raise InvalidArgumentError(f"--every: {every} is below 1")
-    model = _Rounds(work, links, codec, speed)
-    fragments = model.most_fragments()
-    round_s = model.seconds(fragments)
+    count = len(links.sites)
+    raw_bytes = work.parameters * _DELTA_BYTES
+    wire_bytes = work.parameters * bytes_per_element(codec, _DELTA_BYTES)
+    sent_bytes = wire_bytes * (count - 1)  # by each site, for a delta of the whole model
+    rtt_s = max(max(row) for row in links.rtt_s)
+    loads = [[float(src != dst) for dst in range(count)] for src in range(count)]
+    link_s = wire_bytes * seconds_per_byte(links, loads)  # of the busiest link or line, for the whole model
+    coding_s = raw_bytes * (speed.encode + count * speed.decode)
+
+    def seconds(fragments: int) -> float:
+        """Of one round."""
+        return (link_s + coding_s) / fragments + _EXCHANGES * (rtt_s + OPERATION_S)
+
+    most = max(1, min(MOST_FRAGMENTS, int(raw_bytes // LEAST_FRAGMENT_BYTES)))
+    large_enough = [one for one in range(1, most + 1) if seconds(one) >= _LEAST_ROUND_TRIPS * rtt_s]
+    fragments = max(large_enough, default=1)
+    round_s = seconds(fragments)
     least = least_every(fragments * round_s, work.compute_s)
     if every is None:
         every = min(MOST_EVERY, max(LEAST_EVERY, least))
     cycle_s = max(every * work.compute_s, fragments * round_s)
-    per_step = model.sent_bytes * work.compute_s / cycle_s
-    egress = per_step * len(links.sites) * DAY_S / work.compute_s
+    per_step = sent_bytes * work.compute_s / cycle_s
+    egress = per_step * count * DAY_S / work.compute_s
     return LocalEstimate(
         codec=codec,
         every=every,
@@ -88,9 +102,9 @@ def local_estimate(
         round_s=round_s,
         fits=least <= every,
         step_s=work.compute_s,
-        link_share=model.link_seconds / cycle_s,
+        link_share=link_s / cycle_s,
         sent_bytes_per_step=per_step,
-        fewer_bytes=work.parameters * _DELTA_BYTES * (len(links.sites) - 1) / per_step,
+        fewer_bytes=raw_bytes * (count - 1) / per_step,
         egress_bytes_per_day=egress,
         dollars_per_day=None if work.dollars_per_gb is None else egress / 1e9 * work.dollars_per_gb,
     )
@@ -99,29 +113,3 @@ def local_estimate(
 def least_every(rounds_s: float, step_s: float) -> int:
     """The smallest `every` with which the rounds of all fragments, `rounds_s` in all, fit under steps of `step_s`."""
     return math.ceil(rounds_s / (LINE_SHARE * step_s))
-
-
-class _Rounds:
-    """Rounds of one model over given links."""
-
-    def __init__(self, work: Workload, links: Links, codec: str, speed: Speed) -> None:
-        others = len(links.sites) - 1
-        wire_bytes = work.parameters * bytes_per_element(codec, _DELTA_BYTES)
-        self._raw_bytes = work.parameters * _DELTA_BYTES
-        self._rtt_s = max(max(row) for row in links.rtt_s)
-        loads = [[float(src != dst) for dst in range(others + 1)] for src in range(others + 1)]
-        self.link_seconds = wire_bytes * seconds_per_byte(links, loads)
-        """That the busiest link or line carries data for a delta of the whole model."""
-        self._coding_s = self._raw_bytes * (speed.encode + (others + 1) * speed.decode)
-        self.sent_bytes = wire_bytes * others
-        """By each site, for a delta of the whole model."""
-
-    def seconds(self, fragments: int) -> float:
-        """The seconds of one round."""
-        return (self.link_seconds + self._coding_s) / fragments + _EXCHANGES * (self._rtt_s + OPERATION_S)
-
-    def most_fragments(self) -> int:
-        """The most that are large enough; 1 at least."""
-        most = max(1, min(MOST_FRAGMENTS, int(self._raw_bytes // LEAST_FRAGMENT_BYTES)))
-        enough = [count for count in range(1, most + 1) if self.seconds(count) >= _LEAST_ROUND_TRIPS * self._rtt_s]
-        return max(enough, default=1)
