@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from geocomm.core.addresses import HubAddress
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """The version of the rendezvous and the wire. Ranks of different versions do not understand each other."""
 
 

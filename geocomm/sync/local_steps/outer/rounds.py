@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import torch
+from pydantic import Field, NonNegativeInt
 
 from geocomm.core.errors import InvalidArgumentError, ReplicaMismatchError
 from geocomm.core.message_log import logger
@@ -30,19 +31,19 @@ class Terms:
 
 @dataclass(frozen=True)
 class SiteOffer:
-    """A site's part of a round, without the delta."""
+    """A site's part of a round, without the delta; another site's is checked where it is received."""
 
-    round: int
-    fragment: int
-    step: int
+    round: NonNegativeInt
+    fragment: NonNegativeInt
+    step: NonNegativeInt
     """Optimizer steps of the site when the round began."""
-    base: int
+    base: NonNegativeInt
     """Outer steps that the fragment's anchor has taken: the delta is the difference to that anchor."""
-    weight: int
+    weight: NonNegativeInt
     """Steps, or tokens, that the delta stands for; 0: it does not count."""
-    every: int = 0
+    every: NonNegativeInt = 0
     """How many steps the site wants between two rounds of a fragment from now on; 0: as many as now."""
-    squared_norm: float = 0.0
+    squared_norm: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """The squared L2 norm of the delta, before it is compressed."""
     last: bool = False
     """Whether the round is the fragment's last: it carries the site's weights in place of a delta, and its result is
