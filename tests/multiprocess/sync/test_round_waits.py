@@ -107,10 +107,10 @@ def _many_at_once(sites: list[str]) -> tuple[list[list[float]], int]:
         dist.barrier()
     reductions = []
     for number in range(10):
-        rounds.propose(SiteOffer(number, 0, number, number, 1))
+        offer = SiteOffer(number, 0, number, number, 1)
         delta = torch.full((fragment.numel,), float(number + sites.index(_site(sites))))
         residual = torch.zeros(fragment.coded_elems)
-        reductions.append(rounds.reduce(number, fragment, delta, residual, CODING))
+        reductions.append(rounds.reduce(offer, fragment, delta, residual, CODING))
     done_alone = 0
     if _site(sites) != "b":
         time.sleep(0.2)
@@ -276,8 +276,8 @@ def _ask_one_that_failed(sites: list[str]) -> str:
     fragment = Fragment(0, (Range("w", 0, 300),))
     try:
         if _site(sites) == "a" and rounds.ranks.owns(0):
-            rounds.propose(SiteOffer(0, 0, 0, 0, 1))
-            rounds.reduce(0, fragment, torch.zeros(300), None, Coding("no codec", 1.0, "mean")).wait()
+            offer = SiteOffer(0, 0, 0, 0, 1)
+            rounds.reduce(offer, fragment, torch.zeros(300), None, Coding("no codec", 1.0, "mean")).wait()
         rounds.furthest(3)
     except (GeocommError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"

@@ -37,8 +37,7 @@ def test_several_rounds_may_be_under_way_and_exact_elements_lose_nothing() -> No
         rounds.agree(Terms({}, {}, {}))
         under_way = []
         for number in range(3):
-            rounds.propose(offer(number))
-            under_way.append(rounds.reduce(number, FRAGMENT, delta_of(rounds.site), torch.zeros(256), INT4))
+            under_way.append(rounds.reduce(offer(number), FRAGMENT, delta_of(rounds.site), torch.zeros(256), INT4))
         averages = [one.wait().values for one in under_way]
         for number in range(3):
             rounds.commit(number, "same")
@@ -56,8 +55,7 @@ def test_several_rounds_may_be_under_way_and_exact_elements_lose_nothing() -> No
 def test_residual_is_what_the_codec_lost_and_the_old_one_is_not_touched() -> None:
     def run(rounds: Rounds) -> None:
         before = torch.full((256,), 0.01)
-        rounds.propose(offer(0))
-        average = rounds.reduce(0, FRAGMENT, delta_of("x"), before, INT4).wait()
+        average = rounds.reduce(offer(0), FRAGMENT, delta_of("x"), before, INT4).wait()
         assert before.eq(0.01).all()
         assert average.values is not None
         assert average.residual is not None
@@ -68,8 +66,7 @@ def test_residual_is_what_the_codec_lost_and_the_old_one_is_not_touched() -> Non
 
 def test_site_of_weight_zero_keeps_its_residual() -> None:
     def run(rounds: Rounds) -> None:
-        rounds.propose(offer(0, weight=0))
-        average = rounds.reduce(0, FRAGMENT, torch.zeros(259), torch.full((256,), 0.5), INT4).wait()
+        average = rounds.reduce(offer(0, weight=0), FRAGMENT, torch.zeros(259), torch.full((256,), 0.5), INT4).wait()
         assert average.values is None
         assert average.residual is not None
         assert average.residual.eq(0.5).all()
@@ -92,8 +89,7 @@ def test_sites_that_wait_for_different_things_run_into_the_deadline() -> None:
     def run(rounds: Rounds) -> None:
         if rounds.site == "a":
             rounds.agree(Terms({}, {}, {}))
-        rounds.propose(offer(0))
-        rounds.reduce(0, FRAGMENT, delta_of("a"), torch.zeros(256), INT4).wait()
+        rounds.reduce(offer(0), FRAGMENT, delta_of("a"), torch.zeros(256), INT4).wait()
 
     with pytest.raises(OperationTimeoutError, match="nothing from sites"):
         SimulatedSites(["a", "b"], timeout_s=0.1).run(run)
@@ -101,8 +97,7 @@ def test_sites_that_wait_for_different_things_run_into_the_deadline() -> None:
 
 def test_states_that_differ_after_a_round_are_refused() -> None:
     def run(rounds: Rounds) -> None:
-        rounds.propose(offer(0))
-        rounds.reduce(0, FRAGMENT, delta_of("a"), torch.zeros(256), INT4).wait()
+        rounds.reduce(offer(0), FRAGMENT, delta_of("a"), torch.zeros(256), INT4).wait()
         rounds.commit(0, f"digest of {rounds.site}")
 
     with pytest.raises(ReplicaMismatchError, match="round 0"):

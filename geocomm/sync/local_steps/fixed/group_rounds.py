@@ -82,7 +82,6 @@ class GroupRounds(Rounds):
         # Every rank asks for the group of its site, or none does.
         inside = found.inside if max(map(len, found.ranks)) > 1 else None
         self.ranks = SiteGroup(inside if len(found.own) > 1 else None, found.place, found.common_places)
-        self._offers: dict[int, SiteOffer] = {}
         self._records: dict[int, RoundRecord] = {}
 
     @property
@@ -113,23 +112,12 @@ class GroupRounds(Rounds):
         self._record(number, fragment).due()
 
     @override
-    def propose(self, offer: SiteOffer) -> None:
-        self._record(offer.round, offer.fragment).begun(offer.step, offer.weight, last=offer.last)
-        self._offers[offer.round] = offer
-
-    @override
     def reduce(
-        self, number: int, fragment: Fragment, delta: torch.Tensor, residual: torch.Tensor | None, coding: Coding
+        self, offer: SiteOffer, fragment: Fragment, delta: torch.Tensor, residual: torch.Tensor | None, coding: Coding
     ) -> Exchange:
-        return self._owned().begin(
-            self._offers.pop(number),
-            self._digests.latest,
-            fragment,
-            delta,
-            residual,
-            coding,
-            self._record(number, fragment.index),
-        )
+        record = self._record(offer.round, offer.fragment)
+        record.begun(offer.step, offer.weight, last=offer.last)
+        return self._owned().begin(offer, self._digests.latest, fragment, delta, residual, coding, record)
 
     @override
     def furthest(self, number: int) -> int:

@@ -118,10 +118,9 @@ Awaited = Exchange | Meeting
 
 def result_of(awaited: Awaited, what: str) -> Any:
     """Wait for it, with a word to the log now and then. what: for the log."""
-    wait_for(
-        lambda seconds: bool(futures.wait([awaited.future], seconds).done), what, lambda: sites_text(awaited.missing)
-    )
-    return awaited.future.result()
+    future: Future[Any] = awaited.future
+    wait_for(lambda seconds: bool(futures.wait([future], seconds).done), what, lambda: sites_text(awaited.missing))
+    return future.result()
 
 
 @dataclass(eq=False)

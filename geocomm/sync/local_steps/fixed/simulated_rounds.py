@@ -225,15 +225,12 @@ class SimulatedRounds(Rounds):
         """Nobody asks when: the sites share their time."""
 
     @override
-    def propose(self, offer: SiteOffer) -> None:
-        self._sites.board(offer.round).offers[self.site] = offer
-
-    @override
     def reduce(
-        self, number: int, fragment: Fragment, delta: torch.Tensor, residual: torch.Tensor | None, coding: Coding
+        self, offer: SiteOffer, fragment: Fragment, delta: torch.Tensor, residual: torch.Tensor | None, coding: Coding
     ) -> SimulatedReduction:
+        number, counts = offer.round, offer.weight > 0
         board = self._sites.board(number)
-        counts = board.offers[self.site].weight > 0
+        board.offers[self.site] = offer
         seed = number * len(self._sites.names) + self._sites.names.index(self.site)
         frames, new_residual = encode_delta(fragment, delta, residual, coding, seed=seed, counts=counts)
         board.frames[self.site] = frames

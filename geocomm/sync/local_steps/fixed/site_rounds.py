@@ -264,9 +264,8 @@ class SiteRounds(SiteState):
         every = 0 if last else self._wanted_every(held.fragment.index, self._rounds.line_seconds)
         weight = weight if finite else 0
         offer = SiteOffer(number, held.fragment.index, self.step, held.version, weight, every, squared_norm, last)
-        self._rounds.propose(offer)
         coding, residual = (LAST, None) if last else (self._settings.coding, held.residual)
-        reduction = self._rounds.reduce(number, held.fragment, given, residual, coding)
+        reduction = self._rounds.reduce(offer, held.fragment, given, residual, coding)
         return reduction, local_at_begin, finite
 
     def _follow_schedule(self) -> None:

@@ -16,7 +16,7 @@ from geocomm.sync.local_steps.settings.local_settings import LocalSettings
 class ParameterView(ABC):
     """The elements of a model that its site averages with the other sites, as one rank of the site holds them."""
 
-    sharded = False
+    sharded: bool = False
     """Whether the ranks of the site hold parts; else each holds everything."""
 
     def __init__(self, model: torch.nn.Module, settings: LocalSettings) -> None:

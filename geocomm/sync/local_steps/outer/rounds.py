@@ -125,7 +125,7 @@ class Reduction(Protocol):
 class Rounds(SiteFacts, Protocol):
     """Carries rounds between the sites. Calls come from one thread, in the order of the rounds, alike at every site.
 
-    A round: `propose`, `reduce`, later `Reduction.wait`, and `commit`; others may begin in between. Only `agree` and
+    A round: `reduce`, later `Reduction.wait`, and `commit`; others may begin in between. Only `agree` and
     `wait` block. A round that fails at one site fails at all, and leaves anchors, residuals and weights as they were.
     Of the ranks of a site, the one that owns the fragment has the round; `agree`, `furthest` and `close` are for all.
     """
@@ -145,17 +145,13 @@ class Rounds(SiteFacts, Protocol):
         ...
 
     def due(self, number: int, fragment: int) -> None:
-        """The schedule asks for a round that `propose` follows for, now or later. May be called again."""
-        ...
-
-    def propose(self, offer: SiteOffer) -> None:
-        """Offer this site's part of a round."""
+        """The schedule asks for a round that `reduce` follows for, now or later. May be called again."""
         ...
 
     def reduce(
-        self, number: int, fragment: Fragment, delta: torch.Tensor, residual: torch.Tensor | None, coding: Coding
+        self, offer: SiteOffer, fragment: Fragment, delta: torch.Tensor, residual: torch.Tensor | None, coding: Coding
     ) -> Reduction:
-        """Average `delta` (float32, CPU, 1-D, `fragment.numel` elements) of a round that was proposed.
+        """Begin a round with this site's part of it: average `delta` (float32, CPU, 1-D, `fragment.numel` elements).
 
         The first `fragment.coded_elems` elements go through the codec, with `residual` (as many, or None), which is
         read until the result is there and never written to; the others travel exactly. The residual is in units of the
