@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, cast
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -16,12 +16,9 @@ from geocomm.sync.local_steps.model.optimizer_state import Slot, begin_anew, slo
 from geocomm.sync.local_steps.model.parameter_view import ParameterView
 from geocomm.sync.local_steps.model.step_clock import after_each_step
 
-_IN_USE: WeakSet[Any] = WeakSet()
-"""Optimizers of runs that have not ended: with two handles every step would count for both."""
-
 _TRAINED: WeakValueDictionary[int, Any] = WeakValueDictionary()
-"""Their optimizers, by the ids of the parameters that they train. As long as an optimizer lives, so does the
-run that it is the clock of, with its model."""
+"""The optimizers of runs that have not ended, by the ids of the parameters that they train: with two handles every step
+would count for both. As long as an optimizer lives, so does the run that it is the clock of, with its model."""
 
 _WRAPPERS = {"AcceleratedOptimizer", "LightningOptimizer", "_FabricOptimizer"}
 
@@ -37,8 +34,6 @@ class InnerOptimizers:
             _require_optimizer(one, alone=len(self.each) == 1)
         if len({id(one) for one in self.each}) < len(self.each):
             raise InvalidArgumentError("local steps: the list of optimizers has one of them twice")
-        if any(one in _IN_USE for one in self.each):
-            raise InvalidArgumentError("local_steps() was called for this optimizer before; call finish() of that run")
         self._labels = _labels(self.each)
         self._groups: list[list[list[int]]] | None = None
         self._trained: list[int] = []
@@ -52,9 +47,7 @@ class InnerOptimizers:
             averaged = {tensor.name for tensor in view.tensors}
             self._trained = [number for number, name in view.names().items() if name in averaged]
             if any(number in _TRAINED for number in self._trained):
-                raise InvalidArgumentError(
-                    "local_steps() was called for this model before, with another optimizer; call finish() of that run"
-                )
+                raise InvalidArgumentError("local_steps() was called for this model before; call finish() of that run")
             self._groups = self._groups_now()
             self._members = self._members_of(view)
         elif (groups := self._groups_now()) != self._groups:
@@ -64,13 +57,10 @@ class InnerOptimizers:
         """Call `callback` after each step that changed the weights; returns what ends that. Until then no other run
         can have these optimizers, or others of the same model."""
         remove = after_each_step(self.each, self._labels, callback)
-        _IN_USE.update(self.each)
         _TRAINED.update((number, self.each[-1]) for number in self._trained)
 
         def stop() -> None:
             remove()
-            for one in self.each:
-                _IN_USE.discard(one)
             for number in self._trained:
                 _TRAINED.pop(number, None)
 
