@@ -217,8 +217,7 @@ class MemberRounds:
     def write_state(self, held: AnchoredFragment) -> None:
         """Keep a copy of the state in the run folder, and let go of what it makes needless."""
         fragment, version = held.fragment.index, held.version
-        parts = [held.anchor] if held.momentum is None else [held.anchor, held.momentum]
-        copies = [part.clone() for part in parts]
+        copies = [part.clone() for part in held.parts]
         self._post(lambda: self._keep_state(fragment, version, copies))
 
     def read_state(self, held: AnchoredFragment, version: int) -> None:

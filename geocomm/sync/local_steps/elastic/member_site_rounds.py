@@ -395,7 +395,7 @@ class MemberSiteRounds(SiteState):
             return
         index = held.fragment.index
         self._since_state[index] += sum(one.size for one in decided.settled.entry.members)
-        of_state = BYTES_PER_ELEMENT * held.fragment.numel * (1 + (held.momentum is not None))
+        of_state = BYTES_PER_ELEMENT * held.state_numel
         if self._since_state[index] > of_state:
             self._since_state[index] = 0
             self._rounds.write_state(held)

@@ -14,6 +14,7 @@ import torch
 
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.native import native
+from geocomm.core.typed_torch import split
 from geocomm.sync.local_steps.model.fragments import BYTES_PER_ELEMENT, Fragment, digest
 from geocomm.sync.local_steps.model.host_memory import host_zeros, rounded_up
 from geocomm.sync.local_steps.settings.local_settings import Nesterov
@@ -64,21 +65,24 @@ class AnchoredFragment:
             take_back_momentum(outer, self.anchor, self.momentum, 1.0 - corrected)
 
     @property
+    def parts(self) -> list[torch.Tensor]:
+        """What is equal at every site: the anchor, and the momentum if there is one; of equal sizes."""
+        return [self.anchor] if self.momentum is None else [self.anchor, self.momentum]
+
+    @property
     def state_numel(self) -> int:
-        """Elements of what is equal at every site: anchor and momentum."""
-        return self.anchor.numel() + (0 if self.momentum is None else self.momentum.numel())
+        """Elements of the `parts`."""
+        return len(self.parts) * self.fragment.numel
 
     def take(self, values: torch.Tensor, version: int) -> None:
-        """Take over the anchor, and the momentum after it, of a version: float32, of the size that this one has."""
-        self.anchor.copy_(values[: self.anchor.numel()])
-        if self.momentum is not None:
-            self.momentum.copy_(values[self.anchor.numel() :])
+        """Take over the `parts` of a version, one after the other: float32, of the size that they have here."""
+        for part, given in zip(self.parts, split(values, self.fragment.numel), strict=True):
+            part.copy_(given)
         self.version = version
 
     def digest(self) -> str:
         """The digest of what is equal at every site: version, anchor and momentum."""
-        parts = [self.anchor] if self.momentum is None else [self.anchor, self.momentum]
-        return digest(parts, str(self.version))
+        return digest(self.parts, str(self.version))
 
     def state_dict(self) -> dict[str, Any]:
         """Copies."""
