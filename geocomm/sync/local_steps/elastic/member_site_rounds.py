@@ -45,7 +45,8 @@ from geocomm.sync.local_steps.outer.site_weights import (
 
 _LEAVE_S = 30.0
 """How long a site that ends waits for its last deltas to count."""
-_SETTLED, _BEGINS, _FAILED = range(3)
+_SETTLED, _BEGINS, _FAILED = 1, 2, 3
+"""What the owner of a fragment says of it in a step; 0: nothing."""
 _FIRST_KEPT_S, _KEPT_EVERY_S = 60.0, 600.0
 """How often the moments are kept."""
 _KEEP, _KEEP_AND_LEAVE = 1, 2
@@ -230,8 +231,8 @@ class MemberSiteRounds(SiteState):
 
     def _meet_members(self) -> None:
         """Apply what is decided, and begin what is open: the same at all ranks of the site."""
-        rounds, count = self._rounds, len(self.fragments)
-        said, decided, opened, failure = [0] * (3 * count), dict[int, Decided](), dict[int, Open](), None
+        rounds = self._rounds
+        said, decided, opened, failure = [0] * len(self.fragments), dict[int, Decided](), dict[int, Open](), None
         leaves = rounds is not None and rounds.is_leaving  # asked once: it may change at any time
         said += [self._asks_to_keep(leaves=leaves), int(self._moments is not None and self._moments.is_writing)]
         if rounds is not None:
@@ -239,23 +240,21 @@ class MemberSiteRounds(SiteState):
                 decided, opened = rounds.decided(), rounds.to_begin()
             except Exception as error:  # every rank of the site has to hear of it
                 failure = error
-                said[_FAILED * count + self._owned[0].index] = 1
+                said[self._owned[0].index] = _FAILED
             for fragment in self._owned:
                 self._write_wanted(rounds, fragment.index)
-            for index in decided:
-                said[_SETTLED * count + index] = 1
             for index in opened:
-                said[_BEGINS * count + index] = 1
-        said = self.ranks.all_reduce(said)
-        asked, writing = said[-2:]
-        failed = [index for index in range(count) if said[_FAILED * count + index]]
-        if failed:
-            told = self.ranks.broadcast_failure(failed[0], failure)
+                said[index] = _BEGINS
+            for index in decided:
+                said[index] = _SETTLED
+        *said, asked, writing = self.ranks.all_reduce(said)
+        if _FAILED in said:
+            told = self.ranks.broadcast_failure(said.index(_FAILED), failure)
             raise told if failure is None else failure
-        for index in range(count):
-            if said[_SETTLED * count + index]:
+        for index, what in enumerate(said):
+            if what == _SETTLED:
                 self._merge(index, decided.get(index))
-            elif said[_BEGINS * count + index]:
+            elif what == _BEGINS:
                 self._begin(index, opened.get(index))
         self._keep_moments(asked)
         if rounds is not None:
