@@ -14,15 +14,13 @@ from transformers import AutoConfig, PreTrainedConfig
 from geocomm.core.bad_input import BadInput
 from geocomm.data.corpus.text_tokenizer import load_tokenizer
 from geocomm.train.export.checkpoint_weights import open_checkpoint
-from geocomm.train.export.dcp_weights import open_dcp
+from geocomm.train.export.dcp_weights import METADATA, open_dcp
 from geocomm.train.export.export_record import RECORD, Dtype, HeldOut, TrainedBy
 from geocomm.train.export.run_text import HeldOutText, held_out_text, read_log, read_run_config
 from geocomm.train.export.weights import DTYPE_NAMES, DTYPES, Weights
 from geocomm.train.models.model_factory import folder_config, preset_config
 from geocomm.train.runs.checkpoint_folder import MANIFEST, complete_checkpoints, step_folder
 from geocomm.train.runs.run_folder import RunFolder
-
-_DCP_METADATA = ".metadata"
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ def find_weights(path: Path) -> Found:
         raise BadInput(f"{path} does not exist, or is no folder; give a run's output_dir or a checkpoint")
     if (path / MANIFEST).is_file():
         return Found("checkpoint", path)
-    if (path / _DCP_METADATA).is_file():
+    if (path / METADATA).is_file():
         return Found("dcp", path)
     for root in (path, RunFolder(path).checkpoints):
         if steps := complete_checkpoints(root):

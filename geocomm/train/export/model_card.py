@@ -28,8 +28,9 @@ def model_card(record: ExportRecord) -> str:
         "programs, and the SHA-256 of every file.\n"
     )
     serve = "" if record.format == "onnx" else "## Serve\n\n```\ngeocomm serve FOLDER\n```\n\n"
+    quality = f"{_held_out(record.held_out, record.held_out_reason)}\n{_verified(record.verify)}"
     use = f"## Load\n\n{_LOAD[record.format]}\n\n{serve}The model completes text. It was not trained to chat.\n"
-    return "\n".join((front, about, "## Training\n", _training(record), "## Quality\n", _quality(record), use))
+    return "\n".join((front, about, "## Training\n", _training(record), "## Quality\n", quality, use))
 
 
 def _training(record: ExportRecord) -> str:
@@ -53,10 +54,6 @@ def _run_rows(source: TrainedBy) -> list[tuple[str, object]]:
         ("ZeRO stage", source.zero_stage),
         ("precision", source.precision),
     ]
-
-
-def _quality(record: ExportRecord) -> str:
-    return f"{_held_out(record.held_out, record.held_out_reason)}\n{_verified(record.verify)}"
 
 
 def _held_out(held_out: HeldOut | None, reason: str | None) -> str:

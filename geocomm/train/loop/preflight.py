@@ -131,9 +131,7 @@ def shard_ranks(records: list[dict[str, Any]], config: RunConfig) -> list[int]:
     """Over how many ranks ZeRO cuts what it shards, by rank; BadInput where the sites must be of equal size for it."""
     if not config.shards_in_sites():
         return [len(records)] * len(records)
-    sizes: dict[str, int] = {}
-    for record in records:
-        sizes[record["site"]] = sizes.get(record["site"], 0) + 1
+    sizes = Counter(record["site"] for record in records)
     needs_equal = config.sync.mode != "local" or config.joint_steps(equal_sites=False) > 0
     if needs_equal and len(set(sizes.values())) > 1:
         found = ", ".join(f"{site}: {ranks}" for site, ranks in sizes.items())
@@ -212,7 +210,9 @@ def _resume_step(records: list[dict[str, Any]], config: RunConfig, shards: list[
     step = max(common, key=int)
     manifest = records[0]["checkpoints"][step]
     where = f"checkpoint of step {step} in {config.output_dir}"
-    differing = _differences(manifest["model"], records[0]["model"])
+    from geocomm.train.models.model_factory import identity_differences
+
+    differing = identity_differences(manifest["model"], records[0]["model"])
     if differing:
         raise BadInput(f"the {where} is of another model: {differing}; use another output_dir")
     expected = {
@@ -249,9 +249,3 @@ def _require_copies(records: list[dict[str, Any]], step: str, where: str) -> Non
             f"the {where} is of local steps, whose sites differ, and per-step training begins from equal ones: copy "
             f"that folder of one site to all ({_who(records[0])} and {_who(records[other])} have no copies of one)"
         )
-
-
-def _differences(expected: dict[str, Any], got: dict[str, Any]) -> str:
-    from geocomm.train.models.model_factory import identity_differences
-
-    return identity_differences(expected, got)

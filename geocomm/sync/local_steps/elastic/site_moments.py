@@ -28,6 +28,7 @@ from torch.distributed.tensor import DTensor
 from geocomm.core.file_systems import put_in_place, write_whole
 from geocomm.core.message_log import logger
 from geocomm.core.records import Record, line_of
+from geocomm.sync.local_steps.model.fragments import digest
 from geocomm.sync.local_steps.model.inner_optimizers import InnerOptimizers
 from geocomm.sync.local_steps.model.optimizer_state import local_part
 
@@ -160,7 +161,7 @@ class SiteMoments:
             return None
         size = sum(_bytes_of(value) for value in kept.values)
         fits = kept.model == self._model and kept.slots == self._shapes()
-        if not fits or size != len(content) or _digest(content) != kept.digest:
+        if not fits or size != len(content) or digest([content]) != kept.digest:
             return None
         return Loaded(kept, content)
 
@@ -348,7 +349,3 @@ def _bytes_of(value: _Value) -> int:
 
 def _tensor_of(content: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
-
-
-def _digest(content: torch.Tensor) -> str:
-    return xxhash.xxh3_128(content.numpy().data).hexdigest()
