@@ -6,7 +6,6 @@ A hook runs ahead of the device, on whatever streams are current when torch call
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -33,9 +32,7 @@ class DeviceOrder:
         if self._end is not None:
             torch.cuda.current_stream(self.device).wait_event(self._end)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.device.type == "cuda":
             self._end = torch.cuda.Event()
             self._end.record(torch.cuda.current_stream(self.device))

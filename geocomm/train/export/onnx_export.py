@@ -19,7 +19,6 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -163,9 +162,7 @@ class RoutingWatch:
             self._hooks.append(router.register_forward_hook(self._hook(layer)))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for hook in self._hooks:
             hook.remove()
 

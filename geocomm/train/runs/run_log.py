@@ -11,7 +11,6 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from pydantic_core import to_jsonable_python
@@ -83,9 +82,7 @@ class RunLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError):  # the run is over, and may have failed for a better reason
             self.note_events()
         if not self._active:
