@@ -174,9 +174,8 @@ class MemberSiteRounds(SiteState):
                 rounds.applied(one, self._held[index])
             if not decided:
                 time.sleep(0.01)
-            if patience.left_s <= 0:
-                missing = sum(self._heads[index] - held.version for index, held in self._held.items())
-                log_wait(patience, f"the replay of {missing} rounds", "frames that other sites have")
+            missing = sum(self._heads[index] - held.version for index, held in self._held.items())
+            log_wait(patience, f"the replay of {missing} rounds", "frames that other sites have")
         # All owners heard the same journal's head or a later one; the most is where the run is.
         is_first = rounds is not None and self.ranks.place == 0
         told = [self._begun_at, self._taken, secrets.randbits(62)] if is_first else [0, 0, 0]
@@ -415,8 +414,7 @@ class MemberSiteRounds(SiteState):
                 self._next_due[index] = self.step
             self._meet_members()
             time.sleep(0.02)
-            if patience.left_s <= 0:
-                log_wait(patience, "finish()", "the sites to count the last deltas of this one")
+            log_wait(patience, "finish()", "the sites to count the last deltas of this one")
         left = self._rounds is not None and self._rounds.has_left
         for index in [] if left else self._uncounted():
             logger().warning(f"local steps: the last delta of fragment {index} was not counted within {_LEAVE_S:g} s")

@@ -160,8 +160,7 @@ class GroupRounds(Rounds):
         patience = Patience()
 
         def waits_for(ranks: Sequence[int]) -> None:
-            if patience.left_s <= 0:
-                log_wait(patience, "local_steps()", self._names(ranks))
+            log_wait(patience, "local_steps()", self._names(ranks))
 
         try:
             return roll_call.gather(

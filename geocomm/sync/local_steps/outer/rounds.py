@@ -245,9 +245,10 @@ def decide(offers: Sequence[tuple[str, SiteOffer]]) -> Entry:
 
 
 def log_wait(patience: Patience, what: str, whom: str) -> None:
-    """Log the wait, and put off the next word."""
-    logger().warning(f"local steps: {what} has waited {patience.waited_s:.0f} s for {whom}")
-    patience.put_off()
+    """Log the wait, where a word is due, and put off the next one."""
+    if patience.left_s <= 0:
+        logger().warning(f"local steps: {what} has waited {patience.waited_s:.0f} s for {whom}")
+        patience.put_off()
 
 
 def wait_for(is_done: Callable[[float], bool], what: str, whom: Callable[[], str]) -> None:
@@ -255,5 +256,4 @@ def wait_for(is_done: Callable[[float], bool], what: str, whom: Callable[[], str
     then."""
     patience = Patience()
     while not is_done(max(patience.left_s, 0.0)):
-        if patience.left_s <= 0:
-            log_wait(patience, what, whom())
+        log_wait(patience, what, whom())
