@@ -11,7 +11,7 @@ import contextlib
 import secrets
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from geocomm.core.addresses import HubAddress, HubAddressError
@@ -48,7 +48,8 @@ from geocomm.journal.sequencer_events import (
 )
 
 if TYPE_CHECKING:
-    from geocomm.elastic.run_catalog import CatalogData
+    from geocomm.data.read_version import ReadVersion
+    from geocomm.journal.run_data import RunData
 
 TICK_S = 0.25
 _LOOKED_AT_EVERY_S, _RETRIED_AFTER_S = 60.0, 5.0
@@ -83,7 +84,7 @@ class Leader:
         """With the connection that it is for: what waits for an entry to be in the shared journal."""
         self._news = asyncio.Event()
         self._terms = terms
-        self._catalog: CatalogData | None = None
+        self._catalog: RunData | None = None
         """The run's data set, as it was read last."""
         self._known, self._log = known, log
         self.entries, self.commit_seconds = 0, 0.0
@@ -165,7 +166,7 @@ class Leader:
                 before, problem = self._catalog, ""
                 versions = {one.number: one.sha256 for one in self.state.data.values()}
                 try:
-                    self._catalog = await asyncio.to_thread(_read_data, asked, versions, before)
+                    self._catalog = await asyncio.to_thread(read_data, asked, versions, before)
                     if self._catalog is not before:
                         self._on(DataRead(self._catalog))
                 except (BadInput, OSError) as error:
@@ -333,7 +334,20 @@ class Leader:
                 self._log(action.text)
 
 
-def _read_data(of: DealtSet, versions: dict[int, str], known: CatalogData | None) -> CatalogData:
-    from geocomm.elastic.run_catalog import read_data  # brings numpy, which most agents do without
+def read_data(of: DealtSet, versions: Mapping[int, str], known: RunData | None) -> RunData:
+    """The newest version of a data set, and those that deals are of: SHA-256 by number. It is `known`, where
+    that is the same; else only new versions are read. It may take seconds. Raises BadInput, OSError."""
+    from geocomm.data.catalog import Catalog  # these bring numpy, which most agents do without
+    from geocomm.data.read_version import ReadVersion
+    from geocomm.journal.run_data import RunData
 
-    return read_data(of, versions, known)
+    catalog = Catalog(of.set)
+    before: Mapping[int, ReadVersion] = {} if known is None else known.versions
+    numbers = catalog.numbers()
+    wanted = {*versions, *numbers[-1:]} or {1}
+    if known is not None and wanted <= before.keys() and max(wanted) == known.number:
+        return known
+    found = {number: before.get(number) or ReadVersion.read(catalog, number) for number in wanted}
+    for number, sha256 in versions.items():
+        found[number].require(sha256)
+    return RunData(found, of)

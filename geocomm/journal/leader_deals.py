@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from geocomm.data.deal_records import DealtSet
 from geocomm.data.dealt_shards import length
@@ -15,7 +16,9 @@ from geocomm.journal.entries import Data, Deal, TakenBack
 from geocomm.journal.led_run import LedRun
 from geocomm.journal.messages import Beat, Owner
 from geocomm.journal.run_state import SiteRecord, Standing
-from geocomm.journal.sequencer_events import RunData
+
+if TYPE_CHECKING:
+    from geocomm.journal.run_data import RunData
 
 _LEAST_DEALS = 2
 """That a site has left, begun ones included."""

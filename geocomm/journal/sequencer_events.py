@@ -1,17 +1,16 @@
-"""What the sequencer takes and gives: events of the sites, actions of the leader, the terms between them,
-and what it asks of the run's data set, which it cannot read itself."""
+"""What the sequencer takes and gives: events of the sites, actions of the leader, and the terms between them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from geocomm.data.deal_records import DealtSet
-from geocomm.data.dealt_shards import DealtShards
 from geocomm.journal.entries import Entry
 from geocomm.journal.messages import Down, Up
-from geocomm.journal.run_state import RunState
+
+if TYPE_CHECKING:
+    from geocomm.journal.run_data import RunData  # brings numpy, which most agents do without
 
 # ---- events
 
@@ -148,38 +147,3 @@ class LeaderSettings:
     """How long the deals of a site last."""
     doubt_s: float = 3600.0
     """The deals of a site that is gone for this time are dealt to others; 0: never."""
-
-
-class RunData(Protocol):
-    """The data set as it was read last: its newest version, and those that deals are of."""
-
-    @property
-    def number(self) -> int:
-        """The number of the newest version."""
-        ...
-
-    @property
-    def sha256(self) -> str:
-        """SHA-256 of the file of the newest version."""
-        ...
-
-    def next_deal(self, state: RunState, site: str, speeds: Mapping[str, float]) -> tuple[str, int] | None:
-        """Which shards of the version in force a site reads next, as in `dealt_shards`, and how many sequences they
-        have; None: it may read none. speeds: tokens per second of all sites that are there."""
-        ...
-
-    def may_read(self, state: RunState, site: str, deal: DealtShards) -> bool:
-        """Whether a site may read what was dealt, and the newest version still has it."""
-        ...
-
-    def readable(self, site: str) -> int:
-        """Sequences of one pass over what the site may read."""
-        ...
-
-    def undealt(self, state: RunState) -> int:
-        """What is to be dealt until all was dealt as often as what was dealt most: the rest of a pass."""
-        ...
-
-    def waits(self, state: RunState, sites: Collection[str]) -> list[str]:
-        """What none of these sites may read, and who may; and what is read too seldom; in words."""
-        ...

@@ -13,15 +13,16 @@ import pytest
 from geocomm.core.bad_input import BadInput
 from geocomm.data.deal_records import DealtSet
 from geocomm.data.dealt_shards import shards_of
-from geocomm.elastic.run_catalog import CatalogData, read_data
+from geocomm.elastic.leader import read_data
 from geocomm.journal.entries import Data, Deal, Genesis, Join, Ready
+from geocomm.journal.run_data import RunData
 from geocomm.journal.run_state import RunState
 from support.small_catalog import add_version, shard
 
 LENGTH = 10
 
 
-def run_of(data: CatalogData, sites: str = "abc") -> RunState:
+def run_of(data: RunData, sites: str = "abc") -> RunState:
     state = RunState()
     put(state, Genesis, run="1" * 32, settings={}, layout="3" * 32, digests=("4" * 32,), every=10)
     version_of(state, data)
@@ -35,11 +36,11 @@ def put(state: RunState, kind: Any, **fields: Any) -> None:
     state.apply(kind(index=state.head.index + 1, prev=state.head.hash, term=0, **fields))
 
 
-def version_of(state: RunState, data: CatalogData) -> None:
+def version_of(state: RunState, data: RunData) -> None:
     put(state, Data, set="cat", number=data.number, sha256=data.sha256, sequence_length=LENGTH, held_out_every=4)
 
 
-def deal(state: RunState, data: CatalogData, site: str) -> list[tuple[int, int]]:
+def deal(state: RunState, data: RunData, site: str) -> list[tuple[int, int]]:
     found = data.next_deal(state, site, dict.fromkeys("abc", 1.0))
     if found is None:
         return []
@@ -47,7 +48,7 @@ def deal(state: RunState, data: CatalogData, site: str) -> list[tuple[int, int]]
     return shards_of(found[0])
 
 
-def read(folder: Path, state: RunState | None = None, known: CatalogData | None = None) -> CatalogData:
+def read(folder: Path, state: RunState | None = None, known: RunData | None = None) -> RunData:
     versions = {} if state is None else {one.number: one.sha256 for one in state.data.values()}
     return read_data(DealtSet(set=str(folder), sequence_length=LENGTH, held_out_every=4), versions, known)
 

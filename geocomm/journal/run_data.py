@@ -1,11 +1,11 @@
-"""The run's data set as its leader reads it from the catalog, and which shards of it a site reads next."""
+"""The run's data set as its leader has read it, and which shards of it a site reads next."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from importlib import import_module
 
-from geocomm.data.catalog import Catalog, Shard
+from geocomm.data.catalog import Shard
 from geocomm.data.deal_records import DealtSet
 from geocomm.data.deals import DEALS_OF_A_PASS
 from geocomm.data.dealt_shards import DealtShards
@@ -17,23 +17,8 @@ _TOO_FEW = 2
 """The log names a label of which all was dealt this many times less often than other data."""
 
 
-def read_data(of: DealtSet, versions: Mapping[int, str], known: CatalogData | None) -> CatalogData:
-    """The newest version of a data set, and those that deals are of: SHA-256 by number. It is `known`, where
-    that is the same; else only new versions are read. It may take seconds. Raises BadInput, OSError."""
-    catalog = Catalog(of.set)
-    before: Mapping[int, ReadVersion] = {} if known is None else known.versions
-    numbers = catalog.numbers()
-    wanted = {*versions, *numbers[-1:]} or {1}
-    if known is not None and wanted <= before.keys() and max(wanted) == known.number:
-        return known
-    found = {number: before.get(number) or ReadVersion.read(catalog, number) for number in wanted}
-    for number, sha256 in versions.items():
-        found[number].require(sha256)
-    return CatalogData(found, of)
-
-
-class CatalogData:
-    """`RunData` of these versions, the newest one and those that deals are of."""
+class RunData:
+    """These versions: the newest one, and those that deals are of."""
 
     def __init__(self, versions: Mapping[int, ReadVersion], of: DealtSet) -> None:
         import_module("networkx")  # the first deal would wait for it
@@ -44,16 +29,17 @@ class CatalogData:
 
     @property
     def number(self) -> int:
-        """See `RunData`."""
+        """The number of the newest version."""
         return self._newest.read.version.number
 
     @property
     def sha256(self) -> str:
-        """See `RunData`."""
+        """SHA-256 of the file of the newest version."""
         return self._newest.read.sha256
 
     def next_deal(self, state: RunState, site: str, speeds: Mapping[str, float]) -> tuple[str, int] | None:
-        """See `RunData`."""
+        """Which shards of the version in force a site reads next, as in `dealt_shards`, and how many sequences they
+        have; None: it may read none. speeds: tokens per second of all sites that are there."""
         if state.genesis is None:
             return None
         self._count(state)
@@ -63,22 +49,22 @@ class CatalogData:
         return (text, sequences) if sequences else None
 
     def may_read(self, state: RunState, site: str, deal: DealtShards) -> bool:
-        """See `RunData`."""
+        """Whether a site may read what was dealt, and the newest version still has it."""
         return self._newest.may_read(site, self._shards(state, deal))
 
     def readable(self, site: str) -> int:
-        """See `RunData`."""
+        """Sequences of one pass over what the site may read."""
         return self._newest.readable(site)
 
     def undealt(self, state: RunState) -> int:
-        """See `RunData`."""
+        """What is to be dealt until all was dealt as often as what was dealt most: the rest of a pass."""
         self._count(state)
         firsts = self._newest.firsts
         dealt = self._newest.dealt[firsts]
         return int((self._newest.sequences[firsts] * (max(1, dealt.max(initial=0)) - dealt)).sum())
 
     def waits(self, state: RunState, sites: Collection[str]) -> list[str]:
-        """See `RunData`."""
+        """What none of these sites may read, and who may; and what is read too seldom; in words."""
         self._count(state)
         rules, all_dealt = self._newest.rules, self._newest.dealt
         most, found = all_dealt.max(initial=0), list[str]()
