@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from support.warm_ranks import warm_ranks
+
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Called for what is collected below this folder."""
@@ -15,6 +17,5 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
     """After the tests are collected, in each process that runs them."""
-    harness = sys.modules.get("support.harness")  # which the modules of tests import that need it
-    if harness is not None and not session.config.option.collectonly:
-        harness.start_server()
+    if "support.harness" in sys.modules and not session.config.option.collectonly:  # some of the tests need it
+        warm_ranks().wait()

@@ -1,9 +1,12 @@
-"""For the process that agents of elastic runs, and ranks without torch (`elastic_rank`), are forked from."""
+"""For the process that agents of elastic runs, ranks without torch (`elastic_rank`) and commands are forked from."""
 
 from __future__ import annotations
 
 import sys
 
+import geocomm.cli.data
+import geocomm.cli.main
+import geocomm.data.additions
 import geocomm.elastic.agent_process
 import geocomm.elastic.rank_socket
 import geocomm.elastic.snapshots

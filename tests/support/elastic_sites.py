@@ -22,7 +22,7 @@ from geocomm.journal.sequencer_events import LeaderSettings
 from geocomm.security.key_folder import Keys
 from support.local_jobs import free_port
 from support.warm_python import WarmProcess, WarmPython
-from support.warm_ranks import warm_agents, warm_elastic
+from support.warm_ranks import warm_agents, warm_ranks
 
 TESTS = Path(__file__).resolve().parents[1]
 _PATHS = [str(TESTS.parent), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -91,9 +91,9 @@ class ElasticSite:
         }
         if ranks > 1:
             torchrun = ("--standalone", "--nproc-per-node", str(ranks), "--no-python")
-            arguments = (*torchrun, *warm_elastic().command(module), *arguments)
+            arguments = (*torchrun, *warm_ranks().command(module), *arguments)
             module = "torch.distributed.run"
-        self.rank = self._fork(warm_elastic(), "rank", module, *arguments, **environment)
+        self.rank = self._fork(warm_ranks(), "rank", module, *arguments, **environment)
 
     def start(self) -> None:
         self.start_agent()

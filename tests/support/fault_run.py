@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ from typing import Any, Self
 from geocomm.lab.emulator.emulated_links import EmulatedWan
 from geocomm.lab.emulator.emulated_wan import WanReport, WanRun
 from geocomm.security.job_ca import JobCa
+from support.wan_support import warm_program
 
 PROGRAM = Path(__file__).with_name("fault_ranks.py")
 START_LIMIT_S = 90
@@ -70,7 +70,7 @@ class FaultRun:
         self.logs = [RankLog(folder / f"rank-{rank}.jsonl") for rank in range(len(self.sites))]
         self._out = (folder / "output").open("w+", encoding="utf-8")
         own = {"OMP_NUM_THREADS": "1", "GEOCOMM_STREAMS": "4"}
-        command = [sys.executable, str(PROGRAM), str(folder)]
+        command = warm_program(PROGRAM, str(folder))
         self.run = WanRun(
             topology,
             command,

@@ -7,8 +7,7 @@
 What most test modules want is a group for all their tests: `ranks = ranks_fixture({"2+1": ["a", "a", "b"]})`.
 
 A call has a hard time limit: where a rank does not answer, the stacks of all ranks are part of the failure, and the
-processes are killed. The processes are forked from a server that has imported what they need (rank_preload), and has
-one thread.
+processes are killed. The processes are forked from one that has imported what they need (warm_python.py).
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import faulthandler
 import functools
 import hashlib
 import json
-import multiprocessing
 import os
 import signal
 import sys
@@ -28,8 +26,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from multiprocessing import forkserver
-from multiprocessing.connection import Connection, wait
+from multiprocessing import current_process
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -38,8 +36,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["support.rank_preload"])
+from support.warm_python import WarmProcess
+from support.warm_ranks import warm_ranks
 
 
 class Hang(AssertionError):
@@ -88,16 +86,20 @@ class Ranks:
         self._generation = 0
         self._folder = tempfile.TemporaryDirectory(prefix="geocomm-ranks-")
         self._pipes: list[Connection] = []
-        self._processes = []
-        _ensure_server()
+        self._processes: list[WarmProcess] = []
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith(("GEOCOMM_", "TORCH_DISTRIBUTED_"))
+        }
         for rank, site in enumerate(sites):
-            ours, theirs = _CONTEXT.Pipe()
+            ours, theirs = Pipe()
             variables = {"RANK": str(rank), "WORLD_SIZE": str(self.size), "LOCAL_RANK": "0", "GEOCOMM_THREADS": "1"}
             variables |= {} if site is None else {"GEOCOMM_SITE": site}
             variables |= (environment or {}) | (environment_of or {}).get(rank, {})
-            process = _CONTEXT.Process(target=_serve, args=(theirs, str(self._log(rank)), variables), daemon=True)
-            process.start()
-            theirs.close()
+            with self._log(rank).open("a") as log, theirs:
+                process = warm_ranks().start(
+                    "support.rank_process", [], inherited | variables, log=log, stdin=theirs.fileno()
+                )
+            ours.send((bytes(current_process().authkey), sys.path))
             self._pipes.append(ours)
             self._processes.append(process)
 
@@ -116,7 +118,7 @@ class Ranks:
         for process in self._processes:
             process.kill()
         for process in self._processes:
-            process.join()
+            process.wait()
 
     def init(self, **arguments: Any) -> None:
         """`init_process_group("geocomm")` on all ranks; again after `destroy`."""
@@ -128,7 +130,7 @@ class Ranks:
 
     def destroy(self) -> None:
         """`destroy_process_group` on all ranks."""
-        if any(process.is_alive() for process in self._processes):  # else a hang was reported already
+        if any(process.poll() is None for process in self._processes):  # else a hang was reported already
             self.run(_destroy)
 
     def new_store(self) -> str:
@@ -183,12 +185,11 @@ class Ranks:
                 try:
                     found[rank] = pipe.recv()
                 except (EOFError, ConnectionError):
-                    self._processes[rank].join()
-                    found[rank] = Outcome(exit_code=self._processes[rank].exitcode)
+                    found[rank] = Outcome(exit_code=self._processes[rank].wait())
         return [found[rank] for rank in order]
 
     def signal(self, rank: int, number: signal.Signals) -> None:
-        os.kill(self._processes[rank].pid, number)
+        self._processes[rank].send_signal(number)
 
     def output(self, rank: int) -> str:
         """What the rank wrote to stdout and stderr."""
@@ -202,8 +203,7 @@ class Ranks:
 
     def _stacks(self) -> str:
         for process in self._processes:
-            if process.is_alive():
-                os.kill(process.pid, signal.SIGUSR1)
+            process.send_signal(signal.SIGUSR1)
         time.sleep(1)
         return "\n".join(self._tail(rank) for rank in range(self.size))
 
@@ -256,35 +256,12 @@ def hash_of(*tensors: torch.Tensor) -> str:
     return digest.hexdigest()
 
 
-@functools.cache
-def _ensure_server() -> None:
-    """Start what rank processes are forked from: with a path to this package, and with no thread of NumPy's."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
-        patch.setenv("OPENBLAS_NUM_THREADS", "1")
-        forkserver.ensure_running()
-
-
-def start_server() -> None:
-    """Start what ranks are forked from and wait until it has imported all, a minute and more on a busy machine."""
-    _ensure_server()
-    first = _CONTEXT.Process(target=int)
-    first.start()
-    first.join()
-
-
-def _serve(pipe: Connection, log: str, variables: dict[str, str]) -> None:
+def serve(pipe: Connection) -> None:
     """A rank process: runs what comes until the pipe closes."""
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    for name in [name for name in os.environ if name.startswith(("GEOCOMM_", "TORCH_DISTRIBUTED_"))]:
-        del os.environ[name]
-    for name in ("PYTHONPATH", "OPENBLAS_NUM_THREADS"):  # were for the server
-        os.environ.pop(name, None)
-    os.environ.update(variables)
+    # The key is asked for where a tensor goes from one process to another.
+    current_process().authkey, sys.path[:] = pipe.recv()
     torch.set_num_threads(1)
     while True:
         try:

@@ -19,6 +19,8 @@ def environment(**variables: str) -> dict[str, str]:
 
 _WORKERS = 16
 """Each has its own range of ports; more than these share them."""
+_given = set[int]()
+"""Ports of this process. What is to listen there may not have begun to when a test asks for another one."""
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
@@ -33,9 +35,14 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
         found: list[int] = []
         while len(found) < count:
             port = chance.randrange(begin, begin + width)
+            if port in _given:
+                continue
             with contextlib.suppress(OSError):
                 held.enter_context(socket.create_server((host, port)))
                 found.append(port)
+        _given.update(found)
+        if len(_given) > width // 2:
+            _given.clear()
         return found
 
 

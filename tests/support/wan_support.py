@@ -16,6 +16,7 @@ import pytest
 
 from geocomm.lab.emulator.emulated_links import EmulatedWan, WanUnavailableError
 from geocomm.lab.emulator.emulated_wan import WanReport, WanRun, check_wan
+from support.warm_ranks import warm_ranks
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 IMPORTS = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])
@@ -51,6 +52,11 @@ class Outcome:
 def program(*arguments: str) -> list[str]:
     """A command of wan_site_programs.py."""
     return [sys.executable, str(PROGRAMS), *arguments]
+
+
+def warm_program(file: Path | str, *arguments: str) -> list[str]:
+    """A command that runs a file of Python that imports torch, forked from what has imported it."""
+    return [*warm_ranks().command(str(file)), *arguments]
 
 
 def emulate(

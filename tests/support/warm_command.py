@@ -1,7 +1,7 @@
 """`python warm_command.py ADDRESS MODULE ARGUMENT...`: `python -m MODULE ARGUMENT...`, forked from a WarmPython.
 
-With this process's variables, folder and output. Signals that ask to end are passed on, the exit status comes back; the
-other process is killed with this one. Imports little, since a program that starts it may start many.
+With the variables, folder, input, output and namespaces of this process. Signals that ask to end are passed on, the
+exit status comes back; the other process is killed with this one. Imports little: a program may start many.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ def main(address: str, module: str, *arguments: str) -> int:
             "variables": dict(os.environ),
             "folder": os.getcwd(),
             "most_file_bytes": None,
+            "beside": os.getpid(),
         }
-        socket.send_fds(server, [json.dumps(request).encode()], [1, 2, its_status])
+        socket.send_fds(server, [json.dumps(request).encode()], [0, 1, 2, its_status])
         os.close(its_status)
         pid = int(server.recv(20))
 

@@ -1,18 +1,22 @@
 """Starts `python -m MODULE` from a process that has imported what the module imports, which takes many seconds of CPU.
 
-    with WarmPython(["torch", "deepspeed"]) as warm:
-        process = warm.start("geocomm.train", ["--set", ...], os.environ | {...})
-        out, err = process.communicate(timeout=60)
+    warm = WarmPython("training", ["torch", "deepspeed"])
+    process = warm.start("geocomm.train", ["--set", ...], os.environ | {...})
+    out, err = process.communicate(timeout=60)
 
 The new process is forked from that one and has everything else to itself: arguments, variables, output, exit status; it
 ends as every interpreter does. What stays: variables that libraries read when they are loaded (OMP_NUM_THREADS is 1).
+All workers of pytest-xdist fork from one process of a name: who is first starts it, and it ends once all of them have.
 
 A program that starts processes by their command lines, as torchrun does, gets `warm.command("geocomm.train")`.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
+import fcntl
 import gc
 import importlib
 import json
@@ -20,13 +24,14 @@ import os
 import resource
 import runpy
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -85,33 +90,27 @@ class WarmProcess:
 
 
 class WarmPython:
-    """The process to fork from; `modules` are imported there, in this order. Leaving the context ends it."""
+    """The process to fork from; `modules` are imported there, in this order. What is forked ends with who asked."""
 
-    def __init__(self, modules: Sequence[str]) -> None:
-        self._control, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("GEOCOMM_")}
-        self._folder = tempfile.TemporaryDirectory(prefix="geocomm-warm-")
-        self._address = str(Path(self._folder.name) / "socket")
-        with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-            listener.bind(self._address)
-            listener.listen(16)
-            descriptors = [theirs.fileno(), listener.fileno()]
-            self._process = subprocess.Popen(
-                [sys.executable, __file__, *map(str, descriptors), *modules],
-                env=kept | {"OMP_NUM_THREADS": "1"},
-                pass_fds=descriptors,
-            )
+    def __init__(self, name: str, modules: Sequence[str]) -> None:
+        address = _shared_folder() / name
+        self._address = str(address)
+        with _locked(address):
+            if not address.exists():
+                _start_server(self._address, modules)
+            self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._server.connect(self._address)
 
-    def __enter__(self) -> WarmPython:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._control.close()
-        self._process.wait()
-        self._folder.cleanup()
+    def wait(self) -> None:
+        """Until the modules are imported, a minute and more on a busy machine."""
+        if self._server.send(b"{}"):
+            self._server.recv(20)
 
     def command(self, module: str) -> list[str]:
-        """A command line in place of `python -m module`, to which arguments are added."""
+        """A command line in place of `python -m module`, or of `python FILE.py`, to which arguments are added.
+
+        At a site of the emulated WAN the process that it starts is at that site too.
+        """
         return [sys.executable, str(Path(__file__).with_name("warm_command.py")), self._address, module]
 
     def start(
@@ -122,11 +121,12 @@ class WarmPython:
         *,
         most_file_bytes: int | None = None,
         log: IO[str] | None = None,
+        stdin: int = 0,
     ) -> WarmProcess:
         """`python -m module arguments…` with these variables and with this process's working directory.
 
         `most_file_bytes`: no file that it writes can become larger (RLIMIT_FSIZE), what it prints included.
-        `log`: of both stdout and stderr; else `communicate` returns them.
+        `log`: of both stdout and stderr; else `communicate` returns them. `stdin`: the descriptor of its input.
         """
         out = log or tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - the WarmProcess has them
         err = log or tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
@@ -137,32 +137,151 @@ class WarmPython:
             "variables": dict(environment),
             "folder": os.getcwd(),
             "most_file_bytes": most_file_bytes,
+            "beside": None,
         }
-        socket.send_fds(self._control, [json.dumps(request).encode()], [out.fileno(), err.fileno(), its_status])
+        descriptors = [stdin, out.fileno(), err.fileno(), its_status]
+        socket.send_fds(self._server, [json.dumps(request).encode()], descriptors)
         os.close(its_status)
-        return WarmProcess(int(self._control.recv(20)), status, out, err)
+        return WarmProcess(int(self._server.recv(20)), status, out, err)
 
 
-def _become(request: dict[str, Any], out: int, err: int) -> None:
-    """The forked process: run the module."""
-    os.dup2(out, 1)
-    os.dup2(err, 2)
+def _shared_folder() -> Path:
+    """Of this process and the other workers of pytest-xdist, with the addresses. The last server to end removes it."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    folder = Path(tempfile.gettempdir()) / f"geocomm-warm-{run}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+_LOCK = ".lock"
+
+
+@contextlib.contextmanager
+def _locked(address: Path) -> Generator[None]:
+    """Nobody else starts or ends the server with that address."""
+    with address.with_suffix(_LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _start_server(address: str, modules: Sequence[str]) -> None:
+    """In a session of its own: it outlives the process that starts it, if others still fork from it."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("GEOCOMM_", "PYTEST_"))}
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(address)
+        listener.listen(64)
+        process = subprocess.Popen(
+            [sys.executable, __file__, str(listener.fileno()), *modules],
+            env=kept | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+        )
+    atexit.register(process.poll)  # keeps it, so that nothing says that it still runs
+
+
+def _become(request: dict[str, Any], files: Sequence[int]) -> None:
+    """The forked process: run the module. `files`: its stdin, stdout, stderr."""
+    for place, file in enumerate(files):
+        os.dup2(file, place)
     os.closerange(3, 1024)
     os.environ.clear()
     os.environ.update(request["variables"])
+    if (beside := request["beside"]) is not None:
+        _enter_namespaces(beside)
     os.chdir(request["folder"])
     sys.path[:1] = [request["folder"], *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     sys.argv = [request["module"], *request["arguments"]]
     if (most := request["most_file_bytes"]) is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-    runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+    if request["module"].endswith(".py"):
+        sys.path[0] = str(Path(request["module"]).parent)
+        runpy.run_path(request["module"], run_name="__main__")
+    else:
+        runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
 
 
-def _serve(control: socket.socket, listener: socket.socket, modules: Sequence[str]) -> None:
-    """Fork for each request, until the other end is closed. A forked process returns as well, once it is done.
+def _enter_namespaces(pid: int) -> None:
+    """Of a process at a site of the emulated WAN: its network, and the mounts that show it."""
+    flags = 0
+    for name, flag in (("user", 0x10000000), ("net", 0x40000000), ("mnt", 0x00020000)):  # CLONE_NEW* of <sched.h>
+        if not os.path.samefile(f"/proc/{pid}/ns/{name}", f"/proc/self/ns/{name}"):
+            flags |= flag
+    if flags:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(os.pidfd_open(pid), flags) != 0:
+            raise OSError(ctypes.get_errno(), f"cannot enter the namespaces of process {pid}")
 
-    `listener`: there a warm_command.py asks for one process, which is killed when that one ends before it.
-    """
+
+class _Server:
+    """Forks for each request. What was forked for a connection is killed once that is closed."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._running: dict[int, tuple[int, int, socket.socket]] = {}
+        """By descriptor of the process: its id, where its status goes, for whom it was started."""
+        self._asking: set[socket.socket] = set()
+
+    def serve(self) -> bool:
+        """Until the last connection is closed. True in a forked process, which returns as well, once it is done."""
+        while True:
+            for each in select.select([self._listener, *self._asking, *self._running], [], [])[0]:
+                if each is self._listener:
+                    self._asking.add(self._listener.accept()[0])
+                elif isinstance(each, int):
+                    self._ended(each)
+                elif self._asked(each):
+                    return True
+            if not self._asking and self._retired():
+                return False
+
+    def _retired(self) -> bool:
+        """Unless somebody has connected meanwhile, nobody can any more."""
+        address = Path(self._listener.getsockname())
+        with _locked(address):
+            if select.select([self._listener], [], [], 0)[0]:
+                return False
+            address.unlink()
+        if all(left.suffix == _LOCK for left in address.parent.iterdir()):  # no other server is there
+            shutil.rmtree(address.parent)
+        return True
+
+    def _ended(self, process: int) -> None:
+        pid, status, _ = self._running.pop(process)
+        with contextlib.suppress(BrokenPipeError):
+            os.write(status, str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+        os.close(status)
+        os.close(process)
+
+    def _asked(self, by: socket.socket) -> bool:
+        """Whether this is the forked process."""
+        request, descriptors = b"", list[int]()
+        with contextlib.suppress(ConnectionResetError):
+            request, descriptors, _, _ = socket.recv_fds(by, _LONGEST_REQUEST_BYTES, 4)
+        if not request:
+            for pid, _, for_whom in self._running.values():
+                if for_whom is by:
+                    os.kill(pid, signal.SIGKILL)
+            self._asking.remove(by)
+            by.close()
+            return False
+        pid = 0
+        if descriptors:
+            *files, status = descriptors
+            if (pid := os.fork()) == 0:
+                for ours in (self._listener, *self._asking):
+                    ours.detach()
+                _become(json.loads(request), files)
+                return True
+            self._running[os.pidfd_open(pid)] = (pid, status, by)
+            for file in files:
+                os.close(file)
+        with contextlib.suppress(BrokenPipeError):  # who asked has ended meanwhile
+            by.send(str(pid).encode())
+        return False
+
+
+def _import(modules: Sequence[str]) -> None:
     gc.disable()
     for name in modules:
         importlib.import_module(name)
@@ -172,46 +291,8 @@ def _serve(control: socket.socket, listener: socket.socket, modules: Sequence[st
     while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < until:
         time.sleep(0.01)
     assert len(os.listdir("/proc/self/task")) == 1, f"{modules} have started threads, which a fork would lose"
-    running: dict[int, tuple[int, int]] = {}  # by descriptor of the process: its id, and where its status goes
-    asking: dict[socket.socket, int | None] = {}  # for which process; None: not yet
-    while True:
-        for each in select.select([control, listener, *asking, *running], [], [])[0]:
-            if each in running:
-                pid, status = running.pop(each)
-                with contextlib.suppress(BrokenPipeError):
-                    os.write(status, str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
-                os.close(status)
-                os.close(each)
-                continue
-            if each is listener:
-                asking[listener.accept()[0]] = None
-                continue
-            request, descriptors = b"", list[int]()
-            with contextlib.suppress(ConnectionResetError):
-                request, descriptors, _, _ = socket.recv_fds(each, _LONGEST_REQUEST_BYTES, 3)
-            if not request and each is control:
-                for pid, _ in running.values():
-                    os.kill(pid, signal.SIGKILL)
-                return
-            if not request:
-                if (pid := asking.pop(each)) in [running_pid for running_pid, _ in running.values()]:
-                    os.kill(pid, signal.SIGKILL)
-                each.close()
-                continue
-            out, err, status = descriptors
-            if (pid := os.fork()) == 0:
-                for ours in (control, listener, *asking):
-                    ours.detach()
-                _become(json.loads(request), out, err)
-                return
-            running[os.pidfd_open(pid)] = (pid, status)
-            if each is not control:
-                asking[each] = pid
-            os.close(out)
-            os.close(err)
-            with contextlib.suppress(BrokenPipeError):  # who asked has ended meanwhile
-                each.send(str(pid).encode())
 
 
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])), socket.socket(fileno=int(sys.argv[2])), sys.argv[3:])
+    _import(sys.argv[2:])
+    _Server(socket.socket(fileno=int(sys.argv[1]))).serve()

@@ -1,32 +1,51 @@
-"""What ranks and agents of tests are forked from, each started once in a process of pytest, and ended with it."""
+"""What ranks and agents of tests are forked from: one process of each kind for all workers of pytest-xdist."""
 
 from __future__ import annotations
 
-import atexit
 import functools
+import json
+import os
+from collections.abc import Sequence
 
 from support.warm_python import WarmPython
+
+_OF_RANKS = (
+    "hypothesis",
+    "pydantic",
+    "pytest",
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.run",
+    "torch.distributed.tensor",
+    "geocomm.group.backend.group_creation",
+    "geocomm.group.backend.runtime",
+    "geocomm.sync.gradients.ddp_hook",
+    "geocomm.sync.local_steps.local_steps",
+    "support.harness",
+)
+"""What most of them import, which takes longer than a fork."""
+
+
+@functools.cache
+def warm_ranks() -> WarmPython:
+    """Of the ranks of `harness`, of programs with local steps, and torchrun."""
+    return WarmPython("ranks", _OF_RANKS)
+
+
+def warm_worker(arguments: Sequence[str]) -> list[str]:
+    """What execnet is to start as Python for workers of pytest-xdist that run the tests which these arguments name."""
+    os.environ["COLLECTED_TESTS"] = json.dumps(arguments)
+    return WarmPython("workers", ["collected_tests"]).command("support.xdist_worker")
 
 
 @functools.cache
 def warm_training() -> WarmPython:
     """Of `geocomm train`."""
-    return _until_exit(WarmPython(["train_preload"]))
-
-
-@functools.cache
-def warm_elastic() -> WarmPython:
-    """Of programs with local steps, and torchrun."""
-    modules = ["torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.run"]
-    return _until_exit(WarmPython([*modules, "geocomm.sync.local_steps.local_steps"]))
+    return WarmPython("training", ["train_preload"])
 
 
 @functools.cache
 def warm_agents() -> WarmPython:
     """Of agents of elastic runs, and of ranks without torch."""
-    return _until_exit(WarmPython(["agent_preload"]))
-
-
-def _until_exit(made: WarmPython) -> WarmPython:
-    atexit.register(made.__exit__)
-    return made
+    return WarmPython("agents", ["agent_preload"])

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
-from support.wan_support import emulate, require_wan
+from support.wan_support import emulate, require_wan, warm_program
 
 SITES = ("a", "b", "c")
 RATES = {("a", "b"): 100e6, ("a", "c"): 20e6, ("b", "c"): 40e6}
@@ -28,7 +28,7 @@ def topology() -> EmulatedWan:
 
 def test_probe_measures_unequal_links_and_all_that_follows_leaves_replicas_identical(tmp_path: Path) -> None:
     require_wan()
-    command = [sys.executable, str(Path(__file__)), str(tmp_path)]
+    command = warm_program(__file__, str(tmp_path))
     outcome = emulate(topology(), command, timeout_s=280)
     assert outcome.status == 0, outcome.stderr
     # What the probe says, on every rank alike.

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
-from pathlib import Path
 
 from geocomm.codecs.codec_spec import codec_spec
 from geocomm.codecs.tensor_codec import codec_names, codec_presets
 from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
-from support.wan_support import emulate, require_wan
+from support.wan_support import emulate, require_wan, warm_program
 
 SITES = 3
 ELEMENTS = 1_200_007  # several chunks, and enough for chunks to have owners
@@ -25,7 +23,7 @@ def codecs() -> list[str]:
 def test_all_reduce_with_every_preset_over_the_wan_leaves_replicas_identical() -> None:
     require_wan()
     link = EmulatedLink(rate_bps=500e6, delay_s=0.01, loss=0.0005)
-    outcome = emulate(EmulatedWan.uniform(SITES, link), [sys.executable, str(Path(__file__))], timeout_s=240)
+    outcome = emulate(EmulatedWan.uniform(SITES, link), warm_program(__file__), timeout_s=240)
     assert outcome.status == 0, outcome.stderr
     for codec in codecs():
         hashes = outcome.values(codec)

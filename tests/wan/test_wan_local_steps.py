@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from support.wan_support import geocomm, require_wan
+from support.wan_support import geocomm, require_wan, warm_program
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -22,7 +22,7 @@ DOWN_S = 5.0
 def run_sites(program: str, *line: str) -> list[dict[str, Any]]:
     """What the two sites say at the end."""
     require_wan()
-    run = geocomm("wan", "run", "--secure", *line, "--", sys.executable, __file__, program)
+    run = geocomm("wan", "run", "--secure", *line, "--", *warm_program(__file__, program))
     stdout, stderr = run.communicate(timeout=160)
     assert run.returncode == 0, stderr
     found = [json.loads(line.split("] ", 1)[1]) for line in stdout.splitlines() if '"result"' in line]

@@ -12,14 +12,13 @@ import struct
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from geocomm.lab.emulator.emulated_keys import site_environment, site_keys
 from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
-from support.wan_support import emulate, require_wan
+from support.wan_support import emulate, require_wan, warm_program
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -36,7 +35,7 @@ def test_site_whose_address_changes_amid_all_reduces_is_found_again(mover: str) 
     with site_keys(SITES, None, secure=True) as keys:
         outcome = emulate(
             EmulatedWan.uniform(SITES, link),
-            [sys.executable, str(Path(__file__)), mover],
+            warm_program(__file__, mover),
             timeout_s=200,
             environment=site_environment(os.environ, keys) | {"GEOCOMM_LOG": "info"},
             keys=keys,

@@ -17,7 +17,7 @@ from geocomm.core.errors import InvalidArgumentError
 from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.security.job_ca import JobCa
 from support.sniffer import VALUE, Sniffer
-from support.wan_support import emulate, require_wan
+from support.wan_support import emulate, require_wan, warm_program
 
 pytestmark = pytest.mark.timeout(280)
 
@@ -39,7 +39,7 @@ def test_one_site_on_two_machines_sends_plaintext_only_where_that_is_declared_or
 ) -> None:
     require_wan()
     JobCa.create(tmp_path / "keys", "run", ["east", "west"], 2)
-    command = [sys.executable, __file__, "one_site", str(tmp_path / "keys")]
+    command = warm_program(__file__, "one_site", str(tmp_path / "keys"))
     outcome = emulate(EmulatedWan.uniform(2, LINK), command, timeout_s=240)
     assert outcome.status == 0, outcome.stderr
     for name, (_, refused) in CASES.items():
@@ -54,7 +54,7 @@ def test_one_site_on_two_machines_sends_plaintext_only_where_that_is_declared_or
 
 def test_site_of_two_machines_in_a_job_of_two_sites_has_groups_of_its_own() -> None:
     require_wan()
-    outcome = emulate(EmulatedWan.uniform(3, LINK), [sys.executable, __file__, "subgroups"], timeout_s=240)
+    outcome = emulate(EmulatedWan.uniform(3, LINK), warm_program(__file__, "subgroups"), timeout_s=240)
     assert outcome.status == 0, outcome.stderr
     assert outcome.values("all") == ["6.0"] * 3
     assert outcome.values("inside") == ["3.0"] * 2

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from pathlib import Path
 
 import pytest
 
 from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
-from support.wan_support import emulate, require_wan
+from support.wan_support import emulate, require_wan, warm_program
 
 SITES = ("a", "b")
 OVERFLOWING = EmulatedLink(rate_bps=50e6, delay_s=0.02, queue_bytes=64 << 10)
@@ -21,7 +19,7 @@ LOSSY = EmulatedLink(rate_bps=50e6, delay_s=0.02, loss=0.03)
 def test_only_what_the_link_loses_is_written_as_loss(link: EmulatedLink) -> None:
     require_wan()
     topology = EmulatedWan(SITES, {("a", "b"): link, ("b", "a"): link})
-    outcome = emulate(topology, [sys.executable, str(Path(__file__))], timeout_s=280)
+    outcome = emulate(topology, warm_program(__file__), timeout_s=280)
     assert outcome.status == 0, outcome.stderr
     probed = outcome.values("probe")
     assert len(set(probed)) == 1  # on every rank alike

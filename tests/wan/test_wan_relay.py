@@ -12,7 +12,7 @@ from typing import Any
 
 from geocomm.group.planning.link_table import Links, table_of
 from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
-from support.wan_support import emulate, require_wan
+from support.wan_support import emulate, require_wan, warm_program
 
 SITES = ("a", "b", "c")
 RATE_BPS = 100e6
@@ -40,7 +40,7 @@ def test_a_slow_pair_meets_over_the_third_site_and_no_bit_changes(tmp_path: Path
     )
     path = tmp_path / "links.json"
     path.write_text(json.dumps(table.to_dict()), encoding="utf-8")
-    command = [sys.executable, str(Path(__file__)), str(path)]
+    command = warm_program(__file__, str(path))
     outcome = emulate(EmulatedWan(SITES, links), command, timeout_s=150)
     assert outcome.status == 0, outcome.stderr
     for codec in CODECS:

@@ -12,7 +12,7 @@ from geocomm.lab.bench.wan_bench import EXACT, GLOO, Effort, bench_link
 from geocomm.lab.emulator.emulated_keys import hub_command, site_environment, site_keys
 from geocomm.lab.emulator.emulated_links import EmulatedLink, WanConfigError
 from geocomm.security.job_ca import JobCa
-from support.wan_support import geocomm, require_wan
+from support.wan_support import geocomm, require_wan, warm_program
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -21,7 +21,7 @@ ELEMENTS = 300_000
 
 def test_secure_run_meets_and_reduces_over_tls_and_leaves_no_keys() -> None:
     require_wan()
-    run = geocomm("wan", "run", "--secure", "--rtt", "20ms", "--rate", "400mbit", "--", sys.executable, __file__)
+    run = geocomm("wan", "run", "--secure", "--rtt", "20ms", "--rate", "400mbit", "--", *warm_program(__file__))
     stdout, stderr = run.communicate(timeout=160)
     assert run.returncode == 0, stderr
     assert "plaintext" not in stderr.lower()
@@ -46,7 +46,7 @@ def test_secure_run_at_a_hub_has_no_lines_of_torch_about_names() -> None:
 
 def test_run_without_keys_is_told_of_plaintext_once() -> None:
     require_wan()
-    run = geocomm("wan", "run", "--rtt", "2ms", "--", sys.executable, __file__)
+    run = geocomm("wan", "run", "--rtt", "2ms", "--", *warm_program(__file__))
     stdout, stderr = run.communicate(timeout=160)
     assert run.returncode == 0, stderr
     assert stdout.count("sum=3.0") == 2

@@ -19,10 +19,9 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnxruntime
 import torch
 from torch.export import Dim
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
@@ -30,6 +29,9 @@ from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 
 from geocomm.core.bad_input import BadInput
+
+if TYPE_CHECKING:
+    import onnxruntime
 
 MODEL_FILE = "model.onnx"
 WEIGHTS_FILE = "model.onnx.data"
@@ -217,6 +219,8 @@ def routing_margin(router: DeepseekV3TopkRouter, logits: torch.Tensor) -> torch.
 
 def compare_logits(model: PreTrainedModel, path: Path, sequences: int) -> OnnxFacts:
     """Logits of `path` against `model`'s, over random sequences that reach every expert if they can be found."""
+    import onnxruntime  # starts a thread
+
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     generator = torch.Generator().manual_seed(0)
     longest = model.config.max_position_embeddings

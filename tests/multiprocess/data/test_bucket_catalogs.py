@@ -19,6 +19,7 @@ from geocomm.data import additions, places
 from geocomm.data.catalog import Catalog, Shard, Version, read_rules
 from geocomm.data.places import open_place
 from support.object_servers import S3Server, s3_server, web_server, write_tables
+from support.warm_ranks import warm_agents
 
 RULES = """
 catalog = "s3://tokens/web/catalog"
@@ -55,7 +56,7 @@ class Buckets:
 
     def run(self, *arguments: str | Path, status: int = 0, **environment: str) -> str:
         """`geocomm data`; refusals are one line."""
-        command = [sys.executable, "-m", "geocomm", "data", *map(str, arguments)]
+        command = [*warm_agents().command("geocomm"), "data", *map(str, arguments)]
         result = subprocess.run(
             command,
             env=os.environ | {"GEOCOMM_STORES": str(self.keys)} | environment,
@@ -214,7 +215,7 @@ def test_check_names_what_is_gone_or_other_in_a_bucket(buckets: Buckets) -> None
     obstore.delete(place._store, "checked/gone.tokens")
     obstore.put(place._store, "checked/other.tokens", b"\3\0")
     for deep, found in (((), 1), (("--deep",), 2)):
-        command = [sys.executable, "-m", "geocomm", "data", "check", url, *deep]
+        command = [*warm_agents().command("geocomm"), "data", "check", url, *deep]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         assert result.returncode == 2
         assert len(result.stderr.splitlines()) == found + 1

@@ -10,7 +10,7 @@ import torch
 
 from support.elastic_commands import supervised
 from support.elastic_upgrade import load, load_distributed, make, save, save_distributed, step
-from support.warm_ranks import warm_elastic
+from support.warm_ranks import warm_ranks
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -36,7 +36,7 @@ def test_weights_moments_and_steps_go_over_to_an_elastic_run_and_back(tmp_path: 
     save_distributed(tmp_path / "before.dcp", model, optimizer, BEFORE)
     with supervised(tmp_path, "ab", together=True) as run:
         variables = {"OMP_NUM_THREADS": "1"}
-        program = ("--no-python", *warm_elastic().command("support.elastic_upgrade"), str(tmp_path))
+        program = ("--no-python", *warm_ranks().command("support.elastic_upgrade"), str(tmp_path))
         started = [
             run.start(site, "--nproc-per-node", str(ranks), *program, environment=variables)
             for site, ranks in (("a", 2), ("b", 1))

@@ -8,7 +8,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Generator
 from pathlib import Path
@@ -22,6 +21,7 @@ from geocomm.security.job_ca import JobCa
 from support.harness import joined
 from support.local_jobs import free_ports
 from support.mail_member import content_of, digest_of
+from support.warm_ranks import warm_ranks
 
 MEMBER = Path(__file__).parents[2] / "support/mail_member.py"
 PATIENCE_S = 60
@@ -33,7 +33,7 @@ class Member:
     def __init__(self, keys: Path, site: str) -> None:
         self.site = site
         self.process = subprocess.Popen(
-            [sys.executable, str(MEMBER), str(keys / site), site],
+            [*warm_ranks().command(str(MEMBER)), str(keys / site), site],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -53,9 +53,7 @@ def read_all(
     st.lists(
         st.tuples(st.sampled_from(["eu", "us", "asia"]), st.sampled_from([(), ("personal",), ("west",)])), min_size=1
     ),
-    st.dictionaries(st.sampled_from(list(SITES)), st.floats(0.1, 100), min_size=1).filter(
-        lambda one: "frankfurt" in one
-    ),
+    st.dictionaries(st.sampled_from(list(SITES)), st.floats(1, 30), min_size=1).filter(lambda one: "frankfurt" in one),
     st.integers(1, 3),
     st.sampled_from([RULES, FREE]),
 )
