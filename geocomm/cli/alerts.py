@@ -9,15 +9,12 @@ import typer
 
 from geocomm.cli.command_end import fail
 
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    group = typer.Typer(help="Alerts of a run.", no_args_is_help=True)
-    group.command("rules")(rules)
-    app.add_typer(group, name="alerts")
-    app.command("monitoring")(monitoring)
+app = typer.Typer()
+_alerts = typer.Typer(name="alerts", help="Alerts of a run.", no_args_is_help=True)
+app.add_typer(_alerts)
 
 
+@_alerts.command()
 def rules() -> None:
     """Print the alerts as a rules file of Prometheus.
 
@@ -30,6 +27,7 @@ def rules() -> None:
     typer.echo(rules_text(), nl=False)
 
 
+@app.command()
 def monitoring(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder, which is made.")],
     target: Annotated[

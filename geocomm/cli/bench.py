@@ -19,17 +19,10 @@ from geocomm.lab.emulator.emulated_links import EmulatedLink, WanConfigError, li
 
 _Out = Annotated[Path | None, typer.Option(help="Write the report here, and beside it as JSON.", metavar="PATH.md")]
 
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    bench = typer.Typer(help="Measure geocomm on this machine.", no_args_is_help=True)
-    bench.command("wan")(bench_wan)
-    bench.command("link")(bench_link)
-    bench.command("codec")(bench_codec)
-    bench.command("gpu")(bench_gpu)
-    app.add_typer(bench, name="bench")
+app = typer.Typer(name="bench", help="Measure geocomm on this machine.", no_args_is_help=True)
 
 
+@app.command("wan")
 def bench_wan(
     rtt: Annotated[str, typer.Option(help="Round-trip time between the sites.")] = "100ms",
     rate: Annotated[str, typer.Option(help="Rate of each direction.")] = "1gbit",
@@ -92,6 +85,7 @@ def bench_wan(
         Console(stderr=True, markup=False).print(f"written: {write_results([section], out)}", highlight=False)
 
 
+@app.command("link")
 def bench_link(
     rounds: Annotated[int, typer.Option(min=1, help="Measurements of each row.")] = 5,
     seconds: Annotated[float, typer.Option(min=0.1, help="Time of each.")] = 2,
@@ -121,6 +115,7 @@ def bench_link(
     console.print(f"written: {write_pair(out, markdown(rows, conditions.lines()), document)}", highlight=False)
 
 
+@app.command("codec")
 def bench_codec(
     codec: Annotated[
         list[str] | None,
@@ -172,6 +167,7 @@ def bench_codec(
         write_plot("bench", plot, lambda path: draw(rows, data, path))
 
 
+@app.command("gpu")
 def bench_gpu(
     codec: Annotated[
         list[str] | None, typer.Option(help="A codec or preset; may be repeated. Default: one of each kind.")

@@ -16,12 +16,10 @@ from geocomm.cli.telemetry_folder import open_store
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command("dashboard")(dashboard)
+app = typer.Typer()
 
 
+@app.command()
 def dashboard(
     folder: Annotated[Path, typer.Argument(help="The folder of --telemetry at the hub, or a site's --run-dir.")],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Where the page is; 0: a free one.")] = 8420,

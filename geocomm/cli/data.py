@@ -23,22 +23,14 @@ Nothing is copied. A catalog names ranges of the files that datatrove, Megatron 
 """
 _MOST_SAID = 10
 
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    data = typer.Typer(help=_HELP, no_args_is_help=True)
-    data.command("add")(add)
-    data.command("remove")(remove)
-    data.command("ls")(ls)
-    data.command("check")(check)
-    app.add_typer(data, name="data")
-
-
 _Set = Annotated[
     str, typer.Argument(metavar="CATALOG[@VERSION]", help="The catalog's folder or URL. Default: the newest.")
 ]
 
+app = typer.Typer(name="data", help=_HELP, no_args_is_help=True)
 
+
+@app.command()
 def add(
     rules: Annotated[Path, typer.Argument(metavar="RULES.toml", help="Catalog, stores, labels.")],
     paths: Annotated[
@@ -69,6 +61,7 @@ def add(
     typer.echo(f"{read.catalog}@{version.number}: {part.tokens} tokens in {part.shards} shards were added")
 
 
+@app.command()
 def remove(
     rules: Annotated[Path, typer.Argument(metavar="RULES.toml", help="Catalog, stores, labels.")],
     paths: Annotated[
@@ -94,6 +87,7 @@ def remove(
     typer.echo(f"{read.catalog}@{version.number}: {tokens} tokens in {len(removed)} shards were removed")
 
 
+@app.command()
 def ls(catalog: _Set, as_json: AsJson = False) -> None:
     """List the versions of a data set.
 
@@ -129,6 +123,7 @@ def _row(catalog: Catalog, version: Version) -> dict[str, int | float | str]:
     }
 
 
+@app.command()
 def check(
     catalog: _Set,
     site: Annotated[

@@ -18,12 +18,10 @@ from geocomm.core.installation import install_command
 if TYPE_CHECKING:
     from geocomm.lab.emulator.emulated_links import EmulatedLink
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command("demo")(demo)
+app = typer.Typer()
 
 
+@app.command()
 def demo(
     rtt: Annotated[str, typer.Option(help="Round-trip time between the sites.")] = "100ms",
     rate: Annotated[str, typer.Option(help="Rate of each direction.")] = "200mbit",

@@ -22,12 +22,10 @@ if TYPE_CHECKING:
 
 _STYLES = {"ok": "green", "note": "dim", "warning": "yellow", "bad": "bold red"}
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command("doctor")(doctor)
+app = typer.Typer()
 
 
+@app.command()
 def doctor(
     rate: Annotated[str, typer.Option(help="Rate of each direction.")] = "1gbit",
     rtt: Annotated[str, typer.Option(help="Round-trip time between the sites.")] = "100ms",

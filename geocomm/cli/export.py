@@ -22,11 +22,10 @@ class Dtype(StrEnum):
     FP16 = "fp16"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command("export")(export)
+app = typer.Typer()
 
 
+@app.command()
 def export(
     source: Annotated[
         Path,

@@ -23,12 +23,10 @@ if TYPE_CHECKING:
 
 _MOST_LINES = 8
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command("hang")(hang)
+app = typer.Typer()
 
 
+@app.command()
 def hang(
     folder: TelemetryFolder = Path(),
     after: Annotated[

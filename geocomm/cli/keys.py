@@ -30,18 +30,10 @@ _Days = Annotated[int, typer.Option(help="How long the certificates hold.")]
 _Site = Annotated[str, typer.Argument(metavar="SITE", help="Name of the site.")]
 _OUT = Path("geocomm-keys")
 
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    keys = typer.Typer(help=_HELP, no_args_is_help=True)
-    keys.command("create")(create)
-    keys.command("list")(list_keys)
-    keys.command("add")(add)
-    keys.command("renew")(renew)
-    keys.command("revoke")(revoke)
-    app.add_typer(keys, name="keys")
+app = typer.Typer(name="keys", help=_HELP, no_args_is_help=True)
 
 
+@app.command()
 def create(
     sites: Annotated[list[str], typer.Argument(metavar="SITE", help="Names of the sites.")],
     job: Annotated[
@@ -69,6 +61,7 @@ def create(
             )
 
 
+@app.command("list")
 def list_keys(out: _Out = _OUT) -> None:
     """List the sites with keys, until when they hold, and which are void.
 
@@ -89,6 +82,7 @@ def list_keys(out: _Out = _OUT) -> None:
         _console().print(table_of(columns, rows, title=f"Job {ca.job}", text=columns))
 
 
+@app.command()
 def add(site: _Site, out: _Out = _OUT, days: _Days = _DAYS) -> None:
     """Make keys for one more site.
 
@@ -102,6 +96,7 @@ def add(site: _Site, out: _Out = _OUT, days: _Days = _DAYS) -> None:
         _warn_of_ca_key(ca)
 
 
+@app.command()
 def renew(site: _Site, out: _Out = _OUT, days: _Days = _DAYS) -> None:
     """Make new keys for a site.
 
@@ -115,6 +110,7 @@ def renew(site: _Site, out: _Out = _OUT, days: _Days = _DAYS) -> None:
         _warn_of_ca_key(ca)
 
 
+@app.command()
 def revoke(site: _Site, out: _Out = _OUT) -> None:
     """Declare a site's keys void.
 

@@ -20,12 +20,10 @@ if TYPE_CHECKING:
 
 _LOOKED_AT_EVERY_S = 0.5
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command("log")(log)
+app = typer.Typer()
 
 
+@app.command()
 def log(
     run_dir: Annotated[Path, typer.Argument(help="The run folder of a site.", metavar="RUN_DIR")],
     as_json: Annotated[bool, typer.Option("--json", help="Print each entry as JSON.")] = False,

@@ -1,6 +1,6 @@
 """Entry point of the `geocomm` console script.
 
-A command lives in a module of its own beside this one, exposes `register(app)`, and is named here. It lets each
+A command lives in a module of its own beside this one, on a typer application `app`, and is named here. It lets each
 `UserError` pass. These modules import nothing heavy (torch, transformers, matplotlib) at module level, so that
 `geocomm --help` answers at once.
 """
@@ -94,7 +94,7 @@ def build_app(modules: Sequence[str] = _MODULES) -> typer.Typer:
         """Train large models across distant sites."""
 
     for module in modules:
-        import_module(f"geocomm.cli.{module}").register(app)
+        app.add_typer(import_module(f"geocomm.cli.{module}").app)
     _fit_help(app)
     return app
 
@@ -102,15 +102,14 @@ def build_app(modules: Sequence[str] = _MODULES) -> typer.Typer:
 def paragraphs(text: str) -> str:
     """`text` as rich breaks it to fit the terminal: without line breaks inside of paragraphs; indented lines, which are
     examples, keep theirs."""
-    blocks = inspect.cleandoc(text).split("\n\n")
+    blocks = text.strip().split("\n\n")
     return "\n\n".join(block if block.startswith(" ") else " ".join(block.split("\n")) for block in blocks)
 
 
 def _fit_help(app: typer.Typer) -> None:
     """Write the help as `paragraphs` for every command of `app` and of the groups in it."""
     for command in app.registered_commands:
-        written = command.help or inspect.getdoc(command.callback) if command.callback else command.help
-        command.help = paragraphs(written or "")
+        command.help = paragraphs(command.help or inspect.getdoc(command.callback) or "")
     for group in app.registered_groups:
         if group.typer_instance is None:
             continue

@@ -51,18 +51,10 @@ _MOVES_SHOWN = 20
 _ROUNDS_SHOWN = 50
 _ENTRIES_READ = 20_000
 
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    members = typer.Typer(help=_HELP, no_args_is_help=True)
-    members.command("ls")(ls)
-    members.command("show")(show)
-    members.command("remove")(remove)
-    members.command("lead")(lead)
-    members.command("promote")(promote)
-    app.add_typer(members, name="members")
+app = typer.Typer(name="members", help=_HELP, no_args_is_help=True)
 
 
+@app.command()
 def ls(run_dir: _RunDir, as_json: AsJson = False) -> None:
     """List the sites: what they are, where they stand, and what counted of them.
 
@@ -128,6 +120,7 @@ def _row(record: SiteRecord, state: RunState, seen: SeenSite | None) -> dict[str
     }
 
 
+@app.command()
 def show(
     site: Annotated[str, typer.Argument(metavar="SITE")],
     run_dir: _RunDir,
@@ -172,6 +165,7 @@ def show(
         Console(stderr=True, markup=False).print(f"The leader does not answer: {problem}", style="yellow")
 
 
+@app.command()
 def remove(
     site: Annotated[str, typer.Argument(help="It may not come back.")],
     run_dir: _RunDir,
@@ -193,6 +187,7 @@ def remove(
     Console(markup=False).print(f"{site} is removed", highlight=False)
 
 
+@app.command()
 def lead(
     run_dir: _RunDir,
     hub: HubOption = None,
@@ -241,6 +236,7 @@ def lead(
     os.execv(command[0], command)
 
 
+@app.command()
 def promote(
     run_dir: _RunDir,
     address: Annotated[

@@ -41,11 +41,10 @@ class Mode(StrEnum):
     LOCAL = "local"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command("plan")(plan)
+app = typer.Typer()
 
 
+@app.command()
 def plan(
     parameters: Annotated[str | None, typer.Option(help="Parameters of the model, such as 7e9, 7b or 671B.")] = None,
     model: Annotated[str | None, typer.Option(help="A model of the training driver, such as deepseek-v3.")] = None,

@@ -28,12 +28,10 @@ where. Rank 0 prints, and writes the file for GEOCOMM_LINKS: copy it to all site
 
 _NOTED_OVERFLOW = 0.0005
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command("probe", help=_HELP)(probe)
+app = typer.Typer()
 
 
+@app.command(help=_HELP)
 def probe(
     out: Annotated[Path | None, typer.Option(help="Write the links here.", metavar="PATH.json")] = None,
     seconds: Annotated[float, typer.Option(min=0.05, max=60, help="About how long each link is filled.")] = 2.0,

@@ -45,12 +45,10 @@ With --elastic each site is a job of its own, which may die, leave and come back
 The site at the host's address leads the run. SIGTERM or Ctrl+C: the site leaves. The same command: it comes back.
 """
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command("run", help=_HELP, context_settings={"allow_interspersed_args": False})(run)
+app = typer.Typer()
 
 
+@app.command(help=_HELP, context_settings={"allow_interspersed_args": False})
 def run(
     arguments: Annotated[
         list[str],

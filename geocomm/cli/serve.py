@@ -25,12 +25,10 @@ Example:
     geocomm serve model-hf --engine vllm --python vllm-env/bin/python -- --max-model-len 4096
 """
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command("serve", help=_HELP)(serve)
+app = typer.Typer()
 
 
+@app.command(help=_HELP)
 def serve(
     model: Annotated[Path, typer.Argument(help="Folder of geocomm export.", metavar="MODEL")],
     arguments: Annotated[

@@ -29,17 +29,10 @@ _RunDir = Annotated[
 ]
 _Index = Annotated[int | None, typer.Argument(metavar="[SNAPSHOT]", help="Its number in ls. Default: the newest kept.")]
 
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    snapshot = typer.Typer(help=_HELP, no_args_is_help=True)
-    snapshot.command("ls")(ls)
-    snapshot.command("verify")(verify)
-    snapshot.command("export")(export)
-    snapshot.command("restore")(restore)
-    app.add_typer(snapshot, name="snapshot")
+app = typer.Typer(name="snapshot", help=_HELP, no_args_is_help=True)
 
 
+@app.command()
 def ls(run_dir: _RunDir, as_json: AsJson = False) -> None:
     """List the snapshots of this site, and which sites have each, as far as the journal says.
 
@@ -102,6 +95,7 @@ def _row(
     }
 
 
+@app.command()
 def verify(run_dir: _RunDir, snapshot: _Index = None) -> None:
     """Read all of a snapshot, and compare it with its manifest and with the journal.
 
@@ -128,6 +122,7 @@ def verify(run_dir: _RunDir, snapshot: _Index = None) -> None:
     typer.echo(f"snapshot {index}: all {len(manifest.versions)} states have the bits that were kept{elsewhere}")
 
 
+@app.command()
 def export(
     run_dir: _RunDir,
     out: Annotated[Path, typer.Option(metavar="FILE", help="A .safetensors file, which is made.")],
@@ -161,6 +156,7 @@ def export(
     typer.echo(f"{out}: {len(weights)} parameters of snapshot {index}, float32")
 
 
+@app.command()
 def restore(
     run_dir: _RunDir,
     into: Annotated[Path, typer.Option(metavar="FOLDER", help="The new run folder, empty or not there yet.")],

@@ -36,12 +36,10 @@ _VERDICT_EVERY_S = 15.0
 _LATE_S = 5.0
 _MOST_SHOWN = 8
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command("top")(top)
+app = typer.Typer()
 
 
+@app.command()
 def top(
     folder: TelemetryFolder = Path(),
     once: Annotated[bool, typer.Option("--once", help="Print one picture, and end.")] = False,

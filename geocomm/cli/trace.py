@@ -16,12 +16,10 @@ from geocomm.core.units import count_text
 if TYPE_CHECKING:
     from geocomm.observe.diagnosis.trace_export import Trace
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command("trace")(trace)
+app = typer.Typer()
 
 
+@app.command()
 def trace(
     out: Annotated[Path, typer.Option(metavar="PATH.tar", help="Write it here.")],
     folder: TelemetryFolder = Path(),

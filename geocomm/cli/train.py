@@ -9,12 +9,10 @@ import typer
 
 from geocomm.core.installation import install_command
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command("train")(train)
+app = typer.Typer()
 
 
+@app.command()
 def train(
     config: Annotated[
         Path | None, typer.Option("--config", "-c", help="YAML file of the run; without it, all defaults.")

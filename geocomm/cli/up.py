@@ -38,13 +38,10 @@ _Sites = Annotated[Path, typer.Argument(help="The sites, in TOML.", metavar="[SI
 _Only = Annotated[str, typer.Option(help="These sites alone.", metavar="A,B")]
 _SITES = Path("sites.toml")
 
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.command("up", help=_HELP)(up)
-    app.command("down")(down)
+app = typer.Typer()
 
 
+@app.command(help=_HELP)
 def up(
     words: Annotated[
         list[str] | None,
@@ -85,6 +82,7 @@ def up(
         raise typer.Exit(asyncio.run(launch.up(what)))
 
 
+@app.command()
 def down(sites: _Sites = _SITES, only: _Only = "") -> None:
     """End the run of geocomm up at all sites. What has not ended after 90 s is killed.
 

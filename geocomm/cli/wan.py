@@ -71,18 +71,9 @@ _MATRIX_HELP = (
 _REORDER_HELP = "Segments that are overtaken: late by up to half of the delay, 2 ms at least."
 _RESET_HELP = "Segments that become a reset of their TCP connection."
 
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    wan = typer.Typer(help="Run a job over an emulated wide-area network on this machine.", no_args_is_help=True)
-    wan.command(
-        "run",
-        help=_RUN_HELP,
-        context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
-    )(wan_run)
-    wan.command("set")(wan_set)
-    wan.command("stats")(wan_stats)
-    app.add_typer(wan, name="wan")
+app = typer.Typer(
+    name="wan", help="Run a job over an emulated wide-area network on this machine.", no_args_is_help=True
+)
 
 
 def _topology(sites: int | None, matrix: Path | None, changes: dict[str, Any]) -> EmulatedWan:
@@ -102,6 +93,9 @@ def _environment() -> dict[str, str]:
     return environment
 
 
+@app.command(
+    "run", help=_RUN_HELP, context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False}
+)
 def wan_run(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="What each site runs; write it after --.")],
     sites: Annotated[
@@ -224,6 +218,7 @@ def link_text(link: LinkReport) -> str:
 _CONTROL = typer.Option(help="Control socket of the run. Default: $GEOCOMM_WAN_CONTROL, or that of the only run.")
 
 
+@app.command("set")
 def wan_set(
     link: Annotated[str, typer.Option(metavar="A:B", help="The two sites.")],
     state: Annotated[str | None, typer.Argument(metavar="[up|down]", help="Cut the link, or join it again.")] = None,
@@ -262,6 +257,7 @@ def wan_set(
         typer.echo(link_text(report.link(src, dst)))
 
 
+@app.command("stats")
 def wan_stats(control: Annotated[Path | None, _CONTROL] = None) -> None:
     """Print the settings and counters of a running `geocomm wan run` as JSON.
 

@@ -17,12 +17,10 @@ if TYPE_CHECKING:
     from geocomm.observe.diagnosis.bottleneck import Diagnosis
     from geocomm.observe.diagnosis.run_window import RunWindow
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command("why")(why)
+app = typer.Typer()
 
 
+@app.command()
 def why(
     folder: TelemetryFolder = Path(),
     last: Annotated[int, typer.Option(min=2, help="Look at this many steps.")] = 50,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import typer
 
-from geocomm.cli.train import register
+from geocomm.cli.train import train
 from geocomm.core.ended_by_signal import end_in_a_line
 from geocomm.core.place import speaks_here
 
 if __name__ == "__main__":
     end_in_a_line("train", speaks=speaks_here())
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    register(app)
+    app.command()(train)
     app(prog_name="python -m geocomm.train")
