@@ -113,28 +113,10 @@ class InternalError(GeocommError, DistBackendError):
     code = "Internal"
 
 
-CLASS_OF_CODE: dict[str, type[GeocommError]] = {
-    cls.code: cls
-    for cls in (
-        InvalidArgumentError,
-        UnsupportedError,
-        VersionMismatchError,
-        AuthenticationError,
-        CorruptDataError,
-        OutputTooSmallError,
-        OperationTimeoutError,
-        PeerLostError,
-        NetworkError,
-        AbortedError,
-        DriverError,
-        InternalError,
-    )
-}
+CLASS_OF_CODE: dict[str, type[GeocommError]] = {kind.code: kind for kind in GeocommError.__subclasses__()}
 
 
 def error_of(code: str, message: str) -> GeocommError:
     """The error that another process had, by its `GeocommError.code`; an unknown code gives a PeerLostError."""
-    for kind in GeocommError.__subclasses__():
-        if kind.code == code:
-            return kind(message)
-    return PeerLostError(f"{code}: {message}")
+    kind = CLASS_OF_CODE.get(code)
+    return PeerLostError(f"{code}: {message}") if kind is None else kind(message)

@@ -74,11 +74,12 @@ def put_folder_in_place(partial: Path, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def new_folder(out: Path, *, replace: bool = False) -> Generator[Path]:
+def new_folder(out: Path, *, replace: bool = False, mode: int = 0o777) -> Generator[Path]:
     """A partial folder beside `out`, to be filled. At the end of the block it becomes `out`; after an exception it is
     removed.
 
-    replace: `out` may hold something, which then goes. Raises BadInput where it must not, and for a full disk.
+    replace: `out` may hold something, which then goes. mode: the folder's rights, less the umask. Raises BadInput where
+    it must not, and for a full disk.
     """
     out = out.absolute()
     partial = out.with_name(f".partial-{out.name}")
@@ -86,7 +87,7 @@ def new_folder(out: Path, *, replace: bool = False) -> Generator[Path]:
         if not replace and out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise BadInput(f"{out} exists already and is not empty; name another folder, or remove it")
         _remove(partial)
-        partial.mkdir(parents=True)
+        partial.mkdir(mode, parents=True)
         try:
             yield partial
             put_folder_in_place(partial, out)

@@ -7,11 +7,7 @@ copied to that site as it is.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
-import tempfile
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,7 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from geocomm.core.file_systems import write_whole
+from geocomm.core.file_systems import new_folder, write_whole
 from geocomm.core.site import ISSUED_FOLDER
 from geocomm.security.key_folder import (
     CA_FILE,
@@ -41,6 +37,7 @@ CA_KEY_FILE = "ca-key.pem"
 MAX_DAYS = 3650
 _CLOCK_SKEW = timedelta(hours=1)
 """Clocks of the sites may be so far behind that of the CA."""
+_PRIVATE = 0o700
 
 
 @dataclass(frozen=True)
@@ -86,7 +83,7 @@ class JobCa:
     def create(cls, folder: Path, job: str, sites: Sequence[str], days: int) -> Self:
         """A new CA in `folder`, with keys for `sites`. KeysError for bad names or where the folder has something in it.
 
-        OSError (a full disk, say) leaves nothing behind.
+        BadInput (a full disk, say) leaves nothing behind.
         """
         _check_days(days)
         if not sites:
@@ -100,7 +97,7 @@ class JobCa:
                 f"{folder} exists already; take another --out, or change the keys in it with "
                 "geocomm keys add, renew or revoke"
             )
-        with _built_beside(folder) as beside:
+        with new_folder(folder, mode=_PRIVATE) as beside:
             key = ec.generate_private_key(ec.SECP256R1())
             ca = cls(beside, key, _self_signed(key, job))
             write_whole(beside / CA_KEY_FILE, _key_pem(key), 0o600)
@@ -186,7 +183,7 @@ class JobCa:
         write_whole(self.folder / ISSUED_FOLDER / f"{site}-{certificate.serial_number:x}.pem", _pem(certificate))
         beside_it = [name for name in (REVOKED_FILE, SITES_FILE) if (self.folder / name).exists()]
         # Files of one folder change together: key and certificate must fit each other at every moment.
-        with _replaced(self.folder / site) as beside:
+        with new_folder(self.folder / site, replace=True, mode=_PRIVATE) as beside:
             write_whole(beside / CA_FILE, _pem(self._certificate))
             write_whole(beside / CERTIFICATE_FILE, _pem(certificate))
             write_whole(beside / KEY_FILE, _key_pem(key), 0o600)
@@ -260,27 +257,3 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 def _check_days(days: int) -> None:
     if not 1 <= days <= MAX_DAYS:
         raise KeysError(f"days: {days} is not within 1 to {MAX_DAYS}")
-
-
-@contextlib.contextmanager
-def _built_beside(folder: Path) -> Generator[Path]:
-    """A folder to fill, which becomes `folder` (empty or not there) at the end, and vanishes on an error."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        yield beside
-        beside.rename(folder)
-    except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
-        raise
-
-
-@contextlib.contextmanager
-def _replaced(folder: Path) -> Generator[Path]:
-    """Build a folder beside `folder`, which may have files, and put it in its place (`_built_beside`)."""
-    old = folder.with_name(f".{folder.name}.old.{os.getpid()}")
-    with _built_beside(folder) as beside:
-        yield beside
-        if folder.exists():
-            folder.rename(old)
-    shutil.rmtree(old, ignore_errors=True)

@@ -187,9 +187,13 @@ def certificate_fault(folder: str | Path, now: float) -> str:
     """What is wrong with the dates of a folder's certificate at a moment, in Unix seconds: "is not valid before …";
     empty: nothing."""
     certificate = _certificate(folder)
-    if certificate is not None and now < certificate.not_valid_before_utc.timestamp():
+    return "" if certificate is None else _fault_of_dates(certificate, datetime.fromtimestamp(now, UTC))
+
+
+def _fault_of_dates(certificate: x509.Certificate, now: datetime) -> str:
+    if now < certificate.not_valid_before_utc:
         return f"is not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
-    if certificate is not None and now > certificate.not_valid_after_utc.timestamp():
+    if now > certificate.not_valid_after_utc:
         return f"expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
     return ""
 
@@ -224,13 +228,10 @@ def _read(path: Path) -> bytes:
 
 def _check_dates(certificate: x509.Certificate, path: Path, site: str) -> None:
     now = datetime.now(UTC)
-    if now > certificate.not_valid_after_utc:
-        raise KeysError(
-            f"{path} expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; run "
-            f"geocomm keys renew {site} where the CA's key is, and copy the new folder here"
-        )
+    if not (fault := _fault_of_dates(certificate, now)):
+        return
     if now < certificate.not_valid_before_utc:
-        raise KeysError(
-            f"{path} is not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC; this machine's clock "
-            f"says {now:%Y-%m-%d %H:%M}: set it right"
-        )
+        raise KeysError(f"{path} {fault}; this machine's clock says {now:%Y-%m-%d %H:%M}: set it right")
+    raise KeysError(
+        f"{path} {fault}; run geocomm keys renew {site} where the CA's key is, and copy the new folder here"
+    )

@@ -45,7 +45,7 @@ def test_type_checkers_are_told_of_the_same_names_from_the_same_modules() -> Non
 
 
 def test_every_error_that_geocomm_raises_has_a_public_name() -> None:
-    raised = {cls.__name__ for cls in CLASS_OF_CODE.values()} | {"GeocommError", "ReplicaMismatchError"}
+    raised = {cls.__name__ for cls in CLASS_OF_CODE.values()} | {"GeocommError"}
     assert raised <= set(geocomm.__all__)
 
 

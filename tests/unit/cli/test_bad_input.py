@@ -118,7 +118,7 @@ CASES = [
     ("members lead --hub h:1 --run-dir {away} --keys {keys}/a --data {away}", 2, "--data needs --sequence-length"),
     ("members lead --hub h:1 --journal etcd://h --run-dir {away}", 2, "--journal may instead"),
     ("keys create a/b --out {away}", 2, "'a/b'"),
-    ("keys create a --out {file}/keys", 2, "cannot write"),
+    ("keys create a --out {file}/keys", 2, "cannot be written"),
     ("keys create a --out {keys}", 2, "exists already"),
     ("keys create a --days 0 --out {away}", 2, "days: 0"),
     ("keys add c --out {away}", 2, "holds no CA"),

@@ -20,6 +20,7 @@ CODES = {"Timeout", "PeerLost", "Network", "InvalidArgument", "Unsupported", "Ve
     "Aborted",
     "Driver",
     "Internal",
+    "ReplicaMismatch",
 }
 
 
