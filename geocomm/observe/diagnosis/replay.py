@@ -89,7 +89,7 @@ class Replayed:
     """The seconds of these that went by in waits for operations."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Event:
     """A call or a wait of a program, in its order."""
 
@@ -98,16 +98,6 @@ class _Event:
     waits: bool = False
     late: float = 0.0  # seconds between the operation's end and the program's going on
     step: int = 0
-
-
-@dataclass
-class _Program:
-    rank: RankWindow
-    events: list[_Event]
-    next: int = 0
-    now: float = 0.0
-    began: float = 0.0
-    waited: float = 0.0
 
 
 class Replay:
@@ -124,7 +114,7 @@ class Replay:
         self.messages: dict[tuple[Key, Place], list[Message]] = defaultdict(list)
         """Those that a rank gets for an operation."""
         self._find_messages()
-        self._programs = {rank.place: _events(rank) for rank in window.ranks}
+        self._events = {rank.place: _events(rank) for rank in window.ranks}
 
     @cached_property
     def seen(self) -> float:
@@ -145,23 +135,7 @@ class Replay:
 
     def replayed(self, without: Without) -> Replayed:
         """The steps without something."""
-        programs = {
-            rank.place: _Program(rank, self._events_without(rank, without), 0, _begin(rank), _begin(rank))
-            for rank in self.window.ranks
-        }
-        free: dict[Way, float] = defaultdict(lambda: float("-inf"))
-        begun: dict[Key, dict[Place, float]] = defaultdict(dict)
-        ends: dict[tuple[Key, Place], float] = {}
-        moving = True
-        while moving:
-            moving = False
-            for place, program in programs.items():
-                moving |= self._advance(place, program, begun, ends, free, without)
-            if not moving:
-                moving = self._unblock(programs, begun, ends, free, without)
-        count = max(1, sum(len(rank.steps) for rank in self.window.ranks))
-        total = sum(program.now - program.began for program in programs.values())
-        return Replayed(total / count, sum(program.waited for program in programs.values()) / count)
+        return _Run(self, self._events, without).replayed()
 
     def _find_messages(self) -> None:
         """How long each message held its link, from what was seen: they leave one after the other."""
@@ -221,64 +195,67 @@ class Replay:
                 service = min(message.service, message.size * statistics.median(seen))
                 self.messages[place][i] = replace(message, service=service, coding=min(service, message.coding))
 
-    def _events_without(self, rank: RankWindow, without: Without) -> list[_Event]:
-        events = self._programs[rank.place]
-        seen: dict[int, float] = defaultdict(float)
-        for event in events:
-            seen[event.step] += event.own
-        factors = {
-            i: without.program(rank, step, seen[i]) / seen[i] if seen[i] > 0 else 1.0
-            for i, step in enumerate(rank.steps)
-        }
-        return [
-            _Event(event.own * max(0.0, factors.get(event.step, 1.0)), event.key, event.waits, event.late, event.step)
-            for event in events
-        ]
 
-    def _advance(
-        self,
-        place: Place,
-        program: _Program,
-        begun: dict[Key, dict[Place, float]],
-        ends: dict[tuple[Key, Place], float],
-        free: dict[Way, float],
-        without: Without,
-    ) -> bool:
+class _Program:
+    """What one rank's program does next in a replay."""
+
+    def __init__(self, rank: RankWindow, events: Sequence[_Event], without: Without) -> None:
+        self.events = events
+        self.factors = _factors(rank, events, without)
+        self.next = 0
+        self.began = self.now = rank.steps[0].began if rank.steps else 0.0
+        self.waited = 0.0
+
+
+class _Run:
+    """One replay, from its begin to its end."""
+
+    def __init__(self, replay: Replay, events: Mapping[Place, Sequence[_Event]], without: Without) -> None:
+        self._replay, self._without = replay, without
+        self._programs = {rank.place: _Program(rank, events[rank.place], without) for rank in replay.window.ranks}
+        self._free: dict[Way, float] = defaultdict(lambda: float("-inf"))
+        self._begun: dict[Key, dict[Place, float]] = defaultdict(dict)
+        self._ends: dict[tuple[Key, Place], float] = {}
+
+    def replayed(self) -> Replayed:
+        """Go through all events."""
+        moving = True
+        while moving:
+            advanced = [self._advance(place, program) for place, program in self._programs.items()]
+            moving = any(advanced) or self._unblock()
+        count = max(1, sum(len(rank.steps) for rank in self._replay.window.ranks))
+        programs = self._programs.values()
+        total = sum(program.now - program.began for program in programs)
+        return Replayed(total / count, sum(program.waited for program in programs) / count)
+
+    def _advance(self, place: Place, program: _Program) -> bool:
         """Go on as far as the program comes by itself; whether it did anything."""
-        moved = False
+        first = program.next
         while program.next < len(program.events):
             event = program.events[program.next]
+            asked = program.now + event.own * program.factors.get(event.step, 1.0)
             if event.waits and event.key is not None:
-                end = ends.get((event.key, place))
+                end = self._ends.get((event.key, place))
                 if end is None:
-                    return moved
-                asked = program.now + event.own
+                    break
                 program.now = max(asked, end) + event.late
                 program.waited += program.now - asked
             else:
-                program.now += event.own
+                program.now = asked
                 if event.key is not None:
-                    ranks = self._by_key[event.key]
+                    ranks = self._replay.operations(event.key)
                     operation = ranks[place]
-                    begun[event.key][place] = program.now + operation.began - operation.issued
-                    if len(begun[event.key]) == len(ranks):
-                        self._exchange(event.key, begun[event.key], ends, free, without)
+                    self._begun[event.key][place] = program.now + operation.began - operation.issued
+                    if len(self._begun[event.key]) == len(ranks):
+                        self._exchange(event.key)
             program.next += 1
-            moved = True
-        return moved
+        return program.next > first
 
-    def _exchange(
-        self,
-        key: Key,
-        begun: Mapping[Place, float],
-        ends: dict[tuple[Key, Place], float],
-        free: dict[Way, float],
-        without: Without,
-    ) -> None:
+    def _exchange(self, key: Key) -> None:
         """When an operation, which has begun at all ranks, ends at each."""
-        ranks = self._by_key[key]
-        messages = {place: self.messages.get((key, place), ()) for place in ranks if place in begun}
-        flights, sums = _flights(messages, begun, free, without)
+        begun, ranks = self._begun[key], self._replay.operations(key)
+        messages = {place: self._replay.messages.get((key, place), ()) for place in ranks if place in begun}
+        flights, sums = _flights(messages, begun, self._free, self._without)
         for place, some in flights.items():
             operation, last = ranks[place], begun[place]
             for message, start, service, delay in some:
@@ -287,38 +264,39 @@ class Replay:
                     first, all_in = sums[message.way[0]]
                     last_chunk = min(message.chunk, message.summed)
                     left = max(left, first + message.summed * service, all_in + last_chunk * service)
-                free[message.way] = left
+                self._free[message.way] = left
                 last = max(last, left + delay)
             arrived = max([operation.began, *operation.arrivals.values()])
             decoding = max(0.0, operation.exchanged - arrived) if operation.arrivals else 0.0
             if not operation.arrivals:  # it only sends
                 last += max(0.0, operation.exchanged - operation.began)
             inside = max(0.0, operation.ended - operation.exchanged)
-            ends[key, place] = last + decoding * without.coding(place) + inside
+            self._ends[key, place] = last + decoding * self._without.coding(place) + inside
 
-    def _unblock(
-        self,
-        programs: Mapping[Place, _Program],
-        begun: dict[Key, dict[Place, float]],
-        ends: dict[tuple[Key, Place], float],
-        free: dict[Way, float],
-        without: Without,
-    ) -> bool:
+    def _unblock(self) -> bool:
         """What the window's edge cuts off: an operation that a rank began before it. The wait that began first ends
         without the others. Whether there was one."""
         blocked: list[tuple[float, Place, Key]] = []
-        for place, program in programs.items():
+        for place, program in self._programs.items():
             key = program.events[program.next].key if program.next < len(program.events) else None
-            if key is not None and (key, place) not in ends:
+            if key is not None and (key, place) not in self._ends:
                 blocked.append((program.now, place, key))
-        for _, place, key in sorted(blocked, key=lambda one: (one[0], one[1]))[:1]:
-            begun[key].setdefault(place, programs[place].now)
-            self._exchange(key, begun[key], ends, free, without)
-        return bool(blocked)
+        if not blocked:
+            return False
+        now, place, key = min(blocked, key=lambda one: (one[0], one[1]))
+        self._begun[key].setdefault(place, now)
+        self._exchange(key)
+        return True
 
 
-def _begin(rank: RankWindow) -> float:
-    return rank.steps[0].began if rank.steps else 0.0
+def _factors(rank: RankWindow, events: Sequence[_Event], without: Without) -> dict[int, float]:
+    """By how much longer the program takes for itself in each step."""
+    seen: dict[int, float] = defaultdict(float)
+    for event in events:
+        seen[event.step] += event.own
+    return {
+        i: max(0.0, without.program(rank, step, seen[i]) / seen[i]) for i, step in enumerate(rank.steps) if seen[i] > 0
+    }
 
 
 def _owned(ranks: Mapping[Place, Operation]) -> dict[Place, float]:
