@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -20,7 +20,16 @@ from geocomm.observe.diagnosis.local_causes import LocalCauses
 from geocomm.observe.diagnosis.replay import Replay, Without, waits
 from geocomm.observe.diagnosis.run_window import RankWindow, RunWindow, Step
 from geocomm.observe.diagnosis.stalls import find_stalls, own_seconds, without_steps
-from geocomm.observe.diagnosis.verdict import NAMED_FROM, SLOW_SCORE, Cause, Verdict, seconds_text
+from geocomm.observe.diagnosis.verdict import (
+    NAMED_FROM,
+    SLOW_SCORE,
+    TOLD_PARTS,
+    Cause,
+    ToldPart,
+    Verdict,
+    main_site,
+    seconds_text,
+)
 
 _HIDDEN = 0.10
 """Where the program waits for less of a step, the network is none of its concerns."""
@@ -75,9 +84,7 @@ class _Parts:
 
     @cached_property
     def _parts(self) -> dict[str, float | None]:
-        parts: dict[str, float | None] = {
-            name: self._mean(lambda step, name=name: getattr(step, name)) for name in ("input", "checkpoint")
-        }
+        parts = {part.name: self._mean(part.name) for part in TOLD_PARTS}
         if self._window.waited_by_site:
             parts["rounds"] = statistics.fmean(self._window.waited_by_site.values())
         parts["exposed"] = self._exposed
@@ -86,12 +93,12 @@ class _Parts:
 
     @cached_property
     def _exposed(self) -> float:
-        told = self._mean(lambda step: step.exposed)
+        told = self._mean("exposed")
         waited = [waits(rank, step) for rank in self._window.ranks for step in rank.steps]
         return max(told or 0.0, statistics.fmean(waited) if waited else 0.0)
 
-    def _mean(self, of: Callable[[Step], float | None]) -> float | None:
-        values = [of(step) for rank in self._window.ranks for step in rank.steps]
+    def _mean(self, name: str) -> float | None:
+        values: list[float | None] = [getattr(step, name) for rank in self._window.ranks for step in rank.steps]
         known = [value for value in values if value is not None]
         return sum(known) / len(values) if known else None
 
@@ -221,48 +228,26 @@ class _Examination(_Parts):
         return min(1.0, statistics.fmean(shares)) if shares else None
 
     def _causes(self, links: LinkCauses) -> Iterable[Judged]:
-        yield from self._input()
-        yield from self._checkpoint()
+        for part in TOLD_PARTS:
+            if self._parts[part.name]:
+                yield self._told(part)
         straggler = [*self._straggler()]
         yield from straggler or self._uneven()
         yield from links.verdicts()
 
-    def _input(self) -> Iterable[Judged]:
-        if not self._parts["input"]:
-            return
-        by_site = self._by_site(lambda step: step.input)
-        worst = max(by_site, key=lambda site: by_site[site])
-        least = min(by_site.values())
-        where = worst if len(by_site) > 1 and least < 0.5 * by_site[worst] else ""
-        yield judge(
-            self._replay,
-            Cause.INPUT,
-            where,
-            Without(program=lambda rank, step, own: own - (step.input or 0.0)),
-            [(f"waiting for data at {site}", seconds_text(seconds)) for site, seconds in sorted(by_site.items())],
-            "Give the data loader more workers, or keep its data on a local disk (geocomm train: data.cache_dir).",
-        )
-
-    def _checkpoint(self) -> Iterable[Judged]:
-        if not self._parts["checkpoint"]:
-            return
-        by_site = self._by_site(lambda step: step.checkpoint)
-        yield judge(
-            self._replay,
-            Cause.CHECKPOINT,
-            "",
-            Without(program=lambda rank, step, own: own - (step.checkpoint or 0.0)),
-            [(f"writing checkpoints at {site}", seconds_text(seconds)) for site, seconds in sorted(by_site.items())],
-            "Write checkpoints less often, or to a faster disk.",
-        )
-
-    def _by_site(self, of: Callable[[Step], float | None]) -> dict[str, float]:
-        """Seconds a step, of the site's slowest rank."""
-        found: dict[str, float] = {}
+    def _told(self, part: ToldPart) -> Judged:
+        by_site: dict[str, float] = {}
         for rank in self._window.ranks:
-            seconds = statistics.fmean((of(step) or 0.0) for step in rank.steps) if rank.steps else 0.0
-            found[rank.place[0]] = max(found.get(rank.place[0], 0.0), seconds)
-        return found
+            took = statistics.fmean(getattr(step, part.name) or 0.0 for step in rank.steps) if rank.steps else 0.0
+            by_site[rank.place[0]] = max(by_site.get(rank.place[0], 0.0), took)  # of the site's slowest rank
+        return judge(
+            self._replay,
+            part.cause,
+            main_site(by_site),
+            Without(program=lambda rank, step, own: own - (getattr(step, part.name) or 0.0)),
+            [(f"{part.what} at {site}", seconds_text(seconds)) for site, seconds in sorted(by_site.items())],
+            part.fix,
+        )
 
     def _straggler(self) -> Iterable[Judged]:
         own = self._own_seconds()

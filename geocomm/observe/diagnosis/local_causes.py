@@ -10,7 +10,7 @@ from functools import cached_property
 from geocomm.observe.diagnosis.round_waits import judge_rounds
 from geocomm.observe.diagnosis.run_window import RankWindow, RunWindow
 from geocomm.observe.diagnosis.stalls import is_stall, usual_seconds
-from geocomm.observe.diagnosis.verdict import SLOW_SCORE, Cause, Verdict, seconds_text
+from geocomm.observe.diagnosis.verdict import SLOW_SCORE, TOLD_PARTS, Cause, Verdict, main_site, seconds_text
 
 _SELDOM = 0.8
 """Rounds are too rare where there are fewer than this share of those that the settings ask for."""
@@ -52,8 +52,7 @@ class LocalCauses:
 
     def verdicts(self) -> Iterable[Verdict]:
         """In the order of the tests, also those that cost nothing."""
-        yield from self._input()
-        yield from self._checkpoint()
+        yield from self._told()
         yield from self._pauses()
         yield from self._slow_site()
         yield self.rounds
@@ -88,39 +87,20 @@ class LocalCauses:
         text = f"{what}: without {it}, the run would count {gain:.0%} more {self._word}."
         return Verdict(cause, where, lost * self._window.step_seconds, lost, evidence, fix, text=text)
 
-    def _where(self, by_site: Mapping[str, float]) -> str:
-        """The site that most of it is at; empty: at several."""
-        worst = max(by_site, key=lambda name: by_site[name])
-        others = [seconds for name, seconds in by_site.items() if name != worst]
-        return worst if others and max(others) < _HALF * by_site[worst] else ""
-
-    def _input(self) -> Iterable[Verdict]:
-        by_site = {site.name: site.input for site in self._sites}
-        if not any(by_site.values()):
-            return
-        where = self._where(by_site)
-        yield self._verdict(
-            Cause.INPUT,
-            where,
-            {site.name: site.step - site.input for site in self._sites},
-            [(f"waiting for data at {name}", f"{seconds_text(took)} a step") for name, took in by_site.items()],
-            "Give the data loader more workers, or keep its data on a local disk (geocomm train: data.cache_dir).",
-            f"Input{where and f', {where}'}",
-        )
-
-    def _checkpoint(self) -> Iterable[Verdict]:
-        by_site = {site.name: site.checkpoint for site in self._sites}
-        if not any(by_site.values()):
-            return
-        where = self._where(by_site)
-        yield self._verdict(
-            Cause.CHECKPOINT,
-            where,
-            {site.name: site.step - site.checkpoint for site in self._sites},
-            [(f"writing checkpoints at {name}", f"{seconds_text(took)} a step") for name, took in by_site.items()],
-            "Write checkpoints less often, or to a faster disk.",
-            f"Checkpoint{where and f', {where}'}",
-        )
+    def _told(self) -> Iterable[Verdict]:
+        for part in TOLD_PARTS:
+            by_site: dict[str, float] = {site.name: getattr(site, part.name) for site in self._sites}
+            if not any(by_site.values()):
+                continue
+            where = main_site(by_site)
+            yield self._verdict(
+                part.cause,
+                where,
+                {site.name: site.step - by_site[site.name] for site in self._sites},
+                [(f"{part.what} at {name}", f"{seconds_text(took)} a step") for name, took in by_site.items()],
+                part.fix,
+                f"{part.cause.capitalize()}{where and f', {where}'}",
+            )
 
     def _pauses(self) -> Iterable[Verdict]:
         paused = [site for site in self._sites if site.paused]

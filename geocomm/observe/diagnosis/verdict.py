@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 NAMED_FROM = 0.05
 """A cause is named if it would save so much of a step. Chosen: what is less is not worth a person's time."""
@@ -33,6 +33,29 @@ class Cause(StrEnum):
     MISSED = "missed rounds"
     COMPUTE = "computation"
     UNKNOWN = "not known"
+
+
+class ToldPart(NamedTuple):
+    """A part of a step that the program tells of, and that is a cause by itself."""
+
+    cause: Cause
+    name: str
+    """Of its field in `run_window.Step`."""
+    what: str
+    fix: str
+
+
+TOLD_PARTS = (
+    ToldPart(
+        Cause.INPUT,
+        "input",
+        "waiting for data",
+        "Give the data loader more workers, or keep its data on a local disk (geocomm train: data.cache_dir).",
+    ),
+    ToldPart(
+        Cause.CHECKPOINT, "checkpoint", "writing checkpoints", "Write checkpoints less often, or to a faster disk."
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -66,6 +89,13 @@ class Verdict:
             "evidence": [list(row) for row in self.evidence],
             "fix": self.fix,
         }
+
+
+def main_site(by_site: Mapping[str, float]) -> str:
+    """The site that most of it is at; empty: at several."""
+    worst = max(by_site, key=lambda name: by_site[name])
+    others = [seconds for name, seconds in by_site.items() if name != worst]
+    return worst if others and max(others) < by_site[worst] / 2 else ""
 
 
 def headline(verdict: Verdict) -> str:
