@@ -40,28 +40,32 @@ def why(
 
     from geocomm.observe.diagnosis.bottleneck import diagnose
     from geocomm.observe.diagnosis.run_window import read_window
-    from geocomm.observe.telemetry.overview import moment
+    from geocomm.observe.telemetry.overview import moment, overview
 
     store = open_store(folder)
     try:
-        window = read_window(store, last, moment(store, time.time()))
+        window = read_window(store, last)
+        standstill_s = overview(store, moment(store, time.time())).standstill_seconds
     except (sqlite3.Error, OSError) as error:
         fail("why", str(error))
     diagnosis = diagnose(window)
     if as_json:
-        typer.echo(json.dumps(_row(window, diagnosis)))
+        typer.echo(json.dumps(_row(window, diagnosis, standstill_s)))
         return
-    _show(folder, window, diagnosis, Console(highlight=False, markup=False, soft_wrap=True))
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    if standstill_s is not None:
+        console.print(f"{standstill_text(standstill_s, folder)} Before that:", style="bold red")
+    _show(window, diagnosis, console)
 
 
-def _row(window: RunWindow, diagnosis: Diagnosis) -> dict[str, object]:
+def _row(window: RunWindow, diagnosis: Diagnosis, standstill_s: float | None) -> dict[str, object]:
     return {
         "steps": window.step_count,
         "ranks": len(window.ranks),
         "of_ranks": window.of_ranks,
         "last_heard": window.last_heard,
         "over": window.over,
-        "standstill_seconds": round(window.standstill, 1),
+        "standstill_seconds": round(standstill_s or 0.0, 1),
         "step_seconds": round(diagnosis.step_seconds, 6),
         "parts": diagnosis.parts,
         "verdicts": [verdict.row() for verdict in diagnosis.verdicts],
@@ -69,9 +73,7 @@ def _row(window: RunWindow, diagnosis: Diagnosis) -> dict[str, object]:
     }
 
 
-def _show(folder: Path, window: RunWindow, diagnosis: Diagnosis, out: Console) -> None:
-    if window.standstill:
-        out.print(f"{standstill_text(window.standstill, folder)} Before that:", style="bold red")
+def _show(window: RunWindow, diagnosis: Diagnosis, out: Console) -> None:
     if diagnosis.step_seconds > 0:
         parts = ", ".join(
             f"{name} {'not told' if seconds is None else f'{seconds / diagnosis.step_seconds:.0%}'}"

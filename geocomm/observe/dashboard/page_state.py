@@ -94,7 +94,7 @@ def verdicts(found: Diagnosis) -> list[dict[str, Any]]:
 
 
 def _head(seen: Overview) -> dict[str, Any]:
-    names = ("step", "of_steps", "tokens_per_second", "loss", "held_out_loss", "seconds_left")
+    names = ("step", "of_steps", "tokens_per_second", "loss", "held_out_loss", "seconds_left", "standstill_seconds")
     return {name: getattr(seen, name) for name in names}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -32,12 +31,9 @@ class Change:
 
 def find_change(window: RunWindow) -> Change | None:
     """The last change; None: the window is of one kind."""
-    seconds: dict[int, list[float]] = defaultdict(list)
-    for rank in window.ranks:
-        for step in rank.steps:
-            seconds[step.number].append(step.seconds)
+    seconds = window.seconds_by_step()
     numbers = sorted(seconds)
-    took = [statistics.fmean(seconds[number]) for number in numbers]
+    took = [seconds[number] for number in numbers]
     place = _place(took)
     if place is None:
         return None

@@ -16,7 +16,7 @@ from geocomm.observe.diagnosis.link_use import LinkUse, Place, link_uses, peers
 from geocomm.observe.diagnosis.rank_clocks import rank_clocks
 from geocomm.observe.diagnosis.round_waits import RoundPace, RoundWait, round_pace, round_waits
 from geocomm.observe.telemetry.last_reports import SILENT_SECONDS
-from geocomm.observe.telemetry.overview_sites import STANDSTILL_SECONDS, STANDSTILL_STEPS, egress_dollars
+from geocomm.observe.telemetry.overview_sites import egress_dollars
 from geocomm.observe.telemetry.run_store import Rank, Received, RunStore
 
 _LOOK_BACK_S = (120.0, 600.0, 3600.0)
@@ -132,8 +132,6 @@ class RunWindow:
     """Whether the program tells of its steps; else the operations' time is taken as one step."""
     outages: Sequence[Outage] = ()
     """That are over."""
-    standstill: float = 0.0
-    """Seconds since any rank has ended a step, where that is far longer than a step takes; 0: the run goes on."""
     last_heard: float = 0.0
     """Unix seconds of the collector's clock."""
     over: bool = False
@@ -161,11 +159,19 @@ class RunWindow:
         steps = [step.seconds for rank in self.ranks for step in rank.steps]
         return statistics.fmean(steps) if steps else 0.0
 
+    def seconds_by_step(self) -> dict[int, float]:
+        """Seconds of each step, the mean of the ranks, by its number."""
+        found: dict[int, list[float]] = defaultdict(list)
+        for rank in self.ranks:
+            for step in rank.steps:
+                found[step.number].append(step.seconds)
+        return {number: statistics.fmean(seconds) for number, seconds in found.items()}
 
-def read_window(store: RunStore, last: int, now: float | None = None) -> RunWindow:
+
+def read_window(store: RunStore, last: int) -> RunWindow:
     """The last `last` steps in the store; without steps, what its operations of the last minutes say.
 
-    now: Unix seconds; None: the last report. Raises NoStoreError or sqlite3.Error."""
+    Raises NoStoreError or sqlite3.Error."""
     latest = store.latest()
     if not latest:
         return RunWindow([])
@@ -199,22 +205,14 @@ def read_window(store: RunStore, last: int, now: float | None = None) -> RunWind
     for received in store.sampled(since - _EARLIER_S, since, _EARLIER_EVERY_S):
         earlier[received.rank].append(received)
     window = _window(living, steps, operations, reports, earlier, last, local=bool(waited))
-    elastic = any(row["elastic"] for _, row in rounds)
-    window = replace(window, waited_by_site=waited, rounds=round_waits(rounds), elastic=elastic)
-    tokens = _grown_by_step("tokens", living, reports)
-    window = replace(window, pace=round_pace(rounds, every), tokens_by_site=tokens)
-    return replace(window, standstill=_standstill(living.values(), window, heard if now is None else now))
-
-
-def _standstill(living: Iterable[Received], window: RunWindow, now: float) -> float:
-    """Seconds since any of those that have not ended has ended a step, where that is long."""
-    ages = [
-        now - received.at + (received.report.now_ns - received.report.training["ended_ns"]) / 1e9
-        for received in living
-        if not received.report.final and received.report.training.get("ended_ns") is not None
-    ]
-    age = min(ages, default=0.0)
-    return age if age > max(STANDSTILL_SECONDS, STANDSTILL_STEPS * window.step_seconds) else 0.0
+    return replace(
+        window,
+        waited_by_site=waited,
+        tokens_by_site=_grown_by_step("tokens", living, reports),
+        rounds=round_waits(rounds),
+        pace=round_pace(rounds, every),
+        elastic=any(row["elastic"] for _, row in rounds),
+    )
 
 
 def _window(

@@ -6,7 +6,6 @@ what is steady is judged by the other steps.
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -55,7 +54,7 @@ class Stalls:
 
 def find_stalls(window: RunWindow) -> Stalls:
     """Pauses and outages that cost enough to be named."""
-    mean = _by_number(window)
+    mean = window.seconds_by_step()
     if len(mean) < 2:
         return Stalls([], frozenset(), 0.0)
     usual = usual_seconds(mean.values())
@@ -80,7 +79,7 @@ def without_steps(window: RunWindow, numbers: frozenset[int]) -> RunWindow:
     """The window as if these steps had not been: what follows comes so much earlier."""
     if not numbers:
         return window
-    took = _by_number(window)
+    took = window.seconds_by_step()
     cut = {number: took[number] for number in numbers}
     return replace(window, ranks=[_rank_without(rank, cut) for rank in window.ranks])
 
@@ -101,15 +100,6 @@ def _rank_without(rank: RankWindow, cut: Mapping[int, float]) -> RankWindow:
         if shift is not None:
             operations.append(operation.moved(-shift))
     return replace(rank, steps=steps, operations=operations)
-
-
-def _by_number(window: RunWindow) -> dict[int, float]:
-    """Seconds of each step, the mean of the ranks."""
-    found: dict[int, list[float]] = defaultdict(list)
-    for rank in window.ranks:
-        for step in rank.steps:
-            found[step.number].append(step.seconds)
-    return {number: statistics.fmean(seconds) for number, seconds in found.items()}
 
 
 def _spans(window: RunWindow) -> dict[int, tuple[float, float]]:

@@ -16,9 +16,13 @@ from geocomm.observe.telemetry.last_reports import SILENT_SECONDS, LastReports, 
 from geocomm.observe.telemetry.overview_events import EventState, event_states
 from geocomm.observe.telemetry.overview_links import LinkState, link_states
 from geocomm.observe.telemetry.overview_rounds import RoundState, round_states
-from geocomm.observe.telemetry.overview_sites import STANDSTILL_SECONDS, STANDSTILL_STEPS, SiteOverview, site_states
+from geocomm.observe.telemetry.overview_sites import SiteOverview, site_states
 from geocomm.observe.telemetry.report import Report
 from geocomm.observe.telemetry.run_store import RunStore
+
+_STANDSTILL_SECONDS, _STANDSTILL_STEPS = 10.0, 5.0
+"""A run stands still where no step has ended for this many seconds, and for this multiple of a step's time. Chosen to
+be seen on the page well before the alert TrainingStalled, which needs a minute."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class Overview:
         ages = [rank.step_age_seconds for site in sites for rank in site.ranks if rank.step_age_seconds is not None]
         pace = max((site.mean_step_seconds or 0.0 for site in sites), default=0.0)
         age = min(ages, default=0.0)
-        return age if age > max(STANDSTILL_SECONDS, STANDSTILL_STEPS * pace) else None
+        return age if age > max(_STANDSTILL_SECONDS, _STANDSTILL_STEPS * pace) else None
 
     @property
     def tokens_per_second(self) -> float | None:

@@ -19,9 +19,6 @@ from geocomm.observe.telemetry.run_store import Received, RunStore
 RECENT_EVENT_SECONDS = 600.0
 _LATE_STEP_S = 3.0
 """A step that takes longer counts as a wait before it ends. Chosen: three reports."""
-STANDSTILL_SECONDS, STANDSTILL_STEPS = 10.0, 5.0
-"""A run stands still where no step has ended for this many seconds, and for this multiple of a step's time. Chosen to
-be seen on the page well before the alert TrainingStalled, which needs a minute."""
 
 
 @dataclass(frozen=True)

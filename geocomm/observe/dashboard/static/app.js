@@ -13,14 +13,11 @@ const PART_NAMES = {
 function showHead(run) {
   const silent = run.sites.filter((site) => site.life === "silent");
   const ended = run.sites.length > 0 && run.sites.every((site) => site.life === "ended");
-  const ages = run.sites.filter((site) => site.life === "reporting").map((site) => site.step_age_seconds).filter(known);
-  const paces = run.sites.map((site) => site.step_seconds).filter(known);
-  const stalled = ages.length > 0 && Math.max(...ages) > Math.max(60, 5 * Math.max(0, ...paces));
   let [text, kind] = ["training", "good"];
   if (run.sites.length === 0) [text, kind] = ["no reports yet", "warn"];
   else if (ended) [text, kind] = ["ended", "faint"];
   else if (silent.length > 0) [text, kind] = ["silent: " + silent.map((site) => site.name).join(", "), "bad"];
-  else if (stalled) [text, kind] = ["no step for " + seconds(Math.max(...ages)), "bad"];
+  else if (known(run.standstill_seconds)) [text, kind] = ["no step for " + seconds(run.standstill_seconds), "bad"];
   say(text, kind);
   const sent = run.sites.reduce((sum, site) => sum + site.bytes_sent, 0);
   const facts = [
