@@ -1,17 +1,51 @@
-"""The Prometheus endpoint of a process: `geocomm.stats()`, read when somebody scrapes."""
+"""The Prometheus endpoint of a process: `geocomm.stats()`, read when somebody scrapes.
+
+`MetricRow` and `RowCollector` also make the metrics of all sites (`observe.telemetry.prometheus_text`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from geocomm.core.errors import UnsupportedError
 from geocomm.core.installation import install_command
 from geocomm.metrics import schema
 from geocomm.metrics.schema import Metric, MetricKind
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as PrometheusFamily
+
+
+@dataclass(frozen=True)
+class MetricRow:
+    """One metric with its values by label."""
+
+    name: str
+    """Without `_total`."""
+    help: str
+    labels: tuple[str, ...]
+    values: Sequence[tuple[tuple[str, ...], float | None]]
+    """Of each its labels' values; None: not known."""
+    counter: bool = False
+
+
+class RowCollector:
+    """What prometheus_client asks at each scrape."""
+
+    def __init__(self, read: Callable[[], Iterable[MetricRow]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[PrometheusFamily]:
+        """A family for each row."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        for row in self._read():
+            family = (CounterMetricFamily if row.counter else GaugeMetricFamily)(row.name, row.help, labels=row.labels)
+            for labels, value in row.values:
+                if value is not None:
+                    family.add_metric(labels, value)
+            yield family
 
 
 class MetricsServer:
@@ -23,7 +57,7 @@ class MetricsServer:
         from prometheus_client import CollectorRegistry, start_http_server
 
         registry = CollectorRegistry()
-        registry.register(_StatsCollector(str(rank), site, read_stats))
+        registry.register(RowCollector(lambda: _rows_of_stats(read_stats(), (site, str(rank)))))
         self._server, self._thread = start_http_server(port, address, registry)
         self.port: int = self._server.server_port
 
@@ -42,77 +76,60 @@ def require_prometheus_client() -> None:
     try:
         import prometheus_client  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError:
+        from geocomm.core.errors import UnsupportedError  # imports torch; a row does not need it
+
         raise UnsupportedError(
             "option metrics_port (GEOCOMM_METRICS_PORT) needs the package prometheus-client: "
             f"{install_command('metrics')}, or leave the option out"
         ) from None
 
 
-class _StatsCollector:
-    """What prometheus_client asks at each scrape. Names are a contract: dashboards are made of them."""
-
-    def __init__(self, rank: str, site: str, read_stats: Callable[[], dict[str, Any]]) -> None:
-        self._own = (site, rank)
-        self._read_stats = read_stats
-
-    def describe(self) -> Iterator[PrometheusFamily]:
-        return iter(())
-
-    def collect(self) -> Iterator[PrometheusFamily]:
-        stats = self._read_stats()
-        yield from _families(schema.COUNTERS, {self._own: [stats]})
-        yield from _families(
-            schema.PEERS, {(*self._own, *peer): rows for peer, rows in _by_peer(stats["peers"]).items()}
-        )
-        hooks = {(*self._own, f"{row['kind']}{index}"): [row] for index, row in enumerate(stats["gradients"])}
-        yield from _families(schema.GRADIENTS, hooks)
-        # Of a step that did not count, buckets have no NMSE.
-        buckets = {labels: [row for row in hook["buckets"] if "nmse" in row] for labels, (hook,) in hooks.items()}
-        yield from _families(schema.BUCKETS, buckets)
-        runs = {(*self._own, str(index)): [row] for index, row in enumerate(stats["local_steps"])}
-        yield from _families(schema.LOCAL_STEPS, runs)
+def _rows_of_stats(stats: Mapping[str, Any], own: tuple[str, str]) -> Iterator[MetricRow]:
+    """own: site and rank. Names are a contract: dashboards are made of them."""
+    yield from _rows(schema.COUNTERS, {own: [stats]})
+    yield from _rows(schema.PEERS, {(*own, *peer): rows for peer, rows in _by_peer(stats["peers"]).items()})
+    hooks = {(*own, f"{row['kind']}{index}"): [row] for index, row in enumerate(stats["gradients"])}
+    yield from _rows(schema.GRADIENTS, hooks)
+    # Of a step that did not count, buckets have no NMSE.
+    buckets = {labels: [row for row in hook["buckets"] if "nmse" in row] for labels, (hook,) in hooks.items()}
+    yield from _rows(schema.BUCKETS, buckets)
+    runs = {(*own, str(index)): [row] for index, row in enumerate(stats["local_steps"])}
+    yield from _rows(schema.LOCAL_STEPS, runs)
 
 
-_Rows = Mapping[tuple[str, ...], Sequence[Mapping[str, Any]]]
+_Told = Mapping[tuple[str, ...], Sequence[Mapping[str, Any]]]
 """By the values of a scope's labels, the rows of stats() that they stand for."""
 
 
-def _families(metrics: Sequence[Metric], rows_of: _Rows) -> Iterator[PrometheusFamily]:
-    """A family for each number that the schema shows there, and one for all of its texts."""
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
+def _rows(metrics: Sequence[Metric], told: _Told) -> Iterator[MetricRow]:
+    """A row for each number that the schema shows there, and one for all of its texts."""
     shown = [metric for metric in metrics if metric.in_prometheus]
     for metric in shown:
-        if metric.kind is MetricKind.TEXT:
-            continue
-        new_family = CounterMetricFamily if metric.kind is MetricKind.COUNTER else GaugeMetricFamily
-        family = new_family(metric.family, _sentence(metric.help), labels=metric.labels)
-        for labels, rows in rows_of.items():
-            value = _value(metric, [row[metric.name] for row in rows])
-            if value is not None:
-                family.add_metric(labels, value * metric.factor)
-        yield family
+        if metric.kind is not MetricKind.TEXT:
+            values = [(labels, _value(metric, [row[metric.name] for row in rows])) for labels, rows in told.items()]
+            counter = metric.kind is MetricKind.COUNTER
+            yield MetricRow(metric.family, _sentence(metric.help), metric.labels, values, counter)
     texts = [metric for metric in shown if metric.kind is MetricKind.TEXT]
     if texts:
         scope = texts[0].scope
-        told = "; ".join(f"{metric.name}: {metric.help}" for metric in texts)
-        info = GaugeMetricFamily(
-            schema.info_family(scope), f"Always 1; its labels tell {told}", labels=(*scope.labels, *schema.names(texts))
+        meanings = "; ".join(f"{metric.name}: {metric.help}" for metric in texts)
+        yield MetricRow(
+            schema.info_family(scope),
+            f"Always 1; its labels tell {meanings}",
+            (*scope.labels, *schema.names(texts)),
+            [((*labels, *(rows[-1][metric.name] for metric in texts)), 1) for labels, rows in told.items()],
         )
-        for labels, rows in rows_of.items():
-            info.add_metric((*labels, *(rows[-1][metric.name] for metric in texts)), 1)
-        yield info
 
 
 def _value(metric: Metric, values: Sequence[Any]) -> float | None:
     """One number for all rows of the same labels: two links to a peer that restarted, the buckets of a hook."""
     if metric in schema.BUCKETS:
-        return max(values, default=None)
-    if metric.kind is MetricKind.GAUGE and metric.is_time:
-        return values[-1]
-    if values == [None]:
-        return None
-    return sum(map(_number, values))
+        value = max(values, default=None)
+    elif metric.kind is MetricKind.GAUGE and metric.is_time:
+        value = values[-1]
+    else:
+        value = None if values == [None] else sum(map(_number, values))
+    return None if value is None else value * metric.factor
 
 
 def _number(value: Any) -> float:

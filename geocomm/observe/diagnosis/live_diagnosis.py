@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from geocomm.metrics.prometheus_endpoint import MetricRow
 from geocomm.observe.diagnosis.bottleneck import Diagnosis, diagnose
 from geocomm.observe.diagnosis.run_window import RunWindow, read_window
 from geocomm.observe.diagnosis.verdict import Cause
-from geocomm.observe.telemetry.prometheus_text import MetricRow
 
 if TYPE_CHECKING:
     from geocomm.observe.telemetry.run_store import RunStore

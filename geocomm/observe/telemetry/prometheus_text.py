@@ -7,22 +7,19 @@ was heard last stays.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from geocomm._version import __version__
 from geocomm.journal.run_state import Standing
 from geocomm.metrics.events import KINDS
 from geocomm.metrics.own_counters import COUNTERS
+from geocomm.metrics.prometheus_endpoint import MetricRow, RowCollector
 from geocomm.observe.telemetry.last_reports import Life
 from geocomm.observe.telemetry.metric_expressions import Labels, Samples
 from geocomm.observe.telemetry.overview import Overview
 from geocomm.observe.telemetry.overview_links import LinkState
 from geocomm.observe.telemetry.overview_sites import SiteOverview
 from geocomm.observe.telemetry.store_folder import StoreFolder
-
-if TYPE_CHECKING:
-    from prometheus_client.core import Metric as Family
 
 SITE_GAUGES: tuple[tuple[str, str, Callable[[SiteOverview], float | None]], ...] = (
     ("train_step", "last training step that all ranks of the site have ended", lambda s: s.step),
@@ -65,11 +62,7 @@ LINK_GAUGES: tuple[tuple[str, str, Callable[[LinkState], float | None]], ...] = 
     ("busy_ratio", "share of the time that TCP had data which was not acknowledged", lambda lk: lk.busy_share),
     ("retransmitted_ratio", "share of the last bytes that TCP sent again", lambda lk: lk.retransmitted_share),
     ("window_limited_ratio", "share of busy time, for receive windows", lambda lk: lk.stalled_by_receiver_share),
-    (
-        "send_buffer_limited_ratio",
-        "share of busy time, for send buffers",
-        lambda lk: lk.stalled_by_send_buffer_share,
-    ),
+    ("send_buffer_limited_ratio", "share of busy time, for send buffers", lambda lk: lk.stalled_by_send_buffer_share),
     ("rtt_seconds", "longest round trip of the last heartbeats", lambda lk: lk.rtt_seconds),
     ("least_rtt_seconds", "least round trip ever", lambda lk: lk.least_rtt_seconds),
     ("streams", "connected streams", lambda lk: lk.streams),
@@ -90,20 +83,6 @@ LINK_COUNTERS: tuple[tuple[str, str, Callable[[LinkState], float | None]], ...] 
 
 _WAITING_SHARE = 0.1
 """Where no site stands still for a larger share of the time, nobody is waited for: as `geocomm why` has it."""
-
-_Values = Sequence[tuple[tuple[str, ...], float | None]]
-
-
-@dataclass(frozen=True)
-class MetricRow:
-    """One metric with its values by label."""
-
-    name: str
-    """Without `_total`."""
-    help: str
-    labels: tuple[str, ...]
-    values: _Values
-    counter: bool = False
 
 
 def metric_rows(seen: Overview, folder: StoreFolder) -> Iterator[MetricRow]:
@@ -233,30 +212,7 @@ def prometheus_text(seen: Overview, folder: StoreFolder, more: Sequence[MetricRo
     """The text that Prometheus scrapes, with `more`. Needs the package prometheus-client."""
     from prometheus_client import CollectorRegistry, generate_latest
 
+    build = MetricRow("geocomm_build_info", "the version that reads the run store", ("version",), [((__version__,), 1)])
     registry = CollectorRegistry()
-    registry.register(_Once([*metric_rows(seen, folder), *more]))
+    registry.register(RowCollector(lambda: [build, *metric_rows(seen, folder), *more]))
     return generate_latest(registry)
-
-
-class _Once:
-    """One picture, as a collector of prometheus_client."""
-
-    def __init__(self, rows: list[MetricRow]) -> None:
-        self._rows = rows
-
-    def describe(self) -> Iterator[Family]:
-        return iter(())
-
-    def collect(self) -> Iterator[Family]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
-
-        build = InfoMetricFamily("geocomm_build", "the version that reads the run store")
-        build.add_metric([], {"version": __version__})
-        yield build
-        for row in self._rows:
-            kind = CounterMetricFamily if row.counter else GaugeMetricFamily
-            family = kind(row.name, row.help, labels=row.labels)
-            for values, value in row.values:
-                if value is not None:
-                    family.add_metric(values, value)
-            yield family
