@@ -27,9 +27,10 @@ class History:
 
     def __init__(self, expressions: list[Expression]) -> None:
         self._kept: dict[str, tuple[float, collections.deque[tuple[float, Series]]]] = {}
-        for name, window_s in (window for each in expressions for window in each.windows()):
-            longest = max(window_s, self._kept[name][0] if name in self._kept else 0.0)
-            self._kept[name] = (longest, collections.deque())
+        for leaf in (leaf for each in expressions for leaf in each.leaves()):
+            if isinstance(leaf, _Least):
+                longest = max(60 * leaf.minutes, self._kept[leaf.name][0] if leaf.name in self._kept else 0.0)
+                self._kept[leaf.name] = (longest, collections.deque())
         self._at = -math.inf
         self._samples: Samples = {}
 
@@ -66,19 +67,9 @@ class Expression(ABC):
     def values(self, history: History) -> Series:
         """What it is now."""
 
-    def parts(self) -> tuple[Expression, ...]:
-        """What it is made of."""
-        return ()
-
-    def windows(self) -> Iterator[tuple[str, float]]:
-        """The metrics of which it needs the past, and seconds of it."""
-        for part in self.parts():
-            yield from part.windows()
-
-    def metrics(self) -> Iterator[str]:
-        """The names of the metrics in it."""
-        for part in self.parts():
-            yield from part.metrics()
+    def leaves(self) -> Iterator[Expression]:
+        """What it is made of in the end: metrics, their least values, and numbers."""
+        yield self
 
     def __add__(self, other: Expression | float) -> Expression:
         return _Both("+", self, _expression(other))
@@ -122,9 +113,6 @@ class MetricValue(Expression):
         wanted = set(self.only)
         return {labels: value for labels, value in history.now(self.name).items() if wanted <= set(labels)}
 
-    def metrics(self) -> Iterator[str]:
-        yield self.name
-
     def growth(self, minutes: float) -> Expression:
         """By how much a counter is above its least value of the last minutes. One that began anew counts from there:
         nothing is extrapolated, as Prometheus's `increase` does."""
@@ -164,12 +152,6 @@ class _Least(Expression):
     def values(self, history: History) -> Series:
         return history.least(self.name, 60 * self.minutes)
 
-    def windows(self) -> Iterator[tuple[str, float]]:
-        yield self.name, 60 * self.minutes
-
-    def metrics(self) -> Iterator[str]:
-        yield self.name
-
 
 @dataclass(frozen=True)
 class _Magnitude(Expression):
@@ -181,8 +163,8 @@ class _Magnitude(Expression):
     def values(self, history: History) -> Series:
         return {labels: abs(value) for labels, value in self.of.values(history).items()}
 
-    def parts(self) -> tuple[Expression, ...]:
-        return (self.of,)
+    def leaves(self) -> Iterator[Expression]:
+        return self.of.leaves()
 
 
 @dataclass(frozen=True)
@@ -206,8 +188,9 @@ class _Both(Expression):
         holds = _COMPARISONS.get(self.sign, lambda _one, _other: True)  # and
         return {labels: one for labels, one, other in pairs if holds(one, other)}
 
-    def parts(self) -> tuple[Expression, ...]:
-        return (self.left, self.right)
+    def leaves(self) -> Iterator[Expression]:
+        yield from self.left.leaves()
+        yield from self.right.leaves()
 
 
 def _expression(value: Expression | float) -> Expression:

@@ -231,7 +231,7 @@ def test_every_rule_has_a_case_and_its_metrics_are_at_the_endpoint(tmp_path: Pat
     there = samples(overview(RunStore(tmp_path / "run"), 70.0), StoreFolder(1, 2, (member,), site="tokyo"))
     assert there["geocomm_member_away"] == {(("site", "tokyo"),): 1.0}
     for rule in RULES:
-        for name in set(rule.when.metrics()) - {"up"}:
+        for name in {str(getattr(leaf, "name", "up")) for leaf in rule.when.leaves()} - {"up"}:
             assert name in there, rule.name
             labels = {label for series in there[name] for label, _ in series}
             assert rule.scope is AlertScope.RUN or set(rule.scope.value) <= labels or not there[name]
