@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from geocomm.cli.command_end import AsJson, fail, require_writable, write_plot
+from geocomm.cli.command_end import AsJson, fail, require_writable, say, write_plot
 from geocomm.core.table import table_of
 from geocomm.core.units import parse_size
 from geocomm.lab.emulator.emulated_keys import site_keys
@@ -79,10 +79,10 @@ def bench_wan(
     if one_site:
         rows += wan_bench.bench_one_site(sizes_bytes, effort=effort)
     for table in rich_tables(rows):
-        Console(markup=False).print(table)
+        say(table)
     if out is not None:
         section = BenchSection(wan_bench.describe_link(link), conditions, tuple(rows))
-        Console(stderr=True, markup=False).print(f"written: {write_results([section], out)}", highlight=False)
+        say(f"written: {write_results([section], out)}", err=True)
 
 
 @app.command("link")
@@ -103,16 +103,15 @@ def bench_link(
     from geocomm.lab.bench.link_bench import HEADINGS, bench, cases, markdown, row_cells
 
     require_writable("bench", "--out", out)
-    console = Console(stderr=True, markup=False)
     conditions = Conditions.here(shlex.join(["geocomm", *sys.argv[1:]]))
     measured = cases((False, True) if both_ways else (False,))
-    with console.status("measuring") as status:
+    with Console(stderr=True).status("measuring") as status:
         rows = bench(measured, rounds=rounds, seconds=seconds, streams=streams, progress=status.update)
-    Console(markup=False).print(table_of(HEADINGS, map(row_cells, rows)))
+    say(table_of(HEADINGS, map(row_cells, rows)))
     if out is None:
         return
     document = {"conditions": vars(conditions), "rows": [row.to_dict() for row in rows]}
-    console.print(f"written: {write_pair(out, markdown(rows, conditions.lines()), document)}", highlight=False)
+    say(f"written: {write_pair(out, markdown(rows, conditions.lines()), document)}", err=True)
 
 
 @app.command("codec")
@@ -157,10 +156,9 @@ def bench_codec(
         conditions = {"data": data.description, "cpu": native().cpu_level(), "threads": threads, "rounds": rounds}
         print(json.dumps({"conditions": conditions, "rows": [row.to_dict() for row in rows]}, indent=1))
     else:
-        console = Console(markup=False)
-        console.print(rich_table(rows, data))
-        console.print(f"\n{NOTES}", highlight=False, style="dim")
-        console.print(f"Threads: {threads}. CPU level: {native().cpu_level()}.", highlight=False, style="dim")
+        say(rich_table(rows, data))
+        say(f"\n{NOTES}", "dim")
+        say(f"Threads: {threads}. CPU level: {native().cpu_level()}.", "dim")
     if plot is not None:
         from geocomm.lab.bench.codec_report import plot as draw
 
@@ -190,13 +188,12 @@ def bench_gpu(
     from geocomm.lab.bench.bench_report import Conditions, write_pair
 
     require_writable("bench", "--out", out)
-    console = Console(stderr=True, markup=False)
     gpu = gpu_bench.require_gpu()
     conditions = Conditions.here(shlex.join(["geocomm", *sys.argv[1:]]))
     kernels: list[gpu_bench.KernelRow] = []
     reduces: list[gpu_bench.ReduceRow] = []
     remarks: list[str] = []
-    with console.status("measuring") as status:
+    with Console(stderr=True).status("measuring") as status:
         for name in codec or gpu_bench.CODECS:
             status.update(f"measuring {name}")
             try:
@@ -212,7 +209,7 @@ def bench_gpu(
         (gpu_bench.KERNEL_HEADINGS, [gpu_bench.kernel_cells(row) for row in kernels]),
         (gpu_bench.REDUCE_HEADINGS, [gpu_bench.reduce_cells(row) for row in reduces]),
     ):
-        Console(markup=False).print(table_of(headings, rows))
+        say(table_of(headings, rows))
     if out is not None:
         header = [*conditions.lines(), f"- {gpu}"]
         written = write_pair(
@@ -220,6 +217,6 @@ def bench_gpu(
             gpu_bench.markdown(kernels, reduces, header, remarks),
             gpu_bench.document(kernels, reduces, conditions),
         )
-        console.print(f"written: {written}", highlight=False)
+        say(f"written: {written}", err=True)
     if remarks:
         fail("bench", "\n".join(remarks), 1)

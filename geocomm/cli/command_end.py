@@ -1,24 +1,31 @@
-"""How commands end that cannot do what was asked of them, and in which forms they give what they found."""
+"""What commands share: how they print, and how they end where they cannot do what was asked of them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def say(what: RenderableType, style: str | None = None, *, err: bool = False) -> None:
+    """Print a table, or a line as it is: not broken, and with no markup or colours of its own. err: to stderr."""
+    from rich.console import Console
+
+    console = Console(stderr=err, markup=False, highlight=False)
+    console.print(what, style=style, soft_wrap=isinstance(what, str))
 
 
 def fail(command: str, message: str, status: int = 2) -> NoReturn:
     """Say on stderr what is wrong, and exit with `status`."""
-    from rich.console import Console
-
-    Console(stderr=True, markup=False).print(
-        f"geocomm {command}: {message}", style="red", highlight=False, soft_wrap=True
-    )
+    say(f"geocomm {command}: {message}", "red", err=True)
     raise typer.Exit(status)
 
 
@@ -39,12 +46,10 @@ def require_writable(command: str, option: str, path: Path | None) -> None:
 
 def write_plot(command: str, path: Path, draw: Callable[[Path], None]) -> None:
     """Run `draw`, which needs matplotlib, and say what it wrote."""
-    from rich.console import Console
-
     try:
         draw(path)
     except ImportError:
         fail(command, "--plot needs matplotlib: pip install matplotlib")
     except (OSError, ValueError) as error:
         fail(command, f"--plot {path}: {error}")
-    Console(stderr=True, markup=False).print(f"written: {path}", highlight=False)
+    say(f"written: {path}", err=True)

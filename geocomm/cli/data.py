@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from geocomm.cli.command_end import AsJson, fail
+from geocomm.cli.command_end import AsJson, fail, say
 from geocomm.core.table import table_of
 
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ def ls(catalog: _Set, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps(rows))
         return
-    Console(markup=False).print(table_of([*rows[0]], [[*row.values()] for row in rows], folds=("labels",)))
+    say(table_of([*rows[0]], [[*row.values()] for row in rows], folds=("labels",)))
 
 
 def _row(catalog: Catalog, version: Version) -> dict[str, int | float | str]:

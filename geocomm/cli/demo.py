@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from geocomm.cli.command_end import fail
+from geocomm.cli.command_end import fail, say
 from geocomm.core.installation import install_command
 
 if TYPE_CHECKING:
@@ -79,14 +79,16 @@ def demo(
     except OSError as error:
         fail("demo", str(error))
 
-    output = Console(markup=False)
     if elastic:
-        _elastic(folder, link, steps, keys, output)
+        _elastic(folder, link, steps, keys)
         return
     steps = steps or DEFAULT_STEPS
     conditions = f"two sites, {describe_link(link)}{', geocomm over TLS' if secure or keys else ''}"
     outcomes: list[DemoResult] = []
-    with site_keys(SITE_NAMES, keys, secure) as made, DemoView(VARIANTS, steps, conditions, output) as view:
+    with (
+        site_keys(SITE_NAMES, keys, secure) as made,
+        DemoView(VARIANTS, steps, conditions, Console(markup=False)) as view,
+    ):
         for variant in VARIANTS:
             update = partial(view.update, variant)
             outcomes.append(run_variant(variant, folder / variant.folder, link, steps, update, made))
@@ -97,18 +99,18 @@ def demo(
     )
     write_summary(outcomes, conditions, folder / "summary.json")
     draw(outcomes, conditions, folder / "demo.png")
-    output.print()
-    output.print(summary_table(outcomes))
-    output.print(conditions, highlight=False, soft_wrap=True)
+    say("")
+    say(summary_table(outcomes))
+    say(conditions)
     note = lateness_note(outcomes)
     if note is not None:
-        output.print(note, style="bold yellow", soft_wrap=True)
-    output.print(f"picture: {folder / 'demo.png'}", highlight=False, soft_wrap=True)
+        say(note, "bold yellow")
+    say(f"picture: {folder / 'demo.png'}")
     page = telemetry(folder / VARIANTS[-1].folder)
-    output.print(f"the last run as a page: geocomm dashboard {page}", highlight=False, soft_wrap=True)
+    say(f"the last run as a page: geocomm dashboard {page}")
 
 
-def _elastic(folder: Path, link: EmulatedLink, steps: int | None, keys: Path | None, output: Console) -> None:
+def _elastic(folder: Path, link: EmulatedLink, steps: int | None, keys: Path | None) -> None:
     """The demo of an elastic run, in a folder that is there."""
     from geocomm.lab.bench.wan_bench import describe_link
     from geocomm.lab.demo.demo_table import lateness_text
@@ -119,24 +121,24 @@ def _elastic(folder: Path, link: EmulatedLink, steps: int | None, keys: Path | N
 
     begun = time.monotonic()
     conditions = f"three sites, {describe_link(link)}, TLS; a step each {STEP_S:g} s"
-    output.print(conditions, highlight=False, soft_wrap=True)
+    say(conditions)
 
-    def say(event: str) -> None:
-        output.print(f"{time.monotonic() - begun:5.0f} s  {event}", highlight=False, soft_wrap=True)
+    def tell(event: str) -> None:
+        say(f"{time.monotonic() - begun:5.0f} s  {event}")
 
     with site_keys(SITE_NAMES, keys, secure=True) as made:
         if made is None:
             raise WanConfigError("keys: none were made")
-        run = run_elastic_demo(folder, link, steps or DEFAULT_STEPS, made, say)
+        run = run_elastic_demo(folder, link, steps or DEFAULT_STEPS, made, tell)
     conditions += f"; {run.parameters / 1e6:.1f}M-parameter DeepSeek-V3 architecture, CPU"
     write_elastic_summary(run, conditions, folder / "summary.json")
     draw_elastic(run, conditions, folder / "demo.png")
-    output.print()
+    say("")
     for line in told(run):
-        output.print(line, highlight=False, soft_wrap=True)
-    output.print(conditions, highlight=False, soft_wrap=True)
+        say(line)
+    say(conditions)
     note = lateness_text([run.wan])
     if note is not None:
-        output.print(note, style="bold yellow", soft_wrap=True)
-    output.print(f"picture: {folder / 'demo.png'}", highlight=False, soft_wrap=True)
-    output.print(f"the run as a page: geocomm dashboard {folder / SITE_NAMES[0]}", highlight=False, soft_wrap=True)
+        say(note, "bold yellow")
+    say(f"picture: {folder / 'demo.png'}")
+    say(f"the run as a page: geocomm dashboard {folder / SITE_NAMES[0]}")

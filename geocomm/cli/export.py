@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from geocomm.cli.command_end import fail
+from geocomm.cli.command_end import fail, say
 from geocomm.core.installation import install_command
 from geocomm.train.serve.model_folder import Format
 
@@ -78,17 +78,13 @@ def export(
     except ImportError as error:
         fail("export", f"{error}; {install_command('train')}")
     quiet_transformers()
-    console = Console(stderr=True, markup=False)
-
-    def say(line: str) -> None:
-        console.print(line, highlight=False, soft_wrap=True)
-
+    tell = partial(say, err=True)
     wanted: DtypeName | None = None if dtype is None else dtype.value
     given = Given(shards or (), model, preset, tokenizer)
     if format_ is Format.HF:
-        record = export_hf(source, out, given, wanted, verify, say)
+        record = export_hf(source, out, given, wanted, verify, tell)
     else:
-        record = export_converted(source, out, given, format_.value, wanted, verify, say)
+        record = export_converted(source, out, given, format_.value, wanted, verify, tell)
     size = sum(file.bytes for file in record.files.values()) / 1e6
     line = f"exported to {out} ({format_.value}, {record.dtype}, {size:.1f} MB)"
     if record.verify is not None:

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from geocomm.cli.command_end import AsJson
+from geocomm.cli.command_end import AsJson, say
 from geocomm.cli.telemetry_folder import TelemetryFolder, open_store
 from geocomm.core.units import duration_text
 
@@ -54,9 +53,8 @@ def hang(
     if as_json:
         typer.echo(json.dumps({"found": found.found, **dataclasses.asdict(found)}))
     else:
-        console = Console(soft_wrap=True, highlight=False, markup=False)
         for line in told(found, now):
-            console.print(line)
+            say(line)
     raise typer.Exit(int(found.found))
 
 

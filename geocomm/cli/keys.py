@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from geocomm.cli.command_end import fail
+from geocomm.cli.command_end import fail, say
 from geocomm.core.table import table_of
 from geocomm.security.key_folder import REVOKED_FILE
 
@@ -52,10 +51,10 @@ def create(
     with _authorities(out) as authorities:
         ca = authorities.create(out, job or "job", sites, days)
         for site in sites:
-            _console().print(f"{out / site}: keys of site {site}: copy it to that site, and set GEOCOMM_KEYS to it")
+            say(f"{out / site}: keys of site {site}: copy it to that site, and set GEOCOMM_KEYS to it")
         _warn_of_ca_key(ca)
         if job is None:
-            _console().print(
+            say(
                 f"The job is called {ca.job}: certificates have its name, and errors tell it. With keys of several "
                 "jobs, give each a name by --job"
             )
@@ -79,7 +78,7 @@ def list_keys(out: _Out = _OUT) -> None:
             for one in ca.certificates()
         ]
         columns = ("site", "from", "until", "keys")
-        _console().print(table_of(columns, rows, title=f"Job {ca.job}", text=columns))
+        say(table_of(columns, rows, title=f"Job {ca.job}", text=columns))
 
 
 @app.command()
@@ -121,11 +120,10 @@ def revoke(site: _Site, out: _Out = _OUT) -> None:
     with _authorities(out) as authorities:
         ca = authorities.open(out)
         path = ca.revoke(site)
-        _console().print(
+        say(
             f"{path}: the keys of site {site} are void. Copy this file into the folder of keys at EVERY site "
             f"({REVOKED_FILE} beside cert.pem): until then that site still lets {site} in",
-            style="bold yellow",
-            markup=False,
+            "bold yellow",
         )
         _warn_of_ca_key(ca)
 
@@ -144,19 +142,14 @@ def _authorities(out: Path) -> Generator[type[JobCa]]:
 
 
 def _tell_new(folder: Path) -> None:
-    _console().print(f"{folder}: copy it to that site, over the folder that GEOCOMM_KEYS names there")
+    say(f"{folder}: copy it to that site, over the folder that GEOCOMM_KEYS names there")
 
 
 def _warn_of_ca_key(ca: JobCa) -> None:
     from geocomm.security.job_ca import CA_KEY_FILE
 
-    _console().print(
+    say(
         f"{ca.folder / CA_KEY_FILE}: the key of the job's CA. KEEP IT OFF THE SITES: anyone who has it can join job "
         f"{ca.job} as any site",
-        style="bold yellow",
-        markup=False,
+        "bold yellow",
     )
-
-
-def _console() -> Console:
-    return Console(soft_wrap=True, highlight=False, markup=False)

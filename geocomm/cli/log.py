@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from geocomm.cli.command_end import fail
+from geocomm.cli.command_end import fail, say
 
 if TYPE_CHECKING:
     from geocomm.journal.entries import Entry
@@ -63,10 +63,9 @@ def log(
             first = journal.base.index + 1
             state, confirmed = journal.verify()
             before = "a snapshot in the journal confirms" if confirmed else "no snapshot in the journal confirms yet"
-            console.print(
+            say(
                 f"{state.head.index + 1 - first} entries, each in its place; the last is {state.head.hash[:16]}"
-                + (f". They begin with entry {first}, after a state of the run that {before}" if first else ""),
-                highlight=False,
+                + (f". They begin with entry {first}, after a state of the run that {before}" if first else "")
             )
             return
         with contextlib.suppress(KeyboardInterrupt):

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from geocomm.cli.command_end import AsJson, fail
+from geocomm.cli.command_end import AsJson, fail, say
 from geocomm.cli.run_options import (
     AddressOption,
     DataOption,
@@ -82,11 +81,11 @@ def ls(run_dir: _RunDir, as_json: AsJson = False) -> None:
     ended = ", ended" if state.ended else ""
     title = f"run {run}, entry {state.head.index}{counted}{ended}"
     cells = [[_cell(row[name]) for name in _COLUMNS] for row in rows]
-    Console(markup=False).print(table_of(_COLUMNS, cells, title=title, text=("state",), folds=("why",)))
+    say(table_of(_COLUMNS, cells, title=title, text=("state",), folds=("why",)))
     for wait in answer.waits:
-        Console(markup=False).print(wait, style="yellow")
+        say(wait, "yellow")
     if problem and not state.ended:
-        Console(stderr=True, markup=False).print(f"The leader does not answer: {problem}", style="yellow")
+        say(f"The leader does not answer: {problem}", "yellow", err=True)
 
 
 _COLUMNS = (
@@ -156,13 +155,12 @@ def show(
     if as_json:
         typer.echo(json.dumps(row | {"moves": list(moves), "leader": problem or "ok"}))
         return
-    console = Console(soft_wrap=True, highlight=False, markup=False)
     for name, value in row.items():
         if value not in (None, ""):
-            console.print(f"{name:>24}  {value}")
-    console.print("\n".join(moves))
+            say(f"{name:>24}  {value}")
+    say("\n".join(moves))
     if problem and not state.ended:
-        Console(stderr=True, markup=False).print(f"The leader does not answer: {problem}", style="yellow")
+        say(f"The leader does not answer: {problem}", "yellow", err=True)
 
 
 @app.command()
@@ -184,7 +182,7 @@ def remove(
         fail("members", f"the leader does not answer: {answer}")
     if answer.problem:
         fail("members", answer.problem)
-    Console(markup=False).print(f"{site} is removed", highlight=False)
+    say(f"{site} is removed")
 
 
 @app.command()
@@ -272,11 +270,10 @@ def promote(
         )
     if answer.problem:
         fail("members", answer.problem)
-    out = Console(soft_wrap=True, highlight=False, markup=False)
-    out.print(f"This site leads the run at {answer.address}, term {answer.term}.")
-    out.print(f"Sites that join from now on need --hub {answer.address}; those of the run find it.")
+    say(f"This site leads the run at {answer.address}, term {answer.term}.")
+    say(f"Sites that join from now on need --hub {answer.address}; those of the run find it.")
     if answer.away:
-        out.print(f"Not reached: {', '.join(answer.away)}. What only they had is lost.")
+        say(f"Not reached: {', '.join(answer.away)}. What only they had is lost.")
 
 
 def _state(run_dir: Path) -> RunState:

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from geocomm.cli.command_end import AsJson, fail
+from geocomm.cli.command_end import AsJson, fail, say
 from geocomm.cli.plan_data import Reading, plan_data
 from geocomm.core.table import table_of
 from geocomm.core.units import DAY_S, count_text, duration_text
@@ -145,30 +144,28 @@ def plan(
         document |= {"rows": [row.to_dict() for row in rows], "local_rows": [row.to_dict() for row in local_rows]}
         print(json.dumps(document, indent=1))
         return
-    console = Console(markup=False)
     size = f"{work.parameters:.4g} parameters of {element_bytes} bytes"
     who = f"{len(table.sites)} sites of {count_text(ranks, 'rank')}"
-    console.print(f"{who}, {size}, {step_time} a step", highlight=False)
+    say(f"{who}, {size}, {step_time} a step")
     title = f"links of {links}" if links is not None else f"{rate} between each two sites, {_line(access)}, rtt {rtt}"
-    console.print(f"{title}; tensors get {share:.0%} of those rates", highlight=False)
+    say(f"{title}; tensors get {share:.0%} of those rates")
     if links is None and access is None and len(table.sites) > 2:
-        console.print(
+        say(
             f"--rate is that of each pair of sites: each site has {len(table.sites) - 1} x {rate} here. If {rate} is a "
             f"site's own line, add --access {rate}",
-            style="bold yellow",
-            highlight=False,
+            "bold yellow",
         )
     if rows:
-        console.print(_step_table(rows))
+        say(_step_table(rows))
     if local_rows:
-        console.print(_local_table(local_rows))
+        say(_local_table(local_rows))
     for line in _verdict(rows, local_rows):
-        console.print(line, highlight=False)
+        say(line)
     if refused:
-        console.print(_refusal(refused), style="bold yellow", highlight=False)
+        say(_refusal(refused), "bold yellow")
     for line in relay_lines(table):
-        console.print(line, highlight=False)
-    console.print("A model's times; how far measured ones were from it: docs/explanation/planning.md", highlight=False)
+        say(line)
+    say("A model's times; how far measured ones were from it: docs/explanation/planning.md")
 
 
 @dataclass(frozen=True)

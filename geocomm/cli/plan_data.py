@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from rich.console import Console
-
+from geocomm.cli.command_end import say
 from geocomm.core.bad_input import BadInput
 from geocomm.core.table import table_of
 
@@ -57,12 +56,10 @@ def plan_data(asked: Reading, exchange: Callable[[Links], TrainingTraffic] | Non
     if as_json:
         print(json.dumps({"version": version.number, "rows": [asdict(one) for one in found]}, indent=1))
         return
-    console = Console(markup=False)
     tokens = sum(part.tokens for part in version.parts)
-    console.print(
+    say(
         f"{where.url}, version {version.number}: {tokens / 1e9:,.3g} G tokens, read once; "
-        f"{asked.tokens_per_second:,.0f} tokens a second and GPU",
-        highlight=False,
+        f"{asked.tokens_per_second:,.0f} tokens a second and GPU"
     )
     columns = ("sites", "days", "TB moved", "$ data", "TB of rounds", "$ rounds", "$ GPUs", "nobody reads")
     rows = [
@@ -78,10 +75,10 @@ def plan_data(asked: Reading, exchange: Callable[[Links], TrainingTraffic] | Non
         )
         for one in found[:_MOST_ROWS]
     ]
-    console.print(table_of(columns, rows, folds=("sites",)))
+    say(table_of(columns, rows, folds=("sites",)))
     if len(found) > _MOST_ROWS:
-        console.print(f"and {len(found) - _MOST_ROWS} more choices: --json has them", highlight=False)
-    console.print(advice(found), highlight=False)
+        say(f"and {len(found) - _MOST_ROWS} more choices: --json has them")
+    say(advice(found))
 
 
 def _whole(dollars: float | None) -> str:

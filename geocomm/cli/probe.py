@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from geocomm.cli.command_end import AsJson, fail, require_writable, write_plot
+from geocomm.cli.command_end import AsJson, fail, require_writable, say, write_plot
 
 if TYPE_CHECKING:
     from geocomm.group.planning.link_table import Links
@@ -74,17 +73,16 @@ def probe(
         _show(links)
         for (src, dst), share in measuring.overflow.items():
             if share > _NOTED_OVERFLOW:
-                Console(markup=False).print(
+                say(
                     f"{measuring.names[src]} to {measuring.names[dst]}: {share:.2%} was sent again "
-                    "while the probe filled the link, since its queue overflowed; that is not written as loss",
-                    highlight=False,
+                    "while the probe filled the link, since its queue overflowed; that is not written as loss"
                 )
     if out is not None:
         try:
             out.write_text(document + "\n", encoding="utf-8")
         except OSError as error:
             fail("probe", f"--out {out}: {error.strerror}", 2)
-        Console(stderr=True, markup=False).print(f"written: {out}", highlight=False)
+        say(f"written: {out}", err=True)
     if plot is not None:
         from geocomm.group.planning.link_report import draw
 
@@ -94,8 +92,5 @@ def probe(
 def _show(links: Links) -> None:
     from geocomm.group.planning.link_report import access_lines, delays_table, rates_table, relay_lines
 
-    console = Console(markup=False)
-    console.print(rates_table(links))
-    console.print(delays_table(links))
-    for line in access_lines(links) + relay_lines(links):
-        console.print(line, highlight=False)
+    for each in (rates_table(links), delays_table(links), *access_lines(links), *relay_lines(links)):
+        say(each)

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from geocomm.cli.command_end import AsJson, fail
+from geocomm.cli.command_end import AsJson, fail, say
 from geocomm.core.table import table_of
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def ls(run_dir: _RunDir, as_json: AsJson = False) -> None:
         return
     cells = [[row[name] for name in _COLUMNS] for row in rows]
     shown = table_of(_COLUMNS, cells, text=("written", "state"), folds=("sites",))
-    Console(markup=False).print(shown if rows else f"{run_dir} has no snapshot yet")
+    say(shown if rows else f"{run_dir} has no snapshot yet")
 
 
 _COLUMNS = ("snapshot", "rounds", "GiB", "written", "state", "sites")

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from geocomm.cli.command_end import fail, require_writable
+from geocomm.cli.command_end import fail, require_writable, say
 from geocomm.cli.telemetry_folder import TelemetryFolder, open_store
 from geocomm.core.units import count_text
 
@@ -44,11 +43,10 @@ def trace(
         write_trace(made, out)
     except OSError as error:
         fail("trace", f"--out {out}: {error.strerror}", 1)
-    console = Console(soft_wrap=True, highlight=False, markup=False)
-    console.print(f"{out}: {_told(made)}")
+    say(f"{out}: {_told(made)}")
     if made.left_out:
         names = ", ".join(f"rank {rank.rank} (site {rank.site})" for rank in made.left_out)
-        console.print(f"Left out, since silent or without a step: {names}.")
+        say(f"Left out, since silent or without a step: {names}.")
 
 
 def _told(made: Trace) -> str:

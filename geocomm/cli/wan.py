@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from geocomm.cli.command_end import require_writable
+from geocomm.cli.command_end import require_writable, say
 from geocomm.core.bad_input import UserError
 from geocomm.core.table import table_of
 from geocomm.core.units import parse_duration
@@ -180,7 +179,6 @@ def wan_run(
 
 def print_report(report: WanReport) -> None:
     """The links' counters as a table on stderr, so that stdout is the job's own; then, whether to trust its times."""
-    console = Console(stderr=True, markup=False)
     columns = ("link", "Mbit/s", "ms", "MB", "packets", "lost", "full", "down")
     rows = [
         (
@@ -190,18 +188,15 @@ def print_report(report: WanReport) -> None:
         )
         for link in report.links
     ]
-    console.print(table_of(columns, rows, title=f"Emulated WAN, {report.elapsed_s:.1f} s"))
-    console.print(
-        "ms: one way. MB: sent, with headers. Dropped packets: lost, at a full queue, at a link that was down.",
-        style="italic dim",
-    )
+    say(table_of(columns, rows, title=f"Emulated WAN, {report.elapsed_s:.1f} s"), err=True)
+    explained = "ms: one way. MB: sent, with headers. Dropped packets: lost, at a full queue, at a link that was down."
+    say(explained, "italic dim", err=True)
     if not report.reliable:
-        console.print(
+        say(
             f"geocomm wan: {report.late_packets} packets came more than {LATENESS_LIMIT_S * 1e3:g} ms late (at worst "
             f"{report.max_lateness_s * 1e3:.1f} ms): the machine was too busy, and this run's times are void",
-            style="bold yellow",
-            highlight=False,
-            soft_wrap=True,
+            "bold yellow",
+            err=True,
         )
 
 

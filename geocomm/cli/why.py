@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from geocomm.cli.command_end import fail
+from geocomm.cli.command_end import AsJson, fail, say
 from geocomm.cli.telemetry_folder import TelemetryFolder, open_store, standstill_text
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ app = typer.Typer()
 def why(
     folder: TelemetryFolder = Path(),
     last: Annotated[int, typer.Option(min=2, help="Look at this many steps.")] = 50,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say what makes a run slow, what it costs, and what helps.
 
@@ -52,10 +51,9 @@ def why(
     if as_json:
         typer.echo(json.dumps(_row(window, diagnosis, standstill_s)))
         return
-    console = Console(highlight=False, markup=False, soft_wrap=True)
     if standstill_s is not None:
-        console.print(f"{standstill_text(standstill_s, folder)} Before that:", style="bold red")
-    _show(window, diagnosis, console)
+        say(f"{standstill_text(standstill_s, folder)} Before that:", "bold red")
+    _show(window, diagnosis)
 
 
 def _row(window: RunWindow, diagnosis: Diagnosis, standstill_s: float | None) -> dict[str, object]:
@@ -73,34 +71,31 @@ def _row(window: RunWindow, diagnosis: Diagnosis, standstill_s: float | None) ->
     }
 
 
-def _show(window: RunWindow, diagnosis: Diagnosis, out: Console) -> None:
+def _show(window: RunWindow, diagnosis: Diagnosis) -> None:
     if diagnosis.step_seconds > 0:
         parts = ", ".join(
             f"{name} {'not told' if seconds is None else f'{seconds / diagnosis.step_seconds:.0%}'}"
             for name, seconds in diagnosis.parts.items()
         )
-        out.print(
-            f"{window.step_count} steps of {diagnosis.step_seconds:.3f} s, {len(window.ranks)} ranks: {parts}.",
-            markup=False,
-        )
+        say(f"{window.step_count} steps of {diagnosis.step_seconds:.3f} s, {len(window.ranks)} ranks: {parts}.")
     from geocomm.observe.diagnosis.verdict import Cause, headline
 
     first, *others = diagnosis.verdicts
-    out.print()
-    out.print(headline(first), style="bold")
+    say("")
+    say(headline(first), "bold")
     for verdict in others:
         if verdict.cause is Cause.UNKNOWN:
-            out.print(headline(verdict), style="bold")
+            say(headline(verdict), "bold")
     evidence = Table(box=None, show_header=False, padding=(0, 0, 0, 2))
     for name, value in first.evidence:
         evidence.add_row(name, value)
-    out.print(evidence)
-    out.print(f"  {first.fix}")
+    say(evidence)
+    say(f"  {first.fix}")
     others = [verdict for verdict in others if verdict.cause is not Cause.UNKNOWN]
     if others:
-        out.print()
-        out.print("Also, each by itself:")
+        say("")
+        say("Also, each by itself:")
         for verdict in others:
-            out.print(f"  {headline(verdict)}")
+            say(f"  {headline(verdict)}")
     for note in diagnosis.notes:
-        out.print(note, style="yellow")
+        say(note, "yellow")
