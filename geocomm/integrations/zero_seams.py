@@ -60,10 +60,8 @@ def compare_no_traces() -> None:
 class Master(Protocol):
     """The float32 elements of a parameter that this rank's optimizer updates, and the weights that follow them."""
 
-    @property
-    def start(self) -> int:
-        """The first of these elements in the parameter."""
-        ...
+    start: int
+    """The first of these elements in the parameter."""
 
     def values(self) -> torch.Tensor:
         """These elements as the optimizer has them now, 1-D."""
@@ -85,15 +83,11 @@ class Master(Protocol):
 class WholeMaster(Master):
     """A copy of the whole parameter, as the optimizers for 16 bits have it without ZeRO."""
 
-    def __init__(self, parameter: Any, master: Callable[[], torch.Tensor]) -> None:
+    def __init__(self, parameter: Any, master: Callable[[], torch.Tensor], start: int = 0) -> None:
         """`master` returns the copy, 1-D."""
         self._master = master
         self._parameter = parameter
-
-    @property
-    @override
-    def start(self) -> int:
-        return 0
+        self.start = start
 
     @override
     def values(self) -> torch.Tensor:
@@ -116,13 +110,8 @@ class LinkedMaster(WholeMaster):
     """A part of the masters and all weights, as each rank has them under ZeRO 1 and 2."""
 
     def __init__(self, parameter: Any) -> None:
-        super().__init__(parameter, self._linked)
-
-    @property
-    @override
-    def start(self) -> int:
-        link = self._parameter._hp_mapping
-        return 0 if link is None else link.lp_fragment_address.start
+        link = parameter._hp_mapping
+        super().__init__(parameter, self._linked, 0 if link is None else link.lp_fragment_address.start)
 
     def _linked(self) -> torch.Tensor:
         link = self._parameter._hp_mapping
@@ -138,14 +127,9 @@ class PartitionedMaster(Master):
 
     def __init__(self, parameter: Any) -> None:
         self._parameter = parameter
-        self._most = parameter.ds_tensor.ds_numel
-        self._start = min(self._most * dist.get_rank(parameter.ds_process_group), parameter.ds_numel)
-        self._numel = min(self._most, parameter.ds_numel - self._start)
-
-    @property
-    @override
-    def start(self) -> int:
-        return self._start
+        most = parameter.ds_tensor.ds_numel
+        self.start = min(most * dist.get_rank(parameter.ds_process_group), parameter.ds_numel)
+        self._numel = min(most, parameter.ds_numel - self.start)
 
     @override
     def values(self) -> torch.Tensor:
