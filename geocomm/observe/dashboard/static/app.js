@@ -60,8 +60,7 @@ function showVerdict(run) {
   const verdict = (run.verdicts || [])[0];
   $("verdict").hidden = !verdict;
   if (verdict) {
-    const evidence = element("table", {});
-    table(evidence, [["measured", ([name]) => name], ["value", ([, value]) => value]], verdict.evidence);
+    const evidence = newTable([["measured", ([name]) => name], ["value", ([, value]) => value]], verdict.evidence);
     const others = run.verdicts.slice(1).map((one) => element("p", {}, one.text));
     $("verdict-text").replaceChildren(verdict.text, " ", element("span", { class: "faint" }, verdict.fix));
     $("verdict-more").replaceChildren(evidence, ...others);
@@ -286,28 +285,22 @@ function showEvents(run) {
 function showMembers(run) {
   const parts = [];
   if (run.members) {
-    const members = element("table", {});
-    table(members, [["site", (one) => one.site], ["standing", (one) => one.standing],
+    parts.push(newTable([["site", (one) => one.site], ["standing", (one) => one.standing],
       ["rounds that counted", (one) => one.rounds, "number"],
-      ["tokens dealt, not counted", (one) => one.dealt ?? "", "number", "geocomm_member_dealt_tokens"]], run.members);
-    parts.push(members);
+      ["tokens dealt, not counted", (one) => one.dealt ?? "", "number", "geocomm_member_dealt_tokens"]], run.members));
   }
   const reading = run.sites.filter((site) => known(site.data_fetched_bytes));
   if (reading.length > 0) {
-    const data = element("table", {});
-    table(data, [["site", (site) => site.name],
+    parts.push(newTable([["site", (site) => site.name],
       ["waited for its data set", (site) => seconds(site.data_waited_seconds), "number", "geocomm_site_data_waited_seconds_total"],
       ["fetched of it", (site) => bytes(site.data_fetched_bytes), "number", "geocomm_site_data_fetched_bytes_total"],
       ["what that cost", (site) => dollars(site.data_fetched_dollars), "number", "geocomm_site_data_fetched_dollars_total"],
-    ], reading);
-    parts.push(data);
+    ], reading));
   }
   if (run.rounds.length > 0) {
-    const rounds = element("table", {});
-    table(rounds, [["fragment", (one) => one.fragment, "number"], ["round", (one) => one.round, "number"],
+    parts.push(newTable([["fragment", (one) => one.fragment, "number"], ["round", (one) => one.round, "number"],
       ["phase", (one) => one.phase], ["since", (one) => seconds(one.age_seconds), "number"],
-      ["waits for", (one) => one.waits_for.join(", ")], ["counted", (one) => one.counted.join(", ")]], run.rounds);
-    parts.push(rounds);
+      ["waits for", (one) => one.waits_for.join(", ")], ["counted", (one) => one.counted.join(", ")]], run.rounds));
   }
   $("members").parentElement.hidden = parts.length === 0;
   $("members").replaceChildren(...parts);
@@ -315,8 +308,7 @@ function showMembers(run) {
 
 function showOptions(run) {
   const rows = run.options.map((one) => ({ ...one, values: Object.entries(one.values) }));
-  const listed = element("table", {});
-  table(listed, [["option", (one) => one.name], ["default", (one) => one.default || "–"],
+  const listed = newTable([["option", (one) => one.name], ["default", (one) => one.default || "–"],
     ["here", (one) => one.values.map(([value, sites]) =>
       (value || "–") + (one.values.length === 1 ? "" : ` (${sites.join(", ")})`)).join("; ")]], rows);
   $("options").replaceChildren(rows.length > 0 ? listed : element("p", { class: "faint" }, "No option differs."));

@@ -61,6 +61,12 @@ function table(target, columns, rows) {
   });
 }
 
+function newTable(columns, rows) {
+  const made = element("table", {});
+  table(made, columns, rows);
+  return made;
+}
+
 function marked(text, kind) { return element("span", { class: kind }, text); }
 
 // Whether the pointer is there: tooltips of what is drawn anew would vanish.
