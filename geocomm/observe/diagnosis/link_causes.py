@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -71,27 +71,47 @@ def pair_name(one: str, other: str) -> str:
     return " - ".join(sorted((one, other)))
 
 
-@dataclass(frozen=True)
 class LinkFacts:
     """What the messages and the counters of one way say."""
 
-    way: Way
-    busy: float  # seconds that messages held it
-    rate: float  # bytes per second meanwhile
-    use: float  # of the best rate seen; 0: not known
-    queue: float  # loaded round trip over the least; 0: not known
-    limited: float  # share of TCP's busy time in which a window held data back
-    by_receiver: bool
-    lost: float  # share of bytes
-    spread: float  # share of the bytes over which these losses are spread
-    size: float  # of a message, the mean
-    fastest: float  # seconds for a byte, of the fastest tenth of messages
-    pace: float  # the same of the median message
-    steady: float  # the median message's rate, over that of the fastest tenth
-    even: float  # the rate of the slowest tenth, over the median message's
-    capped: float  # TCP's good rates over its best; 0: not known
-    coding: float  # share of `busy` in which the sender still made frames
-    lasting: bool  # messages last for round trips, so that rates say something of the line
+    def __init__(self, way: Way, link: LinkUse, messages: Sequence[Message]) -> None:
+        sent, count = sum(message.size for message in messages), len(messages)
+        # Of the connections one has control messages only, whose busy time is no data's.
+        data_s = link.busy_s * link.streams / (link.streams + 1)
+        paces = sorted(message.service / message.size for message in messages if message.size)
+        fast = min(len(paces) - 1, max(_ODD_MESSAGES, len(paces) // 10))
+        self.way = way
+        self.busy = sum(message.service for message in messages)
+        """Seconds that messages held it."""
+        self.rate = _ratio(sent, self.busy)
+        """Bytes per second meanwhile."""
+        self.use = min(1.0, _ratio(self.rate, link.best_rate))
+        """The rate's share of the best one that was seen; 0: not known."""
+        self.queue = _ratio(link.rtt_s, link.min_rtt_s)
+        """The loaded round trip over the least; 0: not known."""
+        self.limited = min(1.0, _ratio(link.receiver_limited_s + link.buffer_limited_s, data_s))
+        """The share of TCP's busy time in which a window held data back."""
+        self.by_receiver = link.receiver_limited_s >= link.buffer_limited_s
+        self.lost = _ratio(link.retransmitted, link.bytes_sent)
+        """A share of the bytes."""
+        self.spread = link.spread
+        """The share of the bytes over which these losses are spread."""
+        self.size = sent / count
+        """The mean of a message."""
+        self.fastest = paces[fast] if paces else 0.0
+        """Seconds for a byte, of the fastest tenth of messages."""
+        self.pace = statistics.median(paces) if paces else 0.0
+        """Seconds for a byte, of the median message."""
+        self.steady = _ratio(self.fastest, self.pace)
+        """The median message's rate, over that of the fastest tenth."""
+        self.even = _ratio(self.pace, paces[-1 - fast]) if self.fastest else 0.0
+        """The rate of the slowest tenth, over the median message's."""
+        self.capped = min(1.0, _ratio(link.good_rate, link.best_rate))
+        """TCP's good rates over its best; 0: not known."""
+        self.coding = _ratio(sum(message.coding for message in messages), self.busy)
+        """The share of `busy` in which the sender still made frames."""
+        self.lasting = self.busy / count >= link.min_rtt_s and self.size >= link.best_rate * link.min_rtt_s
+        """Messages last for round trips, so that rates say something of the line."""
 
     @property
     def narrow(self) -> bool:
@@ -113,6 +133,10 @@ class LinkFacts:
     def loses(self) -> bool:
         """Packets are lost, all the time, and not since it is full."""
         return not self.full and not self.narrow and self.lost > _LOSS and self.spread > _HALF
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0
 
 
 def _fell(link: LinkUse) -> bool:
@@ -160,37 +184,7 @@ class LinkCauses:
         for messages in self._replay.messages.values():
             for message in messages:
                 by_way[message.way].append(message)
-        return {way: self._link_facts(way, messages) for way, messages in by_way.items()}
-
-    def _link_facts(self, way: Way, messages: Sequence[Message]) -> LinkFacts:
-        link = self._replay.link(way)
-        busy, size = sum(message.service for message in messages), sum(message.size for message in messages)
-        rate = size / busy if busy > 0 else 0.0
-        # Of the connections one has control messages only, whose busy time is no data's.
-        data = link.busy_s * link.streams / (link.streams + 1)
-        limited_s = link.receiver_limited_s + link.buffer_limited_s
-        paces = sorted(message.service / message.size for message in messages if message.size)
-        fast = min(len(paces) - 1, max(_ODD_MESSAGES, len(paces) // 10))
-        fastest, pace = (paces[fast], statistics.median(paces)) if paces else (0.0, 0.0)
-        return LinkFacts(
-            way,
-            busy,
-            rate,
-            min(1.0, rate / link.best_rate) if link.best_rate else 0.0,
-            link.rtt_s / link.min_rtt_s if link.min_rtt_s else 0.0,
-            min(1.0, limited_s / data) if data else 0.0,
-            link.receiver_limited_s >= link.buffer_limited_s,
-            link.retransmitted / link.bytes_sent if link.bytes_sent else 0.0,
-            link.spread,
-            size / len(messages),
-            fastest,
-            pace,
-            fastest / pace if fastest else 0.0,
-            pace / paces[-1 - fast] if fastest else 0.0,
-            min(1.0, link.good_rate / link.best_rate) if link.best_rate else 0.0,
-            sum(message.coding for message in messages) / busy if busy else 0.0,
-            busy / len(messages) >= link.min_rtt_s and size / len(messages) >= link.best_rate * link.min_rtt_s,
-        )
+        return {way: LinkFacts(way, self._replay.link(way), messages) for way, messages in by_way.items()}
 
     def _wire(self, message: Message) -> float:
         """What the bytes of a message need on the link as fast as it ever was; 0 if that is not known."""
