@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -15,9 +14,6 @@ from geocomm.cli.command_end import AsJson, fail
 from geocomm.core.table import table_of
 
 if TYPE_CHECKING:
-    from geocomm.core.options import Options
-    from geocomm.observe.doctor.doctor_network import Answerer
-    from geocomm.observe.doctor.examination import Examination
     from geocomm.observe.doctor.finding import Finding
 
 _STYLES = {"ok": "green", "note": "dim", "warning": "yellow", "bad": "bold red"}
@@ -59,6 +55,7 @@ def doctor(
     from geocomm.core.place import local_world_size, world_size
     from geocomm.core.units import parse_duration, parse_rate
     from geocomm.observe.doctor.doctor_network import peer_findings
+    from geocomm.observe.doctor.doctor_ranks import examine_job
     from geocomm.observe.doctor.examination import Examination, examine
 
     if listen is not None:
@@ -74,78 +71,14 @@ def doctor(
             options=options,
             keys=keys_folder(),
         )
+        findings = examine_job(question, timeout) if world_size() > 1 else list(examine(question))
     except GeocommError as error:
         fail("doctor", str(error))
-    if world_size() > 1:
-        findings = _examine_job(question, timeout)
-    else:
-        findings = list(examine(question))
-        if target is not None:
-            findings += peer_findings(f"to {target}", target.host, target.port, min(timeout, 10.0))
+    if world_size() == 1 and target is not None and findings is not None:
+        findings += peer_findings(f"to {target}", target.host, target.port, min(timeout, 10.0))
     if findings is not None:
         _print(findings, as_json)
         raise typer.Exit(any(finding.state == "bad" for finding in findings))
-
-
-def _examine_job(question: Examination, timeout_s: float) -> list[Finding] | None:
-    """All ranks' part; what there is to print at rank 0, else None."""
-    from geocomm.core.errors import GeocommError
-    from geocomm.core.place import find_place
-    from geocomm.group.membership.job_store import Rendezvous
-    from geocomm.group.membership.one_site import own_presence
-    from geocomm.group.membership.own_address import advertised
-    from geocomm.group.membership.rank_record import from_record, own_versions
-    from geocomm.observe.doctor.doctor_machine import usable_congestion_control
-    from geocomm.observe.doctor.doctor_ranks import (
-        RankRecord,
-        difference_findings,
-        gathered_findings,
-        outbound_findings,
-        site_findings,
-        way_findings,
-    )
-    from geocomm.observe.doctor.examination import examine, versions
-
-    try:
-        place = find_place(os.environ)
-        own_findings = list(examine(question))
-        with _answerer(question.options) as answerer:
-            needed = own_versions() | {"site set": "yes" if question.options.site is not None else "no"}
-            needed |= {f"option {name}": str(value) for name, value in question.options.agreed().items()}
-            others = versions() | {"congestion control": usable_congestion_control()}
-            others["build of torch"] = others.pop("torch")
-            hosts = advertised(question.options.address)
-            outbound = question.options.outbound_only
-            presence = vars(own_presence(place.rank, question.options, hosts[0]))
-            own = RankRecord(
-                place.rank, place.local_rank, place.site, hosts, answerer.port, needed, others, outbound, presence
-            )
-            rendezvous = Rendezvous(place, timeout_s)
-            records = [from_record(RankRecord, record) for record in rendezvous.exchange(vars(own))]
-            own_findings += way_findings(own, records)
-            found = rendezvous.exchange({"findings": [vars(finding) for finding in own_findings]}, "findings")
-        rendezvous.linger()
-    except GeocommError as error:
-        fail("doctor", str(error))
-    if place.rank != 0:
-        return None
-    return [
-        *difference_findings(records),
-        *outbound_findings(records),
-        *site_findings(records),
-        *gathered_findings(records, [each["findings"] for each in found]),
-    ]
-
-
-def _answerer(options: Options) -> Answerer:
-    """Listen at the rank's own port, so that firewalls are tried; at any port if that one is taken."""
-    from geocomm.core.options import listen_port
-    from geocomm.observe.doctor.doctor_network import Answerer
-
-    try:
-        return Answerer(port=listen_port(options))
-    except OSError:
-        return Answerer()
 
 
 def _answer(port: int) -> NoReturn:

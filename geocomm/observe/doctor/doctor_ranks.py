@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from geocomm.core.errors import InvalidArgumentError
-from geocomm.group.membership.one_site import Scope, check_one_site
-from geocomm.group.membership.rank_record import Presence, from_record, ranks_text
+from geocomm.core.options import Options, listen_port
+from geocomm.core.place import find_place
+from geocomm.group.membership.job_store import Rendezvous
+from geocomm.group.membership.one_site import Scope, check_one_site, own_presence
+from geocomm.group.membership.own_address import advertised
+from geocomm.group.membership.rank_record import Presence, from_record, own_versions, ranks_text
 from geocomm.group.membership.roll_call import differences
-from geocomm.observe.doctor.doctor_network import peer_findings
+from geocomm.observe.doctor.doctor_machine import usable_congestion_control
+from geocomm.observe.doctor.doctor_network import Answerer, peer_findings
+from geocomm.observe.doctor.examination import Examination, examine, versions
 from geocomm.observe.doctor.finding import Finding, State
 
 
@@ -37,6 +44,44 @@ class RankRecord:
     @property
     def facts(self) -> dict[str, str]:
         return self.needed | self.others
+
+
+def examine_job(question: Examination, timeout_s: float) -> list[Finding] | None:
+    """All ranks' part; what there is to print at rank 0, else None. Raises GeocommError."""
+    place = find_place(os.environ)
+    own_findings = list(examine(question))
+    with _answerer(question.options) as answerer:
+        needed = own_versions() | {"site set": "yes" if question.options.site is not None else "no"}
+        needed |= {f"option {name}": str(value) for name, value in question.options.agreed().items()}
+        others = versions() | {"congestion control": usable_congestion_control()}
+        others["build of torch"] = others.pop("torch")
+        hosts = advertised(question.options.address)
+        outbound = question.options.outbound_only
+        presence = vars(own_presence(place.rank, question.options, hosts[0]))
+        own = RankRecord(
+            place.rank, place.local_rank, place.site, hosts, answerer.port, needed, others, outbound, presence
+        )
+        rendezvous = Rendezvous(place, timeout_s)
+        records = [from_record(RankRecord, record) for record in rendezvous.exchange(vars(own))]
+        own_findings += way_findings(own, records)
+        found = rendezvous.exchange({"findings": [vars(finding) for finding in own_findings]}, "findings")
+    rendezvous.linger()
+    if place.rank != 0:
+        return None
+    return [
+        *difference_findings(records),
+        *outbound_findings(records),
+        *site_findings(records),
+        *gathered_findings(records, [each["findings"] for each in found]),
+    ]
+
+
+def _answerer(options: Options) -> Answerer:
+    """Listen at the rank's own port, so that firewalls are tried; at any port if that one is taken."""
+    try:
+        return Answerer(port=listen_port(options))
+    except OSError:
+        return Answerer()
 
 
 def difference_findings(records: list[RankRecord]) -> Iterator[Finding]:
