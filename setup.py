@@ -141,7 +141,7 @@ def metadata() -> dict[str, object]:
         minor = ".".join(torch_version.split(".")[:2])
         variant = f"cu{torch_cuda.replace('.', '')}" if torch_cuda else "cpu"
         version, torch = f"{VERSION}+torch{minor}.{variant}", f"torch=={minor}.*"
-    others = ["numpy", "typer>=0.15", "rich>=13", "cryptography>=44", "pydantic>=2.11", "xxhash>=3.5"]
+    others = ["numpy", "typer>=0.19", "rich>=13", "cryptography>=44", "pydantic>=2.11", "xxhash>=3.5"]
     others += ["typing-extensions>=4.12"]
     return {"version": version, "install_requires": [torch, *others]}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -11,16 +10,8 @@ import typer
 
 from geocomm.cli.command_end import fail, say
 from geocomm.core.installation import install_command
+from geocomm.train.export.export_record import Dtype
 from geocomm.train.serve.model_folder import Format
-
-
-class Dtype(StrEnum):
-    """Type of the weights."""
-
-    FP32 = "fp32"
-    BF16 = "bf16"
-    FP16 = "fp16"
-
 
 app = typer.Typer()
 
@@ -71,7 +62,6 @@ def export(
         geocomm export runs/default/checkpoints/step-00000200 my-model --dtype bf16
     """
     try:
-        from geocomm.train.export.export_record import Dtype as DtypeName
         from geocomm.train.export.export_run import export_converted, export_hf
         from geocomm.train.export.export_source import Given
         from geocomm.train.runs.run_log import quiet_transformers
@@ -79,12 +69,11 @@ def export(
         fail("export", f"{error}; {install_command('train')}")
     quiet_transformers()
     tell = partial(say, err=True)
-    wanted: DtypeName | None = None if dtype is None else dtype.value
     given = Given(shards or (), model, preset, tokenizer)
     if format_ is Format.HF:
-        record = export_hf(source, out, given, wanted, verify, tell)
+        record = export_hf(source, out, given, dtype, verify, tell)
     else:
-        record = export_converted(source, out, given, format_.value, wanted, verify, tell)
+        record = export_converted(source, out, given, format_.value, dtype, verify, tell)
     size = sum(file.bytes for file in record.files.values()) / 1e6
     line = f"exported to {out} ({format_.value}, {record.dtype}, {size:.1f} MB)"
     if record.verify is not None:

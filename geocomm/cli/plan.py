@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -32,14 +31,6 @@ _WORTHWHILE = 1.05
 """Local steps cost quality, so per-step reduction may take longer by this factor and is still what a plan names."""
 
 
-class Mode(StrEnum):
-    """When the sites reduce."""
-
-    AUTO = "auto"
-    STEP = "step"
-    LOCAL = "local"
-
-
 app = typer.Typer()
 
 
@@ -61,8 +52,9 @@ def plan(
     ] = None,
     codec: Annotated[list[str] | None, typer.Option(help="May be repeated. Default: a choice.")] = None,
     mode: Annotated[
-        Mode, typer.Option(help="step: reduce in every step. local: local steps. auto: both, and which wins.")
-    ] = Mode.AUTO,
+        Literal["auto", "step", "local"],
+        typer.Option(help="step: reduce in every step. local: local steps. auto: both, and which wins."),
+    ] = "auto",
     every: Annotated[
         int | None,
         typer.Option(help="Local steps between two rounds of a fragment. Default: what the links allow."),
@@ -125,9 +117,9 @@ def plan(
             plan_data(read, None, as_json=as_json)
             return
         work = Workload(_parameters(parameters, model), ranks, compute_s, element_bytes, hidden, price)
-        steps, refused = _step_codecs(codec) if mode != Mode.LOCAL else ([], [])
-        local = (codec or [*_LOCAL_CODECS]) if mode != Mode.STEP else []
-        if mode == Mode.STEP and not steps:
+        steps, refused = _step_codecs(codec) if mode != "local" else ([], [])
+        local = (codec or [*_LOCAL_CODECS]) if mode != "step" else []
+        if mode == "step" and not steps:
             raise ValueError(_refusal(refused))
         speeds = {name: Speed(*one) for name, one in measure((*dict.fromkeys([*steps, *local]),), threads).items()}
         ways = _Ways(work, steps, local, speeds, every)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import os
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -34,13 +33,6 @@ from geocomm.lab.emulator.emulated_wan import (
     find_control,
 )
 from geocomm.lab.emulator.leo_profile import leo_links
-
-
-class Profile(enum.StrEnum):
-    """How links change while a run goes."""
-
-    LEO = "leo"
-
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -111,7 +103,7 @@ def wan_run(
     reset: Annotated[str | None, typer.Option(help=_RESET_HELP)] = None,
     matrix: Annotated[Path | None, typer.Option(help=_MATRIX_HELP)] = None,
     profile: Annotated[
-        Profile | None,
+        Literal["leo"] | None,
         typer.Option(
             help="leo: all links by satellites in low Earth orbit. Every 15 s nothing passes for 50 to 150 ms, and the "
             "round trip becomes another one of 20 to 60 ms; loss of 0.3 to 1 % comes in bursts."
@@ -162,7 +154,7 @@ def wan_run(
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             raise
         held.enter_context(run)
-        if profile is Profile.LEO:
+        if profile == "leo":
             held.enter_context(leo_links(run.control, topology.sites, seed))
         for number in _SIGNALS:
             signal.signal(number, lambda received, _frame: run.interrupt(received))
