@@ -61,18 +61,18 @@ def hang(
 def told(found: Hang, now: float) -> Iterator[str]:
     """What hangs, in plain words."""
     if now - found.at > 1:
-        yield f"The last report came {_ago(now - found.at)} ago. What follows was so then."
+        yield f"The last report came {duration_text(now - found.at)} ago. What follows was so then."
     groups = len({stuck.operation.group for stuck in found.operations})
     for stuck in found.operations:
         yield from _told_operation(stuck, several_groups=groups > 1)
     for state in found.rounds:
         yield _told_round(state)
     if not found.found:
-        yield f"Nothing hangs: no operation has been under way for more than {_ago(found.after_seconds)}."
+        yield f"Nothing hangs: no operation has been under way for more than {duration_text(found.after_seconds)}."
     named = {(member.site, member.rank) for stuck in found.operations for member in stuck.members}
     for site, rank, seconds in found.silent:
         if (site, rank) not in named:
-            yield f"rank {rank} (site {site}) has been silent for {_ago(seconds)}."
+            yield f"rank {rank} (site {site}) has been silent for {duration_text(seconds)}."
     if not found.ranks:
         yield "No rank reports any more: all have ended."
 
@@ -83,14 +83,14 @@ def _told_operation(stuck: StuckOperation, *, several_groups: bool) -> Iterator[
     failed = [member for member in stuck.members if member.standing is CallState.FAILED]
     group = f" of group {stuck.operation.group & 0xFFFF:04x}" if several_groups else ""
     state = "failed" if failed else "is under way"
-    yield f"{stuck.operation}{group} {state}; it was called {_ago(stuck.seconds)} ago."
+    yield f"{stuck.operation}{group} {state}; it was called {duration_text(stuck.seconds)} ago."
     if len(stuck.calls) > 1:
         for called, members in stuck.calls.items():
             yield f"  {_listed(members)} called {called}."
     for member in stuck.absent:
         yield f"  {member} has not come: {_why(member)}."
     for member in stuck.silent:
-        yield f"  {member} had come, and has been silent for {_ago(member.report_age_seconds)}."
+        yield f"  {member} had come, and has been silent for {duration_text(member.report_age_seconds)}."
     waiting = [
         member
         for member in stuck.members
@@ -113,17 +113,17 @@ def _listed(members: Sequence[GroupRank]) -> str:
 
 def _why(member: GroupRank) -> str:
     if member.has_ended:
-        reason = f"it has ended, {_ago(member.report_age_seconds)} ago"
+        reason = f"it has ended, {duration_text(member.report_age_seconds)} ago"
     elif member.is_silent:
-        reason = f"it has been silent for {_ago(member.report_age_seconds)}"
+        reason = f"it has been silent for {duration_text(member.report_age_seconds)}"
     else:
         reason = "it reports, so its program is elsewhere"
     if member.last is None or member.last_seconds is None:
         return f"{reason}; no operation of it is known"
     last = f"{reason}; its last operation was {member.last}"
     if member.last_runs:
-        return f"{last}, called {_ago(member.last_seconds)} ago and still under way"
-    return f"{last}, which ended {_ago(member.last_seconds)} ago"
+        return f"{last}, called {duration_text(member.last_seconds)} ago and still under way"
+    return f"{last}, which ended {duration_text(member.last_seconds)} ago"
 
 
 def _waits(member: GroupRank) -> str:
@@ -132,7 +132,7 @@ def _waits(member: GroupRank) -> str:
     where = " inside its site" if member.standing is CallState.WAITS_INSIDE else ""
     senders = [f"{'the rest' if sender.has_begun else 'bytes'} from {sender.peer}" for sender in member.waits_for]
     whom = f" for {', '.join(senders)}" if senders and not where else ""
-    since = "" if member.seconds is None else f", since {_ago(member.seconds)}"
+    since = "" if member.seconds is None else f", since {duration_text(member.seconds)}"
     return f"waits{where}{whom}{since}"
 
 
@@ -140,13 +140,9 @@ def _told_round(state: RoundState) -> str:
     from geocomm.observe.telemetry.overview_rounds import Phase
 
     name = f"round {state.round} of fragment {state.fragment}"
-    age = _ago(state.age_seconds or 0)
+    age = duration_text(state.age_seconds or 0)
     if state.phase is Phase.DUE:
         return f"{name} has been due for {age}, and has not begun at every site."
     if state.waits_for:
         return f"{name} has been under way for {age}: it waits for {', '.join(state.waits_for)}."
     return f"{name} has been under way for {age}: all frames are there, and it is not over."
-
-
-def _ago(seconds: float) -> str:
-    return duration_text(seconds, ".0f")

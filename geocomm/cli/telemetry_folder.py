@@ -31,4 +31,4 @@ def open_store(folder: Path) -> RunStore:
 
 def standstill_text(seconds: float, folder: Path) -> str:
     """What comes first where a run stands still."""
-    return f"No step for {duration_text(seconds, '.0f')}: geocomm hang {folder} says who has not come to what."
+    return f"No step for {duration_text(seconds)}: geocomm hang {folder} says who has not come to what."

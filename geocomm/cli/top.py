@@ -115,14 +115,14 @@ def _picture(store: RunStore, verdict: str) -> Group:
 
 def _heading(seen: Overview, folder: StoreFolder, now: float) -> str:
     step = "" if seen.step is None else f"step {seen.step}" + ("" if seen.of_steps is None else f" of {seen.of_steps}")
-    left = "" if not seen.seconds_left else f"{_time(seen.seconds_left)} left"
+    left = "" if not seen.seconds_left else f"{duration_text(seen.seconds_left)} left"
     loss = "" if seen.loss is None else f"loss {seen.loss:.4f}"
     tokens = "" if seen.tokens_per_second is None else f"{seen.tokens_per_second:,.0f} tokens/s"
     of_pass = "" if folder.left_tokens is None else f"{large_text(folder.left_tokens)} tokens left of this pass"
     again = f"{large_text(repeated)} tokens read again" if (repeated := folder.repeated_tokens) else ""
     line = "[bold]" + ", ".join(filter(None, (step, left, loss, tokens, of_pass, again))) + "[/bold]"
     if now - seen.at > 1:
-        line += f"\n[red]The last report came {_time(now - seen.at)} ago. All was so then.[/red]"
+        line += f"\n[red]The last report came {duration_text(now - seen.at)} ago. All was so then.[/red]"
     return line
 
 
@@ -137,7 +137,7 @@ def _data(site: SiteOverview, folder: StoreFolder) -> tuple[str, ...]:
     dealt, fetched = folder.dealt_tokens.get(site.name), site.data_fetched_bytes
     return (
         "-" if dealt is None else large_text(dealt),
-        "-" if site.data_waited_seconds is None else _time(site.data_waited_seconds),
+        "-" if site.data_waited_seconds is None else duration_text(site.data_waited_seconds),
         "-" if fetched is None else f"{fetched / 1e6:,.1f} MB",
         "-" if not site.data_fetched_dollars else f"${site.data_fetched_dollars:,.2f}",
     )
@@ -153,7 +153,7 @@ def _site(site: SiteOverview) -> tuple[str, ...]:
         f"{site.ranks_reporting}/{len(site.ranks)}",
         f"[{color}]{site.life}[/{color}]",
         _number(site.step, "d"),
-        "-" if site.step_age_seconds is None else _time(site.step_age_seconds),
+        "-" if site.step_age_seconds is None else duration_text(site.step_age_seconds),
         _number(site.step_seconds, ".3g"),
         _number(site.tokens_per_second, ",.0f"),
         _percent(site.exposed_share),
@@ -170,7 +170,7 @@ def _links(seen: Overview) -> Table:
 
 def _link(link: LinkState) -> tuple[str, ...]:
     held = (_percent(link.stalled_by_receiver_share), _percent(link.stalled_by_send_buffer_share))
-    outages = f"{link.outages} ({_time(link.outage_seconds)})" if link.outages else "0"
+    outages = f"{link.outages} ({duration_text(link.outage_seconds)})" if link.outages else "0"
     if link.is_down:
         outages += ", down"
     over = filter(None, (link.transport, link.congestion_control, link.cipher and "TLS"))
@@ -199,7 +199,7 @@ def _round(state: RoundState) -> tuple[str, ...]:
         str(state.fragment),
         str(state.round),
         state.phase,
-        "-" if state.age_seconds is None else _time(state.age_seconds),
+        "-" if state.age_seconds is None else duration_text(state.age_seconds),
         escape(", ".join(state.waits_for)) or "-",
         escape(", ".join(state.counted)) or "-",
     )
@@ -213,7 +213,7 @@ def _events(seen: Overview, now: float) -> Table:
 def _event(event: EventState, now: float) -> tuple[str, ...]:
     fields = " ".join(f"{name}={json.dumps(value)}" for name, value in event.fields.items())
     ranks = f"rank {event.ranks[0]}" if len(event.ranks) == 1 else f"{len(event.ranks)} ranks"
-    return event.kind, _time(now - event.at), f"{escape(event.site)}, {ranks}", escape(fields)
+    return event.kind, duration_text(now - event.at), f"{escape(event.site)}, {ranks}", escape(fields)
 
 
 def _number(value: float | None, form: str) -> str:
@@ -222,7 +222,3 @@ def _number(value: float | None, form: str) -> str:
 
 def _percent(share: float | None, form: str = ".0f") -> str:
     return "-" if share is None else f"{share * 100:{form}} %"
-
-
-def _time(seconds: float) -> str:
-    return duration_text(seconds, ".0f")

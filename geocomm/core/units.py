@@ -52,7 +52,7 @@ def parse_size(text: str | float, field: str = "queue") -> int:
     return round(_parse(field, text, units, "4mb", 1.0))
 
 
-def duration_text(seconds: float, form: str) -> str:
+def duration_text(seconds: float, form: str = ".0f") -> str:
     """A duration for people, in the largest unit of which it has two: "3 d", "119 min". form: of the number."""
     for unit, size in (("d", DAY_S), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:

@@ -94,7 +94,7 @@ class Board:
             await asyncio.sleep(1)
             for node, line in self._lines.items():
                 if line.waiting is not None and line.waiting.left_s <= 0 and not self._console.is_terminal:
-                    self.tell(f"{node}: still {line.state}, for {duration_text(line.waiting.waited_s, '.0f')}")
+                    self.tell(f"{node}: still {line.state}, for {duration_text(line.waiting.waited_s)}")
                     line.waiting.put_off()
 
     def _table(self) -> Table:
@@ -103,7 +103,7 @@ class Board:
             table.add_column(no_wrap=True)
         table.add_column(no_wrap=True, overflow="ellipsis")
         for node, line in self._lines.items():
-            age = duration_text(time.monotonic() - line.since, ".0f")
+            age = duration_text(time.monotonic() - line.since)
             last = shown(line.last[:_MOST_LETTERS])
             table.add_row(Text(str(node), "bold"), Text(line.state), age, Text(last))
         return table

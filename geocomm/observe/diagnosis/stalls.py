@@ -204,7 +204,7 @@ def _verdict(cause: Cause, where: str, cost: _Cost, count: int, total: float) ->
             share,
             [("steps that waited for it", many), ("they took longer by", seconds_text(cost.seconds))],
             "The run continued by itself. geocomm top counts the outages of each link; ask the carrier.",
-            text=f"Outage of {where}, {duration_text(cost.seconds, '.0f')}: {share:.0%} of the time.",
+            text=f"Outage of {where}, {duration_text(cost.seconds)}: {share:.0%} of the time.",
         )
     evidence = [("steps that paused", many), ("each, in the mean", seconds_text(each))]
     if cost.stopped:

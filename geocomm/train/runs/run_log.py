@@ -161,7 +161,7 @@ class RestTime:
         if steps_left <= 0 or end[1] <= begin[1]:
             return ""
         seconds = (end[0] - begin[0]) / (end[1] - begin[1]) * steps_left
-        return f"  {duration_text(seconds, '.0f')} left"
+        return f"  {duration_text(seconds)} left"
 
 
 def step_summary(entry: dict[str, Any]) -> str:
