@@ -10,7 +10,6 @@ import asyncio
 import hmac
 import html
 import json
-import math
 import time
 import zlib
 from collections.abc import AsyncGenerator, Callable
@@ -19,6 +18,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
@@ -29,7 +29,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from geocomm.observe.dashboard.curves import Curves
 from geocomm.observe.dashboard.page_state import LastSteps, page_state, plain, verdicts
-from geocomm.observe.diagnosis.bottleneck import Diagnosis
 from geocomm.observe.diagnosis.live_diagnosis import LiveDiagnosis, bottleneck_metric
 from geocomm.observe.telemetry.overview import overview
 from geocomm.observe.telemetry.run_store import RunStore
@@ -64,7 +63,6 @@ class Page:
         self._curves = Curves(self._store_of_curves)
         self._state: tuple[float, dict[str, Any]] = (0.0, {})
         self._live = LiveDiagnosis()
-        self._found: Diagnosis | None = None
         self._judging: asyncio.Task[None] | None = None
         self._judge_at = 0.0
         self._viewers = 0
@@ -75,7 +73,7 @@ class Page:
             if time.monotonic() - self._state[0] > _KEPT_S / 2:
                 self._begin_to_judge()
                 state = await run_in_threadpool(page_state, self._store, self._steps, time.time())
-                found = [] if self._found is None else verdicts(self._found)
+                found = [] if self._live.shown is None else verdicts(self._live.shown)
                 self._state = (time.monotonic(), {**state, "verdicts": found})
             return self._state[1]
 
@@ -89,7 +87,7 @@ class Page:
         """Look for what is slow. Where that takes long, as with long steps, it is done less often."""
         began = time.monotonic()
         try:
-            self._found = await run_in_threadpool(self._live.look, self._store_of_verdicts)
+            await run_in_threadpool(self._live.look, self._store_of_verdicts)
         finally:
             ended = time.monotonic()
             self._judge_at = ended + max(_JUDGED_EVERY_S, (ended - began) / _MOST_JUDGING)
@@ -100,10 +98,7 @@ class Page:
 
     async def show_curves(self, request: Request) -> Response:
         """`/api/curves?seconds=3600`."""
-        try:
-            seconds = float(request.query_params.get("seconds", "600"))
-        except ValueError:
-            return PlainTextResponse("seconds: a number", 400)
+        seconds = _number_of(request, "seconds", "600")
         async with self._turn_of_curves:
             return JSONResponse(await run_in_threadpool(self._read_curves, seconds))
 
@@ -119,10 +114,7 @@ class Page:
     async def show_part(self, request: Request) -> Response:
         """`/api/part?since=1700000000&until=1700000600`: the curves of a part of the time, as close as there is data,
         with the last `steps` in it."""
-        try:
-            since, until = (float(request.query_params.get(name, "nan")) for name in ("since", "until"))
-        except ValueError:
-            since = until = math.nan
+        since, until = (_number_of(request, name, "nan") for name in ("since", "until"))
         if not since < until:
             return PlainTextResponse("since, until: Unix seconds", 400)
         async with self._turn_of_curves:
@@ -142,9 +134,9 @@ class Page:
             async with self._turn:
                 folder = await run_in_threadpool(StoreFolder.look, self._store.path.parent)
                 seen = await run_in_threadpool(overview, self._store, time.time(), folder.collected_since)
-            if self._found is None:
+            if self._live.shown is None:
                 await asyncio.wait([judging])
-            more = [] if self._found is None else [bottleneck_metric(self._found)]
+            more = [] if self._live.shown is None else [bottleneck_metric(self._live.shown)]
             text = prometheus_text(seen, folder, more)
             return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
         except ImportError:
@@ -172,6 +164,13 @@ class Page:
             shown = state
             yield pack(f"data: {json.dumps(changed, separators=(',', ':'))}\n\n".encode())
             await asyncio.sleep(_INTERVAL_S)
+
+
+def _number_of(request: Request, name: str, usual: str) -> float:
+    try:
+        return float(request.query_params.get(name, usual))
+    except ValueError:
+        raise HTTPException(400, f"{name}: a number") from None
 
 
 class _Stream(StreamingResponse):

@@ -12,7 +12,7 @@ from pydantic_core import to_jsonable_python
 from geocomm._version import __version__
 from geocomm.observe.alerts.alert_log import firing
 from geocomm.observe.diagnosis.bottleneck import Diagnosis
-from geocomm.observe.diagnosis.verdict import Cause, headline
+from geocomm.observe.diagnosis.verdict import Cause
 from geocomm.observe.telemetry.overview import Overview, overview
 from geocomm.observe.telemetry.report import Row
 from geocomm.observe.telemetry.run_store import RunStore
@@ -85,12 +85,8 @@ def page_state(store: RunStore, steps: LastSteps, at: float) -> dict[str, Any]:
 
 
 def verdicts(found: Diagnosis) -> list[dict[str, Any]]:
-    """What slows the last steps most, first, as `geocomm why` has it: `text`, `fix`, `evidence`."""
-    return [
-        {"text": headline(one), "fix": one.fix, "evidence": [list(row) for row in one.evidence]}
-        for one in found.verdicts
-        if one.cause is not Cause.UNKNOWN or one.saved_seconds
-    ]
+    """What slows the last steps most, first, as `geocomm why --json` has it."""
+    return [one.row() for one in found.verdicts if one.cause is not Cause.UNKNOWN or one.saved_seconds]
 
 
 def _head(seen: Overview) -> dict[str, Any]:

@@ -24,7 +24,8 @@ class LiveDiagnosis:
 
     def __init__(self) -> None:
         self._steps = _STEPS
-        self._shown: Diagnosis | None = None
+        self.shown: Diagnosis | None = None
+        """What stands; None: nothing was looked at yet."""
         self._other: tuple[Cause, str] | None = None
         self._since = 0.0
 
@@ -40,13 +41,13 @@ class LiveDiagnosis:
     def after(self, window: RunWindow) -> Diagnosis:
         """What stands after this window."""
         found = diagnose(window)
-        if self._shown is not None and not window.over and _first(found) != _first(self._shown):
+        if self.shown is not None and not window.over and _first(found) != _first(self.shown):
             if _first(found) != self._other:
                 self._other, self._since = _first(found), window.last_heard
             new_s = window.last_heard - self._since
             if new_s == 0 or new_s < window.step_count * window.step_seconds / 2:
-                return self._shown
-        self._shown, self._other = found, None
+                return self.shown
+        self.shown, self._other = found, None
         return found
 
 
