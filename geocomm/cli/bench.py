@@ -105,7 +105,7 @@ def bench_link(
     require_writable("bench", "--out", out)
     conditions = Conditions.here(shlex.join(["geocomm", *sys.argv[1:]]))
     measured = cases((False, True) if both_ways else (False,))
-    with Console(stderr=True).status("measuring") as status:
+    with Console(stderr=True, markup=False).status("measuring") as status:
         rows = bench(measured, rounds=rounds, seconds=seconds, streams=streams, progress=status.update)
     say(table_of(HEADINGS, map(row_cells, rows)))
     if out is None:
@@ -193,7 +193,7 @@ def bench_gpu(
     kernels: list[gpu_bench.KernelRow] = []
     reduces: list[gpu_bench.ReduceRow] = []
     remarks: list[str] = []
-    with Console(stderr=True).status("measuring") as status:
+    with Console(stderr=True, markup=False).status("measuring") as status:
         for name in codec or gpu_bench.CODECS:
             status.update(f"measuring {name}")
             try:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from geocomm.core.message_log import printable
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -24,8 +26,8 @@ def say(what: RenderableType, style: str | None = None, *, err: bool = False) ->
 
 
 def fail(command: str, message: str, status: int = 2) -> NoReturn:
-    """Say on stderr what is wrong, and exit with `status`."""
-    say(f"geocomm {command}: {message}", "red", err=True)
+    """Say on stderr what is wrong, which another machine may have told, and exit with `status`."""
+    say(printable(f"geocomm {command}: {message}", keep="\n\t"), "red", err=True)
     raise typer.Exit(status)
 
 

@@ -117,14 +117,8 @@ def _chosen(command: str, sites: SitesFile, only: str) -> list[Node]:
 @contextlib.contextmanager
 def _refusals(command: str) -> Generator[None]:
     """Ends the command with the reason why it could not be done."""
-    from geocomm.cli.ssh_sites.board import printable
-    from geocomm.cli.ssh_sites.launch import NotStartedError
-    from geocomm.core.bad_input import BadInput
-
     try:
         yield
-    except (BadInput, NotStartedError) as error:
-        fail(command, printable(str(error)))
     except OSError as error:
         fail(command, f"{error.filename or 'ssh'}: {error.strerror}")
     except KeyboardInterrupt:

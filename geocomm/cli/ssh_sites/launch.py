@@ -29,6 +29,7 @@ from geocomm.cli.ssh_sites.code_folder import CodeFolder
 from geocomm.cli.ssh_sites.sites_file import Node, SitesFile
 from geocomm.cli.ssh_sites.ssh import DeniedError, Order, Ssh, SshError, end, shown
 from geocomm.cli.ssh_sites.watch import Watch
+from geocomm.core.bad_input import BadInput
 
 _LISTEN_LIMIT_S = 30.0
 _VANISHED = 24
@@ -36,7 +37,7 @@ _VANISHED = 24
 _T = TypeVar("_T")
 
 
-class NotStartedError(Exception):
+class NotStartedError(BadInput):
     """The run could not be started; one line for each reason, the most important last."""
 
 

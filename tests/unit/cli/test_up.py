@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from geocomm.cli.main import build_app
+from geocomm.cli.ssh_sites import launch
 from geocomm.security.job_ca import JobCa
 
 SITES = 'hub = "192.0.2.10:29400"\n[sites.a]\nssh = "a"\n[sites.b]\nssh = ["n1", "n2"]\n'
@@ -45,6 +46,15 @@ def test_wrong_input_is_refused_with_what_to_do(arguments: tuple[str, ...], told
     status, text = geocomm(*arguments)
     assert status == 2
     assert told in text
+
+
+def test_each_reason_has_a_line_of_its_own_without_what_a_terminal_obeys(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(what: launch.Up) -> int:
+        raise launch.NotStartedError("a: it lacks tar\nb: it says \x1b[2J")
+
+    monkeypatch.setattr(launch, "up", refuse)
+    result = CliRunner().invoke(build_app(), ["up", "--", "train.py"])
+    assert (result.exit_code, result.stderr) == (2, "geocomm up: a: it lacks tar\nb: it says ?[2J\n")
 
 
 def test_print_shows_what_each_node_gets_and_changes_nothing(work: Path) -> None:
