@@ -11,6 +11,7 @@ import io
 import json
 import math
 import tarfile
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,10 +103,16 @@ def read_trace(store: RunStore, at: float, steps: int) -> Trace:
     spans = [tuple(map(clocks[rank].to_reference, _span(rows))) for rank, rows in last_steps.items() if rows]
     begin_ns, end_ns = min(span[0] for span in spans), max(span[1] for span in spans)
     since, until = came(begin_ns) - 1, came(end_ns) + _REPORT_DELAY_S
-    told: dict[str, dict[Rank, dict[int, Row]]] = {}
-    for kind in ("operations", "rounds"):
-        for _, rank, row in store.told(kind, since, min(until, at)):
-            told.setdefault(kind, {}).setdefault(rank, {})[row["number"]] = row
+
+    def under_way(kind: str) -> dict[Rank, list[Row]]:
+        """The rows that were under way at some moment between the two."""
+        found: dict[Rank, list[Row]] = defaultdict(list)
+        for rank, row in store.rows(kind, since, min(until, at)):
+            if rank in clocks and _overlaps(row, clocks[rank], begin_ns, end_ns):
+                found[rank].append(row)
+        return found
+
+    operations, rounds = under_way("operations"), under_way("rounds")
     traces = [
         RankTrace(
             rank=received.rank,
@@ -113,10 +120,8 @@ def read_trace(store: RunStore, at: float, steps: int) -> Trace:
             clock=clocks[received.rank],
             now_ns=received.report.now_ns,
             steps=last_steps[received.rank],
-            **{
-                kind: _within(told.get(kind, {}).get(received.rank, {}), clocks[received.rank], begin_ns, end_ns)
-                for kind in ("operations", "rounds")
-            },
+            operations=operations[received.rank],
+            rounds=rounds[received.rank],
         )
         for received in last
     ]
@@ -138,16 +143,11 @@ def _span(steps: list[Row]) -> tuple[int, int]:
     return steps[0]["ended_ns"] - round(steps[0]["seconds"] * 1e9), steps[-1]["ended_ns"]
 
 
-def _within(rows: dict[int, Row], clock: Clock, begin_ns: int, end_ns: int) -> list[Row]:
-    """The rows that were under way at some moment between the two."""
-    found: list[Row] = []
-    for row in rows.values():
-        began, ended = _began_ns(row), _ended_ns(row)
-        if began is None or clock.to_reference(began) > end_ns:
-            continue
-        if ended is None or clock.to_reference(ended) >= begin_ns:
-            found.append(row)
-    return found
+def _overlaps(row: Row, clock: Clock, begin_ns: int, end_ns: int) -> bool:
+    began, ended = _began_ns(row), _ended_ns(row)
+    if began is None or clock.to_reference(began) > end_ns:
+        return False
+    return ended is None or clock.to_reference(ended) >= begin_ns
 
 
 def _began_ns(row: Row) -> int | None:

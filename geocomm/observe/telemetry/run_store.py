@@ -172,11 +172,11 @@ class RunStore:
         ).fetchone()
         return 0.0 if row is None else row[0]
 
-    def rows(self, kind: str, since: float = 0.0) -> list[tuple[Rank, Row]]:
-        """The `operations`, `rounds` or `steps` of all ranks in reports that came after `since`, each once, as it was
-        said last; in the order in which they began at each rank."""
+    def rows(self, kind: str, since: float = 0.0, until: float = _FOR_EVER) -> list[tuple[Rank, Row]]:
+        """The `operations`, `rounds` or `steps` of all ranks in reports that came after `since` and up to `until`, each
+        once, as it was said last; in the order in which they began at each rank."""
         key = {"operations": "number", "rounds": "number", "steps": "step"}[kind]
-        found = {(rank, row.get(key)): row for _, rank, row in self.told(kind, since)}
+        found = {(rank, row.get(key)): row for _, rank, row in self.told(kind, since, until)}
         return [(rank, row) for (rank, _), row in found.items()]
 
     def told(self, kind: str, since: float = 0.0, until: float = _FOR_EVER) -> Iterator[tuple[float, Rank, Row]]:
