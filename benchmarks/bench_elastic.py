@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from geocomm.journal.entries import Away, Entry, Join, Ready, Round
+from geocomm.elastic.journal.entries import Away, Entry, Join, Ready, Round
 from geocomm.lab.bench.bench_report import Conditions, load_at_end
 from geocomm.lab.demo.demo_run import read_entries
 from geocomm.lab.demo.elastic_run import JournalWatch, members

@@ -28,11 +28,11 @@ from geocomm.core.addresses import HubAddress, free_port
 from geocomm.core.records import line_of
 from geocomm.elastic.agent_process import AgentConfig
 from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.journal.entries import Entry, Genesis, Join, Kept, Ready, Round, Snapshot, entry_of
+from geocomm.elastic.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
+from geocomm.elastic.journal.run_state import Head, RunState
+from geocomm.elastic.journal.sequencer_events import LeaderSettings
 from geocomm.elastic.questions import LeaderAnswer, MembersAsked, ask
-from geocomm.journal.entries import Entry, Genesis, Join, Kept, Ready, Round, Snapshot, entry_of
-from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
-from geocomm.journal.run_state import Head, RunState
-from geocomm.journal.sequencer_events import LeaderSettings
 from geocomm.lab.bench.bench_report import Conditions, load_at_end
 from geocomm.lab.emulator.emulated_keys import site_keys
 from geocomm.security.key_folder import Keys

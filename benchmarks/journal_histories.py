@@ -18,7 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from geocomm.journal.entries import Round
+from geocomm.elastic.journal.entries import Round
 from support.journal.simulated_run import FAULTS, SimulatedRun
 
 RESULT = Path(__file__).parent / "results" / "journal-histories.md"

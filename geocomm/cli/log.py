@@ -15,8 +15,8 @@ from rich.markup import escape
 from geocomm.cli.command_end import fail, say
 
 if TYPE_CHECKING:
-    from geocomm.journal.entries import Entry
-    from geocomm.journal.journal import SqliteJournal
+    from geocomm.elastic.journal.entries import Entry
+    from geocomm.elastic.journal.journal import SqliteJournal
 
 _LOOKED_AT_EVERY_S = 0.5
 
@@ -43,8 +43,8 @@ def log(
 
         geocomm log runs/night --follow
     """
-    from geocomm.journal.entries import BadLineError
-    from geocomm.journal.journal import FILE_NAME, SqliteJournal
+    from geocomm.elastic.journal.entries import BadLineError
+    from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
 
     console = Console(soft_wrap=True)
 
@@ -77,7 +77,7 @@ def log(
 
 def told(entry: Entry) -> str:
     """An entry in plain words."""
-    from geocomm.journal import entries as kinds
+    from geocomm.elastic.journal import entries as kinds
 
     match entry:
         case kinds.Genesis():
@@ -118,7 +118,7 @@ def told(entry: Entry) -> str:
 
 
 def _followed(journal: SqliteJournal) -> Iterator[Entry]:
-    from geocomm.journal.entries import End
+    from geocomm.elastic.journal.entries import End
 
     first = 0
     while True:

@@ -35,9 +35,9 @@ from geocomm.core.units import large_text
 
 if TYPE_CHECKING:
     from geocomm.core.addresses import HubAddress
+    from geocomm.elastic.journal.journal import SqliteJournal
+    from geocomm.elastic.journal.run_state import RunState, SiteRecord
     from geocomm.elastic.questions import LeaderAnswer, MembersAsked, RemovalAsked, SeenSite
-    from geocomm.journal.journal import SqliteJournal
-    from geocomm.journal.run_state import RunState, SiteRecord
     from geocomm.security.key_folder import Keys
 
 _HELP = """Show the sites of an elastic run, remove one, or have another one lead.
@@ -134,7 +134,7 @@ def show(
         geocomm members show tokyo --run-dir run
     """
     from geocomm.cli.log import told
-    from geocomm.journal.entries import Away, Deal, Join, Left, Ready, Removed, Round, TakenBack
+    from geocomm.elastic.journal.entries import Away, Deal, Join, Left, Ready, Removed, Round, TakenBack
 
     state, moves, rounds = _state(run_dir), deque[str](maxlen=_MOVES_SHOWN), deque[Round](maxlen=_ROUNDS_SHOWN)
     record = state.sites.get(site)
@@ -209,7 +209,7 @@ def lead(
         geocomm members lead --hub 192.0.2.10:29400 --run-dir run --wait-for frankfurt,virginia
     """
     from geocomm.elastic.agent_process import AgentConfig
-    from geocomm.journal.sequencer_events import LeaderSettings
+    from geocomm.elastic.journal.sequencer_events import LeaderSettings
 
     if (hub is None) == (not journal):
         fail("members", "--hub HOST:PORT says where this machine leads; --journal may instead")
@@ -283,7 +283,7 @@ def _state(run_dir: Path) -> RunState:
 
 @contextlib.contextmanager
 def _journal(run_dir: Path) -> Generator[SqliteJournal]:
-    from geocomm.journal.journal import FILE_NAME, SqliteJournal
+    from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
 
     if not (run_dir / FILE_NAME).exists():
         fail("members", f"{run_dir} has no {FILE_NAME}: it is not the run folder of a site of an elastic run")

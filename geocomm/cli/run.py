@@ -131,9 +131,9 @@ def run(
     try:
         if elastic:
             from geocomm.elastic.agent_process import AgentConfig
+            from geocomm.elastic.journal.sequencer_events import LeaderSettings
             from geocomm.elastic.snapshot_copies import SnapshotCopies
             from geocomm.elastic.supervisor import SiteJob, run_elastic
-            from geocomm.journal.sequencer_events import LeaderSettings
 
             if telemetry is not None:
                 fail("run", "leave out --telemetry: an elastic run keeps its telemetry in --run-dir")

@@ -16,8 +16,8 @@ from geocomm.cli.command_end import AsJson, fail, say
 from geocomm.core.table import table_of
 
 if TYPE_CHECKING:
+    from geocomm.elastic.journal.run_state import RunState
     from geocomm.elastic.snapshots import Manifest, Snapshots
-    from geocomm.journal.run_state import RunState
 
 _HELP = """List, check and use the snapshots of an elastic run.
 
@@ -201,9 +201,9 @@ def restore(
 def _open(where: str, snapshot: int | None = None) -> tuple[Snapshots, RunState, Path]:
     """What a run folder has; or, of what lies at a URL, one snapshot."""
     from geocomm.elastic.fragment_store import FragmentStore
+    from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
     from geocomm.elastic.snapshot_copies import is_url
     from geocomm.elastic.snapshots import Snapshots
-    from geocomm.journal.journal import FILE_NAME, SqliteJournal
 
     run_dir = _fetched(where, snapshot) if is_url(where) else Path(where)
     if not (run_dir / FILE_NAME).is_file():

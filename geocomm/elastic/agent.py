@@ -18,19 +18,7 @@ from geocomm.elastic.following import Following
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.frame_fetches import FrameFetches
 from geocomm.elastic.join_states import StatesOfOthers
-from geocomm.elastic.known_agents import KnownAgents, TermNotKeptError
-from geocomm.elastic.leader import Leader
-from geocomm.elastic.loading_ahead import LoadingAhead
-from geocomm.elastic.own_journal import OwnJournal
-from geocomm.elastic.rank_socket import RankConnection
-from geocomm.elastic.run_view import AgentLife, RunView
-from geocomm.elastic.site_ranks import SiteRanks
-from geocomm.elastic.snapshots import SnapshotError, Snapshots, forget
-from geocomm.group.rendezvous.store_process import log
-from geocomm.group.rendezvous.store_session import Greeting, Purpose, SessionRefused
-from geocomm.group.rendezvous.tls_stream import TlsStream
-from geocomm.group.rendezvous.to_collector import carry_to_collector
-from geocomm.journal.entries import (
+from geocomm.elastic.journal.entries import (
     BadLineError,
     Deal,
     Entry,
@@ -41,8 +29,8 @@ from geocomm.journal.entries import (
     Skip,
     TakenBack,
 )
-from geocomm.journal.journal import SqliteJournal
-from geocomm.journal.messages import (
+from geocomm.elastic.journal.journal import SqliteJournal
+from geocomm.elastic.journal.messages import (
     PROTOCOL_VERSION,
     Applied,
     Beat,
@@ -72,7 +60,19 @@ from geocomm.journal.messages import (
     down_of,
     said,
 )
-from geocomm.journal.run_state import RunState, Standing
+from geocomm.elastic.journal.run_state import RunState, Standing
+from geocomm.elastic.known_agents import KnownAgents, TermNotKeptError
+from geocomm.elastic.leader import Leader
+from geocomm.elastic.loading_ahead import LoadingAhead
+from geocomm.elastic.own_journal import OwnJournal
+from geocomm.elastic.rank_socket import RankConnection
+from geocomm.elastic.run_view import AgentLife, RunView
+from geocomm.elastic.site_ranks import SiteRanks
+from geocomm.elastic.snapshots import SnapshotError, Snapshots, forget
+from geocomm.group.rendezvous.store_process import log
+from geocomm.group.rendezvous.store_session import Greeting, Purpose, SessionRefused
+from geocomm.group.rendezvous.tls_stream import TlsStream
+from geocomm.group.rendezvous.to_collector import carry_to_collector
 from geocomm.security.key_folder import Identity, Keys
 
 _RANKS_LIMIT_S = 3.0

@@ -24,6 +24,9 @@ from geocomm.elastic.agent import Agent
 from geocomm.elastic.etcd import EtcdAddress, EtcdAddressError, LeaderSaid
 from geocomm.elastic.etcd_leadership import EtcdLeadership
 from geocomm.elastic.fragment_store import FragmentStore, StoreError
+from geocomm.elastic.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
+from geocomm.elastic.journal.run_state import RunState
+from geocomm.elastic.journal.sequencer_events import LeaderSettings
 from geocomm.elastic.journal_repair import repair
 from geocomm.elastic.known_agents import About, KnownAgents, TermNotKeptError
 from geocomm.elastic.leader import Leader, LeaderChanged
@@ -35,9 +38,6 @@ from geocomm.elastic.snapshots import SnapshotError
 from geocomm.group.membership.own_address import own_addresses
 from geocomm.group.rendezvous.doorway import Doorway, raise_descriptor_limit
 from geocomm.group.rendezvous.store_process import log
-from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
-from geocomm.journal.run_state import RunState
-from geocomm.journal.sequencer_events import LeaderSettings
 from geocomm.metrics.own_counters import keep_counters
 from geocomm.security.key_folder import Keys, KeysError
 

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from geocomm.core.addresses import listen_on
 from geocomm.core.patience import Waiting
 from geocomm.elastic.etcd import Election, Etcd, EtcdAddress, EtcdAwayError, EtcdJournal, LeaderSaid, Leading
+from geocomm.elastic.journal.entries import TermBegun
+from geocomm.elastic.journal.journal import HeadMovedError, NoJournalError, SqliteJournal
+from geocomm.elastic.journal.run_state import EMPTY, Head
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.leader import LeaderChanged
 from geocomm.elastic.leadership import Begun
-from geocomm.journal.entries import TermBegun
-from geocomm.journal.journal import HeadMovedError, NoJournalError, SqliteJournal
-from geocomm.journal.run_state import EMPTY, Head
 
 LOOK_S = 1.0
 """From one look at etcd to the next."""

@@ -35,10 +35,10 @@ from geocomm.elastic.file_server import (
     line,
 )
 from geocomm.elastic.fragment_store import FragmentStore, file_digest, file_hash
+from geocomm.elastic.journal.messages import Wanted
 from geocomm.group.rendezvous.store_session import Greeting, ProtocolError, Purpose
 from geocomm.group.rendezvous.tls_stream import TlsStream
 from geocomm.group.rendezvous.tunnel import dial
-from geocomm.journal.messages import Wanted
 from geocomm.security.key_folder import Keys, KeysError
 
 CONNECTIONS = 8

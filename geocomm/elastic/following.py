@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 from geocomm.core.addresses import HubAddress
 from geocomm.core.patience import Waiting
+from geocomm.elastic.journal.entries import BadLineError, Entry
 from geocomm.elastic.known_agents import tell_led
 from geocomm.elastic.promotion import ASK_LIMIT_S, Candidate
 from geocomm.elastic.questions import (
@@ -31,7 +32,6 @@ from geocomm.elastic.run_view import RunView
 from geocomm.group.membership.own_address import own_address
 from geocomm.group.rendezvous.store_process import log
 from geocomm.group.rendezvous.tls_stream import TlsStream
-from geocomm.journal.entries import BadLineError, Entry
 
 FIND_AFTER_S = 9.0
 """Without a leader for this time, an agent asks all others whom they follow, and again each time it has passed."""

@@ -9,10 +9,10 @@ from typing import Any
 from geocomm.core.patience import Waiting
 from geocomm.elastic.fetch import Outcome
 from geocomm.elastic.join_states import StatesOfOthers
+from geocomm.elastic.journal.messages import Fetched, Hold, Lost, TakeState, Wanted
 from geocomm.elastic.run_view import RunView
 from geocomm.elastic.site_ranks import SiteRanks
 from geocomm.group.rendezvous.store_process import log
-from geocomm.journal.messages import Fetched, Hold, Lost, TakeState, Wanted
 
 NEED_PAUSE_S = 5.0
 """Between two attempts to find a listed frame."""

@@ -20,16 +20,12 @@ from geocomm.core.patience import Waiting, until_one_ends
 from geocomm.data.deal_records import DealtSet
 from geocomm.elastic.agent_link import LineStream
 from geocomm.elastic.etcd import EtcdAwayError, EtcdJournal
-from geocomm.elastic.known_agents import KnownAgents
-from geocomm.elastic.snapshots import forget
-from geocomm.group.rendezvous.store_session import PacketKind, offset_bytes, write_packet
-from geocomm.group.rendezvous.tls_stream import TlsStream
-from geocomm.journal.entries import BadLineError, Entry, Kept, words
-from geocomm.journal.journal import HeadMovedError, SqliteJournal
-from geocomm.journal.messages import Hello, OtherProtocolError, Refused, Up, entry_said, parts_of, said, up_of
-from geocomm.journal.run_state import RunState
-from geocomm.journal.sequencer import Sequencer
-from geocomm.journal.sequencer_events import (
+from geocomm.elastic.journal.entries import BadLineError, Entry, Kept, words
+from geocomm.elastic.journal.journal import HeadMovedError, SqliteJournal
+from geocomm.elastic.journal.messages import Hello, OtherProtocolError, Refused, Up, entry_said, parts_of, said, up_of
+from geocomm.elastic.journal.run_state import RunState
+from geocomm.elastic.journal.sequencer import Sequencer
+from geocomm.elastic.journal.sequencer_events import (
     Action,
     Append,
     Came,
@@ -46,10 +42,14 @@ from geocomm.journal.sequencer_events import (
     Tick,
     Unbelieved,
 )
+from geocomm.elastic.known_agents import KnownAgents
+from geocomm.elastic.snapshots import forget
+from geocomm.group.rendezvous.store_session import PacketKind, offset_bytes, write_packet
+from geocomm.group.rendezvous.tls_stream import TlsStream
 
 if TYPE_CHECKING:
     from geocomm.data.read_version import ReadVersion
-    from geocomm.journal.run_data import RunData
+    from geocomm.elastic.journal.run_data import RunData
 
 TICK_S = 0.25
 _LOOKED_AT_EVERY_S, _RETRIED_AFTER_S = 60.0, 5.0
@@ -339,7 +339,7 @@ def read_data(of: DealtSet, versions: Mapping[int, str], known: RunData | None) 
     that is the same; else only new versions are read. It may take seconds. Raises BadInput, OSError."""
     from geocomm.data.catalog import Catalog  # these bring numpy, which most agents do without
     from geocomm.data.read_version import ReadVersion
-    from geocomm.journal.run_data import RunData
+    from geocomm.elastic.journal.run_data import RunData
 
     catalog = Catalog(of.set)
     before: Mapping[int, ReadVersion] = {} if known is None else known.versions

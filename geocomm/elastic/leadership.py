@@ -16,11 +16,11 @@ from typing import Protocol
 from geocomm.core.addresses import HubAddress, HubAddressError, listen_everywhere, listen_on
 from geocomm.core.patience import Waiting
 from geocomm.elastic.etcd import EtcdJournal
+from geocomm.elastic.journal.journal import SqliteJournal
+from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.known_agents import KnownAgents, about
 from geocomm.elastic.questions import StandingAsked, leads_there, standings
 from geocomm.group.rendezvous.store_process import log
-from geocomm.journal.journal import SqliteJournal
-from geocomm.journal.run_state import RunState
 from geocomm.security.key_folder import Keys
 
 _ASK_FIRST_S = 3.0

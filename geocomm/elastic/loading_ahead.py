@@ -10,10 +10,10 @@ import asyncio
 
 from geocomm.elastic.fetch import Outcome
 from geocomm.elastic.join_states import AGAIN_S, StatesOfOthers
+from geocomm.elastic.journal.messages import Wanted
+from geocomm.elastic.journal.run_state import Standing
 from geocomm.elastic.run_view import RunView
 from geocomm.group.rendezvous.store_process import log
-from geocomm.journal.messages import Wanted
-from geocomm.journal.run_state import Standing
 
 
 class LoadingAhead:

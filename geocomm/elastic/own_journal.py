@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from geocomm.elastic.journal.entries import BadLineError, Deal, Entry, Round, Skip, Snapshot, TakenBack
+from geocomm.elastic.journal.messages import MAX_STATE_CHARS, StatePart
+from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.run_view import RunView
 from geocomm.elastic.site_ranks import SiteRanks, begins_with
 from geocomm.elastic.snapshots import Snapshots
-from geocomm.journal.entries import BadLineError, Deal, Entry, Round, Skip, Snapshot, TakenBack
-from geocomm.journal.messages import MAX_STATE_CHARS, StatePart
-from geocomm.journal.run_state import RunState
 
 _STORED_AT_ONCE = 500
 """Entries, while the journal here lacks those that the leader had at the welcome."""

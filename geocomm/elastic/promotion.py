@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from geocomm.core.addresses import HubAddress, HubAddressError
+from geocomm.elastic.journal.entries import BadLineError, Entry, TermBegun
+from geocomm.elastic.journal.run_state import Standing
 from geocomm.elastic.questions import (
     AgentStanding,
     EntriesAnswer,
@@ -25,8 +27,6 @@ from geocomm.elastic.questions import (
     standings,
 )
 from geocomm.elastic.run_view import RunView
-from geocomm.journal.entries import BadLineError, Entry, TermBegun
-from geocomm.journal.run_state import Standing
 from geocomm.security.key_folder import KeysError
 
 ASK_LIMIT_S = 5.0

@@ -16,6 +16,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 from geocomm.core.addresses import HubAddress, HubAddressError
 from geocomm.core.records import Hash, Record, Text, Whole, line_of
 from geocomm.data.deal_records import StoreId
+from geocomm.elastic.journal.entries import Entry, SiteName
+from geocomm.elastic.journal.messages import Beat
 from geocomm.elastic.leader import Leader
 from geocomm.group.rendezvous.store_session import (
     Greeting,
@@ -27,8 +29,6 @@ from geocomm.group.rendezvous.store_session import (
 )
 from geocomm.group.rendezvous.tls_stream import TlsStream
 from geocomm.group.rendezvous.tunnel import dial
-from geocomm.journal.entries import Entry, SiteName
-from geocomm.journal.messages import Beat
 from geocomm.security.key_folder import Keys, KeysError
 
 PROMOTION_LIMIT_S = 90.0

@@ -20,9 +20,9 @@ from geocomm.core.addresses import own_folder, socket_in
 from geocomm.core.message_log import CalmLog, logger
 from geocomm.core.patience import until_one_ends
 from geocomm.core.records import line_of
+from geocomm.elastic.journal.entries import BadLineError, Entry
+from geocomm.elastic.journal.messages import MAX_LINE_BYTES, Down, EntrySaid, RankHello, Up, down_of, said, up_of
 from geocomm.group.rendezvous.accepting import accept_forever
-from geocomm.journal.entries import BadLineError, Entry
-from geocomm.journal.messages import MAX_LINE_BYTES, Down, EntrySaid, RankHello, Up, down_of, said, up_of
 
 RETRY_S = 0.2
 """How often a rank tries to reach its agent again."""

@@ -12,12 +12,12 @@ from geocomm.core.addresses import HubAddress
 from geocomm.elastic.agent_link import LeaderLink
 from geocomm.elastic.fetch import Fetcher
 from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.journal.journal import SqliteJournal
+from geocomm.elastic.journal.messages import Applied, Due, Hold, Lost, Offer, Open, Pass, Peers, Up, Welcome, said
+from geocomm.elastic.journal.run_state import RunState, Standing
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.leader import Leader, LeaderChanged
 from geocomm.elastic.questions import LeaderAnswer, MembersAsked, ask
-from geocomm.journal.journal import SqliteJournal
-from geocomm.journal.messages import Applied, Due, Hold, Lost, Offer, Open, Pass, Peers, Up, Welcome, said
-from geocomm.journal.run_state import RunState, Standing
 from geocomm.security.key_folder import Keys, KeysError
 
 Sources = Callable[[], Awaitable[list[str]]]

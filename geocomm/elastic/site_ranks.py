@@ -11,12 +11,8 @@ from geocomm.core.patience import Waiting
 from geocomm.data.deal_records import SiteDeal
 from geocomm.data.dealt_shards import length
 from geocomm.elastic.join_states import StatesOfOthers
-from geocomm.elastic.loading_ahead import LoadingAhead
-from geocomm.elastic.rank_socket import RankConnection
-from geocomm.elastic.run_view import RunView
-from geocomm.group.rendezvous.store_process import log
-from geocomm.journal.entries import BadLineError, Deal, Round, Skip, TakenBack
-from geocomm.journal.messages import (
+from geocomm.elastic.journal.entries import BadLineError, Deal, Round, Skip, TakenBack
+from geocomm.elastic.journal.messages import (
     Applied,
     Down,
     EntrySaid,
@@ -28,7 +24,11 @@ from geocomm.journal.messages import (
     ReadySaid,
     Stop,
 )
-from geocomm.journal.run_state import RunState, Standing
+from geocomm.elastic.journal.run_state import RunState, Standing
+from geocomm.elastic.loading_ahead import LoadingAhead
+from geocomm.elastic.rank_socket import RankConnection
+from geocomm.elastic.run_view import RunView
+from geocomm.group.rendezvous.store_process import log
 
 _RANKS_END_S = 60.0
 _TAKEN_BACK = "what was dealt to this site was taken back, and others read it: what it has not counted is void"

@@ -22,10 +22,10 @@ from pydantic import ValidationError
 
 from geocomm.core.installation import install_command
 from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.journal.entries import Kept
+from geocomm.elastic.journal.journal import FILE_NAME, RunReader, SqliteJournal
 from geocomm.elastic.known_agents import ABOUT_FILE, About, about
 from geocomm.elastic.snapshots import FOLDER, KEPT, LAYOUT_FILE, MANIFEST_FILE, Manifest, SnapshotError, Snapshots
-from geocomm.journal.entries import Kept
-from geocomm.journal.journal import FILE_NAME, RunReader, SqliteJournal
 
 _LOOK_S = 2.0
 _AGAIN_S = 60.0

@@ -27,9 +27,9 @@ from geocomm.core.bad_input import BadInput
 from geocomm.core.file_systems import write_whole
 from geocomm.core.records import Hash, Record, Text, Whole, line_of
 from geocomm.elastic.fragment_store import FRAGMENTS, FragmentStore, file_digest
-from geocomm.journal.entries import BadLineError, Digest, Snapshot, TermBegun
-from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
-from geocomm.journal.run_state import GONE_BACK_TO, RunState
+from geocomm.elastic.journal.entries import BadLineError, Digest, Snapshot, TermBegun
+from geocomm.elastic.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
+from geocomm.elastic.journal.run_state import GONE_BACK_TO, RunState
 
 if TYPE_CHECKING:
     import numpy as np

@@ -23,13 +23,13 @@ from geocomm.core.child_processes import ending_with_this
 from geocomm.core.environment import AGENT_OF_FIRST_NODE
 from geocomm.elastic.agent_process import LAST_STEPS_S, AgentConfig
 from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.journal.entries import BadLineError
+from geocomm.elastic.journal.journal import FILE_NAME, NoJournalError, RunReader
+from geocomm.elastic.journal.run_state import SiteRecord, Standing
 from geocomm.elastic.rank_socket import socket_path
 from geocomm.group.rendezvous.run_at_hub import environment_of_site
 from geocomm.group.rendezvous.store_process import log
 from geocomm.group.rendezvous.to_collector import CollectorConfig, rank_socket
-from geocomm.journal.entries import BadLineError
-from geocomm.journal.journal import FILE_NAME, NoJournalError, RunReader
-from geocomm.journal.run_state import SiteRecord, Standing
 from geocomm.security.key_folder import Keys
 
 AGENT_AGAIN_S = 1.0

@@ -12,7 +12,7 @@ import numpy as np
 from geocomm.data.catalog import Catalog, Label, Rules, Shard, Store, Version
 from geocomm.data.deal_sequences import argsort
 from geocomm.data.dealt_shards import shards_of
-from geocomm.journal.run_state import RunState
+from geocomm.elastic.journal.run_state import RunState
 
 SITES = {"frankfurt": "eu", "virginia": "us", "tokyo": "asia"}
 Read = Mapping[str, Mapping[int, int]]

@@ -23,11 +23,9 @@ import uuid
 from pathlib import Path
 
 from geocomm.elastic.fragment_store import FragmentStore, digest_of
-from geocomm.elastic.rank_socket import RankSocket
-from geocomm.elastic.snapshots import Snapshots
-from geocomm.journal.entries import FRAME_BYTES, Join, Snapshot
-from geocomm.journal.member import Act, Frame, Member, Recompute, Say, SendFrame
-from geocomm.journal.messages import (
+from geocomm.elastic.journal.entries import FRAME_BYTES, Join, Snapshot
+from geocomm.elastic.journal.member import Act, Frame, Member, Recompute, Say, SendFrame
+from geocomm.elastic.journal.messages import (
     Beat,
     Down,
     EntrySaid,
@@ -41,6 +39,8 @@ from geocomm.journal.messages import (
     StateKept,
     Stop,
 )
+from geocomm.elastic.rank_socket import RankSocket
+from geocomm.elastic.snapshots import Snapshots
 
 STEP_S = 0.05
 EVERY = 4

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from geocomm.data.deal_records import DealtSet
 from geocomm.elastic.agent_process import AgentConfig
+from geocomm.elastic.journal.entries import Entry, Round
+from geocomm.elastic.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
+from geocomm.elastic.journal.run_state import RunState
+from geocomm.elastic.journal.sequencer_events import LeaderSettings
 from geocomm.elastic.rank_socket import socket_path
-from geocomm.journal.entries import Entry, Round
-from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
-from geocomm.journal.run_state import RunState
-from geocomm.journal.sequencer_events import LeaderSettings
 from geocomm.security.key_folder import Keys
 from support.local_jobs import free_port
 from support.warm_python import WarmProcess, WarmPython

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from geocomm.journal.run_state import RunState
+from geocomm.elastic.journal.run_state import RunState
 from support.elastic_soak_rank import BATCH, CONTEXT
 from support.elastic_soak_run import KINDS, LEAST_GOODPUT, SITES, Fault, Run
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from geocomm.journal.entries import Round
+from geocomm.elastic.journal.entries import Round
 from geocomm.lab.demo.elastic_run import JournalWatch, SeenEntry, wait_for_run
 from geocomm.lab.emulator.emulated_keys import site_environment
 from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan

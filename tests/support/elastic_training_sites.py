@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from geocomm.journal.entries import Round
+from geocomm.elastic.journal.entries import Round
 from geocomm.security.key_folder import Keys
 from support.elastic_sites import ElasticSite, ElasticSites
 from support.hub_support import make_keys

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from geocomm.journal.entries import FRAME_BYTES, Entry, Round
-from geocomm.journal.messages import (
+from geocomm.elastic.journal.entries import FRAME_BYTES, Entry, Round
+from geocomm.elastic.journal.messages import (
     PROTOCOL_VERSION,
     Beat,
     Down,
@@ -22,9 +22,9 @@ from geocomm.journal.messages import (
     ReadySaid,
     Up,
 )
-from geocomm.journal.run_state import EMPTY, RunState
-from geocomm.journal.sequencer import Sequencer
-from geocomm.journal.sequencer_events import (
+from geocomm.elastic.journal.run_state import EMPTY, RunState
+from geocomm.elastic.journal.sequencer import Sequencer
+from geocomm.elastic.journal.sequencer_events import (
     Append,
     Came,
     Close,

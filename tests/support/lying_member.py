@@ -19,21 +19,8 @@ from pydantic import TypeAdapter
 from geocomm.core.addresses import HubAddress, listen_on
 from geocomm.core.records import line_of
 from geocomm.elastic.file_server import Asked, RangeAnswer, StatesAnswer
-from geocomm.elastic.questions import AgentStanding, EntriesAnswer, LeaderAnswer, Question
-from geocomm.group.rendezvous.doorway import Doorway
-from geocomm.group.rendezvous.store_session import (
-    Greeting,
-    PacketKind,
-    ProtocolError,
-    Purpose,
-    SessionRefused,
-    offset_bytes,
-    write_packet,
-)
-from geocomm.group.rendezvous.tls_stream import TlsStream
-from geocomm.group.rendezvous.tunnel import dial
-from geocomm.journal.entries import BadLineError
-from geocomm.journal.messages import (
+from geocomm.elastic.journal.entries import BadLineError
+from geocomm.elastic.journal.messages import (
     PROTOCOL_VERSION,
     Beat,
     EntrySaid,
@@ -47,7 +34,20 @@ from geocomm.journal.messages import (
     Welcome,
     down_of,
 )
-from geocomm.journal.run_state import RunState
+from geocomm.elastic.journal.run_state import RunState
+from geocomm.elastic.questions import AgentStanding, EntriesAnswer, LeaderAnswer, Question
+from geocomm.group.rendezvous.doorway import Doorway
+from geocomm.group.rendezvous.store_session import (
+    Greeting,
+    PacketKind,
+    ProtocolError,
+    Purpose,
+    SessionRefused,
+    offset_bytes,
+    write_packet,
+)
+from geocomm.group.rendezvous.tls_stream import TlsStream
+from geocomm.group.rendezvous.tunnel import dial
 from geocomm.security.key_folder import Identity, Keys
 from support.lies import Lie, kinds_of, lies, truth
 

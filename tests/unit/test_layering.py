@@ -79,7 +79,7 @@ FLOORS = (
     ("group/planning", "group/membership", "train/runs"),
     ("data/corpus",),
     ("data",),
-    ("train/models", "group/rendezvous", "lab/emulator", "journal"),
+    ("train/models", "group/rendezvous", "lab/emulator", "elastic/journal"),
     ("group/backend",),
     ("integrations", "elastic"),
     ("observe/telemetry",),

@@ -24,7 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from geocomm.journal.entries import Away
+from geocomm.elastic.journal.entries import Away
 from geocomm.lab.bench.bench_report import Conditions
 from geocomm.lab.emulator.emulated_keys import site_keys
 from support.elastic_soak_report import judge, text_of

@@ -157,8 +157,8 @@ def test_elastic_site_whose_own_name_nobody_knows_trains(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_elastic_run_over_ipv6_alone_goes_on_under_a_promoted_site(tmp_path: Path) -> None:
-    from geocomm.journal.entries import Round
-    from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
+    from geocomm.elastic.journal.entries import Round
+    from geocomm.elastic.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
 
     def rounds_of_both(after: int = 0) -> int:
         try:

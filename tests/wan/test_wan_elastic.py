@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.journal.entries import Round
-from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
-from geocomm.journal.run_state import RunState, Standing
+from geocomm.elastic.journal.entries import Round
+from geocomm.elastic.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
+from geocomm.elastic.journal.run_state import RunState, Standing
 from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.lab.emulator.emulated_wan import WanRun
 from support.wan_support import emulate, require_wan, wait_until

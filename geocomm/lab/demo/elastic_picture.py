@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from geocomm.journal.entries import Round
-from geocomm.journal.run_state import RunState
+from geocomm.elastic.journal.entries import Round
+from geocomm.elastic.journal.run_state import RunState
 from geocomm.lab.demo.demo_table import INK, PICTURE_STYLE, lateness_text
 from geocomm.lab.demo.elastic_run import KILLED, SITE_NAMES, ElasticRun, SeenStep, members
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from geocomm.journal.entries import Away, BadLineError, Entry, Ready, Round, Skip
-from geocomm.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
+from geocomm.elastic.journal.entries import Away, BadLineError, Entry, Ready, Round, Skip
+from geocomm.elastic.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
 from geocomm.lab.demo.demo_run import DemoError, demo_environment, log_tail, read_entries
 from geocomm.lab.emulator.emulated_keys import site_environment
 from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from geocomm._version import __version__
-from geocomm.journal.run_state import Standing
+from geocomm.elastic.journal.run_state import Standing
 from geocomm.metrics.events import KINDS
 from geocomm.metrics.own_counters import COUNTERS
 from geocomm.metrics.prometheus_endpoint import MetricRow, RowCollector

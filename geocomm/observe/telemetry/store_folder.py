@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from geocomm.elastic.journal.entries import BadLineError
+from geocomm.elastic.journal.journal import FILE_NAME as JOURNAL
+from geocomm.elastic.journal.journal import NoJournalError, RunReader
+from geocomm.elastic.journal.run_state import SiteRecord, Standing
 from geocomm.elastic.known_agents import about
-from geocomm.journal.entries import BadLineError
-from geocomm.journal.journal import FILE_NAME as JOURNAL
-from geocomm.journal.journal import NoJournalError, RunReader
-from geocomm.journal.run_state import SiteRecord, Standing
 from geocomm.metrics.own_counters import counters_in
 
 COLLECTOR_LOCK = "collector.lock"

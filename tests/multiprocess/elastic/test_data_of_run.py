@@ -11,9 +11,9 @@ import pytest
 
 from geocomm.data.deal_records import DealtSet
 from geocomm.elastic.agent_process import AgentConfig
-from geocomm.journal.entries import Data, Genesis, Join, Listed, Ready, Round
-from geocomm.journal.journal import FILE_NAME, SqliteJournal
-from geocomm.journal.sequencer_events import LeaderSettings
+from geocomm.elastic.journal.entries import Data, Genesis, Join, Listed, Ready, Round
+from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
+from geocomm.elastic.journal.sequencer_events import LeaderSettings
 from support.hub_support import HUB_HOST, make_keys
 from support.local_jobs import environment, free_port
 

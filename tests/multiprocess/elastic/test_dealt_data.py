@@ -16,8 +16,8 @@ from typing_extensions import override
 
 from geocomm.data import places
 from geocomm.data.deal_records import DealtSet
-from geocomm.journal.entries import Deal, TakenBack, TermBegun
-from geocomm.journal.run_state import Standing
+from geocomm.elastic.journal.entries import Deal, TakenBack, TermBegun
+from geocomm.elastic.journal.run_state import Standing
 from support.dealt_sets import DataSet, Read
 from support.elastic_sites import ElasticSite, ElasticSites
 from support.etcd_servers import EtcdServers, needs_etcd

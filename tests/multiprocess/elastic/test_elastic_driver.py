@@ -17,9 +17,9 @@ from geocomm.core.file_systems import folder_mark
 from geocomm.data.additions import add_files
 from geocomm.data.catalog import RulesFile, Store
 from geocomm.data.deal_records import DealtSet
-from geocomm.journal.claims import MOST_TIMES
-from geocomm.journal.entries import Round
-from geocomm.journal.run_state import Standing
+from geocomm.elastic.journal.claims import MOST_TIMES
+from geocomm.elastic.journal.entries import Round
+from geocomm.elastic.journal.run_state import Standing
 from geocomm.observe.telemetry.run_store import RunStore
 from geocomm.train.export.export_record import read_record
 from geocomm.train.runs.checkpoint_folder import complete_checkpoints

@@ -13,10 +13,10 @@ import pytest
 
 from geocomm.core.records import line_of
 from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.journal.entries import Away, Join
+from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
+from geocomm.elastic.journal.run_state import Standing
 from geocomm.elastic.rank_socket import socket_path
-from geocomm.journal.entries import Away, Join
-from geocomm.journal.journal import FILE_NAME, SqliteJournal
-from geocomm.journal.run_state import Standing
 from geocomm.metrics.own_counters import counters_in
 from support.elastic_sites import ElasticSite, ElasticSites
 from support.hub_support import make_keys

@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file
 
 from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.journal.entries import Snapshot
+from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
+from geocomm.elastic.journal.run_state import Standing
 from geocomm.elastic.snapshot_copies import SnapshotCopies
 from geocomm.elastic.snapshots import KEPT, Snapshots
-from geocomm.journal.entries import Snapshot
-from geocomm.journal.journal import FILE_NAME, SqliteJournal
-from geocomm.journal.run_state import Standing
 from support.elastic_sites import ENVIRONMENT, ElasticSites
 from support.elastic_training import build_model
 from support.elastic_training_sites import (

@@ -13,8 +13,8 @@ import pytest
 
 from geocomm.core.addresses import HubAddress
 from geocomm.elastic.etcd import Election, Etcd, EtcdAddress, EtcdAwayError, EtcdJournal, LeaderSaid
-from geocomm.journal.entries import Kept, Round, TermBegun
-from geocomm.journal.run_state import Standing
+from geocomm.elastic.journal.entries import Kept, Round, TermBegun
+from geocomm.elastic.journal.run_state import Standing
 from support.elastic_commands import supervised
 from support.elastic_sites import ENVIRONMENT, ElasticSite, ElasticSites
 from support.etcd_servers import EtcdServers, Relay, needs_etcd

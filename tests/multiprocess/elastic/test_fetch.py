@@ -18,11 +18,11 @@ from geocomm.elastic import fetch
 from geocomm.elastic.fetch import CONNECTIONS, Fetcher, Outcome
 from geocomm.elastic.file_server import RANGE_BYTES, FileServer, GetFrame, HeldState
 from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.journal.messages import Wanted
 from geocomm.group.rendezvous.doorway import Doorway
 from geocomm.group.rendezvous.store_session import Greeting, Purpose
 from geocomm.group.rendezvous.tls_stream import TlsStream
 from geocomm.group.rendezvous.tunnel import dial
-from geocomm.journal.messages import Wanted
 from geocomm.security.key_folder import Identity
 from support.hub_support import make_keys, run
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from geocomm.elastic.agent_process import LAST_STEPS_S
-from geocomm.journal.run_state import Standing
+from geocomm.elastic.journal.run_state import Standing
 from support.elastic_sites import ElasticSites
 from support.hub_support import make_keys
 

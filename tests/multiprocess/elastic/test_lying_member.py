@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from geocomm.core.addresses import HubAddress
+from geocomm.elastic.journal.claims import MOST_TIMES
 from geocomm.elastic.questions import LeaderAnswer, RemovalAsked, ask
-from geocomm.journal.claims import MOST_TIMES
 from support.elastic_rank import MODEL, STEP_S
 from support.elastic_sites import ElasticSites
 from support.hub_support import make_keys, run

@@ -14,12 +14,12 @@ import pytest
 
 from geocomm.core.addresses import HubAddress
 from geocomm.core.records import line_of
+from geocomm.elastic.journal.entries import Away, Genesis
+from geocomm.elastic.journal.messages import PROTOCOL_VERSION, Hello
 from geocomm.elastic.known_agents import KnownAgents, about
 from geocomm.elastic.questions import AgentStanding, StandingAsked, ask
 from geocomm.group.rendezvous.store_session import Greeting, Purpose
 from geocomm.group.rendezvous.tunnel import dial
-from geocomm.journal.entries import Away, Genesis
-from geocomm.journal.messages import PROTOCOL_VERSION, Hello
 from support.elastic_sites import ElasticSite, ElasticSites, members
 from support.hub_support import make_keys
 from support.local_jobs import free_port

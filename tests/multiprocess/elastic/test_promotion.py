@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.journal.entries import Round, TermBegun
-from geocomm.journal.journal import FILE_NAME
+from geocomm.elastic.journal.entries import Round, TermBegun
+from geocomm.elastic.journal.journal import FILE_NAME
 from support.elastic_sites import ENVIRONMENT, ElasticSite, ElasticSites, members
 from support.hub_support import make_keys
 

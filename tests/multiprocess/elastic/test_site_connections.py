@@ -13,16 +13,16 @@ import pytest
 from geocomm.core.addresses import HubAddress, listen_on
 from geocomm.core.records import line_of
 from geocomm.elastic.agent_link import LineStream
+from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
+from geocomm.elastic.journal.messages import PROTOCOL_VERSION, Beat, Hello, SnapshotHeld, Welcome, down_of
+from geocomm.elastic.journal.sequencer import Sequencer
+from geocomm.elastic.journal.sequencer_events import LeaderSettings
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.leader import Leader
 from geocomm.group.rendezvous.doorway import Doorway
 from geocomm.group.rendezvous.store_session import Greeting, Purpose
 from geocomm.group.rendezvous.tls_stream import TlsStream
 from geocomm.group.rendezvous.tunnel import dial
-from geocomm.journal.journal import FILE_NAME, SqliteJournal
-from geocomm.journal.messages import PROTOCOL_VERSION, Beat, Hello, SnapshotHeld, Welcome, down_of
-from geocomm.journal.sequencer import Sequencer
-from geocomm.journal.sequencer_events import LeaderSettings
 from geocomm.security.key_folder import Keys
 from support.hub_support import make_keys, run, until
 

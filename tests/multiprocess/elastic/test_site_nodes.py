@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from geocomm.journal.entries import Round
-from geocomm.journal.journal import FILE_NAME, SqliteJournal
+from geocomm.elastic.journal.entries import Round
+from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
 from geocomm.observe.telemetry.run_store import RunStore
 from support.dealt_sets import DataSet
 from support.elastic_sites import ENVIRONMENT

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from geocomm.elastic.agent_process import LAST_STEPS_S
-from geocomm.journal.entries import Left
-from geocomm.journal.run_state import Standing
+from geocomm.elastic.journal.entries import Left
+from geocomm.elastic.journal.run_state import Standing
 from support.elastic_commands import Supervised, processes_of, supervised
 from support.elastic_sites import ElasticSite
 

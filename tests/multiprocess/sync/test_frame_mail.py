@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from geocomm.core.native import native
-from geocomm.journal.messages import Offer, Open, Owner, Peer
+from geocomm.elastic.journal.messages import Offer, Open, Owner, Peer
 from geocomm.sync.local_steps.elastic.frame_mail import Expected, FrameMail
 
 HONEST = Owner(id="0" * 32, host="127.0.0.1", port=9)

@@ -1,1 +1,1 @@
-"""Elastic runs simulated with faults: leader, agents and ranks over the logic of `geocomm.journal`, in virtual time."""
+"""Elastic runs simulated with faults: leader, agents and ranks over `geocomm.elastic.journal`, in virtual time."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from geocomm.journal.entries import Deal, Entry, Kept, Left, Round, Skip, Snapshot, TakenBack
-from geocomm.journal.member import Frame
-from geocomm.journal.messages import (
+from geocomm.elastic.journal.entries import Deal, Entry, Kept, Left, Round, Skip, Snapshot, TakenBack
+from geocomm.elastic.journal.member import Frame
+from geocomm.elastic.journal.messages import (
     PROTOCOL_VERSION,
     Beat,
     Down,
@@ -21,7 +21,7 @@ from geocomm.journal.messages import (
     Stop,
     Welcome,
 )
-from geocomm.journal.run_state import EMPTY, RunState
+from geocomm.elastic.journal.run_state import EMPTY, RunState
 from support.journal.simulated_checks import BrokenRunError, Checks
 from support.journal.simulated_leader import SimulatedLeader
 from support.journal.simulated_lines import LEADER, Lines, Link

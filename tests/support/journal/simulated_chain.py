@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from geocomm.core.records import Hash
-from geocomm.journal.entries import Digest, Entry, Round, Skip
-from geocomm.journal.member import Frame
+from geocomm.elastic.journal.entries import Digest, Entry, Round, Skip
+from geocomm.elastic.journal.member import Frame
 from support.journal.simulated_data import Sequence
 
 FRAGMENTS = 2

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from geocomm.core.records import Hash
-from geocomm.journal.entries import Round
-from geocomm.journal.member import Frame
-from geocomm.journal.run_state import RunState, SiteRecord, Standing
+from geocomm.elastic.journal.entries import Round
+from geocomm.elastic.journal.member import Frame
+from geocomm.elastic.journal.run_state import RunState, SiteRecord, Standing
 from support.journal.simulated_chain import Chain, Content
 from support.journal.simulated_data import Sequence, sequences_of
 from support.journal.simulated_site import Part, Site

@@ -8,7 +8,7 @@ from random import Random
 
 from geocomm.data.deal_records import DealtSet
 from geocomm.data.dealt_shards import DealtShards, Line, shards_of, text_of
-from geocomm.journal.run_state import RunState
+from geocomm.elastic.journal.run_state import RunState
 
 DATA = DealtSet(set="simulated", sequence_length=1)
 Sequence = tuple[int, int]

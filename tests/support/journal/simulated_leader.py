@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from geocomm.core.records import Hash
-from geocomm.journal.entries import Deal, End, Entry, Genesis, Kept, Round, TakenBack, TermBegun
-from geocomm.journal.messages import Applied, Down, Due, EntrySaid, Hello, Hold, Offer, Pass, Up, parts_of
-from geocomm.journal.run_state import EMPTY, RunState, Standing
-from geocomm.journal.sequencer import Sequencer
-from geocomm.journal.sequencer_events import (
+from geocomm.elastic.journal.entries import Deal, End, Entry, Genesis, Kept, Round, TakenBack, TermBegun
+from geocomm.elastic.journal.messages import Applied, Down, Due, EntrySaid, Hello, Hold, Offer, Pass, Up, parts_of
+from geocomm.elastic.journal.run_state import EMPTY, RunState, Standing
+from geocomm.elastic.journal.sequencer import Sequencer
+from geocomm.elastic.journal.sequencer_events import (
     Append,
     Came,
     Close,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from geocomm.journal.messages import Down
+from geocomm.elastic.journal.messages import Down
 from support.journal.simulated_time import SimulatedTime
 
 LEADER = "leader"

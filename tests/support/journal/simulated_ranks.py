@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Mapping
 
 from geocomm.core.records import Hash
-from geocomm.journal.entries import Digest, Round, Skip, Snapshot
-from geocomm.journal.member import Act, Frame, Member, Recompute, Say, SendFrame, StartAgain
-from geocomm.journal.messages import (
+from geocomm.elastic.journal.entries import Digest, Round, Skip, Snapshot
+from geocomm.elastic.journal.member import Act, Frame, Member, Recompute, Say, SendFrame, StartAgain
+from geocomm.elastic.journal.messages import (
     Down,
     EntrySaid,
     Fetched,

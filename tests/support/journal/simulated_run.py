@@ -20,12 +20,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from geocomm.core.records import Hash
-from geocomm.journal.entries import Entry
-from geocomm.journal.member import Member
-from geocomm.journal.messages import Leave
-from geocomm.journal.run_state import Standing
-from geocomm.journal.sequencer import Sequencer
-from geocomm.journal.sequencer_events import LeaderSettings
+from geocomm.elastic.journal.entries import Entry
+from geocomm.elastic.journal.member import Member
+from geocomm.elastic.journal.messages import Leave
+from geocomm.elastic.journal.run_state import Standing
+from geocomm.elastic.journal.sequencer import Sequencer
+from geocomm.elastic.journal.sequencer_events import LeaderSettings
 from support.journal.simulated_agents import SimulatedAgents
 from support.journal.simulated_chain import FRAGMENTS, Chain, Content
 from support.journal.simulated_checks import BrokenRunError, Checks, RunHasEnded, repeats

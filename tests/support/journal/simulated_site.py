@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from geocomm.core.records import Hash
-from geocomm.journal.entries import Entry
-from geocomm.journal.member import Frame, Member
-from geocomm.journal.messages import Open, Welcome
-from geocomm.journal.run_state import RunState
+from geocomm.elastic.journal.entries import Entry
+from geocomm.elastic.journal.member import Frame, Member
+from geocomm.elastic.journal.messages import Open, Welcome
+from geocomm.elastic.journal.run_state import RunState
 from support.journal.simulated_chain import Chain, State
 from support.journal.simulated_data import Sequence
 from support.journal.simulated_lines import Link

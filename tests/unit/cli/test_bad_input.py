@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from geocomm.cli.main import build_app
 from geocomm.core.place import VARIABLES
-from geocomm.journal.journal import FILE_NAME, SqliteJournal
+from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
 from support.command_tree import COMMANDS
 
 ELASTIC = "run --elastic --hub h:1 --run-dir {away} --keys {keys}/a"

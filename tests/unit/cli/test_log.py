@@ -11,8 +11,8 @@ from typer.testing import CliRunner, Result
 
 from geocomm.cli.main import build_app
 from geocomm.core.records import line_of
-from geocomm.journal.entries import Away, End, Entry, Left, Round, Skip
-from geocomm.journal.journal import FILE_NAME, SqliteJournal
+from geocomm.elastic.journal.entries import Away, End, Entry, Left, Round, Skip
+from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
 from support.journal.simulated_run import SimulatedRun
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from typer.testing import CliRunner
 
 from geocomm.cli.main import build_app
+from geocomm.elastic.journal.entries import Data, Deal, Genesis, Join, Ready
+from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
 from geocomm.elastic.known_agents import About, tell_led
-from geocomm.journal.entries import Data, Deal, Genesis, Join, Ready
-from geocomm.journal.journal import FILE_NAME, SqliteJournal
 from geocomm.metrics import schema
 from geocomm.observe.telemetry.report import Report
 from geocomm.observe.telemetry.run_store import RunStore

@@ -21,8 +21,8 @@ from geocomm.data.dealt_sequences import DealtSequences
 from geocomm.data.run_sequences import dealt_sequences
 from geocomm.data.shard_sequences import SetName, ShardSequences
 from geocomm.data.site_deals import SiteDeals
-from geocomm.journal.entries import Data
-from geocomm.journal.messages import RankWelcome
+from geocomm.elastic.journal.entries import Data
+from geocomm.elastic.journal.messages import RankWelcome
 from support.dealt_sets import DataSet
 
 RUN = "ab" * 16

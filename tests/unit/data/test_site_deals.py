@@ -11,8 +11,8 @@ from torch.distributed import HashStore
 from geocomm.core.errors import CorruptDataError
 from geocomm.data.deal_records import SiteDeal
 from geocomm.data.site_deals import SiteDeals, SiteLeft
-from geocomm.journal.entries import Data
-from geocomm.journal.messages import RankWelcome
+from geocomm.elastic.journal.entries import Data
+from geocomm.elastic.journal.messages import RankWelcome
 
 DATA = Data(index=1, prev="0" * 64, term=0, set="/web", number=1, sha256="1" * 64, sequence_length=10)
 

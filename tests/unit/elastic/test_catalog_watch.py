@@ -11,12 +11,12 @@ import pytest
 
 from geocomm.data.deal_records import DealtSet
 from geocomm.elastic import leader as leader_module
+from geocomm.elastic.journal.entries import Data
+from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
+from geocomm.elastic.journal.messages import Owner, RanksUp
+from geocomm.elastic.journal.sequencer_events import Came, LeaderSettings, Said
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.leader import Leader
-from geocomm.journal.entries import Data
-from geocomm.journal.journal import FILE_NAME, SqliteJournal
-from geocomm.journal.messages import Owner, RanksUp
-from geocomm.journal.sequencer_events import Came, LeaderSettings, Said
 from support.led_sequencer import DIGESTS, MODEL, Led
 from support.small_catalog import add_version, shard
 

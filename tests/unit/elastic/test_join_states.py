@@ -11,10 +11,10 @@ import pytest
 
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.join_states import FEW_ROUNDS, StatesOfOthers
+from geocomm.elastic.journal.entries import Round
+from geocomm.elastic.journal.journal import SqliteJournal
+from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.run_view import RunView
-from geocomm.journal.entries import Round
-from geocomm.journal.journal import SqliteJournal
-from geocomm.journal.run_state import RunState
 from support.journal.simulated_run import SimulatedRun
 
 FRAGMENT = 0

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from geocomm.elastic.etcd import Etcd, EtcdAddress, EtcdJournal
+from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
+from geocomm.elastic.journal.messages import Owner, RanksUp
+from geocomm.elastic.journal.run_state import EMPTY, Head
+from geocomm.elastic.journal.sequencer_events import Came, LeaderSettings, Said
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.leader import MOST_UNDONE, Leader, LeaderChanged
-from geocomm.journal.journal import FILE_NAME, SqliteJournal
-from geocomm.journal.messages import Owner, RanksUp
-from geocomm.journal.run_state import EMPTY, Head
-from geocomm.journal.sequencer_events import Came, LeaderSettings, Said
 from support.led_sequencer import DIGESTS, MODEL, Led
 from support.local_jobs import free_port
 

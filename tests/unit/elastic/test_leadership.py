@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
 from geocomm.elastic.known_agents import About, KnownAgents
 from geocomm.elastic.leadership import HubLeadership
-from geocomm.journal.journal import FILE_NAME, SqliteJournal
 from support.hub_support import make_keys
 from support.led_sequencer import Led
 from support.local_jobs import free_port

@@ -9,10 +9,10 @@ from geocomm.core.addresses import HubAddress, free_port
 from geocomm.elastic.agent_link import LeaderLink
 from geocomm.elastic.fetch import Fetcher
 from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.journal.journal import SqliteJournal
+from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.run_view import AgentLife, RunView
-from geocomm.journal.journal import SqliteJournal
-from geocomm.journal.run_state import RunState
 from support.hub_support import make_keys
 from support.journal.simulated_run import SimulatedRun
 

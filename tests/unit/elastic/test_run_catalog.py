@@ -13,10 +13,10 @@ import pytest
 from geocomm.core.bad_input import BadInput
 from geocomm.data.deal_records import DealtSet
 from geocomm.data.dealt_shards import shards_of
+from geocomm.elastic.journal.entries import Data, Deal, Genesis, Join, Ready
+from geocomm.elastic.journal.run_data import RunData
+from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.leader import read_data
-from geocomm.journal.entries import Data, Deal, Genesis, Join, Ready
-from geocomm.journal.run_data import RunData
-from geocomm.journal.run_state import RunState
 from support.small_catalog import add_version, shard
 
 LENGTH = 10

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from geocomm.core.units import DAY_S
+from geocomm.elastic.journal.run_state import SiteRecord, Standing
 from geocomm.elastic.known_agents import ABOUT_FILE
-from geocomm.journal.run_state import SiteRecord, Standing
 from geocomm.observe.alerts.alert_rules import (
     PREFIX,
     RULES,

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from geocomm.elastic.journal.entries import Data, Deal, Genesis, Join, Left, Ready
+from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
+from geocomm.elastic.journal.run_state import Standing
 from geocomm.elastic.known_agents import About, tell_led
-from geocomm.journal.entries import Data, Deal, Genesis, Join, Left, Ready
-from geocomm.journal.journal import FILE_NAME, SqliteJournal
-from geocomm.journal.run_state import Standing
 from geocomm.metrics.own_counters import keep_counters
 from geocomm.observe.telemetry.overview import overview
 from geocomm.observe.telemetry.prometheus_text import metric_rows, samples

@@ -10,10 +10,10 @@ import torch
 
 from geocomm.core.errors import CorruptDataError
 from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.journal.entries import Listed, Round, Skip, Snapshot
+from geocomm.elastic.journal.member import Frame
+from geocomm.elastic.journal.messages import Offer, Open, Owner, Peer
 from geocomm.elastic.snapshots import Snapshots
-from geocomm.journal.entries import Listed, Round, Skip, Snapshot
-from geocomm.journal.member import Frame
-from geocomm.journal.messages import Offer, Open, Owner, Peer
 from geocomm.metrics.events import EventReader, events
 from geocomm.sync.local_steps.elastic.member_frames import Delta, MemberFrames, OwnFrame
 from geocomm.sync.local_steps.elastic.member_records import MemberRecords

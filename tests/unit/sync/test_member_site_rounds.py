@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from geocomm.core.errors import InvalidArgumentError
-from geocomm.journal.entries import Listed, Round
-from geocomm.journal.member import Settled
-from geocomm.journal.messages import Beat, Model, Offer, Open, RankWelcome
+from geocomm.elastic.journal.entries import Listed, Round
+from geocomm.elastic.journal.member import Settled
+from geocomm.elastic.journal.messages import Beat, Model, Offer, Open, RankWelcome
 from geocomm.sync.local_steps.elastic.member_frames import Delta
 from geocomm.sync.local_steps.elastic.member_rounds import Decided
 from geocomm.sync.local_steps.elastic.member_site_rounds import MemberSiteRounds

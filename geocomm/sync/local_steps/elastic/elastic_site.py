@@ -16,9 +16,9 @@ from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.native import native
 from geocomm.core.options import Options
 from geocomm.core.typed_torch import all_gather_object, new_group
+from geocomm.elastic.journal.messages import Model
 from geocomm.group.backend.runtime import runtime
 from geocomm.group.membership.own_address import advertised
-from geocomm.journal.messages import Model
 from geocomm.metrics.exporters import check_reporting, reporting
 from geocomm.sync.local_steps.elastic.member_rounds import MemberRounds
 from geocomm.sync.local_steps.model.fragments import Fragment

@@ -10,8 +10,8 @@ import torch
 
 from geocomm.core.errors import GeocommError, InvalidArgumentError
 from geocomm.core.message_log import logger
+from geocomm.elastic.journal.messages import Offer, Open, Owner, Peer
 from geocomm.group.backend.runtime import runtime
-from geocomm.journal.messages import Offer, Open, Owner, Peer
 
 if TYPE_CHECKING:
     from geocomm._C import Mail

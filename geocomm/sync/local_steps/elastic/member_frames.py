@@ -12,9 +12,9 @@ import xxhash
 from geocomm.core.message_log import logger
 from geocomm.core.records import Hash
 from geocomm.elastic.fragment_store import FragmentStore
-from geocomm.journal.entries import Listed, Round
-from geocomm.journal.member import Frame
-from geocomm.journal.messages import Offer, Open
+from geocomm.elastic.journal.entries import Listed, Round
+from geocomm.elastic.journal.member import Frame
+from geocomm.elastic.journal.messages import Offer, Open
 from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.model.host_memory import bytes_of, host_empty
 from geocomm.sync.local_steps.outer.averaging import average_deltas

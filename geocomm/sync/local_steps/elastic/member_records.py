@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from geocomm.journal.entries import Round, Skip
-from geocomm.journal.messages import Open
+from geocomm.elastic.journal.entries import Round, Skip
+from geocomm.elastic.journal.messages import Open
 from geocomm.sync.local_steps.outer.round_records import ROUNDS, RoundRecord
 
 

@@ -22,11 +22,9 @@ from geocomm.core.errors import AbortedError, InvalidArgumentError, ReplicaMisma
 from geocomm.core.message_log import logger
 from geocomm.data.deal_records import SiteDeal
 from geocomm.elastic.fragment_store import FragmentStore
-from geocomm.elastic.rank_socket import RankSocket
-from geocomm.elastic.snapshots import Layout
-from geocomm.journal.entries import Away, Join, Left, Removed, Round, Skip, Snapshot, TakenBack, TermBegun
-from geocomm.journal.member import Act, Frame, Member, Recompute, Say, SendFrame, Settled, StartAgain
-from geocomm.journal.messages import (
+from geocomm.elastic.journal.entries import Away, Join, Left, Removed, Round, Skip, Snapshot, TakenBack, TermBegun
+from geocomm.elastic.journal.member import Act, Frame, Member, Recompute, Say, SendFrame, Settled, StartAgain
+from geocomm.elastic.journal.messages import (
     Beat,
     Down,
     EntrySaid,
@@ -46,6 +44,8 @@ from geocomm.journal.messages import (
     StateKept,
     Stop,
 )
+from geocomm.elastic.rank_socket import RankSocket
+from geocomm.elastic.snapshots import Layout
 from geocomm.sync.local_steps.elastic.frame_mail import Expected, FrameMail
 from geocomm.sync.local_steps.elastic.member_frames import Delta, MemberFrames, OwnFrame
 from geocomm.sync.local_steps.elastic.member_records import MemberRecords

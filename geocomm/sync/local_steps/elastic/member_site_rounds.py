@@ -18,9 +18,9 @@ from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.message_log import logger
 from geocomm.core.patience import Patience
 from geocomm.data.site_deals import SiteDeals
+from geocomm.elastic.journal.entries import FRAME_BYTES, MOST_STEPS, Round
+from geocomm.elastic.journal.messages import Beat, Model, Open, RankWelcome
 from geocomm.elastic.snapshots import Layout
-from geocomm.journal.entries import FRAME_BYTES, MOST_STEPS, Round
-from geocomm.journal.messages import Beat, Model, Open, RankWelcome
 from geocomm.sync.local_steps.elastic.member_frames import Delta, OwnFrame
 from geocomm.sync.local_steps.elastic.member_rounds import Decided, MemberRounds
 from geocomm.sync.local_steps.elastic.site_moments import SiteMoments

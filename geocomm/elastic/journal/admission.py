@@ -1,0 +1,201 @@
+"""Whom the leader takes in: what it knows of a site beside the journal, the reasons to refuse one, and whom it has
+refused for a journal that does not fit its own: it may have lost that, or not be the only one that leads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from geocomm.elastic.journal.entries import Genesis
+from geocomm.elastic.journal.messages import PROTOCOL_VERSION, Beat, Hello, Model, Owner, Refused
+from geocomm.elastic.journal.run_state import RunState, Standing
+
+MOST_COMINGS, COMINGS_S = 30, 60.0
+"""How often in which time a site may join, be ready or have other ranks: all others do something each time."""
+
+
+@dataclass
+class LedSite:
+    """What the leader knows of a site beside the journal."""
+
+    connected: bool = False
+    welcomed: bool = False
+    """Hello was said over this connection, and taken."""
+    changed: float = 0.0
+    """When the connection came or ended."""
+    heard: float = 0.0
+    """The time of its last Beat, or of the Hello."""
+    store: str = ""
+    rival: tuple[str, float] = ("", 0.0)
+    """Another run folder under its name that has come meanwhile, and when first."""
+    closed_for: str = ""
+    """Why its last connection was ended, for as long as that has not changed."""
+    ranks: bool = True
+    """False: it follows the journal to lead once nobody does, and is no member."""
+    fetch: str = ""
+    owners: tuple[Owner, ...] = ()
+    has_ranks: bool = False
+    """They were said to be up over this connection."""
+    beat: Beat | None = None
+    leaving: float | None = None
+    late: bool = False
+    """It missed the last round: nobody waits for it."""
+    rate_faults: int = 0
+    goals: tuple[int, ...] = ()
+    """The versions of all fragments when its Hello was taken."""
+    applied: dict[int, int] = field(default_factory=dict[int, int])
+    """By fragment: the version that its ranks have at least, so that it can give away frames or a state."""
+    comings: list[float] = field(default_factory=list[float])
+    """When it did within the last COMINGS_S."""
+    missed: dict[int, int] = field(default_factory=dict[int, int])
+    """By fragment: rounds since its offer last counted, or was waited for in vain."""
+
+
+_GONE = (Standing.LEFT, Standing.REMOVED)
+
+
+def refusal(state: RunState, sites: Mapping[str, LedSite], name: str, hello: Hello) -> str:
+    """Why the site is not taken in; empty: it is."""
+    known = state.sites.get(name)
+    twins = [
+        other
+        for other, one in sites.items()
+        if other != name and one.store == hello.store and _is_member(state, other, one)
+    ]
+    if hello.protocol != PROTOCOL_VERSION:
+        return (
+            f"protocol: {name} speaks {hello.protocol} (geocomm {hello.geocomm}), the leader {PROTOCOL_VERSION}; "
+            "install the same version of geocomm at all sites"
+        )
+    if state.ended and (known is None or known.store != hello.store):
+        return "the run has ended: start with an empty run folder at every site"
+    if known is not None and known.standing is Standing.REMOVED:
+        return f"{name} was removed from the run: {known.why}"
+    if twins:
+        return f"{name} has the run folder of {twins[0]} (store {hello.store[:12]}): a copy. Give it an empty folder"
+    return ""
+
+
+def _is_member(state: RunState, name: str, site: LedSite) -> bool:
+    """Whether a run folder is that site's, also while its line is down."""
+    known = state.sites.get(name)
+    return site.connected if known is None else known.standing not in _GONE
+
+
+def turned_away(site: LedSite, name: str, hello: Hello, now: float, silent_s: float, *, live: bool) -> Refused | None:
+    """Why another run folder may not take the place of a site's that is there; None: it may, or is the same.
+
+    Its machine may be lost, and not yet be missed: so a newcomer waits, until the one that is there is heard again, or
+    is gone. live: it counts.
+    """
+    there = site.connected and site.welcomed and now - site.heard < silent_s
+    if site.store in ("", hello.store) or not (there or live):
+        return None
+    if site.rival[0] != hello.store:
+        site.rival = (hello.store, now)
+    if there and site.heard > site.rival[1]:
+        site.rival = ("", 0.0)
+        return Refused(
+            why=f"two machines call themselves {name}: the run folder of the one that is there is {site.store[:12]}, "
+            f"this one's is {hello.store[:12]}. Give each site a name and keys of its own"
+        )
+    return Refused(
+        why=f"{name} is there already, with the run folder {site.store[:12]}; this one's is {hello.store[:12]}, and "
+        "has its place once that one is away",
+        blames="leader",
+    )
+
+
+def supersedes(state: RunState, hello: Hello) -> bool:
+    """Whether the site follows a higher term of this run than the leader's: another one leads."""
+    return state.genesis is not None and hello.run == state.genesis.run and hello.term > state.term
+
+
+def other_chain(state: RunState, hash_at: Callable[[int], str | None], name: str, hello: Hello) -> Refused | None:
+    """What to say to the site where its journal is not of this leader's run, or is ahead of it; None: it is not."""
+    if hello.run is None:
+        return None
+    if state.genesis is None:
+        return Refused(
+            why=f"run: {name} has the journal of run {hello.run[:12]}, the leader has none, and begins none: if the "
+            f"leader lost its run folder, run geocomm members promote at {name}; for a new run, start {name} with an "
+            "empty folder",
+            blames="leader",
+        )
+    if hello.run != state.genesis.run:
+        return Refused(
+            why=f"run: {name} has the journal of run {hello.run[:12]}, the leader that of {state.genesis.run[:12]}",
+            blames="run",
+        )
+    if supersedes(state, hello):
+        return Refused(
+            why=f"term: {name} follows term {hello.term}, and this leader has {state.term}: another one leads",
+            blames="leader",
+        )
+    if hello.term == state.term and hello.head > state.head.index:
+        return Refused(
+            why=f"journal: {name} has {hello.head + 1} entries, the leader {state.head.index + 1}: the leader has "
+            "an older copy. Promote a site that has more (geocomm members promote)",
+            blames="leader",
+        )
+    if hello.term == state.term and hash_at(hello.head) not in (None, hello.head_hash):
+        return Refused(
+            why=f"journal: entry {hello.head} of {name} is not the leader's, though both are of term "
+            f"{state.term}: two sites were promoted at once. One of their sides starts with empty run folders"
+        )
+    return None
+
+
+def difference(genesis: Genesis, model: Model, name: str) -> str:
+    """The first thing in which a site's model is not the run's; empty: none."""
+    pairs: dict[str, tuple[object, object]] = {
+        key: (model.settings.get(key), genesis.settings.get(key))
+        for key in sorted({*genesis.settings, *model.settings})
+    }
+    pairs["layout"] = (model.layout, genesis.layout)
+    pairs["fragments"] = (model.fragments, genesis.fragments)
+    pairs["every"] = (model.every, genesis.every)
+    for key, (here, there) in pairs.items():
+        if here != there:
+            return f"{key}: {name} has {here}, the run has {there}"
+    return ""
+
+
+REMEMBERED_S = 60.0
+"""Such a site dials again every second or so: one that has not for this time has gone."""
+
+
+@dataclass
+class _Seen:
+    refused: Refused
+    at: float
+    times: int = 1
+
+
+class ForeignJournals:
+    """What the leader has told those that it refused for theirs."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, _Seen] = {}
+
+    def told(self, name: str, refused: Refused, now: float) -> None:
+        """A site is refused for its journal."""
+        before = self._seen.get(name)
+        self._seen[name] = _Seen(refused, now, 1 if before is None else before.times + 1)
+
+    def taken_in(self, name: str) -> None:
+        """Forget what was said of a site: its journal fits now."""
+        self._seen.pop(name, None)
+
+    def there(self, now: float) -> bool:
+        """Whether such a site is there."""
+        self._seen = {name: one for name, one in self._seen.items() if now - one.at < REMEMBERED_S}
+        return bool(self._seen)
+
+    def doubt(self, now: float) -> tuple[str, ...]:
+        """Why the leader may not be the run's, one text a site; none: it is. Who came once with the journal of another
+        run has begun with the wrong folder, and has ended."""
+        if not self.there(now):
+            return ()
+        seen = [one for _, one in sorted(self._seen.items()) if one.refused.blames != "run" or one.times > 1]
+        return tuple(one.refused.why for one in seen)

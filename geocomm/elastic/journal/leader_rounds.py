@@ -1,0 +1,364 @@
+"""The rounds of a run, as its leader opens them, has missing frames fetched, and closes them with what counts.
+
+Pure logic, a part of the `Sequencer`. A round is open for one version of a fragment, in one attempt after another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from geocomm.elastic.journal.admission import LedSite
+from geocomm.elastic.journal.claims import Claims
+from geocomm.elastic.journal.entries import Round
+from geocomm.elastic.journal.learning_rates import LearningRates
+from geocomm.elastic.journal.led_run import LedRun
+from geocomm.elastic.journal.messages import Due, Fetch, Hold, Offer, Open, Pass, Peer, Peers
+from geocomm.elastic.journal.open_round import MOST_HOLDS, OpenRound
+from geocomm.elastic.journal.said_digests import SaidDigests
+
+STARVED_ROUNDS = 4
+"""Rounds of a fragment in which a site did not count: its frame came too late, or it had to fetch those of others
+before it could make one, and the round was over then. A round waits for it after this many."""
+_MOST_GRACES = 8
+"""So many times the grace such a round waits at most."""
+_CYCLES_WITHOUT_MAIL = 2
+"""Without any frame by mail from a site to another for this time, agents fetch at once."""
+RATE_FAULTS = 3
+_ATTEMPTS_OF_A_START = 1 << 20
+_STARTS_OF_A_TERM = 1 << 20
+_MOST_TERMS = 1 << 20
+
+
+class LeaderRounds:
+    """The rounds of all fragments: `look` does what is due, after each event.
+
+    digests: no round closes while sites repair its fragment. stop: ends a live site for a reason. fetch: see
+    `Sequencer`.
+    """
+
+    def __init__(
+        self, run: LedRun, digests: SaidDigests, stop: Callable[[str, str], None], fetch: str, start: int
+    ) -> None:
+        self._run = run
+        self._state, self._sites, self._terms = run.state, run.sites, run.terms
+        self._digests = digests
+        self._stop = stop
+        self._fetch = fetch
+        self._open: dict[int, OpenRound] = {}
+        """By fragment."""
+        self._due: set[int] = set()
+        self._claims = Claims(run)
+        # No site has seen as high an attempt of an earlier leader: none has to be asked.
+        self._first_attempt = (
+            run.state.term % _MOST_TERMS * _STARTS_OF_A_TERM + start % _STARTS_OF_A_TERM
+        ) * _ATTEMPTS_OF_A_START
+        self._attempts: dict[int, int] = {}
+        """By fragment: the last attempt."""
+        self._least_attempts: dict[int, int] = {}
+        """By fragment: offers of earlier attempts are deltas to a state that a skip has changed."""
+        self._closed: dict[int, tuple[OpenRound, float]] = {}
+        """By fragment: the last round, and until when its frames came in time."""
+        self._late_pairs: set[tuple[str, str]] = set()
+        """(holder, maker): the frame did not come within the grace in the last round, by mail or by fetching."""
+        self._unmailed: dict[tuple[str, str], int] = {}
+        """By (holder, maker): rounds since any frame came by mail, late or not."""
+        self._rates = LearningRates()
+        begun = any(run.state.versions)
+        self._waited_for = frozenset[str]() if begun else run.terms.wait_for - set(run.state.live)
+        self._peers: tuple[Peer, ...] = ()
+        self._met: tuple[Peer, ...] = ()
+        """Those, and the sites whose ranks are up and not ready yet."""
+
+    # ---- what happens
+
+    def due(self, message: Due) -> None:
+        """It is time for a round of a fragment, as the schedule of a site says."""
+        if message.version == self._state.versions[message.fragment]:
+            self._due.add(message.fragment)
+
+    def offered(self, name: str, offer: Offer) -> None:
+        """A site offers a frame."""
+        self._in_time(name, offer.fragment, offer.version)
+        found = self._open.get(offer.fragment)
+        if found is None or found.version != offer.version:
+            return
+        if offer.attempt < self._least_attempts.get(offer.fragment, 0):
+            return
+        found.offer(name, offer)
+
+    def passed(self, name: str, message: Pass) -> None:
+        """A site has nothing to offer in this attempt."""
+        found = self._open.get(message.fragment)
+        if found is not None and found.version == message.version:
+            found.passes[name] = max(message.attempt, found.passes.get(name, -1))
+        self._in_time(name, message.fragment, message.version)
+
+    def held(self, name: str, hold: Hold) -> None:
+        """A frame lies on a site's disk."""
+        for found in (self._open.get(hold.fragment), self._closed.get(hold.fragment, (None, 0.0))[0]):
+            if found is None or found.version != hold.version:
+                continue
+            if not found.hold(name, hold.frame):
+                self._run.drop(name, f"it holds more frames of a round than there can be: {MOST_HOLDS}")
+                return
+            if hold.by_mail:
+                found.mailed.add((name, hold.frame))
+                self._unmailed.pop((name, hold.site), None)
+            if self._run.now <= found.opened + self._grace_s():
+                self._late_pairs.discard((name, hold.site))
+
+    def ready(self, name: str) -> None:
+        """A site takes part from now on."""
+        self._late_pairs = {pair for pair in self._late_pairs if name not in pair}
+        self._waited_for -= {name}
+
+    def lose_disk(self, name: str) -> None:
+        """What a site held is gone."""
+        for found in self._open.values():
+            found.lose_disk(name)
+
+    def forget(self, name: str) -> None:
+        """Nothing that a site has said of open rounds counts."""
+        for found in self._open.values():
+            found.forget(name)
+
+    def take_back(self, fragment: int, name: str) -> None:
+        """What a site has offered of a fragment is a delta to a wrong state."""
+        if (found := self._open.get(fragment)) is not None:
+            found.offers.pop(name, None)
+
+    def void(self, fragment: int) -> None:
+        """A skip has changed the state of a fragment: its round begins anew."""
+        self._least_attempts[fragment] = self._attempts.get(fragment, self._first_attempt - 1) + 1
+        if self._open.pop(fragment, None) is not None:
+            # Sites believe it to be open, so none would say again that it is due.
+            self._begin(fragment)
+
+    # ---- what is said of them
+
+    def all_open(self) -> tuple[tuple[int, int, int], ...]:
+        """(fragment, version, attempt) of each round that is open."""
+        return tuple((p, found.version, found.attempt) for p, found in sorted(self._open.items()))
+
+    def has_offer(self, name: str) -> bool:
+        """Whether a site has an offer in a round that is open."""
+        return any(name in found.offers for found in self._open.values())
+
+    def tell(self, name: str) -> None:
+        """A site was welcomed: tell it what is open."""
+        if name in self._state.live:
+            for fragment in sorted(self._open):
+                self._run.send(name, self._open_message(fragment))
+
+    # ---- what is done
+
+    def look(self) -> None:
+        """Do what is due now, for each fragment."""
+        self._tell_peers()
+        for fragment in range(len(self._state.versions)):
+            self._look_at(fragment)
+
+    def _look_at(self, fragment: int) -> None:
+        """Open, fetch, close or try again, whatever is due now."""
+        found = self._open.get(fragment)
+        if found is None:
+            if fragment in self._due and self._may_open():
+                self._begin(fragment)
+            return
+        if self._digests.is_repairing(fragment):
+            return
+        eligible = found.eligible(self._state.live)
+        grace_s = self._grace_s()
+        late = self._run.now - found.opened >= grace_s
+        waits = self._starved(fragment, found, eligible) and self._run.now - found.opened < _MOST_GRACES * grace_s
+        is_over = (late and not waits) or self._is_complete(fragment, found, eligible)
+        if len(eligible) >= self._terms.min_sites and is_over:
+            chosen = self._chosen(eligible)
+            if len(chosen) >= self._terms.min_sites:
+                self._close_round(fragment, found, chosen)
+                return
+        self._fetch_missing(fragment, found, late=late)
+        nothing = not found.offers and all(found.has_tried(name) for name in self._state.live)
+        attempt_s = min(self._terms.attempt_s, 2 * grace_s) if nothing else self._terms.attempt_s
+        if not eligible and self._run.now - found.tried >= attempt_s:
+            self._try_again(fragment, found)
+            self._announce(fragment)
+
+    def _may_open(self) -> bool:
+        return bool(self._state.live) and not self._waited_for and not self._state.ended
+
+    def _begin(self, fragment: int) -> None:
+        self._due.discard(fragment)
+        attempt = self._next_attempt(fragment)
+        self._open[fragment] = OpenRound(self._state.versions[fragment], attempt, self._run.now, self._run.now)
+        self._announce(fragment)
+
+    def _try_again(self, fragment: int, found: OpenRound) -> None:
+        found.attempt = self._next_attempt(fragment)
+        found.tried = self._run.now
+
+    def _next_attempt(self, fragment: int) -> int:
+        self._attempts[fragment] = self._attempts.get(fragment, self._first_attempt - 1) + 1
+        return self._attempts[fragment]
+
+    def _announce(self, fragment: int) -> None:
+        for name in self._state.live:
+            if self._sites[name].welcomed:
+                self._run.send(name, self._open_message(fragment))
+
+    def _open_message(self, fragment: int) -> Open:
+        found = self._open[fragment]
+        return Open(fragment=fragment, version=found.version, attempt=found.attempt, peers=self._peers)
+
+    def _tell_peers(self) -> None:
+        """Who has come meanwhile gets frames too: that changes what is open. Ranks connect before that."""
+        live = self._state.live
+        coming = [name for name, one in self._sites.items() if one.has_ranks and one.connected and one.welcomed]
+        met = tuple(self._peer(name) for name in sorted({*live, *coming}))
+        gained, self._met = set(met) - set(self._met), met
+        if gained:
+            for name in (one.site for one in met if self._sites[one.site].welcomed):
+                self._run.send(name, Peers(peers=met))
+        peers = tuple(map(self._peer, live))
+        if peers == self._peers:
+            return
+        gained = set(peers) - set(self._peers)
+        self._peers = peers
+        if gained:
+            for fragment in sorted(self._open):
+                self._announce(fragment)
+
+    def _peer(self, name: str) -> Peer:
+        return Peer(site=name, owners=self._sites[name].owners, fetch=self._sites[name].fetch)
+
+    def _in_time(self, name: str, fragment: int, version: int) -> None:
+        """Whether a site is waited for follows from whether it comes within the grace, also where nobody waited."""
+        found = self._open.get(fragment)
+        closed, until = self._closed.get(fragment, (None, 0.0))
+        if found is not None and found.version == version:
+            until = found.opened + self._grace_s()
+        elif closed is None or closed.version != version:
+            return
+        if self._run.now <= until:
+            self._sites[name].late = False
+
+    def _is_complete(self, fragment: int, found: OpenRound, eligible: Mapping[str, Offer]) -> bool:
+        """Whether everybody who is waited for has offered, or passed, and holds all offers, and these are eligible."""
+        for name in self._state.live:
+            site = self._sites[name]
+            waits = not site.late or site.missed.get(fragment, 0) >= STARVED_ROUNDS
+            if waits and site.leaving is None and not found.has_tried(name):
+                return False
+            for maker, offers in found.offers.items():
+                if (name, offers[-1].frame) not in found.holds and (name, maker) not in self._late_pairs:
+                    return False
+            if name in found.offers and eligible.get(name) is not found.offers[name][-1]:
+                return False
+        return True
+
+    def _starved(self, fragment: int, found: OpenRound, eligible: Mapping[str, Offer]) -> bool:
+        """Whether a site has offered whose frames have come too late for long: else it would never count."""
+        return any(
+            name in found.offers
+            and name not in eligible
+            and self._sites[name].leaving is None
+            and self._sites[name].missed.get(fragment, 0) >= STARVED_ROUNDS
+            for name in self._state.live
+        )
+
+    def _grace_s(self) -> float:
+        """Half a cycle of the fastest live site."""
+        beats = [self._sites[name].beat for name in self._state.live if name in self._sites]
+        steps = [beat.step_s for beat in beats if beat is not None and beat.step_s > 0]
+        return max(self._terms.least_grace_s, self._state.every * min(steps, default=0.0) / 2)
+
+    def _fetch_missing(self, fragment: int, found: OpenRound, *, late: bool) -> None:
+        """What did not come by mail within the grace is fetched: from who has it, or through the leader's agent.
+
+        Where no mail has come for long, nobody waits for the grace.
+        """
+        live, without_mail = self._state.live, _CYCLES_WITHOUT_MAIL * len(self._state.versions)
+        for maker, offers in found.offers.items():
+            offer = offers[-1]
+            holders = found.holders(offer.frame, live)
+            addresses = [self._sites[name].fetch for name in holders] + [self._fetch]
+            sources = tuple(address for address in addresses if address)
+            for name in live:
+                asked = found.fetches.get((name, offer.frame), -math.inf)
+                if name in holders or not sources or self._run.now - asked < self._terms.fetch_again_s:
+                    continue
+                if not late and self._unmailed.get((name, maker), 0) < without_mail:
+                    continue
+                found.fetches[name, offer.frame] = self._run.now
+                self._run.send(
+                    name,
+                    Fetch(
+                        fragment=fragment,
+                        version=found.version,
+                        site=maker,
+                        frame=offer.frame,
+                        bytes=offer.size,
+                        sources=sources,
+                    ),
+                )
+
+    def _close_round(self, fragment: int, found: OpenRound, chosen: Mapping[str, Offer]) -> None:
+        until = found.opened + self._grace_s()
+        for name in self._state.live:
+            site = self._sites[name]
+            if site.leaving is None and not found.has_tried(name) and name not in chosen:
+                site.late = True
+            passed = found.has_tried(name) and name not in found.offers
+            self._count_missed(fragment, site, passed=passed, counts=name in chosen)
+            for maker, offers in found.offers.items():
+                if (name, offers[-1].frame) not in found.holds:
+                    self._late_pairs.add((name, maker))
+                if name != maker and (name, offers[-1].frame) not in found.mailed:
+                    self._unmailed[name, maker] = self._unmailed.get((name, maker), 0) + 1
+        del self._open[fragment]
+        self._closed[fragment] = (found, until)
+        self._due.discard(fragment)
+        every = self._claims.every(chosen)
+        members = self._claims.listed(chosen)
+        self._rates.take(chosen)
+        self._run.append(
+            Round,
+            fragment=fragment,
+            version=found.version,
+            members=members,
+            every=0 if every == self._state.every and self._state.every_is_said else every,
+            base=self._digests.base(fragment, found.version),
+        )
+
+    @staticmethod
+    def _count_missed(fragment: int, site: LedSite, *, passed: bool, counts: bool) -> None:
+        missed = site.missed.get(fragment, 0)
+        if counts or missed >= STARVED_ROUNDS:
+            site.missed[fragment] = 0
+        elif not passed:
+            site.missed[fragment] = missed + 1
+
+    def _chosen(self, eligible: Mapping[str, Offer]) -> dict[str, Offer]:
+        """The frames that count: those whose learning rate fits that of others at that step of the run.
+
+        Where none does, nobody knows who is right, and all count.
+        """
+        fits = {name: self._rates.fits(name, eligible, self._state.every) for name in eligible}
+        if not any(fits.values()):
+            return dict(eligible)
+        for name in sorted(eligible):
+            if fits[name]:
+                self._sites[name].rate_faults = 0
+            else:
+                self._wrong_rate(name, eligible)
+        return {name: offer for name, offer in sorted(eligible.items()) if fits[name]}
+
+    def _wrong_rate(self, name: str, eligible: Mapping[str, Offer]) -> None:
+        site = self._sites[name]
+        site.rate_faults += 1
+        self._open[eligible[name].fragment].give_up(name)
+        why = self._rates.told(name, eligible)
+        self._run.log(f"left out of a round: {why}")
+        if site.rate_faults >= RATE_FAULTS:
+            self._stop(name, f"{why} (the {RATE_FAULTS}rd time)")

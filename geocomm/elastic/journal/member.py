@@ -1,0 +1,358 @@
+"""One rank of a site in the rounds of its own fragments: pure logic, which knows no tensors, files or sockets.
+
+The caller tells what has happened, and does what the returned acts say, in their order. For each own fragment, at
+version v:
+
+1. Its schedule says so: `due`. Or OPEN comes.
+2. At the next step hook, `begins` has that OPEN: the caller makes a frame of its delta, writes it to disk (fsync), and
+   tells `made`; where that takes a while, it tells `begun` first. The acts send it and say OFFER.
+3. A frame of another site lies on disk (fsync): `arrived`. The act says HOLD.
+4. The entry comes, and all its frames are there: `next_settled` has it. The caller takes the outer step and tells
+   `applied`. It replaces its residual, and takes steps off its uncounted ones, by what `Settled.counted` names: the
+   frame that counts need not be the newest that the site has made. Where nobody has the frames any more,
+   `next_settled` names a state instead, which the caller takes over.
+
+All calls come from one thread, or under one lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from geocomm.core.records import Hash
+from geocomm.elastic.journal.entries import Digest, Entry, Round, Skip
+from geocomm.elastic.journal.messages import (
+    Applied,
+    Down,
+    Due,
+    EntrySaid,
+    Fetched,
+    Hold,
+    Need,
+    Offer,
+    Open,
+    Owner,
+    Pass,
+    Peer,
+    RankWelcome,
+    Repair,
+    TakeState,
+    Up,
+    Welcome,
+)
+
+MOST_OWN_FRAMES = 3
+"""The own frames of one round: a site keeps what counts of each. After these it offers the newest again."""
+
+
+@dataclass(frozen=True)
+class Say:
+    """Tell the agent, which tells the leader."""
+
+    message: Up
+
+
+@dataclass(frozen=True)
+class SendFrame:
+    """Send an own frame to these sites by mail: not to those that have been sent this one before."""
+
+    offer: Offer
+    peers: tuple[Peer, ...]
+    """Without the own site."""
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """Compute the state of the fragment again from the disk: state file and listed frames."""
+
+    fragment: int
+
+
+@dataclass(frozen=True)
+class StartAgain:
+    """The ranks must end and start again: this rank has applied an entry that is void now, and cannot go back; or the
+    site's place in its data is behind what does not count any more."""
+
+    fragment: int
+    version: int
+    """The first of the void rounds: states of later versions are void too."""
+    why: str
+
+
+Act = Say | SendFrame | Recompute | StartAgain
+
+
+class Frame(NamedTuple):
+    """A frame that lies on disk."""
+
+    fragment: int
+    version: int
+    site: str
+    hash: Hash
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A round that is decided, and whose frames are all on disk here; or several, whose outcome is."""
+
+    fragment: int
+    version: int
+    """The fragment goes from this one to `after`."""
+    entry: Round | None
+    """None: the round is void, and the state stays; or the state is taken over."""
+    counted: Offer | None
+    """The own frame that the entry lists; None: none, so the uncounted steps and the residual stay."""
+    state: int | None = None
+    """The version whose state, on disk, is the outcome of all rounds before it; None: one round is applied."""
+
+    @property
+    def after(self) -> int:
+        """The version of the fragment once it is applied."""
+        return self.version + 1 if self.state is None else self.state
+
+
+@dataclass
+class _Fragment:
+    version: int
+    due: bool = False
+    open: Open | None = None
+    begun: int = -1
+    """The highest attempt at `version` for which a frame is made, or was."""
+    tried: int = -1
+    """The highest attempt that has an own frame or a pass."""
+    passed: int = -1
+    """The highest attempt that has a pass."""
+    own: list[Offer] = field(default_factory=list[Offer])
+    """Own frames of the round, the newest last."""
+    sent: dict[Hash, set[tuple[Owner, ...]]] = field(default_factory=dict[Hash, set[tuple[Owner, ...]]])
+    """By own frame: the processes to which it was sent. Where their agent is may change with the leader."""
+    on_disk: set[tuple[int, str, Hash]] = field(default_factory=set[tuple[int, str, Hash]])
+    """(version, site, hash), of `version` and later ones."""
+    rounds: dict[int, Round] = field(default_factory=dict[int, Round])
+    void: set[int] = field(default_factory=set[int])
+    state: int = 0
+    """The newest version of which a state lies on disk that is to be taken over."""
+
+
+class Member:
+    """A rank of `site` that has these fragments at these versions.
+
+    on_disk: frames that the run folder has, of those versions and later ones. After the construction, hand over the
+    journal's entries of those versions, then what the agent says. head: the index of the entry after which the site was
+    told where it is in its data.
+    """
+
+    def __init__(self, site: str, versions: Mapping[int, int], on_disk: Iterable[Frame] = (), head: int = -1) -> None:
+        self._site = site
+        self._head = head
+        self._own = {fragment: _Fragment(version) for fragment, version in versions.items()}
+        for frame in on_disk:
+            if frame.fragment in self._own and frame.version >= self._own[frame.fragment].version:
+                self._own[frame.fragment].on_disk.add(frame[1:])
+
+    @property
+    def versions(self) -> dict[int, int]:
+        """The versions of the own fragments."""
+        return {fragment: own.version for fragment, own in self._own.items()}
+
+    def on_down(self, message: Down) -> list[Act]:
+        """The agent has said something: Open, EntrySaid, Welcome, RankWelcome, Fetched, TakeState or Repair; others do
+        nothing."""
+        match message:
+            case Open():
+                return self._opened(message)
+            case EntrySaid():
+                return self._listed(message.entry)
+            case Welcome():
+                self._forget_opens(message.open)
+                return self.reconnected()
+            case RankWelcome():
+                self._forget_opens(())
+                return self.reconnected()
+            case Fetched():
+                return self.arrived(message.fragment, message.version, message.site, message.frame, by_mail=False)
+            case TakeState() if message.fragment in self._own:
+                own = self._own[message.fragment]
+                own.state = max(own.state, message.version)
+                return []
+            case Repair() if message.fragment in self._own:
+                return [Recompute(message.fragment)]
+            case _:
+                return []
+
+    def begins(self) -> list[Open]:
+        """The rounds for which a frame is to be made at this step hook: `made` follows for each."""
+        return [own.open for own in self._own.values() if own.open is not None and self._begins(own, own.open)]
+
+    def begun(self, opened: Open) -> None:
+        """A frame is being made for it: `begins` does not have it any more."""
+        own = self._own[opened.fragment]
+        if opened.version == own.version:
+            own.begun = max(own.begun, opened.attempt)
+
+    def due(self, fragment: int) -> list[Act]:
+        """The own schedule says that it is time for a round of the fragment."""
+        own = self._own[fragment]
+        if own.due or self._is_decided(own):
+            return []
+        own.due = True
+        return [] if self._is_open(own) else [Say(Due(fragment=fragment, version=own.version))]
+
+    def made(self, what: Offer | Pass) -> list[Act]:
+        """The own frame lies on disk; or there is nothing to offer in this attempt.
+
+        What comes too late, since its round is settled here, is dropped: the caller forgets that frame.
+        """
+        own = self._own[what.fragment]
+        if what.version != own.version:
+            return []
+        own.tried = max(own.tried, what.attempt)
+        if isinstance(what, Pass):
+            own.passed = max(own.passed, what.attempt)
+            return [Say(what)]
+        own.own.append(what)
+        own.on_disk.add((what.version, self._site, what.frame))
+        return [*self._sends(own, what), Say(what)]
+
+    def arrived(self, fragment: int, version: int, site: str, frame: Hash, *, by_mail: bool) -> list[Act]:
+        """A frame of another site lies on disk, after fsync; the mail brought it, or the agent did."""
+        own = self._own[fragment]
+        if version >= own.version:
+            own.on_disk.add((version, site, frame))
+        if site == self._site:
+            return []
+        return [Say(Hold(fragment=fragment, version=version, site=site, frame=frame, by_mail=by_mail))]
+
+    def next_settled(self) -> Settled | None:
+        """The next decided round of a fragment of which every listed frame is here, or the state behind it.
+
+        Of several fragments, the one that was decided first.
+        """
+        ready = [(fragment, own) for fragment, own in self._own.items() if self._is_complete(own)]
+        if not ready:
+            return None
+        fragment, own = min(ready, key=lambda one: one[1].rounds[one[1].version].index)
+        if own.version in own.void:
+            return Settled(fragment, own.version, None, None)
+        entry = own.rounds[own.version]
+        counted = self._counted(own, entry)
+        if own.state > own.version and not self._has_frames(own, entry):
+            return Settled(fragment, own.version, None, counted, own.state)
+        return Settled(fragment, own.version, entry, counted)
+
+    def applied(self, settled: Settled, digest: Digest) -> list[Act]:
+        """The caller has done what `next_settled` named: the fragment is at `settled.after` now, with this digest."""
+        fragment, own = settled.fragment, self._own[settled.fragment]
+        own.version = settled.after
+        own.rounds = {version: entry for version, entry in own.rounds.items() if version >= own.version}
+        own.void = {version for version in own.void if version >= own.version}
+        own.due, own.begun, own.tried, own.passed = False, -1, -1, -1
+        own.own.clear()
+        own.sent.clear()
+        own.on_disk = {one for one in own.on_disk if one[0] >= own.version}
+        if own.open is not None and own.open.version < own.version:
+            own.open = None
+        return [Say(Applied(fragment=fragment, version=own.version, digest=digest))]
+
+    def reconnected(self) -> list[Act]:
+        """What was said before may be lost: say again all that still matters."""
+        acts: list[Act] = []
+        for fragment, own in self._own.items():
+            acts += self._needs(own)
+            if self._is_decided(own):
+                continue
+            if own.due and not self._is_open(own):
+                acts.append(Say(Due(fragment=fragment, version=own.version)))
+            acts += [Say(offer) for offer in own.own]
+            if own.passed >= 0 and own.passed == own.tried:
+                acts.append(Say(Pass(fragment=fragment, version=own.version, attempt=own.passed)))
+            acts += [
+                Say(Hold(fragment=fragment, version=version, site=site, frame=frame, by_mail=False))
+                for version, site, frame in sorted(own.on_disk)
+                if site != self._site
+            ]
+        return acts
+
+    def _opened(self, message: Open) -> list[Act]:
+        own = self._own.get(message.fragment)
+        if own is None or message.version < own.version:
+            return []
+        own.open = message
+        if message.version > own.version or self._is_decided(own):
+            return []
+        if own.tried < message.attempt and len(own.own) >= MOST_OWN_FRAMES:
+            own.tried = own.passed = message.attempt
+            nothing = Pass(fragment=message.fragment, version=message.version, attempt=message.attempt)
+            return [*self._offers_again(own), Say(nothing)]
+        return self._offers_again(own) if own.tried >= message.attempt else []
+
+    def _offers_again(self, own: _Fragment) -> list[Act]:
+        """Who came since then has not got the frame yet, and a leader that came since then does not know of it."""
+        return [act for offer in own.own[-1:] for act in [*self._sends(own, offer), Say(offer)]]
+
+    def _sends(self, own: _Fragment, offer: Offer) -> list[Act]:
+        sent = own.sent.setdefault(offer.frame, set())
+        peers = () if own.open is None else own.open.peers
+        new = tuple(peer for peer in peers if peer.site != self._site and peer.owners and peer.owners not in sent)
+        sent.update(peer.owners for peer in new)
+        return [SendFrame(offer, new)] if new else []
+
+    def _listed(self, entry: Entry) -> list[Act]:
+        if not isinstance(entry, Round | Skip) or entry.fragment not in self._own:
+            return []
+        own = self._own[entry.fragment]
+        if isinstance(entry, Round):
+            if entry.version >= own.version:
+                own.rounds[entry.version] = entry
+            return self._needs(own, only=entry.version)
+        what = f"round {entry.version} of fragment {entry.fragment} is void"
+        if entry.version < own.version:
+            return [StartAgain(entry.fragment, entry.version, f"{what}, and was applied here: {entry.why}")]
+        own.void.add(entry.version)
+        listed = own.rounds.get(entry.version)
+        if listed is None or not listed.index <= self._head < entry.index:
+            return []
+        if self._site not in [one.site for one in listed.members]:
+            return []
+        why = f"{what}, so this site reads its data again from where that began: {entry.why}"
+        return [StartAgain(entry.fragment, entry.version, why)]
+
+    def _needs(self, own: _Fragment, only: int | None = None) -> list[Act]:
+        return [
+            Say(Need.listed(entry, listed))
+            for version, entry in sorted(own.rounds.items())
+            if version not in own.void and only in (None, version)
+            for listed in entry.members
+            if (version, listed.site, listed.frame) not in own.on_disk
+        ]
+
+    def _forget_opens(self, still_open: Sequence[tuple[int, int, int]]) -> None:
+        """What the leader does not name is not open, whatever this site believed."""
+        for fragment, own in self._own.items():
+            if own.open is not None and (fragment, own.open.version, own.open.attempt) not in still_open:
+                own.open = None
+
+    def _begins(self, own: _Fragment, opened: Open) -> bool:
+        return self._is_open(own) and not self._is_decided(own) and opened.attempt > max(own.begun, own.tried)
+
+    def _is_open(self, own: _Fragment) -> bool:
+        return own.open is not None and own.open.version == own.version
+
+    def _is_decided(self, own: _Fragment) -> bool:
+        return own.version in own.rounds
+
+    def _is_complete(self, own: _Fragment) -> bool:
+        entry = own.rounds.get(own.version)
+        if entry is None:
+            return False
+        return own.version in own.void or own.state > own.version or self._has_frames(own, entry)
+
+    @staticmethod
+    def _has_frames(own: _Fragment, entry: Round) -> bool:
+        return all((entry.version, listed.site, listed.frame) in own.on_disk for listed in entry.members)
+
+    def _counted(self, own: _Fragment, entry: Round) -> Offer | None:
+        listed = {one.frame for one in entry.members if one.site == self._site}
+        return next((offer for offer in own.own if offer.frame in listed), None)

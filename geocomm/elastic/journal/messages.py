@@ -1,0 +1,502 @@
+"""What an agent and the leader say to each other, and the ranks of a site to their agent: lines of JSON.
+
+`Up` goes from a rank to its agent, and from there to the leader; `Down` goes the other way. A line has at most
+MAX_LINE_BYTES. The site of an `Up` is that of the certificate of its connection, and never a field.
+
+A site may say anything: what a field's type refuses ends the connection. What it lets pass, and the leader cannot
+believe, the `Sequencer` drops the site for, or cuts down.
+
+A round is (fragment, version): it takes the fragment from that version to the next. The leader counts the `attempt`s
+at it: after each, sites make a new frame.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from geocomm.core.records import Hash, Record, Text, Whole, line_of
+from geocomm.data.deal_records import LineBegun, SiteDeal, StoreId
+from geocomm.elastic.journal.entries import (
+    MOST_FRAGMENTS,
+    BadLineError,
+    CodedFrame,
+    Digest,
+    Entry,
+    Listed,
+    Round,
+    SiteName,
+)
+from geocomm.elastic.journal.run_state import RunState
+
+PROTOCOL_VERSION = 4
+MAX_LINE_BYTES = 1 << 20
+MAX_UP_BYTES = MAX_LINE_BYTES // 2
+"""The longest line of a site: where the leader says it on, with a little more, that fits a line too."""
+MAX_STATE_CHARS = 64 << 20
+_PART_CHARS = 100_000
+"""A part of a state: less than a line in any alphabet."""
+MOST_OWNERS = 256
+"""Ranks of a site that own fragments."""
+
+_T = TypeVar("_T")
+
+Hosts = Annotated[str, Field(pattern=r"^[0-9A-Za-z._:%,-]{1,255}$")]
+"""Names and addresses with commas, in the order to be dialled."""
+Address = Annotated[str, Field(pattern=r"^[0-9A-Za-z._:%\[\]-]{0,263}$")]
+"""host:port; empty: none."""
+Amount = Annotated[int, Field(ge=0, le=2**53)]
+"""What is counted while training: doubles are exact up to there, and a step that is added is still a number."""
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
+
+
+class Owner(Record):
+    """A rank that owns fragments: where its mail arrives. Of n owners the i-th has the fragments f with f % n == i."""
+
+    id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    """The rank's process."""
+    host: Hosts
+    port: Annotated[int, Field(ge=0, le=65535)]
+
+
+class Peer(Record):
+    """A member as others reach it."""
+
+    site: SiteName
+    owners: Annotated[tuple[Owner, ...], Field(max_length=MOST_OWNERS)]
+    """None: it has no ranks now."""
+    fetch: Address
+    """host:port of its agent, which gives out files; empty: it cannot be dialed."""
+
+
+class Model(Record):
+    """What the ranks of a site train, and with which settings: equal at all sites, or refused."""
+
+    settings: Annotated[dict[Annotated[str, Field(max_length=64)], Text], Field(max_length=64)]
+    layout: Digest
+    fragments: Annotated[int, Field(ge=1, le=MOST_FRAGMENTS)]
+    every: Annotated[int, Field(ge=1, lt=2**31)]
+    step: Amount = 0
+    """Optimizer steps that the weights have behind them; those of the site that begins the run count."""
+
+
+class OfRound(Record):
+    """A message about a round; or about a fragment at a version, which is where its round begins."""
+
+    fragment: Whole
+    version: Whole
+
+
+class OfAttempt(OfRound):
+    """A message about an attempt at a round."""
+
+    attempt: Whole
+
+
+class OfFrame(OfRound):
+    """A message about a frame that a site has made for a round."""
+
+    site: SiteName
+    frame: Hash
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """The fields that name the frame, for another message of it."""
+        return {"fragment": self.fragment, "version": self.version, "site": self.site, "frame": self.frame}
+
+
+class Wanted(OfFrame):
+    """A frame that is to be on a disk."""
+
+    bytes: Whole
+
+    @staticmethod
+    def of(asked: Wanted) -> Wanted:
+        """The frame that a message asks for: equal to that of any other message."""
+        return Wanted(**asked.named, bytes=asked.bytes)
+
+    @classmethod
+    def listed(cls, entry: Round, one: Listed) -> Self:
+        """A frame that a round lists."""
+        return cls(fragment=entry.fragment, version=entry.version, site=one.site, frame=one.frame, bytes=one.size)
+
+
+# ---- up: what a site says
+
+
+class RankHello(Record):
+    """The first line of a rank to its agent, which does not pass it on."""
+
+    kind: Literal["rank_hello"] = "rank_hello"
+    place: Whole
+    """The place of the rank among the owners of its site."""
+    owners: Annotated[int, Field(ge=1, le=MOST_OWNERS)]
+    owner: Owner
+    model: Model
+    digests: dict[int, Digest]
+    """The digests of the own fragments as they are, by fragment."""
+    versions: dict[int, Whole]
+    """The version that the rank has applied, by own fragment."""
+    trains: bool = False
+    """It took part before, and an agent that has started anew meets it: it goes on from these versions."""
+    head: Annotated[int, Field(ge=-1, lt=2**63)] = -1
+    """The index of the last entry that it has heard of; -1: none."""
+    head_hash: Hash | None = None
+    """The hash of that entry."""
+
+
+class Hello(Record):
+    """The first line of an agent to the leader."""
+
+    kind: Literal["hello"] = "hello"
+    protocol: Annotated[int, Field(ge=0, lt=2**31)]
+    geocomm: Annotated[str, Field(max_length=64)]
+    """Versions, for messages: what must fit is `protocol` and the model."""
+    store: StoreId
+    """The id of the site's run folder."""
+    run: StoreId | None
+    """The run whose journal is there; None: there is none yet."""
+    head: Annotated[int, Field(ge=-1, lt=2**63)]
+    """The index of its last entry; -1: none."""
+    head_hash: Hash | None
+    """The hash of its last entry."""
+    term: Whole
+    """The term of its last entry."""
+    fetch: Address
+    """See `Peer`."""
+    ranks: bool = True
+    """False: it follows the journal to lead once nobody does, and is no member of the run."""
+
+
+class RanksUp(Record):
+    """The ranks of the site are there: all owners have said hello to the agent."""
+
+    kind: Literal["ranks_up"] = "ranks_up"
+    owners: Annotated[tuple[Owner, ...], Field(min_length=1, max_length=MOST_OWNERS)]
+    model: Model
+    digests: Annotated[tuple[Digest, ...], Field(max_length=MOST_FRAGMENTS)]
+    """The digests of all fragments as the ranks have them: at version 0 where the run has no journal yet."""
+
+
+class RanksGone(Record):
+    """The ranks of the site have ended, or their processes died."""
+
+    kind: Literal["ranks_gone"] = "ranks_gone"
+    why: Text
+
+
+class ReadySaid(Record):
+    """The ranks have applied every entry that was there when they came up: the site may be counted."""
+
+    kind: Literal["ready"] = "ready"
+
+
+class Beat(Record):
+    """Every BEAT_S: the site lives, and how it does."""
+
+    kind: Literal["beat"] = "beat"
+    step: Amount
+    tokens: Amount
+    step_s: Seconds
+    line_s: Seconds
+    free_bytes: Whole
+    """On the disk of the run folder."""
+
+
+class Due(OfRound):
+    """The schedule of the site says that it is time for a round of the fragment, which it has at this version."""
+
+    kind: Literal["due"] = "due"
+
+
+class Offer(OfAttempt, CodedFrame):
+    """The site has made its frame, sent it to all peers of the OPEN, and has it on its own disk."""
+
+    kind: Literal["offer"] = "offer"
+    step: Amount
+    taken: Amount = 0
+    every: Annotated[int, Field(ge=0, lt=2**31)]
+    """Steps between two rounds that the site wants from now on; 0: as now."""
+
+
+class Pass(OfAttempt):
+    """The site has nothing to offer in this round: it took no step, or its weights are not finite."""
+
+    kind: Literal["pass"] = "pass"
+
+
+class Hold(OfFrame):
+    """The site has another site's frame on disk, after fsync."""
+
+    kind: Literal["hold"] = "hold"
+    by_mail: bool
+    """It came from rank to rank."""
+
+
+class Applied(OfRound):
+    """A fragment is at `version` now, and this is its digest."""
+
+    kind: Literal["applied"] = "applied"
+    digest: Digest
+
+
+class Need(Wanted):
+    """A rank lacks a listed frame: its agent fetches it (to the leader it is only told when nobody has it: Lost)."""
+
+    kind: Literal["need"] = "need"
+
+
+class Lost(OfFrame):
+    """No agent that answers has a listed frame."""
+
+    kind: Literal["lost"] = "lost"
+
+
+class StateKept(OfRound):
+    """From a rank to its agent, which does not pass it on: a state lies on disk, in the snapshot that it is of."""
+
+    kind: Literal["state_kept"] = "state_kept"
+
+
+class SnapshotHeld(Record):
+    """The site has the snapshot of an entry on disk, all of it."""
+
+    kind: Literal["snapshot_held"] = "snapshot_held"
+    snapshot: Whole
+    """The index of its entry."""
+    digest: Digest
+    """The digest of its manifest."""
+
+
+class Leave(Record):
+    """The site ends in good order: what it offered before is its last."""
+
+    kind: Literal["leave"] = "leave"
+
+
+Up = Annotated[
+    RankHello
+    | Hello
+    | RanksUp
+    | RanksGone
+    | ReadySaid
+    | Beat
+    | Due
+    | Offer
+    | Pass
+    | Hold
+    | Applied
+    | Need
+    | Lost
+    | StateKept
+    | SnapshotHeld
+    | Leave,
+    Field(discriminator="kind"),
+]
+
+# ---- down: what the leader says, and the agent to its ranks
+
+
+class Open(OfAttempt):
+    """A round is open: make a frame at the next optimizer step, send it to all peers, and offer it."""
+
+    kind: Literal["open"] = "open"
+    peers: tuple[Peer, ...]
+    """The live members, the site itself included."""
+
+
+class Peers(Record):
+    """Who takes part, or is about to: ranks connect to theirs, so that the first frame of a site that comes does not
+    wait for that."""
+
+    kind: Literal["peers"] = "peers"
+    peers: tuple[Peer, ...]
+    """The site itself included."""
+
+
+class Welcome(Record):
+    """The leader takes the site in. Entries behind its head follow, one EntrySaid each, and then Opens: what is not
+    among these is not open, whatever the site believed."""
+
+    kind: Literal["welcome"] = "welcome"
+    term: Whole
+    run: StoreId | None
+    """None: no site has begun yet; RanksUp of the first makes the genesis."""
+    head: int
+    """The index of the last entry of the leader's journal."""
+    open: tuple[tuple[int, int, int], ...]
+    """(fragment, version, attempt) of all that is open."""
+
+
+class Refused(Record):
+    """The leader will not have this site; why, with both values. Nothing follows."""
+
+    kind: Literal["refused"] = "refused"
+    why: Text
+    blames: Literal["site", "leader", "run"] = "site"
+    """Who may be wrong. `leader`: it lacks what the site has, so the site goes on, and looks for another one. `run`:
+    the two are of different runs, and one of them began with the wrong folder."""
+
+
+class EntrySaid(Record):
+    """The next entry of the journal."""
+
+    kind: Literal["entry"] = "entry"
+    entry: Entry
+
+
+class StatePart(Record):
+    """What the journal says up to some entry, in pieces, before the entries that follow it: the site lacks too many."""
+
+    kind: Literal["state_part"] = "state_part"
+    text: Annotated[str, Field(max_length=_PART_CHARS)]
+    """A part of `RunState.text`."""
+    last: bool
+
+
+class Fetch(Wanted):
+    """Get a frame that was offered, and say Hold: it did not come by mail."""
+
+    kind: Literal["fetch"] = "fetch"
+    sources: tuple[Address, ...]
+    """host:port of agents that have it, or can get it."""
+
+
+class Fetched(OfFrame):
+    """From the agent to a rank: a frame lies on disk, checked. The rank counts it as arrived."""
+
+    kind: Literal["fetched"] = "fetched"
+
+
+class TakeState(OfRound):
+    """From the agent to a rank: nobody has the frames of the rounds before this version any more. A state of it lies on
+    the disk, checked, and the rank takes it in place of those rounds."""
+
+    kind: Literal["take_state"] = "take_state"
+
+
+class RankWelcome(LineBegun):
+    """From the agent to a rank, once the leader has taken the site in and all its entries are there."""
+
+    kind: Literal["rank_welcome"] = "rank_welcome"
+    site: SiteName
+    versions: dict[int, Whole]
+    """By own fragment: the version at the journal's head. Where the rank has an older one, entries follow."""
+    head: Annotated[int, Field(ge=-1, lt=2**63)]
+    """The index of the journal's last entry."""
+    states: dict[int, Whole]
+    """By own fragment: the version of the state file in the run folder that the rank loads first; absent: none."""
+    every: Annotated[int, Field(ge=1)]
+    step: Whole
+    """The step of the run: the most that a listed frame says."""
+    leader: Text = ""
+    """Who deals."""
+
+
+class Leaving(Record):
+    """From the agent to its ranks: the site is to end in good order. They offer what has not counted yet, and say Leave
+    once it has."""
+
+    kind: Literal["leaving"] = "leaving"
+
+
+class Repair(Record):
+    """The site's state of the fragment is not what the others have: recompute it from the disk."""
+
+    kind: Literal["repair"] = "repair"
+    fragment: Whole
+
+
+class Stop(Record):
+    """The run cannot go on at this site; why."""
+
+    kind: Literal["stop"] = "stop"
+    why: Text
+
+
+Down = Annotated[
+    Open
+    | Peers
+    | Welcome
+    | Refused
+    | EntrySaid
+    | StatePart
+    | Fetch
+    | Fetched
+    | TakeState
+    | RankWelcome
+    | SiteDeal
+    | Leaving
+    | Repair
+    | Stop,
+    Field(discriminator="kind"),
+]
+_UP: TypeAdapter[Up] = TypeAdapter(Up)
+_DOWN: TypeAdapter[Down] = TypeAdapter(Down)
+
+
+class OtherProtocolError(BadLineError):
+    """The site speaks another version of this protocol."""
+
+
+def parts_of(state: RunState) -> Iterator[StatePart]:
+    """A state for a site, in lines."""
+    text = state.text
+    for start in range(0, len(text), _PART_CHARS):
+        yield StatePart(text=text[start : start + _PART_CHARS], last=start + _PART_CHARS >= len(text))
+
+
+def up_of(line: str | bytes) -> Up:
+    """What a site said. Raises BadLineError for anything else."""
+    try:
+        return _parsed(_UP, line, MAX_UP_BYTES)
+    except BadLineError:
+        if (spoken := _protocol_of(line)) not in (None, PROTOCOL_VERSION):
+            raise OtherProtocolError(
+                f"protocol: it speaks {spoken}, and this is {PROTOCOL_VERSION}; install the same version of geocomm at "
+                "all sites"
+            ) from None
+        raise
+
+
+def down_of(line: str | bytes) -> Down:
+    """What the leader, or the agent, said. Raises BadLineError for anything else."""
+    return _parsed(_DOWN, line, MAX_LINE_BYTES)
+
+
+def said(message: Up | Down) -> str:
+    """The line that says it. Raises BadLineError for one that the other end would not take."""
+    line = entry_said(message.entry.line) if isinstance(message, EntrySaid) else line_of(message)
+    _check_length(len(line.encode()), MAX_LINE_BYTES)
+    return line
+
+
+def entry_said(line: str) -> str:
+    """The line of an EntrySaid, of that of its entry."""
+    return f'{{"entry":{line},"kind":"entry"}}'
+
+
+def _check_length(size: int, most: int) -> None:
+    if size > most:
+        raise BadLineError(f"a line of {size} bytes; the most is {most}")
+
+
+def _protocol_of(line: str | bytes) -> int | None:
+    """The protocol's version of a Hello, whichever it is."""
+    try:
+        content = json.loads(line[:MAX_LINE_BYTES])
+        return int(content["protocol"]) if content["kind"] == "hello" else None
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def _parsed(adapter: TypeAdapter[_T], line: str | bytes, most: int) -> _T:
+    _check_length(len(line), most)
+    try:
+        return adapter.validate_json(line)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise BadLineError(f"not a message of an elastic run: {first['msg']} at {first['loc']}") from None

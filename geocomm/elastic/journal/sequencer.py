@@ -1,0 +1,475 @@
+"""The leader's decisions, as pure logic: events of the sites in, actions out. It knows no sockets, files or clocks.
+
+The caller owns the connections and the journal. It carries out the actions in their order; an `Append` is durable
+before anything after it is done. Where an append fails, the caller ends: the next leader starts from the journal.
+
+What is kept here beside the journal's state may be lost at any time: sites say it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from geocomm.core.records import line_of
+from geocomm.elastic.journal.admission import (
+    COMINGS_S,
+    MOST_COMINGS,
+    ForeignJournals,
+    LedSite,
+    difference,
+    other_chain,
+    refusal,
+    supersedes,
+    turned_away,
+)
+from geocomm.elastic.journal.entries import Away, End, Genesis, Join, Left, Ready, Removed, Skip, words
+from geocomm.elastic.journal.leader_deals import LeaderDeals
+from geocomm.elastic.journal.leader_rounds import LeaderRounds
+from geocomm.elastic.journal.leader_snapshots import LeaderSnapshots
+from geocomm.elastic.journal.led_run import LedRun
+from geocomm.elastic.journal.lost_frames import LostFrames
+from geocomm.elastic.journal.messages import (
+    MAX_LINE_BYTES,
+    Applied,
+    Beat,
+    Due,
+    Hello,
+    Hold,
+    Leave,
+    Lost,
+    Offer,
+    Pass,
+    RanksGone,
+    RanksUp,
+    ReadySaid,
+    Refused,
+    Repair,
+    SnapshotHeld,
+    Stop,
+    Up,
+    Welcome,
+)
+from geocomm.elastic.journal.run_state import RunState, Standing
+from geocomm.elastic.journal.said_digests import DigestDifference, SaidDigests
+from geocomm.elastic.journal.sequencer_events import (
+    Action,
+    Came,
+    DataRead,
+    Ended,
+    Event,
+    LeaderSettings,
+    Remove,
+    Said,
+    Tick,
+    Unbelieved,
+)
+
+
+class Sequencer:
+    """Decides for the run whose journal says `state`: the caller hands it over, and no longer changes it.
+
+    hash_at: of an entry by its index; None: there is no such entry. random_hex: 32 random hexadecimal digits, for the
+    names of a new run. fetch: host:port of the leader's own agent, which can get what others have; empty: it gives out
+    no files. start: higher than at each leader before, of the same term.
+    """
+
+    def __init__(
+        self,
+        state: RunState,
+        terms: LeaderSettings,
+        hash_at: Callable[[int], str | None],
+        random_hex: Callable[[], str],
+        fetch: str = "",
+        start: int = 0,
+    ) -> None:
+        self.state = state
+        self.superseded = False
+        """A site says that it follows a higher term: another one may lead. The caller finds out, and says False."""
+        self._hash_at = hash_at
+        self._random_hex = random_hex
+        self._run = LedRun(state, terms)
+        self.sites, self._terms = self._run.sites, terms
+        self._digests = SaidDigests(state)
+        self._rounds = LeaderRounds(self._run, self._digests, self._stop, fetch, start)
+        self.deals = LeaderDeals(self._run, self._rounds.forget)
+        self._snapshots = LeaderSnapshots(self._run)
+        self._lost = LostFrames(self._run)
+        self._foreign = ForeignJournals()
+        self._held_back: dict[str, RanksUp] = {}
+        """By site: no run begins here yet."""
+        self._started = False
+
+    def turned_away(self, name: str, hello: Hello, now: float) -> Refused | None:
+        """What to say to another connection of a site that may not take the place of the one that stands; None: it may,
+        and `Came` is next."""
+        self._start(now)
+        site = self.sites.get(name)
+        live = name in self.state.live
+        return None if site is None else turned_away(site, name, hello, now, self._terms.silent_s, live=live)
+
+    @property
+    def doubt(self) -> tuple[str, ...]:
+        """Why this leader may not be the run's; none: it is."""
+        return self._foreign.doubt(self._run.now)
+
+    # ---- events
+
+    def on(self, event: Event, now: float) -> list[Action]:
+        """Take an event. now: seconds on a clock that never goes back."""
+        self._start(now)
+        match event:
+            case Came():
+                self._came(event.site)
+            case Ended():
+                self._ended(event.site)
+            case Said():
+                self._said_by(event.site, event.message)
+            case Unbelieved():
+                self._rounds.forget(event.site)
+                self._run.drop(event.site, event.why)
+            case Remove():
+                self._remove(event.site, event.why)
+            case DataRead():
+                self.deals.read(event.data)
+            case Tick():
+                self._look_at_clock()
+                self.deals.look()
+        self._rounds.look()
+        return self._run.take_actions()
+
+    def _start(self, now: float) -> None:
+        self._run.now = now
+        if self._started:
+            return
+        self._started = True
+        self._snapshots.begin()
+        for name, site in self.state.sites.items():
+            # After a restart, the sites that were there have a moment to come back.
+            back_by = now + self._terms.silent_s - self._terms.disconnected_s
+            self.sites[name] = LedSite(changed=back_by, heard=now, store=site.store)
+
+    def _came(self, name: str) -> None:
+        site = self.sites.setdefault(name, LedSite())
+        site.connected, site.welcomed, site.has_ranks = True, False, False
+        site.changed = self._run.now
+
+    def _ended(self, name: str) -> None:
+        site = self.sites.get(name)
+        if site is not None and site.connected:
+            site.connected = site.welcomed = False
+            site.changed = self._run.now
+
+    def _said_by(self, name: str, message: Up) -> None:
+        site = self.sites.get(name)
+        if site is None or not site.connected:
+            return
+        if isinstance(message, Hello):
+            if site.welcomed:
+                self._run.drop(name, "it said hello twice")
+            else:
+                self._hello(name, site, message)
+            return
+        if not site.welcomed:
+            self._run.drop(name, "its first line was no Hello")
+            return
+        if isinstance(message, Beat):
+            site.heard, site.beat = self._run.now, message
+            self.deals.beat(name, message)
+        elif isinstance(message, RanksUp):
+            self._ranks_up(name, site, message)
+        elif isinstance(message, Offer | Pass | Hold | Due | Applied | Lost) and (why := self._misfit(message)):
+            self._run.drop(name, why)
+        else:
+            self._take(name, site, message)
+
+    def _take(self, name: str, site: LedSite, message: Up) -> None:
+        """Take a message of a site that was welcomed, about a fragment that the run has."""
+        match message:
+            case ReadySaid():
+                self._ready(name, site)
+            case RanksGone():
+                site.owners, site.has_ranks = (), False
+                self._held_back.pop(name, None)
+                site.applied.clear()
+                self._away(name, message.why)
+            case Due():
+                self._rounds.due(message)
+            case Offer():
+                self._rounds.offered(name, message)
+            case Pass():
+                self._rounds.passed(name, message)
+            case Hold():
+                self._rounds.held(name, message)
+                self._lost.held(message)
+            case Applied():
+                self._applied(name, site, message)
+            case Lost():
+                self._lost.told(name, message)
+            case SnapshotHeld():
+                self._snapshots.held(name, message)
+            case Leave():
+                known = self.state.sites.get(name)
+                if known is not None and known.standing in (Standing.AWAY, Standing.JOINING):
+                    self._left(name)  # nothing of it can count any more
+                else:
+                    site.leaving = self._run.now
+            case _:
+                self._run.drop(name, f"{message.kind} is not for the leader")
+
+    def _misfit(self, message: Offer | Pass | Hold | Due | Applied | Lost) -> str:
+        """Why what a site says of a round cannot be; empty: it can."""
+        if message.fragment >= len(self.state.versions):
+            return f"its {message.kind} is of fragment {message.fragment}, which the run does not have"
+        if isinstance(message, Offer):
+            size, most = message.size, self.state.most_frame_bytes
+            return f"it offers a frame of {size} bytes; one of this model has {most} at most" if size > most else ""
+        return ""
+
+    # ---- who takes part
+
+    def _hello(self, name: str, site: LedSite, hello: Hello) -> None:
+        why = refusal(self.state, self.sites, name, hello)
+        if why:
+            self._refuse(name, why)
+            return
+        if refused := other_chain(self.state, self._hash_at, name, hello):
+            if supersedes(self.state, hello):
+                self.superseded = True
+            else:
+                self._foreign.told(name, refused, self._run.now)
+            self._run.send(name, refused)
+            self._run.drop(name, refused.why)
+            return
+        known = self.state.sites.get(name)
+        if site.store not in ("", hello.store) or (known is not None and known.store != hello.store):
+            self._forget_disk(name)
+        site.store, site.fetch, site.ranks, site.welcomed = hello.store, hello.fetch, hello.ranks, True
+        self._foreign.taken_in(name)
+        site.heard, site.changed = self._run.now, self._run.now
+        run = None if self.state.genesis is None else self.state.genesis.run
+        welcome = Welcome(term=self.state.term, run=run, head=self.state.head.index, open=self._rounds.all_open())
+        site.goals = tuple(self.state.versions)
+        self._run.send(name, welcome)
+        first, last = self._first_to_send(hello), self.state.head.index
+        if first <= last:
+            self._run.send_entries(name, first, last)
+        if self.state.genesis is not None and hello.ranks and (known is None or known.store != hello.store):
+            self._away(name, "it came back with another run folder")
+            if self._may_come(name, site):
+                self._run.append(Join, site=name, store=hello.store)
+        self._rounds.tell(name)
+
+    def _first_to_send(self, hello: Hello) -> int:
+        """The index of the first entry that the site lacks, or has another one of.
+
+        A chain that ends outside the leader's is that of a leader before: it fits up to where the next one took over.
+        """
+        if hello.run is None:
+            return 0
+        later = [index for term, index in self.state.terms.items() if term > hello.term]
+        return min([hello.head + 1, *later])
+
+    def _forget_disk(self, name: str) -> None:
+        """The site has another run folder: what it held is gone."""
+        self._rounds.lose_disk(name)
+        self.sites[name].applied.clear()
+
+    def _ranks_up(self, name: str, site: LedSite, message: RanksUp) -> None:
+        if self.state.ended:  # it hears of that with the entries that follow its welcome
+            return
+        genesis = self.state.genesis
+        if not site.ranks or (genesis is not None and name not in self.state.sites):
+            self._run.drop(name, "it said that it has no ranks, and it has some")
+            return
+        if len(message.digests) != message.model.fragments:
+            self._run.drop(name, f"it has {len(message.digests)} digests of {message.model.fragments} fragments")
+            return
+        if genesis is None and (self._foreign.there(self._run.now) or self.deals.lacks_catalog):
+            self._held_back[name] = message
+            return
+        if genesis is None:
+            model = message.model
+            self._run.append(
+                Genesis,
+                run=self._random_hex(),
+                settings=model.settings,
+                layout=model.layout,
+                digests=message.digests,
+                every=model.every,
+                step=model.step,
+            )
+            self.deals.take_version()
+            for other, one in sorted(self.sites.items()):
+                if one.welcomed and one.ranks:
+                    self._run.append(Join, site=other, store=one.store)
+        else:
+            why = difference(genesis, message.model, name)
+            if why:
+                self._refuse(name, why)
+                return
+        if not self._has_room(name, message):
+            self._refuse(
+                name,
+                f"the ranks of all sites are more than one message can name: {name} has "
+                f"{len(message.owners)} that own fragments",
+            )
+            return
+        if self.state.sites[name].standing is Standing.LEFT or self.state.sites[name].anew:
+            if not self._may_come(name, site):
+                return
+            self._run.append(Join, site=name, store=site.store)
+        if site.owners != message.owners:
+            if not self._may_come(name, site):
+                return
+            site.applied.clear()
+        site.owners, site.has_ranks = message.owners, True
+        self.deals.ranks_up(name, message.owners)
+        joins = self.state.sites[name].standing is Standing.JOINING
+        if joins and genesis is not None and message.digests != genesis.digests:
+            self._run.log(f"{name} begins with other weights than the run: it takes the run's state")
+
+    def _has_room(self, name: str, message: RanksUp) -> bool:
+        """Whether an Open can name these ranks too, beside those of all others."""
+        owners = [one.owners for other, one in self.sites.items() if other != name] + [message.owners]
+        return sum(len(line_of(owner)) for some in owners for owner in some) <= MAX_LINE_BYTES // 2
+
+    def _may_come(self, name: str, site: LedSite) -> bool:
+        """Whether a site joins, is ready or has other ranks not too often: else its connection ends, until it may
+        again."""
+        site.comings = [when for when in site.comings if self._run.now - when < COMINGS_S]
+        if len(site.comings) >= MOST_COMINGS:
+            self._run.drop(
+                name, f"it has joined, was ready or had other ranks {MOST_COMINGS} times within {COMINGS_S:g} s"
+            )
+            return False
+        site.comings.append(self._run.now)
+        return True
+
+    def _ready(self, name: str, site: LedSite) -> None:
+        known = self.state.sites.get(name)
+        if site.has_ranks:
+            for fragment, version in enumerate(site.goals):
+                site.applied[fragment] = max(version, site.applied.get(fragment, 0))
+        if known is None or not site.has_ranks or known.standing not in (Standing.JOINING, Standing.AWAY):
+            return
+        if known.anew:
+            return
+        if not self._may_come(name, site):
+            return
+        self._run.append(Ready, site=name)
+        site.late = False
+        site.leaving = None
+        site.closed_for = ""
+        site.heard = self._run.now
+        self._rounds.ready(name)
+
+    def _away(self, name: str, why: str) -> None:
+        known = self.state.sites.get(name)
+        if known is None or known.standing is not Standing.READY:
+            return
+        if self.sites[name].leaving is not None:
+            self._left(name)
+        else:
+            self._run.append(Away, site=name, why=words(why))
+        self._digests.leave(name)
+
+    def _remove(self, name: str, why: str) -> None:
+        known = self.state.sites.get(name)
+        if known is None or known.standing is Standing.REMOVED:
+            self._run.log(f"{name} cannot be removed: the run does not have it")
+            return
+        self._run.append(Removed, site=name, why=words(why))
+        self._run.send(name, Stop(why=words(f"{name} was removed from the run: {why}")))
+        self._run.drop(name, "it was removed")
+
+    def _left(self, name: str) -> None:
+        self._run.append(Left, site=name)
+        if all(site.standing in (Standing.LEFT, Standing.REMOVED) for site in self.state.sites.values()):
+            self._run.append(End)
+        self._run.drop(name, "it has left")
+
+    def _look_at_clock(self) -> None:
+        terms = self._terms
+        if self._held_back and not self._foreign.there(self._run.now) and not self.deals.lacks_catalog:
+            held_back, self._held_back = self._held_back, {}
+            for name, message in sorted(held_back.items()):
+                if self.sites[name].welcomed:
+                    self._ranks_up(name, self.sites[name], message)
+        for name in self.state.live:
+            site = self.sites[name]
+            if not site.connected and self._run.now - site.changed >= terms.disconnected_s:
+                self._away(name, f"no connection for {terms.disconnected_s:g} s")
+            elif site.connected and self._run.now - site.heard >= terms.silent_s:
+                self._away(name, f"silent for {terms.silent_s:g} s")
+                self._run.drop(name, "silent")
+            elif not site.has_ranks and self._run.now - site.changed >= terms.disconnected_s:
+                self._away(name, "no ranks")
+            elif site.leaving is not None and (
+                self._run.now - site.leaving >= terms.leave_s or not self._rounds.has_offer(name)
+            ):
+                self._left(name)
+        self._skip_lost()
+        self._snapshots.look()
+        for found in self._digests.overdue(terms.repair_s, self._run.now):
+            self._repair(found)
+
+    # ---- digests
+
+    def _applied(self, name: str, site: LedSite, message: Applied) -> None:
+        fragment, version = message.fragment, message.version
+        if version > self.state.versions[fragment]:
+            self._run.drop(name, f"it has applied round {version - 1} of fragment {fragment}, which the journal lacks")
+            return
+        site.applied[fragment] = max(version, site.applied.get(fragment, 0))
+        if name not in self.state.live:
+            return  # It may not know yet of a skip that changes its state.
+        found = self._digests.take(name, message, self._run.now)
+        if found is not None:
+            self._repair(found)
+
+    def _repair(self, found: DigestDifference) -> None:
+        """Have the sites that are wrong take the fragment anew; those that have just done so are stopped."""
+        fragment, others = found.fragment, ", ".join(found.right) or "the journal"
+        against = f"than {others}" if found.is_known else "each, and nobody knows which are right"
+        if found.again:
+            self._stop_for_digests(fragment, against, found.again)
+        sites = [name for name in found.sites if name not in found.again]
+        if sites:
+            names = ", ".join(sites)
+            self._run.log(f"fragment {fragment}, version {found.version}: {names}: other bits {against}; repairing")
+        for name in sites:
+            self._run.send(name, Repair(fragment=fragment))
+            if found.is_known:  # nobody waits for it, and its ranks have to start again before it counts
+                self.sites[name].has_ranks = False
+                self._rounds.take_back(fragment, name)
+                self._away(name, f"fragment {fragment}: other bits {against}")
+
+    def _stop_for_digests(self, fragment: int, against: str, sites: Collection[str]) -> None:
+        names = " and ".join(sorted(sites))
+        for name in sorted(sites):
+            self._stop(
+                name,
+                f"fragment {fragment}: {names}: other bits {against}, also after a repair. Look for different versions "
+                "of geocomm or torch, and for broken memory or disks",
+            )
+
+    # ---- frames that are lost
+
+    def _skip_lost(self) -> None:
+        """Give up what nobody has had for long: the round is void, and all later ones of the fragment with it."""
+        for fragment, version, why in self._lost.given_up():
+            for void in self.state.to_skip(fragment, version):
+                self._run.append(Skip, fragment=fragment, version=void, why=why)
+            self._digests.forget(fragment)
+            self._rounds.void(fragment)
+
+    # ---- the end of a site
+
+    def _refuse(self, name: str, why: str) -> None:
+        self._run.send(name, Refused(why=words(why)))
+        self._run.drop(name, why)
+
+    def _stop(self, name: str, why: str) -> None:
+        self._run.send(name, Stop(why=words(why)))
+        self._away(name, why)
+        self._run.drop(name, why)

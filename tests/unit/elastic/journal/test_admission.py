@@ -1,0 +1,141 @@
+"""Whom the leader takes in, and what it says to others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from geocomm.elastic.journal.entries import TermBegun
+from geocomm.elastic.journal.messages import PROTOCOL_VERSION, Leave, Refused
+from geocomm.elastic.journal.run_state import Standing
+from geocomm.elastic.journal.sequencer_events import Ended, SendEntries
+from support.led_sequencer import MODEL, STORES, Led
+
+REFUSALS = [
+    ({"protocol": 99}, ("99", str(PROTOCOL_VERSION))),
+    ({"run": "9" * 32}, ("9" * 12,)),
+    ({"head": 500, "head_hash": "a" * 64}, ("501 entries",)),
+    ({"head_hash": "a" * 64}, ("entry",)),
+    ({"store": STORES["a"]}, ("a copy",)),
+    ({"term": 7}, ("7", "0")),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), REFUSALS, ids=lambda one: next(iter(one), ""))
+def test_hello_that_does_not_fit_is_refused_with_both_values(changes: dict[str, Any], words: Sequence[str]) -> None:
+    led = Led().take_part("a")
+    entries = len(led.entries)
+    led.hello("b", **changes)
+    [refused] = led.messages(Refused, "b")
+    assert all(word in refused.why for word in words)
+    assert len(led.entries) == entries
+    assert led.sequencer.superseded == ("term" in changes)
+    assert refused.blames == {"run": "run", "head": "leader", "term": "leader"}.get(next(iter(changes)), "site")
+
+
+def test_journal_of_a_run_is_refused_by_a_leader_without_one() -> None:
+    led = Led()
+    led.hello("a", run="9" * 32, head=4, head_hash="a" * 64)
+    [refused] = led.messages(Refused)
+    assert "promote" in refused.why
+    assert refused.blames == "leader"  # the site does not end for it
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"settings": {"codec": "int8"}}, ("codec", "int8", "int4")),
+        ({"layout": "5" * 32}, ("layout", "5" * 32, "1" * 32)),
+        ({"every": 11}, ("every", "11", "10")),
+    ],
+)
+def test_ranks_with_another_model_are_refused_with_both_values(changes: dict[str, Any], words: Sequence[str]) -> None:
+    led = Led().take_part("a")
+    led.hello("b")
+    led.ranks_up("b", MODEL.model_copy(update=changes))
+    [refused] = led.messages(Refused, "b")
+    assert all(word in refused.why for word in words)
+
+
+def test_second_machine_of_a_name_waits_and_is_refused_once_the_first_is_heard_again() -> None:
+    led = Led().take_part("ab")
+    entries = len(led.entries)
+    led.now += 1
+    for _ in range(2):
+        led.hello("a", store=STORES["d"], run=None, head=-1, head_hash=None)
+    assert [refused.blames for refused in led.messages(Refused)] == ["leader"] * 2  # it asks again
+    led.wait(1, "ab")
+    led.hello("a", store=STORES["d"], run=None, head=-1, head_hash=None)
+    assert led.messages(Refused)[-1].blames == "site"
+    assert "two machines" in led.messages(Refused)[-1].why
+    led.due()
+    led.offer("a", "b")
+    led.offer("b", "a")
+    assert led.last_members == "ab"  # nobody was away
+    assert len(led.entries) == entries + 1
+
+
+def test_site_whose_machine_was_lost_gets_its_place_with_an_empty_folder_once_it_is_away() -> None:
+    led = Led().take_part("ab")
+    led.wait(8, "b")
+    led.hello("a", store=STORES["d"], run=None, head=-1, head_hash=None)
+    assert led.messages(Refused)[-1].blames == "leader"
+    led.wait(1, "b")  # silent for 9 s
+    led.hello("a", store=STORES["d"], run=None, head=-1, head_hash=None)
+    assert led.sequencer.state.sites["a"].store == STORES["d"]
+    assert led.sequencer.state.sites["a"].standing is Standing.JOINING
+
+
+def test_store_of_a_site_whose_line_is_down_is_not_anothers() -> None:
+    led = Led().take_part("ab")
+    led.on(Ended("a"))
+    led.wait(4, "b")
+    assert led.sequencer.state.sites["a"].standing is Standing.AWAY
+    led.hello("c", store=STORES["a"], run=None, head=-1, head_hash=None)
+    assert "a copy" in led.messages(Refused, "c")[0].why
+    led.hello("a")
+    assert led.messages(Refused, "a") == []
+
+
+def test_no_run_begins_while_a_site_that_has_one_is_there_and_the_leader_says_so_once() -> None:
+    led = Led()
+    led.hello("a")
+    for _ in range(90):
+        led.hello("b", run="9" * 32, head=4, head_hash="a" * 64)
+        led.now += 1
+        if led.now == 1030:
+            led.ranks_up("a")
+    assert led.entries == []
+    assert len(led.logged) == 1
+    assert "members promote" in led.logged[0]
+    [doubt] = led.sequencer.doubt
+    assert "members promote" in doubt
+    led.wait(58, "a")
+    assert led.entries == []
+    led.wait(3, "a")  # b is started with an empty folder
+    assert led.kinds() == ["genesis", "join"]
+    assert led.sequencer.doubt == ()
+
+
+def test_stand_by_without_ranks_that_was_there_before_the_run_is_no_member_of_it() -> None:
+    led = Led()
+    led.hello("b", ranks=False)
+    led.take_part("a")
+    assert led.kinds() == ["genesis", "join", "ready"]
+    led.say("a", Leave())
+    led.wait(1, "ab")
+    assert led.kinds()[-2:] == ["left", "end"]
+
+
+def test_follower_of_an_earlier_term_is_sent_the_entries_since_the_leader_took_over() -> None:
+    entries = Led().take_part("ab").entries
+    head = entries[-1]
+    began = TermBegun(index=head.index + 1, prev=head.hash, term=1, site="a", address="a:1")
+    led = Led(entries=[*entries, began])
+    led.hello("b", term=0, head=40, head_hash="f" * 64)  # its chain ends with entries of the leader before
+    assert led.messages(Refused) == []
+    assert SendEntries("b", began.index, began.index) in led.sent
+    led.hello("a")
+    assert not [one for one in led.sent if isinstance(one, SendEntries) and one.site == "a"]

@@ -1,0 +1,403 @@
+"""The leader's decisions, event by event."""
+
+from __future__ import annotations
+
+from geocomm.elastic.journal.entries import Away, End, Genesis, Left, Ready, Removed, Round
+from geocomm.elastic.journal.messages import (
+    Applied,
+    Due,
+    Fetch,
+    Hold,
+    Leave,
+    Offer,
+    Open,
+    Pass,
+    Peers,
+    RanksGone,
+    ReadySaid,
+    Refused,
+    SnapshotHeld,
+    Stop,
+    Welcome,
+)
+from geocomm.elastic.journal.sequencer_events import Close, Ended, LeaderSettings, Remove
+from support.led_sequencer import Led
+
+
+def test_first_ranks_make_the_genesis_and_a_round_closes_once_all_hold_all() -> None:
+    led = Led()
+    led.hello("b")
+    led.hello("a")
+    assert led.entries == []
+    led.ranks_up("a")
+    assert led.kinds() == ["genesis", "join", "join"]
+    led.ranks_up("b")
+    led.say("a", ReadySaid())
+    led.say("b", ReadySaid())
+    led.due()
+    opened = led.messages(Open, "b")[-1]
+    assert [peer.site for peer in opened.peers] == ["a", "b"]
+    led.offer("a", "b")
+    led.offer("b")
+    assert led.kinds()[-1] == "ready"
+    led.offer("b", "a")
+    assert led.last_members == "ab"
+    entry = led.entries[-1]
+    assert isinstance(entry, Round)
+    assert (entry.fragment, entry.version, entry.base) == (0, 0, None)
+
+
+def test_ranks_of_all_hear_of_those_of_a_site_that_comes_before_it_is_ready() -> None:
+    led = Led().take_part("ab")
+    led.hello("c")
+    told = len(led.messages(Peers))
+    led.ranks_up("c")
+    assert led.sequencer.state.live == ["a", "b"]
+    heard = led.messages(Peers)[told:]
+    assert len(heard) == 3  # each site, and once
+    assert {tuple(peer.site for peer in one.peers if peer.owners) for one in heard} == {("a", "b", "c")}
+    led.say("c", ReadySaid())
+    led.due()
+    assert len(led.messages(Peers)) == told + 3
+    assert [peer.site for peer in led.messages(Open, "c")[-1].peers] == ["a", "b", "c"]
+
+
+def test_round_of_a_live_site_alone_needs_its_own_disk_only_and_names_the_base_that_was_said() -> None:
+    led = Led().take_part("a")
+    for digest in ("4" * 32, None):
+        led.due()
+        led.offer("a")
+        if digest is not None:
+            led.say("a", Applied(fragment=0, version=1, digest=digest))
+    rounds = [entry for entry in led.entries if isinstance(entry, Round)]
+    assert [entry.base for entry in rounds] == [None, "4" * 32]
+
+
+def test_who_misses_a_round_is_not_waited_for_until_it_comes_in_time() -> None:
+    led = Led().take_part("abc")
+    led.due()
+    led.offer("a", "b")
+    led.offer("b", "a")
+    led.wait(1.5, "abc")
+    assert led.kinds()[-1] == "ready"
+    led.wait(1, "abc")
+    assert led.last_members == "ab"
+    led.due()  # now at once
+    led.offer("a", "b")
+    led.offer("b", "a")
+    assert led.sequencer.state.versions[0] == 2
+    # Its offer comes late for that round, but within the time that it would have been waited for.
+    led.say("c", _offer_of(led, "a").model_copy(update={"frame": "c" * 64}))
+    led.due()
+    led.offer("a", "bc")
+    led.offer("b", "ac")
+    assert led.sequencer.state.versions[0] == 2
+    led.offer("c", "ab")
+    assert led.last_members == "abc"
+
+
+def _offer_of(led: Led, site: str) -> Offer:
+    last = led.entries[-1]
+    assert isinstance(last, Round)
+    one = next(one for one in last.members if one.site == site)
+    return Offer(**one.model_dump(exclude={"site"}), fragment=last.fragment, version=last.version, attempt=0, every=0)
+
+
+def test_frame_that_no_mail_brings_is_fetched_after_the_grace_and_then_tried_anew() -> None:
+    led = Led().take_part("ab")
+    led.due()
+    frame = led.offer("a")
+    led.wait(1.5, "ab")
+    assert led.messages(Fetch) == []
+    led.wait(1, "ab")
+    [fetch] = led.messages(Fetch)
+    assert fetch.frame == frame
+    assert fetch.bytes == 12
+    assert fetch.sources == ("a:1", "leader:1")
+    led.wait(58, "ab")
+    assert led.messages(Open, "b")[-1].attempt == 1
+    led.say(
+        "b", Hold(fragment=0, version=0, site="a", frame=frame, by_mail=True)
+    )  # of the attempt before: it still counts
+    led.wait(0.5, "ab")
+    assert led.last_members == "a"
+
+
+def test_site_that_no_mail_reaches_counts_by_fetching_without_waiting_for_the_grace() -> None:
+    """Port of c closed: at first its frames come too late, then agents fetch them as soon as they are offered."""
+    led = Led().take_part("abc")
+
+    def one_round() -> str:
+        version = led.sequencer.state.versions[0]
+        led.due()
+        led.offer("a", "b")
+        led.offer("b", "a")
+        led.offer("c")
+        led.wait(0.5, "abc")
+        for fetch in led.messages(Fetch):
+            if fetch.version == version and fetch.site == "c":
+                led.say("a", Hold(fragment=0, version=version, site="c", frame=fetch.frame, by_mail=False))
+        return led.last_members if led.sequencer.state.versions[0] > version else ""
+
+    for _ in range(4):  # two cycles of two fragments
+        assert one_round() == ""
+        led.wait(2, "abc")
+        assert led.last_members == "ab"
+    assert [one_round() for _ in range(3)] == ["abc"] * 3
+    led.due()
+    led.offer("a", "bc")
+    led.offer("b", "ac")
+    led.offer("c", "ab")  # the mail is back
+    before = len(led.messages(Fetch))
+    led.due()
+    led.offer("a", "bc")
+    led.offer("b", "ac")
+    led.offer("c")
+    led.wait(1, "abc")
+    assert len(led.messages(Fetch)) == before
+
+
+def test_site_whose_frames_take_longer_than_the_grace_is_waited_for_in_some_round() -> None:
+    led = Led().take_part("abc")
+    members = []
+    for _ in range(12):
+        led.due()
+        led.offer("a", "b")
+        led.offer("b", "a")
+        frame = led.offer("c")
+        version = led.sequencer.state.versions[0]
+        led.wait(9, "abc")
+        for holder in "ab":  # also where the round has ended without it
+            led.say(holder, Hold(fragment=0, version=version, site="c", frame=frame, by_mail=True))
+        members.append(led.last_members)
+    assert members == [*["ab"] * 4, "abc", *["ab"] * 4, "abc", *["ab"] * 2]
+
+
+def test_site_is_away_after_a_lost_connection_or_silence_and_its_frame_still_counts() -> None:
+    led = Led(LeaderSettings(least_grace_s=60)).take_part("abc")
+    led.due()
+    led.offer("c", "ab")
+    led.on(Ended("c"))
+    led.offer("a", "b")
+    led.offer("b", "a")
+    led.wait(2.5, "ab")
+    assert led.kinds()[-1] == "ready"
+    led.wait(0.5, "ab")
+    assert led.kinds()[-2:] == ["away", "round"]
+    assert led.last_members == "abc"
+    led.wait(9, "a")
+    away = led.entries[-1]
+    assert isinstance(away, Away)
+    assert away.site == "b"
+    assert Close("b", "silent") in led.sent
+
+
+def test_site_that_is_back_with_another_run_folder_has_to_get_the_frames_again() -> None:
+    led = Led(LeaderSettings(least_grace_s=60)).take_part("abc")
+    led.due()
+    frame = led.offer("a", "bc")
+    led.on(Ended("c"))
+    led.wait(3, "ab")
+    led.hello("c", store="9" * 32, ranks=True)
+    assert led.kinds()[-2:] == ["away", "join"]
+    led.ranks_up("c")
+    led.say("c", ReadySaid())
+    led.offer("b", "ac")
+    led.offer("c", "ab")
+    assert led.kinds()[-1] == "ready"
+    led.say("c", Hold(fragment=0, version=0, site="a", frame=frame, by_mail=True))
+    assert led.last_members == "abc"
+
+
+def test_site_that_is_back_within_three_seconds_was_never_away() -> None:
+    led = Led().take_part("ab")
+    led.due()
+    led.on(Ended("b"))
+    led.wait(2, "a")
+    led.hello("b")
+    led.ranks_up("b")
+    led.wait(8, "ab")
+    assert "away" not in led.kinds()
+    assert led.messages(Welcome, "b")[-1].open == ((0, 0, 0),)
+
+
+def test_site_whose_ranks_are_gone_is_away_at_once() -> None:
+    led = Led().take_part("ab")
+    led.say("b", RanksGone(why="killed"))
+    assert isinstance(led.entries[-1], Away)
+    led.ranks_up("b")
+    led.say("b", ReadySaid())
+    assert isinstance(led.entries[-1], Ready)
+
+
+def test_restarted_leader_opens_above_every_attempt_and_says_what_is_open() -> None:
+    before = Led(start=1).take_part("ab")
+    for _ in range(3):
+        before.due()
+        before.wait(70, "ab")
+    led = Led(entries=before.entries, start=2)
+    led.hello("a")
+    assert led.messages(Welcome, "a")[-1].open == ()
+    led.ranks_up("a")
+    led.due()
+    assert before.messages(Open, "a")[-1].attempt < led.messages(Open, "a")[-1].attempt < 2**61
+    led.hello("b")
+    led.wait(20, "a")
+    last = led.entries[-1]
+    assert isinstance(last, Away)
+    assert last.site == "b"  # its ranks never came
+
+
+def test_frame_with_another_learning_rate_is_left_out_and_the_third_time_stops_the_site() -> None:
+    led = Led().take_part("abc")
+    for number in range(3):
+        led.due()
+        for site, lr in (("a", 0.1), ("b", 0.104), ("c", 0.2)):
+            led.offer(site, "abc".replace(site, ""), lr=lr)
+        assert led.sequencer.state.versions[0] == number + 1
+        listed = led.sequencer.state.rounds[0].members
+        assert [one.site for one in listed] == ["a", "b"]
+    [stop] = led.messages(Stop, "c")
+    assert "0.2" in stop.why
+    assert "0.1" in stop.why
+
+
+def test_sites_that_agree_with_each_other_count_in_a_warm_up_and_a_joiner_with_another_rate_does_not() -> None:
+    led = Led().take_part("ab")
+    for step in (5, 17, 29):
+        led.due()
+        for site, other in ("ab", "ba"):
+            led.offer(site, other, lr=1e-3 * min(1, (step + 1) / 20), step=step)
+        assert led.last_members == "ab"
+    led.say("b", RanksGone(why="killed"))
+    led.take_part("c")
+    led.due()
+    led.offer("a", "c", lr=1e-3, step=40)
+    led.offer("c", "a", lr=5e-5, step=40)
+    assert led.last_members == "a"
+
+
+def test_sites_that_have_nothing_to_offer_are_asked_again_after_a_cycle() -> None:
+    led = Led().take_part("ab")
+    led.due()
+    for site in "ab":
+        led.say(site, Pass(fragment=0, version=0, attempt=0))
+    led.wait(5, "ab")
+    assert led.messages(Open, "a")[-1].attempt == 1
+
+
+def test_last_frames_of_a_site_that_leaves_count_and_the_last_one_ends_the_run() -> None:
+    led = Led().take_part("ab")
+    led.due()
+    led.offer("a")
+    led.say("a", Leave())
+    led.wait(1, "ab")
+    assert "left" not in led.kinds()
+    led.offer("b", "a")
+    led.say("b", Hold(fragment=0, version=0, site="a", frame=led.offer("a"), by_mail=True))
+    led.wait(1, "ab")
+    assert led.kinds()[-2:] == ["round", "left"]
+    led.say("b", Leave())
+    led.wait(1, "b")
+    assert isinstance(led.entries[-2], Left)
+    assert isinstance(led.entries[-1], End)
+
+
+def test_first_round_waits_for_the_named_sites_and_every_round_for_min_sites() -> None:
+    led = Led(LeaderSettings(min_sites=2, wait_for=frozenset("bc"))).take_part("ab")
+    led.due()
+    assert led.messages(Open) == []
+    led.take_part("c")
+    assert len(led.messages(Open)) == 3
+    led.offer("a", "bc")
+    led.wait(5, "abc")
+    assert led.sequencer.state.versions[0] == 0
+    led.offer("b", "c")
+    led.wait(1, "abc")
+    assert led.last_members == "ab"
+
+
+def test_snapshot_is_due_after_rounds_and_kept_once_two_sites_have_equal_bits() -> None:
+    led = Led(LeaderSettings(snapshot_s=10)).take_part("abc")
+    led.wait(11, "abc")
+    assert "snapshot" not in led.kinds()  # nothing has happened yet
+    led.due()
+    led.offer("a", "bc")
+    led.offer("b", "ac")
+    led.offer("c", "ab")
+    led.wait(0.5, "abc")
+    assert led.kinds()[-1] == "snapshot"
+    snapshot = led.sequencer.state.snapshot
+    assert snapshot is not None
+    assert snapshot.versions == (1, 0)
+    for site, digest in (("a", "1"), ("b", "2"), ("c", "2")):
+        assert led.kinds()[-1] == "snapshot"
+        led.say(site, SnapshotHeld(snapshot=snapshot.index, digest=digest * 32))
+    assert led.sequencer.state.kept[snapshot.index].sites == ("b", "c")
+    led.wait(11, "abc")
+    assert led.kinds()[-1] == "kept"  # and no second one without a round
+
+
+def test_snapshot_that_too_few_sites_have_is_told_of_once_with_who_lacks_it() -> None:
+    led = Led(LeaderSettings(snapshot_s=1000)).take_part("abc")
+    led.due()
+    led.offer("a", "bc")
+    led.offer("b", "ac")
+    led.offer("c", "ab")
+    led.wait(1001, "abc")
+    snapshot = led.sequencer.state.snapshot
+    assert snapshot is not None
+    led.say("b", SnapshotHeld(snapshot=snapshot.index, digest="1" * 32))
+    led.wait(300, "abc")
+    assert [one for one in led.logged if "is not kept yet" in one] == [
+        f"snapshot {snapshot.index} is not kept yet: 2 sites have to have it. b has it, a, c lacks it; the log there "
+        "says why"
+    ]
+
+
+def test_removed_site_is_stopped_and_refused_from_then_on() -> None:
+    led = Led().take_part("ab")
+    led.on(Remove("b", "its disk is wrong"))
+    assert isinstance(led.entries[-1], Removed)
+    assert "its disk is wrong" in led.messages(Stop, "b")[0].why
+    led.hello("b")
+    assert "its disk is wrong" in led.messages(Refused, "b")[0].why
+
+
+def test_message_of_a_fragment_that_is_not_there_ends_the_connection_alone() -> None:
+    led = Led().take_part("ab")
+    led.say("b", Due(fragment=7, version=0))
+    assert [one.site for one in led.sent if isinstance(one, Close)] == ["b"]
+    assert isinstance(led.entries[0], Genesis)
+    led.due()
+    assert led.messages(Open, "a")
+
+
+def test_site_that_leaves_while_it_is_away_has_left_and_the_run_can_end() -> None:
+    led = Led().take_part("ab")
+    led.say("b", RanksGone(why="its ranks have ended"))
+    assert isinstance(led.entries[-1], Away)
+    led.say("b", Leave())
+    assert isinstance(led.entries[-1], Left)
+    led.say("a", Leave())
+    led.wait(1, "a")
+    assert isinstance(led.entries[-1], End)
+
+
+def test_ranks_that_come_after_the_end_are_refused_and_the_leader_lives() -> None:
+    led = Led().take_part("a")
+    led.say("a", Leave())
+    led.wait(1, "a")
+    assert isinstance(led.entries[-1], End)
+    led.hello("b")
+    led.ranks_up("b")
+    assert "has ended" in led.messages(Refused, "b")[0].why
+    assert isinstance(led.entries[-1], End)
+
+
+def test_site_is_removed_after_the_end_without_another_entry() -> None:
+    led = Led().take_part("a")
+    led.say("a", Leave())
+    led.wait(1, "a")
+    led.on(Remove("a", "told so"))
+    assert isinstance(led.entries[-1], End)
