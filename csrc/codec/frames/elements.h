@@ -74,6 +74,17 @@ void store_element(std::byte* base, std::size_t index, float value) {
   }
 }
 
+// A value beyond the range becomes Inf.
+template <core::DType kType>
+void store_rounded(std::byte* base, std::size_t index, float value) {
+  if constexpr (kType == core::DType::Float32) {
+    std::memcpy(base + 4 * index, &value, 4);
+  } else {
+    const std::uint16_t bits = narrow<kType>(value);
+    std::memcpy(base + 2 * index, &bits, 2);
+  }
+}
+
 // How error feedback lies in memory.
 enum class Residual : std::uint8_t { None, Float32, BFloat16 };
 inline constexpr std::size_t kResidualKinds = 3;

@@ -15,24 +15,14 @@ namespace {
 
 using Squares = std::array<double, codec::kSquareSums>;
 
-const FeedbackKernels& kernels_of(const FeedbackFamily& family, DType dtype) {
-  switch (dtype) {
-    case DType::Float16:
-      return family.float16;
-    case DType::BFloat16:
-      return family.bfloat16;
-    default:
-      return family.float32;
-  }
-}
-
 // Calls run(kernels, first, count) for the elements that the fast table takes, then for the rest.
 template <typename Run>
 void in_steps(DType dtype, std::size_t count, const Run& run) {
   const core::FloatRules rules;
   const std::size_t whole = count - count % codec::kSquareSums;
-  if (whole > 0) run(kernels_of(core::at_cpu_level<FeedbackFamily>(), dtype), std::size_t{0}, whole);
-  if (whole < count) run(kernels_of(FeedbackFamily::kScalar, dtype), whole, count - whole);
+  const std::size_t format = codec::compressible_index(dtype);
+  if (whole > 0) run(core::at_cpu_level<FeedbackFamily>().formats[format], std::size_t{0}, whole);
+  if (whole < count) run(FeedbackFamily::kScalar.formats[format], whole, count - whole);
 }
 
 double total(Squares& sums) {

@@ -7,6 +7,8 @@
 
 #include <cstddef>
 
+#include "codec/frames/elements.h"
+
 namespace geocomm::collective {
 
 // Of one storage format. Elements have any alignment; `scale` has as many floats as there are elements. Every
@@ -29,9 +31,7 @@ struct FeedbackKernels {
 struct FeedbackFamily {
   static const FeedbackFamily kScalar, kAvx2, kAvx512;
 
-  FeedbackKernels float32;
-  FeedbackKernels float16;
-  FeedbackKernels bfloat16;
+  FeedbackKernels formats[codec::kCompressibles];  // by codec::compressible_index()
 };
 
 }  // namespace geocomm::collective

@@ -13,7 +13,8 @@ namespace {
 template <typename V, core::DType kType>
 struct FloatFormat {
   using Vector = V;
-  static constexpr std::size_t kBytes = kType == core::DType::Float32 ? 4 : 2;
+  static constexpr std::size_t kIndex = codec::compressible_index(kType);
+  static constexpr std::size_t kBytes = core::size_of(kType);
 
   // Of elements at any address; a NaN may become quiet on the way.
   static typename V::Floats load(const std::byte* from) { return codec::load_vector<V, kType>(from, 0); }
@@ -25,22 +26,14 @@ struct FloatFormat {
   static void store(std::byte* to, typename V::Floats floats) {
     codec::store_narrowed<V, kType, false>(to, 0, floats);
   }
-
-  // The table of this format.
-  template <typename Family>
-  static const auto& member(const Family& family) {
-    if constexpr (kType == core::DType::Float16) return family.float16;
-    if constexpr (kType == core::DType::BFloat16) return family.bfloat16;
-    if constexpr (kType == core::DType::Float32) return family.float32;
-  }
 };
 
 // The tables of all formats.
 template <typename Family, typename V, template <typename> typename Loops>
 constexpr Family make_family() {
   using core::DType;
-  return {Loops<FloatFormat<V, DType::Float32>>::kKernels, Loops<FloatFormat<V, DType::Float16>>::kKernels,
-          Loops<FloatFormat<V, DType::BFloat16>>::kKernels};
+  return {{Loops<FloatFormat<V, DType::Float32>>::kKernels, Loops<FloatFormat<V, DType::Float16>>::kKernels,
+           Loops<FloatFormat<V, DType::BFloat16>>::kKernels}};
 }
 
 }  // namespace

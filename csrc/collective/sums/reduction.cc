@@ -4,12 +4,13 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <type_traits>
 
+#include "codec/frames/elements.h"
 #include "collective/sums/sum_kernels.h"
 #include "core/cpu.h"
 #include "core/float_rules.h"
-#include "core/half.h"
 #include "core/str.h"
 
 namespace geocomm::collective {
@@ -20,40 +21,34 @@ using core::StatusCode;
 
 namespace {
 
-// How a dtype lies in memory, and what it is computed in.
-template <typename Stored, typename Value>
-struct PlainElement {
-  using Storage = Stored;
-  using Acc = Value;
-  static Acc load(Storage stored) { return static_cast<Acc>(stored); }
-  static Storage store(Acc value) { return static_cast<Storage>(value); }
-};
+// How elements of a dtype lie in memory, and in what they are computed.
 template <typename T>
-using Plain = PlainElement<T, T>;
+struct Plain {
+  using Acc = T;
+  static constexpr std::size_t kBytes = sizeof(T);
+  static T load(const std::byte* base, std::size_t index) {
+    return codec::load_unaligned<T>(base + index * kBytes);
+  }
+  static void store(std::byte* base, std::size_t index, T value) {
+    std::memcpy(base + index * kBytes, &value, kBytes);
+  }
+};
 
-struct HalfElement {
-  using Storage = std::uint16_t;
+template <DType kType>
+struct InFloat {
   using Acc = float;
-  static Acc load(Storage stored) { return core::half_to_float(stored); }
-  static Storage store(Acc value) { return core::float_to_half(value); }
+  static constexpr std::size_t kBytes = core::size_of(kType);
+  static float load(const std::byte* base, std::size_t index) {
+    return codec::load_element<kType>(base, index);
+  }
+  static void store(std::byte* base, std::size_t index, float value) {
+    codec::store_rounded<kType>(base, index, value);
+  }
 };
 
-struct BFloat16Element {
-  using Storage = std::uint16_t;
-  using Acc = float;
-  static Acc load(Storage stored) { return core::bfloat16_to_float(stored); }
-  static Storage store(Acc value) { return core::float_to_bfloat16(value); }
-};
-
-// The bits of a bool: a type of its own, so that operators can tell it from UInt8.
-struct Truth {
-  std::uint8_t bit;
-};
-struct BoolElement {
-  using Storage = std::uint8_t;
-  using Acc = Truth;
-  static Acc load(Storage stored) { return {static_cast<std::uint8_t>(stored != 0)}; }
-  static Storage store(Acc value) { return value.bit; }
+// 0 or 1. A sum of them is their bitwise or; all else is as for other integers.
+struct Truth : Plain<std::uint8_t> {
+  static std::uint8_t load(const std::byte* base, std::size_t index) { return base[index] != std::byte{0}; }
 };
 
 // Integers wrap around: computed unsigned and at least as wide as unsigned int, since narrower types are
@@ -61,113 +56,37 @@ struct BoolElement {
 template <typename T>
 using Wrapping = std::conditional_t<(sizeof(T) < 4), std::uint32_t, std::make_unsigned_t<T>>;
 
-struct Add {
+template <typename Operator>
+struct WrappingAround {
   template <typename T>
-  static T apply(T a, T b) {
-    if constexpr (std::is_same_v<T, Truth>) {
-      return {static_cast<std::uint8_t>(a.bit | b.bit)};
-    } else if constexpr (std::is_integral_v<T>) {
-      return static_cast<T>(static_cast<Wrapping<T>>(a) + static_cast<Wrapping<T>>(b));
+  T operator()(T a, T b) const {
+    if constexpr (std::is_integral_v<T>) {
+      return static_cast<T>(Operator{}(static_cast<Wrapping<T>>(a), static_cast<Wrapping<T>>(b)));
     } else {
-      return a + b;
+      return Operator{}(a, b);
     }
   }
 };
-
-struct Multiply {
-  template <typename T>
-  static T apply(T a, T b) {
-    if constexpr (std::is_same_v<T, Truth>) {
-      return {static_cast<std::uint8_t>(a.bit & b.bit)};
-    } else if constexpr (std::is_integral_v<T>) {
-      return static_cast<T>(static_cast<Wrapping<T>>(a) * static_cast<Wrapping<T>>(b));
-    } else {
-      return a * b;
-    }
-  }
-};
+using Add = WrappingAround<std::plus<>>;
+using Multiply = WrappingAround<std::multiplies<>>;
 
 // spec operations 5.2: "min and max MUST yield NaN if an operand is NaN."
-struct Minimum {
+template <typename GoesBefore>
+struct Extreme {
   template <typename T>
-  static T apply(T a, T b) {
-    if constexpr (std::is_same_v<T, Truth>) {
-      return {static_cast<std::uint8_t>(a.bit & b.bit)};
-    } else if constexpr (std::is_integral_v<T>) {
-      return b < a ? b : a;
-    } else {
-      const T smaller = b < a ? b : a;  // a, if one is NaN
-      return b != b ? b : smaller;
-    }
+  T operator()(T a, T b) const {
+    const T first = GoesBefore{}(b, a) ? b : a;  // a, if one is NaN
+    if constexpr (std::is_integral_v<T>) return first;
+    return b != b ? b : first;
   }
 };
-
-struct Maximum {
-  template <typename T>
-  static T apply(T a, T b) {
-    if constexpr (std::is_same_v<T, Truth>) {
-      return {static_cast<std::uint8_t>(a.bit | b.bit)};
-    } else if constexpr (std::is_integral_v<T>) {
-      return a < b ? b : a;
-    } else {
-      const T larger = a < b ? b : a;
-      return b != b ? b : larger;
-    }
-  }
-};
-
-struct And {
-  template <typename T>
-  static T apply(T a, T b) {
-    if constexpr (std::is_same_v<T, Truth>) {
-      return {static_cast<std::uint8_t>(a.bit & b.bit)};
-    } else {
-      return static_cast<T>(a & b);
-    }
-  }
-};
-
-struct Or {
-  template <typename T>
-  static T apply(T a, T b) {
-    if constexpr (std::is_same_v<T, Truth>) {
-      return {static_cast<std::uint8_t>(a.bit | b.bit)};
-    } else {
-      return static_cast<T>(a | b);
-    }
-  }
-};
-
-struct Xor {
-  template <typename T>
-  static T apply(T a, T b) {
-    if constexpr (std::is_same_v<T, Truth>) {
-      return {static_cast<std::uint8_t>(a.bit ^ b.bit)};
-    } else {
-      return static_cast<T>(a ^ b);
-    }
-  }
-};
-
-template <typename Element>
-typename Element::Acc load_at(const std::byte* base, std::size_t index) {
-  typename Element::Storage stored;
-  std::memcpy(&stored, base + index * sizeof(stored), sizeof(stored));
-  return Element::load(stored);
-}
-
-template <typename Element>
-void store_at(std::byte* base, std::size_t index, typename Element::Acc value) {
-  const typename Element::Storage stored = Element::store(value);
-  std::memcpy(base + index * sizeof(stored), &stored, sizeof(stored));
-}
+using Minimum = Extreme<std::less<>>;
+using Maximum = Extreme<std::greater<>>;
 
 // Integers: towards zero, as NCCL's mean of them.
 template <typename T>
 T quotient(T sum, int by) {
-  if constexpr (std::is_same_v<T, Truth>) {
-    return sum;
-  } else if constexpr (std::is_integral_v<T>) {
+  if constexpr (std::is_integral_v<T>) {
     return static_cast<T>(static_cast<std::int64_t>(sum) / by);
   } else {
     return sum / static_cast<T>(by);
@@ -181,21 +100,23 @@ template <typename Element, typename Op>
 void reduce_tiles(std::span<const std::byte* const> sources, std::byte* dst, std::size_t elements,
                   int divisor) {
   using Acc = typename Element::Acc;
-  constexpr std::size_t kStride = sizeof(typename Element::Storage);
+  constexpr std::size_t kStride = Element::kBytes;
   std::array<Acc, kTileElements> tile;
   for (std::size_t begin = 0; begin < elements; begin += kTileElements) {
     const std::size_t count = std::min(kTileElements, elements - begin);
     const std::byte* first = sources.front() + begin * kStride;
-    for (std::size_t i = 0; i < count; ++i) tile[i] = load_at<Element>(first, i);
+    for (std::size_t i = 0; i < count; ++i) tile[i] = Element::load(first, i);
     for (const std::byte* source : sources.subspan(1)) {
       const std::byte* from = source + begin * kStride;
-      for (std::size_t i = 0; i < count; ++i) tile[i] = Op::apply(tile[i], load_at<Element>(from, i));
+      for (std::size_t i = 0; i < count; ++i) {
+        tile[i] = static_cast<Acc>(Op{}(tile[i], Element::load(from, i)));
+      }
     }
     if (divisor != 1) {
       for (std::size_t i = 0; i < count; ++i) tile[i] = quotient(tile[i], divisor);
     }
     std::byte* to = dst + begin * kStride;
-    for (std::size_t i = 0; i < count; ++i) store_at<Element>(to, i, tile[i]);
+    for (std::size_t i = 0; i < count; ++i) Element::store(to, i, tile[i]);
   }
 }
 
@@ -203,42 +124,32 @@ template <typename Element>
 void reduce_as(ReduceOp op, std::span<const std::byte* const> sources, std::byte* dst, std::size_t elements,
                int divisor) {
   constexpr bool kFloating = std::is_floating_point_v<typename Element::Acc>;
+  const int by = op == ReduceOp::Avg ? divisor : 1;
   switch (op) {
     case ReduceOp::Sum:
-      return reduce_tiles<Element, Add>(sources, dst, elements, 1);
     case ReduceOp::Avg:
-      return reduce_tiles<Element, Add>(sources, dst, elements, divisor);
+      return reduce_tiles<Element, Add>(sources, dst, elements, by);
     case ReduceOp::Product:
-      return reduce_tiles<Element, Multiply>(sources, dst, elements, 1);
+      return reduce_tiles<Element, Multiply>(sources, dst, elements, by);
     case ReduceOp::Min:
-      return reduce_tiles<Element, Minimum>(sources, dst, elements, 1);
+      return reduce_tiles<Element, Minimum>(sources, dst, elements, by);
     case ReduceOp::Max:
-      return reduce_tiles<Element, Maximum>(sources, dst, elements, 1);
+      return reduce_tiles<Element, Maximum>(sources, dst, elements, by);
     case ReduceOp::BitAnd:
-      if constexpr (!kFloating) return reduce_tiles<Element, And>(sources, dst, elements, 1);
+      if constexpr (!kFloating) return reduce_tiles<Element, std::bit_and<>>(sources, dst, elements, by);
       return;
     case ReduceOp::BitOr:
-      if constexpr (!kFloating) return reduce_tiles<Element, Or>(sources, dst, elements, 1);
+      if constexpr (!kFloating) return reduce_tiles<Element, std::bit_or<>>(sources, dst, elements, by);
       return;
     case ReduceOp::BitXor:
-      if constexpr (!kFloating) return reduce_tiles<Element, Xor>(sources, dst, elements, 1);
+      if constexpr (!kFloating) return reduce_tiles<Element, std::bit_xor<>>(sources, dst, elements, by);
       return;
   }
 }
 
-// null: summed in another type than float.
-const SumKernels* sum_kernels(DType dtype) {
-  const SumFamily& family = core::at_cpu_level<SumFamily>();
-  switch (dtype) {
-    case DType::Float32:
-      return &family.float32;
-    case DType::Float16:
-      return &family.float16;
-    case DType::BFloat16:
-      return &family.bfloat16;
-    default:
-      return nullptr;
-  }
+// Of a dtype that is summed in float.
+const SumKernels& sum_kernels(DType dtype) {
+  return core::at_cpu_level<SumFamily>().formats[codec::compressible_index(dtype)];
 }
 
 }  // namespace
@@ -259,10 +170,9 @@ Status check_reduction(DType dtype, ReduceOp op) {
 void reduce_elements(DType dtype, ReduceOp op, std::span<const std::byte* const> sources, std::byte* dst,
                      std::size_t elements, int divisor) {
   const core::FloatRules rules;
-  const SumKernels* const kernels = sum_kernels(dtype);
-  if (kernels != nullptr && (op == ReduceOp::Sum || op == ReduceOp::Avg)) {
+  if (core::is_compressible(dtype) && (op == ReduceOp::Sum || op == ReduceOp::Avg)) {
     const float by = op == ReduceOp::Avg ? static_cast<float>(divisor) : 1.0f;
-    return kernels->sum(sources.data(), sources.size(), dst, 0, elements, by);
+    return sum_kernels(dtype).sum(sources.data(), sources.size(), dst, 0, elements, by);
   }
   switch (dtype) {
     case DType::Float32:
@@ -270,9 +180,9 @@ void reduce_elements(DType dtype, ReduceOp op, std::span<const std::byte* const>
     case DType::Float64:
       return reduce_as<Plain<double>>(op, sources, dst, elements, divisor);
     case DType::Float16:
-      return reduce_as<HalfElement>(op, sources, dst, elements, divisor);
+      return reduce_as<InFloat<DType::Float16>>(op, sources, dst, elements, divisor);
     case DType::BFloat16:
-      return reduce_as<BFloat16Element>(op, sources, dst, elements, divisor);
+      return reduce_as<InFloat<DType::BFloat16>>(op, sources, dst, elements, divisor);
     case DType::Int8:
       return reduce_as<Plain<std::int8_t>>(op, sources, dst, elements, divisor);
     case DType::UInt8:
@@ -284,14 +194,14 @@ void reduce_elements(DType dtype, ReduceOp op, std::span<const std::byte* const>
     case DType::Int64:
       return reduce_as<Plain<std::int64_t>>(op, sources, dst, elements, divisor);
     case DType::Bool:
-      return reduce_as<BoolElement>(op, sources, dst, elements, divisor);
+      return reduce_as<Truth>(op == ReduceOp::Sum ? ReduceOp::BitOr : op, sources, dst, elements, divisor);
   }
 }
 
 void accumulate_elements(DType dtype, const std::byte* elements, std::span<float> sums,
                          codec::Accumulate mode) {
   const core::FloatRules rules;
-  const SumKernels& kernels = *sum_kernels(dtype);
+  const SumKernels& kernels = sum_kernels(dtype);
   (mode == codec::Accumulate::Assign ? kernels.widen : kernels.add)(elements, sums.data(), sums.size());
 }
 
@@ -304,7 +214,7 @@ void divide(std::span<float> sums, int divisor) {
 
 void store_sums(DType dtype, std::span<const float> sums, std::byte* dst) {
   const core::FloatRules rules;
-  sum_kernels(dtype)->narrow(sums.data(), dst, sums.size());
+  sum_kernels(dtype).narrow(sums.data(), dst, sums.size());
 }
 
 }  // namespace geocomm::collective

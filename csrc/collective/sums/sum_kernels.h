@@ -7,6 +7,8 @@
 
 #include <cstddef>
 
+#include "codec/frames/elements.h"
+
 namespace geocomm::collective {
 
 // Elements have any alignment.
@@ -26,9 +28,7 @@ struct SumKernels {
 struct SumFamily {
   static const SumFamily kScalar, kAvx2, kAvx512;
 
-  SumKernels float32;
-  SumKernels float16;
-  SumKernels bfloat16;
+  SumKernels formats[codec::kCompressibles];  // by codec::compressible_index()
 };
 
 }  // namespace geocomm::collective

@@ -37,7 +37,7 @@ struct SumLoops {
       }
       for (std::size_t v = 0; v < kVectors; ++v) Format::store(dst + place(begin, v), sums[v]);
     }
-    Format::member(SumFamily::kScalar).sum(sources, source_count, dst, begin, end, divisor);
+    SumFamily::kScalar.formats[Format::kIndex].sum(sources, source_count, dst, begin, end, divisor);
   }
 
   static void widen(const std::byte* elements, float* sums, std::size_t count) {
@@ -45,7 +45,7 @@ struct SumLoops {
     for (; count - i >= kLanes; i += kLanes) {
       V::store(sums + i, Format::load_exact(elements + i * Format::kBytes));
     }
-    Format::member(SumFamily::kScalar).widen(elements + i * Format::kBytes, sums + i, count - i);
+    SumFamily::kScalar.formats[Format::kIndex].widen(elements + i * Format::kBytes, sums + i, count - i);
   }
 
   static void add(const std::byte* elements, float* sums, std::size_t count) {
@@ -54,7 +54,7 @@ struct SumLoops {
       const Floats value = Format::load(elements + i * Format::kBytes);
       V::store(sums + i, added(V::load(sums + i), value));
     }
-    Format::member(SumFamily::kScalar).add(elements + i * Format::kBytes, sums + i, count - i);
+    SumFamily::kScalar.formats[Format::kIndex].add(elements + i * Format::kBytes, sums + i, count - i);
   }
 
   static void narrow(const float* sums, std::byte* dst, std::size_t count) {
@@ -62,7 +62,7 @@ struct SumLoops {
     for (; count - i >= kLanes; i += kLanes) {
       Format::store(dst + i * Format::kBytes, V::load(sums + i));
     }
-    Format::member(SumFamily::kScalar).narrow(sums + i, dst + i * Format::kBytes, count - i);
+    SumFamily::kScalar.formats[Format::kIndex].narrow(sums + i, dst + i * Format::kBytes, count - i);
   }
 
   static constexpr SumKernels kKernels = {sum, widen, add, narrow};

@@ -4,11 +4,14 @@
 #include <cstdint>
 #include <cstring>
 
-#include "collective/sums/float_formats_scalar.h"
+#include "codec/frames/elements.h"
 #include "collective/sums/sum_kernels.h"
+#include "core/half.h"
 
 namespace geocomm::collective {
 namespace {
+
+using core::DType;
 
 float added(float sum, float value) {
   const auto sum_bits = std::bit_cast<std::uint32_t>(sum);
@@ -16,51 +19,52 @@ float added(float sum, float value) {
   return sum + std::bit_cast<float>(core::select_bits(is_nan, sum_bits, std::bit_cast<std::uint32_t>(value)));
 }
 
-template <typename Format>
+template <DType kType>
 void widen(const std::byte* elements, float* sums, std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) sums[i] = load_at<Format>(elements, i);
+  for (std::size_t i = 0; i < count; ++i) sums[i] = codec::load_element<kType>(elements, i);
 }
 
-template <typename Format>
+template <DType kType>
 void add(const std::byte* elements, float* sums, std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) sums[i] = added(sums[i], load_at<Format>(elements, i));
+  for (std::size_t i = 0; i < count; ++i) sums[i] = added(sums[i], codec::load_element<kType>(elements, i));
 }
 
-template <typename Format>
+template <DType kType>
 void narrow(const float* sums, std::byte* dst, std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) store_at<Format>(dst, i, sums[i]);
+  for (std::size_t i = 0; i < count; ++i) codec::store_rounded<kType>(dst, i, sums[i]);
 }
 
 template <>
-void narrow<Float32>(const float* sums, std::byte* dst, std::size_t count) {
+void narrow<DType::Float32>(const float* sums, std::byte* dst, std::size_t count) {
   if (count > 0) std::memmove(dst, sums, count * sizeof(float));
 }
 
 // By tiles that stay in the L1 cache: a tile's sum is complete before it is stored, so dst may be a source.
 constexpr std::size_t kTileElements = 1024;
 
-template <typename Format>
+template <DType kType>
 void sum(const std::byte* const* sources, std::size_t source_count, std::byte* dst, std::size_t begin,
          std::size_t end, float divisor) {
-  constexpr std::size_t kStride = sizeof(typename Format::Storage);
+  constexpr std::size_t kStride = core::size_of(kType);
   std::array<float, kTileElements> tile;
   for (; begin < end; begin += std::min(kTileElements, end - begin)) {
     const std::size_t count = std::min(kTileElements, end - begin);
-    widen<Format>(sources[0] + begin * kStride, tile.data(), count);
+    widen<kType>(sources[0] + begin * kStride, tile.data(), count);
     for (std::size_t s = 1; s < source_count; ++s) {
-      add<Format>(sources[s] + begin * kStride, tile.data(), count);
+      add<kType>(sources[s] + begin * kStride, tile.data(), count);
     }
     if (divisor != 1.0f) {
       for (std::size_t i = 0; i < count; ++i) tile[i] /= divisor;
     }
-    narrow<Format>(tile.data(), dst + begin * kStride, count);
+    narrow<kType>(tile.data(), dst + begin * kStride, count);
   }
 }
 
-template <typename Format>
-constexpr SumKernels kKernels = {sum<Format>, widen<Format>, add<Format>, narrow<Format>};
+template <DType kType>
+constexpr SumKernels kKernels = {sum<kType>, widen<kType>, add<kType>, narrow<kType>};
 }  // namespace
 
-constinit const SumFamily SumFamily::kScalar{kKernels<Float32>, kKernels<Float16>, kKernels<BFloat16>};
+constinit const SumFamily SumFamily::kScalar{
+    {kKernels<DType::Float32>, kKernels<DType::Float16>, kKernels<DType::BFloat16>}};
 
 }  // namespace geocomm::collective
