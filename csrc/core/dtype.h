@@ -1,6 +1,7 @@
 // Element types that geocomm computes with. Data that is only moved travels as UInt8.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -57,30 +58,12 @@ constexpr bool is_compressible(DType dtype) {
   return is_floating(dtype) && dtype != DType::Float64;
 }
 
+inline constexpr std::array<std::string_view, kDTypeCount> kDTypeNames = {
+    "float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64", "bool"};
+
 constexpr std::string_view to_string(DType dtype) {
-  switch (dtype) {
-    case DType::Float32:
-      return "float32";
-    case DType::Float64:
-      return "float64";
-    case DType::Float16:
-      return "float16";
-    case DType::BFloat16:
-      return "bfloat16";
-    case DType::Int8:
-      return "int8";
-    case DType::UInt8:
-      return "uint8";
-    case DType::Int16:
-      return "int16";
-    case DType::Int32:
-      return "int32";
-    case DType::Int64:
-      return "int64";
-    case DType::Bool:
-      return "bool";
-  }
-  return "unknown";
+  const auto index = static_cast<std::size_t>(dtype);
+  return index < kDTypeCount ? kDTypeNames[index] : "unknown";
 }
 
 }  // namespace geocomm::core

@@ -1,39 +1,22 @@
 #include "core/status.h"
 
+#include <array>
 #include <system_error>
 
 namespace geocomm::core {
 
+namespace {
+
+constexpr std::array<std::string_view, 13> kNames = {
+    "Ok",          "InvalidArgument", "Unsupported", "VersionMismatch", "Authentication",
+    "CorruptData", "OutputTooSmall",  "Timeout",     "PeerLost",        "Network",
+    "Aborted",     "Driver",          "Internal"};
+
+}  // namespace
+
 std::string_view to_string(StatusCode code) {
-  switch (code) {
-    case StatusCode::Ok:
-      return "Ok";
-    case StatusCode::InvalidArgument:
-      return "InvalidArgument";
-    case StatusCode::Unsupported:
-      return "Unsupported";
-    case StatusCode::VersionMismatch:
-      return "VersionMismatch";
-    case StatusCode::Authentication:
-      return "Authentication";
-    case StatusCode::CorruptData:
-      return "CorruptData";
-    case StatusCode::OutputTooSmall:
-      return "OutputTooSmall";
-    case StatusCode::Timeout:
-      return "Timeout";
-    case StatusCode::PeerLost:
-      return "PeerLost";
-    case StatusCode::Network:
-      return "Network";
-    case StatusCode::Aborted:
-      return "Aborted";
-    case StatusCode::Driver:
-      return "Driver";
-    case StatusCode::Internal:
-      return "Internal";
-  }
-  return "Unknown";
+  const auto index = static_cast<std::size_t>(code);
+  return index < kNames.size() ? kNames[index] : "Unknown";
 }
 
 Status&& Status::with_peer(std::string peer) && {

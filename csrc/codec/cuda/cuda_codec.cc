@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "codec/cuda/codec_family.h"
 #include "codec/cuda/kernels.h"
@@ -20,6 +21,25 @@ using core::Status;
 using core::StatusCode;
 
 constexpr std::size_t kAlignment = 16;
+
+constexpr std::pair<Fault, const char*> kFaults[] = {
+    {Fault::Truncated, "truncated"},
+    {Fault::Magic, "wrong magic"},
+    {Fault::HeaderCrc, "wrong crc of the header"},
+    {Fault::Codec, "another codec, dtype or block than was agreed upon"},
+    {Fault::Elements, "another number of elements than expected"},
+    {Fault::Size, "a payload size that its elements cannot have"},
+    {Fault::Trailing, "bytes behind the last frame"},
+    {Fault::PayloadCrc, "wrong crc of the payload"},
+    {Fault::Scale, "a scale is out of range"},
+    {Fault::Code, "a byte that no codes give"},
+    {Fault::RawSize, "payload size and raw blocks contradict each other"},
+    {Fault::Plane, "a Huffman plane that does not decode"},
+    {Fault::SectionSize, "payload size and the sizes of its parts contradict each other"},
+    {Fault::Bitmap, "a bitmap with bits of elements that have no codes"},
+    {Fault::TopKHead, "a head of topk that its elements cannot have"},
+    {Fault::LocoHead, "a head of loco that no sender writes"},
+    {Fault::Places, "places outside of the frame or not in order, or another number of them than said"}};
 
 bool is_aligned_to(const void* address, std::size_t bytes) {
   return reinterpret_cast<std::uintptr_t>(address) % bytes == 0;
@@ -193,52 +213,15 @@ Status decompress_payload(const CodecSpec& spec, DType dtype, std::span<const st
 
 Status to_status(std::uint64_t verdict) {
   if (verdict == 0) return Status::ok();
-  const auto corrupt = [&](const char* what) {
-    return core::corrupt("payload: frame ", frame_of(verdict), ": ", what);
-  };
-  switch (fault_of(verdict)) {
-    case Fault::Version:
-      return {StatusCode::VersionMismatch, core::str("payload: frame ", frame_of(verdict),
-                                                     ": another format version; run the same version at "
-                                                     "both ends")};
-    case Fault::Truncated:
-      return corrupt("truncated");
-    case Fault::Magic:
-      return corrupt("wrong magic");
-    case Fault::HeaderCrc:
-      return corrupt("wrong crc of the header");
-    case Fault::Codec:
-      return corrupt("another codec, dtype or block than was agreed upon");
-    case Fault::Elements:
-      return corrupt("another number of elements than expected");
-    case Fault::Size:
-      return corrupt("a payload size that its elements cannot have");
-    case Fault::Trailing:
-      return corrupt("bytes behind the last frame");
-    case Fault::PayloadCrc:
-      return corrupt("wrong crc of the payload");
-    case Fault::Scale:
-      return corrupt("a scale is out of range");
-    case Fault::Code:
-      return corrupt("a byte that no codes give");
-    case Fault::RawSize:
-      return corrupt("payload size and raw blocks contradict each other");
-    case Fault::Plane:
-      return corrupt("a Huffman plane that does not decode");
-    case Fault::SectionSize:
-      return corrupt("payload size and the sizes of its parts contradict each other");
-    case Fault::Bitmap:
-      return corrupt("a bitmap with bits of elements that have no codes");
-    case Fault::TopKHead:
-      return corrupt("a head of topk that its elements cannot have");
-    case Fault::LocoHead:
-      return corrupt("a head of loco that no sender writes");
-    case Fault::Places:
-      return corrupt("places outside of the frame or not in order, or another number of them than said");
-    case Fault::None:
-      break;
+  const Fault fault = fault_of(verdict);
+  if (fault == Fault::Version) {
+    return {StatusCode::VersionMismatch, core::str("payload: frame ", frame_of(verdict),
+                                                   ": another format version; run the same version at "
+                                                   "both ends")};
   }
-  return corrupt("unknown fault");
+  const auto* const known = std::ranges::find(kFaults, fault, &std::pair<Fault, const char*>::first);
+  return core::corrupt("payload: frame ", frame_of(verdict), ": ",
+                       known == std::end(kFaults) ? "unknown fault" : known->second);
 }
 
 }  // namespace geocomm::codec::cuda

@@ -1,63 +1,21 @@
 #include "collective/layout/descriptor.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 
 #include "core/str.h"
 
 namespace geocomm::collective {
 
-std::string_view to_string(OpKind kind) {
-  switch (kind) {
-    case OpKind::AllReduce:
-      return "all_reduce";
-    case OpKind::ReduceScatter:
-      return "reduce_scatter";
-    case OpKind::Reduce:
-      return "reduce";
-    case OpKind::AllGather:
-      return "all_gather";
-    case OpKind::Broadcast:
-      return "broadcast";
-    case OpKind::Gather:
-      return "gather";
-    case OpKind::Scatter:
-      return "scatter";
-    case OpKind::AllToAll:
-      return "all_to_all";
-    case OpKind::Barrier:
-      return "barrier";
-    case OpKind::SendRecv:
-      return "send_recv";
-    case OpKind::SparseAllReduce:
-      return "sparse_all_reduce";
-  }
-  return "unknown operation";
-}
-
-std::string_view to_string(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::Sum:
-      return "sum";
-    case ReduceOp::Avg:
-      return "avg";
-    case ReduceOp::Product:
-      return "product";
-    case ReduceOp::Min:
-      return "min";
-    case ReduceOp::Max:
-      return "max";
-    case ReduceOp::BitAnd:
-      return "bit_and";
-    case ReduceOp::BitOr:
-      return "bit_or";
-    case ReduceOp::BitXor:
-      return "bit_xor";
-  }
-  return "unknown reduction";
-}
-
 namespace {
+
+constexpr std::array<std::string_view, 11> kKinds = {
+    // from 1
+    "all_reduce", "reduce_scatter", "reduce",  "all_gather", "broadcast",        "gather",
+    "scatter",    "all_to_all",     "barrier", "send_recv",  "sparse_all_reduce"};
+constexpr std::array<std::string_view, 8> kReductions = {"sum", "avg",     "product", "min",
+                                                         "max", "bit_and", "bit_or",  "bit_xor"};
 
 // From the low end: kind 5 bits, dtype 4, reduction 4, codec 4, rounding 1, entropy stage 2, log2(block / 64)
 // 3, amount 40, and one bit that says that the amount has lost its high bits.
@@ -78,6 +36,16 @@ std::uint64_t field(std::uint64_t bits, int shift, int width) {
 }
 
 }  // namespace
+
+std::string_view to_string(OpKind kind) {
+  const std::size_t index = static_cast<std::size_t>(kind) - 1;
+  return index < kKinds.size() ? kKinds[index] : "unknown operation";
+}
+
+std::string_view to_string(ReduceOp op) {
+  const auto index = static_cast<std::size_t>(op);
+  return index < kReductions.size() ? kReductions[index] : "unknown reduction";
+}
 
 std::uint64_t pack_descriptor(const Descriptor& d) {
   std::uint64_t bits = static_cast<std::uint64_t>(d.kind);
