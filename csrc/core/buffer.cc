@@ -104,12 +104,22 @@ Buffer BufferPool::acquire(std::size_t capacity) {
   return {std::move(block), size.capacity};
 }
 
+Buffer BufferPool::sized(std::size_t size) {
+  Buffer buffer = acquire(size);
+  buffer.resize(size);
+  return buffer;
+}
+
+Buffer BufferPool::copy_of(std::span<const std::byte> bytes) {
+  if (bytes.empty()) return {};
+  Buffer copy = sized(bytes.size());
+  std::memcpy(copy.data(), bytes.data(), bytes.size());
+  return copy;
+}
+
 Buffer BufferPool::fitted(Buffer buffer) {
-  if (2 * SizeClass(buffer.size()).capacity > buffer.capacity()) return buffer;
-  Buffer smaller = acquire(buffer.size());
-  smaller.resize(buffer.size());
-  if (!buffer.empty()) std::memcpy(smaller.data(), buffer.data(), buffer.size());
-  return smaller;
+  const bool fits = 2 * SizeClass(buffer.size()).capacity > buffer.capacity();
+  return fits ? buffer : copy_of(buffer.span());
 }
 
 PoolUsage BufferPool::usage() const {

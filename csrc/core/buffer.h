@@ -72,6 +72,10 @@ class BufferPool {
   // at most an eighth (to 4 KiB at least), so that blocks fit again. Aborts the process if memory is
   // exhausted, as operator new would; callers cap sizes that a peer named.
   Buffer acquire(std::size_t capacity);
+  // The same of `size` bytes.
+  Buffer sized(std::size_t size);
+  // An empty buffer for no bytes.
+  Buffer copy_of(std::span<const std::byte> bytes);
   // For what is kept for long: the buffer, or, where that saves half of its memory, a copy that fits its
   // content.
   Buffer fitted(Buffer buffer);

@@ -134,8 +134,7 @@ class ChannelEnd final : public End {
   void check() {
     if (sends_) {
       for (std::uint32_t chunk = 0; chunk < kChunks; ++chunk) {
-        core::Buffer buffer = pool_.acquire(kChunkBytes);
-        buffer.resize(kChunkBytes);
+        core::Buffer buffer = pool_.sized(kChunkBytes);
         fill(buffer.span(), chunk);
         chunks_.push_back(std::move(buffer));
       }

@@ -125,13 +125,10 @@ void FailureNotice::send(const Status& why) {
   }
   const auto bytes = encode_notice(why);
   for (const auto& neighbour : neighbours_) {
-    auto payload = buffers_.acquire(bytes.size());
-    payload.resize(bytes.size());
-    std::memcpy(payload.data(), bytes.data(), bytes.size());
     // One that is lost need not know.
     (void)neighbour->send({.key = key_,
                            .descriptor = kNoticeDescriptor,
-                           .payload = std::move(payload),
+                           .payload = buffers_.copy_of(bytes),
                            .outlives_group = true});
   }
 }

@@ -113,7 +113,6 @@ class ExchangeImpl final : public Exchange {
     const OpContext context = with_policy(given);
     Status status = check(context, op, stripes);
     for (const StripeData& stripe : stripes) {
-      if (status.is_ok()) status = check_stripe(topology(), stripe);
       if (status.is_ok()) status = check_data(stripe, context.dtype);
     }
     if (!status.is_ok()) return named(std::move(status), context);
@@ -127,11 +126,8 @@ class ExchangeImpl final : public Exchange {
                                       std::span<const StripeData> stripes,
                                       core::BufferPool& memory) override {
     const OpContext context = with_policy(given);
-    Status status = check(context, op, stripes);
-    for (const StripeData& stripe : stripes) {
-      if (status.is_ok()) status = check_stripe(topology(), stripe);
-    }
-    if (!status.is_ok()) return named(std::move(status), context);
+    if (Status status = check(context, op, stripes); !status.is_ok())
+      return named(std::move(status), context);
     return collective::plan_frames(shared_->config, context, op, stripes, memory);
   }
 
@@ -217,7 +213,9 @@ class ExchangeImpl final : public Exchange {
   Status check(const OpContext& context, ReduceOp op, std::span<const StripeData> stripes) const {
     GEOCOMM_RETURN_IF_ERROR(check_policy(topology(), context.policy.get()));
     GEOCOMM_RETURN_IF_ERROR(check_reduction(context.dtype, op));
-    return check_caller(context, op, stripes);
+    GEOCOMM_RETURN_IF_ERROR(check_caller(context, op, stripes));
+    for (const StripeData& stripe : stripes) GEOCOMM_RETURN_IF_ERROR(check_stripe(topology(), stripe));
+    return Status::ok();
   }
 
   Status run(const OpContext& context, const std::shared_ptr<Transfer>& transfer) {

@@ -73,6 +73,7 @@ FrameTransfer::FrameTransfer(std::shared_ptr<ExchangeShared> shared, const OpCon
     const Route& route = routes_[c];
     if (!route.contributions.empty()) jobs_.push_back({c, Message::Kind::Contribution});
     awaited_contributions_ += route.contributions_awaited;
+    arrivals += route.contributions_awaited + route.results_awaited;
   }
   // Stripes have different peers: their chunks take turns, so that all links are busy.
   std::ranges::stable_sort(jobs_, {}, [&](const Job& job) { return plan_.chunks[job.chunk].index; });
@@ -80,13 +81,10 @@ FrameTransfer::FrameTransfer(std::shared_ptr<ExchangeShared> shared, const OpCon
   for (std::size_t c = 0; c < plan_.chunks.size(); ++c) {
     if (!routes_[c].results.empty()) jobs_.push_back({c, Message::Kind::Result});
   }
-  for (const PeerPlan& peer : plan_.peers) {
-    arrivals += peer.receives.size();
-    placed_.emplace_back(peer.receives.size(), false);
-  }
   awaits_nothing_ = awaited_contributions_ == 0;
   hold_producers_locked(contributions_);
-  this->plan(make_peers(), jobs_.size(), arrivals, total_bytes(context), codec_.to_string());
+  this->plan(make_peers(), jobs_.size(), arrivals + relayed_frames(), total_bytes(context),
+             codec_.to_string());
 }
 
 // Contributions may have arrived by now, all of them even; then check() has said so.
@@ -115,10 +113,7 @@ Status FrameTransfer::produce(std::size_t index) {
   GEOCOMM_ASSIGN_OR_RETURN(const std::size_t bytes, codec::seal_frame(frame.room()));
   frame.resize(bytes);
   const Route& route = routes_[job.chunk];
-  for (const Send& to : contribution ? route.contributions : route.results) {
-    GEOCOMM_RETURN_IF_ERROR(send(to.peer, to.number, frame, raw_bytes(plan_.chunks[job.chunk])));
-  }
-  return Status::ok();
+  return send(contribution ? route.contributions : route.results, frame, raw_bytes(plan_.chunks[job.chunk]));
 }
 
 Buffer& FrameTransfer::slot(const Message& message) {
@@ -127,28 +122,15 @@ Buffer& FrameTransfer::slot(const Message& message) {
                                                      : chunk.result;
 }
 
-Result<std::span<std::byte>> FrameTransfer::place(std::size_t peer, std::uint32_t number,
-                                                  std::size_t chunk_bytes) {
-  GEOCOMM_RETURN_IF_ERROR(check_size(peer, number, chunk_bytes));
-  const Message& message = received_message(peer, number);
-  if (!message.delivers) return place_relayed(peer, number, chunk_bytes);
-  std::lock_guard lock(mutex_);
-  if (placed_[peer][number]) return came_twice(peer, number);
-  placed_[peer][number] = true;
-  Buffer& buffer = slot(message);
-  buffer.resize(chunk_bytes);
-  return buffer.span();
+// The plan's.
+Buffer FrameTransfer::room_for(const Message& message, std::size_t bytes) {
+  Buffer buffer = slot(message);
+  buffer.resize(bytes);
+  return buffer;
 }
 
-Transfer::Arrival FrameTransfer::on_arrival(std::size_t peer, std::uint32_t number) {
-  const Message& message = received_message(peer, number);
-  const Buffer frame = message.delivers ? slot(message) : take_relayed_locked(peer, number);
-  submit_finish_locked([this, peer, number, frame] {
-    if (relay_of(peer, number) != nullptr) GEOCOMM_RETURN_IF_ERROR(relay(peer, number, frame));
-    const Message& arrived = received_message(peer, number);
-    return arrived.delivers ? check(arrived) : Status::ok();
-  });
-  return {is_owed(message, peers()[peer].rank), raw_bytes(plan_.chunks[message.chunk]), frame.size()};
+void FrameTransfer::delivered_locked(const Message& message) {
+  submit_finish_locked([this, &message] { return check(message); });
 }
 
 Status FrameTransfer::check(const Message& message) {

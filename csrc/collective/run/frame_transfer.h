@@ -28,11 +28,10 @@ class FrameTransfer final : public PlannedReduction {
 
   core::Status produce(std::size_t job) override;
   void start() override;
-  core::Result<std::span<std::byte>> place(std::size_t peer, std::uint32_t number,
-                                           std::size_t chunk_bytes) override;
-  Arrival on_arrival(std::size_t peer, std::uint32_t number) override;
+  core::Buffer& slot(const Message& message) override;
+  core::Buffer room_for(const Message& message, std::size_t bytes) override;
+  void delivered_locked(const Message& message) override;
 
-  core::Buffer& slot(const Message& message);
   core::Status check(const Message& message);
   void contributions_are_there();
 
@@ -42,7 +41,6 @@ class FrameTransfer final : public PlannedReduction {
   std::size_t contributions_ = 0;
   bool awaits_nothing_ = false;            // from the beginning
   std::size_t awaited_contributions_ = 0;  // guarded by mutex_
-  std::vector<std::vector<bool>> placed_;  // per peer and message; guarded by mutex_
 };
 
 }  // namespace geocomm::collective

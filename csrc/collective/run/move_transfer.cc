@@ -115,29 +115,7 @@ MoveTransfer::MoveTransfer(std::shared_ptr<ExchangeShared> shared, const OpConte
 
 Status MoveTransfer::produce(std::size_t index) {
   const Job& job = jobs_[index];
-  const Buffer frame = copy_of(job.data);
-  for (const Target& to : job.targets) {
-    GEOCOMM_RETURN_IF_ERROR(send(to.peer, to.number, frame, frame.size()));
-  }
-  return Status::ok();
-}
-
-Buffer MoveTransfer::copy_of(std::span<const std::byte> data) const {
-  Buffer frame;
-  if (data.empty()) return frame;
-  frame = buffers().acquire(data.size());
-  frame.resize(data.size());
-  std::memcpy(frame.data(), data.data(), data.size());
-  return frame;
-}
-
-Status MoveTransfer::forward(const Slot& slot) {
-  const Buffer frame = copy_of(slot.data);
-  for (const Target& to : slot.forward_to) {
-    GEOCOMM_RETURN_IF_ERROR(send(to.peer, to.number, frame, frame.size()));
-    count_relayed(frame.size());
-  }
-  return Status::ok();
+  return send(job.targets, buffers().copy_of(job.data), job.data.size());
 }
 
 Result<std::span<std::byte>> MoveTransfer::place(std::size_t peer, std::uint32_t number,
@@ -151,17 +129,17 @@ Result<std::span<std::byte>> MoveTransfer::place(std::size_t peer, std::uint32_t
         .with_peer(peer_name(peer));
   }
   std::lock_guard lock(mutex_);
-  if (slot.placed) {
-    return core::corrupt("chunk ", number, " from ", peer_name(peer), " came twice")
-        .with_peer(peer_name(peer));
-  }
+  if (slot.placed) return came_twice(peer, number);
   slot.placed = true;
   return slot.data;
 }
 
 Transfer::Arrival MoveTransfer::on_arrival(std::size_t peer, std::uint32_t number) {
   const Slot& slot = slots_[peer][number];
-  if (!slot.forward_to.empty()) submit_finish_locked([this, &slot] { return forward(slot); });
+  if (!slot.forward_to.empty()) {
+    submit_finish_locked(
+        [this, &slot] { return relay(slot.forward_to, buffers().copy_of(slot.data), slot.data.size()); });
+  }
   finished_locked();
   return {!slot.relayed, slot.data.size(), slot.data.size()};
 }

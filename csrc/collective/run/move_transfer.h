@@ -18,10 +18,6 @@ class MoveTransfer final : public Transfer {
                std::span<const SendPiece> sends, std::span<const ReceivePiece> receives);
 
  private:
-  struct Target {
-    std::size_t peer = 0;
-    std::uint32_t number = 0;  // of the chunk, on the wire
-  };
   // Bytes that go to one peer or, as in a broadcast, to several.
   struct Job {
     std::span<const std::byte> data;
@@ -35,8 +31,6 @@ class MoveTransfer final : public Transfer {
   };
 
   core::Status produce(std::size_t job) override;
-  core::Buffer copy_of(std::span<const std::byte> data) const;
-  core::Status forward(const Slot& slot);
   core::Result<std::span<std::byte>> place(std::size_t peer, std::uint32_t chunk,
                                            std::size_t chunk_bytes) override;
   Arrival on_arrival(std::size_t peer, std::uint32_t chunk) override;

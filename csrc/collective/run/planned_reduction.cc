@@ -57,7 +57,7 @@ PlannedReduction::PlannedReduction(std::shared_ptr<ExchangeShared> shared, const
       codec_(reduction_codec(config(), context, op)),
       plan_(plan_of(config(), context, codec_, stripes)),
       routes_(plan_.chunks.size()) {
-  std::map<std::tuple<std::size_t, Message::Kind, int>, std::vector<Send>> onward;
+  std::map<std::tuple<std::size_t, Message::Kind, int>, std::vector<Target>> onward;
   for (std::size_t p = 0; p < plan_.peers.size(); ++p) {
     const PeerPlan& planned = plan_.peers[p];
     for (std::uint32_t number = 0; number < planned.sends.size(); ++number) {
@@ -73,6 +73,7 @@ PlannedReduction::PlannedReduction(std::shared_ptr<ExchangeShared> shared, const
   }
   for (std::size_t p = 0; p < plan_.peers.size(); ++p) {
     const PeerPlan& planned = plan_.peers[p];
+    placed_.emplace_back(planned.receives.size(), false);
     for (std::uint32_t number = 0; number < planned.receives.size(); ++number) {
       const Message& message = planned.receives[number];
       const auto found = onward.find({message.chunk, message.kind, message.origin});
@@ -84,33 +85,28 @@ PlannedReduction::PlannedReduction(std::shared_ptr<ExchangeShared> shared, const
   }
 }
 
-const std::vector<PlannedReduction::Send>* PlannedReduction::relay_of(std::size_t peer,
-                                                                      std::uint32_t number) const {
-  const auto found = relays_.find({peer, number});
-  return found == relays_.end() ? nullptr : &found->second;
-}
-
-Result<std::span<std::byte>> PlannedReduction::place_relayed(std::size_t peer, std::uint32_t number,
-                                                             std::size_t bytes) {
-  core::Buffer buffer = buffers().acquire(bytes);
-  buffer.resize(bytes);
+Result<std::span<std::byte>> PlannedReduction::place(std::size_t peer, std::uint32_t number,
+                                                     std::size_t bytes) {
+  GEOCOMM_RETURN_IF_ERROR(check_size(peer, number, bytes));
+  const Message& message = plan_.peers[peer].receives[number];
+  const core::Buffer buffer = message.delivers ? room_for(message, bytes) : buffers().sized(bytes);
   std::lock_guard lock(mutex_);
-  if (!relayed_.try_emplace({peer, number}, buffer).second) return came_twice(peer, number);
+  if (placed_[peer][number]) return came_twice(peer, number);
+  placed_[peer][number] = true;
+  (message.delivers ? slot(message) : relayed_[{peer, number}]) = buffer;
   return buffer.span();
 }
 
-core::Buffer PlannedReduction::take_relayed_locked(std::size_t peer, std::uint32_t number) {
-  auto taken = relayed_.extract({peer, number});
-  return taken.empty() ? core::Buffer() : std::move(taken.mapped());
-}
-
-Status PlannedReduction::relay(std::size_t peer, std::uint32_t number, const core::Buffer& frame) {
-  const std::uint64_t raw = raw_bytes(plan_.chunks[received_message(peer, number).chunk]);
-  for (const Send& to : *relay_of(peer, number)) {
-    GEOCOMM_RETURN_IF_ERROR(send(to.peer, to.number, frame, raw));
-    count_relayed(frame.size());
+Transfer::Arrival PlannedReduction::on_arrival(std::size_t peer, std::uint32_t number) {
+  const Message& message = plan_.peers[peer].receives[number];
+  const core::Buffer frame = message.delivers ? slot(message) : relayed_.extract({peer, number}).mapped();
+  const std::uint64_t raw = raw_bytes(plan_.chunks[message.chunk]);
+  const Arrival arrival{is_owed(message, peers()[peer].rank), raw, frame.size()};
+  if (const auto found = relays_.find({peer, number}); found != relays_.end()) {
+    submit_finish_locked([this, &to = found->second, frame, raw] { return relay(to, frame, raw); });
   }
-  return Status::ok();
+  if (message.delivers) delivered_locked(message);
+  return arrival;
 }
 
 std::vector<Transfer::Peer> PlannedReduction::make_peers() const {
@@ -132,7 +128,7 @@ std::vector<Transfer::Peer> PlannedReduction::make_peers() const {
 }
 
 Status PlannedReduction::check_size(std::size_t peer, std::uint32_t number, std::size_t bytes) const {
-  const Message& message = received_message(peer, number);
+  const Message& message = plan_.peers[peer].receives[number];
   const std::uint64_t elements = plan_.chunks[message.chunk].range.size();
   const DType dtype = message.kind == Message::Kind::Contribution ? context().dtype : result_dtype();
   const std::size_t bound = codec::compress_bound(codec_, dtype, elements);
@@ -140,10 +136,6 @@ Status PlannedReduction::check_size(std::size_t peer, std::uint32_t number, std:
   return core::corrupt("chunk ", number, " from ", peer_name(peer), " has ", bytes, " bytes, but a frame of ",
                        elements, " elements has ", sizeof(codec::FrameHeader), " to ", bound)
       .with_peer(peer_name(peer));
-}
-
-Status PlannedReduction::came_twice(std::size_t peer, std::uint32_t number) const {
-  return core::corrupt("chunk ", number, " from ", peer_name(peer), " came twice").with_peer(peer_name(peer));
 }
 
 // spec operations 5.3: "A receiver MUST refuse as CorruptData a frame that does not fill its chunk"

@@ -36,14 +36,10 @@ codec::CompressOptions encode_options(const ExchangeConfig& config, const OpCont
 
 class PlannedReduction : public Transfer {
  protected:
-  struct Send {
-    std::size_t peer = 0;
-    std::uint32_t number = 0;  // of the chunk, on the wire
-  };
   // Messages of a chunk, but for those that this rank relays.
   struct Route {
-    std::vector<Send> contributions;
-    std::vector<Send> results;
+    std::vector<Target> contributions;
+    std::vector<Target> results;
     std::uint32_t contributions_awaited = 0;
     std::uint32_t results_awaited = 0;
   };
@@ -54,25 +50,13 @@ class PlannedReduction : public Transfer {
   // The peers for plan().
   std::vector<Peer> make_peers() const;
 
-  const Message& received_message(std::size_t peer, std::uint32_t number) const {
-    return plan_.peers[peer].receives[number];
-  }
-  // Whether `rank` sends it without waiting for anybody.
-  bool is_owed(const Message& message, int rank) const {
-    return message.kind == Message::Kind::Contribution && message.origin == config().topology.site_of(rank);
-  }
-  // Where a received frame goes on to; null: nowhere.
-  const std::vector<Send>* relay_of(std::size_t peer, std::uint32_t number) const;
+  // Frames that this rank sends on, each one of the `finishes`.
   std::size_t relayed_frames() const { return relays_.size(); }
-  // place() of a frame that this rank only relays.
-  core::Result<std::span<std::byte>> place_relayed(std::size_t peer, std::uint32_t number, std::size_t bytes);
-  // That frame, once it is there. With mutex_ held.
-  core::Buffer take_relayed_locked(std::size_t peer, std::uint32_t number);
-  // In a pool task: sends the frame on, as it is.
-  core::Status relay(std::size_t peer, std::uint32_t number, const core::Buffer& frame);
-  // Whether a frame of `bytes` may be that message: before any memory is taken for it.
-  core::Status check_size(std::size_t peer, std::uint32_t number, std::size_t bytes) const;
-  core::Status came_twice(std::size_t peer, std::uint32_t number) const;
+  // Where a frame for this rank lies once it is placed; memory for one of `bytes`, without mutex_; it is
+  // there.
+  virtual core::Buffer& slot(const Message& message) = 0;
+  virtual core::Buffer room_for(const Message& message, std::size_t bytes) = 0;
+  virtual void delivered_locked(const Message& message) = 0;
   // Whether the frame, sealed and whole, is what the chunk needs from that site.
   core::Result<codec::FrameView> check_frame(std::span<const std::byte> frame, core::DType dtype,
                                              const PlannedChunk& chunk, int site) const;
@@ -92,8 +76,21 @@ class PlannedReduction : public Transfer {
 
  private:
   using FrameName = std::pair<std::size_t, std::uint32_t>;  // peer that it comes from, number
-  std::map<FrameName, std::vector<Send>> relays_;
-  std::map<FrameName, core::Buffer> relayed_;  // being received; guarded by mutex_
+
+  core::Result<std::span<std::byte>> place(std::size_t peer, std::uint32_t number,
+                                           std::size_t bytes) override;
+  Arrival on_arrival(std::size_t peer, std::uint32_t number) override;
+  // Whether a frame of `bytes` may be that message: before any memory is taken for it.
+  core::Status check_size(std::size_t peer, std::uint32_t number, std::size_t bytes) const;
+  // Whether `rank` sends it without waiting for anybody.
+  bool is_owed(const Message& message, int rank) const {
+    return message.kind == Message::Kind::Contribution && message.origin == config().topology.site_of(rank);
+  }
+
+  std::map<FrameName, std::vector<Target>> relays_;
+  // Guarded by mutex_.
+  std::vector<std::vector<bool>> placed_;      // per peer and message
+  std::map<FrameName, core::Buffer> relayed_;  // being received, for other ranks alone
 };
 
 }  // namespace geocomm::collective

@@ -84,31 +84,6 @@ Buffer& ReduceTransfer::slot(const Message& message) {
                                                      : state.result;
 }
 
-Result<std::span<std::byte>> ReduceTransfer::place(std::size_t peer, std::uint32_t number,
-                                                   std::size_t chunk_bytes) {
-  GEOCOMM_RETURN_IF_ERROR(check_size(peer, number, chunk_bytes));
-  const Message& message = received_message(peer, number);
-  if (!message.delivers) return place_relayed(peer, number, chunk_bytes);
-  Buffer buffer = buffers().acquire(chunk_bytes);
-  buffer.resize(chunk_bytes);
-  std::lock_guard lock(mutex_);
-  if (slot(message).data() != nullptr) return came_twice(peer, number);
-  slot(message) = buffer;
-  return buffer.span();
-}
-
-Transfer::Arrival ReduceTransfer::on_arrival(std::size_t peer, std::uint32_t number) {
-  const Message& message = received_message(peer, number);
-  const Buffer frame = message.delivers ? slot(message) : take_relayed_locked(peer, number);
-  const Arrival arrival{is_owed(message, peers()[peer].rank), raw_bytes(plan_.chunks[message.chunk]),
-                        frame.size()};
-  if (relay_of(peer, number) != nullptr) {
-    submit_finish_locked([this, peer, number, frame] { return relay(peer, number, frame); });
-  }
-  if (message.delivers) arrived_locked(message.chunk);
-  return arrival;
-}
-
 void ReduceTransfer::arrived_locked(std::size_t c) {
   if (--states_[c].awaited == 0 && states_[c].finishes) {
     submit_finish_locked([this, c] { return finish(c); });
@@ -153,8 +128,7 @@ Status ReduceTransfer::reduce_exactly(std::size_t c) {
       sound = codec::verify_payload(state.frames[site].span(), view);
       sources.push_back(view.payload.data());
     } else {
-      Buffer& elements = unpacked.emplace_back(buffers().acquire(data.size()));
-      elements.resize(data.size());
+      const Buffer& elements = unpacked.emplace_back(buffers().sized(data.size()));
       sound = codec::decompress(state.frames[site].span(), elements.span());
       sources.push_back(elements.data());
     }
@@ -163,8 +137,7 @@ Status ReduceTransfer::reduce_exactly(std::size_t c) {
   Buffer scratch;
   std::span<std::byte> sums = data;
   if (!receives(chunk)) {
-    scratch = buffers().acquire(data.size());
-    scratch.resize(data.size());
+    scratch = buffers().sized(data.size());
     sums = scratch.span();
   }
   reduce_elements(context().dtype, op_, sources, sums.data(), chunk.range.size(), divisor());
@@ -185,8 +158,7 @@ Status ReduceTransfer::reduce_decoded(std::size_t c) {
   if (dtype == DType::Float32 && chunk.reducer < 0) {
     sums = as_floats(data);
   } else {
-    scratch = buffers().acquire(chunk.range.size() * sizeof(float));
-    scratch.resize(chunk.range.size() * sizeof(float));
+    scratch = buffers().sized(chunk.range.size() * sizeof(float));
     sums = as_floats(scratch.span());
   }
   for (std::size_t site = 0; site < state.frames.size(); ++site) {
@@ -222,10 +194,8 @@ Status ReduceTransfer::send_result(std::size_t c, std::span<const std::byte> ele
   return send_frame(c, routes_[c].results, frame);
 }
 
-Status ReduceTransfer::send_frame(std::size_t c, const std::vector<Send>& to, const Buffer& frame) {
-  for (const Send& one : to) {
-    GEOCOMM_RETURN_IF_ERROR(send(one.peer, one.number, frame, raw_bytes(plan_.chunks[c])));
-  }
+Status ReduceTransfer::send_frame(std::size_t c, const std::vector<Target>& to, const Buffer& frame) {
+  GEOCOMM_RETURN_IF_ERROR(send(to, frame, raw_bytes(plan_.chunks[c])));
   states_[c].report.wire_bytes = to.size() * frame.size();
   return Status::ok();
 }
@@ -239,8 +209,7 @@ Status ReduceTransfer::take_result(const PlannedChunk& chunk, const Buffer& fram
   if (result_dtype() == context().dtype) {
     decoded = codec::decompress(frame.span(), data);
   } else {
-    Buffer scratch = buffers().acquire(chunk.range.size() * sizeof(float));
-    scratch.resize(chunk.range.size() * sizeof(float));
+    const Buffer scratch = buffers().sized(chunk.range.size() * sizeof(float));
     const std::span<float> sums = as_floats(scratch.span());
     decoded = codec::decompress_accumulate(frame.span(), sums, Accumulate::Assign);
     if (decoded.is_ok()) store_sums(context().dtype, sums, data.data());

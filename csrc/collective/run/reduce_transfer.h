@@ -29,18 +29,17 @@ class ReduceTransfer final : public PlannedReduction {
 
   core::Status produce(std::size_t job) override;
   void start() override;
-  core::Result<std::span<std::byte>> place(std::size_t peer, std::uint32_t chunk,
-                                           std::size_t chunk_bytes) override;
-  Arrival on_arrival(std::size_t peer, std::uint32_t chunk) override;
+  core::Buffer& slot(const Message& message) override;
+  core::Buffer room_for(const Message&, std::size_t bytes) override { return buffers().sized(bytes); }
+  void delivered_locked(const Message& message) override { arrived_locked(message.chunk); }
 
-  core::Buffer& slot(const Message& message);  // with mutex_ held
   void arrived_locked(std::size_t chunk);
   core::Status finish(std::size_t chunk);
   core::Status reduce_exactly(std::size_t c);
   core::Status reduce_decoded(std::size_t c);
   core::Status take_result(const PlannedChunk& chunk, const core::Buffer& frame);
   core::Status send_result(std::size_t c, std::span<const std::byte> elements, core::Buffer& frame);
-  core::Status send_frame(std::size_t c, const std::vector<Send>& to, const core::Buffer& frame);
+  core::Status send_frame(std::size_t c, const std::vector<Target>& to, const core::Buffer& frame);
   core::Status flush_residual(std::size_t c);
   void use_own(std::size_t c);
   core::Result<core::Buffer> encode_contribution(std::size_t c);

@@ -261,7 +261,7 @@ void Transfer::tell_mismatched(std::unique_lock<std::mutex>& lock) {
     if (!peers_[i].mismatched || peers_[i].sends == 0 || peers_[i].given > 0) continue;
     lock.unlock();
     // A channel that takes nothing has failed, and the peer learns it from that.
-    (void)send(i, 0, core::Buffer(), 0);
+    (void)send_to({i, 0}, core::Buffer(), 0);
     lock.lock();
   }
   const auto until = context_.deadline.earlier(core::Deadline::after(kTellGrace));
@@ -362,8 +362,25 @@ void Transfer::end_task_locked() {
   if (--tasks_ == 0) wake_.notify_all();
 }
 
-Status Transfer::send(std::size_t index, std::uint32_t chunk, const core::Buffer& payload,
+Status Transfer::came_twice(std::size_t peer, std::uint32_t number) const {
+  return core::corrupt("chunk ", number, " from ", peer_name(peer), " came twice").with_peer(peer_name(peer));
+}
+
+Status Transfer::send(const std::vector<Target>& targets, const core::Buffer& payload,
                       std::uint64_t raw_bytes) {
+  for (const Target& target : targets) GEOCOMM_RETURN_IF_ERROR(send_to(target, payload, raw_bytes));
+  return Status::ok();
+}
+
+Status Transfer::relay(const std::vector<Target>& targets, const core::Buffer& payload,
+                       std::uint64_t raw_bytes) {
+  GEOCOMM_RETURN_IF_ERROR(send(targets, payload, raw_bytes));
+  shared_->relayed_bytes += targets.size() * payload.size();
+  return Status::ok();
+}
+
+Status Transfer::send_to(const Target& target, const core::Buffer& payload, std::uint64_t raw_bytes) {
+  const std::size_t index = target.peer;
   const std::size_t bytes = payload.size();
   {
     std::lock_guard lock(mutex_);
@@ -388,7 +405,7 @@ Status Transfer::send(std::size_t index, std::uint32_t chunk, const core::Buffer
   };
   Status status = peer.channel->send({.key = key(config().topology.rank(), peer.rank),
                                       .descriptor = peer.send_descriptor,
-                                      .chunk = chunk,
+                                      .chunk = target.number,
                                       .chunk_count = peer.sends,
                                       .payload = payload,
                                       .write_here = produces_here_},

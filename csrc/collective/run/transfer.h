@@ -83,6 +83,11 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
     std::uint32_t taken = 0;   // of those, taken by the kernel
     bool mismatched = false;   // it runs another operation of this number
   };
+  // Where a chunk goes.
+  struct Target {
+    std::size_t peer = 0;
+    std::uint32_t number = 0;  // of the chunk, on the wire
+  };
   // A chunk that came.
   struct Arrival {
     bool owed = true;  // counts among Peer::owed
@@ -119,12 +124,12 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   // Producers from `first` on wait until they are released. For constructors; `mutex_` must be held else.
   void hold_producers_locked(std::size_t first) { released_producers_ = first; }
   void release_producers_locked();
-  // Sends one chunk; `mutex_` must not be held.
-  core::Status send(std::size_t peer, std::uint32_t chunk, const core::Buffer& payload,
-                    std::uint64_t raw_bytes);
-
-  // Bytes that were sent for another site.
-  void count_relayed(std::size_t bytes) { shared_->relayed_bytes += bytes; }
+  // Sends one chunk to each; `mutex_` must not be held.
+  core::Status send(const std::vector<Target>& targets, const core::Buffer& payload, std::uint64_t raw_bytes);
+  // The same for another rank.
+  core::Status relay(const std::vector<Target>& targets, const core::Buffer& payload,
+                     std::uint64_t raw_bytes);
+  core::Status came_twice(std::size_t peer, std::uint32_t number) const;
 
   const std::vector<Peer>& peers() const { return peers_; }
   std::string peer_name(std::size_t peer) const;
@@ -139,6 +144,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   class QueuedBytes;
 
   core::Status open();
+  core::Status send_to(const Target& target, const core::Buffer& payload, std::uint64_t raw_bytes);
   bool may_produce_locked() const;
   void feed_locked();
   void run_producer(std::size_t job);

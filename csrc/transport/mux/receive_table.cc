@@ -88,8 +88,7 @@ Result<ReceiveTable::Begun> ReceiveTable::begin(const WireHeader& header) {
     } else if (!op->tombstone) {
       if (const auto violation = charge(*op, header.chunk_bytes)) return *violation;
       if (header.chunk_bytes > 0) {
-        chunk.buffer = pool_.acquire(header.chunk_bytes);
-        chunk.buffer.resize(header.chunk_bytes);
+        chunk.buffer = pool_.sized(header.chunk_bytes);
         chunk.dest = chunk.buffer.data();
       }
     }
