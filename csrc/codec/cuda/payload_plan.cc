@@ -4,88 +4,46 @@
 #include <bit>
 
 #include "codec/cuda/space_cutter.h"
-#include "codec/entropy/huffman/plane_format.h"
-#include "codec/entropy/plane.h"
 #include "codec/frames/payload_codec.h"
 #include "codec/payload/payload.h"
 #include "codec/quantizers/block/block_layout.h"
-#include "codec/quantizers/loco/loco_format.h"
-#include "codec/quantizers/top_k/top_k_format.h"
-#include "codec/quantizers/top_k/top_k_values.h"
 
 namespace geocomm::codec::cuda {
 namespace {
 
-std::size_t bound_of(const CodecSpec& spec, core::DType dtype, std::size_t elements) {
-  return payload_codec(spec.id).bound(spec, dtype, elements);
-}
-
-// Frames of TopK do not tell their sender's settings: all elements may be chosen, in the largest form.
-std::size_t most_of_top_k(Entropy stage, std::size_t elements) {
-  std::size_t values = 0;
-  for (const Values form : {Values::Fp32, Values::Bf16, Values::Int8, Values::Bit2}) {
-    values = std::max(values, values_bound(form, stage, elements));
+// Of the payload of a regular frame.
+std::size_t regular_bytes(const CodecSpec& spec, core::DType dtype, std::size_t elements) {
+  switch (spec.id) {
+    case CodecId::Fp16:
+    case CodecId::Bf16:
+      return elements * sizeof(std::uint16_t);
+    case CodecId::Int8:
+    case CodecId::Int4:
+    case CodecId::Bit2:
+    case CodecId::Bit1: {
+      const BlockLayout layout(spec.id, spec.block, dtype, elements);
+      return layout.scale_bytes() + layout.plane_bytes();
+    }
+    case CodecId::TopK:
+    case CodecId::Loco:
+      return payload_codec(spec.id).bound(spec, dtype, elements);
+    default:
+      return elements * core::size_of(dtype);
   }
-  return sizeof(TopKHead) + plane_bound(stage, max_index_bytes(elements, elements)) + values;
 }
 
 FrameExtent extent_of(const CodecSpec& spec, core::DType dtype, std::uint64_t elements) {
   FrameExtent extent{};
   extent.elements = static_cast<std::uint32_t>(elements);
-  const std::size_t plain = elements * core::size_of(dtype);
-  const bool has_stage = spec.entropy != Entropy::None;
-  std::size_t bytes = plain;
-  std::size_t least = plain;
-  std::size_t most = plain;
   if (spec.has_blocks()) {
     const BlockLayout layout(spec.id, spec.block, dtype, elements);
     extent.blocks = static_cast<std::uint32_t>(layout.blocks());
     extent.codes_at = static_cast<std::uint32_t>(layout.scale_bytes());
   }
-  switch (spec.id) {
-    case CodecId::None:
-      break;
-    case CodecId::Fp16:
-    case CodecId::Bf16:
-      bytes = elements * sizeof(std::uint16_t);
-      least = has_stage ? elements : bytes;
-      most = has_stage ? bound_of(spec, dtype, elements) : bytes;
-      break;
-    case CodecId::Int8:
-    case CodecId::Int4:
-    case CodecId::Bit2:
-    case CodecId::Bit1: {
-      // Blocks may be raw, and planes have heads.
-      const std::size_t plane = BlockLayout(spec.id, spec.block, dtype, elements).plane_bytes();
-      const std::size_t heads = has_stage ? huffman::kHeadBytes * huffman::block_count(plane) : 0;
-      bytes = extent.codes_at + plane;
-      least = (has_stage ? extent.codes_at : bytes) + heads;
-      most = bytes + heads + plain;
-      break;
-    }
-    case CodecId::DeadZone:
-    case CodecId::BitPlanes:
-      least = elements == 0 ? 0 : extent.codes_at + 1;
-      most = elements == 0 ? 0 : bound_of(spec, dtype, elements);
-      break;
-    case CodecId::TopK:
-      bytes = bound_of(spec, dtype, elements);
-      least = sizeof(TopKHead);
-      most = most_of_top_k(spec.entropy, elements);
-      break;
-    case CodecId::Loco:
-      bytes = bound_of(spec, dtype, elements);
-      least = LocoLayout(1, elements).bytes();
-      most = LocoLayout(kLocoMaxK, elements).most_bytes();
-      break;
-    case CodecId::Lossless:
-      least = 2;
-      most = std::max<std::size_t>(plain, 1) - 1;
-      break;
-  }
-  extent.bytes = static_cast<std::uint32_t>(bytes);
-  extent.least_bytes = static_cast<std::uint32_t>(least);
-  extent.most_bytes = static_cast<std::uint32_t>(most);
+  extent.bytes = static_cast<std::uint32_t>(regular_bytes(spec, dtype, elements));
+  const SizeRange sizes = payload_codec(spec.id).possible_sizes(spec, dtype, elements);
+  extent.least_bytes = static_cast<std::uint32_t>(sizes.least);
+  extent.most_bytes = static_cast<std::uint32_t>(sizes.most);
   return extent;
 }
 

@@ -87,7 +87,8 @@ core::Result<FrameView> parse_frame(std::span<const std::byte> bytes) {
   GEOCOMM_RETURN_IF_ERROR(check_fields(header));
   const CodecSpec spec = spec_of(header);
   const auto dtype = static_cast<core::DType>(header.dtype);
-  if (!payload_codec(spec.id).is_possible_size(spec, dtype, header.elements, header.payload_bytes)) {
+  const SizeRange sizes = payload_codec(spec.id).possible_sizes(spec, dtype, header.elements);
+  if (header.payload_bytes < sizes.least || header.payload_bytes > sizes.most) {
     return corrupt_frame("payload of ", header.payload_bytes, " bytes does not fit ", header.elements,
                          " elements");
   }

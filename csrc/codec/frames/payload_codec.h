@@ -24,6 +24,12 @@ struct FrameInput {
   const CompressOptions& options;
 };
 
+// Bytes.
+struct SizeRange {
+  std::size_t least = 0;
+  std::size_t most = 0;
+};
+
 struct PayloadCodec {
   // Worst case of encode(), in bytes. Cannot fail.
   std::size_t (*bound)(const CodecSpec& spec, core::DType dtype, std::size_t elements);
@@ -34,8 +40,8 @@ struct PayloadCodec {
   // kResortToNone: the codec cannot carry this input; nothing was written, the residual is as it was, and the
   // frame becomes one of None.
   std::size_t (*encode)(const FrameInput& input, std::byte* dst);
-  // Whether a payload of that size can be one: a check of the header alone.
-  bool (*is_possible_size)(const CodecSpec& spec, core::DType dtype, std::size_t elements, std::size_t bytes);
+  // Sizes that the payloads of received frames can have, as far as their headers tell.
+  SizeRange (*possible_sizes)(const CodecSpec& spec, core::DType dtype, std::size_t elements);
   // Decodes to all of `dst`; checks everything that it relies on, and with Sink::AddToFloat32 writes nothing
   // before all checks have passed.
   core::Status (*decode)(const FrameView& frame, Sink sink, std::byte* dst);

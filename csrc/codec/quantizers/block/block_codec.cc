@@ -131,12 +131,12 @@ std::size_t encode_frame(const FrameInput& input, std::byte* dst) {
   return layout.scale_bytes() + coded_bytes + raw_bytes;
 }
 
-bool is_possible_size(const CodecSpec& spec, core::DType dtype, std::size_t elements, std::size_t bytes) {
+SizeRange possible_sizes(const CodecSpec& spec, core::DType dtype, std::size_t elements) {
   const BlockLayout layout = layout_of(spec, dtype, elements);
-  if (bytes > bound_of(spec, dtype, elements)) return false;
-  if (spec.entropy != Entropy::None) return bytes >= layout.scale_bytes();
-  const std::size_t least = layout.scale_bytes() + layout.plane_bytes();
-  return bytes >= least && (bytes - least) % core::size_of(dtype) == 0;
+  const std::size_t plane = layout.plane_bytes();
+  const std::size_t heads = spec.entropy == Entropy::Huffman ? plane_bound(spec.entropy, plane) - plane : 0;
+  return {layout.scale_bytes() + (spec.entropy == Entropy::None ? plane : heads),
+          bound_of(spec, dtype, elements)};
 }
 
 std::uint16_t scale_bits_at(const FrameView& frame, const BlockLayout& layout, std::size_t index) {
@@ -203,6 +203,6 @@ core::Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
 
 }  // namespace
 
-const PayloadCodec kBlockCodec{bound_of, usual_bound_of, encode_frame, is_possible_size, decode_frame};
+const PayloadCodec kBlockCodec{bound_of, usual_bound_of, encode_frame, possible_sizes, decode_frame};
 
 }  // namespace geocomm::codec

@@ -97,9 +97,9 @@ std::size_t encode_frame(const FrameInput& input, std::byte* dst) {
   return coded_bytes + elements;
 }
 
-bool is_possible_size(const CodecSpec& spec, core::DType dtype, std::size_t elements, std::size_t bytes) {
-  if (spec.entropy == Entropy::None) return bytes == elements * kWordBytes;
-  return bytes >= elements && bytes <= bound_of(spec, dtype, elements);
+SizeRange possible_sizes(const CodecSpec& spec, core::DType dtype, std::size_t elements) {
+  if (spec.entropy == Entropy::None) return {elements * kWordBytes, elements * kWordBytes};
+  return {elements, bound_of(spec, dtype, elements)};
 }
 
 core::Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
@@ -122,6 +122,6 @@ core::Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
 
 }  // namespace
 
-const PayloadCodec kCastCodec{bound_of, bound_of, encode_frame, is_possible_size, decode_frame};
+const PayloadCodec kCastCodec{bound_of, bound_of, encode_frame, possible_sizes, decode_frame};
 
 }  // namespace geocomm::codec

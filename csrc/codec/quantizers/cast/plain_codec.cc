@@ -71,8 +71,9 @@ std::size_t encode_frame(const FrameInput& input, std::byte* dst) {
   return bound_of(input.spec, input.dtype, input.elements);
 }
 
-bool is_possible_size(const CodecSpec& spec, core::DType dtype, std::size_t elements, std::size_t bytes) {
-  return bytes == bound_of(spec, dtype, elements);
+SizeRange possible_sizes(const CodecSpec& spec, core::DType dtype, std::size_t elements) {
+  const std::size_t bytes = bound_of(spec, dtype, elements);
+  return {bytes, bytes};
 }
 
 core::Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
@@ -82,6 +83,6 @@ core::Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
 
 }  // namespace
 
-const PayloadCodec kPlainCodec{bound_of, bound_of, encode_frame, is_possible_size, decode_frame};
+const PayloadCodec kPlainCodec{bound_of, bound_of, encode_frame, possible_sizes, decode_frame};
 
 }  // namespace geocomm::codec

@@ -169,9 +169,9 @@ std::size_t encode_frame(const FrameInput& input, std::byte* dst) {
   return end;
 }
 
-bool is_possible_size(const CodecSpec& spec, core::DType dtype, std::size_t elements, std::size_t bytes) {
-  if (elements == 0) return bytes == 0;
-  return bytes > layout_of(spec, dtype, elements).scale_bytes() && bytes <= bound_of(spec, dtype, elements);
+SizeRange possible_sizes(const CodecSpec& spec, core::DType dtype, std::size_t elements) {
+  if (elements == 0) return {0, 0};
+  return {layout_of(spec, dtype, elements).scale_bytes() + 1, bound_of(spec, dtype, elements)};
 }
 
 // The steps are in range, and raw blocks have no bits set; returns the raw elements' count.
@@ -249,6 +249,6 @@ Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
 
 }  // namespace
 
-const PayloadCodec kDeadZoneCodec{bound_of, usual_bound_of, encode_frame, is_possible_size, decode_frame};
+const PayloadCodec kDeadZoneCodec{bound_of, usual_bound_of, encode_frame, possible_sizes, decode_frame};
 
 }  // namespace geocomm::codec

@@ -63,8 +63,8 @@ std::size_t encode_frame(const FrameInput& input, std::byte* dst) {
 }
 
 // Which k a frame has depends on its sender's settings, so that only the outer bounds can be told.
-bool is_possible_size(const CodecSpec&, core::DType, std::size_t elements, std::size_t bytes) {
-  return bytes >= LocoLayout(1, elements).bytes() && bytes <= LocoLayout(kLocoMaxK, elements).most_bytes();
+SizeRange possible_sizes(const CodecSpec&, core::DType, std::size_t elements) {
+  return {LocoLayout(1, elements).bytes(), LocoLayout(kLocoMaxK, elements).most_bytes()};
 }
 
 Status check_levels(std::span<const std::byte> payload, const LocoLayout& layout) {
@@ -159,6 +159,6 @@ Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
 
 }  // namespace
 
-const PayloadCodec kLocoCodec{bound_of, usual_bound_of, encode_frame, is_possible_size, decode_frame};
+const PayloadCodec kLocoCodec{bound_of, usual_bound_of, encode_frame, possible_sizes, decode_frame};
 
 }  // namespace geocomm::codec

@@ -106,8 +106,8 @@ std::size_t encode_frame(const FrameInput& input, std::byte* dst) {
   return bytes < input.elements * core::size_of(input.dtype) ? bytes : kResortToNone;
 }
 
-bool is_possible_size(const CodecSpec&, DType dtype, std::size_t elements, std::size_t bytes) {
-  return bytes > 1 && bytes < elements * core::size_of(dtype);
+SizeRange possible_sizes(const CodecSpec&, DType dtype, std::size_t elements) {
+  return {2, std::max<std::size_t>(elements * core::size_of(dtype), 1) - 1};
 }
 
 // The planes of a frame, decoded.
@@ -194,6 +194,6 @@ Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
 
 }  // namespace
 
-const PayloadCodec kLosslessCodec{bound_of, usual_bound_of, encode_frame, is_possible_size, decode_frame};
+const PayloadCodec kLosslessCodec{bound_of, usual_bound_of, encode_frame, possible_sizes, decode_frame};
 
 }  // namespace geocomm::codec

@@ -52,8 +52,8 @@ std::size_t encode_frame(const FrameInput& input, std::byte* dst) {
 }
 
 // Which elements a frame has depends on its sender's settings, so that only the outer bounds can be told.
-bool is_possible_size(const CodecSpec& spec, core::DType, std::size_t elements, std::size_t bytes) {
-  return bytes >= sizeof(TopKHead) && bytes <= payload_bound(spec.entropy, kForms, elements, elements);
+SizeRange possible_sizes(const CodecSpec& spec, core::DType, std::size_t elements) {
+  return {sizeof(TopKHead), payload_bound(spec.entropy, kForms, elements, elements)};
 }
 
 Status check_head(const TopKHead& head, std::size_t elements) {
@@ -93,6 +93,6 @@ Status decode_frame(const FrameView& frame, Sink sink, std::byte* dst) {
 
 }  // namespace
 
-const PayloadCodec kTopKCodec{bound_of, bound_of, encode_frame, is_possible_size, decode_frame};
+const PayloadCodec kTopKCodec{bound_of, bound_of, encode_frame, possible_sizes, decode_frame};
 
 }  // namespace geocomm::codec

@@ -44,9 +44,8 @@ Status decode_int8(Entropy stage, std::span<const std::byte> coded, std::size_t 
   frame.spec = int8_spec(stage);
   frame.elements = static_cast<std::uint32_t>(count);
   frame.payload = coded;
-  if (!kBlockCodec.is_possible_size(frame.spec, frame.dtype, count, coded.size())) {
-    return wrong_size(coded.size(), count);
-  }
+  const SizeRange sizes = kBlockCodec.possible_sizes(frame.spec, frame.dtype, count);
+  if (coded.size() < sizes.least || coded.size() > sizes.most) return wrong_size(coded.size(), count);
   return kBlockCodec.decode(frame, Sink::Float32, reinterpret_cast<std::byte*>(values));
 }
 
