@@ -23,8 +23,7 @@ constexpr std::size_t kCodeBytes = 4;
 
 std::vector<std::byte> encode_notice(const Status& status) {
   const auto code = static_cast<std::uint32_t>(status.code());
-  std::string text;
-  for (unsigned i = 0; i < kCodeBytes; ++i) text += static_cast<char>(code >> (8 * i) & 0xff);
+  std::string text(reinterpret_cast<const char*>(&code), kCodeBytes);
   text += status.peer().substr(0, kMaxNoticeBytes / 4) + '\0' + status.message();
   text.resize(std::min(text.size(), kMaxNoticeBytes));
   std::vector<std::byte> bytes(text.size());
@@ -39,7 +38,7 @@ Status decode_notice(std::span<const std::byte> bytes) {
     return core::corrupt("a failure notice of ", bytes.size(), " bytes has no peer");
   }
   std::uint32_t code = 0;
-  for (unsigned i = 0; i < kCodeBytes; ++i) code |= std::to_integer<std::uint32_t>(bytes[i]) << (8 * i);
+  std::memcpy(&code, bytes.data(), kCodeBytes);
   if (code > static_cast<std::uint32_t>(StatusCode::Internal)) {
     return core::corrupt("a failure notice has the unknown status code ", code);
   }

@@ -1,8 +1,8 @@
 #include "transport/mail/mail.h"
 
 #include <algorithm>
-#include <array>
 #include <atomic>
+#include <cstring>
 #include <new>
 #include <span>
 #include <utility>
@@ -108,19 +108,15 @@ class LengthSink final : public PartSink {
 
   core::Result<std::span<std::byte>> place(std::uint32_t, std::size_t chunk_bytes) override {
     if (chunk_bytes != kLengthBytes) return core::corrupt("a length of mail in ", chunk_bytes, " bytes");
-    return std::span<std::byte>(length_);
+    return std::as_writable_bytes(std::span(&length_, 1));
   }
   void on_chunk(std::uint32_t) override {
-    std::uint64_t length = 0;
-    for (std::size_t i = 0; i < kLengthBytes; ++i) {
-      length |= std::to_integer<std::uint64_t>(length_[i]) << (8 * i);
-    }
-    if (length > max_bytes_) {
+    if (length_ > max_bytes_) {
       return receipt_->finish(
-          core::corrupt("mail of ", length, " bytes, at most ", max_bytes_, " are taken"));
+          core::corrupt("mail of ", length_, " bytes, at most ", max_bytes_, " are taken"));
     }
     // A sink posts no receives, and memory may take a while.
-    receipt_->executor().submit([receipt = receipt_, channel = channel_, key = key_, length] {
+    receipt_->executor().submit([receipt = receipt_, channel = channel_, key = key_, length = length_] {
       post_bytes(receipt, channel.lock(), key, length);
     });
   }
@@ -143,7 +139,7 @@ class LengthSink final : public PartSink {
   const std::weak_ptr<Channel> channel_;
   const OpKey key_;
   const std::uint64_t max_bytes_;
-  std::array<std::byte, kLengthBytes> length_{};
+  std::uint64_t length_ = 0;
 };
 
 }  // namespace
@@ -210,9 +206,7 @@ Status Mail::send(const ProcessId& peer, std::uint64_t round, std::uint64_t part
   length.descriptor = kLengthDescriptor;
   length.payload = memory_for(kLengthBytes);
   if (length.payload.empty()) return {StatusCode::OutputTooSmall, "no memory left to send mail"};
-  for (std::size_t i = 0; i < kLengthBytes; ++i) {
-    length.payload.data()[i] = static_cast<std::byte>(bytes >> (8 * i) & 0xff);
-  }
+  std::memcpy(length.payload.data(), &bytes, kLengthBytes);
   if (!channel->send(std::move(length)).is_ok()) return Status::ok();
   for (std::uint64_t begin = 0; begin < bytes; begin += kMailChunkBytes) {
     OutgoingChunk chunk;
