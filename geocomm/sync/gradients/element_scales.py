@@ -99,7 +99,7 @@ def learn_scales(
     scale: torch.Tensor,
     finite: torch.Tensor | None = None,
 ) -> None:
-    """What the native function of this name does (tensor_scales.h), of tensors on any device.
+    """What the native function of this name does (element_passes.h), of tensors on any device.
 
     Bit for bit the same. finite: where it is false, nothing.
     """

@@ -1,10 +1,12 @@
-// The passes of local steps over elements (collective/outer/outer_kernels.h), on torch tensors, for
-// geocomm/sync/local_steps. They throw geocomm's exceptions, and are called without the GIL.
+// Passes over the elements of torch tensors: those of local steps (collective/outer/outer_kernels.h), for
+// geocomm/sync/local_steps, and of scales (element_scales.h), for geocomm/sync/gradients. They throw
+// geocomm's exceptions, and are called without the GIL.
 //
 // All tensors are float32 on the CPU, contiguous and of any shape; InvalidArgument for others, and for sizes
 // that do not fit. A list of tensors stands for their elements one after the other.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -31,5 +33,11 @@ void outer_carry(const Tensors& own, const at::Tensor& anchor, const at::Tensor&
 
 // own = own * keep + anchor * (1 - keep), in place.
 void outer_blend(const Tensors& own, const at::Tensor& anchor, double keep);
+
+// mean_square becomes weight * the square of the elements of `values` from `first` on, as many as it has, and
+// 1 - weight of what it was; scale its powers of two, at least 2^floor_bits times the geometric mean of all
+// of `values`.
+void learn_scales(const at::Tensor& values, std::int64_t first, double weight, std::int64_t floor_bits,
+                  const at::Tensor& mean_square, const at::Tensor& scale);
 
 }  // namespace geocomm::binding

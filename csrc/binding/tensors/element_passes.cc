@@ -1,4 +1,4 @@
-#include "binding/tensors/outer_passes.h"
+#include "binding/tensors/element_passes.h"
 
 #include <algorithm>
 #include <cstring>
@@ -7,6 +7,7 @@
 #include "binding/torch/comm_error.h"
 #include "binding/torch/staging.h"
 #include "codec/frames/streaming.h"
+#include "collective/outer/element_scales.h"
 #include "collective/outer/outer_kernels.h"
 #include "core/cpu.h"
 #include "core/float_rules.h"
@@ -142,6 +143,23 @@ void outer_blend(const Tensors& own, const at::Tensor& anchor, double keep) {
     at += piece.size();
   }
   for (const auto& tensor : own) mark_written(tensor);
+}
+
+void learn_scales(const at::Tensor& values, std::int64_t first, double weight, std::int64_t floor_bits,
+                  const at::Tensor& mean_square, const at::Tensor& scale) {
+  const std::span<const float> all = floats_of(values, "values");
+  const std::span<float> squares = floats_of(mean_square, "mean_square");
+  const std::span<float> scales = floats_of(scale, squares.size(), "scale");
+  const auto begin = static_cast<std::size_t>(first);
+  if (first < 0 || begin > all.size() || squares.size() > all.size() - begin) {
+    throw_status(core::StatusCode::InvalidArgument,
+                 core::str("mean_square has ", squares.size(), " elements, values ", all.size(),
+                           ", looked at from ", first, " on"));
+  }
+  collective::learn_squares(all.subspan(begin, squares.size()), static_cast<float>(1 - weight),
+                            static_cast<float>(weight), squares);
+  const std::int32_t floor = collective::mean_exponent(all) + static_cast<std::int32_t>(floor_bits);
+  collective::scales_from(squares, floor, scales);
 }
 
 }  // namespace geocomm::binding
