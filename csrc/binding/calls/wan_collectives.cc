@@ -185,11 +185,6 @@ BackendPtr WanCollectives::inner(const at::Device& device, bool post) const {
   return post ? found->second.post : found->second.pre;
 }
 
-bool WanCollectives::has_failed() const {
-  std::lock_guard lock(failed_->mutex);
-  return !failed_->cause.is_ok();
-}
-
 void WanCollectives::require_working() {
   std::lock_guard lock(failed_->mutex);
   if (failed_->cause.is_ok()) return;

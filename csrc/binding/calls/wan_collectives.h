@@ -95,9 +95,9 @@ class WanCollectives final : public OperationGroup, public std::enable_shared_fr
     stream_lane_.use_all();
     return lane_.wait_idle(deadline);
   }
-  bool has_failed() const;
-  // The code of the operation that broke the group.
+  // The code of the operation that broke the group; Ok: none did.
   core::StatusCode failure_code() const;
+  bool has_failed() const { return failure_code() != core::StatusCode::Ok; }
   const collective::Topology& topology() const { return exchange_->topology(); }
   collective::ExchangeStats stats() const { return exchange_->stats(); }
   // Of operations that are issued from now on; all ranks change it between the same two operations.

@@ -81,6 +81,10 @@ struct PyEndpoint {
   std::shared_ptr<ProcessResources> process;
 };
 
+py::bytes bytes_of(const transport::ProcessId& id) {
+  return {reinterpret_cast<const char*>(id.data()), id.size()};
+}
+
 template <std::size_t N>
 std::array<std::uint8_t, N> fixed_bytes(const py::bytes& value, const char* what) {
   const std::string_view view = value;
@@ -428,7 +432,7 @@ py::list mail_stats(const PyMail& self) {
   py::list result;
   for (const transport::MailPeer& peer : rows) {
     py::dict row;
-    row["id"] = py::bytes(reinterpret_cast<const char*>(peer.id.data()), peer.id.size());
+    row["id"] = bytes_of(peer.id);
     row["description"] = peer.description;
     row["site"] = peer.site;
     row["state"] = peer.state;
@@ -520,10 +524,7 @@ PYBIND11_MODULE(_C, m) {
            py::arg("outbound_only") = false, py::arg("max_pacing_bps") = 0, py::arg("threads") = 1,
            py::arg("rdma_plugin") = "", py::arg("rdma_trusted") = false, py::arg("rdma_allow_tcp") = false)
       .def_property_readonly("id",
-                             [](const PyEndpoint& self) {
-                               const auto& id = self.process->endpoint->id();
-                               return py::bytes(reinterpret_cast<const char*>(id.data()), id.size());
-                             })
+                             [](const PyEndpoint& self) { return bytes_of(self.process->endpoint->id()); })
       .def_property_readonly("port", [](const PyEndpoint& self) { return self.process->endpoint->port(); })
       .def("acquire", [](const PyEndpoint& self) { return self.process->acquire(); })
       .def(
@@ -584,11 +585,7 @@ PYBIND11_MODULE(_C, m) {
   py::class_<PyMail, std::shared_ptr<PyMail>>(m, "Mail")
       .def(py::init(&make_mail), py::kw_only(), py::arg("endpoint"), py::arg("token"), py::arg("max_bytes"),
            py::keep_alive<1, 2>())  // so that later groups find the endpoint (group/backend/runtime.py)
-      .def_property_readonly("id",
-                             [](const PyMail& self) {
-                               return py::bytes(reinterpret_cast<const char*>(self.mail.id().data()),
-                                                self.mail.id().size());
-                             })
+      .def_property_readonly("id", [](const PyMail& self) { return bytes_of(self.mail.id()); })
       .def_property_readonly("port", [](const PyMail& self) { return self.mail.port(); })
       .def("peer", &add_mail_peer, py::arg("id"), py::arg("host"), py::arg("port"), py::arg("site"),
            py::arg("description"))
