@@ -93,11 +93,13 @@ $(cpp_build)
 $(cpp_run)
 endef
 
-# $(call beside,<target>,<prefix of its command>,<main target>): both at a time. What the first one says comes last.
+# $(call beside,<target>,<prefix of its command>,<main target>): both at a time. What the first one says comes last; what is
+# left of it when the other has ended has the priority of everything else.
 define beside
 	@log=$$(mktemp); setsid $(2) $(OWN_MAKE) -s $(1) >$$log 2>&1 & other=$$!; \
 	trap 'kill -TERM -$$other; rm -f $$log; exit 130' INT TERM HUP; \
 	$(OWN_MAKE) -s $(3); status=$$?; \
+	for pid in $$(ps -o pid= -s $$other); do chrt --all-tasks --other --pid 0 $$pid 2>/dev/null; done; \
 	wait $$other || status=$$?; grep -v ' steps after ' $$log; rm -f $$log; exit $$status
 endef
 
