@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def say(what: RenderableType, style: str | None = None, *, err: bool = False) -> None:
-    """Print a table, or a line as it is: not broken, and with no markup or colours of its own. err: to stderr."""
+def say(what: RenderableType, style: str | None = None, *, err: bool = False, wrap: bool = False) -> None:
+    """Print a table, or a line as it is, with no markup or colours of its own; err: to stderr; wrap: in several."""
     from rich.console import Console
 
     console = Console(stderr=err, markup=False, highlight=False)
-    console.print(what, style=style, soft_wrap=isinstance(what, str))
+    console.print(what, style=style, soft_wrap=isinstance(what, str) and not wrap)
 
 
 def fail(command: str, message: str, status: int = 2) -> NoReturn:

@@ -138,26 +138,27 @@ def plan(
         return
     size = f"{work.parameters:.4g} parameters of {element_bytes} bytes"
     who = f"{len(table.sites)} sites of {count_text(ranks, 'rank')}"
-    say(f"{who}, {size}, {step_time} a step")
+    say(f"{who}, {size}, {step_time} a step", wrap=True)
     title = f"links of {links}" if links is not None else f"{rate} between each two sites, {_line(access)}, rtt {rtt}"
-    say(f"{title}; tensors get {share:.0%} of those rates")
+    say(f"{title}; tensors get {share:.0%} of those rates", wrap=True)
     if links is None and access is None and len(table.sites) > 2:
         say(
             f"--rate is that of each pair of sites: each site has {len(table.sites) - 1} x {rate} here. If {rate} is a "
             f"site's own line, add --access {rate}",
             "bold yellow",
+            wrap=True,
         )
     if rows:
         say(_step_table(rows))
     if local_rows:
         say(_local_table(local_rows))
     for line in _verdict(rows, local_rows):
-        say(line)
+        say(line, wrap=True)
     if refused:
-        say(_refusal(refused), "bold yellow")
+        say(_refusal(refused), "bold yellow", wrap=True)
     for line in relay_lines(table):
-        say(line)
-    say("A model's times; how far measured ones were from it: docs/explanation/planning.md")
+        say(line, wrap=True)
+    say("A model's times; how far measured ones were from it: docs/explanation/planning.md", wrap=True)
 
 
 @dataclass(frozen=True)
