@@ -34,7 +34,7 @@ class Supervised:
         wait_for = ["--wait-for", ",".join(site.wait_for)] if site.wait_for else []
         dealt: list[str] = []
         if (data := site.data) is not None:
-            dealt = ["--data", data.url, "--sequence-length", str(data.sequence_length)]
+            dealt = ["--data", data.set, "--sequence-length", str(data.sequence_length)]
             dealt += ["--held-out-fraction", str(1 / data.held_out_every)] if data.held_out_every else []
         command = [
             *[sys.executable, *program, "run", "--elastic", "--keys", str(site.keys.folder), *wait_for],

@@ -134,7 +134,7 @@ class CountsWhatWasTakenBack(Sequencer):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self._deals = LeaderDeals(self._run, lambda site: None)
+        self.deals = LeaderDeals(self._run, lambda site: None)
 
 
 MISTAKES = [
