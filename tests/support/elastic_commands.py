@@ -11,6 +11,7 @@ from pathlib import Path
 from geocomm.security.key_folder import Keys
 from support.elastic_sites import ENVIRONMENT, LIMIT_S, ElasticSite, ElasticSites
 from support.hub_support import make_keys
+from support.warm_executable import warm_executable
 
 
 class Supervised:
@@ -26,8 +27,12 @@ class Supervised:
         *ranks: str,
         environment: Mapping[str, str] | None = None,
         program: Sequence[str] = ("-m", "geocomm"),
+        anew: bool = False,
     ) -> subprocess.Popen[bytes]:
-        """ranks: torchrun's arguments; by default one rank without torch. program: Python's, for `geocomm`."""
+        """ranks: torchrun's arguments; by default one rank without torch. program: Python's, for `geocomm`.
+
+        anew: by a new interpreter, as everything that it starts, so that `processes_of` finds all of it.
+        """
         site = self.sites[name]
         log = site.folder.parent / f"{name}-run-{len(site.logs)}.log"
         site.logs.append(log)
@@ -37,7 +42,15 @@ class Supervised:
             dealt = ["--data", data.set, "--sequence-length", str(data.sequence_length)]
             dealt += ["--held-out-fraction", str(1 / data.held_out_every)] if data.held_out_every else []
         command = [
-            *[sys.executable, *program, "run", "--elastic", "--keys", str(site.keys.folder), *wait_for],
+            *[
+                sys.executable if anew else warm_executable(),
+                *program,
+                "run",
+                "--elastic",
+                "--keys",
+                str(site.keys.folder),
+                *wait_for,
+            ],
             *(["--journal", site.journal] if site.journal else ["--hub", site.leader]),
             *(["--address", site.address] if site.address else []),
             *([] if site.may_lead else ["--never-lead"]),

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from geocomm.elastic.journal.sequencer_events import LeaderSettings
 from geocomm.elastic.rank_socket import socket_path
 from geocomm.security.key_folder import Keys
 from support.local_jobs import free_port
+from support.warm_executable import warm_executable
 from support.warm_python import WarmProcess, WarmPython
 from support.warm_ranks import warm_agents, warm_ranks
 
@@ -184,7 +184,7 @@ class ElasticSite:
 
 def members(command: str, site: ElasticSite, *more: str) -> subprocess.CompletedProcess[str]:
     """`geocomm members` at a site."""
-    arguments = [sys.executable, "-m", "geocomm", "members", command, "--run-dir", str(site.folder), *more]
+    arguments = [warm_executable(), "-m", "geocomm", "members", command, "--run-dir", str(site.folder), *more]
     return subprocess.run(arguments, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False)
 
 

@@ -37,7 +37,7 @@ import torch
 import torch.distributed as dist
 
 from support.warm_python import WarmProcess
-from support.warm_ranks import warm_ranks
+from support.warm_ranks import warm_ranks, warm_training
 
 
 class Hang(AssertionError):
@@ -79,7 +79,9 @@ class Ranks:
         environment: dict[str, str] | None = None,
         environment_of: dict[int, dict[str, str]] | None = None,
         time_limit: float = 120,
+        trains: bool = False,
     ) -> None:
+        """trains: forked from what has imported DeepSpeed and the driver, which takes ranks seconds."""
         self.sites = list(sites)
         self.size = len(sites)
         self.time_limit = time_limit
@@ -96,7 +98,7 @@ class Ranks:
             variables |= {} if site is None else {"GEOCOMM_SITE": site}
             variables |= (environment or {}) | (environment_of or {}).get(rank, {})
             with self._log(rank).open("a") as log, theirs:
-                process = warm_ranks().start(
+                process = (warm_training() if trains else warm_ranks()).start(
                     "support.rank_process", [], inherited | variables, log=log, stdin=theirs.fileno()
                 )
             ours.send((bytes(current_process().authkey), sys.path))

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 from support import hub_ranks
 from support.hub_support import HUB_HOST, SECURITY
 from support.local_jobs import environment
+from support.warm_executable import forked_for, warm_executable
 
 RANKS = Path(hub_ranks.__file__)
 LIMIT_S = 200
@@ -33,7 +33,7 @@ class Job:
 
     def start(self, *command: str, **variables: str) -> None:
         """Python with these arguments."""
-        self.start_program(sys.executable, *command, **variables)
+        self.start_program(warm_executable(), *command, **variables)
 
     def start_program(self, *command: str, **variables: str) -> None:
         with self.log(len(self.processes)).open("wb") as log:
@@ -108,6 +108,7 @@ def family(pids: list[int]) -> set[int]:
         with contextlib.suppress(OSError):
             if entry.name.isdigit():
                 parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    parents |= forked_for()
     found = set(pids)
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from chromium import Page
+
+from support.warm_executable import warm_executable
 
 KEYS = {"Tab": 9, "Enter": 13, "Escape": 27}
 Node = dict[str, Any]
@@ -18,7 +19,7 @@ Node = dict[str, Any]
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[str]:
     """The address at which `geocomm dashboard` serves the page of the store in `folder`."""
-    command = [sys.executable, "-m", "geocomm", "dashboard", str(folder), "--port", "0"]
+    command = [warm_executable(), "-m", "geocomm", "dashboard", str(folder), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,7 +96,7 @@ def start_ranks(
             continue
         processes.append(
             subprocess.Popen(
-                [*prefix, sys.executable, "-m", "geocomm.train", *arguments],
+                [*prefix, *warm_training().command("geocomm.train"), *arguments],
                 env=environment,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

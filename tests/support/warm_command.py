@@ -30,6 +30,9 @@ def main(address: str, module: str, *arguments: str) -> int:
         socket.send_fds(server, [json.dumps(request).encode()], [0, 1, 2, its_status])
         os.close(its_status)
         pid = int(server.recv(20))
+        # Whom to ask for the descendants of this process (hub_jobs.family).
+        with open(f"{os.path.dirname(address)}/{os.getpid()}.forked", "w", encoding="ascii") as known:
+            known.write(str(pid))
 
         def pass_on(number: int, _: object) -> None:
             with contextlib.suppress(ProcessLookupError):

@@ -4,9 +4,10 @@
     process = warm.start("geocomm.train", ["--set", ...], os.environ | {...})
     out, err = process.communicate(timeout=60)
 
-The new process is forked from that one and has everything else to itself: arguments, variables, output, exit status; it
-ends as every interpreter does. What stays: variables that libraries read when they are loaded (OMP_NUM_THREADS is 1).
-All workers of pytest-xdist fork from one process of a name: who is first starts it, and it ends once all of them have.
+The new process is forked from that one and has everything else to itself: arguments, variables, output, exit status. It
+ends as an interpreter does, but frees nothing (`_exit`). What stays: variables that libraries read when they are loaded
+(OMP_NUM_THREADS is 1). All workers of pytest-xdist fork from one process of a name: who is first starts it, and it ends
+once all of them have.
 
 A program that starts processes by their command lines, as torchrun does, gets `warm.command("geocomm.train")`.
 """
@@ -30,11 +31,14 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
+EXECUTABLE = "TESTS_PYTHON"
+"""What is to be `sys.executable` in a forked process (`warm_executable`)."""
 _LONGEST_REQUEST_BYTES = 1 << 20
 
 
@@ -93,7 +97,7 @@ class WarmPython:
     """The process to fork from; `modules` are imported there, in this order. What is forked ends with who asked."""
 
     def __init__(self, name: str, modules: Sequence[str]) -> None:
-        address = _shared_folder() / name
+        address = shared_folder() / f"{name}{_SERVER}"
         self._address = str(address)
         with _locked(address):
             if not address.exists():
@@ -106,12 +110,12 @@ class WarmPython:
         if self._server.send(b"{}"):
             self._server.recv(20)
 
-    def command(self, module: str) -> list[str]:
+    def command(self, *module: str) -> list[str]:
         """A command line in place of `python -m module`, or of `python FILE.py`, to which arguments are added.
 
         At a site of the emulated WAN the process that it starts is at that site too.
         """
-        return [sys.executable, str(Path(__file__).with_name("warm_command.py")), self._address, module]
+        return [sys.executable, "-I", "-S", str(Path(__file__).with_name("warm_command.py")), self._address, *module]
 
     def start(
         self,
@@ -145,7 +149,7 @@ class WarmPython:
         return WarmProcess(int(self._server.recv(20)), status, out, err)
 
 
-def _shared_folder() -> Path:
+def shared_folder() -> Path:
     """Of this process and the other workers of pytest-xdist, with the addresses. The last server to end removes it."""
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
     folder = Path(tempfile.gettempdir()) / f"geocomm-warm-{run}"
@@ -153,13 +157,13 @@ def _shared_folder() -> Path:
     return folder
 
 
-_LOCK = ".lock"
+_SERVER = ".server"
 
 
 @contextlib.contextmanager
 def _locked(address: Path) -> Generator[None]:
     """Nobody else starts or ends the server with that address."""
-    with address.with_suffix(_LOCK).open("w") as lock:
+    with address.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -180,8 +184,8 @@ def _start_server(address: str, modules: Sequence[str]) -> None:
     atexit.register(process.poll)  # keeps it, so that nothing says that it still runs
 
 
-def _become(request: dict[str, Any], files: Sequence[int]) -> None:
-    """The forked process: run the module. `files`: its stdin, stdout, stderr."""
+def _become(request: dict[str, Any], files: Sequence[int]) -> NoReturn:
+    """The forked process: run the module, and exit. `files`: its stdin, stdout, stderr."""
     for place, file in enumerate(files):
         os.dup2(file, place)
     os.closerange(3, 1024)
@@ -189,16 +193,46 @@ def _become(request: dict[str, Any], files: Sequence[int]) -> None:
     os.environ.update(request["variables"])
     if (beside := request["beside"]) is not None:
         _enter_namespaces(beside)
+    sys.executable = os.environ.get(EXECUTABLE, sys.executable)
+    sys.stdout.reconfigure(line_buffering=True)
     os.chdir(request["folder"])
     sys.path[:1] = [request["folder"], *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     sys.argv = [request["module"], *request["arguments"]]
     if (most := request["most_file_bytes"]) is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-    if request["module"].endswith(".py"):
-        sys.path[0] = str(Path(request["module"]).parent)
-        runpy.run_path(request["module"], run_name="__main__")
-    else:
-        runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+    if (errors := sys.modules.get("geocomm.core.rank_error")) is not None:
+        errors.watch()  # as `import torch` does
+    status = 0
+    try:
+        if request["module"].endswith(".py"):
+            sys.path[0] = str(Path(request["module"]).parent)
+            runpy.run_path(request["module"], run_name="__main__")
+        else:
+            runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        if status == 1 and end.code != 1:
+            print(end.code, file=sys.stderr)
+    except BaseException as error:
+        status = 1
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        if isinstance(error, KeyboardInterrupt):  # ends by the signal, as an interpreter does
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+    _exit(status)
+
+
+def _exit(status: int) -> NoReturn:
+    """As an interpreter exits, but for its last part, in which it frees all that was imported: half a second of CPU."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status & 0xFF)
 
 
 def _enter_namespaces(pid: int) -> None:
@@ -222,18 +256,18 @@ class _Server:
         """By descriptor of the process: its id, where its status goes, for whom it was started."""
         self._asking: set[socket.socket] = set()
 
-    def serve(self) -> bool:
-        """Until the last connection is closed. True in a forked process, which returns as well, once it is done."""
+    def serve(self) -> None:
+        """Until the last connection is closed."""
         while True:
             for each in select.select([self._listener, *self._asking, *self._running], [], [])[0]:
                 if each is self._listener:
                     self._asking.add(self._listener.accept()[0])
                 elif isinstance(each, int):
                     self._ended(each)
-                elif self._asked(each):
-                    return True
+                else:
+                    self._asked(each)
             if not self._asking and self._retired():
-                return False
+                return
 
     def _retired(self) -> bool:
         """Unless somebody has connected meanwhile, nobody can any more."""
@@ -242,7 +276,7 @@ class _Server:
             if select.select([self._listener], [], [], 0)[0]:
                 return False
             address.unlink()
-        if all(left.suffix == _LOCK for left in address.parent.iterdir()):  # no other server is there
+        if all(left.suffix != _SERVER for left in address.parent.iterdir()):  # no other server is there
             shutil.rmtree(address.parent)
         return True
 
@@ -253,8 +287,7 @@ class _Server:
         os.close(status)
         os.close(process)
 
-    def _asked(self, by: socket.socket) -> bool:
-        """Whether this is the forked process."""
+    def _asked(self, by: socket.socket) -> None:
         request, descriptors = b"", list[int]()
         with contextlib.suppress(ConnectionResetError):
             request, descriptors, _, _ = socket.recv_fds(by, _LONGEST_REQUEST_BYTES, 4)
@@ -264,7 +297,7 @@ class _Server:
                     os.kill(pid, signal.SIGKILL)
             self._asking.remove(by)
             by.close()
-            return False
+            return
         pid = 0
         if descriptors:
             *files, status = descriptors
@@ -272,20 +305,18 @@ class _Server:
                 for ours in (self._listener, *self._asking):
                     ours.detach()
                 _become(json.loads(request), files)
-                return True
             self._running[os.pidfd_open(pid)] = (pid, status, by)
             for file in files:
                 os.close(file)
         with contextlib.suppress(BrokenPipeError):  # who asked has ended meanwhile
             by.send(str(pid).encode())
-        return False
 
 
 def _import(modules: Sequence[str]) -> None:
     gc.disable()
     for name in modules:
         importlib.import_module(name)
-    gc.freeze()  # what is imported outlives every collection: else each one copies its pages, above all the one at exit
+    gc.freeze()  # what is imported outlives every collection: else each one copies its pages
     gc.enable()
     until = time.monotonic() + 10  # what an import has started for a moment ends by itself
     while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < until:

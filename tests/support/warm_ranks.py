@@ -11,6 +11,8 @@ from support.warm_python import WarmPython
 
 _OF_RANKS = (
     "hypothesis",
+    "networkx",
+    "numpy.ma",
     "pydantic",
     "pytest",
     "torch._dynamo",
@@ -18,6 +20,7 @@ _OF_RANKS = (
     "torch.distributed.fsdp",
     "torch.distributed.run",
     "torch.distributed.tensor",
+    "geocomm.cli.main",
     "geocomm.group.backend.group_creation",
     "geocomm.group.backend.runtime",
     "geocomm.sync.gradients.ddp_hook",

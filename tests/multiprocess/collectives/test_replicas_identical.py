@@ -13,7 +13,7 @@ LAYOUTS = {
     "2+1": ["a", "b", "a"],
     "1+1+1": ["a", "b", "c"],
     "1+2+1+1": pytest.param(["a", "b", "b", "c", "d"], marks=pytest.mark.slow),
-    "1+1+2+1+1": ["a", "b", "c", "d", "e", "c"],
+    "1+1+2+1+1": pytest.param(["a", "b", "c", "d", "e", "c"], marks=pytest.mark.slow),
 }
 # Codec and the error that it may make, relative to the largest input, with up to five sites (two roundings).
 CODECS = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from support.hub_support import HUB_HOST, make_keys
 from support.local_jobs import environment, free_port
+from support.warm_executable import warm_executable
 
 
 @pytest.mark.timeout(120)
@@ -19,7 +19,7 @@ def test_site_that_is_ended_while_it_loads_says_so(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys")
     program = tmp_path / "train.py"
     program.write_text("import time\ntime.sleep(100)\n")
-    command = [sys.executable, "-m", "geocomm", "run", "--elastic", "--hub", f"{HUB_HOST}:{free_port(HUB_HOST)}"]
+    command = [warm_executable(), "-m", "geocomm", "run", "--elastic", "--hub", f"{HUB_HOST}:{free_port(HUB_HOST)}"]
     site = subprocess.Popen(
         [*command, "--run-dir", str(tmp_path / "run"), "--", str(program)],
         env=environment(GEOCOMM_KEYS=str(tmp_path / "keys" / "a")),

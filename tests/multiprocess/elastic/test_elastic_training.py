@@ -6,7 +6,6 @@ import contextlib
 import json
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -30,6 +29,7 @@ from support.elastic_training_sites import (
     training,
     training_sites,
 )
+from support.warm_executable import warm_executable
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("elastic-training")]  # one process to fork from
 
@@ -237,5 +237,5 @@ def test_every_snapshot_that_is_asked_for_is_kept_and_restored(tmp_path: Path, f
 
 
 def _geocomm(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "geocomm", *map(str, arguments)]
+    command = [warm_executable(), "-m", "geocomm", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import sys
 import time
 from collections.abc import Generator, Iterable
 from pathlib import Path
@@ -19,6 +18,7 @@ from support.elastic_commands import supervised
 from support.elastic_sites import ENVIRONMENT, ElasticSite, ElasticSites
 from support.etcd_servers import EtcdServers, Relay, needs_etcd
 from support.hub_support import make_keys
+from support.warm_executable import warm_executable
 
 pytestmark = [pytest.mark.timeout(500), needs_etcd]
 
@@ -164,7 +164,7 @@ def test_a_site_joins_after_entries_were_deleted(tmp_path: Path) -> None:
         again = tmp_path / "again"
         command = ["snapshot", "restore", "--run-dir", str(other.folder), "--into", str(again)]
         told = subprocess.run(
-            [sys.executable, "-m", "geocomm", *command], env=ENVIRONMENT, capture_output=True, text=True, check=True
+            [warm_executable(), "-m", "geocomm", *command], env=ENVIRONMENT, capture_output=True, text=True, check=True
         )
         assert "another name in --journal" in told.stdout
         other.folder, other.journal, other.lead = again, etcd.url("again"), True

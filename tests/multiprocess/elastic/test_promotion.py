@@ -7,7 +7,6 @@ import json
 import signal
 import sqlite3
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from geocomm.elastic.journal.entries import Round, TermBegun
 from geocomm.elastic.journal.journal import FILE_NAME
 from support.elastic_sites import ENVIRONMENT, ElasticSite, ElasticSites, members
 from support.hub_support import make_keys
+from support.warm_executable import warm_executable
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -107,7 +107,7 @@ def test_a_promotion_goes_on_after_its_agent_was_killed_between_agreement_and_en
         # The disk does not take the entry by which b begins to lead; then its agent dies.
         with contextlib.closing(sqlite3.connect(b.folder / FILE_NAME)) as journal:
             journal.execute("BEGIN IMMEDIATE")
-            arguments = [sys.executable, "-m", "geocomm", "members", "promote", "--run-dir", str(b.folder)]
+            arguments = [warm_executable(), "-m", "geocomm", "members", "promote", "--run-dir", str(b.folder)]
             with subprocess.Popen(arguments, env=ENVIRONMENT, stderr=subprocess.DEVNULL) as promotion:
                 sites.until(lambda: agreed(b) and agreed(c), "b claims term 1, and c agrees")
                 b.kill_agent()

@@ -6,7 +6,6 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from support.dealt_sets import DataSet
 from support.elastic_sites import ENVIRONMENT
 from support.hub_support import make_keys
 from support.local_jobs import free_port
+from support.warm_executable import warm_executable
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
@@ -54,7 +54,7 @@ class Nodes:
         own = ["--hub", self.hub, *options]
         training = ["-m", "support.elastic_training", str(self.folder), str(self.steps), "0.05", "8", wrap]
         script = self.script or training
-        command = [sys.executable, "-m", "geocomm", "run", "--elastic", *own, "--", "--nproc-per-node", "1", *script]
+        command = [warm_executable(), "-m", "geocomm", "run", "--elastic", *own, "--", "--nproc-per-node", "1", *script]
         environment = ENVIRONMENT | {"GEOCOMM_KEYS": str(self.keys[site].folder), "OMP_NUM_THREADS": "1"}
         log = (self.folder / f"{site}{len(self.started)}.log").open("wb")
         process = subprocess.Popen(command, env=environment, cwd=self.folder, stdout=log, stderr=log)

@@ -44,8 +44,8 @@ def until_it_counts(run: Supervised, site: ElasticSite) -> None:
 def test_what_dies_is_started_again_and_sigterm_leaves(tmp_path: Path) -> None:
     with supervised(tmp_path, "ab") as run:
         a, b = run.sites["a"], run.sites["b"]
-        run.start("a")
-        second = run.start("b")
+        run.start("a", anew=True)
+        second = run.start("b", anew=True)
         run.until(lambda: a.state().live == ["a", "b"], "both sites are ready")
 
         (agent,) = processes_of(b, "agent_process")
@@ -73,8 +73,8 @@ def test_what_dies_is_started_again_and_sigterm_leaves(tmp_path: Path) -> None:
 def test_sigterm_to_every_process_of_a_site_waits_for_no_rank_that_is_dead(tmp_path: Path) -> None:
     with supervised(tmp_path, "ab") as run:
         a, b = run.sites["a"], run.sites["b"]
-        run.start("a")
-        second = run.start("b")
+        run.start("a", anew=True)
+        second = run.start("b", anew=True)
         run.until(lambda: b.state().live == ["a", "b"], "both sites are ready")
         began = time.monotonic()
         for process in (second.pid, *processes_of(b, "")):  # as systemd does
@@ -102,8 +102,10 @@ def test_a_leader_whose_ranks_are_done_leads_on(tmp_path: Path) -> None:
 
 
 def test_ranks_that_never_get_anywhere_are_given_up_in_words(tmp_path: Path) -> None:
+    (tmp_path / "fewer_starts.py").write_text(FEWER_STARTS)
     with supervised(tmp_path, "a") as run:
-        process = run.start("a", "--nproc-per-node", "1", "--no-python", "false", program=("-c", FEWER_STARTS))
+        program = (str(tmp_path / "fewer_starts.py"),)
+        process = run.start("a", "--nproc-per-node", "1", "--no-python", "false", program=program)
         assert process.wait(120) == 1
         text = run.sites["a"].text()
         assert text.count("they start again in") == 1
@@ -113,7 +115,7 @@ def test_ranks_that_never_get_anywhere_are_given_up_in_words(tmp_path: Path) -> 
 def test_when_the_supervisor_dies_all_of_the_site_ends(tmp_path: Path) -> None:
     with supervised(tmp_path, "a") as run:
         a = run.sites["a"]
-        process = run.start("a")
+        process = run.start("a", anew=True)
         run.until(lambda: len(a.rounds()) > 1, "rounds come")
         process.kill()
         process.wait()

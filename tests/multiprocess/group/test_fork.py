@@ -10,7 +10,6 @@ import pickle
 import select
 import signal
 import subprocess
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ import torch.distributed as dist
 from geocomm.security.job_ca import JobCa
 from support.harness import Failure, Ranks, failure_of
 from support.local_jobs import free_port
+from support.warm_ranks import warm_ranks
 
 PATIENCE_S = 60
 LONG = timedelta(minutes=30)
@@ -333,7 +333,7 @@ def test_forked_child_that_returns_exits(tmp_path: Path, site: str, before: str,
     text = PROGRAM.replace('"SITE"', f"'{site}'").replace("BEFORE", before).replace("AFTER", after)
     script.write_text(text)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GEOCOMM_")}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), script]
+    command = [*warm_ranks().command("torch.distributed.run"), "--standalone", "--nproc-per-node", str(ranks), script]
     ended = subprocess.run(
         command, capture_output=True, text=True, timeout=120, env=kept | {"OMP_NUM_THREADS": "1"}, check=False
     )

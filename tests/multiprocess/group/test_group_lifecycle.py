@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from support.harness import Ranks
+from support.warm_ranks import warm_ranks
 
 # What a user writes: no import of geocomm anywhere.
 PROGRAM = """
@@ -44,7 +45,7 @@ def _launch(tmp_path: Path, program: str, *, ranks: int = 2, **changes: str) -> 
     """Under torch's launcher, with GEOCOMM_SITE of each rank's own."""
     script = tmp_path / "program.py"
     script.write_text("import os\nos.environ['GEOCOMM_SITE'] = 'site' + os.environ['RANK']\n" + program)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), script]
+    command = [*warm_ranks().command("torch.distributed.run"), "--standalone", "--nproc-per-node", str(ranks), script]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=240, env=_environment(**changes), cwd=tmp_path, check=False
     )

@@ -32,10 +32,10 @@ def dials(hub: str) -> bool:
     return False
 
 
-HANGUP = pytest.param(signal.SIGHUP, marks=pytest.mark.slow)
+OTHERS = [pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGHUP)]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, HANGUP], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [signal.SIGTERM, *OTHERS], ids=lambda number: number.name)
 def test_program_that_waits_for_a_hub_leaves_nobody_behind(tmp_path: Path, number: signal.Signals) -> None:
     keys = make_keys(tmp_path / "keys")["b"].folder
     hub = f"127.0.0.1:{free_port()}"

@@ -24,6 +24,7 @@ from geocomm.core.installation import install_command
 from geocomm.observe.telemetry.run_store import RunStore
 from support.harness import Ranks
 from support.local_jobs import free_ports
+from support.warm_ranks import warm_ranks
 
 ELEMENTS = 100_000
 RAW_BYTES = 4 * ELEMENTS
@@ -224,7 +225,7 @@ def test_program_that_never_destroys_its_group_leaves_a_last_line(
     monkeypatch.setenv("GEOCOMM_STATS_FILE", str(tmp_path / "stats-{rank}.jsonl"))
     monkeypatch.setenv("GEOCOMM_STATS_INTERVAL", "3600")
     (tmp_path / "program.py").write_text(PROGRAM)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "program.py"]
+    command = [*warm_ranks().command("torch.distributed.run"), "--standalone", "--nproc-per-node", "2", "program.py"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=tmp_path, check=False)
     assert ended.returncode == 0, ended.stderr
     for rank in (0, 1):

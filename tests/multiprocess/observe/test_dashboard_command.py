@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ pytest.importorskip("uvicorn")
 
 from support.local_jobs import environment
 from support.recorded_run import record
+from support.warm_executable import warm_executable
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def printed(run: Path) -> Iterator[str]:
     """The address of the page that listens everywhere."""
-    command = [sys.executable, "-m", "geocomm", "dashboard", str(run), "--port", "0", "--address", "0.0.0.0"]
+    command = [warm_executable(), "-m", "geocomm", "dashboard", str(run), "--port", "0", "--address", "0.0.0.0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
         assert process.stdout is not None
         try:
@@ -61,7 +61,7 @@ def test_printed_address_is_one_that_others_reach_and_shows_the_run_by_any_name(
 
 @pytest.mark.parametrize("token", ["", " ", "two words", "Schlüssel"])
 def test_token_that_would_let_everybody_in_or_nobody_is_refused(run: Path, token: str) -> None:
-    command = [sys.executable, "-m", "geocomm", "dashboard", str(run), "--port", "0", "--token", token]
+    command = [warm_executable(), "-m", "geocomm", "dashboard", str(run), "--port", "0", "--token", token]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment())
     assert ended.returncode == 2, ended
     assert "--token: one word" in ended.stderr

@@ -6,7 +6,6 @@ import contextlib
 import json
 import signal
 import subprocess
-import sys
 import time
 import urllib.request
 import zlib
@@ -20,6 +19,7 @@ pytest.importorskip("uvicorn")
 from chromium import Page
 
 from support.recorded_run import record
+from support.warm_executable import warm_executable
 
 pytestmark = pytest.mark.timeout(120)
 CURVES = 9
@@ -32,7 +32,9 @@ def report(sites: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     record(folder / "telemetry", sites, 1, time.time() - 60, 60, host=EVIL)
     file = folder / "report.html"
-    subprocess.run([sys.executable, "-m", "geocomm", "dashboard", folder / "telemetry", "--export", file], check=True)
+    subprocess.run(
+        [warm_executable(), "-m", "geocomm", "dashboard", folder / "telemetry", "--export", file], check=True
+    )
     return file
 
 
@@ -87,7 +89,7 @@ def test_page_names_its_parts_and_fits_a_phone(page: Page, report: Path) -> None
 
 def test_page_is_served_until_ctrl_c_and_its_stream_goes_on(tmp_path: Path) -> None:
     folder = record(tmp_path / "telemetry", 2, 1, time.time() - 20, 20)
-    command = [sys.executable, "-m", "geocomm", "dashboard", folder, "--port", "0"]
+    command = [warm_executable(), "-m", "geocomm", "dashboard", folder, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, contextlib.ExitStack() as cleanup:
         cleanup.callback(process.kill)
         assert process.stdout is not None
@@ -112,7 +114,7 @@ def test_page_is_served_until_ctrl_c_and_its_stream_goes_on(tmp_path: Path) -> N
 
 def test_folder_without_telemetry_is_refused_in_words(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "geocomm", "dashboard", tmp_path], capture_output=True, text=True, check=False
+        [warm_executable(), "-m", "geocomm", "dashboard", tmp_path], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
     assert "has no telemetry" in " ".join(done.stderr.split())

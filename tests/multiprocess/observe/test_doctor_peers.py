@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from typing import Any
 
 from support.local_jobs import environment, free_port
+from support.warm_executable import warm_executable
 
 
 def job(*environments: dict[str, str], arguments: tuple[str, ...] = ("--json",)) -> list[tuple[int, str, str]]:
@@ -16,7 +16,7 @@ def job(*environments: dict[str, str], arguments: tuple[str, ...] = ("--json",))
     common |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "geocomm", "doctor", *arguments],
+            [warm_executable(), "-m", "geocomm", "doctor", *arguments],
             env=environment(**common, RANK=str(rank)) | own,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from typer.testing import CliRunner
 
-from geocomm.cli.main import build_app
 from geocomm.observe.telemetry.run_store import RunStore
 from support.collectors import collecting
+from support.command_tree import APP
 from support.harness import Ranks
 
 LIMIT_S = 60
@@ -65,7 +65,7 @@ def _wait(condition: Callable[[], Any]) -> None:
 
 
 def hang(folder: Path, *options: str) -> tuple[int, str]:
-    result = CliRunner().invoke(build_app(), ["hang", str(folder), "--after", "1", *options])
+    result = CliRunner().invoke(APP, ["hang", str(folder), "--after", "1", *options])
     assert isinstance(result.exception, SystemExit | None), result.exception
     return result.exit_code, result.stdout
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from chromium import Page
 
 from support.page_browser import mouse, open_drawn, press, served
 from support.recorded_run import record
+from support.warm_executable import warm_executable
 
 pytestmark = pytest.mark.timeout(180)
 PART = "charts.map(({ plot }) => [plot.scales.x.min, plot.scales.x.max])"
@@ -96,7 +96,7 @@ def test_part_selected_on_one_curve_is_shown_by_all_and_by_the_steps_with_more_d
 def test_part_is_chosen_by_keys_and_in_a_file_of_the_page(page: Page, tmp_path: Path) -> None:
     folder = record(tmp_path / "telemetry", 2, 1, time.time() - 100, 100)
     report = tmp_path / "report.html"
-    subprocess.run([sys.executable, "-m", "geocomm", "dashboard", folder, "--export", report], check=True)
+    subprocess.run([warm_executable(), "-m", "geocomm", "dashboard", folder, "--export", report], check=True)
     page.open(report.as_uri())
     assert page.wait_for("charts.length === 9", 20)
     whole, steps = part(page), page.evaluate(STEPS)
@@ -128,7 +128,7 @@ def test_part_is_chosen_by_keys_and_in_a_file_of_the_page(page: Page, tmp_path: 
 def test_file_says_how_many_points_it_has_and_zooms_no_closer_than_to_a_few(page: Page, tmp_path: Path) -> None:
     folder = record(tmp_path / "telemetry", 2, 1, time.time() - 4000, range(0, 4000, 20))
     report = tmp_path / "report.html"
-    subprocess.run([sys.executable, "-m", "geocomm", "dashboard", folder, "--export", report], check=True)
+    subprocess.run([warm_executable(), "-m", "geocomm", "dashboard", folder, "--export", report], check=True)
     page.open(report.as_uri())
     assert page.wait_for("charts.length === 9", 20)
     assert "This file has one point in 20 s; zooming in shows no more." in page.evaluate("document.body.innerText")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -20,6 +19,7 @@ from geocomm.observe.alerts.alert_log import FILE_NAME
 from support.hub_jobs import Job, job_in, start_node
 from support.hub_support import HUB_HOST, make_keys
 from support.local_jobs import environment, free_port, free_ports
+from support.warm_executable import warm_executable
 from support.webhook import webhook
 
 pytest.importorskip("starlette")
@@ -56,7 +56,7 @@ def until(condition: Callable[[], bool], what: str, job: Job, limit_s: float = 1
 
 def write_files(folder: Path, dashboard: int, alertmanager: int, receiver: str) -> None:
     """`geocomm monitoring`, and what a user changes in its files: where Alertmanager is, and where messages go."""
-    command = [sys.executable, "-m", "geocomm", "monitoring", str(folder), "--target", f"localhost:{dashboard}"]
+    command = [warm_executable(), "-m", "geocomm", "monitoring", str(folder), "--target", f"localhost:{dashboard}"]
     subprocess.run(command, check=True, env=environment(), stdout=subprocess.DEVNULL)
     file = folder / "prometheus.yml"
     file.write_text(file.read_text().replace("localhost:9093", f"localhost:{alertmanager}"))

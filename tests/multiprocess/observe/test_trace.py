@@ -10,10 +10,10 @@ import torch.distributed as dist
 from typer.testing import CliRunner
 
 import geocomm
-from geocomm.cli.main import build_app
 from geocomm.observe.telemetry.run_store import RunStore
 from support.chrome_trace import open_trace
 from support.collectors import collecting
+from support.command_tree import APP
 from support.harness import Ranks
 
 LIMIT_S = 60
@@ -39,7 +39,7 @@ def test_trace_of_two_processes(tmp_path: Path) -> None:
             assert time.monotonic() < end
             time.sleep(0.2)
         out = tmp_path / "run.tar"
-        result = CliRunner().invoke(build_app(), ["trace", str(tmp_path), "--steps", "2", "--out", str(out)])
+        result = CliRunner().invoke(APP, ["trace", str(tmp_path), "--steps", "2", "--out", str(out)])
         assert result.exit_code == 0, result.output
     assert f"{out}: 2 ranks, " in result.stdout
     trace = open_trace(out)

@@ -18,8 +18,8 @@ from support.engine_sites import DTYPES, Reference, engine_values, make_engine, 
 from support.harness import Ranks, hash_of, ranks_fixture
 from support.local_models import adamw, make_model, values
 
-ranks = ranks_fixture({"1+2": ["b", "a", "b"]})
-even_ranks = ranks_fixture({"2+2": ["a", "b", "b", "a"]})
+ranks = ranks_fixture({"1+2": ["b", "a", "b"]}, trains=True)
+even_ranks = ranks_fixture({"2+2": ["a", "b", "b", "a"]}, trains=True)
 SETTINGS: dict[str, Any] = {
     "every": 5,
     "overlap": 2,

@@ -20,8 +20,8 @@ from support.engine_sites import DTYPES
 from support.harness import Ranks, ranks_fixture
 
 ENVIRONMENT = {"DS_ACCELERATOR": "cpu", "TORCHDYNAMO_DISABLE": "1"}
-even = ranks_fixture({"2+2": ["a", "b", "b", "a"]}, environment=ENVIRONMENT)
-uneven = ranks_fixture({"1+2": ["b", "a", "b"]}, environment=ENVIRONMENT)
+even = ranks_fixture({"2+2": ["a", "b", "b", "a"]}, environment=ENVIRONMENT, trains=True)
+uneven = ranks_fixture({"1+2": ["b", "a", "b"]}, environment=ENVIRONMENT, trains=True)
 STEPS = 3
 PLAIN: dict[str, Any] = {}
 CODEC: dict[str, Any] = {"codec": "int4", "warmup_steps": 1, "exact_below": 50}

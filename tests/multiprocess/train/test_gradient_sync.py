@@ -75,7 +75,7 @@ def _train(stage: int, codec: str) -> dict[str, Any]:
 
 
 # One group of processes for both stages: to import DeepSpeed takes longer than the training.
-ranks = ranks_fixture({"2+2": ["a", "a", "b", "b"]}, environment=ENVIRONMENT, time_limit=200)
+ranks = ranks_fixture({"2+2": ["a", "a", "b", "b"]}, environment=ENVIRONMENT, time_limit=200, trains=True)
 
 
 @pytest.mark.parametrize("stage", [1, 2])

@@ -18,8 +18,8 @@ from support.engine_sites import DTYPES, engine_values
 from support.harness import Ranks, hash_of, ranks_fixture
 
 ENVIRONMENT = {"DS_ACCELERATOR": "cpu", "TORCHDYNAMO_DISABLE": "1"}
-uneven = ranks_fixture({"1+2": ["b", "a", "b"]}, environment=ENVIRONMENT)
-even = ranks_fixture({"2+2": ["a", "b", "b", "a"]}, environment=ENVIRONMENT)
+uneven = ranks_fixture({"1+2": ["b", "a", "b"]}, environment=ENVIRONMENT, trains=True)
+even = ranks_fixture({"2+2": ["a", "b", "b", "a"]}, environment=ENVIRONMENT, trains=True)
 JOINT = 2
 SAVED = 7  # a round is in flight there
 STEPS = 11

@@ -137,6 +137,7 @@ def test_compiler_that_outlived_its_build_is_waited_for(folder: Folder) -> None:
     assert out.splitlines()[-1] == "loaded"
 
 
+@pytest.mark.slow
 def test_two_builds_at_a_time_take_turns(folder: Folder) -> None:
     first = folder.start_to_compile()
     second = folder.start(gated=False)

@@ -20,7 +20,9 @@ from support.harness import Ranks, ranks_fixture
 STEPS = 50
 MEETS_EVERY = 20
 
-ranks = ranks_fixture({"2+1": ["a", "a", "b"], "1+1+1": list("abc")}, environment={"DS_ACCELERATOR": "cpu"})
+ranks = ranks_fixture(
+    {"2+1": ["a", "a", "b"], "1+1+1": list("abc")}, environment={"DS_ACCELERATOR": "cpu"}, trains=True
+)
 
 
 def _train(sites: list[str], asks: dict[int, tuple[int, str]], slow: str, lockstep: bool) -> list[tuple[int, str]]:

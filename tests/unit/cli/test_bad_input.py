@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from geocomm.cli.main import build_app
 from geocomm.core.place import VARIABLES
 from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
-from support.command_tree import COMMANDS
+from support.command_tree import APP, COMMANDS
 
 ELASTIC = "run --elastic --hub h:1 --run-dir {away} --keys {keys}/a"
 # (command line, exit status, words of the line). {file}: a text file, {folder}: a folder, {run}: the run
@@ -202,7 +201,7 @@ def test_bad_input_ends_with_the_status_of_the_help_and_one_line(
     line: str, status: int, words: str, places: dict[str, str]
 ) -> None:
     arguments = [word.format(**places) for word in line.split()]
-    result = CliRunner(env={"COLUMNS": "400"}).invoke(build_app(), arguments)
+    result = CliRunner(env={"COLUMNS": "400"}).invoke(APP, arguments)
     _require_refusal(result, status, words.format(**places))
 
 
@@ -217,7 +216,7 @@ def test_probe_whose_result_could_not_be_written_ends_before_it_waits_for_ranks(
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     path = f"{places['file']}/links.json"
-    _require_refusal(CliRunner(env={"COLUMNS": "400"}).invoke(build_app(), ["probe", "--out", path]), 2, path)
+    _require_refusal(CliRunner(env={"COLUMNS": "400"}).invoke(APP, ["probe", "--out", path]), 2, path)
 
 
 def test_links_of_a_file_are_refused_by_field(places: dict[str, str]) -> None:
@@ -227,5 +226,5 @@ def test_links_of_a_file_are_refused_by_field(places: dict[str, str]) -> None:
             {"geocomm_links": 1, "sites": ["a", "b"], "rate_bps": [[0, "x"], [1e9, 0]], "rtt_s": [[0, 0], [0, 0]]}
         )
     )
-    result = CliRunner(env={"COLUMNS": "400"}).invoke(build_app(), ["plan", "--parameters", "7b", "--links", str(path)])
+    result = CliRunner(env={"COLUMNS": "400"}).invoke(APP, ["plan", "--parameters", "7b", "--links", str(path)])
     _require_refusal(result, 2, f"{path}: rate_bps[0][1]")

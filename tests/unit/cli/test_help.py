@@ -10,15 +10,15 @@ import pytest
 from typer.testing import CliRunner
 
 from geocomm._version import __version__
-from geocomm.cli.main import build_app, paragraphs
+from geocomm.cli.main import paragraphs
 from geocomm.core.installation import build_facts
-from support.command_tree import COMMANDS
+from support.command_tree import APP, COMMANDS
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize("columns", [60, 100])
 def test_paragraphs_fill_the_lines_of_the_terminal(words: tuple[str, ...], columns: int) -> None:
-    result = CliRunner(env={"COLUMNS": str(columns)}).invoke(build_app(), [*words, "--help"])
+    result = CliRunner(env={"COLUMNS": str(columns)}).invoke(APP, [*words, "--help"])
     assert result.exit_code == 0, result.output
     text = result.stdout.split("╭")[0]
     lines = [line.rstrip() for line in text.splitlines() if "Usage:" not in line]
@@ -49,5 +49,5 @@ def test_lines_of_an_example_stay_apart() -> None:
 
 
 def test_version_is_that_of_the_package_and_tells_what_it_was_built_for() -> None:
-    result = CliRunner().invoke(build_app(), ["--version"])
+    result = CliRunner().invoke(APP, ["--version"])
     assert (result.exit_code, result.stdout) == (0, f"geocomm {__version__}, {build_facts()}\n")

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from geocomm.cli.main import build_app
 from geocomm.core.records import line_of
 from geocomm.elastic.journal.entries import Away, End, Entry, Left, Round, Skip
 from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
+from support.command_tree import APP
 from support.journal.simulated_run import SimulatedRun
 
 
@@ -33,7 +33,7 @@ def run_dir(tmp_path: Path, entries: tuple[Entry, ...]) -> Path:
 
 
 def log(*arguments: object) -> Result:
-    return CliRunner(env={"COLUMNS": "200"}).invoke(build_app(), ["log", *map(str, arguments)])
+    return CliRunner(env={"COLUMNS": "200"}).invoke(APP, ["log", *map(str, arguments)])
 
 
 def test_every_entry_has_a_line_with_what_it_says(run_dir: Path, entries: tuple[Entry, ...]) -> None:

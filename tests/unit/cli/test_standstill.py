@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from geocomm.cli.main import build_app
 from geocomm.metrics import schema
 from geocomm.observe.telemetry.report import Report
 from geocomm.observe.telemetry.run_store import RunStore
+from support.command_tree import APP
 from support.reports import keep
 
 S = 10**9
@@ -69,7 +69,7 @@ def run_until_now(folder: Path, *, final: bool = False) -> None:
 
 
 def lines(*arguments: str) -> list[str]:
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(build_app(), [*arguments])
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(APP, [*arguments])
     assert result.exit_code == 0, result.output
     return [" ".join(line.split()) for line in result.stdout.splitlines()]
 

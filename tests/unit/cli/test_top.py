@@ -7,13 +7,13 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from geocomm.cli.main import build_app
 from geocomm.elastic.journal.entries import Data, Deal, Genesis, Join, Ready
 from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
 from geocomm.elastic.known_agents import About, tell_led
 from geocomm.metrics import schema
 from geocomm.observe.telemetry.report import Report
 from geocomm.observe.telemetry.run_store import RunStore
+from support.command_tree import APP
 from support.reports import keep
 
 S = 10**9
@@ -58,7 +58,7 @@ def test_run_that_deals_data_shows_what_is_left_and_what_reading_cost(tmp_path: 
     counted = {"waited_seconds": 7.0, "fetched_bytes": 64_000_000, "fetched_dollars": 1.25}
     report = told(9)
     keep(RunStore(tmp_path, write=True), report.model_copy(update={"stats": report.stats | {"data": counted}}), 9.0)
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(build_app(), ["top", str(tmp_path), "--once"])
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(APP, ["top", str(tmp_path), "--once"])
     assert result.exit_code == 0, result.output
     assert "3.00 G tokens left of this pass, 81970 tokens read again" in " ".join(result.stdout.split())
     assert "dealt waited fetched cost" in " ".join(result.stdout.split())
@@ -69,7 +69,7 @@ def test_run_that_is_over_is_shown_as_it_was_at_its_last_report(tmp_path: Path) 
     store = RunStore(tmp_path, write=True)
     for second in range(1, 10):
         keep(store, told(second), float(second))
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(build_app(), ["top", str(tmp_path), "--once"])
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(APP, ["top", str(tmp_path), "--once"])
     assert result.exit_code == 0, result.output
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert lines[0] == "step 9 of 12, 3 s left, loss 2.5000, 70 tokens/s"

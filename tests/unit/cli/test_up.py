@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from geocomm.cli.main import build_app
 from geocomm.cli.ssh_sites import launch
 from geocomm.security.job_ca import JobCa
+from support.command_tree import APP
 
 SITES = 'hub = "192.0.2.10:29400"\n[sites.a]\nssh = "a"\n[sites.b]\nssh = ["n1", "n2"]\n'
 
@@ -25,7 +25,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def geocomm(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(build_app(), [*arguments])
+    result = CliRunner().invoke(APP, [*arguments])
     return result.exit_code, " ".join((result.output + result.stderr).split())
 
 
@@ -53,7 +53,7 @@ def test_each_reason_has_a_line_of_its_own_without_what_a_terminal_obeys(monkeyp
         raise launch.NotStartedError("a: it lacks tar\nb: it says \x1b[2J")
 
     monkeypatch.setattr(launch, "up", refuse)
-    result = CliRunner().invoke(build_app(), ["up", "--", "train.py"])
+    result = CliRunner().invoke(APP, ["up", "--", "train.py"])
     assert (result.exit_code, result.stderr) == (2, "geocomm up: a: it lacks tar\nb: it says ?[2J\n")
 
 

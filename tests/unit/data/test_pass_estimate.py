@@ -10,11 +10,11 @@ import pytest
 from bench_data_rule import RULES as THREE
 from typer.testing import CliRunner
 
-from geocomm.cli.main import build_app
 from geocomm.core.bad_input import BadInput
 from geocomm.data.catalog import Catalog, Label, Rules, Shard, Store, Version
 from geocomm.data.pass_estimate import Machines, TrainingTraffic, advice, estimates
 from geocomm.group.planning.link_table import Links
+from support.command_tree import APP
 
 TOKENS = 10_000_000_000
 RULES = THREE.model_copy(update={"labels": THREE.labels | {"lost": Label(readers=())}})
@@ -105,7 +105,7 @@ def test_command(tmp_path: Path) -> None:
     catalog.add(version, shards(12))
     run = CliRunner(env={"COLUMNS": "200"}).invoke
     options = ["--gpus", "frankfurt=16,virginia=64,tokyo=16", "--tokens-per-second", "9500"]
-    told = run(build_app(), ["plan", "--data", catalog.url, *options])
+    told = run(APP, ["plan", "--data", catalog.url, *options])
     assert told.exit_code == 0, told.output
     assert "frankfurt tokyo virginia" in told.output
     assert "tokyo adds nothing" in told.output
@@ -113,7 +113,7 @@ def test_command(tmp_path: Path) -> None:
     table = Links.uniform([*MACHINES.gpus, "oslo"], 1e5, 0.1)
     links.write_text(json.dumps(table.to_dict()))
     model = ["--parameters", "7b", "--price", "0.02", "--links", str(links), "--codec", "int8", "--mode", "local"]
-    told = run(build_app(), ["plan", "--data", catalog.url, *options, *model, "--json"])
+    told = run(APP, ["plan", "--data", catalog.url, *options, *model, "--json"])
     assert told.exit_code == 0, told.output
     whole, *rest = json.loads(told.output)["rows"]
     # A line of 100 kbit/s is full of rounds: each site sends to two others.
@@ -121,7 +121,7 @@ def test_command(tmp_path: Path) -> None:
     assert whole["round_dollars"] == pytest.approx(whole["round_tb"] * 20)
     assert whole["line_days"] > 0
     assert [one["round_tb"] for one in rest if len(one["sites"]) == 1] == [0.0] * 3
-    told = run(build_app(), ["plan", "--data", catalog.url, *options, *model])
+    told = run(APP, ["plan", "--data", catalog.url, *options, *model])
     assert "$ rounds" in told.output
     lacking = tmp_path / "lacking.json"
     lacking.write_text(json.dumps(table.select(["oslo", "tokyo"]).to_dict()))
@@ -135,6 +135,6 @@ def test_command(tmp_path: Path) -> None:
         (["--data", f"{tmp_path}/none", *options], "has no version"),
         (options, "are for --data"),
     ):
-        told = run(build_app(), ["plan", *wrong])
+        told = run(APP, ["plan", *wrong])
         assert told.exit_code == 2
         assert words in told.output

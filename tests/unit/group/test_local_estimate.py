@@ -7,7 +7,6 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from geocomm.cli.main import build_app
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.group.planning.codec_choice import Speed
 from geocomm.group.planning.link_table import Links
@@ -20,6 +19,7 @@ from geocomm.group.planning.local_estimate import (
     local_estimate,
 )
 from geocomm.group.planning.run_estimate import OPERATION_S, Workload
+from support.command_tree import APP
 
 INSTANT = Speed(0.0, 0.0)
 
@@ -85,7 +85,7 @@ def test_interval_below_one_is_refused() -> None:
 
 
 def _plan(*arguments: str) -> str:
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(build_app(), ["plan", *arguments])
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(APP, ["plan", *arguments])
     assert result.exit_code == 0, result.output
     return result.stdout
 

@@ -9,7 +9,6 @@ import pytest
 from plan_against_wan import compare, links_of, table
 from typer.testing import CliRunner
 
-from geocomm.cli.main import build_app
 from geocomm.group.planning.codec_choice import Speed
 from geocomm.group.planning.link_table import Links
 from geocomm.group.planning.run_estimate import OPERATION_S, Workload, estimate, scaled
@@ -17,6 +16,7 @@ from geocomm.lab.bench.bench_report import Conditions
 from geocomm.lab.bench.wan_bench import WanRow, describe_link
 from geocomm.lab.bench.wan_bench_report import BenchSection
 from geocomm.lab.emulator.emulated_links import EmulatedLink
+from support.command_tree import APP
 
 INSTANT = Speed(0.0, 0.0)
 
@@ -103,7 +103,7 @@ def test_command_prints_16_sites_of_1000_ranks_as_json() -> None:
         "--price",
         "0.02",
     ]
-    result = CliRunner().invoke(build_app(), [*arguments, "--json"])
+    result = CliRunner().invoke(APP, [*arguments, "--json"])
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
     assert len(document["conditions"]["links"]["sites"]) == 16
@@ -117,14 +117,14 @@ def test_command_prints_16_sites_of_1000_ranks_as_json() -> None:
 
 
 def test_command_prints_a_table() -> None:
-    result = CliRunner(env={"COLUMNS": "160"}).invoke(build_app(), ["plan", "--parameters", "300m", "--codec", "int8"])
+    result = CliRunner(env={"COLUMNS": "160"}).invoke(APP, ["plan", "--parameters", "300m", "--codec", "int8"])
     assert result.exit_code == 0, result.output
     assert "int8" in result.stdout
     assert "broadcast" in result.stdout
 
 
 def _plan(*arguments: str, columns: int = 80) -> str:
-    result = CliRunner(env={"COLUMNS": str(columns)}).invoke(build_app(), ["plan", *arguments])
+    result = CliRunner(env={"COLUMNS": str(columns)}).invoke(APP, ["plan", *arguments])
     assert result.exit_code == 0, result.output
     return result.stdout
 
@@ -182,7 +182,7 @@ def test_codecs_that_the_backend_refuses_are_not_listed() -> None:
     ],
 )
 def test_command_refuses_what_cannot_be(arguments: list[str]) -> None:
-    result = CliRunner().invoke(build_app(), ["plan", *arguments])
+    result = CliRunner().invoke(APP, ["plan", *arguments])
     assert result.exit_code == 2, result.output
 
 

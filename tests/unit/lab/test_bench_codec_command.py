@@ -11,12 +11,12 @@ import torch
 from typer.testing import CliRunner
 
 import geocomm
-from geocomm.cli.main import build_app
 from geocomm.core.bad_input import BadInput
 from geocomm.lab.bench import codec_bench
 from geocomm.lab.bench.codec_bench import CodecBenchError, measure
 from geocomm.lab.bench.codec_data import RUN_ELEMENTS, CodecInput, from_file, gaussian
 from geocomm.lab.bench.codec_report import error_text
+from support.command_tree import APP
 
 VALUES = torch.randn(1000, generator=torch.Generator().manual_seed(1))
 
@@ -123,9 +123,7 @@ def test_error_is_shown_in_few_characters(nmse: float, text: str) -> None:
 
 def test_command_prints_a_table_and_draws(tmp_path: Path) -> None:
     picture = tmp_path / "codecs.png"
-    ended = CliRunner().invoke(
-        build_app(), ["bench", "codec", "--elements", "2000", "--rounds", "1", "--plot", str(picture)]
-    )
+    ended = CliRunner().invoke(APP, ["bench", "codec", "--elements", "2000", "--rounds", "1", "--plot", str(picture)])
     assert ended.exit_code == 0, ended.output
     for preset in geocomm.codec_presets():
         assert preset in ended.output
@@ -144,7 +142,7 @@ def test_command_prints_json_of_the_codecs_asked_for(tmp_path: Path) -> None:
         "--rounds",
         "1",
     ]
-    ended = CliRunner().invoke(build_app(), [*arguments, "--file", str(saved(tmp_path, "npy"))])
+    ended = CliRunner().invoke(APP, [*arguments, "--file", str(saved(tmp_path, "npy"))])
     assert ended.exit_code == 0, ended.output
     document = json.loads(ended.stdout)
     assert [row["codec"] for row in document["rows"]] == ["int8:block=64,round=stochastic", "none"]
@@ -153,6 +151,6 @@ def test_command_prints_json_of_the_codecs_asked_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [["--codec", "int9"], ["--file", "/nowhere.npy"]])
 def test_command_with_a_wrong_option_ends_with_2_and_says_why(arguments: list[str]) -> None:
-    ended = CliRunner().invoke(build_app(), ["bench", "codec", *arguments])
+    ended = CliRunner().invoke(APP, ["bench", "codec", *arguments])
     assert ended.exit_code == 2
     assert arguments[1] in ended.output

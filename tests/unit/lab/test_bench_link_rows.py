@@ -9,6 +9,7 @@ import pytest
 
 from geocomm.lab.bench import link_bench
 from geocomm.lab.bench.link_bench import LinkBenchError, Sample, bench, cases, markdown, row_cells, rows_of
+from support.command_tree import APP
 
 
 def test_cases_channels_are_compared_with_the_bare_loop_of_their_kind() -> None:
@@ -67,9 +68,7 @@ def test_bench_encrypted_cases_get_keys_of_two_sites(tmp_path: Path, monkeypatch
 def test_bench_link_is_a_command() -> None:
     from typer.testing import CliRunner
 
-    from geocomm.cli.main import build_app
-
-    done = CliRunner().invoke(build_app(), ["bench", "link", "--help"])
+    done = CliRunner().invoke(APP, ["bench", "link", "--help"])
     assert done.exit_code == 0
     assert "loopback" in done.output
 

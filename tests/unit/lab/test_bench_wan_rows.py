@@ -11,7 +11,6 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from typer.testing import CliRunner
 
-from geocomm.cli.main import build_app
 from geocomm.lab.bench.bench_report import Conditions
 from geocomm.lab.bench.wan_bench import (
     GLOO,
@@ -26,6 +25,7 @@ from geocomm.lab.bench.wan_bench import (
 from geocomm.lab.bench.wan_bench_report import BenchSection, markdown, read_results, row_cells, verdict, write_results
 from geocomm.lab.bench.wan_bench_worker import Reference, rank_input
 from geocomm.lab.emulator.emulated_links import EmulatedLink
+from support.command_tree import APP
 
 GIGABIT = EmulatedLink(rate_bps=1e9, delay_s=0.05)
 PLAN = WanBenchPlan(("none", GLOO), (4096,), repeats=1, warmup=0, pause_s=0, interleave=True, seed=3)
@@ -159,5 +159,5 @@ def test_link_description_has_rate_delay_and_loss() -> None:
 
 @pytest.mark.parametrize("arguments", [["--codecs", "zip"], ["--rate", "fast"], ["--sizes", "3"], ["--sizes", "x"]])
 def test_command_line_bad_value_exits_2(arguments: list[str]) -> None:
-    result = CliRunner().invoke(build_app(), ["bench", "wan", *arguments])
+    result = CliRunner().invoke(APP, ["bench", "wan", *arguments])
     assert result.exit_code == 2

@@ -11,7 +11,6 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from geocomm.cli.main import build_app
 from geocomm.lab.demo.demo_progress import DemoView
 from geocomm.lab.demo.demo_run import (
     DEFAULT_STEPS,
@@ -28,6 +27,7 @@ from geocomm.lab.demo.demo_run import (
 from geocomm.lab.demo.demo_table import draw, lateness_note, summary_table, write_summary
 from geocomm.lab.emulator.emulated_wan import WanReport
 from geocomm.train.loop.train_config import RunConfig
+from support.command_tree import APP
 
 STEPS = 5
 WAN = [{"time": float(second), "bytes": 1000 * second} for second in range(0, 200, 2)]
@@ -233,7 +233,7 @@ def test_view_on_a_terminal_shows_all_variants() -> None:
 
 @pytest.mark.parametrize("arguments", [["--rtt", "long"], ["--steps", "1"], ["--out", "."]])
 def test_command_line_bad_value_exits_2(arguments: list[str]) -> None:
-    result = CliRunner().invoke(build_app(), ["demo", *arguments])
+    result = CliRunner().invoke(APP, ["demo", *arguments])
     assert result.exit_code == 2
 
 

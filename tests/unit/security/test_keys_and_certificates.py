@@ -14,11 +14,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from typer.testing import CliRunner
 
-from geocomm.cli.main import build_app
 from geocomm.group.rendezvous.tls_stream import explain
 from geocomm.security import job_ca
 from geocomm.security.job_ca import JobCa
 from geocomm.security.key_folder import Identity, Keys, KeysError, peer_identity, sites_of
+from support.command_tree import APP
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def certificate_of(folder: Path) -> x509.Certificate:
 
 
 def keys(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(build_app(), ["keys", *arguments])
+    result = CliRunner().invoke(APP, ["keys", *arguments])
     return result.exit_code, result.output + result.stderr
 
 
