@@ -231,8 +231,13 @@ def is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
-def imported(tree: ast.AST, deep: bool = True, types: bool = False) -> Iterator[str]:
+@functools.cache
+def imported(tree: ast.AST, deep: bool = True, types: bool = False) -> list[str]:
     """Dotted names that a module imports when it runs; not `deep`: when it is itself imported; `types`: those too."""
+    return list(_imported(tree, deep, types))
+
+
+def _imported(tree: ast.AST, deep: bool, types: bool) -> Iterator[str]:
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -240,9 +245,9 @@ def imported(tree: ast.AST, deep: bool = True, types: bool = False) -> Iterator[
             assert node.level == 0, "imports are absolute"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif is_type_checking(node) and not types:
-            yield from (name for branch in node.orelse for name in imported(branch, deep, types))
+            yield from (name for branch in node.orelse for name in _imported(branch, deep, types))
         elif deep or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            yield from imported(node, deep, types)
+            yield from _imported(node, deep, types)
 
 
 def variables_read(tree: ast.AST) -> set[str]:

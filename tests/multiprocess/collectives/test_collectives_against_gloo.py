@@ -12,7 +12,7 @@ from support.harness import Ranks, gloo_group, ranks_fixture
 LAYOUTS = {
     "1+1": ["a", "b"],
     "2+1": ["a", "a", "b"],
-    "2+2": ["a", "a", "b", "b"],
+    "2+2": pytest.param(["a", "a", "b", "b"], marks=pytest.mark.slow),
     "1+1+1": ["a", "b", "c"],
     "3+1+2 shuffled": ["b", "a", "c", "a", "a", "c"],
 }

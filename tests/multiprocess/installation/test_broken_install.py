@@ -59,7 +59,7 @@ def _torch_minor() -> str:
     [
         (_never_built, ["InternalError", "not built"]),
         pytest.param(_without_module, ["InternalError", "does not load"], marks=pytest.mark.slow),
-        (_with_garbage, ["InternalError", "does not load"]),
+        pytest.param(_with_garbage, ["InternalError", "does not load"], marks=pytest.mark.slow),
         (_for_another_torch, ["VersionMismatchError", "torch 1.13", "install"]),
     ],
 )

@@ -134,7 +134,10 @@ def _train(codec: str, steps: int) -> tuple[list[float], dict[str, Any]]:
     return losses, own | {"own": own, "shown": geocomm.stats()["gradients"]}
 
 
-@pytest.mark.parametrize("codec", ["int8", "balanced", "tiny"])
+SLOW = [pytest.param(codec, marks=pytest.mark.slow) for codec in ("int8", "tiny")]
+
+
+@pytest.mark.parametrize("codec", ["balanced", *SLOW])
 def test_net_trains_and_replicas_stay_identical(ranks: Ranks, codec: str) -> None:
     results = ranks.run(_train, codec, 40)
     exact = ranks.run(_train, "none", 10)

@@ -33,7 +33,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
 STEPS = 17
 
 ranks = ranks_fixture(
-    {"1+1": ["a", "b"], "2+1": ["a", "a", "b"], "2+4": ["a", "b", "a", "b", "b", "b"], "1+1+1": list("abc")}
+    {
+        "1+1": ["a", "b"],
+        "2+1": ["a", "a", "b"],
+        "2+4": pytest.param(["a", "b", "a", "b", "b", "b"], marks=pytest.mark.slow),
+        "1+1+1": list("abc"),
+    }
 )
 
 

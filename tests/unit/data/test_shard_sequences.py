@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -23,6 +23,7 @@ from geocomm.data.catalog import Catalog, Label, Rules, Shard, Store, Version
 from geocomm.data.deal_sequences import argsort
 from geocomm.data.fixed_deals import ReadSoFar
 from geocomm.data.shard_sequences import SetName, ShardSequences
+from support.effort import effort
 
 LENGTH = 4
 GOLDEN_DEAL = [2, 5, 7, 3, 0, 6, 4, 1]
@@ -78,7 +79,7 @@ def seen(data: ShardSequences, start: int, stop: int) -> list[tuple[int, int]]:
     return [(int(row[0]), int(row[1])) for row in rows]
 
 
-@settings(deadline=None, max_examples=40)
+@effort(20)
 @given(
     counts=st.lists(st.integers(0, 9), min_size=1, max_size=30).filter(any),
     held_out=st.sampled_from([0.0, 0.25, 0.5]),
@@ -118,7 +119,7 @@ def test_passes_and_seeds_have_other_orders(data_set: DataSet) -> None:
     assert first == seen(data_set.read(), 0, 100)
 
 
-@settings(deadline=None, max_examples=40)
+@effort(20)
 @given(
     old=st.lists(st.integers(1, 5), min_size=1, max_size=20),
     new=st.lists(st.integers(1, 5), min_size=1, max_size=20),
@@ -178,7 +179,7 @@ class Job:
 _SITES = st.dictionaries(st.sampled_from(["frankfurt", "virginia", "ohio"]), st.integers(1, 4), min_size=1)
 
 
-@settings(deadline=None, max_examples=60)
+@effort(25)
 @given(
     common=st.lists(st.integers(1, 9), min_size=1, max_size=40),
     eu=st.lists(st.integers(1, 9), max_size=10),

@@ -22,7 +22,7 @@ from geocomm.elastic.journal.sequencer_events import Action, Event, Send
 from support.journal import simulated_agents
 from support.journal.simulated_run import FAULTS, TERMS, History, SimulatedRun
 
-BUDGET_S = 8.0
+BUDGET_S = 4.0
 IN_DOUBT = replace(TERMS, doubt_s=0.5, silent_s=3.0, disconnected_s=0.5)
 """Deals are taken back from sites that have hardly gone."""
 # `make test` looks at the same histories each time; others are the matter of benchmarks/journal_histories.py.
@@ -70,6 +70,7 @@ def test_leader_says_how_much_is_read_again_after_ranks_die(monkeypatch: pytest.
     assert (kept.read_again, kept.said_again) == (0, 0)
 
 
+@pytest.mark.slow
 def test_wrong_bits_of_one_site_of_three_hardly_ever_cost_the_others_a_start() -> None:
     histories = [SimulatedRun(seed, sites=3, faults={"bits": 1.0}).run() for seed in range(20)]
     assert [verdict(history) for history in histories] == [""] * 20
