@@ -1,5 +1,3 @@
-#include "link_bench/bare_end.h"
-
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -12,6 +10,8 @@
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "link_bench/bench_process.h"
 
 namespace geocomm::link_bench {
 

@@ -76,6 +76,12 @@ class End {
 // `parent`: the end in the parent, which always sends.
 using MakeEnd =
     std::function<std::unique_ptr<End>(const Settings& settings, bool parent, const Partner& partner)>;
+// What the kernel, and OpenSSL on top of it, move with nothing else in the way: a thread that sends in a loop
+// over one blocking connection, and one that receives.
+std::unique_ptr<End> make_bare_end(const Settings& settings, bool parent, const Partner& partner);
+// A channel of the transport between the two processes: operations of 64 chunks of 1 MiB, as an exchange of
+// collectives sends them. The first operation is compared with what was sent.
+std::unique_ptr<End> make_channel_end(const Settings& settings, bool parent, const Partner& partner);
 
 struct Outcome {
   Moved to_child;

@@ -1,5 +1,3 @@
-#include "link_bench/channel_end.h"
-
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -12,6 +10,7 @@
 #include "core/buffer.h"
 #include "core/deadline.h"
 #include "core/log.h"
+#include "link_bench/bench_process.h"
 #include "transport/endpoint.h"
 
 namespace geocomm::link_bench {

@@ -6,9 +6,7 @@
 #include <cstdlib>
 #include <iostream>
 
-#include "link_bench/bare_end.h"
 #include "link_bench/bench_process.h"
-#include "link_bench/channel_end.h"
 
 namespace {
 
