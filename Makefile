@@ -127,16 +127,9 @@ test-fast: $(NATIVE) ## quick: the Python tests of units and properties
 	@$(PY) -m pytest -q -m "not slow" -n $(JOBS) --dist loadgroup tests/unit tests/property
 	@echo "make test-fast: passed"
 
-# $(call python_tests,<workers>,<how xdist deals tests>,<which tests>). With ONCE_MORE=1, up to five that failed are run once
-# more, alone, and named: they are to be mended. One that fails then has failed.
+# $(call python_tests,<workers>,<how xdist deals tests>,<which tests>)
 define python_tests
-	@rm -rf build/pytest
-	@$(PY) -m pytest -q -m "not slow" -o cache_dir=build/pytest -n $(1) --dist $(2) --no-loadscope-reorder $(3) || { status=$$?; \
-	  failed=$$(grep -c true build/pytest/v/cache/lastfailed); \
-	  [ -n "$(ONCE_MORE)" ] && [ $$status -eq 1 ] && [ $$failed -le 5 ] || exit $$status; \
-	  echo "test: once more, alone, what failed ($$failed)"; \
-	  $(PY) -m pytest -q -m "not slow" -o cache_dir=build/pytest -n 1 --dist $(2) --lf --lfnf none $(3) && \
-	  echo "test: failed once, and passed alone: $$failed"; }
+	@$(PY) -m pytest -q -m "not slow" -n $(1) --dist $(2) --no-loadscope-reorder $(3)
 endef
 
 python-test: $(NATIVE) $(OPERATOR) ## full: the Python tests but the slow ones; TEST_WORKERS (8) at a time

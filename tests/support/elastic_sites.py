@@ -225,4 +225,4 @@ class ElasticSites(dict[str, ElasticSite]):
                 f"{len(site.rounds())} rounds, live: {site.state().live}"
                 for site in self.values()
             )
-            time.sleep(0.1)  # reading a journal takes up to 20 ms of CPU time
+            time.sleep(0.2)  # reading a journal takes up to 20 ms of CPU time

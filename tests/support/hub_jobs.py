@@ -70,7 +70,7 @@ class Job:
         while (host, port) not in listeners(family([process.pid for process in self.processes])):
             if time.monotonic() > end:
                 pytest.fail(f"nobody listens at {host}:{port}\n{self.output()}")
-            time.sleep(0.05)
+            time.sleep(0.2)
 
     def end(self) -> list[int]:
         """The exit statuses, once all are done."""
