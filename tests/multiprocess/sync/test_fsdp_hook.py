@@ -20,7 +20,7 @@ from support import sharded_gradients as sharded
 from support.harness import Ranks
 from support.planned_gradients import assert_same_bits
 
-LAYOUTS = {"1+1": ["a", "b"], "2+2": ["a", "a", "b", "b"]}
+LAYOUTS = {"1+1": pytest.param(["a", "b"], marks=pytest.mark.slow), "2+2": ["a", "a", "b", "b"]}
 SMALL = {"GEOCOMM_MIN_COMPRESS_BYTES": "1024"}
 
 

@@ -148,6 +148,7 @@ def test_two_builds_at_a_time_take_turns(folder: Folder) -> None:
     assert (first.returncode, second.returncode) == (0, 0)
 
 
+@pytest.mark.slow
 def test_lock_of_a_build_without_the_guard_stays_while_it_lives(folder: Folder) -> None:
     """DeepSpeed alone, or an earlier version: torch's lock is all that it has."""
     unguarded = subprocess.Popen(

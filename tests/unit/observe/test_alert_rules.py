@@ -255,6 +255,7 @@ def test_rule_fires_and_is_quiet(name: str) -> None:
         assert embedded(quiet)[-1] == set()
 
 
+@pytest.mark.slow  # the one below asks Prometheus too
 @promtool
 def test_rule_fires_and_is_quiet_in_prometheus(tmp_path: Path) -> None:
     cases: list[tuple[Run, Mapping[int, Found]]] = []
