@@ -33,9 +33,9 @@ if TYPE_CHECKING:  # `as`: the form by which type checkers take a name for publi
     from geocomm.core.errors import VersionMismatchError as VersionMismatchError
     from geocomm.core.options import Options as Options
     from geocomm.data.site_dataset import SiteDataset as SiteDataset
-    from geocomm.group.backend.device_mesh import device_mesh as device_mesh
     from geocomm.group.backend.policy_epochs import refresh_links as refresh_links
     from geocomm.group.backend.sites import Sites as Sites
+    from geocomm.group.backend.sites import device_mesh as device_mesh
     from geocomm.group.backend.sites import sites as sites
     from geocomm.group.planning.link_table import Links as Links
     from geocomm.metrics.counters import last_error as last_error
@@ -69,7 +69,7 @@ _MODULE_OF = {
     "round_log": "metrics.logs",
     "report_step": "metrics.training",
     "refresh_links": "group.backend.policy_epochs",
-    "device_mesh": "group.backend.device_mesh",
+    "device_mesh": "group.backend.sites",
     "sites": "group.backend.sites",
     "Sites": "group.backend.sites",
     "check_replicas": "observe.diagnosis.replica_check",

@@ -1,20 +1,29 @@
-"""What commands share: how they print, and how they end where they cannot do what was asked of them."""
+"""What commands share: how they print, how they end where they cannot do what was asked of them, and the telemetry of
+a run that some of them read."""
 
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from geocomm.core.bad_input import BadInput
 from geocomm.core.message_log import printable
+from geocomm.core.units import duration_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from geocomm.observe.telemetry.run_store import RunStore
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+TelemetryFolder = Annotated[
+    Path, typer.Argument(help="The folder of --telemetry at the hub, or a site's --run-dir.", metavar="[FOLDER]")
+]
 
 
 def say(what: RenderableType, style: str | None = None, *, err: bool = False, wrap: bool = False) -> None:
@@ -55,3 +64,18 @@ def write_plot(command: str, path: Path, draw: Callable[[Path], None]) -> None:
     except (OSError, ValueError) as error:
         fail(command, f"--plot {path}: {error}")
     say(f"written: {path}", err=True)
+
+
+def open_store(folder: Path) -> RunStore:
+    """The run store in `folder`; BadInput: there is none."""
+    from geocomm.observe.telemetry.run_store import RunStore
+
+    try:
+        return RunStore(folder)
+    except (sqlite3.Error, OSError) as error:
+        raise BadInput(str(error)) from None
+
+
+def standstill_text(seconds: float, folder: Path) -> str:
+    """What comes first where a run stands still."""
+    return f"No step for {duration_text(seconds)}: geocomm hang {folder} says who has not come to what."

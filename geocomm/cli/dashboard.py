@@ -11,8 +11,7 @@ from urllib.parse import quote
 
 import typer
 
-from geocomm.cli.command_end import fail
-from geocomm.cli.telemetry_folder import open_store
+from geocomm.cli.command_end import fail, open_store
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 

@@ -14,7 +14,7 @@ from geocomm.cli.command_end import AsJson, fail
 from geocomm.core.table import table_of
 
 if TYPE_CHECKING:
-    from geocomm.observe.doctor.finding import Finding
+    from geocomm.observe.doctor.doctor_machine import Finding
 
 _STYLES = {"ok": "green", "note": "dim", "warning": "yellow", "bad": "bold red"}
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from geocomm.cli.command_end import AsJson, say
-from geocomm.cli.telemetry_folder import TelemetryFolder, open_store
+from geocomm.cli.command_end import AsJson, TelemetryFolder, open_store, say
 from geocomm.core.units import duration_text
 
 if TYPE_CHECKING:

@@ -37,8 +37,8 @@ class Reading:
 def plan_data(asked: Reading, exchange: Callable[[Links], TrainingTraffic] | None, *, as_json: bool) -> None:
     """Print days and dollars of a pass, by the sites that read it. exchange: what sites send each other."""
     from geocomm.data.catalog import Catalog
-    from geocomm.data.far_lines import far_rates
     from geocomm.data.pass_estimate import NO_EXCHANGE, Machines, advice, estimates
+    from geocomm.data.shard_cache import far_rates
     from geocomm.data.shard_sequences import SetName
 
     def exchanged(sites: tuple[str, ...]) -> TrainingTraffic:

@@ -15,7 +15,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 
-from geocomm.cli.telemetry_folder import TelemetryFolder, open_store, standstill_text
+from geocomm.cli.command_end import TelemetryFolder, open_store, standstill_text
 from geocomm.core.table import table_of
 from geocomm.core.units import duration_text, large_text
 
@@ -24,10 +24,9 @@ if TYPE_CHECKING:
 
     from geocomm.observe.diagnosis.live_diagnosis import LiveDiagnosis
     from geocomm.observe.telemetry.overview import Overview
-    from geocomm.observe.telemetry.overview_events import EventState
     from geocomm.observe.telemetry.overview_links import LinkState
     from geocomm.observe.telemetry.overview_rounds import RoundState
-    from geocomm.observe.telemetry.overview_sites import SiteOverview
+    from geocomm.observe.telemetry.overview_sites import EventState, SiteOverview
     from geocomm.observe.telemetry.run_store import RunStore
     from geocomm.observe.telemetry.store_folder import StoreFolder
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from geocomm.cli.command_end import fail, require_writable, say
-from geocomm.cli.telemetry_folder import TelemetryFolder, open_store
+from geocomm.cli.command_end import TelemetryFolder, fail, open_store, require_writable, say
 from geocomm.core.units import count_text
 
 if TYPE_CHECKING:

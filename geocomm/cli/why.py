@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from geocomm.cli.command_end import AsJson, fail, say
-from geocomm.cli.telemetry_folder import TelemetryFolder, open_store, standstill_text
+from geocomm.cli.command_end import AsJson, TelemetryFolder, fail, open_store, say, standstill_text
 
 if TYPE_CHECKING:
     from geocomm.observe.diagnosis.bottleneck import Diagnosis

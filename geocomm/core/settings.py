@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 
-from geocomm.core.bad_input import did_you_mean
+from geocomm.core.bad_input import did_you_mean, problem_text
 from geocomm.core.environment import refusal
-from geocomm.core.model_errors import problem_text
 
 _HIDDEN = frozenset(dir(BaseModel)) - frozenset(dir(object)) | {"__signature__"}
 

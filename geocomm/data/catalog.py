@@ -20,8 +20,7 @@ from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
 
-from geocomm.core.bad_input import BadInput, did_you_mean
-from geocomm.core.model_errors import first_problem, problem_text
+from geocomm.core.bad_input import BadInput, did_you_mean, first_problem, problem_text
 from geocomm.core.settings import Section
 from geocomm.data.places import FilePlace, open_place, require_known_tables
 from geocomm.data.token_files import Dtype

@@ -13,9 +13,8 @@ from typing_extensions import override
 from geocomm.core.bad_input import BadInput
 from geocomm.data.catalog import Shard, Version
 from geocomm.data.corpus.packing import Sequences
-from geocomm.data.far_lines import own_far_rate
 from geocomm.data.kept_catalog import KeptCatalog
-from geocomm.data.shard_cache import ShardCache
+from geocomm.data.shard_cache import ShardCache, own_far_rate
 from geocomm.data.shard_stores import ShardStores
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geocomm.core.bad_input import BadInput
-from geocomm.core.environment import data_cache
+from geocomm.core.environment import data_cache, links_file
 from geocomm.core.message_log import logger
 from geocomm.data.cache_folder import CacheFolder
 from geocomm.data.catalog import Shard
@@ -27,6 +27,7 @@ from geocomm.data.places import Folder
 from geocomm.data.shard_fetch import TokenBucket, fetch
 from geocomm.data.shard_stores import ShardStores
 from geocomm.data.token_files import hash_of_range
+from geocomm.group.planning.link_table import Links
 from geocomm.metrics import sources
 
 SHARDS_AT_LEAST = 16
@@ -36,6 +37,8 @@ _TELL_SECONDS = 10.0
 _TELL_AGAIN_SECONDS = 60.0
 _POLL_SECONDS = 0.2
 """How soon is seen what another process has fetched."""
+_FAR_SHARE = 0.5
+"""Of the lines between sites, for shards: the rest is for what sites send each other in rounds."""
 _LEAST_RATE = float(1 << 20)
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 10.0
 """Seconds until a store is asked again that has failed."""
@@ -330,3 +333,21 @@ class ShardCache:
 
     def _paused(self, key: str) -> bool:
         return time.monotonic() < self._pauses.get(key, (0.0, 0.0))[0]
+
+
+def far_rates(links: Links) -> dict[str, float]:
+    """By site, in bytes a second: by its own line's limit, or else by the fastest link to it."""
+    into = zip(*links.rate_bps, strict=True) if links.down_bps is None else ((rate,) for rate in links.down_bps)
+    return {site: _FAR_SHARE * max(rates) / 8 for site, rates in zip(links.sites, into, strict=True)}
+
+
+def own_far_rate(site: str) -> float:
+    """The rate of a site by the table that GEOCOMM_LINKS names, in bytes a second; infinite where it names none, or not
+    this site. Raises BadInput."""
+    path = links_file()
+    if path is None:
+        return math.inf
+    try:
+        return far_rates(Links.from_file(path)).get(site, math.inf)
+    except ValueError as error:
+        raise BadInput(f"GEOCOMM_LINKS: {error}") from None

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Self, cast
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from geocomm.core.addresses import HubAddress, is_loopback
-from geocomm.core.bad_input import BadInput
-from geocomm.core.model_errors import Location, location_text, problem_text
+from geocomm.core.bad_input import BadInput, Location, location_text, problem_text
 from geocomm.core.settings import Section
 from geocomm.core.site import check_name, check_site_name
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from geocomm.codecs.codec_spec import AUTO, collective_codec
+from geocomm.core.bad_input import first_problem, problem_text
 from geocomm.core.errors import InvalidArgumentError, VersionMismatchError
-from geocomm.core.model_errors import first_problem, problem_text
 from geocomm.group.membership.rank_record import RankInfo, sites_of
 from geocomm.group.membership.roll_call import FirstFailed, decided_by_first
 from geocomm.group.planning import codec_choice

@@ -16,8 +16,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
+from geocomm.core.bad_input import first_problem, problem_text
 from geocomm.core.errors import AuthenticationError, InvalidArgumentError
-from geocomm.core.model_errors import first_problem, problem_text
 from geocomm.core.site import check_site_name
 from geocomm.group.membership.rank_record import RankInfo, ranks_text
 

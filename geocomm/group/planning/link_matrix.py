@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, ValidationError, model_validator
 
-from geocomm.core.model_errors import first_problem, problem_text
+from geocomm.core.bad_input import first_problem, problem_text
 from geocomm.core.units import parse_duration, parse_probability, parse_rate, parse_size
 
 DEFAULT_RATE_BPS = 1e9

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn, Self, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
-from geocomm.core.model_errors import first_problem, problem_text
+from geocomm.core.bad_input import first_problem, problem_text
 from geocomm.core.site import check_site_name
 
 FORMAT = 1

@@ -16,8 +16,7 @@ from typing import Any, Self
 
 from pydantic import TypeAdapter, ValidationError
 
-from geocomm.core.bad_input import UserError
-from geocomm.core.model_errors import first_problem, problem_text
+from geocomm.core.bad_input import UserError, first_problem, problem_text
 from geocomm.lab.bench.bench_report import table_lines
 from geocomm.security.job_ca import JobCa
 

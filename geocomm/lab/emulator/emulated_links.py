@@ -9,8 +9,7 @@ from typing import Any, Self
 
 from pydantic import ValidationError
 
-from geocomm.core.bad_input import EXIT_BAD_INPUT, UserError
-from geocomm.core.model_errors import first_problem, problem_text
+from geocomm.core.bad_input import EXIT_BAD_INPUT, UserError, first_problem, problem_text
 from geocomm.core.site import SiteNameError, check_site_name
 from geocomm.group.planning.link_matrix import (
     DEFAULT_DELAY_S,

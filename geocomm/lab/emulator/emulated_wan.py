@@ -31,8 +31,8 @@ from typing import IO, Any, Self
 from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from geocomm.core.bad_input import first_problem, problem_text
 from geocomm.core.child_processes import input_of
-from geocomm.core.model_errors import first_problem, problem_text
 from geocomm.core.units import DAY_S
 from geocomm.lab.emulator.emulated_links import (
     EmulatedLink,

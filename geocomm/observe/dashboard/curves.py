@@ -8,9 +8,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from geocomm.metrics.sources import worst_nmse
-from geocomm.observe.telemetry.known_values import known, mean, share, total
 from geocomm.observe.telemetry.overview_links import both_ends, bytes_per_second, rtt_seconds
-from geocomm.observe.telemetry.report import Row
+from geocomm.observe.telemetry.report import Row, known, mean, share, total
 from geocomm.observe.telemetry.run_store import Rank, Received, RunStore
 
 MOST_LINES = 16

@@ -1,5 +1,5 @@
 """The parts of `geocomm doctor` that look at this machine: congestion control, buffers, files, room, ports, GPUs and
-this site's folder of keys."""
+this site's folder of keys. All parts of it tell what they found in a `Finding`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from geocomm.core.installation import BuildFacts
-from geocomm.observe.doctor.finding import Finding, State
 from geocomm.security.key_exchange import CLASSIC, HYBRID, key_exchange, openssl_version
 
 if TYPE_CHECKING:
@@ -30,6 +30,25 @@ _IPV4 = "sys/net/ipv4"
 _MIB = 1 << 20
 _OTHER_FILES = 256  # of Python, torch, data
 _TCP_RANGE = (1, 65535)
+
+
+class State(StrEnum):
+    """How bad it is. A bad finding keeps a job from running; a warning costs speed or will be bad one day."""
+
+    OK = "ok"
+    NOTE = "note"
+    WARNING = "warning"
+    BAD = "bad"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A line of `geocomm doctor`: what was looked at, what was there, and, where that is not right, what to do."""
+
+    name: str
+    value: str
+    state: State
+    fix: str = ""
 
 
 def usable_congestion_control() -> str:

@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import IO, Self
 
-from geocomm.observe.doctor.finding import Finding, State
+from geocomm.observe.doctor.doctor_machine import Finding, State
 
 GREETING = b"geocomm doctor 1\n"
 MAX_ECHO_BYTES = 256 * 1024

@@ -16,10 +16,9 @@ from geocomm.group.membership.one_site import Scope, check_one_site, own_presenc
 from geocomm.group.membership.own_address import advertised
 from geocomm.group.membership.rank_record import Presence, from_record, own_versions, ranks_text
 from geocomm.group.membership.roll_call import differences
-from geocomm.observe.doctor.doctor_machine import usable_congestion_control
+from geocomm.observe.doctor.doctor_machine import Finding, State, usable_congestion_control
 from geocomm.observe.doctor.doctor_network import Answerer, peer_findings
 from geocomm.observe.doctor.examination import Examination, examine, versions
-from geocomm.observe.doctor.finding import Finding, State
 
 
 @dataclass(frozen=True)

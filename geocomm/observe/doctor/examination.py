@@ -10,6 +10,8 @@ from pathlib import Path
 from geocomm.core.installation import build_facts
 from geocomm.core.options import Options
 from geocomm.observe.doctor.doctor_machine import (
+    Finding,
+    State,
     buffer_findings,
     congestion_findings,
     file_findings,
@@ -22,7 +24,6 @@ from geocomm.observe.doctor.doctor_machine import (
     streams_of,
     usable_congestion_control,
 )
-from geocomm.observe.doctor.finding import Finding, State
 
 GIB = 1 << 30
 

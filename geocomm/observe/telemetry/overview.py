@@ -11,13 +11,11 @@ from dataclasses import dataclass
 
 from geocomm.core.options import Options, value_text
 from geocomm.core.units import DAY_S
-from geocomm.observe.telemetry.known_values import mean, total
 from geocomm.observe.telemetry.last_reports import SILENT_SECONDS, LastReports, Life
-from geocomm.observe.telemetry.overview_events import EventState, event_states
 from geocomm.observe.telemetry.overview_links import LinkState, link_states
 from geocomm.observe.telemetry.overview_rounds import RoundState, round_states
-from geocomm.observe.telemetry.overview_sites import SiteOverview, site_states
-from geocomm.observe.telemetry.report import Report
+from geocomm.observe.telemetry.overview_sites import EventState, SiteOverview, event_states, site_states
+from geocomm.observe.telemetry.report import Report, mean, total
 from geocomm.observe.telemetry.run_store import RunStore
 
 _STANDSTILL_SECONDS, _STANDSTILL_STEPS = 10.0, 5.0

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from geocomm.observe.telemetry.known_values import known, share, total, words
 from geocomm.observe.telemetry.last_reports import LastReports
-from geocomm.observe.telemetry.report import Report, Row
+from geocomm.observe.telemetry.report import Report, Row, known, share, total, words
 from geocomm.observe.telemetry.run_store import Received
 
 

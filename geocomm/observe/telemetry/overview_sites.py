@@ -1,22 +1,23 @@
-"""The sites of a run at one moment: their ranks together."""
+"""The sites of a run at one moment: their ranks together. Events that several ranks of a site saw alike are one."""
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from geocomm.core.units import DAY_S
-from geocomm.observe.telemetry.known_values import known, mean, median, share, total
 from geocomm.observe.telemetry.last_reports import LastReports, Life
-from geocomm.observe.telemetry.overview_events import event_states, moments
 from geocomm.observe.telemetry.overview_links import far_peers
-from geocomm.observe.telemetry.report import Report, Row
+from geocomm.observe.telemetry.report import Report, Row, known, mean, median, share, total
 from geocomm.observe.telemetry.run_store import Received, RunStore
 
 RECENT_EVENT_SECONDS = 600.0
+_MOST_EVENTS = 50
+_SAME_EVENT_S = 10.0
 _LATE_STEP_S = 3.0
 """A step that takes longer counts as a wait before it ends. Chosen: three reports."""
 
@@ -255,3 +256,48 @@ def egress_dollars(price: float, content: float, sent_again: float = 0.0) -> flo
     """In dollars. price: dollars per GB. content: bytes that TCP sent, or a rate of them. sent_again: bytes that TCP
     sent once more, with their headers, where `content` does not have them."""
     return price / 1e9 * (_HEADERS * content + sent_again)
+
+
+@dataclass(frozen=True)
+class EventState:
+    """Something that happened."""
+
+    at: float
+    """Unix seconds of the collector's clock, when it was reported."""
+    site: str
+    ranks: tuple[int, ...]
+    """Those that said the same."""
+    kind: str
+    """One of `geocomm.metrics.events.KINDS`."""
+    fields: Row
+
+
+def event_states(rows: Iterable[Row]) -> Iterator[EventState]:
+    """The events of `RunStore.events`, newest first, at most 50. Reads no more rows than these need."""
+    found: list[EventState] = []
+    for row in rows:
+        fields = {name: value for name, value in row.items() if name not in ("at", "site", "rank", "kind", "time")}
+        for number, other in enumerate(found):
+            alike = (other.site, other.kind, other.fields) == (row["site"], row["kind"], fields)
+            if alike and other.at - row["at"] < _SAME_EVENT_S:
+                found[number] = dataclasses.replace(other, ranks=tuple(sorted({*other.ranks, row["rank"]})))
+                break
+        else:
+            if len(found) == _MOST_EVENTS:
+                break
+            found.append(EventState(row["at"], row["site"], (row["rank"],), row["kind"], fields))
+    yield from found
+
+
+def moments(rows: Iterable[Row]) -> Iterator[float]:
+    """When the events of `RunStore.events` were reported, the last first; what several ranks reported at once is one,
+    of when the first of them did."""
+    first = last = None
+    for row in rows:
+        if last is None or last - row["at"] >= _SAME_EVENT_S:
+            if first is not None:
+                yield first
+            last = row["at"]
+        first = row["at"]
+    if first is not None:
+        yield first

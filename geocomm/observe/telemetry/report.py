@@ -2,13 +2,17 @@
 
 A report is one line of JSON. The rank makes it (`metrics.report_sender`), and sends it compressed with zlib; nobody
 changes it on its way. A connection to another site carries lines in one long zlib stream, flushed after the last one.
+
+`total`, `mean` and `median` bring together values of reports of which some are not known: None, NaN or infinite.
 """
 
 from __future__ import annotations
 
+import math
+import statistics
 import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
@@ -160,3 +164,36 @@ class ReportUnpacker:
             raise BadReportError("a report is longer than reports may be")
         if found:
             yield found
+
+
+def known(values: Iterable[float | None]) -> list[float]:
+    """The values that are known."""
+    return [value for value in values if value is not None and math.isfinite(value)]
+
+
+def total(values: Iterable[float | None]) -> float | None:
+    """The sum of those that are known; None: there is none."""
+    found = known(values)
+    return sum(found) if found else None
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """The mean of the values that are known; None: there is none."""
+    found = known(values)
+    return statistics.fmean(found) if found else None
+
+
+def median(values: Iterable[float | None]) -> float | None:
+    """The median of the values that are known; None: there is none."""
+    found = known(values)
+    return statistics.median(found) if found else None
+
+
+def share(part: float, whole: float) -> float | None:
+    """How much of `whole` the part is, at most 1. None: there is no whole."""
+    return min(1.0, part / whole) if whole > 0 else None
+
+
+def words(values: Iterable[Any]) -> str:
+    """Each one once, but for empty ones."""
+    return ", ".join(sorted({str(value) for value in values if value}))

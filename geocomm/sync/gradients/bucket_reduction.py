@@ -14,8 +14,8 @@ from geocomm.codecs.codec_spec import codec_spec
 from geocomm.core.typed_torch import future_of, split
 from geocomm.sync.gradients.device_order import LaterValue, is_read_later, keep_for_stream, square_of
 from geocomm.sync.gradients.element_scales import ElementScales
+from geocomm.sync.gradients.hook_settings import EXACT, ReductionPlan
 from geocomm.sync.gradients.named_values import Layout, NamedValues
-from geocomm.sync.gradients.reduction_plan import EXACT, ReductionPlan
 
 if TYPE_CHECKING:
     from geocomm._C import FeedbackWork, ProcessGroupGeocomm

@@ -10,9 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 from geocomm.core.errors import InvalidArgumentError, UnsupportedError
 from geocomm.sync.gradients.device_order import require_devices
 from geocomm.sync.gradients.gradient_hook import GradientHook
-from geocomm.sync.gradients.hook_settings import HookSettings
+from geocomm.sync.gradients.hook_settings import HookSettings, ReductionPlan
 from geocomm.sync.gradients.named_values import Layout, Slice
-from geocomm.sync.gradients.reduction_plan import ReductionPlan
 
 
 def ddp_hook(model: DistributedDataParallel, settings: HookSettings | str = "balanced") -> GradientHook:

@@ -8,8 +8,7 @@ from geocomm.codecs.codec_spec import codec_spec
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.sync.gradients.ddp_hook import register
 from geocomm.sync.gradients.gradient_hook import GradientHook
-from geocomm.sync.gradients.hook_settings import HookSettings
-from geocomm.sync.gradients.reduction_plan import EXACT, ReductionPlan
+from geocomm.sync.gradients.hook_settings import EXACT, HookSettings, ReductionPlan
 
 _CHUNK = 4096  # of topk
 _FIRST_RATIO = 0.25

@@ -18,9 +18,8 @@ from geocomm.sync.gradients.fsdp_seams import (
     reduce_units,
 )
 from geocomm.sync.gradients.gradient_hook import GradientHook
-from geocomm.sync.gradients.hook_settings import HookSettings
+from geocomm.sync.gradients.hook_settings import HookSettings, ReductionPlan
 from geocomm.sync.gradients.named_values import Layout, Slice
-from geocomm.sync.gradients.reduction_plan import ReductionPlan
 
 
 def fsdp_hook(model: torch.nn.Module, settings: HookSettings | str = "balanced") -> GradientHook:

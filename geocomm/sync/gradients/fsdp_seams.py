@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 from geocomm.core.errors import UnsupportedError
-from geocomm.sync.gradients.reduction_plan import GradientShard
+from geocomm.sync.gradients.hook_settings import GradientShard
 
 CHECKED_TORCH = ("2.11", "2.12", "2.13", "2.14", "2.15")
 """The minor versions of torch whose private parts were looked at and run."""

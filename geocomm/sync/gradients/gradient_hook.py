@@ -15,9 +15,9 @@ from geocomm.metrics.sources import register_handle
 from geocomm.sync.gradients.bucket_reduction import BucketReducer
 from geocomm.sync.gradients.device_order import DeviceOrder
 from geocomm.sync.gradients.feedback_state import VERSION, check_state
+from geocomm.sync.gradients.hook_settings import EXACT, GradientShard, ReductionPlan
 from geocomm.sync.gradients.named_values import Layout
 from geocomm.sync.gradients.quality_guard import QualityGuard, finer_codec
-from geocomm.sync.gradients.reduction_plan import EXACT, GradientShard, ReductionPlan
 from geocomm.sync.gradients.step_ledger import StepLedger
 
 if TYPE_CHECKING:

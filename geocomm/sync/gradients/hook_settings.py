@@ -1,12 +1,20 @@
-"""What a user gives for a gradient hook: the argument of `geocomm.ddp_hook`, and `sync` of a run's configuration."""
+"""What a reducer of gradients goes by.
+
+`HookSettings` is what a user gives: the argument of `geocomm.ddp_hook`, and `sync` of a run's configuration. A
+`ReductionPlan` has the codec of each step, and a `GradientShard` says which part of the gradients a rank has.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from geocomm.codecs.codec_settings import Codec, CodecSettings
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 
 class HookSettings(CodecSettings):
@@ -50,3 +58,38 @@ class HookSettings(CodecSettings):
             The settings.
         """
         return cls(codec=given) if isinstance(given, str) else given
+
+
+@dataclass(frozen=True)
+class GradientShard:
+    """Which part of the model's gradients this rank reduces with its replicas; group: the ranks that hold the parts."""
+
+    index: int = 0
+    count: int = 1
+    group: dist.ProcessGroup | None = None
+
+
+EXACT = "none"
+"""The codec that loses nothing."""
+
+
+@dataclass(frozen=True)
+class ReductionPlan:
+    """What gradients are reduced with, step by step."""
+
+    settings: HookSettings
+    schedule: tuple[tuple[int, str], ...]
+    """First step and codec, ascending, from step 0 on."""
+    momentum: float = 0.0
+    """That of the velocity which is compressed in place of the gradient (`dgc_hook`); 0: the gradient itself is."""
+
+    @classmethod
+    def of(cls, settings: HookSettings) -> ReductionPlan:
+        """One codec after the exact steps."""
+        warmup = ((0, EXACT),) if settings.warmup_steps else ()
+        return cls(settings, (*warmup, (settings.warmup_steps, settings.codec)))
+
+    @property
+    def last_codec(self) -> str:
+        """The codec that the schedule leads to."""
+        return self.schedule[-1][1]

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from geocomm.core.typed_torch import all_reduce
 from geocomm.sync.gradients.bucket_reduction import BucketReducer, BucketReduction
 from geocomm.sync.gradients.device_order import device_of_group
+from geocomm.sync.gradients.hook_settings import GradientShard
 from geocomm.sync.gradients.quality_guard import QualityGuard
-from geocomm.sync.gradients.reduction_plan import GradientShard
 
 
 class StepLedger:

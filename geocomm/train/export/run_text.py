@@ -9,8 +9,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from geocomm.core.bad_input import BadInput
-from geocomm.core.model_errors import first_problem, problem_text
+from geocomm.core.bad_input import BadInput, first_problem, problem_text
 from geocomm.data.corpus.data_settings import DataConfig
 from geocomm.data.corpus.packing import Sequences
 from geocomm.data.corpus.text_tokenizer import load_tokenizer

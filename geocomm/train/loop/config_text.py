@@ -11,8 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from geocomm.core.bad_input import BadInput, did_you_mean
-from geocomm.core.model_errors import Location, location_text, problem_text
+from geocomm.core.bad_input import BadInput, Location, did_you_mean, location_text, problem_text
 from geocomm.core.settings import field_text
 from geocomm.train.loop.train_config import RunConfig
 

@@ -10,14 +10,13 @@ import deepspeed
 import torch
 import torch.distributed as dist
 
-from geocomm.group.backend.device_mesh import device_mesh
+from geocomm.group.backend.sites import device_mesh
 from geocomm.integrations.deepspeed import SiteParallel
 from geocomm.integrations.deepspeed_seams import partitioned_gradients, take_over_reduction
 from geocomm.metrics.sources import worst_nmse
 from geocomm.sync.gradients.gradient_hook import GradientHook
-from geocomm.sync.gradients.hook_settings import HookSettings
+from geocomm.sync.gradients.hook_settings import GradientShard, HookSettings, ReductionPlan
 from geocomm.sync.gradients.named_values import Slice
-from geocomm.sync.gradients.reduction_plan import GradientShard, ReductionPlan
 
 _BUCKET_ELEMS = 16 << 20
 _BUCKETS_IN_FLIGHT = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from geocomm.group.backend import device_mesh
+from geocomm.group.backend import sites
 
 
 def test_mesh_is_on_the_accelerator_that_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,6 +16,6 @@ def test_mesh_is_on_the_accelerator_that_can_be_used(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(torch.accelerator, "current_accelerator", current)
     available = True
-    assert device_mesh._type_here() == "cuda"
+    assert sites._type_here() == "cuda"
     available = False
-    assert device_mesh._type_here() == "cpu"
+    assert sites._type_here() == "cpu"

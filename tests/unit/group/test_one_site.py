@@ -15,8 +15,8 @@ from geocomm.core.options import Options
 from geocomm.group.membership.one_site import Scope, check_nodes, check_one_site, machine_id, own_presence
 from geocomm.group.membership.own_address import remember_hub
 from geocomm.group.membership.rank_record import Presence
+from geocomm.observe.doctor.doctor_machine import Finding, State
 from geocomm.observe.doctor.doctor_ranks import RankRecord, site_findings
-from geocomm.observe.doctor.finding import Finding, State
 
 
 def presences(sites: str | list[str | None], machines: str, *given: str, one_site: str = "") -> list[Presence]:

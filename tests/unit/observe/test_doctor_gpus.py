@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from geocomm.core.installation import BuildFacts
-from geocomm.observe.doctor.doctor_machine import LEAST_CAPABILITY, Gpu, gpu_findings
-from geocomm.observe.doctor.finding import Finding, State
+from geocomm.observe.doctor.doctor_machine import LEAST_CAPABILITY, Finding, Gpu, State, gpu_findings
 
 H100 = Gpu("NVIDIA H100 80GB HBM3", (9, 0))
 V100 = Gpu("Tesla V100-SXM2-16GB", (7, 0))

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from geocomm.observe.doctor.doctor_machine import (
+    Finding,
+    State,
     buffer_findings,
     congestion_findings,
     file_findings,
@@ -22,7 +24,6 @@ from geocomm.observe.doctor.doctor_machine import (
     usable_congestion_control,
 )
 from geocomm.observe.doctor.examination import driver_version
-from geocomm.observe.doctor.finding import Finding, State
 from geocomm.security.job_ca import JobCa
 
 MIB = 1 << 20

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from geocomm.observe.doctor import doctor_network
+from geocomm.observe.doctor.doctor_machine import State
 from geocomm.observe.doctor.doctor_network import GREETING, MAX_ECHO_BYTES, Answerer, call, peer_findings
-from geocomm.observe.doctor.finding import State
 
 
 def test_call_to_an_answerer_tells_round_trip_clock_and_mtu() -> None:

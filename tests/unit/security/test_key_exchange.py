@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from geocomm.observe.doctor import doctor_machine
-from geocomm.observe.doctor.finding import State
+from geocomm.observe.doctor.doctor_machine import State
 from geocomm.security import key_exchange
 
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from geocomm.sync.gradients.bucket_reduction import BucketReducer, BucketReduction
-from geocomm.sync.gradients.hook_settings import HookSettings
+from geocomm.sync.gradients.hook_settings import HookSettings, ReductionPlan
 from geocomm.sync.gradients.named_values import Layout, Slice
-from geocomm.sync.gradients.reduction_plan import ReductionPlan
 from support.only_rank import OnlyRank
 
 _LAYOUT = (Slice("weight", 0, 64, exact=False), Slice("bias", 64, 8, exact=True), Slice("last", 72, 64, exact=False))

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from geocomm.core.errors import InvalidArgumentError
-from geocomm.sync.gradients.hook_settings import HookSettings
-from geocomm.sync.gradients.reduction_plan import ReductionPlan
+from geocomm.sync.gradients.hook_settings import HookSettings, ReductionPlan
 
 _LORA = {"A": (8, 256), "B": (256, 8)}
 

@@ -19,9 +19,9 @@ from geocomm.sync.local_steps.elastic.member_frames import Delta, MemberFrames, 
 from geocomm.sync.local_steps.elastic.member_records import MemberRecords
 from geocomm.sync.local_steps.elastic.member_states import MemberStates
 from geocomm.sync.local_steps.model.fragments import Fragment, Range
-from geocomm.sync.local_steps.outer.pace import LineClock
 from geocomm.sync.local_steps.outer.round_records import ROUNDS, RoundRecord
 from geocomm.sync.local_steps.outer.rounds import Coding
+from geocomm.sync.local_steps.outer.schedule import LineClock
 
 FRAGMENT = Fragment(0, (Range("matrix", 0, 64),))
 HEAD: dict[str, Any] = {"index": 9, "prev": "0" * 64, "term": 0}

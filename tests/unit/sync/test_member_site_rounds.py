@@ -20,8 +20,8 @@ from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.model.inner_optimizers import InnerOptimizers
 from geocomm.sync.local_steps.model.site_group import SiteGroup
 from geocomm.sync.local_steps.outer.anchor import AnchoredFragment
-from geocomm.sync.local_steps.outer.pace import LineClock
 from geocomm.sync.local_steps.outer.resolved_settings import ResolvedSettings
+from geocomm.sync.local_steps.outer.schedule import LineClock
 from geocomm.sync.local_steps.settings.local_settings import LocalSettings, Nesterov
 
 EVERY = 4

@@ -9,8 +9,8 @@ import torch
 
 from geocomm.sync.local_steps.fixed.simulated_rounds import SimulatedRounds, SimulatedSites
 from geocomm.sync.local_steps.local_steps import LocalSteps, local_steps
-from geocomm.sync.local_steps.outer.pace import LineClock, Pace
 from geocomm.sync.local_steps.outer.rounds import Rounds
+from geocomm.sync.local_steps.outer.schedule import LineClock, Pace
 from geocomm.sync.local_steps.settings.local_settings import Auto, LocalSettings
 from support.local_models import SITES, adamw, make_model, train_step, values
 

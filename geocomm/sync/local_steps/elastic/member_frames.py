@@ -19,9 +19,9 @@ from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.model.host_memory import bytes_of, host_empty
 from geocomm.sync.local_steps.outer.averaging import average_deltas
 from geocomm.sync.local_steps.outer.delta_frames import DeltaFrames, encode_delta, sound_delta
-from geocomm.sync.local_steps.outer.pace import LineClock
 from geocomm.sync.local_steps.outer.round_records import RoundRecord
 from geocomm.sync.local_steps.outer.rounds import Coding
+from geocomm.sync.local_steps.outer.schedule import LineClock
 
 
 @dataclass(frozen=True)

@@ -53,8 +53,8 @@ from geocomm.sync.local_steps.elastic.member_states import MemberStates
 from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.outer.anchor import AnchoredFragment
 from geocomm.sync.local_steps.outer.call_thread import CallThread
-from geocomm.sync.local_steps.outer.pace import LineClock
 from geocomm.sync.local_steps.outer.rounds import Coding, wait_for
+from geocomm.sync.local_steps.outer.schedule import LineClock
 
 if TYPE_CHECKING:
     from geocomm._C import Mail

@@ -19,7 +19,6 @@ from geocomm.sync.local_steps.fixed.round_exchange import Exchange, RoundExchang
 from geocomm.sync.local_steps.fixed.round_header import Digest
 from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.model.site_group import SiteGroup
-from geocomm.sync.local_steps.outer.pace import LineClock
 from geocomm.sync.local_steps.outer.round_records import ROUNDS, RoundRecord
 from geocomm.sync.local_steps.outer.rounds import (
     Coding,
@@ -29,6 +28,7 @@ from geocomm.sync.local_steps.outer.rounds import (
     check_terms,
     log_wait,
 )
+from geocomm.sync.local_steps.outer.schedule import LineClock
 
 _FIRST = 0
 """The fragment whose owner is the first rank of its site."""

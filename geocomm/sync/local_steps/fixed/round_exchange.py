@@ -42,9 +42,9 @@ from geocomm.sync.local_steps.fixed.site_messages import Relay, SiteMessages
 from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.outer.call_thread import CallThread
 from geocomm.sync.local_steps.outer.delta_frames import DeltaFrames, average_frames, encode_delta, most_bytes
-from geocomm.sync.local_steps.outer.pace import LineClock
 from geocomm.sync.local_steps.outer.round_records import RoundRecord
 from geocomm.sync.local_steps.outer.rounds import Average, Coding, Entry, Reduction, SiteOffer, decide, wait_for
+from geocomm.sync.local_steps.outer.schedule import LineClock
 
 _HEADER, _CODED, _EXACT, _NUMBER = range(KINDS)
 """Kinds of messages, each with tags of its own."""

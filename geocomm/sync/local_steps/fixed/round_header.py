@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field, NonNegativeInt, TypeAdapter, ValidationError
 
+from geocomm.core.bad_input import first_problem, problem_text
 from geocomm.core.errors import CorruptDataError
-from geocomm.core.model_errors import first_problem, problem_text
 from geocomm.sync.local_steps.outer.rounds import SiteOffer
 
 HEADER_BYTES = 512

@@ -21,9 +21,9 @@ from geocomm.sync.local_steps.model.inner_optimizers import InnerOptimizers
 from geocomm.sync.local_steps.model.parameter_view import ParameterView
 from geocomm.sync.local_steps.model.site_group import SiteFacts
 from geocomm.sync.local_steps.outer.anchor import CARRY, AnchoredFragment, least_memory
-from geocomm.sync.local_steps.outer.pace import Pace
 from geocomm.sync.local_steps.outer.resolved_settings import ResolvedSettings
 from geocomm.sync.local_steps.outer.rounds import Entry
+from geocomm.sync.local_steps.outer.schedule import Pace
 from geocomm.sync.local_steps.outer.site_weights import SiteWeights, weights_of
 
 

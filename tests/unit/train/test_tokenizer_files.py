@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from geocomm.core.bad_input import BadInput
 from geocomm.data.corpus.text_tokenizer import ByteTokenizer, LocalTokenizer
-from geocomm.data.corpus.tokenizer_files import END_OF_TEXT, byte_symbols, write_tokenizer
+from geocomm.train.export.hf_folder import END_OF_TEXT, byte_symbols, write_tokenizer
 
 MANY = 10**6
 
