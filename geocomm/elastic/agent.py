@@ -30,6 +30,7 @@ from geocomm.elastic.journal.entries import (
     TakenBack,
 )
 from geocomm.elastic.journal.journal import SqliteJournal
+from geocomm.elastic.journal.message_lines import down_of, said
 from geocomm.elastic.journal.messages import (
     PROTOCOL_VERSION,
     Applied,
@@ -57,8 +58,6 @@ from geocomm.elastic.journal.messages import (
     Up,
     Wanted,
     Welcome,
-    down_of,
-    said,
 )
 from geocomm.elastic.journal.run_state import RunState, Standing
 from geocomm.elastic.known_agents import KnownAgents, TermNotKeptError

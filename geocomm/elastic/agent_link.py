@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from geocomm.core.addresses import HubAddress
 from geocomm.core.patience import Waiting, pauses, until_one_ends
 from geocomm.elastic.journal.entries import BadLineError
-from geocomm.elastic.journal.messages import MAX_LINE_BYTES
+from geocomm.elastic.journal.message_lines import MAX_LINE_BYTES
 from geocomm.group.rendezvous.store_session import Greeting, ProtocolError, Purpose, SessionRefused
 from geocomm.group.rendezvous.tls_stream import TlsStream
 from geocomm.group.rendezvous.tunnel import dial

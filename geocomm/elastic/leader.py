@@ -22,7 +22,8 @@ from geocomm.elastic.agent_link import LineStream
 from geocomm.elastic.etcd import EtcdAwayError, EtcdJournal
 from geocomm.elastic.journal.entries import BadLineError, Entry, Kept, words
 from geocomm.elastic.journal.journal import HeadMovedError, SqliteJournal
-from geocomm.elastic.journal.messages import Hello, OtherProtocolError, Refused, Up, entry_said, parts_of, said, up_of
+from geocomm.elastic.journal.message_lines import OtherProtocolError, entry_said, parts_of, said, up_of
+from geocomm.elastic.journal.messages import Hello, Refused, Up
 from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.journal.sequencer import Sequencer
 from geocomm.elastic.journal.sequencer_events import (

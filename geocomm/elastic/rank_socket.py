@@ -21,7 +21,8 @@ from geocomm.core.message_log import CalmLog, logger
 from geocomm.core.patience import until_one_ends
 from geocomm.core.records import line_of
 from geocomm.elastic.journal.entries import BadLineError, Entry
-from geocomm.elastic.journal.messages import MAX_LINE_BYTES, Down, EntrySaid, RankHello, Up, down_of, said, up_of
+from geocomm.elastic.journal.message_lines import MAX_LINE_BYTES, down_of, said, up_of
+from geocomm.elastic.journal.messages import Down, EntrySaid, RankHello, Up
 from geocomm.group.rendezvous.accepting import accept_forever
 
 RETRY_S = 0.2

@@ -13,7 +13,8 @@ from geocomm.elastic.agent_link import LeaderLink
 from geocomm.elastic.fetch import Fetcher
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.journal.journal import SqliteJournal
-from geocomm.elastic.journal.messages import Applied, Due, Hold, Lost, Offer, Open, Pass, Peers, Up, Welcome, said
+from geocomm.elastic.journal.message_lines import said
+from geocomm.elastic.journal.messages import Applied, Due, Hold, Lost, Offer, Open, Pass, Peers, Up, Welcome
 from geocomm.elastic.journal.run_state import RunState, Standing
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.leader import Leader, LeaderChanged

@@ -20,6 +20,7 @@ from geocomm.core.addresses import HubAddress, listen_on
 from geocomm.core.records import line_of
 from geocomm.elastic.file_server import Asked, RangeAnswer, StatesAnswer
 from geocomm.elastic.journal.entries import BadLineError
+from geocomm.elastic.journal.message_lines import down_of
 from geocomm.elastic.journal.messages import (
     PROTOCOL_VERSION,
     Beat,
@@ -32,7 +33,6 @@ from geocomm.elastic.journal.messages import (
     ReadySaid,
     Up,
     Welcome,
-    down_of,
 )
 from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.questions import AgentStanding, EntriesAnswer, LeaderAnswer, Question

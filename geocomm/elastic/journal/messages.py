@@ -1,7 +1,7 @@
-"""What an agent and the leader say to each other, and the ranks of a site to their agent: lines of JSON.
+"""What an agent and the leader say to each other, and the ranks of a site to their agent. `message_lines` writes them.
 
-`Up` goes from a rank to its agent, and from there to the leader; `Down` goes the other way. A line has at most
-MAX_LINE_BYTES. The site of an `Up` is that of the certificate of its connection, and never a field.
+`Up` goes from a rank to its agent, and from there to the leader; `Down` goes the other way. The site of an `Up` is
+that of the certificate of its connection, and never a field.
 
 A site may say anything: what a field's type refuses ends the connection. What it lets pass, and the leader cannot
 believe, the `Sequencer` drops the site for, or cuts down.
@@ -12,37 +12,20 @@ at it: after each, sites make a new frame.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field
 
-from geocomm.core.records import Hash, Record, Text, Whole, line_of
+from geocomm.core.records import Hash, Record, Text, Whole
 from geocomm.data.deal_records import LineBegun, SiteDeal, StoreId
-from geocomm.elastic.journal.entries import (
-    MOST_FRAGMENTS,
-    BadLineError,
-    CodedFrame,
-    Digest,
-    Entry,
-    Listed,
-    Round,
-    SiteName,
-)
-from geocomm.elastic.journal.run_state import RunState
+from geocomm.elastic.journal.entries import MOST_FRAGMENTS, CodedFrame, Digest, Entry, Listed, Round, SiteName
 
 PROTOCOL_VERSION = 4
-MAX_LINE_BYTES = 1 << 20
-MAX_UP_BYTES = MAX_LINE_BYTES // 2
-"""The longest line of a site: where the leader says it on, with a little more, that fits a line too."""
 MAX_STATE_CHARS = 64 << 20
-_PART_CHARS = 100_000
+PART_CHARS = 100_000
 """A part of a state: less than a line in any alphabet."""
 MOST_OWNERS = 256
 """Ranks of a site that own fragments."""
-
-_T = TypeVar("_T")
 
 Hosts = Annotated[str, Field(pattern=r"^[0-9A-Za-z._:%,-]{1,255}$")]
 """Names and addresses with commas, in the order to be dialled."""
@@ -352,7 +335,7 @@ class StatePart(Record):
     """What the journal says up to some entry, in pieces, before the entries that follow it: the site lacks too many."""
 
     kind: Literal["state_part"] = "state_part"
-    text: Annotated[str, Field(max_length=_PART_CHARS)]
+    text: Annotated[str, Field(max_length=PART_CHARS)]
     """A part of `RunState.text`."""
     last: bool
 
@@ -434,69 +417,3 @@ Down = Annotated[
     | Stop,
     Field(discriminator="kind"),
 ]
-_UP: TypeAdapter[Up] = TypeAdapter(Up)
-_DOWN: TypeAdapter[Down] = TypeAdapter(Down)
-
-
-class OtherProtocolError(BadLineError):
-    """The site speaks another version of this protocol."""
-
-
-def parts_of(state: RunState) -> Iterator[StatePart]:
-    """A state for a site, in lines."""
-    text = state.text
-    for start in range(0, len(text), _PART_CHARS):
-        yield StatePart(text=text[start : start + _PART_CHARS], last=start + _PART_CHARS >= len(text))
-
-
-def up_of(line: str | bytes) -> Up:
-    """What a site said. Raises BadLineError for anything else."""
-    try:
-        return _parsed(_UP, line, MAX_UP_BYTES)
-    except BadLineError:
-        if (spoken := _protocol_of(line)) not in (None, PROTOCOL_VERSION):
-            raise OtherProtocolError(
-                f"protocol: it speaks {spoken}, and this is {PROTOCOL_VERSION}; install the same version of geocomm at "
-                "all sites"
-            ) from None
-        raise
-
-
-def down_of(line: str | bytes) -> Down:
-    """What the leader, or the agent, said. Raises BadLineError for anything else."""
-    return _parsed(_DOWN, line, MAX_LINE_BYTES)
-
-
-def said(message: Up | Down) -> str:
-    """The line that says it. Raises BadLineError for one that the other end would not take."""
-    line = entry_said(message.entry.line) if isinstance(message, EntrySaid) else line_of(message)
-    _check_length(len(line.encode()), MAX_LINE_BYTES)
-    return line
-
-
-def entry_said(line: str) -> str:
-    """The line of an EntrySaid, of that of its entry."""
-    return f'{{"entry":{line},"kind":"entry"}}'
-
-
-def _check_length(size: int, most: int) -> None:
-    if size > most:
-        raise BadLineError(f"a line of {size} bytes; the most is {most}")
-
-
-def _protocol_of(line: str | bytes) -> int | None:
-    """The protocol's version of a Hello, whichever it is."""
-    try:
-        content = json.loads(line[:MAX_LINE_BYTES])
-        return int(content["protocol"]) if content["kind"] == "hello" else None
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-
-
-def _parsed(adapter: TypeAdapter[_T], line: str | bytes, most: int) -> _T:
-    _check_length(len(line), most)
-    try:
-        return adapter.validate_json(line)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise BadLineError(f"not a message of an elastic run: {first['msg']} at {first['loc']}") from None

@@ -28,8 +28,8 @@ from geocomm.elastic.journal.leader_rounds import LeaderRounds
 from geocomm.elastic.journal.leader_snapshots import LeaderSnapshots
 from geocomm.elastic.journal.led_run import LedRun
 from geocomm.elastic.journal.lost_frames import LostFrames
+from geocomm.elastic.journal.message_lines import MAX_LINE_BYTES
 from geocomm.elastic.journal.messages import (
-    MAX_LINE_BYTES,
     Applied,
     Beat,
     Due,

@@ -14,18 +14,8 @@ import pytest
 
 from geocomm.core.addresses import HubAddress
 from geocomm.core.records import line_of
-from geocomm.elastic.journal.messages import (
-    PROTOCOL_VERSION,
-    Due,
-    Hello,
-    Lost,
-    Model,
-    Offer,
-    Owner,
-    RanksUp,
-    Refused,
-    down_of,
-)
+from geocomm.elastic.journal.message_lines import down_of
+from geocomm.elastic.journal.messages import PROTOCOL_VERSION, Due, Hello, Lost, Model, Offer, Owner, RanksUp, Refused
 from geocomm.elastic.questions import LeaderAnswer, MembersAsked, RemovalAsked, ask
 from geocomm.group.rendezvous.doorway import MAX_STRANGERS
 from geocomm.group.rendezvous.store_session import Greeting, Purpose, SessionRefused

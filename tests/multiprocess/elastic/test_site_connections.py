@@ -14,7 +14,8 @@ from geocomm.core.addresses import HubAddress, listen_on
 from geocomm.core.records import line_of
 from geocomm.elastic.agent_link import LineStream
 from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
-from geocomm.elastic.journal.messages import PROTOCOL_VERSION, Beat, Hello, SnapshotHeld, Welcome, down_of
+from geocomm.elastic.journal.message_lines import down_of
+from geocomm.elastic.journal.messages import PROTOCOL_VERSION, Beat, Hello, SnapshotHeld, Welcome
 from geocomm.elastic.journal.sequencer import Sequencer
 from geocomm.elastic.journal.sequencer_events import LeaderSettings
 from geocomm.elastic.known_agents import KnownAgents

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from geocomm.core.records import Hash
 from geocomm.elastic.journal.entries import Deal, End, Entry, Genesis, Kept, Round, TakenBack, TermBegun
-from geocomm.elastic.journal.messages import Applied, Down, Due, EntrySaid, Hello, Hold, Offer, Pass, Up, parts_of
+from geocomm.elastic.journal.message_lines import parts_of
+from geocomm.elastic.journal.messages import Applied, Down, Due, EntrySaid, Hello, Hold, Offer, Pass, Up
 from geocomm.elastic.journal.run_state import EMPTY, RunState, Standing
 from geocomm.elastic.journal.sequencer import Sequencer
 from geocomm.elastic.journal.sequencer_events import (

@@ -13,8 +13,8 @@ from geocomm.elastic.journal.admission import COMINGS_S, MOST_COMINGS
 from geocomm.elastic.journal.claims import LEAST_EVERY, MOST_EVERY, MOST_TIMES
 from geocomm.elastic.journal.entries import MOST_FRAGMENTS, BadLineError, Round
 from geocomm.elastic.journal.member import Member
+from geocomm.elastic.journal.message_lines import MAX_LINE_BYTES, OtherProtocolError, down_of, said, up_of
 from geocomm.elastic.journal.messages import (
-    MAX_LINE_BYTES,
     PROTOCOL_VERSION,
     Applied,
     Down,
@@ -22,7 +22,6 @@ from geocomm.elastic.journal.messages import (
     Fetch,
     Lost,
     Open,
-    OtherProtocolError,
     Owner,
     RankHello,
     RanksGone,
@@ -33,9 +32,6 @@ from geocomm.elastic.journal.messages import (
     Stop,
     Up,
     Welcome,
-    down_of,
-    said,
-    up_of,
 )
 from geocomm.elastic.journal.sequencer_events import Came, Close, Event, Remove, Send
 from geocomm.group.planning import local_estimate

@@ -25,7 +25,8 @@ from geocomm.elastic.journal.entries import (
     TermBegun,
     entry_of,
 )
-from geocomm.elastic.journal.messages import EntrySaid, said
+from geocomm.elastic.journal.message_lines import said
+from geocomm.elastic.journal.messages import EntrySaid
 from geocomm.elastic.journal.run_state import RunState, Standing
 from support.journal.simulated_run import SimulatedRun
 

@@ -13,7 +13,7 @@ import pytest
 from geocomm.core.records import line_of
 from geocomm.elastic.journal.entries import BadLineError, Deal, Entry, Join, Kept, Snapshot
 from geocomm.elastic.journal.journal import HeadMovedError, NoJournalError, SqliteJournal
-from geocomm.elastic.journal.messages import parts_of
+from geocomm.elastic.journal.message_lines import parts_of
 from geocomm.elastic.journal.run_state import EMPTY, Head, RunState
 from support.journal.simulated_run import TERMS, SimulatedRun
 
