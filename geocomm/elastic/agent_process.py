@@ -157,7 +157,7 @@ async def _run_once(
     leadership: Leadership,
     begun: Begun,
 ) -> None:
-    """Until another site leads, or this one: StartAgain."""
+    """Until another site leads, or this one: LeaderChanged."""
     await _require_data(config.terms.data, begun)
     own_at = reached_here(begun.listener)
     About(

@@ -61,8 +61,8 @@ class Leadership(Protocol):
         ...
 
     async def watch(self, begun: Begun, journal: SqliteJournal, hear: Callable[[int, str], None]) -> None:
-        """`hear` the term and the address of another leader, until cancelled. StartAgain: this agent begins to lead, or
-        ceases to."""
+        """`hear` the term and the address of another leader, until cancelled. LeaderChanged: this agent begins to lead,
+        or ceases to."""
         ...
 
     async def resign(self) -> None:

@@ -38,7 +38,7 @@ class AgentLife:
 
     def __init__(self) -> None:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Raises AgentEnded, StartAgain, or the error of what was started."""
+        """Raises AgentEnded, LeaderChanged, or the error of what was started."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def end(self, why: str, *, refused: bool) -> None:

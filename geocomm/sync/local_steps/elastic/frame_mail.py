@@ -37,7 +37,8 @@ class FrameMail:
 
     def __init__(self, mail: Mail, site: str, fragments: int, arrived: Arrived) -> None:
         """site: the own one. fragments: of the run. arrived: called once for each frame that is expected, on a thread
-        of the native core, with the frame's bytes, or with None and why it will not come; `is_here` is to follow.
+        of the native core, with the frame's bytes, or with None and why it will not come; `stop_expecting` is to
+        follow.
         """
         self._mail, self._site, self._count, self._arrived = mail, site, fragments, arrived
         self._owners_of: dict[str, set[bytes]] = {}
@@ -84,7 +85,7 @@ class FrameMail:
             number = self._number(opened.fragment, opened.version)
             self._mail.receive(owner, number, opened.attempt, partial(self._arrived, expected))
 
-    def is_here(self, expected: Expected) -> None:
+    def stop_expecting(self, expected: Expected) -> None:
         """It has arrived, or will not come."""
         self._expected.discard(expected)
 

@@ -400,7 +400,7 @@ class MemberRounds:
 
     def _on_mail(self, expected: Expected, content: torch.Tensor | None, why: str) -> None:
         fragment, version, _, site = expected
-        self._frame_mail.is_here(expected)
+        self._frame_mail.stop_expecting(expected)
         if content is None:
             logger().debug(f"local steps: the frame of site {site!r} did not come by mail: {why}")
             return
