@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from geocomm.core.patience import pauses
+
 if TYPE_CHECKING:
     from torch.distributed import Store
 
@@ -55,7 +57,7 @@ def exchange(
     publish(store, name, rank, record)
     keys = [f"{name}/rank/{other}" for other in range(size)]
     views = [f"{name}/view/{other}" for other in range(size)]
-    said, pause_s = "", 0.01
+    said, waits = "", pauses(0.01, 0.2)
     while True:
         try:
             store.wait(keys, timedelta(seconds=max(until - time.monotonic(), 0.001)))
@@ -79,8 +81,7 @@ def exchange(
             expected = view.encode()
             late = [other for other, key in enumerate(views) if not _present(store, key) or store.get(key) != expected]
             raise Absent(late)
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, 0.2)
+        time.sleep(next(waits))
 
 
 def gather(
@@ -100,7 +101,7 @@ def gather(
     begun = time.monotonic()
     publish(store, name, rank, record)
     keys = [f"{name}/rank/{other}" for other in range(size)]
-    word_s, pause_s = _WORD_S, 0.005
+    word_s, waits = _WORD_S, pauses(0.005, 0.2)
     while not store.check(keys):  # torch writes to stderr where its `wait` takes too long
         waited_s = time.monotonic() - begun
         if waited_s >= min(word_s, timeout.total_seconds()):
@@ -110,8 +111,7 @@ def gather(
             if missing:
                 waits_for(missing)
             word_s += _WORD_S
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, 0.2)
+        time.sleep(next(waits))
     return [json.loads(text) for text in store.multi_get(keys)]
 
 
