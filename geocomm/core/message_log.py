@@ -50,6 +50,11 @@ def announce(message: str) -> None:
         log.handle(log.makeRecord(log.name, logging.INFO, __file__, 0, message, (), None))
 
 
+def log(message: str) -> None:
+    """Log a line for those who look after the job, at the level warning."""
+    logger().warning(message)
+
+
 def add_field(name: str, value: Callable[[], Any]) -> None:
     """From now on lines of JSON have what this says at the time, where it is not None."""
     _handler.fields[name] = value

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from geocomm._version import __version__
 from geocomm.core.addresses import HubAddress
+from geocomm.core.message_log import log
 from geocomm.elastic.agent_link import BEAT_S, LeaderLink
 from geocomm.elastic.fetch import Fetcher
 from geocomm.elastic.file_server import FileServer
@@ -68,7 +69,6 @@ from geocomm.elastic.rank_socket import RankConnection
 from geocomm.elastic.run_view import AgentLife, RunView
 from geocomm.elastic.site_ranks import SiteRanks
 from geocomm.elastic.snapshots import SnapshotError, Snapshots, forget
-from geocomm.group.rendezvous.store_process import log
 from geocomm.group.rendezvous.store_session import Greeting, Purpose, SessionRefused
 from geocomm.group.rendezvous.tls_stream import TlsStream
 from geocomm.group.rendezvous.to_collector import carry_to_collector

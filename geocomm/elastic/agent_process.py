@@ -17,7 +17,7 @@ from typing import NoReturn
 from geocomm.core.addresses import HubAddress, HubAddressError, is_loopback, reached_here
 from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
 from geocomm.core.file_systems import FolderInUseError, held_by_one
-from geocomm.core.message_log import add_field
+from geocomm.core.message_log import add_field, log
 from geocomm.core.records import Record, line_of
 from geocomm.data.deal_records import DealtSet
 from geocomm.elastic.agent import Agent
@@ -37,7 +37,6 @@ from geocomm.elastic.snapshot_copies import SnapshotCopies, copy_kept_snapshots
 from geocomm.elastic.snapshots import SnapshotError
 from geocomm.group.membership.own_address import own_addresses
 from geocomm.group.rendezvous.doorway import Doorway, raise_descriptor_limit
-from geocomm.group.rendezvous.store_process import log
 from geocomm.metrics.own_counters import keep_counters
 from geocomm.security.key_folder import Keys, KeysError
 

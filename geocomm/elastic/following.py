@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Callable, Iterator
 
 from geocomm.core.addresses import HubAddress
+from geocomm.core.message_log import log
 from geocomm.core.patience import Waiting
 from geocomm.elastic.journal.entries import BadLineError, Entry
 from geocomm.elastic.known_agents import tell_led
@@ -30,7 +31,6 @@ from geocomm.elastic.questions import (
 )
 from geocomm.elastic.run_view import RunView
 from geocomm.group.membership.own_address import own_address
-from geocomm.group.rendezvous.store_process import log
 from geocomm.group.rendezvous.tls_stream import TlsStream
 
 FIND_AFTER_S = 9.0

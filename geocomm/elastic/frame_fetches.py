@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
+from geocomm.core.message_log import log
 from geocomm.core.patience import Waiting
 from geocomm.elastic.fetch import Outcome
 from geocomm.elastic.join_states import StatesOfOthers
 from geocomm.elastic.journal.messages import Fetched, Hold, Lost, TakeState, Wanted
 from geocomm.elastic.run_view import RunView
 from geocomm.elastic.site_ranks import SiteRanks
-from geocomm.group.rendezvous.store_process import log
 
 NEED_PAUSE_S = 5.0
 """Between two attempts to find a listed frame."""

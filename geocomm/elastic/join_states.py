@@ -8,13 +8,13 @@ import itertools
 import time
 from collections.abc import Collection, Iterator, Sequence
 
+from geocomm.core.message_log import log
 from geocomm.core.patience import Waiting
 from geocomm.elastic.fetch import Outcome
 from geocomm.elastic.file_server import HeldState
 from geocomm.elastic.journal.entries import Digest
 from geocomm.elastic.journal.messages import Wanted
 from geocomm.elastic.run_view import RunView, Sources
-from geocomm.group.rendezvous.store_process import log
 from geocomm.security.key_folder import KeysError
 
 AGAIN_S = 1.0

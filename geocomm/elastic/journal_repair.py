@@ -12,13 +12,13 @@ import itertools
 from pathlib import Path
 
 from geocomm.core.addresses import HubAddress, HubAddressError
+from geocomm.core.message_log import log
 from geocomm.core.patience import Waiting
 from geocomm.elastic.journal.damaged_journal import Damage, damage_of, sound_after, write_anew
 from geocomm.elastic.journal.entries import BadLineError, Entry
 from geocomm.elastic.journal.journal import NoJournalError
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.questions import EntriesAnswer, EntriesAsked, ask
-from geocomm.group.rendezvous.store_process import log
 from geocomm.security.key_folder import Keys, KeysError
 
 _ASK_LIMIT_S = 5.0

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Protocol
 
 from geocomm.core.addresses import HubAddress, HubAddressError, listen_everywhere, listen_on
+from geocomm.core.message_log import log
 from geocomm.core.patience import Waiting
 from geocomm.elastic.etcd import EtcdJournal
 from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.known_agents import KnownAgents, about
 from geocomm.elastic.questions import StandingAsked, leads_there, standings
-from geocomm.group.rendezvous.store_process import log
 from geocomm.security.key_folder import Keys
 
 _ASK_FIRST_S = 3.0

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 
+from geocomm.core.message_log import log
 from geocomm.elastic.fetch import Outcome
 from geocomm.elastic.join_states import AGAIN_S, StatesOfOthers
 from geocomm.elastic.journal.messages import Wanted
 from geocomm.elastic.journal.run_state import Standing
 from geocomm.elastic.run_view import RunView
-from geocomm.group.rendezvous.store_process import log
 
 
 class LoadingAhead:

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from geocomm.core.message_log import log
 from geocomm.core.patience import Waiting
 from geocomm.data.deal_records import SiteDeal
 from geocomm.data.dealt_shards import length
@@ -28,7 +29,6 @@ from geocomm.elastic.journal.run_state import RunState, Standing
 from geocomm.elastic.loading_ahead import LoadingAhead
 from geocomm.elastic.rank_socket import RankConnection
 from geocomm.elastic.run_view import RunView
-from geocomm.group.rendezvous.store_process import log
 
 _RANKS_END_S = 60.0
 _TAKEN_BACK = "what was dealt to this site was taken back, and others read it: what it has not counted is void"

@@ -21,6 +21,7 @@ from pathlib import Path
 from geocomm.core.bad_input import EXIT_BAD_INPUT
 from geocomm.core.child_processes import ending_with_this
 from geocomm.core.environment import AGENT_OF_FIRST_NODE
+from geocomm.core.message_log import log
 from geocomm.elastic.agent_process import LAST_STEPS_S, AgentConfig
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.journal.entries import BadLineError
@@ -28,7 +29,6 @@ from geocomm.elastic.journal.journal import FILE_NAME, NoJournalError, RunReader
 from geocomm.elastic.journal.run_state import SiteRecord, Standing
 from geocomm.elastic.rank_socket import socket_path
 from geocomm.group.rendezvous.run_at_hub import environment_of_site
-from geocomm.group.rendezvous.store_process import log
 from geocomm.group.rendezvous.to_collector import CollectorConfig, rank_socket
 from geocomm.security.key_folder import Keys
 

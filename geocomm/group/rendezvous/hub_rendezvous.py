@@ -35,13 +35,14 @@ from torch.distributed.elastic.rendezvous.api import (
 from geocomm.core.addresses import HubAddress, HubAddressError, listen_on, loopback_listener
 from geocomm.core.environment import collector_socket, keys_folder, one_site
 from geocomm.core.errors import AuthenticationError, GeocommError, InvalidArgumentError, NetworkError
+from geocomm.core.message_log import log
 from geocomm.core.patience import Waiting
 from geocomm.core.place import rank_and_world_size
 from geocomm.core.site import site_name
 from geocomm.group.membership.one_site import check_nodes
 from geocomm.group.membership.own_address import remember_hub
 from geocomm.group.rendezvous.agents_store import AgentsStore, nodes_text
-from geocomm.group.rendezvous.store_process import StoreProcess, log
+from geocomm.group.rendezvous.store_process import StoreProcess
 from geocomm.security.key_folder import KeysError
 
 AGENTS_STORE = "agents"

@@ -18,8 +18,8 @@ from typing import Any
 from geocomm.core.addresses import HubAddress, listen_on, reached_here
 from geocomm.core.child_processes import ending_with_this
 from geocomm.core.environment import collector_socket
+from geocomm.core.message_log import log
 from geocomm.group.rendezvous.hub import Hub
-from geocomm.group.rendezvous.store_process import log
 from geocomm.group.rendezvous.to_collector import CollectorConfig, rank_socket
 from geocomm.security.key_folder import Keys
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from geocomm.core.addresses import HubAddress, loopback_listener
 from geocomm.core.child_processes import input_of, output_of
-from geocomm.core.message_log import logger
+from geocomm.core.message_log import log
 from geocomm.group.rendezvous.hub import Hub
 from geocomm.group.rendezvous.store_session import SessionRefused
 from geocomm.group.rendezvous.tunnel import Tunnel, probe
@@ -122,11 +122,6 @@ class _NamedStores:
             self._news.clear()
             await self._news.wait()
         return self._ports[name]
-
-
-def log(message: str) -> None:
-    """Log a line for those who look after the job."""
-    logger().warning(message)
 
 
 async def _run(config: dict[str, Any]) -> None:

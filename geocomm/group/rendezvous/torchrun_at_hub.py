@@ -27,6 +27,7 @@ from geocomm.core.addresses import HubAddress, port_holder
 from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
 from geocomm.core.environment import keep_keys_from_ranks, one_site
 from geocomm.core.errors import InvalidArgumentError, UnsupportedError
+from geocomm.core.message_log import log
 from geocomm.core.site import site_name
 from geocomm.group.rendezvous.first_error import hide_torchruns_lines, tell_failure
 from geocomm.group.rendezvous.hub_rendezvous import HubRendezvousMaker, keys_or_refusal
@@ -39,7 +40,6 @@ from geocomm.group.rendezvous.launch_checks import (
     local_ranks,
 )
 from geocomm.group.rendezvous.run_at_hub import IS_HUB
-from geocomm.group.rendezvous.store_process import log
 from geocomm.group.rendezvous.store_session import ProtocolError, SessionRefused
 from geocomm.group.rendezvous.tunnel import probe
 from geocomm.security.key_folder import Keys, KeysError, sites_of
