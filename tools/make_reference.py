@@ -193,9 +193,9 @@ def options() -> str:
         such as `500mbit`, times `90s`, sizes `64KiB`. For yes and no write `1` and `0`.
 
         These may differ between ranks: `site`, `address`, `port`, `outbound_only`, `threads`,
-        `metrics_port`, `metrics_address`, `stats_file` and `stats_interval`. Set all others alike. geocomm
-        refuses to start if ranks differ in `codec`, `transport`, `security`, `min_compress_bytes`, in having
-        keys or not, or in what `codec=auto` goes by.
+        `metrics_port` and `metrics_address`. Set all others alike. geocomm refuses to start if ranks differ
+        in `codec`, `transport`, `security`, `min_compress_bytes`, in having keys or not, or in what
+        `codec=auto` goes by.
         """)
     # python-api.md shows this section too.
     fields = f"## Fields\n\n<!-- --8<-- [start:fields] -->\n{option_list()}<!-- --8<-- [end:fields] -->\n"
@@ -222,7 +222,7 @@ def metrics() -> str:
     head = inspect.cleandoc("""
         # Metrics
 
-        The same counters are in `geocomm.stats()`, in Prometheus and in the statistics file
+        The same counters are in `geocomm.stats()`, in Prometheus and in the reports of telemetry
         ([how to read them](../how-to/monitor-with-prometheus.md)). Names and units are stable: sizes are in
         bytes, times in seconds, and names in `_us` in microseconds. Prometheus labels every metric with
         `site` and `rank` of this process. Links also have `peer` (its rank) and `peer_site`; gradient hooks
@@ -243,9 +243,9 @@ def metrics() -> str:
     events = inspect.cleandoc("""
         ## Events
 
-        An event is a line of JSON in the statistics file, in a run's `events.jsonl` (of every rank that has
-        this run folder) and in its `metrics.jsonl` (of rank 0). Each has `kind`, `time`, and `site` and
-        `rank` of the process that saw it. A process keeps the last 1000 until they are written.
+        An event is an object of JSON in a run's telemetry, in its `events.jsonl` (of every rank that has this
+        run folder) and in its `metrics.jsonl` (of rank 0). Each has `kind`, `time`, and `site` and `rank` of
+        the process that saw it. A process keeps the last 1000 until they are written.
         `operation_failed` has [the record of the error](errors.md).
         """)
     entries_of_kinds, events_of_kinds = _entry_fields(log_entries.ENTRIES), _entry_fields(KINDS)

@@ -36,12 +36,7 @@ SECURITIES: tuple[str, ...] = get_args(Security)
 TRANSPORTS = ("tcp", "rdma")
 _NEED_NO_GRAMMAR = ("none", "auto")
 # Fields that mean something inside one site too, or that geocomm itself fills in (address).
-_OF_ANY_JOB = frozenset(
-    {
-        *("one_site", "address", "threads", "preserve_inputs"),
-        *("metrics_port", "metrics_address", "stats_file", "stats_interval"),
-    }
-)
+_OF_ANY_JOB = frozenset({"one_site", "address", "threads", "preserve_inputs", "metrics_port", "metrics_address"})
 
 
 @dataclass(frozen=True)
@@ -117,8 +112,7 @@ class Options(BaseModel, metaclass=ShortHelp):
 
     A field that is not given comes from its environment variable (`GEOCOMM_CODEC` for `codec`), else from its default.
     Ranks may differ in `site`, `address`, `port`, `outbound_only` and `threads`, and in how they report
-    (`metrics_port`, `metrics_address`, `stats_file`, `stats_interval`). All other fields must agree. A process reports
-    as its first group says.
+    (`metrics_port`, `metrics_address`). All other fields must agree. A process reports as its first group says.
 
     Raises:
         InvalidArgumentError: A value is invalid. The message names the field, its variable and the nearest valid value.
@@ -202,14 +196,6 @@ class Options(BaseModel, metaclass=ShortHelp):
     metrics_address: Annotated[str, Field(min_length=1), Kind(str, "an address of this machine, such as 0.0.0.0")] = (
         Field(default="127.0.0.1", description="address of that endpoint")
     )
-    stats_file: Annotated[Path, Kind(str, "a path")] = Field(
-        default=None, description="append stats() to it as JSON lines; {rank} in it stands for the rank"
-    )
-    stats_interval: Annotated[
-        Duration,
-        Field(ge=timedelta(milliseconds=100), le=timedelta(days=1)),
-        Kind(_duration, "a time from 0.1 s to a day, such as 10s"),
-    ] = Field(default=timedelta(seconds=10), description="time between its lines")
 
     if not TYPE_CHECKING:  # to type checkers the fields say what it takes
 

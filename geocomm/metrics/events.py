@@ -1,7 +1,7 @@
 """What happened in this process, as lines that are the same in every file: a checkpoint, a codec that was given up.
 
-Whoever does such a thing records it here. The stats file, metrics.jsonl and events.jsonl take the events from here,
-each through a reader of its own.
+Whoever does such a thing records it here. Reports, metrics.jsonl and events.jsonl take the events from here, each
+through a reader of its own.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""What leaves a real job of two sites: a scraped endpoint, lines of JSON; and that neither can harm it."""
+"""What leaves a real job of two sites: a scraped endpoint, reports, events; and that none of them can harm it."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import socket
 import subprocess
@@ -21,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from geocomm.core.installation import install_command
+from geocomm.observe.telemetry.report import Report
 from geocomm.observe.telemetry.run_store import RunStore
 from support.harness import Ranks
 from support.local_jobs import free_ports
@@ -98,8 +98,10 @@ def _wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def _lines(path: Path, *kinds: str) -> list[dict[str, Any]]:
-    return [line for line in map(json.loads, path.read_text().splitlines()) if line["kind"] in (kinds or ("stats",))]
+def _events(kind: str) -> list[dict[str, Any]]:
+    from geocomm.metrics.events import EventReader, events
+
+    return [event.line() for event in EventReader(events).take() if event.kind == kind]
 
 
 def _refresh() -> None:
@@ -108,10 +110,9 @@ def _refresh() -> None:
     geocomm.refresh_links()
 
 
-def test_job_of_two_sites_is_scraped_and_leaves_its_lines(tmp_path: Path) -> None:
+def test_job_of_two_sites_is_scraped_and_leaves_its_reports(tmp_path: Path) -> None:
     ports = free_ports(2)
-    common = {"GEOCOMM_STATS_FILE": str(tmp_path / "stats-{rank}.jsonl"), "GEOCOMM_STATS_INTERVAL": "100ms"}
-    common |= {"GEOCOMM_CODEC": "int8", "GEOCOMM_TELEMETRY": str(tmp_path / "telemetry")}
+    common = {"GEOCOMM_CODEC": "int8", "GEOCOMM_TELEMETRY": str(tmp_path / "telemetry")}
     each = {rank: {"GEOCOMM_METRICS_PORT": str(port)} for rank, port in enumerate(ports)}
     with Ranks(["rome", "berlin"], environment=common, environment_of=each) as ranks:
         ranks.init()
@@ -126,15 +127,8 @@ def test_job_of_two_sites_is_scraped_and_leaves_its_lines(tmp_path: Path) -> Non
         assert ranks.run(_reporting_threads) == [[], []]
         with contextlib.closing(RunStore(tmp_path / "telemetry")) as store:  # no geocomm run: the ranks keep it
             _wait_until(lambda: [said.report.final for said in store.latest()] == [True, True])
-            assert [(said.report.site, said.report.stats["operations"]) for said in store.latest()] == [
-                ("berlin", 3),
-                ("rome", 3),
-            ]
+            reports = {said.report.rank: said.report for said in store.latest()}
             assert len([row for _, row in store.rows("operations") if row["kind"] == "all_reduce"]) == 6
-            told = [said.report.options or {} for said in store.latest()]
-            assert [(one["codec"], one["stats_interval"], one["metrics_port"]) for one in told] == [
-                ("int8", "0.1s", str(port)) for port in reversed(ports)
-            ]
 
         for rank, (site, other) in enumerate((("rome", "berlin"), ("berlin", "rome"))):
             (peer,) = stats[rank]["peers"]
@@ -148,33 +142,31 @@ def test_job_of_two_sites_is_scraped_and_leaves_its_lines(tmp_path: Path) -> Non
             assert value >= peer["payload_sent"] > 3 * RAW_BYTES / 4
             assert scraped[rank]["geocomm_link_streams"][0] == peer["streams"] > 0
 
-            lines = _lines(tmp_path / f"stats-{rank}.jsonl")
-            assert [line["final"] for line in lines] == [False] * (len(lines) - 1) + [True]
-            assert (lines[-1]["rank"], lines[-1]["site"], lines[-1]["operations"]) == (rank, site, 3)
-            assert lines[-1]["raw_bytes_sent"] == 3 * RAW_BYTES
-            assert lines[-1]["peers"][0]["bytes_sent"] >= peer["bytes_sent"]
-            assert lines[-1]["peers"][0]["rank"] == 1 - rank
+            report = reports[rank]
+            assert (report.site, report.stats["operations"]) == (site, 3)
+            assert report.stats["raw_bytes_sent"] == 3 * RAW_BYTES
+            assert report.stats["peers"][0]["bytes_sent"] >= peer["bytes_sent"]
+            assert report.stats["peers"][0]["rank"] == 1 - rank
+            told = report.options or {}
+            assert (told["codec"], told["metrics_port"]) == ("int8", str(ports[rank]))
 
         ranks.init()  # once more in the same processes
         ranks.run(_reduce, 1)
         assert _scrape(ports[0])["geocomm_operations_total"][0] == 4
         ranks.destroy()
-        assert _lines(tmp_path / "stats-0.jsonl")[-1]["operations"] == 4
 
 
-def test_full_disk_and_taken_port_leave_the_job_alone() -> None:
+def test_taken_port_leaves_the_job_alone() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        broken = {"GEOCOMM_STATS_FILE": "/dev/full", "GEOCOMM_STATS_INTERVAL": "0.1", "GEOCOMM_METRICS_PORT": port}
-        with Ranks(["rome", "berlin"], environment_of={0: broken}) as ranks:
+        with Ranks(["rome", "berlin"], environment_of={0: {"GEOCOMM_METRICS_PORT": port}}) as ranks:
             ranks.init()
             assert ranks.run(_reduce, 2) == [4.0, 4.0]
             ranks.destroy()
-            while len(told := [line for line in ranks.output(0).splitlines() if "geocomm warning" in line]) < 2:
-                time.sleep(0.01)  # a thread of the native log writes them
-            assert len(told) == 2
-            assert port in told[0]
-            assert "/dev/full" in told[1]
+            # A thread of the native log writes it.
+            _wait_until(lambda: "geocomm warning" in ranks.output(0))
+            (told,) = [line for line in ranks.output(0).splitlines() if "geocomm warning" in line]
+            assert port in told
             assert "warning" not in ranks.output(1)
 
 
@@ -186,9 +178,8 @@ def test_missing_package_ends_the_start_on_all_ranks() -> None:
         assert install_command("metrics") in here.require("InvalidArgumentError").message
 
 
-def test_stats_file_tells_of_policy_epochs_and_of_a_lost_peer(tmp_path: Path) -> None:
-    common = {"GEOCOMM_STATS_FILE": str(tmp_path / "stats-{rank}.jsonl"), "GEOCOMM_LINK_DEADLINE": "2"}
-    with Ranks(["rome", "berlin"], environment=common) as ranks:
+def test_events_tell_of_policy_epochs_and_of_a_lost_peer() -> None:
+    with Ranks(["rome", "berlin"], environment={"GEOCOMM_LINK_DEADLINE": "2"}) as ranks:
         ranks.init()
         ranks.run(_reduce, 1)
         ranks.run(_refresh)
@@ -196,12 +187,13 @@ def test_stats_file_tells_of_policy_epochs_and_of_a_lost_peer(tmp_path: Path) ->
         ranks.signal(1, signal.SIGKILL)
         (outcome,) = ranks.finish(ranks=[0])
         failure = outcome.require("PeerLostError")
-        ranks.begin(dist.destroy_process_group, ranks=[0])
-        ranks.finish(ranks=[0])
-    first, second = _lines(tmp_path / "stats-0.jsonl", "policy_epoch")
+        (epochs,) = ranks.outcomes(_events, "policy_epoch", ranks=[0])
+        (failed,) = ranks.outcomes(_events, "operation_failed", ranks=[0])
+        ranks.outcomes(dist.destroy_process_group, ranks=[0])
+    first, second = epochs.value
     assert (first["epoch"], first["links"], second["epoch"], second["links"]) == (0, "assumed", 1, "measured")
     assert (first["ranks"], first["sites"]) == (2, ["rome", "berlin"])
-    lost = _lines(tmp_path / "stats-0.jsonl", "operation_failed")
+    lost = failed.value
     assert [(line["site"], line["rank"]) for line in lost] == [("rome", 0)] * len(lost)
     assert lost[0]["code"] == "PeerLost"
     assert lost[0]["message"] in failure.message
@@ -209,27 +201,34 @@ def test_stats_file_tells_of_policy_epochs_and_of_a_lost_peer(tmp_path: Path) ->
 
 PROGRAM = """
 import os
+import pathlib
+import time
 os.environ["GEOCOMM_SITE"] = "site" + os.environ["RANK"]
 import torch
 import torch.distributed as dist
+from geocomm.group.rendezvous.to_collector import rank_socket
 dist.init_process_group("geocomm")
 dist.all_reduce(torch.ones(1000))
 dist.barrier()
-print("done", flush=True)
+while not rank_socket(pathlib.Path("telemetry")).exists():
+    time.sleep(0.05)
 """
 
 
-def test_program_that_never_destroys_its_group_leaves_a_last_line(
+def test_program_that_never_destroys_its_group_sends_a_last_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GEOCOMM_STATS_FILE", str(tmp_path / "stats-{rank}.jsonl"))
-    monkeypatch.setenv("GEOCOMM_STATS_INTERVAL", "3600")
+    monkeypatch.setenv("GEOCOMM_TELEMETRY", str(tmp_path / "telemetry"))
     (tmp_path / "program.py").write_text(PROGRAM)
     command = [*warm_ranks().command("torch.distributed.run"), "--standalone", "--nproc-per-node", "2", "program.py"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=tmp_path, check=False)
     assert ended.returncode == 0, ended.stderr
-    for rank in (0, 1):
-        (line,) = _lines(tmp_path / f"stats-{rank}.jsonl")
-        assert line["final"]
-        assert line["operations"] >= 1
-        assert len(line["peers"]) == 1
+
+    def last_of_rank_0() -> Report | None:  # which keeps the collector
+        with contextlib.closing(RunStore(tmp_path / "telemetry")) as store:
+            return next((said.report for said in store.latest() if said.report.rank == 0 and said.report.final), None)
+
+    _wait_until(lambda: last_of_rank_0() is not None)
+    assert (last := last_of_rank_0()) is not None
+    assert last.stats["operations"] >= 1
+    assert len(last.stats["peers"]) == 1

@@ -47,8 +47,6 @@ EVERY_FIELD = {
     "max_pacing_bps": ("500mbit", 500_000_000, 10_000),
     "metrics_port": ("9400", 9400, 9500),
     "metrics_address": ("0.0.0.0", "0.0.0.0", "::1"),
-    "stats_file": ("/tmp/geocomm-{rank}.jsonl", "/tmp/geocomm-{rank}.jsonl", "stats"),
-    "stats_interval": ("500ms", timedelta(seconds=0.5), timedelta(minutes=1)),
 }
 
 
@@ -91,8 +89,6 @@ def test_options_without_environment_are_the_documented_defaults() -> None:
         "max_pacing_bps": None,
         "metrics_port": None,
         "metrics_address": "127.0.0.1",
-        "stats_file": None,
-        "stats_interval": timedelta(seconds=10),
     }
 
 
@@ -160,9 +156,6 @@ def test_option_of_an_empty_variable_is_the_default(environment: pytest.MonkeyPa
         ("codec", None),
         ("metrics_port", 0),
         ("metrics_address", ""),
-        ("stats_file", ""),
-        ("stats_interval", timedelta(milliseconds=5)),
-        ("stats_interval", timedelta(days=30)),
     ],
 )
 def test_validate_of_an_impossible_value_names_field_variable_and_value(name: str, value: object) -> None:
@@ -189,7 +182,6 @@ def test_validate_of_a_misspelt_value_offers_the_nearest(name: str, value: str, 
         ("GEOCOMM_PRESERVE_INPUTS", "maybe"),
         ("GEOCOMM_MAX_PACING_BPS", "fast"),
         ("GEOCOMM_METRICS_PORT", "web"),
-        ("GEOCOMM_STATS_INTERVAL", "often"),
     ],
 )
 def test_options_with_an_unreadable_variable_name_it(environment: pytest.MonkeyPatch, variable: str, text: str) -> None:
@@ -204,12 +196,8 @@ def test_link_deadline_as_number_is_seconds(environment: pytest.MonkeyPatch) -> 
     assert Options(link_deadline=2.5).link_deadline == timedelta(seconds=2.5)
     environment.setenv("GEOCOMM_LINK_DEADLINE", "45")
     assert Options().link_deadline == timedelta(seconds=45)
-
-
-def test_stats_interval_as_number_is_seconds() -> None:
-    assert Options(stats_interval=0.5).stats_interval == timedelta(seconds=0.5)
-    with pytest.raises(InvalidArgumentError, match="stats_interval"):
-        Options(stats_interval=float("nan"))
+    with pytest.raises(InvalidArgumentError, match="link_deadline"):
+        Options(link_deadline=float("nan"))
 
 
 def test_keys_come_from_the_variable_and_must_be_a_folder(environment: pytest.MonkeyPatch) -> None:
@@ -254,17 +242,7 @@ def test_replace_changes_only_what_is_given(environment: pytest.MonkeyPatch) -> 
 
 
 def test_agreed_leaves_out_what_ranks_may_choose_alone() -> None:
-    own = {
-        "site",
-        "one_site",
-        "address",
-        "port",
-        "threads",
-        "metrics_port",
-        "metrics_address",
-        "stats_file",
-        "stats_interval",
-    }
+    own = {"site", "one_site", "address", "port", "threads", "metrics_port", "metrics_address"}
     assert not own & Options().agreed().keys()
     assert Options(codec="int8").agreed() != Options().agreed()
     assert Options(codec="auto").agreed() != Options(codec="auto", max_nmse=0.1).agreed()

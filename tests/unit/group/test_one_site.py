@@ -127,7 +127,7 @@ def test_presence_lists_what_is_set_for_sites_and_nothing_else(monkeypatch: pyte
     for name in [name for name in os.environ if name.startswith("GEOCOMM_")]:
         monkeypatch.delenv(name)
     monkeypatch.setattr("geocomm.group.membership.own_address._last", None)
-    own = own_presence(3, Options(threads=2, address="10.0.0.1", stats_file="s", preserve_inputs=True), "10.0.0.1")
+    own = own_presence(3, Options(threads=2, address="10.0.0.1", metrics_port=9400, preserve_inputs=True), "10.0.0.1")
     assert own == Presence(3, None, machine_id(), f"{socket.gethostname()} (10.0.0.1)", [], False)
     told = own_presence(3, Options(site="a", keys="/k", codec="int8", one_site=True), "10.0.0.1")
     assert told.given == ["GEOCOMM_SITE", "GEOCOMM_CODEC", "GEOCOMM_KEYS"]
