@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from geocomm.cli.command_end import AsJson, fail, require_writable, say, write_plot
+from geocomm.cli.command_end import AsJson, SecureOption, SiteKeysOption, fail, require_writable, say, write_plot
 from geocomm.core.table import table_of
 from geocomm.core.units import parse_size
 from geocomm.lab.emulator.emulated_keys import site_keys
@@ -38,10 +38,8 @@ def bench_wan(
     one_site: Annotated[
         bool, typer.Option("--one-site", help="Also geocomm and Gloo at one site, two ranks on loopback.")
     ] = False,
-    secure: Annotated[
-        bool, typer.Option("--secure", help="TLS between the sites, with keys made for this run.")
-    ] = False,
-    keys: Annotated[Path | None, typer.Option(help="TLS between the sites, with this folder of keys.")] = None,
+    secure: SecureOption = False,
+    keys: SiteKeysOption = None,
     pacing: Annotated[
         float | None,
         typer.Option(

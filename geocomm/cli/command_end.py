@@ -1,5 +1,5 @@
-"""What commands share: how they print, how they end where they cannot do what was asked of them, and the telemetry of
-a run that some of them read."""
+"""What commands share: options of several, how they print, how they end where they cannot do what was asked of them,
+and the telemetry of a run that some of them read."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from geocomm.observe.telemetry.run_store import RunStore
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+SecureOption = Annotated[bool, typer.Option("--secure", help="TLS between the sites, with keys made for this run.")]
+SiteKeysOption = Annotated[Path | None, typer.Option(help="TLS between the sites, with this folder of keys.")]
 TelemetryFolder = Annotated[
     Path, typer.Argument(help="The folder of --telemetry at the hub, or a site's --run-dir.", metavar="[FOLDER]")
 ]

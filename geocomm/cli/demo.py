@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from geocomm.cli.command_end import fail, say
+from geocomm.cli.command_end import SecureOption, SiteKeysOption, fail, say
 from geocomm.core.installation import install_command
 
 if TYPE_CHECKING:
@@ -29,10 +29,8 @@ def demo(
     steps: Annotated[
         int | None, typer.Option(min=4, help="Optimizer steps of each run. Default: 10; with --elastic 160.")
     ] = None,
-    secure: Annotated[
-        bool, typer.Option("--secure", help="TLS between the sites, with keys made for this run.")
-    ] = False,
-    keys: Annotated[Path | None, typer.Option(help="TLS between the sites, with this folder of keys.")] = None,
+    secure: SecureOption = False,
+    keys: SiteKeysOption = None,
     elastic: Annotated[
         bool, typer.Option("--elastic", help="Three sites, of which one is killed and comes back. Always over TLS.")
     ] = False,

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from geocomm.cli.command_end import require_writable, say
+from geocomm.cli.command_end import SecureOption, SiteKeysOption, require_writable, say
 from geocomm.core.bad_input import UserError
 from geocomm.core.table import table_of
 from geocomm.core.units import parse_duration
@@ -109,10 +109,8 @@ def wan_run(
             "round trip becomes another one of 20 to 60 ms; loss of 0.3 to 1 % comes in bursts."
         ),
     ] = None,
-    secure: Annotated[
-        bool, typer.Option("--secure", help="TLS between the sites, with keys made for this run.")
-    ] = False,
-    keys: Annotated[Path | None, typer.Option(help="TLS between the sites, with this folder of keys.")] = None,
+    secure: SecureOption = False,
+    keys: SiteKeysOption = None,
     grace: Annotated[
         str, typer.Option(help="Time for the other sites when one has failed, and before SIGKILL.")
     ] = "5s",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 _PREFIX = "geocomm_train"
+_LINGER_S = 10.0
 
 
 class Rendezvous:
@@ -59,13 +60,13 @@ class Rendezvous:
         except RuntimeError as error:
             raise BadInput(f"{place.describe()} lost the job's store: {_first_line(error)}") from None
 
-    def linger(self, seconds: float = 10.0) -> None:
+    def linger(self) -> None:
         """Before an early exit: let the others read the store that this process may be serving."""
         if self._store is None:
             return
         with contextlib.suppress(RuntimeError):  # rank 0 has left already: it saw everyone
             arrived = self._store.add(f"{_PREFIX}/leaving", 1)
-            end = time.monotonic() + seconds
+            end = time.monotonic() + _LINGER_S
             while self._place.rank == 0 and arrived < self._place.world_size and time.monotonic() < end:
                 time.sleep(0.02)
                 arrived = self._store.add(f"{_PREFIX}/leaving", 0)

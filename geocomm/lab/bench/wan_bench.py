@@ -202,14 +202,14 @@ def bench_link(
     ]
 
 
-def bench_one_site(sizes_bytes: Sequence[int], *, ranks: int = 2, effort: Effort | None = None) -> list[WanRow]:
-    """Measure geocomm against Gloo between `ranks` processes of this machine that name no site: plain delegation."""
+def bench_one_site(sizes_bytes: Sequence[int], *, effort: Effort | None = None) -> list[WanRow]:
+    """Measure geocomm against Gloo between two processes of this machine that name no site: plain delegation."""
     with tempfile.TemporaryDirectory(prefix="geocomm-bench-") as folder, tempfile.TemporaryFile("w+") as log:
         command = _worker_command(Path(folder), (effort or Effort()).plan([GLOO, EXACT], sizes_bytes, interleave=True))
-        statuses = run_local_ranks(command, [None] * ranks, log)
+        statuses = run_local_ranks(command, [None, None], log)
         _check_status(next((s for s in statuses if s), 0), log, "one site")
-        operations = _read_operations(Path(folder), ranks)
-    rows = _rows(operations, f"one site of {ranks} ranks, loopback", 1)
+        operations = _read_operations(Path(folder), 2)
+    rows = _rows(operations, "one site of 2 ranks, loopback", 1)
     gloo = {row.size_bytes: row.times_s for row in rows if row.case == GLOO}
     return [
         row if row.case == GLOO else replace(row, gloo_ratio=paired_ratio(row.times_s, gloo[row.size_bytes]))

@@ -272,9 +272,9 @@ RULES: tuple[AlertRule, ...] = (
 )
 
 
-def prometheus_rules(rules: tuple[AlertRule, ...] = RULES) -> dict[str, Any]:
+def prometheus_rules() -> dict[str, Any]:
     """The content of a rules file of Prometheus (2.42 or later)."""
-    return {"groups": [{"name": "geocomm", "rules": [_prometheus_rule(rule) for rule in rules]}]}
+    return {"groups": [{"name": "geocomm", "rules": [_prometheus_rule(rule) for rule in RULES]}]}
 
 
 def _prometheus_rule(rule: AlertRule) -> dict[str, Any]:

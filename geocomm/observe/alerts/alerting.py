@@ -6,7 +6,7 @@ import contextlib
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,8 +71,8 @@ class Alert:
 class Evaluation:
     """Which alerts fire, from one moment to the next."""
 
-    def __init__(self, rules: Iterable[AlertRule] = RULES) -> None:
-        self._rules = [rule for rule in rules if not rule.only_prometheus]
+    def __init__(self) -> None:
+        self._rules = [rule for rule in RULES if not rule.only_prometheus]
         self._history = History([rule.when for rule in self._rules])
         self._alerts: dict[tuple[str, str, Labels], Alert] = {}
 

@@ -28,7 +28,7 @@ from geocomm.train.export.export_record import (
 )
 from geocomm.train.export.export_source import ExportSource, Given, find_weights, open_run, open_torch_checkpoint
 from geocomm.train.export.folder_check import Checked, check_folder, require_run_loss
-from geocomm.train.export.hf_folder import LARGEST_FILE_BYTES, HfModel, finish_folder, write_hf_files
+from geocomm.train.export.hf_folder import HfModel, finish_folder, write_hf_files
 from geocomm.train.export.original_layout import OriginalLayout
 from geocomm.train.export.run_text import HeldOutText
 from geocomm.train.export.weights import DTYPES
@@ -36,15 +36,7 @@ from geocomm.train.export.weights import DTYPES
 Say = Callable[[str], None]
 
 
-def export_hf(
-    path: Path,
-    out: Path,
-    given: Given,
-    dtype: Dtype | None,
-    verify: int,
-    say: Say,
-    largest_file_bytes: int = LARGEST_FILE_BYTES,
-) -> ExportRecord:
+def export_hf(path: Path, out: Path, given: Given, dtype: Dtype | None, verify: int, say: Say) -> ExportRecord:
     """Make the Hugging Face folder `out` from a run, a checkpoint, a DCP folder or an exported model.
 
     dtype: None for that of the training. verify: sequences to compare it on after it was loaded again; 0: none.
@@ -64,7 +56,7 @@ def export_hf(
     model = HfModel(source.hf_config, weights, layout, torch_dtype, source.tokenizer)
     say(f"exporting {source.trained_by.path}: {layout.parameters / 1e6:.2f}M parameters, {exported}")
     with new_folder(out) as folder:
-        files = write_hf_files(folder, model, largest_file_bytes)
+        files = write_hf_files(folder, model)
         text, no_text = _text(source, say) if verify else (None, "nobody asked for it")
         checked = check_folder(folder, model, verify, text) if verify else None
         record = ExportRecord(
