@@ -27,7 +27,7 @@ from geocomm.cli.run_options import (
     MinSitesOption,
     WaitForOption,
     check_meeting,
-    dealt_set,
+    leader_settings,
     load_keys,
 )
 from geocomm.core.table import table_of
@@ -209,7 +209,6 @@ def lead(
         geocomm members lead --hub 192.0.2.10:29400 --run-dir run --wait-for frankfurt,virginia
     """
     from geocomm.elastic.agent_process import AgentConfig
-    from geocomm.elastic.journal.sequencer_events import LeaderSettings
 
     if (hub is None) == (not journal):
         fail("members", "--hub HOST:PORT says where this machine leads; --journal may instead")
@@ -223,12 +222,7 @@ def lead(
         listen=listen,
         lead=not journal,
         ranks=False,
-        terms=LeaderSettings(
-            min_sites=min_sites,
-            wait_for=frozenset(filter(None, wait_for.split(","))),
-            data=dealt_set(data, sequence_length, held_out_fraction),
-            doubt_s=60 * doubt,
-        ),
+        terms=leader_settings(wait_for, min_sites, data, sequence_length, held_out_fraction, doubt),
     )
     command = config.command()
     os.execv(command[0], command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -21,8 +22,8 @@ from geocomm.cli.run_options import (
     MinSitesOption,
     WaitForOption,
     check_meeting,
-    dealt_set,
     elastic_option,
+    leader_settings,
     load_keys,
 )
 
@@ -131,7 +132,6 @@ def run(
     try:
         if elastic:
             from geocomm.elastic.agent_process import AgentConfig
-            from geocomm.elastic.journal.sequencer_events import LeaderSettings
             from geocomm.elastic.snapshot_copies import SnapshotCopies
             from geocomm.elastic.supervisor import SiteJob, run_elastic
 
@@ -141,6 +141,7 @@ def run(
                 fail("run", "--elastic needs --run-dir on the first node of the site")
             if site_nodes > 1 and site_hub is None:
                 fail("run", f"--site-nodes {site_nodes} needs --site-hub: where the nodes of this site meet")
+            terms = leader_settings(wait_for, min_sites, data, sequence_length, held_out_fraction, doubt)
             config = AgentConfig(
                 leader="" if hub is None else str(HubAddress.parse(hub)),
                 journal=journal,
@@ -150,14 +151,7 @@ def run(
                 lead=lead,
                 keys=str(loaded.folder.resolve()),
                 run_dir=str(run_dir or ""),
-                terms=LeaderSettings(
-                    wait_for=frozenset(filter(None, wait_for.split(","))),
-                    min_sites=min_sites,
-                    snapshot_s=60 * snapshot_every,
-                    copies=copies,
-                    data=dealt_set(data, sequence_length, held_out_fraction),
-                    doubt_s=60 * doubt,
-                ),
+                terms=replace(terms, snapshot_s=60 * snapshot_every, copies=copies),
                 snapshot_url=snapshot_url,
             )
             if snapshot_url:

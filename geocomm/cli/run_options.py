@@ -12,6 +12,7 @@ from geocomm.core.bad_input import BadInput
 
 if TYPE_CHECKING:
     from geocomm.data.deal_records import DealtSet
+    from geocomm.elastic.journal.sequencer_events import LeaderSettings
     from geocomm.security.key_folder import Keys
 
 elastic_option = functools.partial(typer.Option, rich_help_panel="Elastic runs")
@@ -88,8 +89,21 @@ def check_meeting(hub: str | None, address: str, journal: str) -> None:
         Etcd(EtcdAddress.parse(journal))
 
 
-def dealt_set(data: str, sequence_length: int, held_out_fraction: float) -> DealtSet | None:
-    """What the options say. Raises BadInput where they do not fit."""
+def leader_settings(
+    wait_for: str, min_sites: int, data: str, sequence_length: int, held_out_fraction: float, doubt: float
+) -> LeaderSettings:
+    """What the options say that are for the leader. Raises BadInput where those of the data do not fit."""
+    from geocomm.elastic.journal.sequencer_events import LeaderSettings
+
+    return LeaderSettings(
+        wait_for=frozenset(filter(None, wait_for.split(","))),
+        min_sites=min_sites,
+        data=_dealt_set(data, sequence_length, held_out_fraction),
+        doubt_s=60 * doubt,
+    )
+
+
+def _dealt_set(data: str, sequence_length: int, held_out_fraction: float) -> DealtSet | None:
     from geocomm.data.corpus.packing import held_out_every
     from geocomm.data.deal_records import DealtSet
     from geocomm.data.shard_sequences import SetName
