@@ -12,35 +12,92 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Mapping, Sequence
+
+MOST_ANSWER_BYTES = 1 << 16
+
+
+class WarmPythonError(Exception):
+    """There is nothing to fork from; the message says why, with the traceback of what could not be imported."""
+
+
+def connected(address: str) -> socket.socket:
+    """A connection to the process to fork from. What it forks for this connection is killed once that is closed."""
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        server.connect(address)
+    except (ConnectionRefusedError, FileNotFoundError) as error:
+        server.close()
+        raise WarmPythonError("the process to fork from has ended; it may have said on stderr why") from error
+    return server
+
+
+def fork(
+    server: socket.socket,
+    module: str,
+    arguments: Sequence[str],
+    variables: Mapping[str, str],
+    descriptors: Sequence[int],
+    *,
+    most_file_bytes: int | None = None,
+    beside: int | None = None,
+) -> int:
+    """Have `python -m module arguments…` forked, with the working directory of this process; its id.
+
+    descriptors: its stdin, stdout and stderr, and where its exit status goes. beside: the process whose namespaces it
+    enters.
+    """
+    request = {
+        "module": module,
+        "arguments": list(arguments),
+        "variables": dict(variables),
+        "folder": os.getcwd(),
+        "most_file_bytes": most_file_bytes,
+        "beside": beside,
+    }
+    return ask(server, json.dumps(request).encode(), descriptors)
+
+
+def ask(server: socket.socket, request: bytes, descriptors: Sequence[int] = ()) -> int:
+    """The number with which the server answers; WarmPythonError: it has none, or has ended."""
+    answer = ""
+    with contextlib.suppress(ConnectionError):
+        socket.send_fds(server, [request], descriptors)
+        answer = server.recv(MOST_ANSWER_BYTES).decode(errors="replace")
+    if not answer.isdigit():
+        raise WarmPythonError(answer or "the process to fork from has ended; it may have said on stderr why")
+    return int(answer)
+
+
+def exit_status(descriptor: int) -> int:
+    """What the server says of a forked process once that has ended, as subprocess.Popen has it."""
+    said = os.read(descriptor, 20)
+    if not said:
+        raise WarmPythonError("the process that it was forked from has ended before it")
+    return int(said)
 
 
 def main(address: str, module: str, *arguments: str) -> int:
     """Have it forked, and wait for its end; its exit status."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
-        server.connect(address)
-        status, its_status = os.pipe()
-        request = {
-            "module": module,
-            "arguments": arguments,
-            "variables": dict(os.environ),
-            "folder": os.getcwd(),
-            "most_file_bytes": None,
-            "beside": os.getpid(),
-        }
-        socket.send_fds(server, [json.dumps(request).encode()], [0, 1, 2, its_status])
-        os.close(its_status)
-        pid = int(server.recv(20))
-        # Whom to ask for the descendants of this process (hub_jobs.family).
-        with open(f"{os.path.dirname(address)}/{os.getpid()}.forked", "w", encoding="ascii") as known:
-            known.write(str(pid))
+    try:
+        with connected(address) as server:
+            status, its_status = os.pipe()
+            pid = fork(server, module, arguments, os.environ, [0, 1, 2, its_status], beside=os.getpid())
+            os.close(its_status)
+            # Whom to ask for the descendants of this process (hub_jobs.family).
+            with open(f"{os.path.dirname(address)}/{os.getpid()}.forked", "w", encoding="ascii") as known:
+                known.write(str(pid))
 
-        def pass_on(number: int, _: object) -> None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+            def pass_on(number: int, _: object) -> None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
 
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, pass_on)
-        code = int(os.read(status, 20))
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, pass_on)
+            code = exit_status(status)
+    except WarmPythonError as error:
+        print(f"{module} was started by {__file__}: {error}", file=sys.stderr)
+        return 1
     if code < 0:  # end by the same signal
         if code != -signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)

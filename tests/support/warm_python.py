@@ -7,7 +7,7 @@
 The new process is forked from that one and has everything else to itself: arguments, variables, output, exit status. It
 ends as an interpreter does, but frees nothing (`_exit`). What stays: variables that libraries read when they are loaded
 (OMP_NUM_THREADS is 1). All workers of pytest-xdist fork from one process of a name: who is first starts it, and it ends
-once all of them have.
+once all of them have. Where a module cannot be imported, each of them gets a WarmPythonError with the traceback.
 
 A program that starts processes by their command lines, as torchrun does, gets `warm.command("geocomm.train")`.
 """
@@ -33,9 +33,12 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn
+
+from support.warm_command import MOST_ANSWER_BYTES, ask, connected, exit_status, fork
 
 EXECUTABLE = "TESTS_PYTHON"
 """What is to be `sys.executable` in a forked process (`warm_executable`)."""
@@ -66,7 +69,7 @@ class WarmProcess:
         return self._reap() if self.returncode is None else self.returncode
 
     def _reap(self) -> int:
-        self.returncode = int(os.read(self._status, 20))
+        self.returncode = exit_status(self._status)
         os.close(self._status)
         return self.returncode
 
@@ -102,13 +105,11 @@ class WarmPython:
         with _locked(address):
             if not address.exists():
                 _start_server(self._address, modules)
-            self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            self._server.connect(self._address)
+            self._server = connected(self._address)
 
     def wait(self) -> None:
         """Until the modules are imported, a minute and more on a busy machine."""
-        if self._server.send(b"{}"):
-            self._server.recv(20)
+        ask(self._server, b"{}")
 
     def command(self, *module: str) -> list[str]:
         """A command line in place of `python -m module`, or of `python FILE.py`, to which arguments are added.
@@ -135,18 +136,10 @@ class WarmPython:
         out = log or tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - the WarmProcess has them
         err = log or tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         status, its_status = os.pipe()
-        request = {
-            "module": module,
-            "arguments": list(arguments),
-            "variables": dict(environment),
-            "folder": os.getcwd(),
-            "most_file_bytes": most_file_bytes,
-            "beside": None,
-        }
         descriptors = [stdin, out.fileno(), err.fileno(), its_status]
-        socket.send_fds(self._server, [json.dumps(request).encode()], descriptors)
+        pid = fork(self._server, module, arguments, environment, descriptors, most_file_bytes=most_file_bytes)
         os.close(its_status)
-        return WarmProcess(int(self._server.recv(20)), status, out, err)
+        return WarmProcess(pid, status, out, err)
 
 
 def shared_folder() -> Path:
@@ -250,8 +243,10 @@ def _enter_namespaces(pid: int) -> None:
 class _Server:
     """Forks for each request. What was forked for a connection is killed once that is closed."""
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, failure: str) -> None:
+        """failure: why there is nothing to fork, which then is the answer to each request; empty: there is."""
         self._listener = listener
+        self._failure = failure
         self._running: dict[int, tuple[int, int, socket.socket]] = {}
         """By descriptor of the process: its id, where its status goes, for whom it was started."""
         self._asking: set[socket.socket] = set()
@@ -298,18 +293,19 @@ class _Server:
             self._asking.remove(by)
             by.close()
             return
-        pid = 0
-        if descriptors:
+        answer = self._failure or "0"
+        if descriptors and not self._failure:
             *files, status = descriptors
             if (pid := os.fork()) == 0:
                 for ours in (self._listener, *self._asking):
                     ours.detach()
                 _become(json.loads(request), files)
             self._running[os.pidfd_open(pid)] = (pid, status, by)
-            for file in files:
-                os.close(file)
+            answer, descriptors = str(pid), files
+        for descriptor in descriptors:
+            os.close(descriptor)
         with contextlib.suppress(BrokenPipeError):  # who asked has ended meanwhile
-            by.send(str(pid).encode())
+            by.send(answer.encode()[-MOST_ANSWER_BYTES:])
 
 
 def _import(modules: Sequence[str]) -> None:
@@ -324,6 +320,15 @@ def _import(modules: Sequence[str]) -> None:
     assert len(os.listdir("/proc/self/task")) == 1, f"{modules} have started threads, which a fork would lose"
 
 
+def main(listener: int, modules: Sequence[str]) -> None:
+    """The process to fork from."""
+    failure = ""
+    try:
+        _import(modules)
+    except BaseException:  # a module may skip tests, or end the interpreter
+        failure = f"{', '.join(modules)} cannot be imported in the process to fork from:\n{traceback.format_exc()}"
+    _Server(socket.socket(fileno=listener), failure).serve()
+
+
 if __name__ == "__main__":
-    _import(sys.argv[2:])
-    _Server(socket.socket(fileno=int(sys.argv[1]))).serve()
+    main(int(sys.argv[1]), sys.argv[2:])
