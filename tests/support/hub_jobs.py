@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -31,9 +32,9 @@ class Job:
         self.folder = folder
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    def start(self, *command: str, **variables: str) -> None:
-        """Python with these arguments."""
-        self.start_program(warm_executable(), *command, **variables)
+    def start(self, *command: str, anew: bool = False, **variables: str) -> None:
+        """Python with these arguments; anew: a new interpreter, as all that it starts."""
+        self.start_program(sys.executable if anew else warm_executable(), *command, **variables)
 
     def start_program(self, *command: str, **variables: str) -> None:
         with self.log(len(self.processes)).open("wb") as log:
@@ -132,9 +133,10 @@ def start_node(
     node_rank: int | None = None,
     telemetry: Path | None = None,
     numbered: bool = True,
+    anew: bool = False,
     **variables: str,
 ) -> None:
-    """numbered: with --nnodes and --node-rank."""
+    """numbered: with --nnodes and --node-rank. anew: see Job.start."""
     number = node if node_rank is None else node_rank
     job.start(
         *("-m", "geocomm", "run", "--hub", f"{HUB_HOST}:{port}"),
@@ -145,6 +147,7 @@ def start_node(
         *(str(RANKS), work, str(job.folder)),
         GEOCOMM_KEYS=str(keys / sites[node]),
         GEOCOMM_SECURITY=SECURITY,
+        anew=anew,
         **variables,
     )
 

@@ -84,9 +84,6 @@ def main(address: str, module: str, *arguments: str) -> int:
             status, its_status = os.pipe()
             pid = fork(server, module, arguments, os.environ, [0, 1, 2, its_status], beside=os.getpid())
             os.close(its_status)
-            # Whom to ask for the descendants of this process (hub_jobs.family).
-            with open(f"{os.path.dirname(address)}/{os.getpid()}.forked", "w", encoding="ascii") as known:
-                known.write(str(pid))
 
             def pass_on(number: int, _: object) -> None:
                 with contextlib.suppress(ProcessLookupError):

@@ -12,7 +12,7 @@ import os
 import shlex
 import sys
 
-from support.warm_python import EXECUTABLE, shared_folder
+from support.warm_python import EXECUTABLE, FORKED, shared_folder
 from support.warm_ranks import warm_agents, warm_ranks
 
 _OF_AGENTS = ("geocomm", "geocomm.elastic.agent_process", "support.elastic_rank")
@@ -46,9 +46,9 @@ exec {shlex.quote(sys.executable)} $unbuffered "$@"
 
 
 def forked_for() -> dict[int, int]:
-    """Processes that were forked for a command: the command's id by theirs."""
+    """Processes that run and were forked for a command: the command's id by theirs."""
     found: dict[int, int] = {}
-    for file in shared_folder().glob("*.forked"):
-        with contextlib.suppress(OSError, ValueError):
-            found[int(file.read_text())] = int(file.stem)
+    for file in shared_folder().glob(f"*{FORKED}"):
+        with contextlib.suppress(OSError, ValueError):  # it comes or goes
+            found[int(file.stem)] = int(file.read_text())
     return found

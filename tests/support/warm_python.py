@@ -151,6 +151,7 @@ def shared_folder() -> Path:
 
 
 _SERVER = ".server"
+FORKED = ".forked"
 
 
 @contextlib.contextmanager
@@ -275,8 +276,13 @@ class _Server:
             shutil.rmtree(address.parent)
         return True
 
+    def _forked_for(self, pid: int) -> Path:
+        """The file that says for which command a process was forked, while it runs (`warm_executable.forked_for`)."""
+        return Path(self._listener.getsockname()).with_name(f"{pid}{FORKED}")
+
     def _ended(self, process: int) -> None:
         pid, status, _ = self._running.pop(process)
+        self._forked_for(pid).unlink(missing_ok=True)
         with contextlib.suppress(BrokenPipeError):
             os.write(status, str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
         os.close(status)
@@ -296,10 +302,13 @@ class _Server:
         answer = self._failure or "0"
         if descriptors and not self._failure:
             *files, status = descriptors
+            wanted = json.loads(request)
             if (pid := os.fork()) == 0:
                 for ours in (self._listener, *self._asking):
                     ours.detach()
-                _become(json.loads(request), files)
+                _become(wanted, files)
+            if wanted["beside"] is not None:
+                self._forked_for(pid).write_text(str(wanted["beside"]))
             self._running[os.pidfd_open(pid)] = (pid, status, by)
             answer, descriptors = str(pid), files
         for descriptor in descriptors:

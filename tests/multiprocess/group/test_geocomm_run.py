@@ -46,7 +46,8 @@ def test_run_meets_at_the_hub_and_only_tls_listens_beyond_loopback_for_keys_of_t
     make_keys(tmp_path / "keys")
     port = free_port(HUB_HOST)
     for node in range(2):
-        start_node(job, tmp_path / "keys", port, node, "stay", telemetry=tmp_path / "telemetry")
+        # Ranks that import nothing would be done before the collectors have started.
+        start_node(job, tmp_path / "keys", port, node, "stay", telemetry=tmp_path / "telemetry", anew=True)
     ranks = [job.fact(f"rank{rank}") for rank in range(2)]
     assert [rank["GEOCOMM_SITE"] for rank in ranks] == ["a", "b"]
     assert [rank["total"] for rank in ranks] == [3.0, 3.0]
