@@ -63,13 +63,13 @@ float load_element(const std::byte* base, std::size_t index) {
   }
 }
 
-// Saturates to a 16-bit type.
-template <core::DType kType>
+// Saturates to a 16-bit type, unless a value beyond its range is to become Inf.
+template <core::DType kType, bool kSaturates = true>
 void store_element(std::byte* base, std::size_t index, float value) {
   if constexpr (kType == core::DType::Float32) {
     std::memcpy(base + 4 * index, &value, 4);
   } else {
-    const std::uint16_t bits = narrow_saturated<kType>(value);
+    const std::uint16_t bits = kSaturates ? narrow_saturated<kType>(value) : narrow<kType>(value);
     std::memcpy(base + 2 * index, &bits, 2);
   }
 }
@@ -77,12 +77,7 @@ void store_element(std::byte* base, std::size_t index, float value) {
 // A value beyond the range becomes Inf.
 template <core::DType kType>
 void store_rounded(std::byte* base, std::size_t index, float value) {
-  if constexpr (kType == core::DType::Float32) {
-    std::memcpy(base + 4 * index, &value, 4);
-  } else {
-    const std::uint16_t bits = narrow<kType>(value);
-    std::memcpy(base + 2 * index, &bits, 2);
-  }
+  store_element<kType, /*kSaturates=*/false>(base, index, value);
 }
 
 // How error feedback lies in memory.
