@@ -18,6 +18,16 @@ constexpr std::size_t compressible_index(core::DType dtype) {
   return dtype == core::DType::Float16 ? 1 : dtype == core::DType::BFloat16 ? 2 : 0;
 }
 
+// Calls `run.template operator()<kValue>()` for each value: what fills a table.
+template <auto... kValues, typename Run>
+constexpr void for_each(Run&& run) {
+  (run.template operator()<kValues>(), ...);
+}
+template <typename Run>
+constexpr void for_each_compressible(Run&& run) {
+  for_each<core::DType::Float32, core::DType::Float16, core::DType::BFloat16>(run);
+}
+
 // Calls `run.template operator()<kType>()` for the compressible dtype at hand.
 template <typename Run>
 decltype(auto) with_compressible(core::DType dtype, Run&& run) {
@@ -89,6 +99,11 @@ inline Residual residual_kind(const ErrorFeedback& feedback) {
   return feedback.dtype == core::DType::BFloat16 ? Residual::BFloat16 : Residual::Float32;
 }
 
+template <typename Run>
+constexpr void for_each_residual(Run&& run) {
+  for_each<Residual::None, Residual::Float32, Residual::BFloat16>(run);
+}
+
 // Calls `run.template operator()<kResidual>()` for the residual at hand.
 template <typename Run>
 decltype(auto) with_residual(Residual residual, Run&& run) {
@@ -143,6 +158,11 @@ void store_residual(std::byte* residual, std::size_t index, float value, float d
 // end_streaming() (streaming.h). What has no streaming stores takes it for Float32.
 enum class Sink : std::uint8_t { Float32, Float16, BFloat16, AddToFloat32, StreamedFloat32 };
 inline constexpr std::size_t kSinks = 5;
+
+template <typename Run>
+constexpr void for_each_sink(Run&& run) {
+  for_each<Sink::Float32, Sink::Float16, Sink::BFloat16, Sink::AddToFloat32, Sink::StreamedFloat32>(run);
+}
 
 constexpr Sink sink_of(core::DType dtype) {
   return dtype == core::DType::Float16    ? Sink::Float16

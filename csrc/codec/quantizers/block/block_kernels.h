@@ -7,7 +7,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 
 #include "codec/frames/elements.h"
 #include "codec/quantizers/block/block_scale.h"
@@ -80,33 +79,23 @@ struct BlockKernels {
 template <typename Loops>
 constexpr BlockKernels make_block_kernels() {
   BlockKernels table{};
-  const auto with_each_residual = [&]<Residual kResidual>() {
+  for_each_residual([&]<Residual kResidual>() {
     const auto residual = static_cast<std::size_t>(kResidual);
-    table.load[compressible_index(core::DType::Float32)][residual] =
-        Loops::template kLoad<core::DType::Float32, kResidual>;
-    table.load[compressible_index(core::DType::Float16)][residual] =
-        Loops::template kLoad<core::DType::Float16, kResidual>;
-    table.load[compressible_index(core::DType::BFloat16)][residual] =
-        Loops::template kLoad<core::DType::BFloat16, kResidual>;
-    [&]<std::size_t... kCoder>(std::index_sequence<kCoder...>) {
-      ((table.quantize[kCoder][residual] = Loops::template kQuantize<static_cast<Coder>(kCoder), kResidual>),
-       ...);
-    }(std::make_index_sequence<kCoders>());
-  };
-  with_each_residual.template operator()<Residual::None>();
-  with_each_residual.template operator()<Residual::Float32>();
-  with_each_residual.template operator()<Residual::BFloat16>();
-  const auto with_each_sink = [&]<CodecId kId>() {
-    [&]<std::size_t... kSink>(std::index_sequence<kSink...>) {
-      ((table.dequantize[block_codec_index(kId)][kSink] =
-            Loops::template kDequantize<kId, static_cast<Sink>(kSink)>),
-       ...);
-    }(std::make_index_sequence<kSinks>());
-  };
-  with_each_sink.template operator()<CodecId::Int8>();
-  with_each_sink.template operator()<CodecId::Int4>();
-  with_each_sink.template operator()<CodecId::Bit2>();
-  with_each_sink.template operator()<CodecId::Bit1>();
+    for_each_compressible([&]<core::DType kType>() {
+      table.load[compressible_index(kType)][residual] = Loops::template kLoad<kType, kResidual>;
+    });
+    for_each<Coder::Int8, Coder::Int8Stochastic, Coder::Int4, Coder::Int4Stochastic, Coder::Bit2,
+             Coder::Bit1>([&]<Coder kCoder>() {
+      table.quantize[static_cast<std::size_t>(kCoder)][residual] =
+          Loops::template kQuantize<kCoder, kResidual>;
+    });
+  });
+  for_each<CodecId::Int8, CodecId::Int4, CodecId::Bit2, CodecId::Bit1>([&]<CodecId kId>() {
+    for_each_sink([&]<Sink kSink>() {
+      table.dequantize[block_codec_index(kId)][static_cast<std::size_t>(kSink)] =
+          Loops::template kDequantize<kId, kSink>;
+    });
+  });
   table.sum_squares = Loops::template kSum<true>;
   table.sum_magnitudes = Loops::template kSum<false>;
   table.random = Loops::kRandom;

@@ -7,7 +7,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 
 #include "codec/frames/elements.h"
 #include "core/cpu.h"
@@ -21,6 +20,10 @@ inline constexpr std::size_t kCastStep = 64;
 inline constexpr std::size_t kCastFormats = 2;
 constexpr std::size_t cast_format_index(core::DType format) {
   return compressible_index(format) - 1;
+}
+template <typename Run>
+constexpr void for_each_cast_format(Run&& run) {
+  for_each<core::DType::Float16, core::DType::BFloat16>(run);
 }
 
 // The least magnitude, as a bit pattern, that rounds to Inf.
@@ -72,32 +75,24 @@ inline void decode_words(core::DType format, const std::byte* words, std::size_t
 // kEncode<format, DType, Residual>, kDecode<format, Sink>, kSplit and kJoin.
 template <typename Loops>
 constexpr CastKernels make_cast_kernels() {
-  using core::DType;
   CastKernels table{};
-  const auto add_source = [&]<DType kType, Residual kResidual>() {
-    const std::size_t type = compressible_index(kType);
-    const auto residual = static_cast<std::size_t>(kResidual);
-    table.all_fit[type][residual] = Loops::template kAllFit<kType, kResidual>;
-    table.encode[cast_format_index(DType::Float16)][type][residual] =
-        Loops::template kEncode<DType::Float16, kType, kResidual>;
-    table.encode[cast_format_index(DType::BFloat16)][type][residual] =
-        Loops::template kEncode<DType::BFloat16, kType, kResidual>;
-  };
-  const auto add_residual = [&]<Residual kResidual>() {
-    add_source.template operator()<DType::Float32, kResidual>();
-    add_source.template operator()<DType::Float16, kResidual>();
-    add_source.template operator()<DType::BFloat16, kResidual>();
-  };
-  add_residual.template operator()<Residual::None>();
-  add_residual.template operator()<Residual::Float32>();
-  add_residual.template operator()<Residual::BFloat16>();
-  [&]<std::size_t... kSink>(std::index_sequence<kSink...>) {
-    ((table.decode[cast_format_index(DType::Float16)][kSink] =
-          Loops::template kDecode<DType::Float16, static_cast<Sink>(kSink)>,
-      table.decode[cast_format_index(DType::BFloat16)][kSink] =
-          Loops::template kDecode<DType::BFloat16, static_cast<Sink>(kSink)>),
-     ...);
-  }(std::make_index_sequence<kSinks>());
+  for_each_compressible([&]<core::DType kType>() {
+    for_each_residual([&]<Residual kResidual>() {
+      const std::size_t type = compressible_index(kType);
+      const auto residual = static_cast<std::size_t>(kResidual);
+      table.all_fit[type][residual] = Loops::template kAllFit<kType, kResidual>;
+      for_each_cast_format([&]<core::DType kFormat>() {
+        table.encode[cast_format_index(kFormat)][type][residual] =
+            Loops::template kEncode<kFormat, kType, kResidual>;
+      });
+    });
+  });
+  for_each_sink([&]<Sink kSink>() {
+    for_each_cast_format([&]<core::DType kFormat>() {
+      table.decode[cast_format_index(kFormat)][static_cast<std::size_t>(kSink)] =
+          Loops::template kDecode<kFormat, kSink>;
+    });
+  });
   table.split = Loops::kSplit;
   table.join = Loops::kJoin;
   return table;

@@ -13,12 +13,6 @@
 
 namespace geocomm::codec {
 
-inline constexpr std::size_t kSourceKinds = 3;
-// Float32, Float16, BFloat16: row of SelectKernels::collect.
-constexpr std::size_t source_kind(core::DType dtype) {
-  return dtype == core::DType::Float16 ? 1 : dtype == core::DType::BFloat16 ? 2 : 0;
-}
-
 // What may be written past the end of outputs.
 inline constexpr std::size_t kSelectSlackBytes = 64;
 
@@ -39,7 +33,7 @@ struct SelectKernels {
   // they are. NaN may change its payload.
   using Collect = std::size_t (*)(const CollectInput& input, float* chunk, float* values,
                                   std::uint32_t* places);
-  Collect collect[kSourceKinds][kResidualKinds];
+  Collect collect[kCompressibles][kResidualKinds];
 
   // How many of these values have a magnitude above that one.
   std::size_t (*count_above)(const float* values, std::size_t count, std::int32_t magnitude);

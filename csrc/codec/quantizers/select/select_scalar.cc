@@ -46,20 +46,14 @@ std::size_t write_gaps(const std::uint32_t* places, std::size_t count, std::uint
   return static_cast<std::size_t>(to - gaps);
 }
 
-template <DType kType>
-constexpr void fill_row(SelectKernels::Collect (&row)[kResidualKinds]) {
-  row[static_cast<std::size_t>(Residual::None)] = collect<kType, Residual::None>;
-  row[static_cast<std::size_t>(Residual::Float32)] = collect<kType, Residual::Float32>;
-  row[static_cast<std::size_t>(Residual::BFloat16)] = collect<kType, Residual::BFloat16>;
-}
-
 constexpr SelectKernels make_table() {
-  SelectKernels table{};
-  fill_row<DType::Float32>(table.collect[source_kind(DType::Float32)]);
-  fill_row<DType::Float16>(table.collect[source_kind(DType::Float16)]);
-  fill_row<DType::BFloat16>(table.collect[source_kind(DType::BFloat16)]);
-  table.count_above = count_above;
-  table.write_gaps = write_gaps;
+  SelectKernels table{{}, count_above, write_gaps};
+  for_each_compressible([&]<DType kType>() {
+    for_each_residual([&]<Residual kResidual>() {
+      table.collect[compressible_index(kType)][static_cast<std::size_t>(kResidual)] =
+          collect<kType, kResidual>;
+    });
+  });
   return table;
 }
 }  // namespace

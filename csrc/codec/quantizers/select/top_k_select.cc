@@ -75,7 +75,7 @@ class Chooser {
         residual_(residual_kind(input.options.feedback)),
         element_bytes_(core::size_of(input.dtype)),
         residual_bytes_(residual_ == Residual::None ? 0 : core::size_of(input.options.feedback.dtype)),
-        collect_(kernels.collect[source_kind(input.dtype)][static_cast<std::size_t>(residual_)]) {}
+        collect_(kernels.collect[compressible_index(input.dtype)][static_cast<std::size_t>(residual_)]) {}
 
   // Appends to `values` and `places` the largest of the chunk at `first`; returns how many they are.
   std::size_t largest(std::size_t first, std::size_t length, float* values, std::uint32_t* places) {
