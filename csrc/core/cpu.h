@@ -2,6 +2,7 @@
 // choice is about speed only.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 
@@ -43,6 +44,15 @@ const Loops& at_cpu_level() {
   }
 #endif
   return Loops::kScalar;
+}
+
+// For tables that take whole steps of elements, but for the scalar one: calls run(loops, first, count) for as
+// many as that are, then for the rest.
+template <typename Loops, typename Run>
+void in_steps(std::size_t count, std::size_t step, const Run& run) {
+  const std::size_t whole = count - count % step;
+  if (whole > 0) run(at_cpu_level<Loops>(), std::size_t{0}, whole);
+  if (whole < count) run(Loops::kScalar, whole, count - whole);
 }
 
 // "scalar", "avx2", "avx512".

@@ -1,12 +1,14 @@
 #include "binding/tensors/element_passes.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <span>
 
 #include "binding/torch/comm_error.h"
 #include "binding/torch/staging.h"
 #include "codec/frames/streaming.h"
+#include "codec/simd/partial_sums.h"
 #include "collective/outer/element_scales.h"
 #include "collective/outer/outer_kernels.h"
 #include "core/cpu.h"
@@ -15,6 +17,8 @@
 
 namespace geocomm::binding {
 namespace {
+
+using collective::OuterKernels;
 
 std::span<float> floats_of(const at::Tensor& tensor, const char* name) {
   if (tensor.scalar_type() != at::kFloat || !tensor.device().is_cpu() || tensor.layout() != at::kStrided ||
@@ -48,12 +52,31 @@ std::vector<std::span<float>> pieces_of(const Tensors& tensors, std::size_t size
   return pieces;
 }
 
+// Sums of squares on their way to one.
+struct Squares {
+  std::array<double, codec::kSquareSums> sums{};
+  double total() { return codec::fold_sums(sums.data(), sums.size()); }
+};
+
+template <typename Run>
+void in_steps(std::size_t count, const Run& run) {
+  core::in_steps<OuterKernels>(count, codec::kSquareSums, run);
+}
+
+// delta = anchor - local. Returns the sum of its squares.
+double subtract(const float* anchor, std::span<const float> local, float* delta) {
+  Squares squares;
+  in_steps(local.size(), [&](const OuterKernels& kernels, std::size_t first, std::size_t count) {
+    kernels.subtract(anchor + first, local.data() + first, count, delta + first, squares.sums.data());
+  });
+  return squares.total();
+}
+
 // So few that what one pass has read is in the first-level cache for the next.
 constexpr std::size_t kAtOnce = 2048;
 
 // `kept` gets what `local` has. Nobody reads it soon, so it goes past the caches where it can.
-double subtract_and_keep(const collective::OuterKernels& kernels, const float* anchor,
-                         std::span<const float> local, float* delta, float* kept) {
+double subtract_and_keep(const float* anchor, std::span<const float> local, float* delta, float* kept) {
   const bool streams = reinterpret_cast<std::uintptr_t>(kept) % 16 == 0;
   double squares = 0;
   for (std::size_t first = 0; first < local.size(); first += kAtOnce) {
@@ -65,7 +88,7 @@ double subtract_and_keep(const collective::OuterKernels& kernels, const float* a
     } else {
       std::memcpy(to, bytes.data(), bytes.size());
     }
-    squares += kernels.subtract(anchor + first, part.data(), part.size(), delta + first);
+    squares += subtract(anchor + first, part, delta + first);
   }
   return squares;
 }
@@ -75,15 +98,14 @@ double subtract_and_keep(const collective::OuterKernels& kernels, const float* a
 double outer_delta(const at::Tensor& anchor, const Tensors& local, const at::Tensor& delta,
                    const std::optional<at::Tensor>& kept) {
   const core::FloatRules rules;
-  const collective::OuterKernels& kernels = core::at_cpu_level<collective::OuterKernels>();
   const std::span<const float> from = floats_of(anchor, "anchor");
   const std::span<float> to = floats_of(delta, from.size(), "delta");
   const std::span<float> copy = kept ? floats_of(*kept, from.size(), "kept") : std::span<float>();
   double squares = 0;
   std::size_t at = 0;
   for (const auto piece : pieces_of(local, from.size(), "local")) {
-    squares += kept ? subtract_and_keep(kernels, &from[at], piece, &to[at], &copy[at])
-                    : kernels.subtract(from.data() + at, piece.data(), piece.size(), to.data() + at);
+    squares += kept ? subtract_and_keep(&from[at], piece, &to[at], &copy[at])
+                    : subtract(from.data() + at, piece, to.data() + at);
     at += piece.size();
   }
   if (kept) codec::end_streaming();
@@ -100,8 +122,11 @@ double outer_mean(const Tensors& deltas, const std::vector<double>& shares, cons
                  core::str(deltas.size(), " deltas have ", shares.size(), " shares"));
   }
   const std::vector<float> factors(shares.begin(), shares.end());
-  return core::at_cpu_level<collective::OuterKernels>().mean(from.data(), factors.data(), from.size(),
-                                                             to.size(), to.data());
+  Squares squares;
+  in_steps(to.size(), [&](const OuterKernels& kernels, std::size_t first, std::size_t count) {
+    kernels.mean(from.data(), factors.data(), from.size(), first, count, to.data(), squares.sums.data());
+  });
+  return squares.total();
 }
 
 std::pair<double, double> outer_step(double lr, double mu, const at::Tensor& delta, const at::Tensor& anchor,
@@ -110,9 +135,13 @@ std::pair<double, double> outer_step(double lr, double mu, const at::Tensor& del
   const std::span<float> to = floats_of(anchor, "anchor");
   const float* const from = floats_of(delta, to.size(), "delta").data();
   float* const velocity = momentum ? floats_of(*momentum, to.size(), "momentum").data() : nullptr;
-  const collective::StepSquares squares = core::at_cpu_level<collective::OuterKernels>().step(
-      static_cast<float>(lr), static_cast<float>(mu), from, to.size(), to.data(), velocity);
-  return {squares.moved, squares.delta};
+  Squares moved;
+  Squares given;
+  in_steps(to.size(), [&](const OuterKernels& kernels, std::size_t first, std::size_t count) {
+    kernels.step(static_cast<float>(lr), static_cast<float>(mu), from + first, count, to.data() + first,
+                 velocity == nullptr ? nullptr : velocity + first, moved.sums.data(), given.sums.data());
+  });
+  return {moved.total(), given.total()};
 }
 
 void outer_carry(const Tensors& own, const at::Tensor& anchor, const at::Tensor& begin) {
@@ -121,8 +150,9 @@ void outer_carry(const Tensors& own, const at::Tensor& anchor, const at::Tensor&
   const float* before = floats_of(begin, from.size(), "begin").data();
   std::size_t at = 0;
   for (const auto piece : pieces_of(own, from.size(), "own")) {
-    core::at_cpu_level<collective::OuterKernels>().carry(from.data() + at, before + at, piece.size(),
-                                                         piece.data());
+    in_steps(piece.size(), [&](const OuterKernels& kernels, std::size_t first, std::size_t count) {
+      kernels.carry(from.data() + at + first, before + at + first, count, piece.data() + first);
+    });
     at += piece.size();
   }
   for (const auto& tensor : own) mark_written(tensor);
@@ -136,9 +166,10 @@ void outer_blend(const Tensors& own, const at::Tensor& anchor, double keep) {
     if (keep == 0) {  // NaN and Inf do not stay
       std::copy_n(from.data() + at, piece.size(), piece.data());
     } else {
-      core::at_cpu_level<collective::OuterKernels>().blend(static_cast<float>(keep),
-                                                           static_cast<float>(1 - keep), from.data() + at,
-                                                           piece.size(), piece.data());
+      in_steps(piece.size(), [&](const OuterKernels& kernels, std::size_t first, std::size_t count) {
+        kernels.blend(static_cast<float>(keep), static_cast<float>(1 - keep), from.data() + at + first, count,
+                      piece.data() + first);
+      });
     }
     at += piece.size();
   }

@@ -64,23 +64,45 @@ inline void add_square(double& sum, float value) {
   sum += wide * wide;
 }
 
-// The same on vectors V, in registers until store(): a loop that is not unrolled would copy them to memory.
+// Calls run(e mod 16, e) for each element e: in steps of 16, so that the loop vectorizes.
+template <typename Run>
+void for_lanes(std::size_t count, const Run& run) {
+  const std::size_t whole = count - count % kSquareSums;
+  for (std::size_t i = 0; i < whole; i += kSquareSums) {
+    for (std::size_t lane = 0; lane < kSquareSums; ++lane) run(lane, i + lane);
+  }
+  for (std::size_t i = whole; i < count; ++i) run(i - whole, i);
+}
+
+// The same for the vectors V of a multiple of 16 elements: each begins at e.
+template <typename V, typename Run>
+[[gnu::always_inline]] inline void for_vectors(std::size_t count, const Run& run) {
+  for (std::size_t i = 0; i < count; i += kSquareSums) {
+    for (std::size_t lane = 0; lane < kSquareSums; lane += V::kLanes) run(lane, i + lane);
+  }
+}
+
+// The sums at `memory`, in registers for as long as this lives: a loop that is not unrolled would copy them
+// to memory.
 template <typename V>
 class VectorSquares {
  public:
-  explicit VectorSquares(const double* from) {
+  explicit VectorSquares(double* memory) : memory_(memory) {
 #pragma GCC unroll 4
-    for (std::size_t k = 0; k < kVectors; ++k) sums_[k] = V::load_doubles(from + k * V::kDoubles);
+    for (std::size_t k = 0; k < kVectors; ++k) sums_[k] = V::load_doubles(memory + k * V::kDoubles);
   }
-  // Of a vector of elements that begins at `at`, below kSquareSums.
-  void add(std::size_t at, typename V::Floats values) { V::add_squares(sums_ + at / V::kDoubles, values); }
-  void store(double* to) const {
+  ~VectorSquares() {
 #pragma GCC unroll 4
-    for (std::size_t k = 0; k < kVectors; ++k) V::store_doubles(to + k * V::kDoubles, sums_[k]);
+    for (std::size_t k = 0; k < kVectors; ++k) V::store_doubles(memory_ + k * V::kDoubles, sums_[k]);
+  }
+  // Of a vector whose first element joins number `lane`.
+  void add(std::size_t lane, typename V::Floats values) {
+    V::add_squares(sums_ + lane / V::kDoubles, values);
   }
 
  private:
   static constexpr std::size_t kVectors = kSquareSums / V::kDoubles;
+  double* const memory_;
   typename V::Doubles sums_[kVectors];
 };
 

@@ -5,42 +5,26 @@
 namespace geocomm::collective {
 namespace {
 
-class SquareSums {
- public:
-  void add(std::size_t element, float value) {
-    codec::add_square(sums_[element % codec::kSquareSums], value);
-  }
-  double total() { return codec::fold_sums(sums_, codec::kSquareSums); }
-
- private:
-  double sums_[codec::kSquareSums] = {};
-};
-
-double subtract(const float* anchor, const float* local, std::size_t count, float* delta) {
-  SquareSums sums;
-  for (std::size_t i = 0; i < count; ++i) {
+void subtract(const float* anchor, const float* local, std::size_t count, float* delta, double* squares) {
+  codec::for_lanes(count, [&](std::size_t lane, std::size_t i) {
     delta[i] = anchor[i] - local[i];
-    sums.add(i, delta[i]);
-  }
-  return sums.total();
+    codec::add_square(squares[lane], delta[i]);
+  });
 }
 
-double mean(const float* const* deltas, const float* shares, std::size_t sites, std::size_t count,
-            float* mean) {
-  SquareSums sums;
-  for (std::size_t i = 0; i < count; ++i) {
-    float sum = deltas[0][i] * shares[0];
-    for (std::size_t site = 1; site < sites; ++site) sum = sum + deltas[site][i] * shares[site];
-    mean[i] = sum;
-    sums.add(i, sum);
-  }
-  return sums.total();
+void mean(const float* const* deltas, const float* shares, std::size_t sites, std::size_t first,
+          std::size_t count, float* mean, double* squares) {
+  codec::for_lanes(count, [&](std::size_t lane, std::size_t i) {
+    float sum = deltas[0][first + i] * shares[0];
+    for (std::size_t site = 1; site < sites; ++site) sum = sum + deltas[site][first + i] * shares[site];
+    mean[first + i] = sum;
+    codec::add_square(squares[lane], sum);
+  });
 }
 
-StepSquares step(float lr, float mu, const float* delta, std::size_t count, float* anchor, float* momentum) {
-  SquareSums moves;
-  SquareSums deltas;
-  for (std::size_t i = 0; i < count; ++i) {
+void step(float lr, float mu, const float* delta, std::size_t count, float* anchor, float* momentum,
+          double* moved, double* given) {
+  codec::for_lanes(count, [&](std::size_t lane, std::size_t i) {
     float change = delta[i];
     if (momentum != nullptr) {
       momentum[i] = mu * momentum[i] + delta[i];
@@ -48,10 +32,9 @@ StepSquares step(float lr, float mu, const float* delta, std::size_t count, floa
     }
     const float move = lr * change;
     anchor[i] = anchor[i] - move;
-    moves.add(i, move);
-    deltas.add(i, delta[i]);
-  }
-  return {moves.total(), deltas.total()};
+    codec::add_square(moved[lane], move);
+    codec::add_square(given[lane], delta[i]);
+  });
 }
 
 void carry(const float* anchor, const float* begin, std::size_t count, float* own) {

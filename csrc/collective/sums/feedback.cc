@@ -15,14 +15,14 @@ namespace {
 
 using Squares = std::array<double, codec::kSquareSums>;
 
-// Calls run(kernels, first, count) for the elements that the fast table takes, then for the rest.
+// core::in_steps() of the tables for a dtype.
 template <typename Run>
 void in_steps(DType dtype, std::size_t count, const Run& run) {
   const core::FloatRules rules;
-  const std::size_t whole = count - count % codec::kSquareSums;
-  const std::size_t format = codec::compressible_index(dtype);
-  if (whole > 0) run(core::at_cpu_level<FeedbackFamily>().formats[format], std::size_t{0}, whole);
-  if (whole < count) run(FeedbackFamily::kScalar.formats[format], whole, count - whole);
+  core::in_steps<FeedbackFamily>(count, codec::kSquareSums,
+                                 [&](const FeedbackFamily& family, std::size_t first, std::size_t part) {
+                                   run(family.formats[codec::compressible_index(dtype)], first, part);
+                                 });
 }
 
 double total(Squares& sums) {

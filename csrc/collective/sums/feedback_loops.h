@@ -12,21 +12,7 @@ template <typename Format>
 struct FeedbackLoops {
   using V = typename Format::Vector;
   using Floats = typename V::Floats;
-
-  // The partial sums, in registers while a loop runs.
-  struct Squares : codec::VectorSquares<V> {
-    explicit Squares(double* memory) : codec::VectorSquares<V>(memory), to(memory) {}
-    ~Squares() { this->store(to); }
-    double* to;
-  };
-
-  // Calls run(at, i) for the vector at `at` of a step, of the elements from i on.
-  template <typename Run>
-  static void for_vectors(std::size_t count, const Run& run) {
-    for (std::size_t i = 0; i < count; i += codec::kSquareSums) {
-      for (std::size_t at = 0; at < codec::kSquareSums; at += V::kLanes) run(at, i + at);
-    }
-  }
+  using Squares = codec::VectorSquares<V>;
 
   // Rounded to the format.
   static Floats store(std::byte* to, Floats floats) {
@@ -38,13 +24,13 @@ struct FeedbackLoops {
                            float* next, std::size_t count, double* squares) {
     const Floats factor = V::set(decay);
     Squares sums(squares);
-    for_vectors(count, [&](std::size_t at, std::size_t i) {
+    codec::for_vectors<V>(count, [&](std::size_t lane, std::size_t i) {
       std::byte* const element = elements + i * Format::kBytes;
       const Floats by = V::load(scale + i);
       const Floats value = store(element, Format::load(element) / by);
       const Floats lost = V::load(residual + i) / by;
       V::store(next + i, lost);
-      sums.add(at, value + factor * lost);
+      sums.add(lane, value + factor * lost);
     });
   }
 
@@ -52,15 +38,15 @@ struct FeedbackLoops {
                     std::size_t count, double* squares) {
     const Floats factor = V::set(decay);
     Squares sums(squares);
-    for_vectors(count, [&](std::size_t at, std::size_t i) {
+    codec::for_vectors<V>(count, [&](std::size_t lane, std::size_t i) {
       const Floats lost = V::load(residual + i);
       V::store(next + i, lost);
-      sums.add(at, Format::load(elements + i * Format::kBytes) + factor * lost);
+      sums.add(lane, Format::load(elements + i * Format::kBytes) + factor * lost);
     });
   }
 
   static void divide(const std::byte* src, const float* scale, std::byte* dst, std::size_t count) {
-    for_vectors(count, [&](std::size_t, std::size_t i) {
+    codec::for_vectors<V>(count, [&](std::size_t, std::size_t i) {
       Format::store(dst + i * Format::kBytes, Format::load(src + i * Format::kBytes) / V::load(scale + i));
     });
   }
@@ -70,18 +56,18 @@ struct FeedbackLoops {
     const Floats by = V::set(divisor);
     Squares before(scaled);
     Squares after(plain);
-    for_vectors(count, [&](std::size_t at, std::size_t i) {
+    codec::for_vectors<V>(count, [&](std::size_t lane, std::size_t i) {
       std::byte* const element = elements + i * Format::kBytes;
       const Floats mean = store(element, Format::load(element) / by);
-      before.add(at, mean);
-      after.add(at, store(element, mean * V::load(scale + i)));
+      before.add(lane, mean);
+      after.add(lane, store(element, mean * V::load(scale + i)));
     });
   }
 
   static void square(const std::byte* elements, std::size_t count, double* squares) {
     Squares sums(squares);
-    for_vectors(count, [&](std::size_t at, std::size_t i) {
-      sums.add(at, Format::load(elements + i * Format::kBytes));
+    codec::for_vectors<V>(count, [&](std::size_t lane, std::size_t i) {
+      sums.add(lane, Format::load(elements + i * Format::kBytes));
     });
   }
 

@@ -9,20 +9,10 @@ using codec::load_element;
 using codec::store_rounded;
 using core::DType;
 
-// Calls run(lane, i) for element i: in lanes, so that the loop vectorizes.
-template <typename Run>
-void for_lanes(std::size_t count, const Run& run) {
-  const std::size_t whole = count - count % codec::kSquareSums;
-  for (std::size_t i = 0; i < whole; i += codec::kSquareSums) {
-    for (std::size_t lane = 0; lane < codec::kSquareSums; ++lane) run(lane, i + lane);
-  }
-  for (std::size_t i = whole; i < count; ++i) run(i - whole, i);
-}
-
 template <DType kType>
 void enter_scaled(std::byte* elements, const float* residual, const float* scale, float decay, float* next,
                   std::size_t count, double* squares) {
-  for_lanes(count, [&](std::size_t lane, std::size_t i) {
+  codec::for_lanes(count, [&](std::size_t lane, std::size_t i) {
     store_rounded<kType>(elements, i, load_element<kType>(elements, i) / scale[i]);
     const float lost = residual[i] / scale[i];
     next[i] = lost;
@@ -33,7 +23,7 @@ void enter_scaled(std::byte* elements, const float* residual, const float* scale
 template <DType kType>
 void enter(const std::byte* elements, const float* residual, float decay, float* next, std::size_t count,
            double* squares) {
-  for_lanes(count, [&](std::size_t lane, std::size_t i) {
+  codec::for_lanes(count, [&](std::size_t lane, std::size_t i) {
     const float lost = residual[i];
     next[i] = lost;
     codec::add_square(squares[lane], load_element<kType>(elements, i) + decay * lost);
@@ -49,7 +39,7 @@ void divide(const std::byte* src, const float* scale, std::byte* dst, std::size_
 template <DType kType>
 void leave(std::byte* elements, float divisor, const float* scale, std::size_t count, double* scaled,
            double* plain) {
-  for_lanes(count, [&](std::size_t lane, std::size_t i) {
+  codec::for_lanes(count, [&](std::size_t lane, std::size_t i) {
     store_rounded<kType>(elements, i, load_element<kType>(elements, i) / divisor);
     const float mean = load_element<kType>(elements, i);
     codec::add_square(scaled[lane], mean);
@@ -60,7 +50,7 @@ void leave(std::byte* elements, float divisor, const float* scale, std::size_t c
 
 template <DType kType>
 void square(const std::byte* elements, std::size_t count, double* squares) {
-  for_lanes(count, [&](std::size_t lane, std::size_t i) {
+  codec::for_lanes(count, [&](std::size_t lane, std::size_t i) {
     codec::add_square(squares[lane], load_element<kType>(elements, i));
   });
 }

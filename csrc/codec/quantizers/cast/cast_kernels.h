@@ -2,7 +2,7 @@
 // others give the same bytes.
 //
 // Elements, residuals and words may have any alignment. The tables but the scalar one take multiples of
-// kCastStep elements; cast_in_steps() splits.
+// kCastStep elements.
 #pragma once
 
 #include <cstddef>
@@ -54,12 +54,10 @@ struct CastKernels {
   Join join;
 };
 
-// Calls run(kernels, first, count) for the elements that the fast table takes, then for the rest.
+// core::in_steps() of these tables.
 template <typename Run>
-void cast_in_steps(std::size_t count, Run&& run) {
-  const std::size_t whole = count - count % kCastStep;
-  if (whole > 0) run(core::at_cpu_level<CastKernels>(), std::size_t{0}, whole);
-  if (whole < count) run(CastKernels::kScalar, whole, count - whole);
+void cast_in_steps(std::size_t count, const Run& run) {
+  core::in_steps<CastKernels>(count, kCastStep, run);
 }
 
 // Words of Float16 or BFloat16 to a sink.
