@@ -175,6 +175,7 @@ void WanCollectives::start() {
 }
 
 BackendPtr WanCollectives::inner(const at::Device& device, bool post) const {
+  if (alone_in_site()) return nullptr;
   const auto found = inner_.find(device.type());
   if (found == inner_.end()) {
     throw_status(StatusCode::Unsupported,

@@ -43,9 +43,7 @@ class WanCollectives final : public OperationGroup, public std::enable_shared_fr
   void start();
 
   // Throws Unsupported where the site's ranks have no backend for such tensors.
-  void require_device(const at::Device& device) const {
-    if (!alone_in_site()) inner(device, false);
-  }
+  void require_device(const at::Device& device) const { inner(device, false); }
 
   // All take one tensor (or list) per rank on one device, contiguous or not, which fit each other
   // (arguments.h); the sizes must agree over the ranks as for Gloo. They return at once; errors of the
@@ -116,6 +114,7 @@ class WanCollectives final : public OperationGroup, public std::enable_shared_fr
 
   Reduction reduction_of(const at::Tensor& tensor, const c10d::ReduceOp& op) const;
   ReduceTarget all_receive(const at::Tensor& tensor) const;
+  // Null where this rank is alone in its site. Throws Unsupported where there is none for the device.
   BackendPtr inner(const at::Device& device, bool post) const;
   bool alone_in_site() const { return topology().local_size() == 1; }
   // all_reduce and reduce: scatter the reduction over the site, reduce stripes over the WAN, gather in the

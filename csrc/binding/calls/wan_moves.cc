@@ -27,7 +27,7 @@ WorkPtr WanCollectives::all_gather(const Tensors& outputs, const at::Tensor& inp
   const int local_size = topology().local_size();
   state->relays = call.policy().relays_for(
       shard * static_cast<std::uint64_t>(topology().largest_site_size()) * input.element_size());
-  const auto inner_post = alone_in_site() ? nullptr : inner(input.device(), true);
+  const auto inner_post = inner(input.device(), true);
 
   auto pre = [=, this] {
     state->layout = collective::all_gather_layout(topology(), shard, &state->relays);
@@ -108,7 +108,7 @@ WorkPtr WanCollectives::broadcast(const at::Tensor& tensor, int root, Millisecon
     }
   }
   const int inner_root = topo.local_rank_of(leader_of(topo.site()));
-  const auto inner_post = alone_in_site() ? nullptr : inner(tensor.device(), true);
+  const auto inner_post = inner(tensor.device(), true);
 
   auto pre = [=] {
     state->device = flat(tensor);
@@ -192,7 +192,7 @@ WorkPtr WanCollectives::gather(const Tensors& outputs, const at::Tensor& input, 
   const bool at_root_site = topology().site() == topology().site_of(root);
   const Call call(*this, OpKind::Gather, c10d::OpType::GATHER, "gather", input.device(), timeout,
                   static_cast<std::uint64_t>(input.numel()), moved_dtype(input.scalar_type()));
-  const auto inner_post = at_root_site && !alone_in_site() ? inner(input.device(), true) : nullptr;
+  const auto inner_post = at_root_site ? inner(input.device(), true) : nullptr;
   const auto choose = [=, this](Pieces& pieces) {
     if (!at_root_site) pieces.send(root, input);
     if (!is_root) return;
@@ -231,7 +231,7 @@ WorkPtr WanCollectives::scatter(const at::Tensor& output, const Tensors& inputs,
   const bool at_root_site = topology().site() == topology().site_of(root);
   const Call call(*this, OpKind::Scatter, c10d::OpType::SCATTER, "scatter", output.device(), timeout,
                   static_cast<std::uint64_t>(output.numel()), moved_dtype(output.scalar_type()));
-  const auto inner_post = at_root_site && !alone_in_site() ? inner(output.device(), true) : nullptr;
+  const auto inner_post = at_root_site ? inner(output.device(), true) : nullptr;
   const auto choose = [=, this](Pieces& pieces) {
     if (!at_root_site) pieces.receive(root, output);
     if (!is_root) return;
@@ -265,7 +265,7 @@ WorkPtr WanCollectives::all_to_all(const Tensors& outputs, const Tensors& inputs
   const auto device = inputs.front().device();
   const Call call(*this, OpKind::AllToAll, c10d::OpType::ALLTOALL, "all_to_all", device, timeout, 0,
                   moved_dtype(inputs.front().scalar_type()));
-  const auto inner_post = alone_in_site() ? nullptr : inner(device, true);
+  const auto inner_post = inner(device, true);
   const auto choose = [=, this](Pieces& pieces) {
     for (const int rank : ranks_elsewhere()) {
       pieces.send(rank, inputs[static_cast<std::size_t>(rank)]);
@@ -312,8 +312,8 @@ WorkPtr WanCollectives::barrier(const at::Device& device, Milliseconds timeout) 
   // A barrier blocks the host, on whatever device its inner part is: no stream is involved.
   Call call(*this, OpKind::Barrier, c10d::OpType::BARRIER, "barrier", at::kCPU, timeout, 0,
             core::DType::UInt8);
-  const auto inner_pre = alone_in_site() ? nullptr : inner(device, false);
-  const auto inner_post = alone_in_site() ? nullptr : inner(device, true);
+  const auto inner_pre = inner(device, false);
+  const auto inner_post = inner(device, true);
   const auto inner_barrier = [this, timeout](const BackendPtr& backend) {
     c10d::BarrierOptions options;
     options.timeout = timeout;

@@ -191,8 +191,8 @@ WorkPtr WanCollectives::reduce_stripes(const Call& call, const at::Tensor& given
   state->feedback = std::move(feedback);
   const int local_size = topology().local_size();
   const auto part_elements = collective::part_size(elements, local_size);
-  const auto inner_pre = alone_in_site() ? nullptr : inner(tensor.device(), false);
-  const auto inner_post = alone_in_site() ? nullptr : inner(tensor.device(), true);
+  const auto inner_pre = inner(tensor.device(), false);
+  const auto inner_post = inner(tensor.device(), true);
   const bool receives = target.receives[static_cast<std::size_t>(topology().site())];
 
   auto pre = [=, this, call_context = call.context(nullptr)] {
@@ -315,7 +315,7 @@ WorkPtr WanCollectives::reduce_scatter(const at::Tensor& given_output, const Ten
   };
   auto state = std::make_shared<State>();
   const int local_size = topology().local_size();
-  const auto inner_pre = alone_in_site() ? nullptr : inner(output.device(), false);
+  const auto inner_pre = inner(output.device(), false);
 
   auto pre = [=, this, call_context = call.context(nullptr)] {
     const auto layout = collective::reduce_scatter_layout(topology(), shard);

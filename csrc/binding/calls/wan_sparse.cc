@@ -36,8 +36,8 @@ class WanCollectives::SparseSum {
         topology_(owner.topology()),
         tensor_(tensor),
         timeout_(timeout),
-        inner_pre_(owner.alone_in_site() ? nullptr : owner.inner(at::kCPU, false)),
-        inner_post_(owner.alone_in_site() ? nullptr : owner.inner(at::kCPU, true)),
+        inner_pre_(owner.inner(at::kCPU, false)),
+        inner_post_(owner.inner(at::kCPU, true)),
         summaries_(static_cast<std::size_t>(topology_.site_count())),
         parts_(summaries_.size()) {}
 
