@@ -71,32 +71,6 @@ DType dtype_of(const at::Tensor& tensor) {
   return dtype;
 }
 
-at::ScalarType scalar_type_of(DType dtype) {
-  switch (dtype) {
-    case DType::Float32:
-      return at::kFloat;
-    case DType::Float64:
-      return at::kDouble;
-    case DType::Float16:
-      return at::kHalf;
-    case DType::BFloat16:
-      return at::kBFloat16;
-    case DType::Int8:
-      return at::kChar;
-    case DType::UInt8:
-      return at::kByte;
-    case DType::Int16:
-      return at::kShort;
-    case DType::Int32:
-      return at::kInt;
-    case DType::Int64:
-      return at::kLong;
-    case DType::Bool:
-      return at::kBool;
-  }
-  return at::kByte;
-}
-
 std::string shown(const at::Tensor& tensor) {
   return core::str(tensor.numel(), " of ", c10::toString(tensor.scalar_type()), " on ",
                    tensor.device().str());

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "binding/torch/comm_error.h"
@@ -81,30 +82,27 @@ inline void copy_runs(const at::Tensor& to, const at::Tensor& from,
   }
 }
 
+// What torch calls the dtypes that geocomm computes with.
+inline constexpr std::pair<at::ScalarType, core::DType> kDTypes[] = {
+    {at::kFloat, core::DType::Float32}, {at::kDouble, core::DType::Float64},
+    {at::kHalf, core::DType::Float16},  {at::kBFloat16, core::DType::BFloat16},
+    {at::kChar, core::DType::Int8},     {at::kByte, core::DType::UInt8},
+    {at::kShort, core::DType::Int16},   {at::kInt, core::DType::Int32},
+    {at::kLong, core::DType::Int64},    {at::kBool, core::DType::Bool}};
+
 // The dtype that geocomm computes with, or UInt8 for one that it only moves.
 inline core::DType moved_dtype(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat:
-      return core::DType::Float32;
-    case at::kDouble:
-      return core::DType::Float64;
-    case at::kHalf:
-      return core::DType::Float16;
-    case at::kBFloat16:
-      return core::DType::BFloat16;
-    case at::kChar:
-      return core::DType::Int8;
-    case at::kShort:
-      return core::DType::Int16;
-    case at::kInt:
-      return core::DType::Int32;
-    case at::kLong:
-      return core::DType::Int64;
-    case at::kBool:
-      return core::DType::Bool;
-    default:
-      return core::DType::UInt8;
+  for (const auto& [torchs, ours] : kDTypes) {
+    if (torchs == type) return ours;
   }
+  return core::DType::UInt8;
+}
+
+inline at::ScalarType scalar_type_of(core::DType dtype) {
+  for (const auto& [torchs, ours] : kDTypes) {
+    if (ours == dtype) return torchs;
+  }
+  return at::kByte;
 }
 
 inline core::DType reduced_dtype(at::ScalarType type) {
