@@ -22,13 +22,11 @@ ProcessGroupGeocomm::ProcessGroupGeocomm(int rank, int size, Milliseconds timeou
                                          std::shared_ptr<WanCollectives> wan,
                                          std::shared_ptr<ProcessResources> process, SplitFunction split,
                                          ShutdownFunction on_shutdown)
-    : Backend(rank, size),
-      options_(c10::make_intrusive<Options>(timeout)),
+    : GroupOperations(rank, size, timeout, std::move(on_shutdown)),
       inner_(std::move(inner)),
       wan_(std::move(wan)),
       process_(std::move(process)),
-      split_(std::move(split)),
-      on_shutdown_(std::move(on_shutdown)) {}
+      split_(std::move(split)) {}
 
 ProcessGroupGeocomm::~ProcessGroupGeocomm() {
   // TORCH_DISTRIBUTED_DEBUG=DETAIL in torch 2.11 never forwards shutdown(): teardown must work from here
@@ -50,6 +48,16 @@ ProcessGroupGeocomm::~ProcessGroupGeocomm() {
   inner_.clear();
 }
 
+c10::intrusive_ptr<ProcessGroupGeocomm> ProcessGroupGeocomm::members() {
+  return c10::intrusive_ptr<ProcessGroupGeocomm>::reclaim_copy(this);
+}
+
+void ProcessGroupGeocomm::note_issued(const WorkPtr& work) {
+  issued_.fetch_add(1);
+  std::lock_guard lock(mutex_);
+  if (coalescing_) coalesced_.push_back(work);
+}
+
 c10d::Backend& ProcessGroupGeocomm::inner(const at::Device& device) const {
   require_own_process(mark_);
   const auto found = inner_.find(device.type());
@@ -67,10 +75,6 @@ void ProcessGroupGeocomm::for_each_inner(const std::function<void(c10d::Backend&
       if (backend && seen.insert(backend.get()).second) visit(*backend);
     }
   }
-}
-
-Milliseconds ProcessGroupGeocomm::timeout_or_default(Milliseconds timeout) const {
-  return timeout == c10d::kUnsetTimeout ? options_->timeout : timeout;
 }
 
 void ProcessGroupGeocomm::setTimeout(Milliseconds timeout) {
@@ -133,7 +137,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupGeocomm::split(
     std::lock_guard lock(mutex_);
     if (store && store == split_store_) return split_child_;
   }
-  auto child = split_(c10::intrusive_ptr<ProcessGroupGeocomm>::reclaim_copy(this), ranks, options);
+  auto child = split_(members(), ranks, options);
   std::lock_guard lock(mutex_);
   split_store_ = store;
   split_child_ = child;

@@ -1,5 +1,5 @@
-// The operations of ProcessGroupGeocomm: each checks its arguments and enters, which hands it to the inner
-// backend of a group inside one site, or to WanCollectives.
+#include "binding/module/group_operations.h"
+
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -14,26 +14,35 @@ namespace geocomm::binding {
 
 using core::StatusCode;
 
+int GroupOperations::rank() {
+  return members()->getRank();
+}
+int GroupOperations::size() {
+  return members()->getSize();
+}
+Milliseconds GroupOperations::timeout_or_default(Milliseconds timeout) {
+  return timeout == c10d::kUnsetTimeout ? members()->options()->timeout : timeout;
+}
+
 template <typename Inside, typename Across>
-WorkPtr ProcessGroupGeocomm::enter(const at::Device& device, Inside&& inside, Across&& across) {
+WorkPtr GroupOperations::enter(const at::Device& device, Inside&& inside, Across&& across) {
   // Inside a site, too: torch makes outputs part of a graph while Gloo's threads write to them, which may
   // then refuse to.
   const BelowAutograd guard;
+  const auto group = members();
   WorkPtr work;
-  if (spans_sites()) {
-    wan_->require_device(device);
-    work = across(*wan_);
+  if (group->spans_sites()) {
+    group->wan()->require_device(device);
+    work = across(*group->wan());
   } else {
-    work = inside(inner(device));
+    work = inside(group->inner(device));
   }
-  issued_.fetch_add(1);
-  std::lock_guard lock(mutex_);
-  if (coalescing_) coalesced_.push_back(work);
+  group->note_issued(work);
   return work;
 }
 
 template <typename Given, typename Reduce>
-WorkPtr ProcessGroupGeocomm::reduce_inside(const Tensors& results, const Given& options, Reduce&& reduce) {
+WorkPtr GroupOperations::reduce_inside(const Tensors& results, const Given& options, Reduce&& reduce) {
   const bool mean_of_integers =
       options.reduceOp == c10d::ReduceOp::AVG && std::ranges::any_of(results, [](const at::Tensor& tensor) {
         return tensor.device().is_cpu() && at::isIntegralType(tensor.scalar_type(), /*includeBool=*/false);
@@ -41,16 +50,16 @@ WorkPtr ProcessGroupGeocomm::reduce_inside(const Tensors& results, const Given& 
   if (!mean_of_integers) return reduce(options);
   auto sum_options = options;
   sum_options.reduceOp = c10d::ReduceOp::SUM;
-  auto mean = c10::make_intrusive<GeoWork>(getRank(), c10d::OpType::UNKNOWN, "geocomm:mean_of_integers", 0,
+  auto mean = c10::make_intrusive<GeoWork>(rank(), c10d::OpType::UNKNOWN, "geocomm:mean_of_integers", 0,
                                            results, results, std::make_shared<ExposedTime>());
-  join_works(mean, {reduce(sum_options)}, [results, ranks = getSize()] {
+  join_works(mean, {reduce(sum_options)}, [results, ranks = size()] {
     for (const auto& sum : results) sum.copy_(at::div(sum.to(at::kLong), ranks, "trunc"));
   });
   return mean;
 }
 
-WorkPtr ProcessGroupGeocomm::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-  const int root = checked_rank(options.rootRank, getSize(), "broadcast");
+WorkPtr GroupOperations::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  const int root = checked_rank(options.rootRank, size(), "broadcast");
   check_written(tensors, "broadcast");
   return enter(
       device_of(tensors, "broadcast"), [&](auto& inner) { return inner.broadcast(tensors, options); },
@@ -59,7 +68,7 @@ WorkPtr ProcessGroupGeocomm::broadcast(Tensors& tensors, const c10d::BroadcastOp
       });
 }
 
-WorkPtr ProcessGroupGeocomm::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+WorkPtr GroupOperations::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   const auto device = device_of(tensors, "all_reduce");
   if (tensors.front().is_sparse()) return allreduce_sparse(tensors, options);
   check_reduced(tensors, options.reduceOp, "all_reduce");
@@ -76,22 +85,23 @@ WorkPtr ProcessGroupGeocomm::allreduce(Tensors& tensors, const c10d::AllreduceOp
       });
 }
 
-std::pair<std::uint64_t, std::uint64_t> ProcessGroupGeocomm::encoded_range(std::uint64_t elements,
-                                                                           at::ScalarType dtype) const {
+std::pair<std::uint64_t, std::uint64_t> GroupOperations::encoded_range(std::uint64_t elements,
+                                                                       at::ScalarType dtype) {
   if (!core::is_compressible(moved_dtype(dtype))) {
     throw_status(StatusCode::Unsupported,
                  core::str("all_reduce_compressed takes tensors of float32, float16 or bfloat16, not of ",
                            c10::toString(dtype)));
   }
-  if (!spans_sites()) return {0, 0};
-  const auto range = wan_->encoded_range(elements);
+  const auto group = members();
+  if (!group->spans_sites()) return {0, 0};
+  const auto range = group->wan()->encoded_range(elements);
   return {range.begin, range.end};
 }
 
-WorkPtr ProcessGroupGeocomm::all_reduce_compressed(const at::Tensor& tensor, const std::string& codec,
-                                                   const std::optional<at::Tensor>& residual, bool average,
-                                                   double decay, const std::optional<at::Tensor>& next,
-                                                   const std::optional<at::Tensor>& scale) {
+WorkPtr GroupOperations::all_reduce_compressed(const at::Tensor& tensor, const std::string& codec,
+                                               const std::optional<at::Tensor>& residual, bool average,
+                                               double decay, const std::optional<at::Tensor>& next,
+                                               const std::optional<at::Tensor>& scale) {
   Tensors tensors{tensor};
   check_written(single(tensors, "all_reduce_compressed"), "all_reduce_compressed");
   const auto spec = value_or_throw(codec::CodecSpec::parse(codec));
@@ -120,17 +130,17 @@ WorkPtr ProcessGroupGeocomm::all_reduce_compressed(const at::Tensor& tensor, con
       [&](auto& inner) -> WorkPtr {
         auto feedback = std::make_shared<CallerFeedback>(spec, static_cast<float>(decay), residual, next);
         feedback->commit();
-        if (average) tensor.div_(getSize());
+        if (average) tensor.div_(size());
         auto work = inner.allreduce(tensors, c10d::AllreduceOptions{});
         return c10::make_intrusive<FeedbackWork>(std::move(work), std::move(feedback));
       },
       [&](auto& wan) {
         return wan.all_reduce_compressed(tensor, spec, residual, next, scale, average, decay,
-                                         options_->timeout);
+                                         timeout_or_default());
       });
 }
 
-WorkPtr ProcessGroupGeocomm::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
+WorkPtr GroupOperations::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
   return enter(
       device_of(tensors, "allreduce_sparse"),
       [&](auto& inner) { return inner.allreduce_sparse(tensors, options); },
@@ -145,8 +155,8 @@ WorkPtr ProcessGroupGeocomm::allreduce_sparse(Tensors& tensors, const c10d::Allr
       });
 }
 
-WorkPtr ProcessGroupGeocomm::allreduce_coalesced(Tensors& tensors,
-                                                 const c10d::AllreduceCoalescedOptions& options) {
+WorkPtr GroupOperations::allreduce_coalesced(Tensors& tensors,
+                                             const c10d::AllreduceCoalescedOptions& options) {
   const auto device = device_of(tensors, "all_reduce_coalesced");
   check_reduced(tensors, options.reduceOp, "all_reduce_coalesced");
   return enter(
@@ -162,9 +172,9 @@ WorkPtr ProcessGroupGeocomm::allreduce_coalesced(Tensors& tensors,
       });
 }
 
-WorkPtr ProcessGroupGeocomm::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+WorkPtr GroupOperations::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   const auto device = device_of(tensors, "reduce");
-  const int root = checked_rank(options.rootRank, getSize(), "reduce");
+  const int root = checked_rank(options.rootRank, size(), "reduce");
   check_reduced(tensors, options.reduceOp, "reduce");
   return enter(
       device,
@@ -178,32 +188,32 @@ WorkPtr ProcessGroupGeocomm::reduce(Tensors& tensors, const c10d::ReduceOptions&
       });
 }
 
-WorkPtr ProcessGroupGeocomm::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
-                                       const c10d::AllgatherOptions& options) {
+WorkPtr GroupOperations::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                   const c10d::AllgatherOptions& options) {
   check_written(outputs, "all_gather");
   return enter(
       device_of(inputs, "all_gather"), [&](auto& inner) { return inner.allgather(outputs, inputs, options); },
       [&](auto& wan) {
         const auto& list = single_list(outputs, true, "all_gather");
-        check_pieces(list, single(inputs, "all_gather"), getSize(), "all_gather");
+        check_pieces(list, single(inputs, "all_gather"), size(), "all_gather");
         return wan.all_gather(list, inputs.front(), timeout_or_default(options.timeout));
       });
 }
 
-WorkPtr ProcessGroupGeocomm::_allgather_base(at::Tensor& output, at::Tensor& input,
-                                             const c10d::AllgatherOptions& options) {
+WorkPtr GroupOperations::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                         const c10d::AllgatherOptions& options) {
   check_written(output, "all_gather");
   return enter(
       device_of({input}, "all_gather"),
       [&](auto& inner) { return inner._allgather_base(output, input, options); },
       [&](auto& wan) {
-        check_whole(output, input, getSize(), "all_gather");
+        check_whole(output, input, size(), "all_gather");
         return wan.all_gather({output}, input, timeout_or_default(options.timeout));
       });
 }
 
-WorkPtr ProcessGroupGeocomm::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
-                                                 const c10d::AllgatherOptions& options) {
+WorkPtr GroupOperations::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                                             const c10d::AllgatherOptions& options) {
   check_written(outputs, "all_gather_coalesced");
   return enter(
       device_of(inputs, "all_gather_coalesced"),
@@ -220,7 +230,7 @@ WorkPtr ProcessGroupGeocomm::allgather_coalesced(std::vector<Tensors>& outputs, 
         }
         for (std::size_t i = 0; i < columns.size(); ++i) {
           check_dense(inputs[i], "all_gather_coalesced");
-          check_pieces(columns[i], inputs[i], getSize(), "all_gather_coalesced");
+          check_pieces(columns[i], inputs[i], size(), "all_gather_coalesced");
         }
         std::vector<WorkPtr> works;
         Tensors all;
@@ -228,53 +238,53 @@ WorkPtr ProcessGroupGeocomm::allgather_coalesced(std::vector<Tensors>& outputs, 
           all.insert(all.end(), columns[i].begin(), columns[i].end());
           works.push_back(wan.all_gather(columns[i], inputs[i], timeout_or_default(options.timeout)));
         }
-        return join_works(getRank(), c10d::OpType::ALLGATHER_COALESCED, "geocomm:all_gather_coalesced",
+        return join_works(rank(), c10d::OpType::ALLGATHER_COALESCED, "geocomm:all_gather_coalesced",
                           std::move(works), std::move(all), wan.exposed());
       });
 }
 
-WorkPtr ProcessGroupGeocomm::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                             const c10d::AllgatherOptions& options) {
+WorkPtr GroupOperations::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                         const c10d::AllgatherOptions& options) {
   check_written(outputs, "all_gather_coalesced");
   return enter(
       device_of(inputs, "all_gather_coalesced"),
       [&](auto& inner) { return inner.allgather_into_tensor_coalesced(outputs, inputs, options); },
       [&](auto& wan) {
-        check_wholes(outputs, inputs, getSize(), "all_gather_coalesced");
+        check_wholes(outputs, inputs, size(), "all_gather_coalesced");
         std::vector<WorkPtr> works;
         for (std::size_t i = 0; i < inputs.size(); ++i) {
           works.push_back(wan.all_gather({outputs[i]}, inputs[i], timeout_or_default(options.timeout)));
         }
         if (works.size() == 1) return works.front();
-        return join_works(getRank(), c10d::OpType::ALLGATHER_COALESCED, "geocomm:all_gather_coalesced",
+        return join_works(rank(), c10d::OpType::ALLGATHER_COALESCED, "geocomm:all_gather_coalesced",
                           std::move(works), outputs, wan.exposed());
       });
 }
 
-WorkPtr ProcessGroupGeocomm::gather(std::vector<Tensors>& outputs, Tensors& inputs,
-                                    const c10d::GatherOptions& options) {
-  const int root = checked_rank(options.rootRank, getSize(), "gather");
+WorkPtr GroupOperations::gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                const c10d::GatherOptions& options) {
+  const int root = checked_rank(options.rootRank, size(), "gather");
   check_written(outputs, "gather");
   return enter(
       device_of(inputs, "gather"), [&](auto& inner) { return inner.gather(outputs, inputs, options); },
       [&](auto& wan) {
-        const bool is_root = root == getRank();
+        const bool is_root = root == rank();
         const auto& list = single_list(outputs, is_root, "gather");
         const auto& input = single(inputs, "gather");
-        if (is_root) check_pieces(list, input, getSize(), "gather");
+        if (is_root) check_pieces(list, input, size(), "gather");
         return wan.gather(list, input, root, timeout_or_default(options.timeout));
       });
 }
 
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14
-WorkPtr ProcessGroupGeocomm::gather_into_tensor(at::Tensor& output, at::Tensor& input,
-                                                const c10d::GatherOptions& options) {
+WorkPtr GroupOperations::gather_into_tensor(at::Tensor& output, at::Tensor& input,
+                                            const c10d::GatherOptions& options) {
   std::vector<Tensors> outputs;
-  if (checked_rank(options.rootRank, getSize(), "gather_single") == getRank()) {
-    check_whole(output, input, getSize(), "gather_single");
+  if (checked_rank(options.rootRank, size(), "gather_single") == rank()) {
+    check_whole(output, input, size(), "gather_single");
     check_written(output, "gather_single");
     Tensors rows;
-    for (int rank = 0; rank < getSize(); ++rank) {
+    for (int rank = 0; rank < size(); ++rank) {
       rows.push_back(output.view({-1}).narrow(0, rank * input.numel(), input.numel()).view(input.sizes()));
     }
     outputs.push_back(std::move(rows));
@@ -284,23 +294,23 @@ WorkPtr ProcessGroupGeocomm::gather_into_tensor(at::Tensor& output, at::Tensor& 
 }
 #endif
 
-WorkPtr ProcessGroupGeocomm::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                                     const c10d::ScatterOptions& options) {
-  const int root = checked_rank(options.rootRank, getSize(), "scatter");
+WorkPtr GroupOperations::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                 const c10d::ScatterOptions& options) {
+  const int root = checked_rank(options.rootRank, size(), "scatter");
   check_written(outputs, "scatter");
   return enter(
       device_of(outputs, "scatter"), [&](auto& inner) { return inner.scatter(outputs, inputs, options); },
       [&](auto& wan) {
-        const bool is_root = root == getRank();
+        const bool is_root = root == rank();
         const auto& list = single_list(inputs, is_root, "scatter");
         const auto& output = single(outputs, "scatter");
-        if (is_root) check_pieces(list, output, getSize(), "scatter");
+        if (is_root) check_pieces(list, output, size(), "scatter");
         return wan.scatter(output, list, root, timeout_or_default(options.timeout));
       });
 }
 
-WorkPtr ProcessGroupGeocomm::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
-                                            const c10d::ReduceScatterOptions& options) {
+WorkPtr GroupOperations::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                        const c10d::ReduceScatterOptions& options) {
   const auto device = device_of(outputs, "reduce_scatter");
   check_reduced(outputs, options.reduceOp, "reduce_scatter");
   return enter(
@@ -314,14 +324,14 @@ WorkPtr ProcessGroupGeocomm::reduce_scatter(Tensors& outputs, std::vector<Tensor
       },
       [&](auto& wan) {
         const auto& list = single_list(inputs, true, "reduce_scatter");
-        check_pieces(list, single(outputs, "reduce_scatter"), getSize(), "reduce_scatter");
+        check_pieces(list, single(outputs, "reduce_scatter"), size(), "reduce_scatter");
         return wan.reduce_scatter(outputs.front(), list, options.reduceOp,
                                   timeout_or_default(options.timeout));
       });
 }
 
-WorkPtr ProcessGroupGeocomm::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                                                  const c10d::ReduceScatterOptions& options) {
+WorkPtr GroupOperations::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                              const c10d::ReduceScatterOptions& options) {
   const auto device = device_of({output}, "reduce_scatter");
   check_reduced({output}, options.reduceOp, "reduce_scatter");
   return enter(
@@ -333,13 +343,13 @@ WorkPtr ProcessGroupGeocomm::_reduce_scatter_base(at::Tensor& output, at::Tensor
         });
       },
       [&](auto& wan) {
-        check_whole(input, output, getSize(), "reduce_scatter");
+        check_whole(input, output, size(), "reduce_scatter");
         return wan.reduce_scatter(output, {input}, options.reduceOp, timeout_or_default(options.timeout));
       });
 }
 
-WorkPtr ProcessGroupGeocomm::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                             const c10d::ReduceScatterOptions& options) {
+WorkPtr GroupOperations::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                         const c10d::ReduceScatterOptions& options) {
   const auto device = device_of(outputs, "reduce_scatter_coalesced");
   check_reduced(outputs, options.reduceOp, "reduce_scatter_coalesced");
   return enter(
@@ -351,42 +361,41 @@ WorkPtr ProcessGroupGeocomm::reduce_scatter_tensor_coalesced(Tensors& outputs, T
         });
       },
       [&](auto& wan) {
-        check_wholes(inputs, outputs, getSize(), "reduce_scatter_coalesced");
+        check_wholes(inputs, outputs, size(), "reduce_scatter_coalesced");
         return wan.reduce_scatter_coalesced(outputs, inputs, options.reduceOp,
                                             timeout_or_default(options.timeout));
       });
 }
 
-WorkPtr ProcessGroupGeocomm::alltoall_base(at::Tensor& output, at::Tensor& input,
-                                           std::vector<int64_t>& output_splits,
-                                           std::vector<int64_t>& input_splits,
-                                           const c10d::AllToAllOptions& options) {
+WorkPtr GroupOperations::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                       std::vector<int64_t>& output_splits,
+                                       std::vector<int64_t>& input_splits,
+                                       const c10d::AllToAllOptions& options) {
   check_written(output, "all_to_all");
-  check_splits(output, output_splits, getSize(), "output");
-  check_splits(input, input_splits, getSize(), "input");
+  check_splits(output, output_splits, size(), "output");
+  check_splits(input, input_splits, size(), "input");
   return enter(
       device_of({output}, "all_to_all"),
       [&](auto& inner) { return inner.alltoall_base(output, input, output_splits, input_splits, options); },
       [&](auto& wan) {
-        const auto outputs = split_rows(output, output_splits, getSize());
-        const auto inputs = split_rows(input, input_splits, getSize());
-        check_exchange(outputs, inputs, getRank(), getSize());
+        const auto outputs = split_rows(output, output_splits, size());
+        const auto inputs = split_rows(input, input_splits, size());
+        check_exchange(outputs, inputs, rank(), size());
         return wan.all_to_all(outputs, inputs, {output}, timeout_or_default(options.timeout));
       });
 }
 
-WorkPtr ProcessGroupGeocomm::alltoall(Tensors& outputs, Tensors& inputs,
-                                      const c10d::AllToAllOptions& options) {
+WorkPtr GroupOperations::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
   check_written(outputs, "all_to_all");
   return enter(
       device_of(inputs, "all_to_all"), [&](auto& inner) { return inner.alltoall(outputs, inputs, options); },
       [&](auto& wan) {
-        check_exchange(outputs, inputs, getRank(), getSize());
+        check_exchange(outputs, inputs, rank(), size());
         return wan.all_to_all(outputs, inputs, outputs, timeout_or_default(options.timeout));
       });
 }
 
-void ProcessGroupGeocomm::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
+void GroupOperations::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
   const auto work = enter(
       at::kCPU,
       [&](auto& inner) -> WorkPtr {
@@ -397,22 +406,22 @@ void ProcessGroupGeocomm::monitoredBarrier(const c10d::BarrierOptions& options, 
   if (work) work->wait();
 }
 
-WorkPtr ProcessGroupGeocomm::send(Tensors& tensors, int peer, int tag) {
-  check_message(peer, tag, getRank(), getSize(), "send");
+WorkPtr GroupOperations::send(Tensors& tensors, int peer, int tag) {
+  check_message(peer, tag, rank(), size(), "send");
   return enter(
       device_of(tensors, "send"), [&](auto& inner) { return inner.send(tensors, peer, tag); },
-      [&](auto& wan) { return wan.send(single(tensors, "send"), peer, tag, options_->timeout); });
+      [&](auto& wan) { return wan.send(single(tensors, "send"), peer, tag, timeout_or_default()); });
 }
 
-WorkPtr ProcessGroupGeocomm::recv(Tensors& tensors, int peer, int tag) {
-  check_message(peer, tag, getRank(), getSize(), "recv");
+WorkPtr GroupOperations::recv(Tensors& tensors, int peer, int tag) {
+  check_message(peer, tag, rank(), size(), "recv");
   check_written(tensors, "recv");
   return enter(
       device_of(tensors, "recv"), [&](auto& inner) { return inner.recv(tensors, peer, tag); },
-      [&](auto& wan) { return wan.recv(single(tensors, "recv"), peer, tag, options_->timeout); });
+      [&](auto& wan) { return wan.recv(single(tensors, "recv"), peer, tag, timeout_or_default()); });
 }
 
-WorkPtr ProcessGroupGeocomm::recvAnysource(Tensors& tensors, int tag) {
+WorkPtr GroupOperations::recvAnysource(Tensors& tensors, int tag) {
   check_tag(tag, "recv");
   check_written(tensors, "recv");
   return enter(
@@ -423,9 +432,9 @@ WorkPtr ProcessGroupGeocomm::recvAnysource(Tensors& tensors, int tag) {
       });
 }
 
-WorkPtr ProcessGroupGeocomm::barrier(const c10d::BarrierOptions& options) {
-  const at::Device device =
-      options.device && inner_.contains(options.device->type()) ? *options.device : at::Device(at::kCPU);
+WorkPtr GroupOperations::barrier(const c10d::BarrierOptions& options) {
+  const bool served = options.device && members()->has_inner(options.device->type());
+  const at::Device device = served ? *options.device : at::Device(at::kCPU);
   return enter(
       device, [&](auto& inner) { return inner.barrier(options); },
       [&](auto& wan) { return wan.barrier(device, timeout_or_default(options.timeout)); });
