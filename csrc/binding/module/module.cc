@@ -1,12 +1,4 @@
 // The Python module geocomm._C. Its types are in geocomm/_C.pyi.
-#include <pybind11/chrono.h>
-#include <pybind11/functional.h>
-#include <pybind11/stl.h>
-#include <torch/csrc/utils/pybind.h>
-#include <torch/version.h>
-
-#include <algorithm>
-#include <cstring>
 #include <map>
 #include <memory>
 #include <string>
@@ -15,24 +7,21 @@
 #include "binding/module/op_log_rows.h"
 #include "binding/module/policy_values.h"
 #include "binding/module/process_group.h"
+#include "binding/module/python_endpoint.h"
 #include "binding/module/reconfigurable_group.h"
 #include "binding/module/wan_group.h"
-#include "binding/operation/executors.h"
 #include "binding/tensors/element_passes.h"
 #include "binding/tensors/tensor_codec.h"
-#include "binding/torch/python_thread.h"
+#include "binding/torch/pybind_prelude.h"
 #include "core/cpu.h"
 #include "core/log.h"
 #include "core/str.h"
-#include "transport/mail/mail.h"
 
 // c10d::Backend is a base that torch's own module registered: with other pybind11 internals it would be an
 // unknown one.
 static_assert(
     PYBIND11_INTERNALS_VERSION == GEOCOMM_TORCH_PYBIND11_INTERNALS,
     "the pybind11 headers are not those that this torch was built with; use the ones inside torch/include");
-
-namespace py = pybind11;
 
 namespace geocomm::binding {
 namespace {
@@ -70,129 +59,6 @@ void translate_exception(std::exception_ptr error) {
     raise_in_python(carrier.status);
   }
 }
-
-// ---- process resources
-
-// What peers get to hear that a process has ended that did not close its mail.
-constexpr std::chrono::seconds kMailPatienceAtExit{1};
-
-// What Python calls Endpoint.
-struct PyEndpoint {
-  std::shared_ptr<ProcessResources> process;
-};
-
-py::bytes bytes_of(const transport::ProcessId& id) {
-  return {reinterpret_cast<const char*>(id.data()), id.size()};
-}
-
-template <std::size_t N>
-std::array<std::uint8_t, N> fixed_bytes(const py::bytes& value, const char* what) {
-  const std::string_view view = value;
-  std::array<std::uint8_t, N> result{};
-  if (view.size() != N) {
-    throw_status(StatusCode::InvalidArgument, core::str(what, " must have ", N, " bytes, got ", view.size()));
-  }
-  std::memcpy(result.data(), view.data(), N);
-  return result;
-}
-
-PyEndpoint make_endpoint(const std::string& bind_address, std::uint16_t port, int streams, bool insecure,
-                         const std::string& keys, const std::string& site, Milliseconds link_deadline,
-                         Milliseconds believed_refusal, bool outbound_only, std::uint64_t max_pacing_bps,
-                         std::size_t threads, const std::string& rdma_plugin, bool rdma_trusted,
-                         bool rdma_allow_tcp) {
-  transport::EndpointOptions options;
-  options.bind_address = bind_address;
-  options.port = port;
-  options.streams = streams;
-  options.security = insecure ? transport::Security::Insecure : transport::Security::Required;
-  options.keys = keys;
-  options.site = site;
-  options.link_deadline = link_deadline;
-  options.believed_refusal = believed_refusal;
-  options.outbound_only = outbound_only;
-  options.max_pacing_bps = max_pacing_bps;
-  options.tls_threads = transport::tls_threads_beside(threads);
-  options.rdma = {.library = rdma_plugin, .trusted = rdma_trusted, .allow_tcp = rdma_allow_tcp};
-  const GilRelease released;  // it may wait for the port
-  return {ProcessResources::create(value_or_throw(transport::Endpoint::create(options)), threads)};
-}
-
-py::list channel_stats(const PyEndpoint& self) {
-  py::list result;
-  if (self.process->is_inherited()) return result;
-  for (const auto& channel : self.process->endpoint->channels()) {
-    const auto stats = [&channel] {
-      const GilRelease released;  // the channel may be about to free a tensor
-      return channel->stats();
-    }();
-    py::dict row;
-    row["peer"] = channel->peer();
-    row["bytes_sent"] = stats.bytes_sent;
-    row["bytes_received"] = stats.bytes_received;
-    row["payload_sent"] = stats.payload_sent;
-    row["payload_received"] = stats.payload_received;
-    row["retransmitted_segments"] = stats.tcp.retransmitted_segments;
-    row["retransmitted_bytes"] = stats.tcp.retransmitted_bytes;
-    row["tcp_bytes_sent"] = stats.tcp.data_bytes;
-    row["busy_us"] = stats.tcp.busy_us;
-    row["resumes"] = stats.resumes;
-    row["outages"] = stats.outages;
-    row["outage_us"] = stats.outage_us;
-    row["resent_segments"] = stats.resent_segments;
-    row["acks"] = stats.acks;
-    row["early_bytes_held"] = stats.early_bytes_held;
-    row["early_bytes_sent"] = stats.early_bytes_sent;
-    row["rtt_us"] = stats.rtt_us;
-    row["min_rtt_us"] = stats.least_rtt_us;
-    row["delivery_rate"] = stats.tcp_now.delivered_bytes_per_s;
-    row["pacing_rate"] = stats.tcp_now.pacing_bytes_per_s;
-    row["window_bytes"] = stats.tcp_now.window_bytes;
-    row["unsent_bytes"] = stats.tcp_now.unsent_bytes;
-    row["clock_offset_us"] = py::none();
-    row["clock_error_us"] = py::none();
-    if (stats.clock) {
-      row["clock_offset_us"] = stats.clock->offset_ns / 1000;
-      row["clock_error_us"] = stats.clock->error_ns / 1000 + 1;
-    }
-    row["streams"] = stats.streams;
-    row["congestion_control"] = stats.congestion_control;
-    row["stalled_by_receiver_us"] = stats.tcp.stalled_by_receiver_us;
-    row["stalled_by_send_buffer_us"] = stats.tcp.stalled_by_send_buffer_us;
-    row["cipher"] = stats.cipher;
-    row["transport"] = stats.transport;
-    result.append(std::move(row));
-  }
-  return result;
-}
-
-// Of the messages of all groups.
-py::dict buffer_usage(const PyEndpoint& self) {
-  const core::PoolUsage usage = self.process->buffers.usage();
-  py::dict row;
-  row["asked_bytes"] = usage.asked_bytes;
-  row["held_bytes"] = usage.held_bytes;
-  row["most_asked_bytes"] = usage.most_asked_bytes;
-  row["most_held_bytes"] = usage.most_held_bytes;
-  return row;
-}
-
-void forget_others(const PyEndpoint& self, const std::vector<py::bytes>& kept) {
-  std::set<transport::ProcessId> ids;
-  for (const py::bytes& id : kept) ids.insert(fixed_bytes<16>(id, "a peer's id"));
-  const GilRelease released;  // it waits for the IO thread, which may be about to free a tensor
-  self.process->endpoint->forget_others(ids, {StatusCode::Aborted, "the process left the group"});
-}
-
-void expect_rates(const PyEndpoint& self, const std::map<std::string, double>& bytes_per_s) {
-  if (self.process->is_inherited()) return;
-  for (const auto& channel : self.process->endpoint->channels()) {
-    const auto rate = bytes_per_s.find(channel->peer());
-    if (rate != bytes_per_s.end()) channel->expect_rate(rate->second);
-  }
-}
-
-// ---- process group
 
 // Process id, host, port, description, whether it is reached over RDMA.
 using PeerTuple = std::tuple<py::bytes, std::string, std::uint16_t, std::string, bool, int>;
@@ -301,152 +167,6 @@ c10::intrusive_ptr<ReconfigurableGroup> make_reconfigurable(int rank, int size, 
 }
 #endif
 
-// ---- mail
-
-// What Python calls Mail.
-struct PyMail {
-  const std::shared_ptr<CallGate> gate;  // of its calls into Python, which may outlive it
-  transport::Mail mail;
-};
-
-std::shared_ptr<PyMail> make_mail(const PyEndpoint& endpoint, const py::bytes& token,
-                                  std::uint64_t max_bytes) {
-  const auto job = fixed_bytes<16>(token, "token");
-  const auto process = endpoint.process;
-  if (!process->acquire()) {
-    throw_status(StatusCode::Aborted, "the endpoint is closed, or another process's: make a new one");
-  }
-  const auto release = [process](std::chrono::milliseconds patience) { return process->release(patience); };
-  std::shared_ptr<PyMail> made(
-      new PyMail{std::make_shared<CallGate>(),
-                 {{process, process->endpoint.get()}, release, job, max_bytes, blocking_executor()}},
-      [](PyMail* freed) {
-        const GilRelease released;  // for whom it waits
-        delete freed;
-      });
-  // Whoever ends without closing it: peers hear of it, and nobody waits for an interpreter that is gone.
-  py::module_::import("atexit").attr("register")(
-      py::cpp_function([gate = made->gate, weak = std::weak_ptr(made)] {
-        const GilRelease released;
-        // Of mail that is gone, calls may still be on their way.
-        gate->close(core::Deadline::after(kMailPatienceAtExit));
-        if (const auto left = weak.lock()) throw_if_error(left->mail.close(kMailPatienceAtExit));
-      }));
-  return made;
-}
-
-transport::ProcessId mail_peer(const py::bytes& id) {
-  return fixed_bytes<16>(id, "a peer's id");
-}
-
-void add_mail_peer(PyMail& self, const py::bytes& id, const std::string& host, std::uint16_t port,
-                   const std::string& site, const std::string& description) {
-  transport::PeerAddress address{mail_peer(id), host, port, description, site};
-  const GilRelease released;
-  throw_if_error(self.mail.peer(std::move(address)));
-}
-
-// The memory of `content`, which is freed on a thread that may wait for Python's lock; if that has come to
-// its end, never.
-core::Buffer shared_memory(const at::Tensor& content, const std::shared_ptr<CallGate>& gate) {
-  const auto free = [gate, tensor = content](std::byte*) mutable {
-    blocking_executor().submit([gate, tensor = std::move(tensor)]() mutable {
-      if (!gate->enter()) return core::leak(std::move(tensor));
-      tensor.reset();
-      gate->leave();
-    });
-  };
-  return core::Buffer::around({static_cast<std::byte*>(content.data_ptr()), free},
-                              static_cast<std::size_t>(content.numel()));
-}
-
-at::Tensor tensor_around(const core::Buffer& content) {
-  if (content.empty()) return at::empty({0}, at::kByte);
-  return at::from_blob(
-      content.data(), {static_cast<std::int64_t>(content.size())}, [content](void*) {}, at::kByte);
-}
-
-void send_mail(PyMail& self, const py::bytes& peer, std::uint64_t round, std::uint64_t part,
-               const at::Tensor& content) {
-  const auto id = mail_peer(peer);
-  const GilRelease released;
-  const bool fits = content.defined() && content.layout() == at::kStrided && content.device().is_cpu() &&
-                    content.scalar_type() == at::kByte && content.is_contiguous();
-  if (!fits) throw_status(StatusCode::InvalidArgument, "mail is a contiguous uint8 tensor on the CPU");
-  throw_if_error(self.mail.send(id, round, part, shared_memory(content, self.gate)));
-}
-
-void receive_mail(PyMail& self, const py::bytes& peer, std::uint64_t round, std::uint64_t part,
-                  const py::object& then) {
-  const auto id = mail_peer(peer);
-  const std::shared_ptr<py::object> held(new py::object(then), [gate = self.gate](py::object* callable) {
-    if (!gate->enter()) return;  // and leaks it
-    {
-      const py::gil_scoped_acquire gil;
-      delete callable;
-    }
-    gate->leave();
-  });
-  auto call = [held, gate = self.gate](const core::Result<core::Buffer>& content) {
-    if (!gate->enter()) return;
-    {
-      const py::gil_scoped_acquire gil;
-      try {
-        if (content.is_ok()) {
-          (*held)(tensor_around(*content), "");
-        } else {
-          (*held)(py::none(), content.status().message());
-        }
-      } catch (py::error_already_set& error) {
-        error.discard_as_unraisable("a receive of mail");
-      }
-    }
-    gate->leave();
-  };
-  const GilRelease released;
-  throw_if_error(self.mail.receive(id, round, part, std::move(call)));
-}
-
-void end_mail_round(PyMail& self, std::uint64_t round) {
-  const GilRelease released;
-  throw_if_error(self.mail.end_round(round));
-}
-
-void forget_mail_peer(PyMail& self, const py::bytes& peer) {
-  const auto id = mail_peer(peer);
-  const GilRelease released;
-  throw_if_error(self.mail.forget(id));
-}
-
-void close_mail(PyMail& self, double seconds) {
-  const GilRelease released;
-  const Milliseconds patience(static_cast<std::int64_t>(std::clamp(seconds, 0.0, 86'400.0) * 1000));
-  throw_if_error(self.mail.close(patience));
-}
-
-py::list mail_stats(const PyMail& self) {
-  const auto rows = [&] {
-    const GilRelease released;
-    return value_or_throw(self.mail.peers());
-  }();
-  py::list result;
-  for (const transport::MailPeer& peer : rows) {
-    py::dict row;
-    row["id"] = bytes_of(peer.id);
-    row["description"] = peer.description;
-    row["site"] = peer.site;
-    row["state"] = peer.state;
-    row["bytes_sent"] = peer.stats.bytes_sent;
-    row["bytes_received"] = peer.stats.bytes_received;
-    row["resumes"] = peer.stats.resumes;
-    row["silent_seconds"] = peer.stats.silent_us
-                                ? py::object(py::float_(static_cast<double>(*peer.stats.silent_us) * 1e-6))
-                                : py::object(py::none());
-    result.append(std::move(row));
-  }
-  return result;
-}
-
 py::dict feedback_dict(const FeedbackWork& self) {
   const CallerFeedback& feedback = self.feedback();
   py::dict result;
@@ -516,24 +236,8 @@ PYBIND11_MODULE(_C, m) {
   py::register_exception_translator(&translate_exception);
 
   bind_policy_values(m);  // first: the signatures below name its types
-
-  py::class_<PyEndpoint>(m, "Endpoint")
-      .def(py::init(&make_endpoint), py::kw_only(), py::arg("bind_address") = "", py::arg("port") = 0,
-           py::arg("streams") = 0, py::arg("insecure") = false, py::arg("keys") = "", py::arg("site") = "",
-           py::arg("link_deadline") = Milliseconds(60'000), py::arg("believed_refusal") = Milliseconds(5'000),
-           py::arg("outbound_only") = false, py::arg("max_pacing_bps") = 0, py::arg("threads") = 1,
-           py::arg("rdma_plugin") = "", py::arg("rdma_trusted") = false, py::arg("rdma_allow_tcp") = false)
-      .def_property_readonly("id",
-                             [](const PyEndpoint& self) { return bytes_of(self.process->endpoint->id()); })
-      .def_property_readonly("port", [](const PyEndpoint& self) { return self.process->endpoint->port(); })
-      .def("acquire", [](const PyEndpoint& self) { return self.process->acquire(); })
-      .def(
-          "release", [](const PyEndpoint& self) { return self.process->release(); },
-          py::call_guard<py::gil_scoped_release>())
-      .def("channel_stats", &channel_stats)
-      .def("buffer_usage", &buffer_usage)
-      .def("forget_others", &forget_others, py::arg("kept"))
-      .def("expect_rates", &expect_rates, py::arg("bytes_per_s"));
+  bind_endpoint(m);
+  bind_mail(m);
 
   py::class_<ProcessGroupGeocomm, c10d::Backend, c10::intrusive_ptr<ProcessGroupGeocomm>> group(
       m, "ProcessGroupGeocomm");
@@ -581,20 +285,6 @@ PYBIND11_MODULE(_C, m) {
   py::class_<FeedbackWork, c10d::Work, c10::intrusive_ptr<FeedbackWork>>(m, "FeedbackWork")
       .def("feedback", &feedback_dict)
       .def("succeeded", &FeedbackWork::succeeded);
-
-  py::class_<PyMail, std::shared_ptr<PyMail>>(m, "Mail")
-      .def(py::init(&make_mail), py::kw_only(), py::arg("endpoint"), py::arg("token"), py::arg("max_bytes"),
-           py::keep_alive<1, 2>())  // so that later groups find the endpoint (group/backend/runtime.py)
-      .def_property_readonly("id", [](const PyMail& self) { return bytes_of(self.mail.id()); })
-      .def_property_readonly("port", [](const PyMail& self) { return self.mail.port(); })
-      .def("peer", &add_mail_peer, py::arg("id"), py::arg("host"), py::arg("port"), py::arg("site"),
-           py::arg("description"))
-      .def("send", &send_mail, py::arg("peer"), py::arg("round"), py::arg("part"), py::arg("content"))
-      .def("receive", &receive_mail, py::arg("peer"), py::arg("round"), py::arg("part"), py::arg("then"))
-      .def("end_round", &end_mail_round, py::arg("round"))
-      .def("forget", &forget_mail_peer, py::arg("peer"))
-      .def("stats", &mail_stats)
-      .def("close", &close_mail, py::arg("seconds"));
 
   m.def("compress", &compress_tensor, py::arg("tensor"), py::arg("codec"), py::arg("residual") = py::none(),
         py::arg("seed") = 0, py::arg("decay") = 1.0, py::arg("out") = py::none(), py::arg("threads") = 0,

@@ -8,8 +8,6 @@
 
 namespace geocomm::binding {
 
-namespace py = pybind11;
-
 namespace {
 
 py::object time_or_none(std::uint64_t at) {

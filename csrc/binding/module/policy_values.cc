@@ -1,12 +1,10 @@
 #include "binding/module/policy_values.h"
 
-#include <pybind11/operators.h>
-#include <pybind11/stl.h>
-
 #include <map>
 #include <optional>
 
 #include "binding/torch/comm_error.h"
+#include "binding/torch/pybind_prelude.h"
 #include "codec/payload/expected_size.h"
 #include "collective/policy/cost_model.h"
 #include "core/str.h"
@@ -14,7 +12,6 @@
 namespace geocomm::binding {
 namespace {
 
-namespace py = pybind11;
 using core::StatusCode;
 
 PyCodecSpec parse_spec(const std::string& text) {

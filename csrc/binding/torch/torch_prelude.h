@@ -1,5 +1,5 @@
-// The only header that includes torch (it costs most of a minute to compile); module.cc adds torch's
-// pybind11.
+// The only header that includes torch (it costs most of a minute to compile), but for its pybind11:
+// pybind_prelude.h.
 #pragma once
 
 #include <ATen/ATen.h>
