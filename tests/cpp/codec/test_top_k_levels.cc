@@ -110,8 +110,9 @@ TEST(TopKLevels, test_collect_of_every_16_bit_pattern_equals_scalar) {
             std::vector<float> values(kTopKChunk + 16);
             std::vector<std::uint32_t> places(kTopKChunk + 16);
             const CollectInput input{src.data(), left.data(), 0.5f, kTopKChunk, 0x3F800000, first};
-            const std::size_t found = kernels.collect[compressible_index(dtype)][static_cast<std::size_t>(residual)](
-                input, chunk.data(), values.data(), places.data());
+            const std::size_t found =
+                kernels.collect[compressible_index(dtype)][static_cast<std::size_t>(residual)](
+                    input, chunk.data(), values.data(), places.data());
             places.resize(found);
             for (float& value : chunk) value = std::isnan(value) ? kNan : value;
             return std::pair(places, chunk);
