@@ -41,16 +41,9 @@ class Supervised:
         if (data := site.data) is not None:
             dealt = ["--data", data.set, "--sequence-length", str(data.sequence_length)]
             dealt += ["--held-out-fraction", str(1 / data.held_out_every)] if data.held_out_every else []
+        python = sys.executable if anew else warm_executable()
         command = [
-            *[
-                sys.executable if anew else warm_executable(),
-                *program,
-                "run",
-                "--elastic",
-                "--keys",
-                str(site.keys.folder),
-                *wait_for,
-            ],
+            *(python, *program, "run", "--elastic", "--keys", str(site.keys.folder), *wait_for),
             *(["--journal", site.journal] if site.journal else ["--hub", site.leader]),
             *(["--address", site.address] if site.address else []),
             *([] if site.may_lead else ["--never-lead"]),
