@@ -195,6 +195,10 @@ class Agent:
         self._ranks.tell(Leaving())
         return self._ranks.complete and self.is_followed
 
+    def stop_ranks(self, why: str) -> None:
+        """Tell the ranks that the site takes no part any more."""
+        self._ranks.tell(Stop(why=why))
+
     def leave(self) -> None:
         """The site ends its part in good order: what it has offered is its last."""
         self._leaving = True
@@ -263,7 +267,6 @@ class Agent:
             case Refused() if down.blames == "leader" or (down.blames == "run" and self._was_welcomed):
                 raise BadLineError(down.why)
             case Stop() | Refused():
-                self._ranks.tell(Stop(why=down.why))
                 self.life.end(down.why, refused=True)
             case _:
                 raise BadLineError(f"{down.kind} is not for an agent")

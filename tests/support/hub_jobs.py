@@ -116,6 +116,15 @@ def family(pids: list[int]) -> set[int]:
     return found
 
 
+def until_gone(pids: set[int], limit_s: float = 20.0) -> None:
+    """Return once none of these runs. A forked one whose command has died is killed a moment after it."""
+    end = time.monotonic() + limit_s
+    while left := [pid for pid in pids if Path(f"/proc/{pid}/exe").exists()]:
+        if time.monotonic() > end:
+            pytest.fail(f"processes {left} still run")
+        time.sleep(0.05)
+
+
 def start_nodes(job: Job, keys: Path, port: int, work: str, *torchrun: str) -> None:
     """Two sites of one node with one rank each, on this machine."""
     for node in range(2):

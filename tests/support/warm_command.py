@@ -79,6 +79,8 @@ def exit_status(descriptor: int) -> int:
 
 def main(address: str, module: str, *arguments: str) -> int:
     """Have it forked, and wait for its end; its exit status."""
+    asks_to_end = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    signal.pthread_sigmask(signal.SIG_BLOCK, asks_to_end)  # until there is a process to pass them on to
     try:
         with connected(address) as server:
             status, its_status = os.pipe()
@@ -89,8 +91,9 @@ def main(address: str, module: str, *arguments: str) -> int:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
 
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            for number in asks_to_end:
                 signal.signal(number, pass_on)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, asks_to_end)
             code = exit_status(status)
     except WarmPythonError as error:
         print(f"{module} was started by {__file__}: {error}", file=sys.stderr)

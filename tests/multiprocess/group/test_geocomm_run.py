@@ -17,7 +17,7 @@ import pytest
 from geocomm.observe.telemetry.run_store import RunStore
 from support import hub_ranks
 from support.harness import Ranks
-from support.hub_jobs import LIMIT_S, Job, family, job_in, listeners, start_node, start_nodes
+from support.hub_jobs import LIMIT_S, Job, family, job_in, listeners, start_node, start_nodes, until_gone
 from support.hub_support import HUB_HOST, SECURITY, make_keys
 from support.local_jobs import free_port
 
@@ -214,7 +214,7 @@ def test_signal_to_every_process_of_every_node_ends_the_job_and_leaves_none(
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
     assert all(job.end()), job.output()
-    assert not [pid for pid in running if Path(f"/proc/{pid}/exe").exists()]
+    until_gone(running)
 
 
 @pytest.mark.slow
