@@ -195,9 +195,9 @@ class Agent:
         self._ranks.tell(Leaving())
         return self._ranks.complete and self.is_followed
 
-    def stop_ranks(self, why: str) -> None:
+    async def stop_ranks(self, why: str) -> None:
         """Tell the ranks that the site takes no part any more."""
-        self._ranks.tell(Stop(why=why))
+        await self._ranks.stop(why)
 
     def leave(self) -> None:
         """The site ends its part in good order: what it has offered is its last."""

@@ -219,7 +219,7 @@ async def _run_once(
                 done.result()
     except AgentEnded as end:
         if end.refused:
-            agent.stop_ranks(str(end))
+            await agent.stop_ranks(str(end))
             raise
         if others := agent.others:
             # The leader has closed the connection: who dials again would join, and leave once more.

@@ -154,11 +154,11 @@ class RankConnection:
 
     def __init__(self, writer: asyncio.StreamWriter, hello: RankHello) -> None:
         self.hello = hello
-        self._writer = writer
+        self._writer, self._closing = writer, False
 
     def say(self, down: Down) -> None:
         """Tell the rank. One that reads nothing loses its connection, not the agent its memory."""
-        if self._writer.is_closing():
+        if self._closing or self._writer.is_closing():
             return
         if self._writer.transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
             self._writer.transport.abort()
@@ -166,8 +166,11 @@ class RankConnection:
         self._writer.write(said(down).encode() + b"\n")
 
     def close(self) -> None:
-        """End the connection, once what was said is sent."""
-        self._writer.close()
+        """Say nothing more. The rank ends the connection once it has heard all: one that writes to a connection which
+        is closed here would lose what it has not read."""
+        self._closing = True
+        with contextlib.suppress(OSError):
+            self._writer.write_eof()
 
 
 class RankServer:

@@ -31,6 +31,8 @@ from geocomm.elastic.rank_socket import RankConnection
 from geocomm.elastic.run_view import RunView
 
 _RANKS_END_S = 60.0
+_HEARD_S = 1.0
+"""A rank hears its agent in a thread of its own: one that takes longer does not live, or is stopped."""
 _TAKEN_BACK = "what was dealt to this site was taken back, and others read it: what it has not counted is void"
 ALONE_AFTER_S = 10.0
 """Without a leader for this time, ranks that come up begin with what their site has."""
@@ -188,6 +190,17 @@ class SiteRanks:
             return True  # who knows
         since = self._view.journal.read(head + 1)
         return any(isinstance(entry, TakenBack) and entry.site == self._view.site for entry in since)
+
+    async def stop(self, why: str) -> None:
+        """Tell all to stop, and wait a moment for each to have heard it."""
+        stopped = [rank.connection for rank in self._ranks.values()]
+        for connection in stopped:
+            connection.say(Stop(why=why))
+            connection.close()
+        clock = asyncio.get_running_loop().time
+        end = clock() + _HEARD_S
+        while any(self.knows(connection) for connection in stopped) and clock() < end:
+            await asyncio.sleep(0.02)
 
     async def end_those_with(self, first: int, why: str) -> None:
         """Stop the ranks that may have rounds of entry `first` on, and wait for their end."""

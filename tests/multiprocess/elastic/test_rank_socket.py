@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 import stat
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
@@ -152,6 +153,38 @@ def test_a_rank_that_reads_nothing_loses_its_connection(tmp_path: Path) -> None:
                 for _ in range(17 << 20 >> 12):
                     heard.ranks[0].say(Stop(why="x" * 4090))
                 await until(lambda: bool(heard.gone), "it is given up")
+
+    run(scenario())
+
+
+def test_a_rank_that_speaks_as_its_agent_ends_still_hears_why(tmp_path: Path) -> None:
+    path = socket_path(tmp_path)
+    busy, go_on = threading.Event(), threading.Event()
+    told: list[Down] = []
+
+    def hear(down: Down) -> None:
+        told.append(down)
+        busy.set()
+        go_on.wait(20)
+
+    async def scenario() -> None:
+        async with serving(path) as heard:
+            rank = RankSocket(path, lambda: HELLO, hear)
+            rank.start()
+            await until(lambda: bool(heard.ranks), "the rank says hello")
+            agent = heard.ranks[0]
+            agent.say(Repair(fragment=0))
+            await until(busy.is_set, "the rank hears")
+            rank.say(Due(fragment=0, version=0))  # is written before the rank reads on
+            agent.say(Stop(why="it was removed"))
+            agent.close()
+            agent.say(Repair(fragment=1))
+            await asyncio.sleep(0.1)  # all that a closed connection would do here
+            go_on.set()
+            await until(lambda: bool(heard.gone), "the rank ends the connection")
+            assert told[:2] == [Repair(fragment=0), Stop(why="it was removed")]
+            assert heard.said == [Due(fragment=0, version=0)]
+            rank.close()
 
     run(scenario())
 
