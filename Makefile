@@ -7,6 +7,9 @@ JOBS ?= $(shell nproc)
 # Python tests at a time, since most of them wait most of the time; 0: one, without pytest-xdist.
 TEST_WORKERS ?= 8
 
+# Which Python tests. "not slow": with those that take long for what they add (tests/support/long_modules.py).
+TESTS ?= not slow and not long
+
 # Those on the emulated WAN wait too, but measure rates and times: with more of them at a time, packets are late.
 WAN_WORKERS ?= 2
 
@@ -104,7 +107,7 @@ define beside
 endef
 
 # Tests on the emulated WAN leave half of the cores free, and do not notice what runs at idle priority.
-test: $(NATIVE) $(OPERATOR) ## full: all tests but the slow ones
+test: $(NATIVE) $(OPERATOR) ## full: the C++ tests, and the Python tests but the long and slow ones
 	$(call beside,cpp-build,chrt --idle 0,wan-test)
 	$(call beside,cpp-run,,python-test)
 	@echo "make test: the C++ and the Python tests passed"
@@ -124,22 +127,23 @@ test-fast python-test wan-test matrix-tests: export OMP_NUM_THREADS ?= 1
 test-fast python-test wan-test matrix-tests: export PYTHONDONTWRITEBYTECODE :=
 
 test-fast: $(NATIVE) ## quick: the Python tests of units and properties
-	@$(PY) -m pytest -q -m "not slow" -n $(JOBS) --dist loadgroup tests/unit tests/property
+	@$(PY) -m pytest -q -m "$(TESTS)" -n $(JOBS) --dist loadgroup tests/unit tests/property
 	@echo "make test-fast: passed"
 
 # $(call python_tests,<workers>,<how xdist deals tests>,<which tests>)
 define python_tests
-	@$(PY) -m pytest -q -m "not slow" -n $(1) --dist $(2) --no-loadscope-reorder $(3)
+	@$(PY) -m pytest -q -m "$(TESTS)" -n $(1) --dist $(2) --no-loadscope-reorder $(3)
 endef
 
-python-test: $(NATIVE) $(OPERATOR) ## full: the Python tests but the slow ones; TEST_WORKERS (8) at a time
-	@echo "test: running the Python tests (those marked slow: make ecosystem)"
+python-test: $(NATIVE) $(OPERATOR) ## full: the Python tests but the long and slow ones; TEST_WORKERS (8) at a time
+	@echo "test: running the Python tests that are $(TESTS)"
 	$(call python_tests,$(TEST_WORKERS),loadgroup,--ignore tests/wan --ignore tests/gpu)
 
 wan-test: $(NATIVE) $(OPERATOR) ## full: the Python tests on the emulated WAN or a GPU; WAN_WORKERS (2) at a time
 	@echo "test: running the Python tests on the emulated WAN or a GPU"
 	$(call python_tests,$(WAN_WORKERS),loadfile,tests/wan tests/gpu)
 
+all-tests matrix-tests: export TESTS := not slow
 all-tests: test ecosystem sanitize fuzz cuda-compile ## full: test, ecosystem, sanitize, fuzz, cuda-compile
 	@echo "make all-tests: all passed"
 

@@ -22,11 +22,17 @@ gc.disable()
 settings.register_profile("any-machine", deadline=None)
 settings.load_profile("any-machine")
 pytest.register_assert_rewrite("support")
+from support.long_modules import LONG_MODULES  # noqa: E402 - after the line above
+
 # Where `make build` has compiled DeepSpeed's operator. Elsewhere the first engine of the tests would compile it again.
 if sys.prefix != sys.base_prefix:
     os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
 # As under make: `geocomm`, cmake and ninja of this Python. Another version of ninja would compile the operator again.
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+
+TESTS = Path(__file__).parent
+if renamed := [module for module in LONG_MODULES if not (TESTS / module).exists()]:
+    raise pytest.UsageError(f"LONG_MODULES names what is not there: {', '.join(renamed)}")
 
 MAY_SKIP = (
     *("CUDA", "pinned"),  # a GPU is there, or is not
@@ -85,9 +91,12 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[execnet.XSpec]) -
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Group the tests of a module by its fixtures that live longer than one test, each parameter by itself.
 
-    Those of a module that names its group stay in that one. What takes longest begins first (BEGIN_FIRST).
+    Those of a module that names its group stay in that one. What takes longest begins first (BEGIN_FIRST). Tests of
+    LONG_MODULES get their marker.
     """
     for item in items:
+        if os.path.relpath(item.path, TESTS) in LONG_MODULES:
+            item.add_marker(pytest.mark.long)
         if isinstance(item, pytest.Function) and item.get_closest_marker("xdist_group") is None:
             parameters = item.callspec.params if hasattr(item, "callspec") else {}
             shared = [
