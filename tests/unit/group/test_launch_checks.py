@@ -23,6 +23,7 @@ from geocomm.group.rendezvous.launch_checks import (
     check_variables,
     local_ranks,
 )
+from support.local_jobs import free_port
 
 
 @pytest.fixture(autouse=True)
@@ -78,8 +79,8 @@ def test_codec_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_port_that_another_process_has_is_refused_with_its_pid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch_checks, "_PORT_LIMIT_S", 0.0)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()  # none that the kernel gives out, and so the one before is free too
+    with socket.create_server(("127.0.0.1", port)):
         for options in (Options(port=port - 1), Options(metrics_port=port - 1)):
             with pytest.raises(BadInput, match=rf"port {port} is taken by pid {os.getpid()} \("):
                 check_ports(options, 2)
