@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import gc
 import os
-import shlex
 import sys
 from collections.abc import Generator
 from pathlib import Path
 
-import execnet
 import pytest
 from hypothesis import settings
 
@@ -75,16 +73,6 @@ def _judge_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
         if not any(word in reason for word in MAY_SKIP):
             report.outcome = "failed"
             report.longrepr = f"GEOCOMM_REQUIRE_ALL=1, but: {reason}"
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_setupnodes(config: pytest.Config, specs: list[execnet.XSpec]) -> None:
-    """Have the workers forked from one process that has collected the tests."""
-    from support.warm_ranks import warm_worker
-
-    ignored = [f"--ignore={path}" for path in config.option.ignore or []]
-    python = shlex.join(warm_worker([*ignored, *config.args]))
-    specs[:] = [execnet.XSpec(f"{spec}//id={spec.id}//python={python}") for spec in specs]
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
-import os
-from collections.abc import Sequence
 
 from support.warm_python import WarmPython
 
@@ -34,12 +31,6 @@ _OF_RANKS = (
 def warm_ranks() -> WarmPython:
     """Of the ranks of `harness`, of programs with local steps, and torchrun."""
     return WarmPython("ranks", _OF_RANKS)
-
-
-def warm_worker(arguments: Sequence[str]) -> list[str]:
-    """What execnet is to start as Python for workers of pytest-xdist that run the tests which these arguments name."""
-    os.environ["COLLECTED_TESTS"] = json.dumps(arguments)
-    return WarmPython("workers", ["collected_tests"]).command("support.xdist_worker")
 
 
 @functools.cache
