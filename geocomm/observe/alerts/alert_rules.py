@@ -29,12 +29,17 @@ class Severity(enum.StrEnum):
 
 
 class AlertScope(enum.Enum):
-    """What an alert is about, and so the labels that it has."""
+    """What an alert is about; the value: the labels that it has."""
 
-    RUN = ()
-    SITE = ("site",)
-    LINK = ("site", "peer_site")
+    RUN = ""
+    SITE = "site"
+    LINK = "site peer_site"
     """What a site sends another. It is no news while one of the two is silent."""
+
+    @property
+    def labels(self) -> list[str]:
+        """Their names. The value is no tuple: until Python 3.11.4 the one without elements becomes an `object()`."""
+        return self.value.split()
 
 
 @dataclass(frozen=True)
@@ -278,7 +283,7 @@ def prometheus_rules() -> dict[str, Any]:
 
 
 def _prometheus_rule(rule: AlertRule) -> dict[str, Any]:
-    labels = {name: f"{{{{ $labels.{name} }}}}" for name in rule.scope.value}
+    labels = {name: f"{{{{ $labels.{name} }}}}" for name in rule.scope.labels}
     own = {name: value for name, value in labels_of(rule, labels).items() if name not in (*labels, "alertname")}
     return {
         "alert": PREFIX + rule.name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
+from enum import Enum
 from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
@@ -36,6 +37,8 @@ _ALLOWED = {
     "torch.serialization": {"_get_layout"},
 }
 """What DCP's metadata is made of, besides the element types of torch."""
+_OTHER_NAMES = {"pathlib._local": "pathlib"}
+"""Modules as Python 3.13 names them, by what all versions call them."""
 
 
 def open_dcp(folder: Path) -> Mapping[str, torch.Tensor]:
@@ -55,14 +58,26 @@ class _Refused(pickle.UnpicklingError):
 
 
 class _Unpickler(pickle.Unpickler):
+    """Of metadata that any supported version of Python wrote."""
+
     def find_class(self, module: str, name: str) -> Any:
         """Raises _Refused for what DCP does not put into its metadata."""
+        module = _OTHER_NAMES.get(module, module)
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         if name in _ALLOWED.get(module, ()):
             return super().find_class(module, name)
         found = getattr(torch, name, None) if module == "torch" else None
         if isinstance(found, torch.dtype):
             return found
         raise _Refused(f"{module}.{name}")
+
+
+def _member(kind: object, name: object) -> Enum:
+    """In place of getattr, by which Python before 3.11.4 pickles members of enumerations."""
+    if not (isinstance(kind, type) and issubclass(kind, Enum) and isinstance(name, str)):
+        raise _Refused("builtins.getattr")
+    return kind[name]
 
 
 def _metadata(path: Path) -> Metadata:

@@ -234,7 +234,7 @@ def test_every_rule_has_a_case_and_its_metrics_are_at_the_endpoint(tmp_path: Pat
         for name in {str(getattr(leaf, "name", "up")) for leaf in rule.when.leaves()} - {"up"}:
             assert name in there, rule.name
             labels = {label for series in there[name] for label, _ in series}
-            assert rule.scope is AlertScope.RUN or set(rule.scope.value) <= labels or not there[name]
+            assert rule.scope is AlertScope.RUN or set(rule.scope.labels) <= labels or not there[name]
 
 
 def test_disk_of_a_store_in_a_run_folder_is_that_of_its_site(tmp_path: Path) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import pickle
-from pathlib import Path
+import sys
+from enum import Enum
+from pathlib import Path, PurePath
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,6 +82,59 @@ def test_metadata_of_other_classes_is_refused_and_runs_nothing(tmp_path: Path) -
     said = _refusal(tmp_path)
     assert "does not unpickle" in said
     assert not planted.exists()
+
+
+class AsOtherPythons(pickle.Pickler):
+    """Writes as Python 3.11.2 does the members of enumerations, and as 3.13 does paths."""
+
+    def reducer_override(self, value: object) -> Any:
+        if isinstance(value, Enum):
+            return getattr, (type(value), value.name)
+        if isinstance(value, PurePath):
+            return PathOfPython313, value.parts
+        return NotImplemented
+
+
+class PathOfPython313:
+    """What a pickle calls pathlib._local.PosixPath."""
+
+
+PathOfPython313.__module__, PathOfPython313.__qualname__ = "pathlib._local", "PosixPath"
+
+
+def test_metadata_that_other_versions_of_python_wrote_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _saved(tmp_path) / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    metadata.storage_meta.checkpoint_id = tmp_path
+    written = io.BytesIO()
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "pathlib._local", SimpleNamespace(PosixPath=PathOfPython313))
+        AsOtherPythons(written).dump(metadata)
+    assert b"pathlib._local" in written.getvalue()
+    assert b"getattr" in written.getvalue()
+    path.write_bytes(written.getvalue())
+    assert set(open_dcp(tmp_path)) == set(_model().state_dict())
+
+
+@pytest.mark.parametrize("of", [Planted, "text", nn.Linear])
+def test_getattr_in_metadata_gives_members_of_enumerations_alone(tmp_path: Path, of: object) -> None:
+    path = _saved(tmp_path) / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    metadata.planner_data = Attribute(of)
+    path.write_bytes(pickle.dumps(metadata))
+    assert "does not unpickle" in _refusal(tmp_path)
+
+
+class Attribute:
+    """An attribute of something, once it is unpickled."""
+
+    def __init__(self, of: object) -> None:
+        self._of = of
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self._of, "__init__")
 
 
 def test_metadata_that_is_cut_off_is_refused(tmp_path: Path) -> None:
