@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 import signal
@@ -80,8 +81,8 @@ def dashboard(
     except SystemExit:
         fail("dashboard", f"cannot listen on {address}:{port}: --port 0 takes a free one")
     page = url_for_others(address, listener.getsockname()[1])
-    typer.echo(f"{page}/{'' if token is None else f'?token={quote(token)}'}   (Ctrl+C ends it)")
-    try:
+    # The server returns, or raises KeyboardInterrupt: it raises the signal again within its loop. SIGTERM ends the process.
+    with contextlib.suppress(KeyboardInterrupt):
+        typer.echo(f"{page}/{'' if token is None else f'?token={quote(token)}'}   (Ctrl+C ends it)")
         uvicorn.Server(config).run(sockets=[listener])
-    except KeyboardInterrupt:
-        raise typer.Exit(128 + signal.SIGINT) from None
+    raise typer.Exit(128 + signal.SIGINT)
