@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -19,6 +21,7 @@ from geocomm.core.place import local_rank
 
 _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
+_TOLD = "told"
 
 
 def watch() -> None:
@@ -62,14 +65,35 @@ def _tell_shortly(error: BaseException, trace: TracebackType | None) -> bool:
     hidden = (_PACKAGE, str(Path(sys.modules["torch"].__file__ or "").resolve().parent) + os.sep)
     own = traceback.StackSummary.from_list([one for one in frames if not _inside(one.filename, hidden)])
     told = traceback.format_exception_only(type(error), error)
-    if local_rank() > 0:  # most errors are those of all ranks: the first one of a machine tells more
-        where = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
-        print(f"{''.join(told).rstrip()}{where}", file=sys.stderr, flush=True)
-        return True
     left_out = [f"  (calls inside geocomm and torch are left out: {len(frames) - len(own)}; GEOCOMM_LOG=debug)\n"]
     lines = ["Traceback (most recent call last):\n", *own.format(), *left_out, *told]
-    print("".join(lines), end="", file=sys.stderr, flush=True)
+    with _first_of_node() as first:
+        if not first:  # most errors are those of all ranks
+            where = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+            lines = [f"{''.join(told).rstrip()}{where}\n"]
+        print("".join(lines), end="", file=sys.stderr, flush=True)
     return True
+
+
+@contextlib.contextmanager
+def _first_of_node() -> Iterator[bool]:
+    """Whether no other rank of this node has told its error yet; the others wait until the body has.
+
+    torchrun ends all ranks of a node soon after one has ended: the one that tells most must not be among them.
+    """
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not file:
+        yield local_rank() == 0
+        return
+    folder = Path(file).parents[1]  # of this start of all ranks of the node
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield not (folder / _TOLD).exists()
+        with contextlib.suppress(OSError):  # a full disk: each of them tells all
+            (folder / _TOLD).touch()
+    finally:
+        os.close(lock)
 
 
 def _inside(file: str, folders: tuple[str, ...]) -> bool:

@@ -1,0 +1,60 @@
+"""Which rank of a node tells a traceback, where several end in an error of geocomm at once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import geocomm
+from geocomm.core import rank_error
+
+End = Callable[..., list[str]]
+
+
+@pytest.fixture
+def ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> End:
+    """Have a rank of the node end in an error; what it says."""
+    monkeypatch.setenv("GEOCOMM_HUB", "127.0.0.1:1")
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
+
+    def end(local_rank: int, start: str = "attempt_0") -> list[str]:
+        folder = tmp_path / start / str(local_rank)
+        folder.mkdir(parents=True)
+        monkeypatch.setenv("LOCAL_RANK", str(local_rank))
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(folder / "error.json"))
+        monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+        rank_error.watch()
+        with pytest.raises(geocomm.InvalidArgumentError) as caught:
+            geocomm.Options(codec="int9")
+        sys.excepthook(caught.type, caught.value, caught.tb)
+        assert (folder / "error.json").exists()
+        return capsys.readouterr().err.splitlines()
+
+    return end
+
+
+def test_first_rank_that_fails_tells_the_traceback_and_the_others_a_line(ends: End) -> None:
+    first = ends(1)  # it is not the one with local rank 0, which torchrun may end before it says anything
+    assert first[0].startswith("Traceback")
+    assert "InvalidArgumentError" in first[-1]
+    for other in (0, 2):
+        (line,) = ends(other)
+        assert "InvalidArgumentError" in line
+        assert "test_rank_error.py, line" in line
+
+
+def test_ranks_that_were_started_anew_tell_a_traceback_again(ends: End) -> None:
+    for start in ("attempt_0", "attempt_1"):
+        assert len(ends(0, start)) > 1
+
+
+def test_rank_whose_folder_takes_no_file_tells_all(ends: End, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path) -> None:
+        raise OSError(28, "No space left on device", path)
+
+    monkeypatch.setattr(Path, "touch", full)
+    assert len(ends(0)) > 1
+    assert len(ends(1)) > 1
