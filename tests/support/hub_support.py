@@ -7,13 +7,14 @@ import contextlib
 import random
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from geocomm.core.addresses import HubAddress, listen_on, loopback_listener
 from geocomm.core.options import Options
+from geocomm.group.rendezvous.accepting import serve_streams
 from geocomm.group.rendezvous.hub import Hub
 from geocomm.group.rendezvous.store_session import Greeting, Purpose
 from geocomm.group.rendezvous.tunnel import Tunnel
@@ -95,6 +96,21 @@ async def running_tunnel(address: HubAddress, keys: Keys, lines: list[str] | Non
         await asyncio.gather(serving, return_exceptions=True)
 
 
+@contextlib.asynccontextmanager
+async def stream_server(
+    host: str, carry: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+) -> AsyncIterator[int]:
+    """Yields the port at which each connection is carried; those that are left are closed at the end."""
+    with socket.create_server((host, 0)) as listener:
+        listener.setblocking(False)
+        serving = asyncio.create_task(serve_streams(listener, carry, print))
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+
 class EchoStore:
     """Stands where a store would: returns what it gets, and counts who came and what they brought."""
 
@@ -105,9 +121,8 @@ class EchoStore:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[int]:
-        server = await asyncio.start_server(self._echo, "127.0.0.1", 0)
-        async with server:
-            yield server.sockets[0].getsockname()[1]
+        async with stream_server("127.0.0.1", self._echo) as port:
+            yield port
 
     async def _echo(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -118,7 +133,6 @@ class EchoStore:
                 writer.write(content)
                 await writer.drain()
         self.open -= 1
-        writer.close()
 
 
 @contextlib.asynccontextmanager
@@ -140,9 +154,8 @@ class BreakingProxy:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[HubAddress]:
-        server = await asyncio.start_server(self._forward, "127.0.0.3", 0)
-        async with server:
-            yield HubAddress("127.0.0.3", server.sockets[0].getsockname()[1])
+        async with stream_server("127.0.0.3", self._forward) as port:
+            yield HubAddress("127.0.0.3", port)
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection(self._target.host, self._target.port)

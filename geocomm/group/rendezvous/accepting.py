@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 _PAUSE_S = 0.1
@@ -17,7 +18,7 @@ async def accept_forever(
 
     A connection is closed when its task ends. One is accepted in a turn of the event loop, so that a flood leaves the
     tasks their turn. asyncio's own servers, and `sock_accept`, lose a connection that comes while they are cancelled:
-    its peer would wait for an answer.
+    its peer would wait for an answer. From Python 3.12 on such a server also waits for its connections where it ends.
     """
     loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 
@@ -50,3 +51,23 @@ async def accept_forever(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def serve_streams(
+    listener: socket.socket,
+    carry: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+    log: Callable[[str], None],
+) -> None:
+    """`accept_forever` with a task of `carry` for each connection, which is closed when that returns."""
+
+    async def serve(connection: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=connection)
+        try:
+            await carry(reader, writer)
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+        finally:
+            writer.transport.abort()
+
+    await accept_forever(listener, lambda connection, _: asyncio.create_task(serve(connection)), log)

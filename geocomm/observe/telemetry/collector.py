@@ -19,6 +19,7 @@ from pathlib import Path
 from geocomm.core.addresses import HubAddress, own_folder
 from geocomm.core.message_log import CalmLog
 from geocomm.core.patience import pauses
+from geocomm.group.rendezvous.accepting import serve_streams
 from geocomm.group.rendezvous.store_session import Greeting, ProtocolError, Purpose, SessionRefused
 from geocomm.group.rendezvous.to_collector import rank_socket, site_socket
 from geocomm.group.rendezvous.tunnel import dial
@@ -98,14 +99,18 @@ class Collector:
             with _private_files():
                 receiver.bind(os.fspath(ranks))
                 listener.bind(os.fspath(sites))
-            server = await asyncio.start_unix_server(self._serve_site, sock=listener)
-            receiver.setblocking(False)
+            listener.listen()
+            for each in (receiver, listener):
+                each.setblocking(False)
             receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
             loop.add_reader(receiver, self._take_datagrams, receiver)
             try:
-                async with server:
-                    counting = keep_counters(self._folder, "collector", self._counted)
-                    await asyncio.gather(self._thin_forever(), self._pass_on_forever(), counting)
+                await asyncio.gather(
+                    serve_streams(listener, self._serve_site, self._log),
+                    self._thin_forever(),
+                    self._pass_on_forever(),
+                    keep_counters(self._folder, "collector", self._counted),
+                )
             finally:
                 loop.remove_reader(receiver)
                 for path in (ranks, sites):
@@ -151,8 +156,6 @@ class Collector:
             self._refuse(f"site {site}: {error}")
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass
-        finally:
-            writer.close()
 
     def _pass_on_later(self, lines: Sequence[ReportLine]) -> None:
         self.counts.dropped += max(0, len(self._waiting) + len(lines) - _MOST_WAITING)

@@ -24,7 +24,7 @@ from geocomm.group.rendezvous.store_session import Greeting, Purpose
 from geocomm.group.rendezvous.tls_stream import TlsStream
 from geocomm.group.rendezvous.tunnel import dial
 from geocomm.security.key_folder import Identity
-from support.hub_support import make_keys, run
+from support.hub_support import make_keys, run, stream_server
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -220,9 +220,8 @@ async def cut_after(target: str, bytes_through: int, *, silently: bool = False) 
         far_reader, far_writer = await asyncio.open_connection(host, int(port))
         await asyncio.gather(pump(reader, far_writer, False), pump(far_reader, writer, True))
 
-    server = await asyncio.start_server(carry, "127.0.0.1", 0)
-    async with server:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with stream_server("127.0.0.1", carry) as own_port:
+        yield f"127.0.0.1:{own_port}"
 
 
 def test_a_source_that_dies_in_the_middle_is_replaced_by_another(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from support.hub_support import (
     make_keys,
     run,
     running_hub,
+    stream_server,
     until,
 )
 
@@ -155,12 +156,11 @@ def test_hub_without_tls_is_told_from_one_with(tmp_path: Path) -> None:
 
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        writer.close()
 
     async def work() -> None:
-        async with await asyncio.start_server(answer, "127.0.0.2", 0) as server:
+        async with stream_server("127.0.0.2", answer) as port:
             with pytest.raises(KeysError, match="does not speak TLS"):
-                await dial(HubAddress("127.0.0.2", server.sockets[0].getsockname()[1]), keys["b"], PROBE)
+                await dial(HubAddress("127.0.0.2", port), keys["b"], PROBE)
 
     run(work())
 

@@ -26,6 +26,7 @@ from support.hub_support import (
     run,
     running_hub,
     running_tunnel,
+    stream_server,
     until,
 )
 
@@ -125,9 +126,10 @@ def test_silent_connection_is_replaced(tmp_path: Path, monkeypatch: pytest.Monke
 
                 await asyncio.gather(pump(reader, back), pump(there, writer))
 
-            proxy = await asyncio.start_server(forward, "127.0.0.3", 0)
-            address = HubAddress("127.0.0.3", proxy.sockets[0].getsockname()[1])
-            async with running_tunnel(address, keys["b"]) as port:
+            async with (
+                stream_server("127.0.0.3", forward) as proxy,
+                running_tunnel(HubAddress("127.0.0.3", proxy), keys["b"]) as port,
+            ):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
                 writer.write(b"before")
                 assert await reader.readexactly(6) == b"before"
@@ -137,7 +139,6 @@ def test_silent_connection_is_replaced(tmp_path: Path, monkeypatch: pytest.Monke
                 assert connections > silenced
                 writer.close()
             assert store.connections == 1
-            proxy.close()
 
     run(work())
 

@@ -16,7 +16,7 @@ import pytest
 
 from geocomm.core.addresses import HubAddress
 from geocomm.group.rendezvous.store_session import Greeting, Purpose, SessionRefused
-from geocomm.group.rendezvous.to_collector import rank_socket
+from geocomm.group.rendezvous.to_collector import rank_socket, site_socket
 from geocomm.group.rendezvous.tunnel import dial
 from geocomm.metrics import own_counters
 from geocomm.metrics.report_sender import VERSION
@@ -117,6 +117,18 @@ def test_reports_of_a_sites_other_node_reach_the_leader_by_way_of_its_first(tmp_
             for store in (at_first, at_leader):
                 await until(lambda store=store: len(store.latest()) == 2, "both ranks of b have reported")
                 assert [(one.rank.site, one.rank.rank) for one in store.latest()] == [("b", 0), ("b", 1)]
+
+    run(work())
+
+
+def test_collector_that_ends_does_not_wait_for_who_still_sends_to_it(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with collecting(tmp_path / "hub", "a") as (_, store, _):
+            reader, writer = await asyncio.open_unix_connection(site_socket(tmp_path / "hub"))
+            writer.write(b"b\n" + sent(text(1, "b") + b"\n"))
+            await until(lambda: sequences(store, "b") == [1], "its report is kept")
+        assert await reader.read() == b""  # and the connection has ended with the collector
+        writer.close()
 
     run(work())
 
