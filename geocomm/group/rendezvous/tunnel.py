@@ -136,7 +136,7 @@ class Tunnel:
         # A duplicate, since the session's end closes its own once all is sent, after this task has ended.
         session = Session(*await asyncio.open_connection(sock=connection.dup()))
         self._sessions.add(session)
-        number, purpose = os.urandom(16), Purpose.BEGIN
+        number, purpose, waiting = os.urandom(16), Purpose.BEGIN, Waiting(self._log)
         waits, reported = pauses(*_PAUSES_S), ""
         lost_at: float | None = loop.time()
         try:
@@ -156,8 +156,9 @@ class Tunnel:
                     if loop.time() - lost_at > RESUME_LIMIT_S or (session.local_ended and purpose is Purpose.BEGIN):
                         return
                     reason = str(error) or "time-out"
-                    # At first the hub may be about to make the store that is asked for.
-                    if reason != reported and (purpose is Purpose.RESUME or loop.time() - lost_at > DIAL_LIMIT_S):
+                    if purpose is Purpose.BEGIN:  # rank 0 may be about to make the store that is asked for
+                        waiting.tell(lambda why=reason: f"rank 0's store, through the hub at {self._hub} ({why})")
+                    elif reason != reported:
                         self._log(f"no connection to the hub at {self._hub}: {reason}; trying again")
                         reported = reason
                     await asyncio.sleep(next(waits))

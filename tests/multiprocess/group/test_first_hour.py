@@ -82,7 +82,8 @@ def test_last_line_at_both_sites_is_the_first_error(job: Job) -> None:
     for node in range(2):
         lines = lines_of(job, node)
         assert len(lines) <= MOST_LINES, job.output()
-        assert "group ready" in lines[0], job.output()  # at each site
+        first = next(line for line in lines if "geocomm warning: waiting for " not in line)  # a busy machine is slow
+        assert "group ready" in first, job.output()  # at each site
         assert lines[-1] == "geocomm run: first error: rank 1 (site b): ValueError: boom"
 
 
