@@ -70,10 +70,10 @@ def demo(
     folder = (out or Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S}").absolute()
     try:
         link = EmulatedLink(**link_changes(rtt=rtt, rate=rate, loss=loss))
+        if folder.exists():
+            fail("demo", f"{folder} exists already")
         check_wan()
         folder.mkdir(parents=True)
-    except FileExistsError:
-        fail("demo", f"{folder} exists already")
     except OSError as error:
         fail("demo", str(error))
 

@@ -45,8 +45,7 @@ def load_operator(say: Say) -> None:
     compiled.
     """
     _build_inside_environment()
-    # DeepSpeed looks for the ninja of this environment, which need not be activated.
-    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    os.environ["PATH"] = _search_path()
     import deepspeed
     from deepspeed.accelerator import get_accelerator
     from torch.utils.cpp_extension import _get_build_directory  # pyright: ignore[reportPrivateUsage]
@@ -64,6 +63,17 @@ def load_operator(say: Say) -> None:
                 f"DeepSpeed's operator {NAME} cannot be built in {folder}: {_reason(error)}; it needs g++ and "
                 f"Python's headers, and `{Path(sys.executable).name} -m {__spec__.name}` shows the whole output"
             ) from error
+
+
+def _search_path() -> str:
+    """PATH with this environment's own programs first, of which DeepSpeed needs ninja: it may not be activated.
+
+    Without folders that this user may not search: the look for a program that is nowhere (DeepSpeed's for numactl) would
+    end in PermissionError in place of FileNotFoundError.
+    """
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    may_search = [one for one in folders if os.access(one, os.X_OK, effective_ids=True)]
+    return os.pathsep.join([str(Path(sys.executable).parent), *may_search])
 
 
 def _build_inside_environment() -> None:
