@@ -85,14 +85,13 @@ void ExposedTime::ended(pid_t thread) {
 }
 
 void ExposedTime::count(pid_t thread, Watched& watched) {
+  // Before the clock is read, and after it where a time begins: what this look itself takes is none that was busy.
+  const auto busy = watched.waits == 0 ? busy_time(thread) : watched.busy_when_seen;
+  if (!busy) return;  // a thread that has ended waits for nothing
   const auto now = Clock::now();
   std::chrono::nanoseconds still = now - watched.seen;
-  if (watched.waits == 0) {
-    const auto busy = busy_time(thread);
-    if (!busy) return;  // a thread that has ended waits for nothing
-    still -= *busy - watched.busy_when_seen;
-    watched.busy_when_seen = *busy;
-  }
+  if (watched.waits == 0) still -= *busy - watched.busy_when_seen;
+  watched.busy_when_seen = *busy;
   total_ += std::max(std::chrono::nanoseconds{}, still);
   watched.seen = now;
 }
