@@ -81,7 +81,7 @@ def dashboard(
     except SystemExit:
         fail("dashboard", f"cannot listen on {address}:{port}: --port 0 takes a free one")
     page = url_for_others(address, listener.getsockname()[1])
-    # The server returns, or raises KeyboardInterrupt: it raises the signal again within its loop. SIGTERM ends the process.
+    # It returns or raises KeyboardInterrupt, as the moment has it: it raises the signal again within its loop.
     with contextlib.suppress(KeyboardInterrupt):
         typer.echo(f"{page}/{'' if token is None else f'?token={quote(token)}'}   (Ctrl+C ends it)")
         uvicorn.Server(config).run(sockets=[listener])

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import TracebackType
 
@@ -76,7 +76,7 @@ def _tell_shortly(error: BaseException, trace: TracebackType | None) -> bool:
 
 
 @contextlib.contextmanager
-def _first_of_node() -> Iterator[bool]:
+def _first_of_node() -> Generator[bool]:
     """Whether no other rank of this node has told its error yet; the others wait until the body has.
 
     torchrun ends all ranks of a node soon after one has ended: the one that tells most must not be among them.

@@ -37,7 +37,7 @@ class AlertScope(enum.Enum):
     """What a site sends another. It is no news while one of the two is silent."""
 
     @property
-    def labels(self) -> list[str]:
+    def labels(self) -> Sequence[str]:
         """Their names. The value is no tuple: until Python 3.11.4 the one without elements becomes an `object()`."""
         return self.value.split()
 

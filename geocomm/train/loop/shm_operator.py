@@ -68,8 +68,8 @@ def load_operator(say: Say) -> None:
 def _search_path() -> str:
     """PATH with this environment's own programs first, of which DeepSpeed needs ninja: it may not be activated.
 
-    Without folders that this user may not search: the look for a program that is nowhere (DeepSpeed's for numactl) would
-    end in PermissionError in place of FileNotFoundError.
+    Without folders that this user may not search: DeepSpeed's look for numactl, where there is none, would end in
+    PermissionError in place of FileNotFoundError.
     """
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     may_search = [one for one in folders if os.access(one, os.X_OK, effective_ids=True)]

@@ -203,7 +203,7 @@ def test_sites_keep_equal_snapshots_and_the_run_goes_back_to_one(tmp_path: Path)
             site.start()
         sites.until(lambda: len(rounds_of(sites, "b", "a")) >= 2 and len(sites["a"].rounds()) > rounds, "rounds")
         assert sum(sites["a"].state().versions) > rounds
-        # It may have begun with a state of the run, in place of the first entries; the leader knows its rounds before it.
+        # It may have begun with a state of the run, in place of the first entries. The leader knows its rounds first.
         sites.until(lambda: len(sites["b"].entries()) > 0, "b has entries")
         of_b = sites["b"].entries()
         assert of_b == [entry for entry in sites["a"].entries() if of_b[0].index <= entry.index <= of_b[-1].index]

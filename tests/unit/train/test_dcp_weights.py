@@ -102,9 +102,7 @@ class PathOfPython313:
 PathOfPython313.__module__, PathOfPython313.__qualname__ = "pathlib._local", "PosixPath"
 
 
-def test_metadata_that_other_versions_of_python_wrote_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metadata_that_other_versions_of_python_wrote_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = _saved(tmp_path) / ".metadata"
     metadata = pickle.loads(path.read_bytes())
     metadata.storage_meta.checkpoint_id = tmp_path
