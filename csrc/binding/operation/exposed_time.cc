@@ -85,7 +85,7 @@ void ExposedTime::ended(pid_t thread) {
 }
 
 void ExposedTime::count(pid_t thread, Watched& watched) {
-  // Before the clock is read, and after it where a time begins: what this look itself takes is none that was busy.
+  // Before the clock, and after it where a time begins: what passes between never counts as busy.
   const auto busy = watched.waits == 0 ? busy_time(thread) : watched.busy_when_seen;
   if (!busy) return;  // a thread that has ended waits for nothing
   const auto now = Clock::now();
