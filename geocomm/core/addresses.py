@@ -9,6 +9,7 @@ import hashlib
 import ipaddress
 import itertools
 import os
+import random
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ from urllib.parse import urlsplit
 from geocomm.core.bad_input import BadInput
 
 _BACKLOG = 512
+_FIRST_PORT = 10_000
+"""Services of a machine mostly have ports below it."""
+_MOST_TRIED = 256
 
 
 class HubAddressError(BadInput, ValueError):
@@ -180,10 +184,18 @@ def loopback_listener() -> socket.socket:
 
 
 def free_port() -> int:
-    """A TCP port that is free on loopback now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port that is free on loopback now, and that no connection gets before who wants it listens there.
+
+    So it is none of those that the kernel gives out. OSError: none was found.
+    """
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    ports = [*range(_FIRST_PORT, first), *range(last + 1, 1 << 16)] or range(_FIRST_PORT, 1 << 16)
+    chance = random.SystemRandom()
+    for _ in range(_MOST_TRIED):
+        port = chance.choice(ports)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise OSError(errno.EADDRINUSE, "no free port was found on 127.0.0.1")
 
 
 def is_any(host: str) -> bool:

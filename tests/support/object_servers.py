@@ -17,6 +17,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from support.local_jobs import free_port
+
 _BUCKET = "tokens"
 _SET_UP_REQUESTS = 4
 """Then moto looks at signatures."""
@@ -58,9 +60,7 @@ class S3Server:
 @contextmanager
 def s3_server(folder: Path, name: str) -> Iterator[S3Server]:
     """name: of its log in the folder."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     log = folder / f"{name}.log"
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     environment = os.environ | {"INITIAL_NO_AUTH_ACTION_COUNT": str(_SET_UP_REQUESTS)}

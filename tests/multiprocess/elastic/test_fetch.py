@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import hashlib
 import random
-import socket
 import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -25,6 +24,7 @@ from geocomm.group.rendezvous.tls_stream import TlsStream
 from geocomm.group.rendezvous.tunnel import dial
 from geocomm.security.key_folder import Identity
 from support.hub_support import make_keys, run, stream_server
+from support.local_jobs import free_port
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -35,9 +35,7 @@ WANTED = Wanted(fragment=2, version=9, site="a", frame=FRAME, bytes=len(CONTENT)
 
 def nobody() -> str:
     """An address at which nobody answers."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{taken.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 class Sites:

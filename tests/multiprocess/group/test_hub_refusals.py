@@ -26,6 +26,7 @@ from support.hub_support import (
     stream_server,
     until,
 )
+from support.local_jobs import free_port
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -169,8 +170,7 @@ def test_probe_waits_for_the_hub_and_names_it_if_it_does_not_come(tmp_path: Path
     keys = make_keys(tmp_path / "keys")
 
     async def work() -> None:
-        with socket.create_server(("127.0.0.2", 0)) as taken:
-            port = taken.getsockname()[1]
+        port = free_port("127.0.0.2")
         with pytest.raises(ConnectionError, match=f"127.0.0.2:{port}"):
             await probe(HubAddress("127.0.0.2", port), keys["b"], 0.3, print)
 

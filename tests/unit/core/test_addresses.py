@@ -1,12 +1,15 @@
-"""How the hub's address is written, and what a greeting has to be."""
+"""How the hub's address is written, what a greeting has to be, and which ports are free."""
 
 from __future__ import annotations
 
+import contextlib
 import random
+import socket
+from pathlib import Path
 
 import pytest
 
-from geocomm.core.addresses import HubAddress, HubAddressError
+from geocomm.core.addresses import HubAddress, HubAddressError, free_port
 from geocomm.group.rendezvous.store_session import Greeting, ProtocolError
 
 
@@ -29,3 +32,13 @@ def test_random_greetings_are_refused() -> None:
             content = b"GCHB\x01" + content[5:]
         with pytest.raises(ProtocolError):
             Greeting.unpack(content)
+
+
+def test_free_port_can_be_listened_at_and_is_none_that_the_kernel_gives_out() -> None:
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    ports = [free_port() for _ in range(20)]
+    assert not any(first <= port <= last for port in ports)
+    assert len(set(ports)) > 1
+    with contextlib.ExitStack() as held:
+        for port in set(ports):
+            held.enter_context(socket.create_server(("127.0.0.1", port)))

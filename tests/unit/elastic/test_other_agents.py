@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from geocomm.core.addresses import HubAddress, free_port
+from geocomm.core.addresses import HubAddress
 from geocomm.elastic.agent_link import LeaderLink
 from geocomm.elastic.fetch import Fetcher
 from geocomm.elastic.fragment_store import FragmentStore
@@ -15,6 +15,7 @@ from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.run_view import AgentLife, RunView
 from support.hub_support import make_keys
 from support.journal.simulated_run import SimulatedRun
+from support.local_jobs import free_port
 
 
 def ignore(*_: object) -> None:

@@ -25,6 +25,7 @@ from geocomm.observe.doctor.doctor_machine import (
 )
 from geocomm.observe.doctor.examination import driver_version
 from geocomm.security.job_ca import JobCa
+from support.local_jobs import free_port
 
 MIB = 1 << 20
 
@@ -113,8 +114,8 @@ def test_room_is_compared_with_what_is_wanted(tmp_path: Path) -> None:
 def test_pinned_port_that_somebody_has_is_bad_and_the_others_are_free() -> None:
     assert states(listen_findings(None, 2)) == {"ports": State.NOTE}
     assert set(states(listen_findings(65535, 2)).values()) == {State.BAD}
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
         assert states(listen_findings(port, 1)) == {f"port {port}": State.BAD}
     assert states(listen_findings(port, 1)) == {f"port {port}": State.OK}
 

@@ -11,6 +11,7 @@ import pytest
 from geocomm.observe.doctor import doctor_network
 from geocomm.observe.doctor.doctor_machine import State
 from geocomm.observe.doctor.doctor_network import GREETING, MAX_ECHO_BYTES, Answerer, call, peer_findings
+from support.local_jobs import free_port
 
 
 def test_call_to_an_answerer_tells_round_trip_clock_and_mtu() -> None:
@@ -81,8 +82,8 @@ def test_clock_of_a_peer_that_is_wrong_is_found(ahead_s: int, state: State) -> N
 
 
 def test_peer_that_is_not_reached_or_no_doctor_is_told_apart() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
         (silent,) = peer_findings("to b", "127.0.0.1", port, timeout_s=0.5)
     assert silent.state == State.NOTE
     (refused,) = peer_findings("to b", "127.0.0.1", port, timeout_s=5)

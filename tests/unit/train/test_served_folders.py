@@ -16,6 +16,7 @@ from geocomm.train.serve import engines
 from geocomm.train.serve.engines import Engine, choose_engine, launch
 from geocomm.train.serve.model_folder import Format, ModelFolder, check_name, open_folder
 from geocomm.train.serve.serving import Serving, is_loopback, key_for, read_key, serve
+from support.local_jobs import free_port
 
 
 def _folder(path: Path, *names: str) -> Path:
@@ -225,5 +226,4 @@ def test_engine_that_dies_gives_its_status_and_its_last_lines(
 
 @pytest.fixture
 def unused_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
+    return free_port()
