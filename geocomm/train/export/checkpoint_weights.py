@@ -28,11 +28,15 @@ from geocomm.train.export.zero_shards import (
 class _Unused:
     """Stands for an object of DeepSpeed that weights do not depend on: none of DeepSpeed's code runs."""
 
+    def __init__(self, *arguments: object) -> None:
+        pass
+
 
 _STAND_INS: dict[str, type] = {
+    "builtins.getattr": _Unused,  # with it Python before 3.11.4 pickles members of enumerations
     "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler": _Unused,
     "deepspeed.runtime.fp16.loss_scaler.LossScaler": _Unused,
-    "deepspeed.runtime.zero.config.ZeroStageEnum": int,
+    "deepspeed.runtime.zero.config.ZeroStageEnum": _Unused,
     "deepspeed.utils.tensor_fragment.fragment_address": _Unused,
 }
 

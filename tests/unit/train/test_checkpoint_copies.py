@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
+from enum import Enum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from geocomm.core.bad_input import BadInput
 from geocomm.train.export.checkpoint_copies import CheckpointCopies
-from geocomm.train.export.checkpoint_weights import open_checkpoint
+from geocomm.train.export.checkpoint_weights import _load_mapped, _Unused, open_checkpoint
 
 MODEL_FILE = "mp_rank_00_model_states.pt"
 MANIFEST: dict[str, Any] = {
@@ -128,6 +132,25 @@ def test_file_of_other_classes_is_refused_and_runs_nothing(tmp_path: Path) -> No
     assert "does not unpickle" in said
     assert "pathlib" in said
     assert not planted.exists()
+
+
+class AsPython3112(pickle.Pickler):
+    """Writes members of enumerations as Python before 3.11.4 does."""
+
+    def reducer_override(self, value: object) -> Any:
+        return (getattr, (type(value), value.name)) if isinstance(value, Enum) else NotImplemented
+
+
+def test_file_that_an_older_python_wrote_is_read_and_none_of_its_attributes_is_looked_up(tmp_path: Path) -> None:
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+
+    folder = _checkpoint(tmp_path)
+    state = {"module": WEIGHTS, "buffer_names": [], "zero_stage": ZeroStageEnum.weights}
+    older = SimpleNamespace(Pickler=AsPython3112, dumps=pickle.dumps, __name__="pickle")
+    torch.save(state, folder / "deepspeed" / MODEL_FILE, pickle_module=older)
+    assert "builtins.getattr" in get_unsafe_globals_in_checkpoint(folder / "deepspeed" / MODEL_FILE)
+    assert list(open_checkpoint(folder).weights()) == list(WEIGHTS)
+    assert type(_load_mapped(folder / "deepspeed" / MODEL_FILE)["zero_stage"]) is _Unused
 
 
 @pytest.mark.parametrize("state", [[1, 2], {"weights": WEIGHTS}])
