@@ -130,6 +130,7 @@ TEST_F(ForgetTest, peer_that_leaves_in_good_order_ends_its_channel_only) {
   connect();
   PeerAddress to_third = address_of(*third_, "third");
   PeerAddress from_third = address_of(*pair_->low, "low");
+  to_third.verdict_from_above = from_third.verdict_from_above = true;
   const auto beside = *pair_->low->connect(to_third, token(1));
   const auto beside_too = *third_->connect(from_third, token(1));
   ASSERT_TRUE(pair_->high->shutdown(patience()).is_ok());
@@ -171,8 +172,8 @@ TEST_F(ForgetTest, forgotten_peer_is_a_stranger_until_both_begin_anew) {
 TEST_F(ForgetTest, all_but_those_that_are_kept_and_have_not_failed_are_forgotten) {
   connect();
   PeerAddress to_third = address_of(*third_, "third");
-  to_third.verdict_from_above = true;
   PeerAddress from_third = address_of(*pair_->low, "low");
+  to_third.verdict_from_above = from_third.verdict_from_above = true;
   const auto beside = *pair_->low->connect(to_third, token(1));
   const auto beside_too = *third_->connect(from_third, token(1));
   ASSERT_TRUE(beside->wait_ready(patience()).is_ok());
@@ -182,6 +183,8 @@ TEST_F(ForgetTest, all_but_those_that_are_kept_and_have_not_failed_are_forgotten
   ASSERT_EQ(pair_->low->channels().size(), 1U);
   expect_transfer(*beside, *beside_too, 1, kMiB);
   third_->forget(pair_->low->id(), kForgotten);
+  // What it said of that may be lost with the connections that it resets; a new channel says so, too.
+  const auto anew = *third_->connect(from_third, token(1));
   for (const Deadline end = patience(); beside->status().is_ok() && !end.expired();) {
     std::this_thread::sleep_for(10ms);
   }
