@@ -88,7 +88,8 @@ def _first_of_node() -> Generator[bool]:
     folder = Path(file).parents[1]  # of this start of all ranks of the node
     lock = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield not (folder / _TOLD).exists()
         with contextlib.suppress(OSError):  # a full disk: each of them tells all
             (folder / _TOLD).touch()
