@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +16,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 from geocomm.core.bad_input import BadInput
 from geocomm.train.export.checkpoint_copies import CheckpointCopies
 from geocomm.train.export.checkpoint_weights import _load_mapped, _Unused, open_checkpoint
+from support.other_pythons import AsOtherPythons
 
 MODEL_FILE = "mp_rank_00_model_states.pt"
 MANIFEST: dict[str, Any] = {
@@ -134,19 +134,12 @@ def test_file_of_other_classes_is_refused_and_runs_nothing(tmp_path: Path) -> No
     assert not planted.exists()
 
 
-class AsPython3112(pickle.Pickler):
-    """Writes members of enumerations as Python before 3.11.4 does."""
-
-    def reducer_override(self, value: object) -> Any:
-        return (getattr, (type(value), value.name)) if isinstance(value, Enum) else NotImplemented
-
-
 def test_file_that_an_older_python_wrote_is_read_and_none_of_its_attributes_is_looked_up(tmp_path: Path) -> None:
     from deepspeed.runtime.zero.config import ZeroStageEnum
 
     folder = _checkpoint(tmp_path)
     state = {"module": WEIGHTS, "buffer_names": [], "zero_stage": ZeroStageEnum.weights}
-    older = SimpleNamespace(Pickler=AsPython3112, dumps=pickle.dumps, __name__="pickle")
+    older = SimpleNamespace(Pickler=AsOtherPythons, dumps=pickle.dumps, __name__="pickle")
     torch.save(state, folder / "deepspeed" / MODEL_FILE, pickle_module=older)
     assert "builtins.getattr" in get_unsafe_globals_in_checkpoint(folder / "deepspeed" / MODEL_FILE)
     assert list(open_checkpoint(folder).weights()) == list(WEIGHTS)

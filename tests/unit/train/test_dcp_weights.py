@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import sys
-from enum import Enum
-from pathlib import Path, PurePath
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch import nn
 
 from geocomm.core.bad_input import BadInput
 from geocomm.train.export.dcp_weights import open_dcp
+from support.other_pythons import AsOtherPythons, PathOfPython313
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -82,24 +82,6 @@ def test_metadata_of_other_classes_is_refused_and_runs_nothing(tmp_path: Path) -
     said = _refusal(tmp_path)
     assert "does not unpickle" in said
     assert not planted.exists()
-
-
-class AsOtherPythons(pickle.Pickler):
-    """Writes as Python 3.11.2 does the members of enumerations, and as 3.13 does paths."""
-
-    def reducer_override(self, value: object) -> Any:
-        if isinstance(value, Enum):
-            return getattr, (type(value), value.name)
-        if isinstance(value, PurePath):
-            return PathOfPython313, value.parts
-        return NotImplemented
-
-
-class PathOfPython313:
-    """What a pickle calls pathlib._local.PosixPath."""
-
-
-PathOfPython313.__module__, PathOfPython313.__qualname__ = "pathlib._local", "PosixPath"
 
 
 def test_metadata_that_other_versions_of_python_wrote_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -15,28 +16,27 @@ from geocomm.train.loop import shm_operator
 NOBODY = 65534
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def other_user() -> Iterator[None]:
-    """Root may search every folder: until the test ends, this process is another user's."""
+    """Root may search every folder: meanwhile this process is another user's."""
     me = os.geteuid()
     if me == 0:
         os.seteuid(NOBODY)
-    yield
-    os.seteuid(me)
+    try:
+        yield
+    finally:
+        os.seteuid(me)
 
 
-def test_folder_of_path_that_may_not_be_searched_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+def test_folder_of_path_that_may_not_be_searched_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0)
     monkeypatch.setenv("PATH", os.pathsep.join([str(closed), "/usr/bin", "/usr/bin/nothing-there"]))
-    request.getfixturevalue("other_user")
-    with pytest.raises(PermissionError):  # what DeepSpeed would meet
-        subprocess.run(["no-such-program"], check=False)
-    path = shm_operator._search_path()
-    assert path.split(os.pathsep) == [str(Path(sys.executable).parent), "/usr/bin"]
-    monkeypatch.setenv("PATH", path)
-    if os.access(Path(sys.executable).parent, os.X_OK, effective_ids=True):
+    with other_user():
+        with pytest.raises(PermissionError):  # what DeepSpeed would meet
+            subprocess.run(["no-such-program"], check=False)
+        own, *others = shm_operator._search_path().split(os.pathsep)
+        assert (own, others) == (str(Path(sys.executable).parent), ["/usr/bin"])
+        monkeypatch.setenv("PATH", os.pathsep.join(others))
         with pytest.raises(FileNotFoundError):
             subprocess.run(["no-such-program"], check=False)
