@@ -101,14 +101,13 @@ async def stream_server(
     host: str, carry: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 ) -> AsyncIterator[int]:
     """Yields the port at which each connection is carried; those that are left are closed at the end."""
-    with socket.create_server((host, 0)) as listener:
-        listener.setblocking(False)
-        serving = asyncio.create_task(serve_streams(listener, carry, print))
-        try:
-            yield listener.getsockname()[1]
-        finally:
-            serving.cancel()
-            await asyncio.gather(serving, return_exceptions=True)
+    listener = listen_on(f"{host}:0")
+    serving = asyncio.create_task(serve_streams(listener, carry, print))
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
 
 
 class EchoStore:
