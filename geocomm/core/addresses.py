@@ -186,16 +186,20 @@ def loopback_listener() -> socket.socket:
 def free_port() -> int:
     """A TCP port that is free on loopback now, and that no connection gets before who wants it listens there.
 
-    So it is none of those that the kernel gives out. OSError: none was found.
+    So it is none of those that the kernel gives out, unless those are all. OSError: none was found.
     """
-    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    ports = [*range(_FIRST_PORT, first), *range(last + 1, 1 << 16)] or range(_FIRST_PORT, 1 << 16)
+    ports = _ports_outside(*map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()))
     chance = random.SystemRandom()
     for _ in range(_MOST_TRIED):
         port = chance.choice(ports)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
     raise OSError(errno.EADDRINUSE, "no free port was found on 127.0.0.1")
+
+
+def _ports_outside(first: int, last: int) -> Sequence[int]:
+    """Those to choose from where the kernel gives out `first` to `last`; all where it gives out all of them."""
+    return [*range(_FIRST_PORT, first), *range(last + 1, 1 << 16)] or range(_FIRST_PORT, 1 << 16)
 
 
 def is_any(host: str) -> bool:
