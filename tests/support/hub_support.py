@@ -45,6 +45,17 @@ async def until(condition: Callable[[], bool], what: str, limit_s: float = 20) -
         await asyncio.sleep(0.02)
 
 
+@contextlib.asynccontextmanager
+async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """`work` runs beside the block, and is cancelled at its end."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 def make_keys(folder: Path, sites: str = "ab", job: str = "run7") -> dict[str, Keys]:
     """Good keys, by site."""
     JobCa.create(folder, job, list(sites), 30)
@@ -73,12 +84,8 @@ async def running_hub(
     listener = listen_on(f"{HUB_HOST}:0")
     lines: list[str] = []
     hub = Hub(listener, keys, port_of_store if callable(port_of_store) else fixed, lines.append, telemetry)
-    serving = asyncio.create_task(hub.serve())
-    try:
+    async with beside(hub.serve()):
         yield Place(hub, HubAddress(HUB_HOST, listener.getsockname()[1]), lines)
-    finally:
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
 
 
 @contextlib.asynccontextmanager
@@ -87,13 +94,9 @@ async def running_tunnel(address: HubAddress, keys: Keys, lines: list[str] | Non
     listener = loopback_listener()
     port = listener.getsockname()[1]
     tunnel = Tunnel(listener, address, keys, "test", (lines if lines is not None else []).append)
-    serving = asyncio.create_task(tunnel.serve())
-    try:
+    async with beside(tunnel.serve()):
         yield port
         await tunnel.drained(5)
-    finally:
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
 
 
 @contextlib.asynccontextmanager
@@ -102,12 +105,8 @@ async def stream_server(
 ) -> AsyncIterator[int]:
     """Yields the port at which each connection is carried; those that are left are closed at the end."""
     listener = listen_on(f"{host}:0")
-    serving = asyncio.create_task(serve_streams(listener, carry, print))
-    try:
+    async with beside(serve_streams(listener, carry, print)):
         yield listener.getsockname()[1]
-    finally:
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
 
 
 class EchoStore:

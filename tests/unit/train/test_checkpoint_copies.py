@@ -16,7 +16,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 from geocomm.core.bad_input import BadInput
 from geocomm.train.export.checkpoint_copies import CheckpointCopies
 from geocomm.train.export.checkpoint_weights import _load_mapped, _Unused, open_checkpoint
-from support.other_pythons import AsOtherPythons
+from support.foreign_pickles import AsOtherPythons, Planted
 
 MODEL_FILE = "mp_rank_00_model_states.pt"
 MANIFEST: dict[str, Any] = {
@@ -33,16 +33,6 @@ MANIFEST: dict[str, Any] = {
     "site_of_rank": ["a", "b", "a", "b", "a", "a"],
 }
 WEIGHTS = {"layer.weight": torch.randn(3, 4), "layer.bias": torch.randn(3)}
-
-
-class Planted:
-    """Would write a file if it were unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self._path,)
 
 
 def _checkpoint(root: Path, **changes: Any) -> Path:

@@ -16,19 +16,9 @@ from torch import nn
 
 from geocomm.core.bad_input import BadInput
 from geocomm.train.export.dcp_weights import open_dcp
-from support.other_pythons import AsOtherPythons, PathOfPython313
+from support.foreign_pickles import AsOtherPythons, PathOfPython313, Planted
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-
-
-class Planted:
-    """Would write a file if it were unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self._path,)
 
 
 def _model() -> nn.Module:

@@ -1,10 +1,10 @@
-"""Pickles as other versions of Python write them."""
+"""Pickles as other versions of Python write them, and one of an attacker."""
 
 from __future__ import annotations
 
 import pickle
 from enum import Enum
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 
@@ -27,3 +27,13 @@ class PathOfPython313:
 
 
 PathOfPython313.__module__, PathOfPython313.__qualname__ = "pathlib._local", "PosixPath"
+
+
+class Planted:
+    """Would write a file if it were unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self._path,)
