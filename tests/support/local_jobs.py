@@ -24,26 +24,25 @@ _given = set[int]()
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """That were free a moment ago, all at once. None that the kernel gives to whoever asks for any, and none that
-    another worker of pytest-xdist may take before this one's test does."""
+    """Neighbours that were free a moment ago. None that the kernel gives to whoever asks for any, and none that another
+    worker of pytest-xdist may take before this one's test does."""
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _WORKERS
     width = (max(first, 30_000) - 10_000) // _WORKERS
     begin = 10_000 + worker * width
     chance = random.SystemRandom()
-    with contextlib.ExitStack() as held:
-        found: list[int] = []
-        while len(found) < count:
-            port = chance.randrange(begin, begin + width)
-            if port in _given:
-                continue
-            with contextlib.suppress(OSError):
-                held.enter_context(socket.create_server((host, port)))
-                found.append(port)
-        _given.update(found)
+    while True:
         if len(_given) > width // 2:
             _given.clear()
-        return found
+        at = chance.randrange(begin, begin + width - count)
+        ports = range(at, at + count)
+        if not _given.isdisjoint(ports):
+            continue
+        with contextlib.suppress(OSError), contextlib.ExitStack() as held:
+            for port in ports:
+                held.enter_context(socket.create_server((host, port)))
+            _given.update(ports)
+            return list(ports)
 
 
 def free_port(host: str = "127.0.0.1") -> int:

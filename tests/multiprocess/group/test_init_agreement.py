@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
-import socket
 from datetime import timedelta
 
 import pytest
@@ -13,6 +10,7 @@ import torch.distributed as dist
 
 from geocomm.core.errors import AuthenticationError
 from support.harness import Ranks, joined
+from support.local_jobs import free_port, free_ports
 
 
 def _require_refusal(ranks: Ranks, kind: str, *mentions: str, **arguments: object) -> None:
@@ -109,7 +107,7 @@ def _refusal_over_tcp(host: str, port: int) -> str:
 def test_init_with_a_plaintext_store_beyond_loopback_is_refused_on_every_rank() -> None:
     with Ranks(["a", "b"]) as ranks:
         # This machine has no other address for certain; to dial 0.0.0.0 is to dial oneself.
-        messages = ranks.run(_refusal_over_tcp, "0.0.0.0", _two_free_ports())
+        messages = ranks.run(_refusal_over_tcp, "0.0.0.0", free_port("0.0.0.0"))
         assert messages[0] == messages[1]
         assert "0.0.0.0" in messages[0]
         assert "geocomm run --hub" in messages[0]
@@ -117,9 +115,9 @@ def test_init_with_a_plaintext_store_beyond_loopback_is_refused_on_every_rank() 
 
 def test_init_with_a_plaintext_store_on_loopback_or_inside_a_site_passes() -> None:
     with Ranks(["a", "b"]) as ranks:
-        ranks.run(_init_over_tcp, "localhost", _two_free_ports())
+        ranks.run(_init_over_tcp, "localhost", free_port())
     with Ranks(["a", "a"]) as ranks:
-        ranks.run(_init_over_tcp, "0.0.0.0", _two_free_ports())
+        ranks.run(_init_over_tcp, "0.0.0.0", free_port("0.0.0.0"))
 
 
 def _init_alone(path: str) -> None:
@@ -143,18 +141,8 @@ def _pinned_ports() -> int:
     return runtime._endpoint[1].port
 
 
-def _two_free_ports() -> int:
-    """The first of two neighbours below the range that the kernel gives to connections, so that none takes them."""
-    for base in random.SystemRandom().sample(range(20_000, 30_000), 50):
-        with socket.socket() as first, socket.socket() as second, contextlib.suppress(OSError):
-            first.bind(("127.0.0.1", base))
-            second.bind(("127.0.0.1", base + 1))
-            return base
-    pytest.fail("no two neighbouring free ports in 20000-30000")
-
-
 def test_pinned_port_is_port_plus_local_rank() -> None:
-    base = _two_free_ports()
+    ports = free_ports(2)
     local = {rank: {"LOCAL_RANK": str(rank)} for rank in range(2)}
-    with joined(["a", "b"], environment={"GEOCOMM_PORT": str(base)}, environment_of=local) as ranks:
-        assert ranks.run(_pinned_ports) == [base, base + 1]
+    with joined(["a", "b"], environment={"GEOCOMM_PORT": str(ports[0])}, environment_of=local) as ranks:
+        assert ranks.run(_pinned_ports) == ports
