@@ -67,7 +67,7 @@ class TcpEndpoint final : public Endpoint {
   Status start(Fd listener) {
     context_->on_closed = [this] {
       std::lock_guard lock(mutex_);
-      ++closed_count_;
+      --open_channels_;
       closed_.notify_all();
     };
     acceptor_ = std::make_unique<Acceptor>(
@@ -134,9 +134,9 @@ class TcpEndpoint final : public Endpoint {
 
   mutable std::mutex mutex_;  // guards all below
   std::condition_variable closed_;
-  std::uint64_t closed_count_ = 0;  // of channels_
-  Status refusal_;                  // why there are no new channels; Ok while there are
-  std::set<JobToken> tokens_;       // allowed
+  std::size_t open_channels_ = 0;  // whose link has not closed, also those that are forgotten
+  Status refusal_;                 // why there are no new channels; Ok while there are
+  std::set<JobToken> tokens_;      // allowed
   std::map<ProcessId, ChannelPtr> channels_;
   std::map<ProcessId, std::string> expected_sites_;
   std::set<ProcessId> forgotten_;  // by forget(), and not connected to since
@@ -150,7 +150,9 @@ TcpEndpoint::ChannelPtr TcpEndpoint::find_or_create(const ProcessId& peer, const
   }
   if (forgotten_.contains(peer)) return nullptr;
   ChannelPtr& channel = channels_[peer];
-  if (!channel) channel = {new TcpChannel(context_, peer, description), FreesChannel{context_->loop}};
+  if (channel) return channel;
+  channel = {new TcpChannel(context_, peer, description), FreesChannel{context_->loop}};
+  ++open_channels_;
   return channel;
 }
 
@@ -295,10 +297,6 @@ void TcpEndpoint::forget(const ProcessId& process, const Status& why) {
   }
   const auto end = [this, channel, process, why] {
     certified_.erase(process);
-    {
-      std::lock_guard lock(mutex_);
-      --closed_count_;  // it is counted once, now or before, and is not among the channels
-    }
     channel->link().fail(why);
   };
   if (context_->loop->in_loop()) {
@@ -343,7 +341,7 @@ Status TcpEndpoint::shutdown(core::Deadline deadline) {
       deadline);
   {
     std::unique_lock lock(mutex_);
-    closed_.wait_until(lock, deadline.when(), [&] { return closed_count_ == all.size(); });
+    closed_.wait_until(lock, deadline.when(), [&] { return open_channels_ == 0; });
   }
   const core::Deadline closing = core::Deadline::after(kClosingPatience);
   const auto late = std::make_shared<std::string>();

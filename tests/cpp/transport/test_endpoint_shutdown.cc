@@ -95,6 +95,62 @@ TEST(EndpointShutdown, test_unposted_data_beyond_the_credit_is_waited_for_until_
   EXPECT_EQ(sent.wait(4).size(), 4U);
 }
 
+// It waits for channels that cannot send everything, and for none that is forgotten meanwhile, or was before.
+TEST(EndpointShutdown, test_shutdown_does_not_wait_for_channels_that_are_forgotten_meanwhile) {
+  EndpointOptions options;
+  options.max_unexpected_bytes = kMiB;
+  const auto leaving = make_endpoint(options);
+  std::vector<std::unique_ptr<Endpoint>> peers;
+  std::vector<std::shared_ptr<Channel>> channels;
+  for (int i = 0; i < 3; ++i) {
+    peers.push_back(make_endpoint(options));
+    (void)*peers[i]->connect(address_of(*leaving, "leaving"), token(1));
+    channels.push_back(*leaving->connect(address_of(*peers[i], "peer"), token(1)));
+    const Status ready = channels[i]->wait_ready(patience());
+    ASSERT_TRUE(ready.is_ok()) << ready.to_string();
+    for (std::uint64_t op = 0; op < 4; ++op) {
+      ASSERT_TRUE(channels[i]->send(chunk_of({1, op}, pattern(kMiB, op))).is_ok());
+    }
+  }
+  const Status forgotten(StatusCode::Aborted, "forgotten");
+  leaving->forget(peers[0]->id(), forgotten);
+  auto shut =
+      std::async(std::launch::async, [&] { return leaving->shutdown(Deadline::after(2 * kPatience)); });
+  // Begun: it refuses what is new.
+  for (const Deadline end = patience(); channels[1]->status().is_ok() && !end.expired();) {
+    std::this_thread::sleep_for(1ms);
+  }
+  leaving->forget(peers[1]->id(), forgotten);
+  EXPECT_EQ(shut.wait_for(100ms), std::future_status::timeout) << "a channel is left that has not sent all";
+  leaving->forget(peers[2]->id(), forgotten);
+  EXPECT_EQ(shut.wait_for(kPatience), std::future_status::ready);
+  const Status status = shut.get();
+  EXPECT_TRUE(status.is_ok()) << status.to_string();
+}
+
+// What ended by itself counts once, also if it is forgotten then.
+TEST(EndpointShutdown, test_shutdown_waits_for_the_others_when_a_channel_that_failed_is_forgotten) {
+  Pair pair;
+  const auto third = make_endpoint();
+  pair.connect();
+  const auto beside = *pair.low->connect(address_of(*third, "third"), token(1));
+  (void)*third->connect(address_of(*pair.low, "low"), token(1));
+  ASSERT_TRUE(beside->wait_ready(patience()).is_ok());
+  third->abort({StatusCode::Aborted, "over"});
+  for (const Deadline end = patience(); beside->status().is_ok() && !end.expired();) {
+    std::this_thread::sleep_for(1ms);
+  }
+  pair.low->forget(third->id(), {StatusCode::Aborted, "forgotten"});
+  constexpr std::uint32_t kChunks = 60;
+  auto sink = std::make_shared<CollectingSink>(kChunks);
+  ASSERT_TRUE(pair.high_channel->post_receive({1, 1}, 7, kChunks, sink).is_ok());
+  for (std::uint32_t i = 0; i < kChunks; ++i) {
+    ASSERT_TRUE(pair.low_channel->send(chunk_of({1, 1}, pattern(kMiB, i), i, kChunks)).is_ok());
+  }
+  EXPECT_TRUE(pair.low->shutdown(patience()).is_ok());
+  EXPECT_TRUE(sink->wait().is_ok());
+}
+
 TEST(EndpointShutdown, test_late_data_of_an_ended_group_does_not_spoil_an_orderly_end) {
   LoggedWarnings warnings;
   for (int round = 0; round < 10; ++round) {
