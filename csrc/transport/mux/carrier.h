@@ -1,6 +1,7 @@
 // What carries segments.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 
 namespace geocomm::transport {
@@ -9,7 +10,7 @@ namespace geocomm::transport {
 struct Carrier {
   std::uint16_t stream = 0;
   std::uint32_t generation = 0;
-  friend bool operator==(const Carrier&, const Carrier&) = default;
+  friend auto operator<=>(const Carrier&, const Carrier&) = default;
 };
 
 }  // namespace geocomm::transport

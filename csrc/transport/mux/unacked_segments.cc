@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <iterator>
 #include <utility>
 
 namespace geocomm::transport {
@@ -14,12 +15,51 @@ constexpr std::size_t kMostLookedAt = 1024;
 
 void UnackedSegments::add(OutSegment& segment, const Carrier& carrier, Clock::time_point now) {
   segment.number = first_ + entries_.size();
-  entries_.push_back({segment, carrier, now});
+  Entry& entry = entries_.emplace_back();
+  entry.segment = segment;
+  entry.handed = now;
+  carry(segment.number, carrier);
+}
+
+void UnackedSegments::carry(std::uint64_t number, const Carrier& carrier) {
+  Carried& carried = carried_[carrier];
+  Entry& entry = at(number);
+  entry.carrier = carrier;
+  entry.lost = false;
+  entry.before = carried.newest;
+  entry.after = 0;
+  if (carried.newest != 0) {
+    at(carried.newest).after = number;
+  } else {
+    carried.oldest = number;
+  }
+  carried.newest = number;
+}
+
+// Out of its list.
+void UnackedSegments::put_down(std::uint64_t number) {
+  const Entry& entry = at(number);
+  if (entry.lost) {
+    lost_.erase(number);
+    return;
+  }
+  const auto carried = carried_.find(entry.carrier);
+  if (entry.before != 0) {
+    at(entry.before).after = entry.after;
+  } else {
+    carried->second.oldest = entry.after;
+  }
+  if (entry.after != 0) {
+    at(entry.after).before = entry.before;
+  } else {
+    carried->second.newest = entry.before;
+  }
+  if (carried->second.oldest == 0) carried_.erase(carried);
 }
 
 UnackedSegments::Entry* UnackedSegments::find(std::uint64_t number) {
   if (number < first_ || number - first_ >= entries_.size()) return nullptr;
-  Entry& entry = entries_[number - first_];
+  Entry& entry = at(number);
   return entry.segment.chunk ? &entry : nullptr;
 }
 
@@ -33,7 +73,7 @@ void UnackedSegments::take(std::uint64_t number, std::vector<Acked>& out) {
   if (entry == nullptr) return;
   out.push_back({std::move(entry->segment), entry->written, !entry->again, entry->handed});
   entry->segment.chunk.reset();
-  lost_.erase(number);
+  put_down(number);
   ++acked_;
 }
 
@@ -57,16 +97,23 @@ Status UnackedSegments::acknowledge(const AckPacket& ack, std::vector<Acked>& ou
 }
 
 void UnackedSegments::lose(const Carrier& carrier) {
-  for (std::size_t i = 0; i < entries_.size(); ++i) {
-    if (entries_[i].segment.chunk && entries_[i].carrier == carrier) lost_.insert(first_ + i);
+  const auto carried = carried_.find(carrier);
+  if (carried == carried_.end()) return;
+  auto place = lost_.end();
+  for (std::uint64_t number = carried->second.oldest; number != 0;) {
+    Entry& entry = at(number);
+    entry.lost = true;
+    place = std::next(lost_.insert(place, number));  // mostly in order
+    number = entry.after;
   }
+  carried_.erase(carried);
 }
 
 OutSegment UnackedSegments::resend(const Carrier& carrier, Clock::time_point now) {
   const std::uint64_t number = *lost_.begin();
-  lost_.erase(lost_.begin());
-  Entry& entry = entries_[number - first_];
-  entry.carrier = carrier;
+  put_down(number);
+  carry(number, carrier);
+  Entry& entry = at(number);
   entry.handed = now;
   entry.again = true;
   return entry.segment;
@@ -74,6 +121,7 @@ OutSegment UnackedSegments::resend(const Carrier& carrier, Clock::time_point now
 
 const OutSegment* UnackedSegments::find_slow(Clock::time_point since, const Carrier* carrier) const {
   const std::size_t count = std::min(entries_.size(), kMostLookedAt);
+  looks_ += count;
   for (std::size_t i = 0; i < count; ++i) {
     const Entry& entry = entries_[i];
     const bool elsewhere = carrier == nullptr || entry.carrier.stream != carrier->stream;
@@ -83,8 +131,9 @@ const OutSegment* UnackedSegments::find_slow(Clock::time_point since, const Carr
 }
 
 OutSegment UnackedSegments::hedge(std::uint64_t number, const Carrier& carrier) {
-  Entry& entry = entries_[number - first_];
-  entry.carrier = carrier;
+  put_down(number);
+  carry(number, carrier);
+  Entry& entry = at(number);
   entry.again = true;
   return entry.segment;
 }
@@ -92,6 +141,7 @@ OutSegment UnackedSegments::hedge(std::uint64_t number, const Carrier& carrier) 
 void UnackedSegments::clear() {
   first_ += entries_.size();
   entries_.clear();
+  carried_.clear();
   lost_.clear();
   acked_ = 0;
 }

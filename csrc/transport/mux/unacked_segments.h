@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -53,7 +54,8 @@ class UnackedSegments {
   // Moves what `ack` says into `out`. CorruptData for numbers that were never given out.
   core::Status acknowledge(const AckPacket& ack, std::vector<Acked>& out);
 
-  // The connection is gone: what it carried last must go out again.
+  // The connection is gone: what it carried last must go out again. Costs as much as that is, however much
+  // the others carry.
   void lose(const Carrier& carrier);
   bool has_lost() const { return !lost_.empty(); }
   // The oldest such segment, now carried by `carrier`. Precondition: has_lost().
@@ -66,23 +68,42 @@ class UnackedSegments {
   OutSegment hedge(std::uint64_t number, const Carrier& carrier);
 
   void clear();
+  // How often a segment was looked at, of which all of the above is made: what they cost, whatever the
+  // machine.
+  std::uint64_t looks() const { return looks_; }
 
  private:
+  // A segment is in one list of numbers: that of its carrier, until it is lost or acknowledged. 0: none.
   struct Entry {
     OutSegment segment;  // no chunk: acknowledged
     Carrier carrier;
     Clock::time_point handed;
+    std::uint64_t before = 0;
+    std::uint64_t after = 0;
     bool written = false;
     bool again = false;  // more than one copy went out
+    bool lost = false;
+  };
+  struct Carried {
+    std::uint64_t oldest = 0;
+    std::uint64_t newest = 0;
   };
 
+  Entry& at(std::uint64_t number) {
+    ++looks_;
+    return entries_[number - first_];
+  }
   Entry* find(std::uint64_t number);
   void take(std::uint64_t number, std::vector<Acked>& out);
+  void carry(std::uint64_t number, const Carrier& carrier);
+  void put_down(std::uint64_t number);
 
   std::uint64_t first_ = 1;  // number of entries_[0]
   std::deque<Entry> entries_;
-  std::size_t acked_ = 0;         // of entries_
-  std::set<std::uint64_t> lost_;  // numbers
+  std::size_t acked_ = 0;               // of entries_
+  std::map<Carrier, Carried> carried_;  // of those that carry some
+  std::set<std::uint64_t> lost_;        // numbers
+  mutable std::uint64_t looks_ = 0;
 };
 
 }  // namespace geocomm::transport

@@ -2,6 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
+#include <random>
+#include <set>
 
 #include "transport/mux/control_log.h"
 #include "transport/mux/send_queue.h"
@@ -76,6 +79,120 @@ TEST_F(SendQueueTest, test_lost_segments_go_out_again_first_and_in_order_of_thei
   EXPECT_FALSE(queue_.has_ready());
   queue_.lose(kSecond);
   EXPECT_EQ(numbers(pull(kFirst)), (Numbers{1, 2, 3, 4}));
+}
+
+// A network that breaks loses all streams of a link at once, with up to a million segments under way.
+TEST(UnackedSegments, test_each_lost_stream_costs_what_it_carried) {
+  constexpr std::uint64_t kSegments = 12'800;
+  constexpr std::uint16_t kStreams = 64;
+  UnackedSegments unacked;
+  const auto chunk = std::make_shared<OutChunk>();
+  const auto now = UnackedSegments::Clock::now();
+  const auto stream = [](std::uint64_t i) {
+    return Carrier{static_cast<std::uint16_t>(1 + i % kStreams), 1};
+  };
+  for (std::uint64_t i = 0; i < kSegments; ++i) {
+    OutSegment segment{.chunk = chunk};
+    unacked.add(segment, stream(i), now);
+  }
+  // Some were acknowledged out of order, and some went out again elsewhere.
+  std::vector<UnackedSegments::Acked> acked;
+  ASSERT_TRUE(unacked.acknowledge({.base = 64, .bits = ~std::uint64_t{0}}, acked).is_ok());
+  ASSERT_EQ(acked.size(), 64U);
+  for (std::uint64_t number = 129; number <= 192; ++number) (void)unacked.hedge(number, Carrier{1, 1});
+  std::uint64_t most = 0;
+  const std::uint64_t before = unacked.looks();
+  for (std::uint64_t i = 0; i < kStreams; ++i) {
+    const std::uint64_t here = unacked.looks();
+    unacked.lose(stream(i));
+    most = std::max(most, unacked.looks() - here);
+  }
+  EXPECT_EQ(unacked.looks() - before, kSegments - acked.size());
+  EXPECT_LE(most, kSegments / kStreams + 64);
+  const std::uint64_t after = unacked.looks();
+  unacked.lose(stream(0));
+  unacked.lose(Carrier{1, 2});
+  EXPECT_EQ(unacked.looks(), after) << "nothing was lost";
+  // In order of their numbers, each once, and at a fixed cost.
+  for (std::uint64_t number = 1; number <= kSegments; ++number) {
+    if (number >= 64 && number < 128) continue;
+    ASSERT_TRUE(unacked.has_lost());
+    ASSERT_EQ(unacked.resend(Carrier{1, 2}, now).number, number);
+  }
+  EXPECT_FALSE(unacked.has_lost());
+  EXPECT_LE(unacked.looks() - after, 5 * kSegments);
+  acked.clear();
+  ASSERT_TRUE(unacked.acknowledge({.low = kSegments + 1}, acked).is_ok());
+  EXPECT_EQ(acked.size(), kSegments - 64);
+  EXPECT_TRUE(unacked.empty());
+}
+
+// Which segments are lost, against a list that is walked in full.
+TEST(UnackedSegments, test_what_is_lost_is_what_the_connection_carried_last) {
+  std::mt19937 random(7);
+  for (int round = 0; round < 50; ++round) {
+    UnackedSegments unacked;
+    const auto chunk = std::make_shared<OutChunk>();
+    const auto now = UnackedSegments::Clock::now();
+    std::map<std::uint64_t, Carrier> carried;  // not acknowledged, not lost
+    std::set<std::uint64_t> lost;
+    std::uint64_t next = 1;
+    for (int step = 0; step < 400; ++step) {
+      const Carrier carrier{static_cast<std::uint16_t>(1 + random() % 4),
+                            static_cast<std::uint32_t>(1 + random() % 2)};
+      switch (random() % 8) {
+        case 0:
+        case 1:
+        case 2:
+        case 3: {
+          OutSegment segment{.chunk = chunk};
+          unacked.add(segment, carrier, now);
+          ASSERT_EQ(segment.number, next);
+          carried[next++] = carrier;
+          break;
+        }
+        case 4:
+          unacked.lose(carrier);
+          std::erase_if(carried, [&](const auto& one) {
+            const bool gone = one.second == carrier;
+            if (gone) lost.insert(one.first);
+            return gone;
+          });
+          break;
+        case 5: {
+          std::vector<UnackedSegments::Acked> acked;
+          const std::uint64_t base = random() % next / 64 * 64;
+          std::uint64_t bits = (std::uint64_t{random()} << 32 | random()) & random();
+          for (int bit = 63; bit >= 0; --bit) {
+            if (base + static_cast<std::uint64_t>(bit) >= next) bits &= ~(std::uint64_t{1} << bit);
+          }
+          const std::uint64_t low = random() % 4 == 0 ? random() % (base + 1) : 1;
+          ASSERT_TRUE(unacked.acknowledge({.low = low, .base = base, .bits = bits}, acked).is_ok());
+          const auto covered = [&](std::uint64_t number) {
+            return number < low ||
+                   (number >= base && number - base < 64 && (bits >> (number - base) & 1) != 0);
+          };
+          const std::size_t had = carried.size() + lost.size();
+          std::erase_if(carried, [&](const auto& one) { return covered(one.first); });
+          std::erase_if(lost, covered);
+          ASSERT_EQ(acked.size(), had - carried.size() - lost.size());
+          break;
+        }
+        case 6:
+          if (lost.empty()) break;
+          ASSERT_EQ(unacked.resend(carrier, now).number, *lost.begin());
+          carried[*lost.begin()] = carrier;
+          lost.erase(lost.begin());
+          break;
+        default:
+          if (carried.empty()) break;
+          (void)unacked.hedge(carried.begin()->first, carrier);
+          carried.begin()->second = carrier;
+      }
+      ASSERT_EQ(unacked.has_lost(), !lost.empty());
+      ASSERT_EQ(unacked.empty(), carried.empty() && lost.empty());
+    }
+  }
 }
 
 TEST_F(SendQueueTest, test_chunk_is_kept_until_it_is_acknowledged) {
