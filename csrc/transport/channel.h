@@ -50,13 +50,13 @@ class Channel {
   // Queues a chunk (also before the channel is connected). Segments of operations that the peer has posted go
   // out in the order of ready_chunks.h: small operations before bulk, groups by turns. Of operations that it
   // has not posted yet, at most EndpointOptions::max_unexpected_bytes go out, and those that wait for it
-  // never hold up the others. `on_sent` (may be null) runs once, on the IO thread, when the kernel has taken
-  // the whole chunk, or when it was cancelled or the channel failed (also after the caller has forgotten it);
-  // it must not block. It does not run if send() itself fails: InvalidArgument, Aborted (closed group, shut
-  // down), or why the channel failed. With OutgoingChunk::write_here, the calling thread does the IO thread's
-  // work if that one sleeps, which spares small messages the time of waking it: it writes what the sockets
-  // take, and runs the callbacks and the sinks' on_error() that are due. Not from inside a sink, nor with a
-  // lock held that any of those takes.
+  // never hold up the others. `on_sent` (may be null) runs once, on the IO thread, when the kernel (or TLS)
+  // has taken the whole chunk, or when it was cancelled or the channel failed (also after the caller has
+  // forgotten it); it must not block. It does not run if send() itself fails: InvalidArgument, Aborted
+  // (closed group, shut down), or why the channel failed. With OutgoingChunk::write_here, the calling thread
+  // does the IO thread's work if that one sleeps, which spares small messages the time of waking it: it
+  // writes what the sockets take, and runs the callbacks and the sinks' on_error() that are due. Not from
+  // inside a sink, nor with a lock held that any of those takes.
   virtual core::Status send(OutgoingChunk chunk,
                             std::function<void(const core::Status&)> on_sent = nullptr) = 0;
   // From now on the `chunk_count` (at least 1) chunks that the peer sends for `key` go to `sink`. One sink

@@ -25,8 +25,6 @@ class PlainConnection final : public Connection {
   explicit PlainConnection(Fd fd) : Connection(std::move(fd)) {}
 
   Result<bool> handshake() override { return true; }
-  std::uint32_t wanted_events() const override { return EPOLLIN; }
-  bool has_more() const override { return false; }
 
   Result<Received> read(std::span<const iovec> parts) override {
     msghdr message = message_of(parts);
@@ -45,13 +43,23 @@ class PlainConnection final : public Connection {
     return errno_status(errno);
   }
 
-  Result<bool> finish() override {
-    (void)::shutdown(fd(), SHUT_WR);
-    return true;
-  }
+  void finish() override { (void)::shutdown(fd(), SHUT_WR); }
 };
 
 }  // namespace
+
+std::uint32_t Connection::wanted_events(bool writes) const {
+  const bool waits_for_room = has_unsent() || (writes && !must_read_first());
+  return EPOLLIN | (waits_for_room ? std::uint32_t{EPOLLOUT} : 0U);
+}
+
+Status Connection::write_at_once(std::span<const iovec> parts) {
+  std::size_t bytes = 0;
+  for (const iovec& part : parts) bytes += part.iov_len;
+  GEOCOMM_ASSIGN_OR_RETURN(const std::size_t written, write(parts));
+  if (written == bytes && !has_unsent()) return Status::ok();
+  return {StatusCode::Network, "a new connection takes no bytes"};
+}
 
 Result<BindingKey> Connection::binding_key() const {
   return Status(StatusCode::Internal, "a plain connection has no keys");

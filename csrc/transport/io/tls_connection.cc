@@ -33,6 +33,9 @@ using SslPtr = std::unique_ptr<SSL, decltype(&SSL_free)>;
 constexpr std::size_t kRecordBytes = SSL3_RT_MAX_PLAIN_LENGTH;
 // What the socket is asked for at once, once the peer is known: some records.
 constexpr std::size_t kReadBytes = 128 * 1024;
+// What may wait for room in the socket: a record of ours is at most a third of it, the rest are answers to a
+// peer that asks and asks and reads nothing.
+constexpr std::size_t kMostUnsentBytes = 64 * 1024;
 constexpr char kBindingLabel[] = "EXPORTER-geocomm-stream-binding";
 
 // The bytes of a list of parts, piece by piece.
@@ -40,34 +43,32 @@ class PartReader {
  public:
   explicit PartReader(std::span<const iovec> parts) : parts_(parts) {
     for (const iovec& part : parts) left_ += part.iov_len;
-    advance(0);
+    take(0);
   }
   std::size_t left() const { return left_; }
-  // The next `most` bytes, or those that are left; valid until the next call.
+  // The next `most` bytes, or those that are left, which stay the next ones until take(); valid until the
+  // next call.
   std::span<const char> next(std::size_t most) {
     const std::size_t bytes = std::min(most, std::min(left_, gathered_.size()));
-    if (parts_[part_].iov_len - offset_ >= bytes) {
-      const char* data = static_cast<const char*>(parts_[part_].iov_base) + offset_;
-      advance(bytes);
-      return {data, bytes};
+    std::size_t offset = offset_;
+    if (parts_[part_].iov_len - offset >= bytes) {
+      return {static_cast<const char*>(parts_[part_].iov_base) + offset, bytes};
     }
-    for (std::size_t copied = 0; copied < bytes;) {
-      const std::size_t piece = std::min(parts_[part_].iov_len - offset_, bytes - copied);
-      std::memcpy(gathered_.data() + copied, static_cast<const char*>(parts_[part_].iov_base) + offset_,
-                  piece);
+    std::size_t part = part_;
+    for (std::size_t copied = 0; copied < bytes; ++part, offset = 0) {
+      const std::size_t piece = std::min(parts_[part].iov_len - offset, bytes - copied);
+      std::memcpy(gathered_.data() + copied, static_cast<const char*>(parts_[part].iov_base) + offset, piece);
       copied += piece;
-      advance(piece);
     }
     return {gathered_.data(), bytes};
   }
-
- private:
-  void advance(std::size_t bytes) {
+  void take(std::size_t bytes) {
     left_ -= bytes;
     offset_ += bytes;
     while (part_ < parts_.size() && offset_ >= parts_[part_].iov_len) offset_ -= parts_[part_++].iov_len;
   }
 
+ private:
   const std::span<const iovec> parts_;
   std::size_t part_ = 0;
   std::size_t offset_ = 0;  // in the part
@@ -85,19 +86,24 @@ class TlsConnection final : public Connection {
   void note_untrusted(const X509* certificate, int error);
 
   Result<bool> handshake() override;
-  std::uint32_t wanted_events() const override { return wants_write_ ? EPOLLOUT : EPOLLIN; }
   Result<Received> read(std::span<const iovec> parts) override;
   bool has_more() const override { return has_more_; }
   Result<std::size_t> write(std::span<const iovec> parts) override;
-  Result<bool> finish() override;
+  bool has_unsent() const override { return !unsent_.empty(); }
+  void finish() override;
   const TlsName* peer_name() const override { return peer_ ? &*peer_ : nullptr; }
   std::string_view cipher() const override { return cipher_; }
   Result<BindingKey> binding_key() const override;
 
  private:
+  // Blocked: until the socket has more to read.
   enum class Step : std::uint8_t { Done, Blocked, Ended, Failed };
 
+  bool must_read_first() const override { return must_read_first_; }
+
   ssize_t receive(char* data, std::size_t bytes);
+  ssize_t send_now(const char* data, std::size_t bytes);
+  bool send_unsent();
   static const BIO_METHOD* socket_method();
   static int bio_read(BIO* bio, char* data, int bytes);
   static int bio_write(BIO* bio, const char* data, int bytes);
@@ -115,19 +121,20 @@ class TlsConnection final : public Connection {
   const TlsName own_;
   const RekeyLimits rekey_;
   std::string_view cipher_;
-  std::string peer_text_;  // its address, once connected
-  bool session_ = false;   // OpenSSL's handshake is done
-  bool wants_write_ = false;
-  bool has_more_ = false;
+  std::string peer_text_;         // its address, once connected
+  bool session_ = false;          // OpenSSL's handshake is done
+  bool must_read_first_ = false;  // in the middle of what the peer says to TLS itself
+  bool has_more_ = false;         // bytes came, since read() asked the socket in vain
   bool end_of_socket_ = false;
   std::uint8_t first_byte_ = 0;  // that came
   bool failed_ = false;          // OpenSSL takes no more calls
+  bool overflows_ = false;       // too many answers wait for room
   int errno_ = 0;                // of the socket
   unsigned long error_ = 0;      // of OpenSSL, the first one
   std::optional<std::string> untrusted_;
   std::optional<TlsName> peer_;
   bool more_follows_ = false;      // behind the record that OpenSSL writes
-  bool blocked_ = false;           // a record waits in OpenSSL for room in the socket
+  std::vector<char> unsent_;       // for which the socket had no room
   std::vector<char> arrived_;      // from the socket; empty until the peer is known
   std::size_t arrived_begin_ = 0;  // of what OpenSSL has not taken
   std::size_t arrived_end_ = 0;
@@ -157,6 +164,7 @@ int TlsConnection::bio_read(BIO* bio, char* data, int bytes) {
   auto* self = static_cast<TlsConnection*>(BIO_get_data(bio));
   BIO_clear_retry_flags(bio);
   const ssize_t received = self->receive(data, static_cast<std::size_t>(bytes));
+  if (received > 0) self->has_more_ = true;
   if (received == 0) self->end_of_socket_ = true;
   if (received > 0 && self->first_byte_ == 0) self->first_byte_ = static_cast<unsigned char>(data[0]);
   if (received < 0 && would_block(errno)) {
@@ -167,17 +175,38 @@ int TlsConnection::bio_read(BIO* bio, char* data, int bytes) {
   return static_cast<int>(received);
 }
 
+// How many bytes the kernel takes now; less than 0 when the connection broke.
+ssize_t TlsConnection::send_now(const char* data, std::size_t bytes) {
+  const ssize_t sent =
+      ::send(fd(), data, bytes, MSG_DONTWAIT | MSG_NOSIGNAL | (more_follows_ ? MSG_MORE : 0));
+  if (sent < 0 && would_block(errno)) return 0;
+  if (sent < 0) errno_ = errno;
+  return sent;
+}
+
+// Takes everything, so that OpenSSL never waits for room: it could not go on with an answer to the peer while
+// a record of data waits in it, nor read on before it has answered.
 int TlsConnection::bio_write(BIO* bio, const char* data, int bytes) {
   auto* self = static_cast<TlsConnection*>(BIO_get_data(bio));
   BIO_clear_retry_flags(bio);
-  const ssize_t sent = ::send(self->fd(), data, static_cast<std::size_t>(bytes),
-                              MSG_DONTWAIT | MSG_NOSIGNAL | (self->more_follows_ ? MSG_MORE : 0));
-  if (sent < 0 && would_block(errno)) {
-    BIO_set_retry_write(bio);
-  } else if (sent < 0) {
-    self->errno_ = errno;
+  const auto size = static_cast<std::size_t>(bytes);
+  const ssize_t sent = self->has_unsent() ? 0 : self->send_now(data, size);
+  if (sent < 0) return -1;
+  if (self->unsent_.size() + size > kMostUnsentBytes) {
+    self->overflows_ = true;
+    return -1;
   }
-  return static_cast<int>(sent);
+  self->unsent_.insert(self->unsent_.end(), data + sent, data + size);
+  return bytes;
+}
+
+// False when the connection broke.
+bool TlsConnection::send_unsent() {
+  if (!has_unsent()) return true;
+  const ssize_t sent = send_now(unsent_.data(), unsent_.size());
+  if (sent < 0) return false;
+  unsent_.erase(unsent_.begin(), unsent_.begin() + sent);
+  return true;
 }
 
 long TlsConnection::bio_control(BIO* bio, int command, long, void*) {
@@ -214,10 +243,6 @@ TlsConnection::Step TlsConnection::step_of(int returned) {
   if (returned > 0) return Step::Done;
   switch (SSL_get_error(ssl_.get(), returned)) {
     case SSL_ERROR_WANT_READ:
-      wants_write_ = false;
-      return Step::Blocked;
-    case SSL_ERROR_WANT_WRITE:
-      wants_write_ = true;
       return Step::Blocked;
     case SSL_ERROR_ZERO_RETURN:
       return Step::Ended;
@@ -237,6 +262,10 @@ Status TlsConnection::lost(std::string_view what) {
 
 Status TlsConnection::why_failed() {
   if (errno_ != 0) return lost("TLS with ");
+  if (overflows_) {
+    return {StatusCode::Network,
+            core::str("TLS with ", peer_text(), ": it asks for new keys again and again, and reads nothing")};
+  }
   const char* reason = error_ == 0 ? nullptr : ERR_reason_error_string(error_);
   // Not CorruptData: bytes that were changed on the way are no more the peer's doing than a reset.
   return {StatusCode::Network,
@@ -259,9 +288,11 @@ void TlsConnection::note_untrusted(const X509* certificate, int error) {
 
 Result<bool> TlsConnection::handshake() {
   (void)peer_text();  // which the kernel forgets when the peer resets the connection
+  if (!send_unsent()) return handshake_failure();
   ERR_clear_error();
   switch (step_of(SSL_do_handshake(ssl_.get()))) {
     case Step::Done:
+      if (has_unsent()) return false;
       session_ = true;
       cipher_ = SSL_get_cipher_name(ssl_.get());
       GEOCOMM_RETURN_IF_ERROR(check_peer());
@@ -334,7 +365,7 @@ Result<BindingKey> TlsConnection::binding_key() const {
 Result<Connection::Received> TlsConnection::read(std::span<const iovec> parts) {
   if (!peer_) return Status(StatusCode::Authentication, "the peer is not authenticated");
   Received received;
-  has_more_ = false;
+  must_read_first_ = false;
   for (const iovec& part : parts) {
     std::size_t filled = 0;
     while (filled < part.iov_len) {
@@ -345,7 +376,10 @@ Result<Connection::Received> TlsConnection::read(std::span<const iovec> parts) {
       filled += bytes;
       received.bytes += bytes;
       if (step == Step::Done) continue;
-      if (step == Step::Blocked) return received;
+      if (step == Step::Blocked) {
+        has_more_ = false;
+        return received;
+      }
       // An end or an error is told by a call of its own.
       has_more_ = received.bytes > 0;
       if (received.bytes > 0) return received;
@@ -359,34 +393,38 @@ Result<Connection::Received> TlsConnection::read(std::span<const iovec> parts) {
 
 // Records of up to 16 KiB, straight from the caller's memory where a part has so much; what is smaller (a
 // packet's header) shares a record with what follows it. Each goes to the kernel as soon as it is encrypted:
-// gathering several for one call would cost a copy, which takes longer than the calls.
-//
-// Of a record that the kernel takes in part, the rest waits in OpenSSL, and its plaintext counts as not
-// taken: the caller comes back with it, and OpenSSL goes on where it was.
+// gathering several for one call would cost a copy, which takes longer than the calls. Only of the record
+// that fills the socket a rest is kept.
 Result<std::size_t> TlsConnection::write(std::span<const iovec> parts) {
   if (!session_ || failed_) return Status(StatusCode::Network, "no TLS session");
-  if (!blocked_) GEOCOMM_RETURN_IF_ERROR(rekey_if_due());
-  std::size_t taken = 0;
-  for (PartReader reader(parts); reader.left() > 0;) {
+  PartReader reader(parts);
+  const std::size_t offered = reader.left();
+  more_follows_ = offered > 0;
+  bool sound = send_unsent();
+  if (sound && !has_unsent() && offered > 0) GEOCOMM_RETURN_IF_ERROR(rekey_if_due());
+  while (sound && !has_unsent() && reader.left() > 0) {
     const std::span<const char> record = reader.next(kRecordBytes);
     std::size_t written = 0;
-    more_follows_ = reader.left() > 0;
+    more_follows_ = reader.left() > record.size();
     ERR_clear_error();
     const Step step = step_of(SSL_write_ex(ssl_.get(), record.data(), record.size(), &written));
-    more_follows_ = false;
-    blocked_ = step == Step::Blocked;
-    if (blocked_) break;
-    if (step != Step::Done) return why_failed();
-    taken += written;
+    must_read_first_ = step == Step::Blocked;
+    if (must_read_first_) break;
+    sound = step == Step::Done;
+    reader.take(written);
     sent_bytes_ += written;
   }
-  return taken;
+  more_follows_ = false;
+  if (!sound) return why_failed();
+  return offered - reader.left();
 }
 
 // spec channel 2.3: "A side MUST change its sending keys"
 Status TlsConnection::rekey_if_due() {
   const auto now = std::chrono::steady_clock::now();
   if (sent_bytes_ < rekey_.bytes && now - rekeyed_at_ < rekey_.interval) return Status::ok();
+  // In the middle of what the peer says to TLS itself: with a later record.
+  if (SSL_in_init(ssl_.get()) != 0) return Status::ok();
   if (SSL_key_update(ssl_.get(), SSL_KEY_UPDATE_NOT_REQUESTED) != 1) {
     return {StatusCode::Internal, core::str("TLS keys cannot be changed: ", take_openssl_error())};
   }
@@ -395,17 +433,13 @@ Status TlsConnection::rekey_if_due() {
   return Status::ok();
 }
 
-Result<bool> TlsConnection::finish() {
-  if (!session_ || failed_) return Status(StatusCode::Network, "no TLS session to end");
-  if (blocked_) return false;
+void TlsConnection::finish() {
+  if (!session_ || failed_) return;
   ERR_clear_error();
-  // 0: our side is ended, the peer's is not.
-  if (const int ended = SSL_shutdown(ssl_.get()); ended < 0) {
-    if (step_of(ended) == Step::Blocked) return false;
-    return why_failed();
-  }
+  (void)SSL_shutdown(ssl_.get());
+  ERR_clear_error();
+  (void)send_unsent();
   (void)::shutdown(fd(), SHUT_WR);
-  return true;
 }
 
 }  // namespace

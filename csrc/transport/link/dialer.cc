@@ -236,7 +236,8 @@ void Dialer::send_hello() {
   }
   state_ = State::Reading;
   said_hello_ = loop_->now();
-  loop_->modify(handler_, EPOLLIN);
+  loop_->modify(handler_, connection_->wanted_events());
+  if (connection_->has_more()) loop_->again(handler_, EPOLLIN);
 }
 
 void Dialer::read_reply() {

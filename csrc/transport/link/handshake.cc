@@ -33,10 +33,7 @@ Status send_hello_packet(Connection& connection, PacketType type, const HelloPay
   std::memcpy(packet.data(), bytes.data(), kHeaderBytes);
   std::memcpy(packet.data() + kHeaderBytes, &payload, sizeof payload);
   const iovec part{packet.data(), packet.size()};
-  const Result<std::size_t> sent = connection.write({&part, 1});
-  if (!sent.is_ok()) return sent.status();
-  if (*sent < packet.size()) return {StatusCode::Network, "a new connection takes no bytes"};
-  return Status::ok();
+  return connection.write_at_once({&part, 1});
 }
 
 void send_refuse(Connection& connection, const Status& why) {
@@ -49,7 +46,7 @@ void send_refuse(Connection& connection, const Status& why) {
   packet += reason;
   const iovec part{packet.data(), packet.size()};
   // Who does not get it sees the connection end.
-  if (connection.write({&part, 1}).is_ok()) (void)connection.finish();
+  if (connection.write_at_once({&part, 1}).is_ok()) connection.finish();
 }
 
 Status refusal_of(const WireHeader& header, std::span<const std::byte> reason) {
@@ -212,7 +209,7 @@ bool HalfOpen::secure() {
     return false;
   }
   secured_ = *done;
-  loop_.modify(handler_, secured_ ? std::uint32_t{EPOLLIN} : connection_->wanted_events());
+  loop_.modify(handler_, connection_->wanted_events());
   return secured_;
 }
 

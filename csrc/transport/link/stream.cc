@@ -45,9 +45,9 @@ Stream::~Stream() {
 }
 
 Status Stream::start() {
-  GEOCOMM_ASSIGN_OR_RETURN(handler_, loop_.add(connection_->fd(), this, EPOLLIN));
-  // What came behind the handshake may be here already.
-  if (connection_->has_more()) loop_.again(handler_, EPOLLIN);
+  watched_ = connection_->wanted_events();
+  GEOCOMM_ASSIGN_OR_RETURN(handler_, loop_.add(connection_->fd(), this, watched_));
+  end_turn();  // what came behind the handshake may be here already
   return Status::ok();
 }
 
@@ -69,7 +69,13 @@ void Stream::violation(const Status& why) {
 }
 
 void Stream::on_ready(std::uint32_t events) {
+  comes_again_ = false;
   if (is_aside()) return;  // an error or an end, which the calls that are under way find too
+  take_turn(events);
+  end_turn();
+}
+
+void Stream::take_turn(std::uint32_t events) {
   const bool writable = (events & EPOLLOUT) != 0;
   if ((events & EPOLLIN) != 0) {
     if (reads_much_) {
@@ -88,12 +94,14 @@ void Stream::on_ready(std::uint32_t events) {
   }
 }
 
-void Stream::read() {
-  read_parts();
-  if (is_open() && connection_->has_more()) loop_.again(handler_, EPOLLIN);
+// Both directions of TLS may have changed what either waits for.
+void Stream::end_turn() {
+  if (!is_open() || is_aside()) return;
+  watch();
+  if (connection_->has_more() && !std::exchange(comes_again_, true)) loop_.again(handler_, EPOLLIN);
 }
 
-void Stream::read_parts() {
+void Stream::read() {
   // What is more than this the next turn reads aside.
   const std::size_t budget = aside_ ? kMuchBytes : kReadBudgetBytes;
   std::size_t bytes = 0;
@@ -216,21 +224,25 @@ void Stream::send_packets(std::span<const WireHeader> headers) {
     out_.push_back({encode_header(header), {}});
     out_bytes_ += kHeaderBytes;
   }
-  if (!watches_output_ && !is_aside()) write();
+  if (watches_output_ || is_aside()) return;
+  write();
+  end_turn();
 }
 
 bool Stream::is_idle() const {
-  return is_open() && !is_aside() && pending_bytes() == 0 && not_sent_bytes(fd()) == 0;
+  return is_open() && !is_aside() && pending_bytes() == 0 && !connection_->has_unsent() &&
+         not_sent_bytes(fd()) == 0;
 }
 
 void Stream::wake() {
   if (!is_open() || is_aside() || watches_output_) return;
   // Another stream may have nothing left to send, while this one's last bytes still wait.
   if (not_sent_bytes(fd()) >= kNotSentLowatBytes / 2) {
-    watch_output(true);
+    watches_output_ = true;
   } else {
     write();
   }
+  end_turn();
 }
 
 void Stream::pull_packets(bool time_left) {
@@ -250,7 +262,8 @@ void Stream::write(bool time_left) {
   pull_packets(time_left);
   const Writing writing = next_writing();
   if (aside_ && writing.bytes > kMostSmallBytes) return begin_aside(writing);
-  settle(writing, writing.bytes == 0 ? std::size_t{0} : connection_->write(writing.span()));
+  const bool writes = writing.bytes > 0 || connection_->has_unsent();
+  settle(writing, writes ? connection_->write(writing.span()) : std::size_t{0});
 }
 
 Stream::Writing Stream::next_writing() const {
@@ -278,7 +291,7 @@ void Stream::settle(const Writing& writing, const Result<std::size_t>& written) 
   if (*written > 0) owner_.count_bytes(0, *written);
   advance(*written);
   if (!is_open()) return;
-  watch_output(*written < writing.bytes || !out_.empty() || (index() != 0 && owner_.has_ready(carrier_)));
+  watches_output_ = *written < writing.bytes || !out_.empty() || (index() != 0 && owner_.has_ready(carrier_));
 }
 
 void Stream::advance(std::size_t written) {
@@ -292,16 +305,11 @@ void Stream::advance(std::size_t written) {
   }
 }
 
-void Stream::watch_output(bool on) {
-  if (watches_output_ == on || !is_open()) return;
-  watches_output_ = on;
-  if (!is_aside()) watch();
-}
-
 // Of a stream that is aside, epoll reports an error or an end, and that once.
 void Stream::watch() {
-  const std::uint32_t events = EPOLLIN | (watches_output_ ? std::uint32_t{EPOLLOUT} : 0U);
-  loop_.modify(handler_, is_aside() ? std::uint32_t{EPOLLONESHOT} : events);
+  const std::uint32_t events =
+      is_aside() ? std::uint32_t{EPOLLONESHOT} : connection_->wanted_events(watches_output_);
+  if (std::exchange(watched_, events) != events) loop_.modify(handler_, events);
 }
 
 // ---- turns whose calls another thread makes ----
@@ -318,7 +326,8 @@ void Stream::begin_aside(const Writing& writing) {
 void Stream::make_calls_aside() {
   aside_->written = std::size_t{0};
   aside_->received = Connection::Received{};
-  if (aside_->writing.bytes > 0) aside_->written = connection_->write(aside_->writing.span());
+  if (aside_->writing.bytes > 0 || connection_->has_unsent())
+    aside_->written = connection_->write(aside_->writing.span());
   if (receiving_ && copy_.incoming.dest == nullptr) return;  // the IO thread's scratch memory
   const bool claims = receiving_;
   if (claims && !copy_.reception->try_claim()) return;
@@ -333,8 +342,7 @@ void Stream::end_aside() {
   const bool more = settle(aside_->reading, received);
   if (!is_open()) return;
   reads_much_ = more || (receiving_ && received->bytes >= kMuchBytes);
-  watch();
-  if (connection_->has_more()) loop_.again(handler_, EPOLLIN);
+  end_turn();
 }
 
 }  // namespace geocomm::transport

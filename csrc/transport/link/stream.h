@@ -63,14 +63,17 @@ class Stream : public IoHandler {
 
   void send_packet(const WireHeader& header) { send_packets({&header, 1}); }
   void send_packets(std::span<const WireHeader> headers);
-  // Of control packets and segments that the kernel has not taken.
+  // Of control packets and segments that the connection has not taken.
   std::size_t pending_bytes() const { return out_bytes_ - out_written_; }
   // The kernel has sent all that it was given.
   virtual bool is_idle() const;
   // The queue has segments again.
   virtual void wake();
   // Others are slow. Precondition: is_idle().
-  virtual void help() { write(true); }
+  virtual void help() {
+    write(true);
+    end_turn();
+  }
   // Closes the connection at once.
   virtual void close();
 
@@ -126,8 +129,9 @@ class Stream : public IoHandler {
     core::Result<Connection::Received> received = Connection::Received{};
   };
 
+  void take_turn(std::uint32_t events);
+  void end_turn();
   void read();
-  void read_parts();
   Reading next_reading();
   // What came of it. False: the stream is closed, or the kernel has no more.
   bool settle(const Reading& reading, const core::Result<Connection::Received>& received);
@@ -140,7 +144,6 @@ class Stream : public IoHandler {
   Writing next_writing() const;
   void settle(const Writing& writing, const core::Result<std::size_t>& written);
   void advance(std::size_t written);
-  void watch_output(bool on);
   void watch();
 
   bool is_aside() const { return aside_ && aside_->offload.is_under_way(); }
@@ -153,7 +156,9 @@ class Stream : public IoHandler {
   const Carrier carrier_;
   StreamOwner& owner_;
   IoLoop::HandlerId handler_ = 0;
-  bool watches_output_ = false;
+  std::uint32_t watched_ = 0;    // the events that the loop watches for
+  bool watches_output_ = false;  // there is more to write
+  bool comes_again_ = false;     // the loop was asked for another turn
 
   // Reading: headers and the start of payloads go through `staged_`; the rest of a payload goes straight to
   // its destination.

@@ -63,10 +63,9 @@ Status RdmaStream::send_address() {
   HeaderBytes head = encode_header(header);
   const std::array<iovec, 2> parts = {iovec{head.data(), head.size()},
                                       iovec{const_cast<std::byte*>(address.data()), address.size()}};
-  GEOCOMM_ASSIGN_OR_RETURN(const std::size_t written, connection().write(parts));
-  owner().count_bytes(0, written);
-  if (written == head.size() + address.size()) return Status::ok();
-  return {StatusCode::Network, "the kernel does not take the fabric's address at once"};
+  GEOCOMM_RETURN_IF_ERROR(connection().write_at_once(parts));
+  owner().count_bytes(0, head.size() + address.size());
+  return Status::ok();
 }
 
 void RdmaStream::close() {

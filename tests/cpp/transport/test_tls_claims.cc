@@ -1,7 +1,5 @@
 // Peers that claim what their certificate, or their session, does not prove: refused, each with its own
 // words, and the link of the one they claim to be goes on.
-#include <openssl/hmac.h>
-
 #include <thread>
 
 #include "logged_warnings.h"
@@ -130,14 +128,7 @@ TEST_F(TlsClaims, test_data_stream_without_a_binding_is_closed_without_a_word) {
 TEST_F(TlsClaims, test_data_stream_with_the_binding_of_another_session_is_closed_without_a_word) {
   TlsStranger stranger(pair_.low->port(), &pair_.keys_b);
   HelloPayload hello = hello_of_high(3);
-  const BindingKey key = stranger.binding_key();
-  std::array<unsigned char, 6> text;
-  std::memcpy(text.data(), &hello.stream, 2);
-  std::memcpy(text.data() + 2, &hello.generation, 4);
-  unsigned int bytes = 0;
-  ASSERT_NE(HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), text.data(), text.size(),
-                 hello.binding.data(), &bytes),
-            nullptr);
+  hello.binding = stranger.proof_of(hello.stream, hello.generation);
   stranger.say(hello);
   EXPECT_FALSE(stranger.answer().has_value());
   EXPECT_TRUE(warnings_.has("stream 3 does not prove that it belongs to rank 1 (high)")) << warnings_.text();

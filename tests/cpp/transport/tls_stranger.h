@@ -1,6 +1,7 @@
 // A TLS peer made by hand with OpenSSL alone, to say inside TLS what an Endpoint never would.
 #pragma once
 
+#include <openssl/hmac.h>
 #include <openssl/ssl.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -14,6 +15,7 @@
 
 #include "raw_peer.h"
 #include "tls_fixture.h"
+#include "tls_records.h"
 #include "transport/io/connection.h"
 #include "transport/io/tls_keys.h"
 
@@ -52,7 +54,10 @@ inline ContextPtr stranger_context(const Folder* keys) {
 class TlsStranger {
  public:
   TlsStranger(std::uint16_t port, const Folder* keys)
-      : raw_(port), context_(stranger_context(keys)), ssl_(SSL_new(context_.get()), &SSL_free) {
+      : raw_(port),
+        context_(stranger_context(keys)),
+        ssl_(SSL_new(context_.get()), &SSL_free),
+        records_(*ssl_) {
     std::signal(SIGPIPE, SIG_IGN);
     const timeval patience{30, 0};
     EXPECT_EQ(::setsockopt(raw_.fd(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience), 0);
@@ -74,41 +79,57 @@ class TlsStranger {
   };
   // Nothing: the other side closed without a word.
   std::optional<Answer> answer() {
-    std::string bytes;
-    if (!read(kHeaderBytes, bytes)) return std::nullopt;
+    const std::optional<std::string> bytes = read(kHeaderBytes);
+    if (!bytes) return std::nullopt;
     HeaderBytes head;
-    std::memcpy(head.data(), bytes.data(), head.size());
+    std::memcpy(head.data(), bytes->data(), head.size());
     const auto header = parse_header_of_any_version(head);
     EXPECT_TRUE(header.is_ok());
     if (!header.is_ok()) return std::nullopt;
-    Answer answer{static_cast<PacketType>(header->type), static_cast<StatusCode>(header->code), ""};
-    EXPECT_TRUE(read(header->length, answer.text));
-    return answer;
+    const std::optional<std::string> text = read(header->length);
+    EXPECT_TRUE(text.has_value());
+    return Answer{static_cast<PacketType>(header->type), static_cast<StatusCode>(header->code),
+                  text.value_or("")};
   }
-  // What the control stream of this session would prove a data stream with.
-  BindingKey binding_key() {
+  // What proves a data stream, if this is its control stream.
+  std::array<std::uint8_t, 32> proof_of(std::uint16_t stream, std::uint32_t generation) {
     BindingKey key{};
     static constexpr char kLabel[] = "EXPORTER-geocomm-stream-binding";
     EXPECT_EQ(SSL_export_keying_material(ssl_.get(), key.data(), key.size(), kLabel, sizeof kLabel - 1,
                                          nullptr, 0, 0),
               1);
-    return key;
+    std::array<unsigned char, 6> text;
+    std::memcpy(text.data(), &stream, 2);
+    std::memcpy(text.data() + 2, &generation, 4);
+    std::array<std::uint8_t, 32> proof{};
+    unsigned int bytes = 0;
+    EXPECT_NE(HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), text.data(), text.size(),
+                   proof.data(), &bytes),
+              nullptr);
+    return proof;
   }
-
- private:
-  bool read(std::size_t bytes, std::string& into) {
-    into.assign(bytes, '\0');
+  // Exactly so much; nothing: it did not come.
+  std::optional<std::string> read(std::size_t bytes) {
+    std::string data(bytes, '\0');
     for (std::size_t got = 0; got < bytes;) {
-      const int count = SSL_read(ssl_.get(), into.data() + got, static_cast<int>(bytes - got));
-      if (count <= 0) return false;
+      const int count = SSL_read(ssl_.get(), data.data() + got, static_cast<int>(bytes - got));
+      if (count <= 0) return std::nullopt;
       got += static_cast<std::size_t>(count);
     }
-    return true;
+    return data;
   }
+  bool write(const std::string& data) {
+    return SSL_write(ssl_.get(), data.data(), static_cast<int>(data.size())) == static_cast<int>(data.size());
+  }
+  SSL& ssl() { return *ssl_; }
+  int fd() const { return raw_.fd(); }
+  DialerRecords& records() { return records_; }
 
+ private:
   RawConnection raw_;
   ContextPtr context_;
   std::unique_ptr<SSL, decltype(&SSL_free)> ssl_;
+  DialerRecords records_;
 };
 
 }  // namespace geocomm::transport::testing
