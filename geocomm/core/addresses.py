@@ -11,7 +11,8 @@ import itertools
 import os
 import random
 import socket
-from collections.abc import Iterator, Sequence
+import struct
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -253,3 +254,42 @@ def own_folder(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if (owner := folder.lstat().st_uid) not in (0, os.getuid()):
         raise PermissionError(f"{folder} belongs to user {owner}")
+
+
+@contextlib.contextmanager
+def private_listener(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> Generator[socket.socket]:
+    """A listening unix socket at `path`, which no other user can connect to. It does not block, and its file ends with
+    it. What lay at the path goes: the caller has made sure that nobody serves it.
+
+    kind: SOCK_STREAM or SOCK_SEQPACKET. OSError: it cannot be made, or may be another user's."""
+    own_folder(path.parent)
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC) as listener:
+        os.fchmod(listener.fileno(), 0o600)  # which the file begins with; a umask would be that of all threads
+        listener.bind(os.fspath(path))
+        try:
+            listener.listen(_BACKLOG)
+            listener.setblocking(False)
+            yield listener
+        finally:
+            path.unlink(missing_ok=True)
+
+
+_CREDENTIALS = struct.Struct("3i")
+
+
+def peer_process(connection: socket.socket) -> int:
+    """The process at the other end of a unix socket, which connected or listened there."""
+    return _credentials(connection)[0]
+
+
+def check_peer_user(connection: socket.socket) -> None:
+    """PermissionError where the other end of a unix socket is another user's."""
+    user = _credentials(connection)[1]
+    if user not in (0, os.getuid()):
+        raise PermissionError(f"user {user} is at the other end, and this is {os.getuid()}")
+
+
+def _credentials(connection: socket.socket) -> tuple[int, int, int]:
+    content = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return _CREDENTIALS.unpack(content)

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
-import struct
 import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from geocomm.core.addresses import own_folder, socket_in
+from geocomm.core.addresses import check_peer_user, private_listener, socket_in
 from geocomm.core.message_log import CalmLog, logger
 from geocomm.core.patience import until_one_ends
 from geocomm.core.records import line_of
@@ -31,7 +29,6 @@ _MAX_UNSENT_BYTES = 16 << 20
 _COMPLAINT_S = 60.0
 _END_S = 1.0
 """The agent reads what a rank has said last within this time, or does not live."""
-_CREDENTIALS = struct.Struct("3i")
 
 
 def socket_path(run_dir: Path) -> Path:
@@ -114,7 +111,7 @@ class RankSocket:
         """One connection, until it ends or `close` is called and all is sent."""
         reader, writer = await asyncio.open_unix_connection(self.path, limit=MAX_LINE_BYTES)
         try:
-            _check_user(writer.get_extra_info("socket"))
+            check_peer_user(writer.get_extra_info("socket"))
             hello = self._hello()
             if self._last is not None:  # the agent may have cut its journal since then
                 hello = hello.model_copy(update={"head": self._last.index, "head_hash": self._last.hash})
@@ -191,26 +188,14 @@ class RankServer:
     async def serve(self, serving: Callable[[], None] = lambda: None) -> None:
         """Accept ranks until cancelled. `serving` is called once they can connect. OSError: the socket cannot be made,
         or may be another user's."""
-        own_folder(self._path.parent)
-        self._path.unlink(missing_ok=True)  # of an agent that died: the run folder's lock says that none lives
-        listener = socket.socket(socket.AF_UNIX)
-        before = os.umask(0o177)
-        try:
-            listener.bind(str(self._path))
-        finally:
-            os.umask(before)
-        listener.listen()
-        listener.setblocking(False)
-        serving()
-        try:
+        with private_listener(self._path) as listener:  # the run folder's lock says that no other agent lives
+            serving()
             await accept_forever(listener, lambda rank, _: asyncio.create_task(self._serve_rank(rank)), self._log)
-        finally:
-            self._path.unlink(missing_ok=True)
 
     async def _serve_rank(self, connection: socket.socket) -> None:
         rank = writer = None
         try:
-            _check_user(connection)
+            check_peer_user(connection)
             # A duplicate, since the writer closes its own once all is sent, after this task has ended.
             reader, writer = await asyncio.open_unix_connection(sock=connection.dup(), limit=MAX_LINE_BYTES)
             async for line in reader:
@@ -233,10 +218,3 @@ class RankServer:
                 writer.close()
             if rank is not None:
                 self._gone(rank)
-
-
-def _check_user(connection: socket.socket) -> None:
-    content = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, user, _ = _CREDENTIALS.unpack(content)
-    if user not in (0, os.getuid()):
-        raise PermissionError(f"user {user} is at the other end, and this is {os.getuid()}")
