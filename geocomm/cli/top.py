@@ -82,8 +82,11 @@ class _Verdicts:
         live = LiveDiagnosis()
         while True:
             # A store that is busy has an answer the next time.
-            with contextlib.suppress(sqlite3.Error), contextlib.closing(RunStore(self._folder)) as store:
-                self.last = _verdict(store, live)
+            try:
+                with contextlib.suppress(sqlite3.Error), contextlib.closing(RunStore(self._folder)) as store:
+                    self.last = _verdict(store, live)
+            except Exception as error:  # the thread goes on
+                self.last = f"What is slow is not known, by an error of this program: {error!r}"
             time.sleep(_VERDICT_EVERY_S)
 
 

@@ -1,16 +1,20 @@
-"""How to wait: when to try again, when a wait is worth a word in the log, and for the first of several to end."""
+"""How to wait: when to try again, when a wait is worth a word in the log, and for the first of several to end.
+
+And `for_ever`, for work that has no end."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 FIRST_WORD_S = 10.0
 """A wait that takes longer is logged."""
 _GROWTH = 3.0
+_AGAIN_S = 1.0
 
 
 def pauses(first_s: float, last_s: float) -> Iterator[float]:
@@ -70,3 +74,16 @@ async def until_one_ends(*works: Awaitable[Any]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def for_ever(what: str, work: Callable[[], Awaitable[None]], log: Callable[[str], None]) -> None:
+    """Do work that has no end until cancelled: where it ends all the same, by an error of this program, say so, and
+    begin it again. what: it in words, such as "the reaper of sessions"."""
+    while True:
+        try:
+            await work()
+            why = "with no reason"
+        except Exception:
+            why = f"by an error of this program: {traceback.format_exc()}"
+        log(f"{what} has ended {why}; it begins again")
+        await asyncio.sleep(_AGAIN_S)

@@ -22,6 +22,7 @@ from geocomm.core.bad_input import EXIT_BAD_INPUT
 from geocomm.core.child_processes import ending_with_this
 from geocomm.core.environment import AGENT_OF_FIRST_NODE
 from geocomm.core.message_log import log
+from geocomm.core.patience import for_ever
 from geocomm.elastic.agent_process import LAST_STEPS_S, AgentConfig
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.journal.entries import BadLineError
@@ -101,7 +102,9 @@ class Supervisor:
         with self._signals():
             ranks = asyncio.create_task(self._keep_ranks())
             agent = asyncio.create_task(self._keep_agent())
-            collector = asyncio.create_task(self._keep_collector())
+            collector = asyncio.create_task(
+                for_ever("what keeps the collector of telemetry", self._keep_collector, log)
+            )
             try:
                 await asyncio.wait([ranks, agent], return_when=asyncio.FIRST_COMPLETED)
                 if not ranks.done() and agent.result() == 0:  # the site has left; its ranks are at their last lines
@@ -191,7 +194,8 @@ class Supervisor:
             self._collecting = await asyncio.create_subprocess_exec(
                 *self._collector.command(os.getpid()), env=self._environment, start_new_session=True
             )
-            await self._collecting.wait()
+            status = await self._collecting.wait()
+            log(f"the collector of telemetry has ended ({_told(status)}); it starts again in {_COLLECTOR_AGAIN_S:g} s")
             await asyncio.sleep(_COLLECTOR_AGAIN_S)
 
     async def _keep_ranks(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -16,9 +17,10 @@ async def accept_forever(
 ) -> None:
     """Have `begin` make a task of each connection and its source, until cancelled; then all is closed.
 
-    A connection is closed when its task ends. One is accepted in a turn of the event loop, so that a flood leaves the
-    tasks their turn. asyncio's own servers, and `sock_accept`, lose a connection that comes while they are cancelled:
-    its peer would wait for an answer. From Python 3.12 on such a server also waits for its connections where it ends.
+    A connection is closed when its task ends; the log tells of an error of this program. One is accepted in a turn of
+    the event loop, so that a flood leaves the tasks their turn. asyncio's own servers, and `sock_accept`, lose a
+    connection that comes while they are cancelled: its peer would wait for an answer. From Python 3.12 on such a server
+    also waits for its connections where it ends.
     """
     loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 
@@ -37,6 +39,11 @@ async def accept_forever(
         task.add_done_callback(tasks.discard)
         # Not by the task, which does nothing at all where it is cancelled before its first step.
         task.add_done_callback(lambda _: connection.close())
+        task.add_done_callback(tell)
+
+    def tell(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, OSError):
+            log(f"ended a connection by an error of this program: {''.join(traceback.format_exception(error))}")
 
     def accept_again() -> None:
         if listener.fileno() >= 0:

@@ -62,8 +62,6 @@ class Doorway:
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._strangers.pop(task, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._log(f"internal error: {error!r}")
 
     def _make_room(self) -> None:
         if len(self._strangers) < MAX_STRANGERS:

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from geocomm.core.patience import for_ever
 from geocomm.group.rendezvous.doorway import GREETING_LIMIT_S, MAX_STRANGERS, Doorway, raise_descriptor_limit
 from geocomm.group.rendezvous.store_session import (
     RESUME_LIMIT_S,
@@ -61,7 +62,7 @@ class Hub:
         telemetry: Path | None = None,
     ) -> None:
         """telemetry: the folder of a collector on this machine, which gets what sites report."""
-        self._telemetry = telemetry
+        self._telemetry, self._log = telemetry, log
         self.doorway = Doorway(listener, keys, self._serve_greeting, log)
         self._port_of_store = port_of_store
         self._held: dict[bytes, _Held] = {}
@@ -74,7 +75,7 @@ class Hub:
 
     async def serve(self) -> None:
         """Accept and carry until cancelled; then everything is closed."""
-        reaper = asyncio.create_task(self._reap())
+        reaper = asyncio.create_task(for_ever("what drops sessions of the hub", self._reap, self._log))
         try:
             await self.doorway.serve()
         finally:

@@ -10,7 +10,9 @@ import asyncio
 import hmac
 import html
 import json
+import sqlite3
 import time
+import traceback
 import zlib
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
@@ -27,6 +29,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from geocomm.core.message_log import CalmLog, logger
 from geocomm.observe.dashboard.curves import Curves
 from geocomm.observe.dashboard.page_state import LastSteps, page_state, plain, verdicts
 from geocomm.observe.diagnosis.live_diagnosis import LiveDiagnosis, bottleneck_metric
@@ -46,6 +49,7 @@ _HEADERS = {
 _INTERVAL_S = 1.0
 _MOST_VIEWERS = 32
 _KEPT_S = 1.0
+_COMPLAINT_S = 600.0
 _JUDGED_EVERY_S = 10.0
 _MOST_JUDGING = 0.1
 """The share of the time that judging may take."""
@@ -66,6 +70,7 @@ class Page:
         self._judging: asyncio.Task[None] | None = None
         self._judge_at = 0.0
         self._viewers = 0
+        self._complain = CalmLog(logger().warning, _COMPLAINT_S)
 
     async def state(self) -> dict[str, Any]:
         """The state of now; at most a second old. Verdicts are those of some seconds ago."""
@@ -88,9 +93,12 @@ class Page:
         began = time.monotonic()
         try:
             await run_in_threadpool(self._live.look, self._store_of_verdicts)
-        finally:
-            ended = time.monotonic()
-            self._judge_at = ended + max(_JUDGED_EVERY_S, (ended - began) / _MOST_JUDGING)
+        except sqlite3.Error as error:
+            self._complain(f"the page does not say what is slow: {error}; it looks again")
+        except Exception:
+            self._complain(f"the page does not say what is slow, by an error of this program: {traceback.format_exc()}")
+        ended = time.monotonic()
+        self._judge_at = ended + max(_JUDGED_EVERY_S, (ended - began) / _MOST_JUDGING)
 
     async def show_state(self, _: Request) -> Response:
         """`/api/run`."""

@@ -127,7 +127,7 @@ def test_no_attack_stops_the_run(tmp_path: Path) -> None:
             sites.until(lambda before=before: len(a.rounds()) > before + 1, f"rounds come after: {name}")
             assert process is not None
             assert process.poll() is None, f"{name}: {a.text()}"
-        assert "internal error" not in a.text()
+        assert "error of this program" not in a.text()
 
 
 def test_agent_that_cannot_keep_the_term_ends_in_words_and_goes_on_once_it_can(tmp_path: Path) -> None:

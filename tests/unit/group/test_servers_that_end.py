@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.core.addresses import HubAddress, listen_on
+from geocomm.core.addresses import HubAddress, listen_on, private_listener
 from geocomm.elastic.rank_socket import RankServer
+from geocomm.group.rendezvous.accepting import serve_streams
 from geocomm.group.rendezvous.doorway import Doorway
 from geocomm.group.rendezvous.tunnel import Tunnel
 from support.hub_support import make_keys
@@ -76,3 +77,27 @@ def test_agent_that_ends_closes_the_rank_that_has_just_come(tmp_path: Path, turn
         await _ends_after(serving, client, turns)
 
     asyncio.run(run())
+
+
+def test_connection_that_ends_by_an_error_of_this_program_is_told_and_others_are_served(tmp_path: Path) -> None:
+    lines: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        if await reader.read(1) == b"x":
+            raise KeyError("not foreseen")
+
+    async def run() -> None:
+        with private_listener(tmp_path / "a.sock") as listener:
+            serving = asyncio.create_task(serve_streams(listener, serve, lines.append))
+            for said in (b"x", b"y"):
+                reader, writer = await asyncio.open_unix_connection(tmp_path / "a.sock")
+                writer.write(said)
+                async with asyncio.timeout(10):
+                    assert await reader.read() == b""
+                writer.close()
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+    asyncio.run(run())
+    (line,) = lines
+    assert "not foreseen" in line

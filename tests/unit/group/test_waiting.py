@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from geocomm.core.patience import Waiting
+import asyncio
+
+import pytest
+
+from geocomm.core import patience
+from geocomm.core.patience import Waiting, for_ever
 from geocomm.group.rendezvous.agents_store import nodes_text
 from geocomm.group.rendezvous.hub_rendezvous import without_telemetry
 
@@ -32,3 +37,30 @@ def test_nodes_without_telemetry_are_named_where_others_have_it() -> None:
     assert without_telemetry([False, None, False], sites) == ""
     said = without_telemetry([True, False, None], sites)
     assert said.startswith("no telemetry of nodes 1 (site virginia), 2 (site tokyo) of 3: ")
+
+
+def test_work_without_an_end_that_ends_is_told_and_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "_AGAIN_S", 0.0)
+    lines: list[str] = []
+    begun = 0
+
+    async def work() -> None:
+        nonlocal begun
+        begun += 1
+        if begun == 1:
+            raise KeyError("not foreseen")
+        if begun > 2:
+            await asyncio.Event().wait()
+
+    async def run() -> None:
+        doing = asyncio.create_task(for_ever("what reaps", work, lines.append))
+        while begun < 3:
+            await asyncio.sleep(0)
+        doing.cancel()
+        await asyncio.gather(doing, return_exceptions=True)
+        assert doing.cancelled()
+
+    asyncio.run(run())
+    assert "what reaps has ended by an error of this program" in lines[0]
+    assert "not foreseen" in lines[0]
+    assert lines[1:] == ["what reaps has ended with no reason; it begins again"]
