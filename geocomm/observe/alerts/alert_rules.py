@@ -259,8 +259,9 @@ RULES: tuple[AlertRule, ...] = (
         *("TelemetryLost", _WARNING, AlertScope.SITE),
         _site("site_reports_dropped_total").growth(10) > _site("site_reports_total").growth(10) * 0.01,
         60,
-        "more than 1 % of the reports of {site} are dropped at the site",
-        "its collector does not keep up: leave it a share of a core",
+        "more than 1 % of the reports of {site} do not arrive",
+        "the logs of its collector and of the run store's say why: a line that breaks, a full disk, refused reports; "
+        "where they say nothing, leave both a share of a core",
     ),
     AlertRule(
         *("DashboardDown", _WARNING, AlertScope.RUN, MetricValue("up", (("job", "geocomm"),)).equals(0), 60),

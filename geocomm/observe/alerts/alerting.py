@@ -6,11 +6,14 @@ import contextlib
 import sqlite3
 import threading
 import time
+import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from geocomm.core.message_log import CalmLog
 from geocomm.observe.alerts import alert_log
 from geocomm.observe.alerts.alert_rules import (
     INHIBITIONS,
@@ -33,6 +36,8 @@ _MOST_SHARE = 0.1
 """The share of the time that evaluating may take."""
 QUIET_S = 300.0
 """An alert is sent again no sooner than this after it was sent."""
+_COMPLAINT_S = 600.0
+_MOST_UNWRITTEN = 1000
 
 
 @dataclass
@@ -125,14 +130,37 @@ class Messages:
         return [*(("firing", alert) for alert in begun), *(("resolved", alert) for alert in ended)]
 
 
+class _Watch:
+    """What is known of alerts while they apply."""
+
+    def __init__(self) -> None:
+        self._since = time.time()  # older ranks are of a run before, or of when this site led before
+        self._evaluation, self._messages = Evaluation(), Messages()
+
+    def look(self, folder: Path) -> tuple[list[dict[str, Any]], float]:
+        """The lines of alerts that begin and end now, and seconds until something may be silent. Raises what the disk
+        says: NoStoreError, sqlite3.Error, OSError."""
+        now = time.time()
+        with contextlib.closing(RunStore(folder)) as store:
+            seen = overview(store, now, self._since)
+        news = self._messages.news(now, self._evaluation.step(now, samples(seen, StoreFolder.look(folder))))
+        return [alert.line(status, now) for status, alert in news], _until_silent(seen)
+
+
 class Alerting:
-    """A thread that evaluates the store of a folder every five seconds, until close()."""
+    """A thread that evaluates the store of a folder every five seconds, until close().
+
+    Nothing ends it before. What cannot be read now is read the next time, and a line that the file does not take is
+    written later."""
 
     def __init__(
         self, folder: Path, sinks: AlertSinks, log: Callable[[str], None], applies: Callable[[], bool] = lambda: True
     ) -> None:
         """applies: whether all sites' reports come here, now."""
         self._folder, self._sinks, self._log, self._applies = folder, sinks, log, applies
+        self._complain = CalmLog(log, _COMPLAINT_S, 20)
+        self._failing = False
+        self._unwritten: deque[dict[str, Any]] = deque(maxlen=_MOST_UNWRITTEN)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="geocomm-alerts", daemon=True)
         self._thread.start()
@@ -144,43 +172,57 @@ class Alerting:
         self._sinks.close()
 
     def _run(self) -> None:
-        try:
-            with contextlib.closing(RunStore(self._folder)) as store:
-                self._end_those_of_before()
-                while not self._closing.is_set():
-                    if self._applies():
-                        self._watch(store)
-                    self._closing.wait(INTERVAL_S)
-        except (NoStoreError, sqlite3.Error, OSError) as error:
-            self._log(f"no alerts: {error}; training goes on without")
+        watch, wait_s, ended = None, 0.0, False
+        while not self._closing.wait(wait_s):
+            began, wait_s = time.monotonic(), INTERVAL_S
+            try:
+                if not ended:
+                    self._end_those_of_before()
+                    ended = True
+                self._write()
+                watch = (watch or _Watch()) if self._applies() else None
+                if watch is not None:
+                    lines, silent_s = watch.look(self._folder)
+                    self._tell(lines)
+                    wait_s = min(INTERVAL_S, silent_s)
+                self._works()
+            except (NoStoreError, sqlite3.Error, OSError) as error:
+                self._fails(str(error))
+            except Exception:
+                self._fails(f"by an error of this program: {traceback.format_exc()}")
+            wait_s = max(wait_s, (time.monotonic() - began) / _MOST_SHARE)
 
     def _end_those_of_before(self) -> None:
         now = time.time()
-        old = [{**one, "status": "resolved", "time": now} for one in alert_log.firing(self._folder, now)]
-        if old:
-            alert_log.append(self._folder, old)
+        self._unwritten += [{**one, "status": "resolved", "time": now} for one in alert_log.firing(self._folder, now)]
 
-    def _watch(self, store: RunStore) -> None:
-        """While it applies."""
-        evaluation, messages, since, wait_s = Evaluation(), Messages(), time.time(), INTERVAL_S
-        while self._applies() and not self._closing.wait(wait_s):
-            began, now = time.monotonic(), time.time()
-            seen = overview(store, now, since)  # older ranks are of a run before, or of when this site led before
-            news = messages.news(now, evaluation.step(now, samples(seen, StoreFolder.look(self._folder))))
-            if news:
-                self._tell([alert.line(status, now) for status, alert in news])
-            took_s = time.monotonic() - began
-            wait_s = max(min(INTERVAL_S, _until_silent(seen)), took_s / _MOST_SHARE)
+    def _fails(self, why: str) -> None:
+        self._failing = True
+        self._complain(f"no alert can begin or end now: {why}; it is tried again every {INTERVAL_S:g} s")
+
+    def _works(self) -> None:
+        if self._failing:
+            self._failing = False
+            self._log("alerts are evaluated again")
 
     def _tell(self, lines: list[dict[str, Any]]) -> None:
-        try:
-            alert_log.append(self._folder, lines)
-        except OSError as error:
-            self._log(f"alerts are not written to {self._folder / alert_log.FILE_NAME}: {error}")
         for line in lines:
             ending = f"; {line['fix']}" if line["status"] == "firing" else ""
             self._log(f"alert {line['alert']} ({line['severity']}) {line['status']}: {line['text']}{ending}")
-        self._sinks.put(lines)
+        if lines:
+            self._sinks.put(lines)
+        self._unwritten += lines
+        self._write()
+
+    def _write(self) -> None:
+        """Add to the file what it lacks."""
+        if self._unwritten:
+            try:
+                alert_log.append(self._folder, list(self._unwritten))
+                self._unwritten.clear()
+            except OSError as error:
+                path = self._folder / alert_log.FILE_NAME
+                self._complain(f"alerts are not in {path} yet: {error}; they are written once that is possible")
 
 
 def _until_silent(seen: Overview) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,12 +13,16 @@ from typing import Any
 
 import pytest
 
-from geocomm.observe.alerts import alert_log
+from geocomm.observe.alerts import alert_log, alerting
 from geocomm.observe.alerts.alert_rules import KEEP_FIRING_S
 from geocomm.observe.alerts.alert_sinks import AlertSinks, as_text
 from geocomm.observe.alerts.alerting import INTERVAL_S, QUIET_S, Evaluation, Messages
 from geocomm.observe.telemetry.metric_expressions import Labels, Samples
+from geocomm.observe.telemetry.run_store import FILE_NAME as STORE
+from geocomm.observe.telemetry.run_store import RunStore
+from support import reports
 from support.webhook import Webhook, webhook
+from support.whole_report import whole_report
 
 SITE = (("site", "b"),)
 LINK = (("peer_site", "b"), ("site", "a"))
@@ -172,3 +178,65 @@ def test_dead_webhook_and_bad_command_cost_a_line_each_and_no_wait() -> None:
     assert "GEOCOMM_ALERT_WEBHOOK" in lines[0]
     assert "token" not in lines[0]
     assert "GEOCOMM_ALERT_COMMAND" in lines[1]
+
+
+def _until(is_so: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if is_so():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it is not so after a minute")
+
+
+def test_alerts_go_on_after_neither_the_store_nor_their_file_could_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alerting, "INTERVAL_S", 0.1)
+    lines: list[str] = []
+
+    def has_said(what: str) -> Callable[[], bool]:
+        return lambda: any(what in line for line in list(lines))
+
+    RunStore(tmp_path, write=True).close()
+    file = tmp_path / alert_log.FILE_NAME
+    file.mkdir()  # nobody can write to it
+    with contextlib.closing(sqlite3.connect(tmp_path / STORE, timeout=30, isolation_level=None)) as other:
+        other.execute("PRAGMA locking_mode=EXCLUSIVE")
+        other.execute("BEGIN IMMEDIATE")
+        running = alerting.Alerting(tmp_path, AlertSinks(None, None, lines.append), lines.append)
+        _until(has_said("no alert can begin or end now: database is locked"))
+    now = time.time()
+    with contextlib.closing(RunStore(tmp_path, write=True)) as store:
+        reports.keep(
+            store, reports.line(whole_report("good", 1, "evil") | {"certificate_ends": now + 1000}).report, now
+        )
+    _until(has_said("alerts are evaluated again"))
+    _until(has_said("alert CertificateExpiry (critical) firing"))
+    _until(has_said("they are written once that is possible"))
+    assert alert_log.firing(tmp_path, now + 60) == []
+    file.rmdir()
+    _until(lambda: len(alert_log.firing(tmp_path, now + 60)) > 0)
+    running.close()
+    assert "CertificateExpiry" in {one["alert"] for one in alert_log.firing(tmp_path, now + 60)}
+
+
+def test_an_error_of_the_program_is_told_and_the_next_evaluation_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alerting, "INTERVAL_S", 0.1)
+    RunStore(tmp_path, write=True).close()
+    lines: list[str] = []
+    asked = 0
+
+    def applies() -> bool:
+        nonlocal asked
+        asked += 1
+        if asked < 3:
+            raise KeyError("not foreseen")
+        return True
+
+    running = alerting.Alerting(tmp_path, AlertSinks(None, None, lines.append), lines.append, applies)
+    _until(lambda: "alerts are evaluated again" in lines)
+    running.close()
+    assert "not foreseen" in lines[0]
+    assert len(lines) == 2
