@@ -1,7 +1,7 @@
-"""Reports of this process to the node's collector, once a second: datagrams to a unix socket.
+"""Reports of this process to the node's collector, once a second, over a unix socket.
 
-A thread of its own makes and sends them. It waits for nobody: a collector that is away, or slow, gets the next one, and
-what was not sent is counted.
+A thread of its own makes and sends them. Training waits for nothing: a collector that is away, or slow, gets the next
+one. Every report that is made has a number, so that the run store sees which were lost, wherever that was.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from geocomm.metrics.logs import op_log, round_log
 from geocomm.metrics.training import training
 from geocomm.security.key_folder import certificate_ends
 
-VERSION = 3
+VERSION = 4
 """What the rank that makes a report, collectors, and readers of a run store must agree on."""
 MAX_PACKED_BYTES = 128 << 10
-"""The longest report as it travels: a datagram of Linux's default size takes it."""
+"""The longest report as it travels: what Linux keeps of a connection by default, until it is read, has room for it."""
 INTERVAL_S = 1.0
 _MOST_OPERATIONS = 1000
 _MOST_ROUNDS = 200
@@ -49,6 +49,10 @@ _DIGITS: dict[str, int] = dict.fromkeys(
 """Significant digits of numbers that differ each time: with all digits they would compress badly."""
 _DISK_EVERY_S = 60.0
 _COMPLAINT_S = 60.0
+_SEND_LIMIT_S = 0.5
+"""A collector that is busy has so long to make room."""
+_AWAY_S = 30.0
+"""A collector that took nothing for so long is told of. One that died is started again before."""
 
 
 class ReportSender:
@@ -71,7 +75,6 @@ class ReportSender:
         self._path = path
         self._own: dict[str, Any] = {"version": VERSION, "site": site, "rank": rank, "host": platform.node()}
         self._own["process"] = secrets.token_hex(8)
-        self._own["started"] = time.time()
         self._own["egress_dollars_per_gb"] = egress_price()
         self._own["egress_dollars_per_day"] = egress_budget()
         keys = transport_keys(options)
@@ -82,7 +85,8 @@ class ReportSender:
         self._read_stats = read_stats
         self._events = events
         self._sequence = 0
-        self._dropped = 0
+        self._connection: socket.socket | None = None
+        self._tells = local_rank() == 0  # for all ranks of its machine
         self._operations = _Log(op_log, _MOST_OPERATIONS)
         self._rounds = _Log(round_log, _MOST_ROUNDS)
         self._optimizers = register_optimizer_step_post_hook(_optimizer_stepped)
@@ -100,30 +104,52 @@ class ReportSender:
         """Report nothing in a forked child, which does not have the thread."""
 
     def _run(self) -> None:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
-            sender.setblocking(False)
-            final, complain = False, CalmLog(logger().warning, _COMPLAINT_S)
-            while not final:
-                # The ranks of a machine report at the same moment, so that their collector sends one packet.
-                final = self._closing.wait(INTERVAL_S - time.monotonic() % INTERVAL_S)
-                if not _is_ours(self._path):
-                    continue  # nobody reads: nothing is made
-                try:
-                    packed = zlib.compress(self._report(final=final), 1)
-                    if len(packed) > MAX_PACKED_BYTES:
-                        raise OSError("too long")
-                    sender.sendto(packed, self._path)
-                except OSError:  # away, or has not read what came before
-                    self._dropped += 1
-                except Exception:  # the next one may be made
-                    self._dropped += 1
-                    complain(f"a report of this rank could not be made: {traceback.format_exc()}")
+        final, complain, taken_at = False, CalmLog(logger().warning, _COMPLAINT_S), time.monotonic()
+        while not final:
+            # The ranks of a machine report at the same moment, so that their collector sends one packet.
+            final = self._closing.wait(INTERVAL_S - time.monotonic() % INTERVAL_S)
+            try:
+                if _is_ours(self._path):  # else nobody reads: nothing is made
+                    self._send(zlib.compress(self._report(final=final), 1))
+                    taken_at = time.monotonic()
+            except OSError:  # away, or has not read what came before
+                self._disconnect()
+            except Exception:  # the next one may be made
+                complain(f"a report of this rank could not be made: {traceback.format_exc()}")
+            if self._tells and not final and (away_s := time.monotonic() - taken_at) > _AWAY_S:
+                complain(
+                    f"the collector at {self._path} has taken no reports of this machine's ranks for {away_s:.0f} s: "
+                    "geocomm top, the page and alerts do not see them, and training goes on. What the collector said "
+                    "last is above; start the job again to have them"
+                )
+        self._disconnect()
+
+    def _send(self, packed: bytes) -> None:
+        """Give a report to the collector. OSError: it does not take it; ValueError: no collector would."""
+        if len(packed) > MAX_PACKED_BYTES:
+            raise ValueError(f"it has {len(packed)} bytes, and a report has {MAX_PACKED_BYTES} at the most")
+        if self._connection is not None:
+            try:
+                self._connection.send(packed, socket.MSG_NOSIGNAL)
+                return
+            except ConnectionError:  # it was started again
+                self._disconnect()
+        # A connection of this rank's own: a socket that all ranks share would take ten reports of one moment.
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        self._connection.settimeout(_SEND_LIMIT_S)
+        self._connection.connect(self._path)
+        self._connection.send(packed, socket.MSG_NOSIGNAL)
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def _report(self, *, final: bool) -> bytes:
         self._sequence += 1
         last, steps = training.take()
         moment = {"sequence": self._sequence, "time": time.time(), "now_ns": time.monotonic_ns(), "final": final}
-        stats = {**self._read_stats(), "reports_dropped": self._dropped}
+        stats = self._read_stats()
         more = {
             "training": last,
             "steps": steps,
@@ -133,7 +159,12 @@ class ReportSender:
         }
         more = {name: value for name, value in more.items() if value}
         said = {**self._own, **self._disk.room(), **moment, "stats": stats, **more}
-        return json.dumps(_rounded(said), separators=(",", ":"), default=str).encode()
+        return json.dumps(_rounded(said), separators=(",", ":"), default=_plain).encode()
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has for a value of another kind: for a number of NumPy or torch, that number."""
+    return value.item() if hasattr(value, "item") else str(value)
 
 
 def _is_ours(path: str) -> bool:

@@ -96,7 +96,7 @@ class Training:
             for name, value in known.items():
                 self._totals[name] = self._totals.get(name, 0) + value
             self._totals["steps"] = self._totals.get("steps", 0) + 1
-            self._last = {**self._last, "step": step, "ended_ns": now_ns, "ended_time": time.time(), **said}
+            self._last = {**self._last, "step": step, "ended_ns": now_ns, **said}
             self._steps.append({"step": step, "ended_ns": now_ns, **known, **said})
             if "loss" in said:
                 self._losses.add(said["loss"])

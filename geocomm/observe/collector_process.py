@@ -14,6 +14,7 @@ import shutil
 import signal
 import sqlite3
 import sys
+import traceback
 from pathlib import Path
 
 from geocomm.core.addresses import HubAddress, HubAddressError
@@ -64,7 +65,7 @@ async def _run(config: CollectorConfig, parent: int) -> None:
         await asyncio.wait([serving], timeout=_LAST_REPORTS_S)
         serving.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await serving
+            await serving  # where it ended by itself: why
 
 
 def _alerting(config: CollectorConfig) -> Alerting:
@@ -96,6 +97,11 @@ def main(arguments: list[str]) -> None:
             sys.exit(1)
     except (OSError, sqlite3.Error, NoStoreError) as error:
         logger().warning(f"no telemetry: {error}; training goes on without")
+        sys.exit(1)
+    except Exception:
+        logger().warning(
+            f"no telemetry, by an error of this program; training goes on without: {traceback.format_exc()}"
+        )
         sys.exit(1)
     finally:
         if config.hub:  # made for this one

@@ -19,6 +19,12 @@ def line(said: dict[str, Any]) -> ReportLine:
     return ReportLine.read(text(said))
 
 
+def operation(number: int, **more: Any) -> dict[str, Any]:
+    """A row of `geocomm.op_log()`."""
+    own = {"number": number, "group": 1, "sequence": number, "kind": "all_reduce", "dtype": "float32", "elements": 1}
+    return {**own, "failed": False, "issued_ns": 1, **more}
+
+
 def keep(store: RunStore, report: Report, at: float) -> None:
     """Put a report into a store."""
     store.add([line(report.model_dump(exclude_unset=True)).report], at)

@@ -197,7 +197,7 @@ def read_window(store: RunStore, last: int) -> RunWindow:
             reports[received.rank].append(received)
     rounds = [(rank.site, row) for rank, row in store.rows("rounds", since) if rank in living]
     told = [one.report.stats.get("local_steps", ()) for some in reports.values() for one in some[-_LAST_REPORTS:]]
-    every = max((run.get("every", 0) for runs in told for run in runs), default=0)
+    every = max((run["every"] for runs in told for run in runs), default=0)
     waited = _grown_by_step("waited_seconds", living, reports)
     if waited:
         operations.clear()  # those of rounds, for which no step waits
@@ -263,7 +263,7 @@ def _window(
         silences += [(there, outage) for there, outage in silent if outage.ended > began - offset]
         numbers = [row["number"] for row in rows]
         lost += max(numbers) - min(numbers) + 1 - len(set(numbers)) if numbers else 0
-        lost += int(received.report.stats.get("reports_dropped", 0) or 0)
+        lost += received.lost
     stopped = {rank.place: rank.stops for rank in ranks}
     outages += [outage for there, outage in silences if not _in_a_stop(outage, stopped.get(there, ()))]
     return RunWindow(

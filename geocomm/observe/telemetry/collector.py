@@ -6,42 +6,31 @@ Nothing waits for it. What comes too fast, or cannot be kept or sent, is dropped
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
-import os
 import socket
 import sqlite3
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from geocomm.core.addresses import HubAddress, own_folder
+from geocomm.core.addresses import HubAddress, peer_process, private_listener
 from geocomm.core.message_log import CalmLog
-from geocomm.core.patience import pauses
-from geocomm.group.rendezvous.accepting import serve_streams
+from geocomm.core.patience import for_ever, pauses
+from geocomm.group.rendezvous.accepting import accept_forever, serve_streams
 from geocomm.group.rendezvous.store_session import Greeting, ProtocolError, Purpose, SessionRefused
 from geocomm.group.rendezvous.to_collector import rank_socket, site_socket
 from geocomm.group.rendezvous.tunnel import dial
 from geocomm.metrics.own_counters import keep_counters
 from geocomm.metrics.report_sender import MAX_PACKED_BYTES
-from geocomm.observe.telemetry.report import (
-    MOST_TOGETHER,
-    BadReportError,
-    Report,
-    ReportLine,
-    ReportPacker,
-    ReportUnpacker,
-)
+from geocomm.observe.telemetry.report import BadReportError, Report, ReportLine, ReportPacker, ReportUnpacker
 from geocomm.observe.telemetry.run_store import RunStore
+from geocomm.observe.telemetry.waiting_reports import MOST_AT_ONCE, WaitingReports
 from geocomm.security.key_folder import Keys, KeysError
 
 MOST_RANKS_OF_A_SITE = 4096
 SHORTEST_INTERVAL_S = 0.2
 """Reports of a rank that come faster, after MOST_AT_ONCE of them, are dropped."""
-MOST_AT_ONCE = 64
-"""What waited while a line was down comes all at once."""
-_MOST_WAITING = 512
 _THIN_S = 60.0
 _PAUSES_S = (1.0, 10.0)
 _WRITE_LIMIT_S = 15.0
@@ -82,59 +71,52 @@ class Collector:
         self._folder, self._site, self._store, self._keys = folder, site, store, keys
         self._upstream, self._log = upstream, CalmLog(log, _LOG_INTERVAL_S, 40)
         self._paid_until: dict[tuple[str, int], float] = {}
-        self._waiting: collections.deque[bytes] = collections.deque(maxlen=_MOST_WAITING)
+        self._told_refusals: set[str] = set()
+        """Senders of which the log has said that their reports are refused."""
+        self._waiting = WaitingReports()
         self._news = asyncio.Event()
 
     async def serve(self) -> None:
         """Until cancelled. OSError: the sockets cannot be made."""
-        ranks, sites = rank_socket(self._folder), site_socket(self._folder)
-        for path in (ranks, sites):
-            own_folder(path.parent)
-            path.unlink(missing_ok=True)
-        loop = asyncio.get_running_loop()
         with (
-            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as receiver,
-            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as listener,
+            private_listener(rank_socket(self._folder), socket.SOCK_SEQPACKET) as ranks,
+            private_listener(site_socket(self._folder)) as sites,
         ):
-            with _private_files():
-                receiver.bind(os.fspath(ranks))
-                listener.bind(os.fspath(sites))
-            listener.listen()
-            for each in (receiver, listener):
-                each.setblocking(False)
-            receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
-            loop.add_reader(receiver, self._take_datagrams, receiver)
-            try:
-                await asyncio.gather(
-                    serve_streams(listener, self._serve_site, self._log),
-                    self._thin_forever(),
-                    self._pass_on_forever(),
-                    keep_counters(self._folder, "collector", self._counted),
-                )
-            finally:
-                loop.remove_reader(receiver)
-                for path in (ranks, sites):
-                    path.unlink(missing_ok=True)
+            works = {
+                "what drops old telemetry": self._thin_forever,
+                "what passes reports on": self._pass_on_forever,
+                "what counts reports": lambda: keep_counters(self._folder, "collector", self._counted),
+            }
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(accept_forever(ranks, self._begin_rank, self._log))
+                tasks.create_task(serve_streams(sites, self._serve_site, self._log))
+                for what, work in works.items():
+                    tasks.create_task(for_ever(what, work, self._log))
 
     def _counted(self) -> dict[str, float]:
         return {f"collector_reports_{name}": number for name, number in asdict(self.counts).items()}
 
-    def _take_datagrams(self, receiver: socket.socket) -> None:
-        came: list[ReportLine] = []
-        with contextlib.suppress(BlockingIOError):
-            for _ in range(MOST_TOGETHER):
-                if (line := self._read(receiver.recv(MAX_PACKED_BYTES + 1))) is not None:
-                    came.append(line)
-        self._pass_on_later(self._keep(came))
+    def _begin_rank(self, connection: socket.socket, _: object) -> asyncio.Task[None]:
+        connection.setblocking(False)
+        return asyncio.create_task(self._serve_rank(connection))
 
-    def _read(self, content: bytes) -> ReportLine | None:
+    async def _serve_rank(self, connection: socket.socket) -> None:
+        """Reports of a process of this machine, until it ends."""
+        sender, loop = f"process {peer_process(connection)} of this machine", asyncio.get_running_loop()
+        with contextlib.suppress(OSError):
+            while content := await loop.sock_recv(connection, MAX_PACKED_BYTES + 1):
+                if (line := self._read(content, sender)) is not None:
+                    self._pass_on_later(self._keep([line]))
+                await asyncio.sleep(0)  # a flood leaves the others their turn
+
+    def _read(self, content: bytes, sender: str) -> ReportLine | None:
         try:
             line = ReportLine.unpack(content)
         except BadReportError as error:
-            self._refuse(f"a process of this machine: {error}")
+            self._refuse(sender, str(error))
             return None
         if self._site is not None and line.report.site != self._site:
-            self._refuse(f"a rank here says that it is of site {line.report.site}, and this is {self._site}")
+            self._refuse(sender, f"it says that it is of site {line.report.site}, and this is {self._site}")
             return None
         return line
 
@@ -153,19 +135,21 @@ class Collector:
                         self._pass_on_later(kept)
                     await asyncio.sleep(0)  # a flood leaves the others their turn
         except (BadReportError, UnicodeDecodeError) as error:
-            self._refuse(f"site {site}: {error}")
+            self._refuse(f"site {site}", str(error))
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass
 
     def _pass_on_later(self, lines: Sequence[ReportLine]) -> None:
-        self.counts.dropped += max(0, len(self._waiting) + len(lines) - _MOST_WAITING)
-        self._waiting += [line.text for line in lines]
+        self.counts.dropped += sum(map(self._waiting.add, lines))
         if lines:
             self._news.set()
 
-    def _refuse(self, why: str) -> None:
+    def _refuse(self, sender: str, why: str) -> None:
+        """Count it. Of each sender the log says it once."""
         self.counts.refused += 1
-        self._log(f"telemetry refused: {why}")
+        if sender not in self._told_refusals and len(self._told_refusals) < MOST_RANKS_OF_A_SITE:
+            self._told_refusals.add(sender)
+            self._log(f"telemetry of {sender} is refused: {why}; what is refused later is counted alone")
 
     def _keep(self, lines: Sequence[ReportLine]) -> list[ReportLine]:
         """Store the lines that came in time, and are not too many. They are stored together, or not at all."""
@@ -183,7 +167,7 @@ class Collector:
         now, key = time.monotonic(), (report.site, report.rank)
         paid_until = self._paid_until.get(key)
         if paid_until is None and sum(site == report.site for site, _ in self._paid_until) >= MOST_RANKS_OF_A_SITE:
-            self._refuse(f"site {report.site} has more than {MOST_RANKS_OF_A_SITE} ranks")
+            self._refuse(f"site {report.site}", f"it has more than {MOST_RANKS_OF_A_SITE} ranks")
             return False
         paid_until = max(now, paid_until or now)
         most = MOST_AT_ONCE - 1 + report.final  # one is left for the last report of a process
@@ -228,21 +212,14 @@ class Collector:
         try:
             while self._upstream() == target:
                 self._news.clear()
-                while self._waiting:
+                while lines := self._waiting.take():
+                    self.counts.dropped += len(lines)  # unless all of it goes
                     async with asyncio.timeout(_WRITE_LIMIT_S):
-                        await stream.write(packer.pack(self._waiting))
+                        await stream.write(packer.pack(lines))
+                    self.counts.dropped -= len(lines)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_PAUSES_S[0]):
                         await self._news.wait()
                         await asyncio.sleep(_GATHER_S)
         finally:
             stream.close()
-
-
-@contextlib.contextmanager
-def _private_files() -> Generator[None]:
-    before = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(before)

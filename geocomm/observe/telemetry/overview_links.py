@@ -120,7 +120,7 @@ def link_states(seen: LastReports) -> Iterator[LinkState]:
     links = both_ends((seen.before(last) if seen.has_rates(last) else None, last) for last in seen.last)
     planned: dict[Direction, float] = {}
     for received in seen.last:
-        planned |= _planned(received.report.stats)
+        planned |= _planned(received.report)
     clocks = _clocks(seen)
     down = _down(seen)
     for way, (there, back) in links.items():
@@ -209,14 +209,15 @@ def _busy_share(pair: PairOfRanks) -> float | None:
     return None if rate_us is None else min(1.0, rate_us / 1e6 / max(1, pair.now["streams"]))
 
 
-def _planned(stats: Row) -> dict[Direction, float]:
-    """Bytes per second by (from, to), of the link tables that say more than an assumption."""
+def _planned(report: Report) -> dict[Direction, float]:
+    """Bytes per second by (from, to), of the link tables that say more than an assumption. A site says it of what it
+    sends itself."""
     found: dict[Direction, float] = {}
-    groups: list[Row] = stats.get("groups", [])
-    for group in groups:
-        links: Row = group.get("policy", {}).get("links") or {}
-        if links.get("source", "assumed") == "assumed":
+    for group in report.stats["groups"]:
+        links: Row | None = (group["policy"] or {}).get("links")
+        if links is None or links["source"] == "assumed":
             continue
-        for source, rates in zip(links["sites"], links["rate_bps"], strict=True):
-            found |= {(source, target): bps / 8 for target, bps in zip(links["sites"], rates, strict=True) if bps}
+        for source, rates in zip(links["sites"], links["rate_bps"], strict=False):
+            if source == report.site:
+                found |= {(source, target): bps / 8 for target, bps in zip(links["sites"], rates, strict=False) if bps}
     return found

@@ -96,8 +96,8 @@ class SiteOverview:
     """Rounds of local steps that left its weights out: NaN or infinite."""
     reports: int
     """That its processes have made."""
-    reports_dropped: int
-    """The reports that the site's collector did not take."""
+    reports_lost: int
+    """Of these, how many never came to the run store."""
     certificate_ends: float | None
     """Unix seconds; of the rank whose certificate expires first."""
     disk_free_bytes: int | None
@@ -172,7 +172,7 @@ def site_states(store: RunStore, seen: LastReports) -> Iterator[SiteOverview]:
                 run.get("rounds_not_finite", 0) for one in stats for run in one.get("local_steps", ())
             ),
             reports=sum(received.report.sequence for received in own),
-            reports_dropped=sum(one.get("reports_dropped", 0) for one in stats),
+            reports_lost=sum(received.lost for received in own),
             certificate_ends=min(known(received.report.certificate_ends for received in own), default=None),
             disk_free_bytes=disk and disk.disk_free_bytes,
             disk_size_bytes=disk and disk.disk_size_bytes,
@@ -230,13 +230,15 @@ def _rank(seen: LastReports, received: Received) -> RankState:
     )
 
 
-def _pace(before: Report, report: Report) -> tuple[float, float | None]:
-    """Seconds of a step, and tokens per second."""
-    was: Row = before.training["totals"]
-    now: Row = report.training["totals"]
-    ended_ns: int = report.training["ended_ns"]
-    seconds = (ended_ns - before.training["ended_ns"]) / 1e9
-    step_seconds = seconds / (now["steps"] - was["steps"])
+def _pace(before: Report, report: Report) -> tuple[float | None, float | None]:
+    """Seconds of a step, and tokens per second; None: not known."""
+    was, now = (one.training.get("totals", _NOTHING) for one in (before, report))
+    began_ns, ended_ns = (one.training.get("ended_ns") for one in (before, report))
+    steps = now.get("steps", 0) - was.get("steps", 0)
+    if steps <= 0 or began_ns is None or ended_ns is None or began_ns >= ended_ns:
+        return None, None
+    seconds = (ended_ns - began_ns) / 1e9
+    step_seconds = seconds / steps
     if "tokens" not in now:
         return step_seconds, None
     # A step that takes longer than the ones before counts with what it has taken so far.
@@ -248,6 +250,7 @@ def _stood_still_s(stats: Row) -> float:
     return stats.get("exposed_seconds", 0.0) + sum(run.get("waited_seconds", 0.0) for run in stats["local_steps"])
 
 
+_NOTHING: Row = {}
 _HEADERS = 1.04
 """Bytes of a packet by those of its content: Ethernet, IP and TCP."""
 

@@ -53,7 +53,7 @@ SITE_COUNTERS: tuple[tuple[str, str, Callable[[SiteOverview], float | None]], ..
     ("site_data_fetched_bytes", "bytes of the data set fetched from buckets", lambda s: s.data_fetched_bytes),
     ("site_data_fetched_dollars", "cost of what the site fetched from buckets", lambda s: s.data_fetched_dollars),
     ("site_reports", "reports that the site's ranks made", lambda s: s.reports),
-    ("site_reports_dropped", "reports that the site's collector did not take", lambda s: s.reports_dropped),
+    ("site_reports_dropped", "reports of the site's ranks that never came to the run store", lambda s: s.reports_lost),
 )
 
 LINK_GAUGES: tuple[tuple[str, str, Callable[[LinkState], float | None]], ...] = (

@@ -11,16 +11,17 @@ from __future__ import annotations
 import math
 import statistics
 import zlib
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, InstanceOf, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
+from geocomm.core.message_log import printable
 from geocomm.core.site import check_site_name
 from geocomm.metrics.report_sender import VERSION
+from geocomm.observe.telemetry.report_rows import EVENT, OPERATION, ROUND, STATS, STEP, TRAINING, Row, Shape, rows
 
 MAX_BYTES = 4 << 20
 """The longest report as a line."""
@@ -28,8 +29,7 @@ MAX_INFLATED_BYTES = 16 << 20
 """The most that one piece of a connection's stream may inflate to."""
 MOST_TOGETHER = 64
 """Reports that are compressed, checked or kept together."""
-
-Row = dict[str, Any]
+_MOST_OF_A_PLACE = 100
 
 
 class BadReportError(ValueError):
@@ -42,52 +42,55 @@ def _known_version(version: int) -> int:
     return version
 
 
+UnixSeconds = Annotated[float, Field(ge=0, le=1e11)]
+Dollars = Annotated[float, Field(ge=0, le=1e12)]
+Word = Annotated[str, Field(max_length=4096), AfterValidator(printable)]
+
+
 class Report(BaseModel):
     """What a rank said of itself at one moment."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True, ser_json_inf_nan="constants")
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, ser_json_inf_nan="constants")
 
     version: Annotated[int, AfterValidator(_known_version)] = VERSION
     site: Annotated[str, AfterValidator(check_site_name)]
     rank: Annotated[int, Field(ge=0, lt=1 << 20)]
     """In the run; in an elastic run, of the site."""
-    host: Annotated[str, Field(max_length=255)] = ""
+    host: Annotated[str, Field(max_length=255), AfterValidator(printable)] = ""
     process: Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
     """Random: a rank that starts again is another one."""
     sequence: Annotated[int, Field(ge=0, lt=1 << 63)]
-    """The number of the report among those of the process. A gap means that reports were dropped."""
-    time: FiniteFloat
-    """Unix seconds, as that machine's clock has it."""
-    now_ns: int
+    """The number of the report among those of the process, from 1. A gap means that reports were lost on their way."""
+    time: UnixSeconds
+    """As that machine's clock has it. It says when other things were on that machine; not how old the report is."""
+    now_ns: Annotated[int, Field(ge=0, lt=1 << 63)]
     """Its monotonic clock, at that moment: the clock of `operations`, `rounds` and `steps`."""
-    started: FiniteFloat = 0.0
-    """When the process began to report, likewise; 0: not known."""
     final: bool = False
     """The process says no more."""
-    certificate_ends: FiniteFloat | None = None
-    """Unix seconds; None: it has no keys."""
-    options: dict[str, str] | None = None
+    certificate_ends: UnixSeconds | None = None
+    """None: it has no keys."""
+    options: Annotated[dict[Word, Word], Field(max_length=1000)] | None = None
     """The options of the process' first group that are not as by default, but for the site; None: not known."""
-    egress_dollars_per_gb: FiniteFloat | None = None
+    egress_dollars_per_gb: Dollars | None = None
     """That leaves the site; None: not known."""
-    egress_dollars_per_day: FiniteFloat | None = None
+    egress_dollars_per_day: Dollars | None = None
     """That the egress of the whole site may cost; None: there is no limit."""
-    disk_free_bytes: Annotated[int, Field(ge=0)] | None = None
+    disk_free_bytes: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
     """On the disk of the run folder, for this user, a minute old at most. None: another rank tells it, or none."""
-    disk_size_bytes: Annotated[int, Field(ge=0)] | None = None
+    disk_size_bytes: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
     """The size of that disk, likewise."""
-    stats: InstanceOf[Row] = {}
+    stats: Annotated[Row, Shape(STATS), Field(validate_default=True)] = {}
     """`geocomm.stats()`. Its counters are totals, so a report that is lost costs nothing but detail."""
-    training: InstanceOf[Row] = {}
+    training: Annotated[Row, Shape(TRAINING)] = {}
     """`geocomm.report_step`: the last step and its numbers, totals, `losses` (`metrics.training.LossWindow`), and
     `held_out_loss` of the last evaluation."""
-    steps: list[InstanceOf[Row]] = []
+    steps: Annotated[list[Row], Shape(rows(STEP))] = []
     """Steps that ended since the report before: `step`, `ended_ns`, `seconds` and what is known of its parts."""
-    operations: list[InstanceOf[Row]] = []
+    operations: Annotated[list[Row], Shape(rows(OPERATION))] = []
     """Rows of `geocomm.op_log()` that ended since the report before, and those under way."""
-    rounds: list[InstanceOf[Row]] = []
+    rounds: Annotated[list[Row], Shape(rows(ROUND))] = []
     """Rounds of local steps, likewise."""
-    events: list[InstanceOf[Row]] = []
+    events: Annotated[list[Row], Shape(rows(EVENT))] = []
     """`geocomm.metrics.events` since the report before."""
 
 
@@ -106,7 +109,9 @@ class ReportLine:
         try:
             return cls(text, Report.model_validate(from_json(text)))  # less work than model_validate_json
         except ValidationError as error:
-            raise BadReportError(f"no report: {error.errors()[0]['msg']}") from None
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))[:_MOST_OF_A_PLACE]
+            raise BadReportError(f"no report: {printable(place)}: {printable(first['msg'])}") from None
         except ValueError as error:
             raise BadReportError(f"no report: {error}") from None
 
@@ -129,10 +134,10 @@ class ReportPacker:
     def __init__(self) -> None:
         self._stream = zlib.compressobj()
 
-    def pack(self, waiting: deque[bytes]) -> bytes:
-        """The next piece: the first of the lines that wait, which it takes."""
-        lines = [waiting.popleft() + b"\n" for _ in range(min(len(waiting), MOST_TOGETHER))]
-        return self._stream.compress(b"".join(lines)) + self._stream.flush(zlib.Z_SYNC_FLUSH)
+    def pack(self, lines: Iterable[bytes]) -> bytes:
+        """The next piece: these reports."""
+        content = b"".join(line + b"\n" for line in lines)
+        return self._stream.compress(content) + self._stream.flush(zlib.Z_SYNC_FLUSH)
 
 
 class ReportUnpacker:

@@ -3,7 +3,9 @@
 It keeps every report for an hour, one in ten seconds for two days, and one a minute for ever. Counters are totals, so
 what is dropped costs detail and no sum. Operations and rounds are kept for an hour, of events the newest of each site.
 
-All is JSON as it came, not compressed: that would take half of the time of keeping it, and save a seventh of the file.
+All is JSON, not compressed: that would take half of the time of keeping it, and save a seventh of the file.
+
+Moments are those at which the collector had a report, by its own clock. Senders' clocks are compared with nothing.
 """
 
 from __future__ import annotations
@@ -32,6 +34,9 @@ _APART = {"stats", "events", *_DETAILS}
 _LOOK_EVERY_S = 3600.0
 _MOST_EVENTS = 100_000
 """The most events that are kept of a site."""
+_TOGETHER_S = 2.0
+"""Ranks report once a second: one that said nothing for longer before another process of its site began to report was
+not there any more."""
 _WHO = (
     "who(site, rank) AS (SELECT site, rank FROM (SELECT site, rank FROM reports ORDER BY site, rank LIMIT 1) "
     "UNION ALL SELECT next.site, next.rank FROM who JOIN reports AS next ON next.rowid = coalesce("
@@ -43,6 +48,22 @@ _WHO = (
 
 class NoStoreError(BadInput):
     """There is no run store, or it is none of this version; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class _Numbering:
+    """How far the numbers of a rank's reports have come: a gap is a report that was lost, wherever that was."""
+
+    process: str = ""
+    sequence: int = 0
+    lost: int = 0
+
+    def after(self, report: Report) -> _Numbering:
+        """The same once this report is there too."""
+        before = self if report.process == self.process else _Numbering(report.process)
+        if report.sequence > before.sequence:
+            return _Numbering(report.process, report.sequence, before.lost + report.sequence - before.sequence - 1)
+        return _Numbering(report.process, before.sequence, max(0, before.lost - 1))  # it was only late
 
 
 @dataclass(frozen=True)
@@ -60,6 +81,8 @@ class Received:
 
     at: float
     report: Report
+    lost: int = 0
+    """How many reports of the process, of those with lower numbers, never came here."""
 
     @property
     def rank(self) -> Rank:
@@ -89,59 +112,75 @@ class RunStore:
             self._make()
         self._check()
         self._looked_at = 0.0
+        self._numbering: dict[tuple[str, int], _Numbering] = {}
 
     def add(self, reports: Sequence[Report], at: float) -> None:
         """Keep reports that came at `at` (Unix seconds), or none of them. Raises sqlite3.Error, such as for a full
         disk."""
+        numbering = dict[tuple[str, int], _Numbering]()
         self._db.execute("BEGIN IMMEDIATE")
         try:
             for report in reports:
-                self._insert(report, at)
+                key = (report.site, report.rank)
+                before = numbering.get(key) or self._numbering.get(key) or self._numbering_of(key)
+                numbering[key] = self._insert(report, at, before)
             self._db.execute("COMMIT")
         except BaseException:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
+        self._numbering |= numbering
 
-    def _insert(self, report: Report, at: float) -> None:
+    def _numbering_of(self, key: tuple[str, int]) -> _Numbering:
+        row = self._db.execute(
+            "SELECT process, sequence, lost FROM reports WHERE site = ? AND rank = ? ORDER BY at DESC LIMIT 1", key
+        ).fetchone()
+        return _Numbering(*row) if row else _Numbering()
+
+    def _insert(self, report: Report, at: float, before: _Numbering) -> _Numbering:
+        now = before.after(report)
         details = {name: rows for name in _DETAILS if (rows := getattr(report, name))}
-        self._db.execute(
-            "INSERT OR IGNORE INTO reports VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        kept = self._db.execute(
+            "INSERT OR IGNORE INTO reports VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
-                *(at, report.site, report.rank, report.process, report.sequence),
+                *(at, report.site, report.rank, report.process, report.sequence, now.lost),
                 report.model_dump_json(exclude=_APART, exclude_unset=True),
                 to_json(report.stats).decode(),
                 to_json(details).decode() if details else None,
             ),
         )
+        if kept.rowcount == 0:  # it came before
+            return before
         for event in report.events:
-            kind = event.get("kind")
-            row = (at, report.site, report.rank, kind if isinstance(kind, str) else "", to_json(event).decode())
+            row = (at, report.site, report.rank, event["kind"], to_json(event).decode())
             self._db.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?)", row)
+        return now
 
     def latest(self, until: float = _FOR_EVER, *, details: bool = False) -> list[Received]:
         """The last report of each rank of each site that came up to `until`; by site and rank. Not of a rank that a
         restart of its site left out. details: with `operations` and `rounds`."""
         rows = self._db.execute(
-            f"WITH RECURSIVE {_WHO} SELECT at, said, stats, {'details' if details else 'NULL'} "
+            f"WITH RECURSIVE {_WHO} SELECT (SELECT first.at FROM reports AS first WHERE first.site = reports.site "
+            "AND first.rank = reports.rank AND first.process = reports.process ORDER BY first.sequence LIMIT 1), "
+            f"at, lost, said, stats, {'details' if details else 'NULL'} "
             "FROM who JOIN reports ON reports.rowid = (SELECT rowid "
             "FROM reports AS own WHERE own.site = who.site AND own.rank = who.rank AND own.at <= ? "
             "ORDER BY own.at DESC LIMIT 1) ORDER BY reports.site, reports.rank",
             (until,),
         )
-        return _of_last_start([Received(at, _report(*columns)) for at, *columns in rows.fetchall()])
+        return _of_last_start([(began, _received(*columns)) for began, *columns in rows.fetchall()])
 
     def reports(
         self, since: float = 0.0, until: float = _FOR_EVER, *, details: bool = False, site: str | None = None
     ) -> Iterator[Received]:
         """Reports that came after `since` and up to `until`, oldest first. details: with `operations` and `rounds`."""
         rows = self._db.execute(
-            f"SELECT at, said, stats, {'details' if details else 'NULL'} FROM reports "
+            f"SELECT at, lost, said, stats, {'details' if details else 'NULL'} FROM reports "
             "WHERE at > ? AND at <= ? AND (? IS NULL OR site = ?) ORDER BY at",
             (since, until, site, site),
         )
-        for at, *columns in rows:
-            yield Received(at, _report(*columns))
+        for columns in rows:
+            yield _received(*columns)
 
     def sampled(self, since: float, until: float, interval_s: float) -> Iterator[Received]:
         """The last report of each rank in each interval, after `since` and up to `until`; oldest first.
@@ -149,14 +188,14 @@ class RunStore:
         rows = self._db.execute(
             f"WITH RECURSIVE {_WHO}, ends(at) AS (SELECT (CAST(:since / :interval AS INTEGER) + 1) * :interval "
             "UNION ALL SELECT at + :interval FROM ends WHERE at <= :until) "
-            "SELECT reports.at, said, stats FROM who JOIN ends JOIN reports ON reports.rowid = (SELECT rowid "
+            "SELECT reports.at, lost, said, stats FROM who JOIN ends JOIN reports ON reports.rowid = (SELECT rowid "
             "FROM reports AS own WHERE own.site = who.site AND own.rank = who.rank AND own.at < ends.at "
             "AND own.at >= ends.at - :interval AND own.at > :since AND own.at <= :until ORDER BY own.at DESC LIMIT 1) "
             "ORDER BY reports.at",
             {"since": since, "until": until, "interval": interval_s},
         )
-        for at, *columns in rows:
-            yield Received(at, _report(*columns))
+        for columns in rows:
+            yield _received(*columns)
 
     def span(self) -> tuple[float, float] | None:
         """When the first report came, and the last; None: there is none yet."""
@@ -254,8 +293,8 @@ class RunStore:
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.executescript(
             "BEGIN IMMEDIATE;"
-            "CREATE TABLE reports (at REAL, site TEXT, rank INTEGER, process TEXT, sequence INTEGER, said TEXT, "
-            "stats TEXT, details TEXT, UNIQUE (site, rank, process, sequence)) STRICT;"
+            "CREATE TABLE reports (at REAL, site TEXT, rank INTEGER, process TEXT, sequence INTEGER, "
+            "lost INTEGER, said TEXT, stats TEXT, details TEXT, UNIQUE (site, rank, process, sequence)) STRICT;"
             "CREATE INDEX reports_at ON reports (at);"
             "CREATE INDEX reports_of_rank ON reports (site, rank, at);"
             "CREATE TABLE events (at REAL, site TEXT, rank INTEGER, kind TEXT, said TEXT) STRICT;"
@@ -279,17 +318,18 @@ class RunStore:
             )
 
 
-def _of_last_start(found: list[Received]) -> list[Received]:
-    """Without those of ranks that said nothing since others of their site started: these go on without them."""
+def _of_last_start(found: list[tuple[float, Received]]) -> list[Received]:
+    """Without those of ranks that said nothing since others of their site started: these go on without them. found:
+    with each the moment at which its process was heard first."""
     started: dict[str, float] = {}
-    for one in found:
-        started[one.report.site] = max(one.report.started, started.get(one.report.site, 0.0))
-    return [one for one in found if one.report.time >= started[one.report.site]]
+    for began, one in found:
+        started[one.report.site] = max(began, started.get(one.report.site, 0.0))
+    return [one for _, one in found if one.at >= started[one.report.site] - _TOGETHER_S]
 
 
-def _report(said: str, stats: str, details: str | None = None) -> Report:
+def _received(at: float, lost: int, said: str, stats: str, details: str | None = None) -> Received:
     values: Row = {**from_json(said), "stats": from_json(stats), **(from_json(details) if details else {})}
-    return Report.model_construct(**values)
+    return Received(at, Report.model_construct(**values), lost)
 
 
 def _column_of(kind: str) -> str:

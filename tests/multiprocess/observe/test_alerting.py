@@ -38,14 +38,15 @@ def test_silent_site_is_told_in_the_file_the_log_and_to_the_command(tmp_path: Pa
         text=True,
     )
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sender:
             while not rank_socket(folder).exists():
                 assert collector.poll() is None
                 time.sleep(0.05)
+            sender.connect(str(rank_socket(folder)))
             for sequence in range(200):
-                sender.sendto(report("a", sequence), str(rank_socket(folder)))
+                sender.send(report("a", sequence))
                 if sequence < 8:
-                    sender.sendto(report("b", sequence), str(rank_socket(folder)))
+                    sender.send(report("b", sequence))
                 if (tmp_path / "got").exists():
                     break
                 time.sleep(1)

@@ -62,10 +62,11 @@ async def collecting(
         store.close()
 
 
-def send(folder: Path, *datagrams: bytes) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        for content in datagrams:
-            sender.sendto(content, str(rank_socket(folder)))
+def send(folder: Path, *packed: bytes) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sender:
+        sender.connect(str(rank_socket(folder)))
+        for content in packed:
+            sender.send(content)
 
 
 def sequences(store: RunStore, site: str) -> list[int]:
@@ -91,12 +92,13 @@ def test_reports_reach_the_hubs_store_over_a_line_that_breaks_again_and_again(tm
                 sent = 0
                 while proxy.resets < 3 or len(sequences(at_hub, "b")) < 20:
                     sent += 1
-                    send(tmp_path / "b", zlib.compress(text(sent, "b", stats={"noise": random.Random(sent).random()})))
+                    send(tmp_path / "b", zlib.compress(text(sent, "b", host=f"noise {random.Random(sent).random()}")))
                     await asyncio.sleep(0.02)
                 assert sequences(own, "b") == list(range(1, sent + 1))
                 found = sequences(at_hub, "b")
                 assert found == sorted(set(found))  # none twice, none before another
                 assert set(found) <= set(sequences(own, "b"))
+                assert at_hub.latest()[0].lost == found[-1] - len(found)
 
     run(work())
 
@@ -149,7 +151,7 @@ def test_a_site_cannot_report_for_another_and_what_is_no_report_is_refused(tmp_p
 
     async def work() -> None:
         async with (
-            collecting(tmp_path / "hub", "a") as (collector, store, _),
+            collecting(tmp_path / "hub", "a") as (collector, store, lines),
             running_hub(keys["a"], 1, tmp_path / "hub") as place,
         ):
             for number, (name, content) in enumerate(bad.items(), 1):
@@ -161,7 +163,6 @@ def test_a_site_cannot_report_for_another_and_what_is_no_report_is_refused(tmp_p
                 stream.close()
                 await until(lambda number=number: collector.counts.refused == number, name)
             for content in (
-                b"",
                 b"abc",
                 zlib.compress(b"{}"),
                 zlib.compress(b" " * (MAX_BYTES + 1)),
@@ -169,9 +170,11 @@ def test_a_site_cannot_report_for_another_and_what_is_no_report_is_refused(tmp_p
                 zlib.compress(text(1, "b")),
             ):
                 send(tmp_path / "hub", content)
-            await until(lambda: collector.counts.refused == len(bad) + 6, "datagrams")
+            await until(lambda: collector.counts.refused == len(bad) + 5, "reports of ranks")
             assert not list(store.reports())
-            counted = {"kept": 0, "refused": len(bad) + 6, "dropped": 0}
+            senders = ["site b", f"process {os.getpid()} of this machine"]
+            assert [line.partition(" is refused")[0] for line in lines] == [f"telemetry of {who}" for who in senders]
+            counted = {"kept": 0, "refused": len(bad) + 5, "dropped": 0}
             written = {f"collector_reports_{name}": number for name, number in counted.items()}
             await until(lambda: own_counters.counters_in(tmp_path / "hub") == written, "it counts these")
             stream, _ = await dial(place.address, keys["b"], Greeting(Purpose.TELEMETRY, bytes(16), 0, "telemetry"))
@@ -189,6 +192,23 @@ def test_a_hub_without_telemetry_says_so(tmp_path: Path) -> None:
         async with running_hub(keys["a"], 1) as place:
             with pytest.raises(SessionRefused, match="--telemetry FOLDER"):
                 await dial(place.address, keys["b"], Greeting(Purpose.TELEMETRY, bytes(16), 0, "telemetry"))
+
+    run(work())
+
+
+def test_ranks_that_report_at_one_moment_are_all_kept(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with collecting(tmp_path / "a", "a") as (collector, store, lines):
+            with contextlib.ExitStack() as ranks:
+                for rank in range(64):  # the collector has no turn meanwhile
+                    sender = ranks.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                    sender.setblocking(False)
+                    sender.connect(str(rank_socket(tmp_path / "a")))
+                    for sequence in range(1, 4):
+                        sender.send(zlib.compress(text(sequence, rank=rank)))
+                await until(lambda: collector.counts.kept == 3 * 64, "all are kept")
+            assert [(said.report.rank, said.lost) for said in store.latest()] == [(rank, 0) for rank in range(64)]
+            assert not lines
 
     run(work())
 
@@ -262,7 +282,7 @@ def test_a_full_disk_costs_a_line_and_reports_are_still_passed_on(tmp_path: Path
                     sequence = 0
                     while collector.counts.dropped < 3:
                         sequence += 1
-                        send(folder, zlib.compress(text(sequence, "b", stats={"noise": noise})))
+                        send(folder, zlib.compress(text(sequence, "b", events=[{"kind": "x", "noise": noise}])))
                         await asyncio.sleep(0.01)
                     assert any("training goes on" in line for line in lines)
                     await until(lambda: sequence in sequences(at_hub, "b"), "the last one is at the hub")

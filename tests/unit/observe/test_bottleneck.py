@@ -148,7 +148,7 @@ def test_nothing_reported_is_not_known() -> None:
 @pytest.mark.parametrize("owners", [False, True])
 def test_a_run_store_with_clocks_apart_is_read_on_one_clock(owners: bool, tmp_path: Path) -> None:
     run = Run(compute=(0.1, 0.1, 0.3), owners=owners)
-    write_store(run.window(), tmp_path, ahead_s=(1.0, 4.7, -0.6))
+    write_store(run.window(), tmp_path, ahead_s=(11.0, 14.7, 9.4))
     window = read_window(RunStore(tmp_path), last=10)
     assert window.step_count == 10
     assert [rank.clock_error for rank in window.ranks] == pytest.approx([0.0, 0.005, 0.005], abs=5e-4)

@@ -23,7 +23,8 @@ def operation(sequence: int, issued_s: float, ended_s: float | None = None, **mo
 
 
 def sender(rank: int, first_s: float | None = None) -> dict[str, Any]:
-    return {"peer": f"rank {rank}", "rank": rank, "site": "ab"[rank], "first_in_ns": first_s, "last_in_ns": None}
+    first_ns = None if first_s is None else int(first_s * S)
+    return {"peer": f"rank {rank}", "rank": rank, "site": "ab"[rank], "first_in_ns": first_ns, "last_in_ns": None}
 
 
 def said(folder: Path, *reports: tuple[int, float, dict[str, Any]]) -> list[str]:

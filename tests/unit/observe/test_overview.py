@@ -119,7 +119,7 @@ def test_ranks_are_reporting_silent_or_ended_and_a_silent_one_has_no_rates(tmp_p
     def life(rank: int, *seconds: int, **more: Any) -> list[tuple[float, Report]]:
         return [(float(s), told(s, "a", rank, training=steps(s, s + 1000 * rank, 9 * s), **more)) for s in seconds]
 
-    run = picture(tmp_path, [*life(0, 50, 60), *life(1, 40, 44), *life(2, 40, 41, final=True)], 60.0)
+    run = picture(tmp_path, [*life(0, 43, 50, 60), *life(1, 40, 44), *life(2, 40, 41, final=True)], 60.0)
     (site,) = run.sites
     assert [rank.life for rank in site.ranks] == [Life.REPORTING, Life.SILENT, Life.ENDED]
     assert site.ranks[1].report_age_seconds == site.report_age_seconds == 16.0 > SILENT_SECONDS
@@ -230,15 +230,29 @@ def test_site_has_the_fullest_of_the_disks_that_its_ranks_tell_of(tmp_path: Path
     assert (other.disk_free_bytes, other.disk_size_bytes) == (None, None)
 
 
-def test_rank_that_a_restart_of_its_site_leaves_out_is_there_no_more(tmp_path: Path) -> None:
-    def rank(site: str, number: int, process: int, at: float, started: float, **more: Any) -> tuple[float, Report]:
-        told_at = told(int(at), site, number, process, started=started, **more)
-        return at + 3, told_at.model_copy(update={"time": at})  # 3 s on its way, or by another clock
+@pytest.mark.parametrize("ahead_s", [0.0, 300.0, -300.0, 1e6])
+def test_rank_that_a_restart_of_its_site_leaves_out_is_there_no_more(tmp_path: Path, ahead_s: float) -> None:
+    """Whatever the clock of the node of rank 0 shows."""
 
-    before = [rank("a", 0, 1, 30.0, 10.0), rank("a", 1, 2, 30.0, 10.5), rank("b", 2, 3, 30.0, 10.0)]
-    run = picture(tmp_path, before, 60.0)
+    def rank(site: str, number: int, process: int, at: float) -> tuple[float, Report]:
+        shown = at + (ahead_s if number == 0 else 0.0) + 1e7
+        return at, told(int(at), site, number, process).model_copy(update={"time": shown})
+
+    before = [rank("a", number, number, second) for second in (29.0, 30.0) for number in (0, 1)]
+    run = picture(tmp_path, [*before, rank("b", 2, 3, 30.0)], 60.0)
     assert [len(site.ranks) for site in run.sites] == [2, 1]
     # Site a starts again with a rank less; site b is just not heard.
-    run = picture(tmp_path, [rank("a", 0, 4, second, 40.0) for second in (41.0, 59.0)], 63.0)
+    run = picture(tmp_path, [rank("a", 0, 4, second) for second in (41.0, 59.0)], 63.0)
     assert [(site.name, site.life) for site in run.sites] == [("a", Life.REPORTING), ("b", Life.SILENT)]
     assert [one.rank for one in run.sites[0].ranks] == [0]
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, 300.0, -300.0])
+def test_ranks_whose_clocks_differ_are_all_there_also_where_one_began_later(tmp_path: Path, ahead_s: float) -> None:
+    def rank(number: int, at: float) -> tuple[float, Report]:
+        return at, told(int(at), "a", number, number).model_copy(update={"time": 1e7 + at + ahead_s * (number == 0)})
+
+    reports = [rank(number, float(second)) for second in range(120) for number in range(3) if second >= 40 * number]
+    for at in (39.5, 40.0, 79.0, 80.5, 119.0):
+        seen = picture(tmp_path / str(at), [one for one in reports if one[0] <= at], at)
+        assert [one.rank for one in seen.sites[0].ranks] == [n for n in range(3) if at >= 40 * n]

@@ -97,7 +97,17 @@ def test_overlapping_operations_have_lanes_of_their_own_and_what_is_under_way_go
     round_times = {"due_ns": 1_100 * MS, "begun_ns": 1_110 * MS, "offered_ns": 1_200 * MS, "listed_ns": None}
     round_times |= {"averaged_ns": None, "applied_ns": None, "counted": None, "last_arrived": None, "failed": False}
     peers = [{"site": "b", "announced_ns": None, "arrived_ns": 1_300 * MS, "bytes": 7}]
-    row = {"number": 1, "fragment": 0, "round": 4, "step": 9, "weight": 1, "bytes": 7, "attempts": 1, "peers": peers}
+    row = {
+        "number": 1,
+        "elastic": False,
+        "fragment": 0,
+        "round": 4,
+        "step": 9,
+        "weight": 1,
+        "bytes": 7,
+        "attempts": 1,
+        "peers": peers,
+    }
     rows = [operation(0, 1, 1_000, 1_010), running]
     own = report(0, 1.5, operations=rows, rounds=[row | round_times], steps=[step(0, 7, 1_400)])
     trace = traced(tmp_path, [(1.5, own)])

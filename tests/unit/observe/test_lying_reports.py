@@ -1,0 +1,118 @@
+"""A site may lie in every field of what it reports. What others read stays: of the site that does not, all the same."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from geocomm.observe.alerts.alerting import Evaluation, Messages
+from geocomm.observe.dashboard.app import write_report
+from geocomm.observe.dashboard.curves import Curves
+from geocomm.observe.dashboard.page_state import LastSteps, page_state
+from geocomm.observe.diagnosis.live_diagnosis import LiveDiagnosis, bottleneck_metric
+from geocomm.observe.diagnosis.stuck_operations import find_hang
+from geocomm.observe.diagnosis.trace_export import NoTraceError, read_trace, write_trace
+from geocomm.observe.telemetry.overview import Overview, overview
+from geocomm.observe.telemetry.prometheus_text import prometheus_text, samples
+from geocomm.observe.telemetry.report import BadReportError, Report, ReportLine
+from geocomm.observe.telemetry.run_store import RunStore
+from geocomm.observe.telemetry.store_folder import StoreFolder
+from support.effort import effort
+from support.reports import text
+from support.whole_report import JUNK, lies, places, put, whole_report
+
+NOWHERE = StoreFolder(None, None, None)
+SECONDS = (1, 5, 8, 12)
+T = 1e9
+
+
+def believed(said: dict[str, Any]) -> Report | None:
+    """What a collector makes of it. None: it is refused."""
+    try:
+        return ReportLine.read(text(said)).report
+    except BadReportError:
+        return None
+
+
+def store_of(folder: Path, lying: list[dict[str, Any]]) -> RunStore:
+    """A run of two sites, of which one tells this."""
+    store = RunStore(folder, write=True)
+    for second, lie in itertools.zip_longest(SECONDS, lying):
+        told = [believed(one) for one in (lie, whole_report("good", second, "evil")) if one is not None]
+        store.add([one for one in told if one is not None], T + second)
+    return store
+
+
+def of_good(seen: Overview) -> Any:
+    return [site for site in seen.sites if site.name == "good"]
+
+
+def read_all(store: RunStore, folder: Path) -> None:
+    """Everything that is made of a run store."""
+    evaluation, messages = Evaluation(), Messages()
+    for at in (T + 5.5, T + 8.5, T + 13, T + 30):
+        seen = overview(store, at)
+        firing = evaluation.step(at, samples(seen, NOWHERE))
+        for status, alert in messages.news(at, firing):
+            json.dumps(alert.line(status, at))
+        json.dumps(page_state(store, LastSteps(store), at), allow_nan=False)
+    prometheus_text(seen, NOWHERE, [bottleneck_metric(LiveDiagnosis().look(store))])
+    json.dumps(Curves(store).read(T, T + 13), allow_nan=False)
+    for after_s in (0.0, 1.0):
+        find_hang(store, T + 13, after_s)
+    with contextlib.suppress(NoTraceError):
+        write_trace(read_trace(store, T + 13, 5), folder / "trace.tar")
+    write_report(store, folder / "page.html")
+
+
+TRUE = [whole_report("evil", second, "good") for second in SECONDS]
+
+
+@effort(40)
+@given(st.tuples(*map(lies, TRUE)))
+def test_no_lie_ends_a_reader_or_changes_what_is_known_of_another_site(lying: tuple[dict[str, Any], ...]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for inner in ("true", "lying"):
+            (folder / inner).mkdir()
+        with (
+            contextlib.closing(store_of(folder / "true", TRUE)) as true,
+            contextlib.closing(store_of(folder / "lying", list(lying))) as store,
+        ):
+            read_all(store, folder)
+            assert repr(of_good(overview(store, T + 13))) == repr(of_good(overview(true, T + 13)))
+
+
+def test_every_field_of_another_kind_is_refused_or_harmless(tmp_path: Path) -> None:
+    """Not by chance: each place of the second report, with each thing that does not belong there, alone."""
+    refused = kept = 0
+    for number, place in enumerate(places(TRUE[-1])):
+        if place[0] in ("site", "rank"):
+            continue
+        lying: list[dict[str, Any]] = []
+        for value in (*JUNK, ...):
+            lie = json.loads(json.dumps(TRUE[-1]))
+            put(lie, place, value)
+            if believed(lie) is None:
+                refused += 1
+            else:
+                lying.append(lie)
+        kept += len(lying)
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with contextlib.closing(store_of(folder, TRUE)) as store:
+            for each, lie in enumerate(lying):
+                told = believed({**lie, "sequence": 100 + each, "process": TRUE[-1]["process"]})
+                assert told is not None
+                store.add([told], T + 12.5 + each / 1000)
+                overview(store, T + 13)
+            read_all(store, folder)
+    assert refused > 1000
+    assert kept > 100
