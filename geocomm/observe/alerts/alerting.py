@@ -184,13 +184,12 @@ class Alerting:
                 if watch is not None:
                     lines, silent_s = watch.look(self._folder)
                     self._tell(lines)
-                    wait_s = min(INTERVAL_S, silent_s)
+                    wait_s = max(min(INTERVAL_S, silent_s), (time.monotonic() - began) / _MOST_SHARE)
                 self._works()
             except (NoStoreError, sqlite3.Error, OSError) as error:
                 self._fails(str(error))
             except Exception:
                 self._fails(f"by an error of this program: {traceback.format_exc()}")
-            wait_s = max(wait_s, (time.monotonic() - began) / _MOST_SHARE)
 
     def _end_those_of_before(self) -> None:
         now = time.time()

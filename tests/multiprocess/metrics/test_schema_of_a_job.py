@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from geocomm.metrics import schema
-from support import planned_gradients
+from support import planned_gradients, reports
 from support.harness import Ranks
 
 
@@ -22,11 +23,11 @@ def _counted() -> dict[str, Any]:
     planned_gradients.run_steps(0, 2)
     planned_gradients.handle().stats()  # settles the last step
     assert runtime.world is not None
-    return geocomm.stats() | {"of the native group": runtime.world.backend.stats()}
+    return geocomm.stats() | {"of the native group": runtime.world.backend.stats(), "of the log": geocomm.op_log()}
 
 
-def _counted_with_local_steps() -> list[dict[str, Any]]:
-    """What stats() has of three steps with rounds, and of a run that is gone."""
+def _counted_with_local_steps() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What stats() has of three steps with rounds, and of a run that is gone; and the rounds."""
     import gc
 
     import geocomm
@@ -43,13 +44,28 @@ def _counted_with_local_steps() -> list[dict[str, Any]]:
     del handle
     gc.collect()
     assert geocomm.stats()["local_steps"] == []
-    return living
+    return living, geocomm.round_log()
+
+
+def _kept(**more: Any) -> dict[str, Any]:
+    """What a collector keeps of fields of a report."""
+    own = {"site": "a", "rank": 0, "process": "0" * 16, "sequence": 1, "time": 0.0, "now_ns": 1}
+    report = reports.line({**own, **more}).report
+    return {name: getattr(report, name) for name in more}
+
+
+def _without_nan(told: Any) -> Any:
+    """As text, in which NaN is equal to itself."""
+    return json.loads(json.dumps(told), parse_constant=str)
 
 
 def test_job_with_local_steps_reports_what_the_schema_has_and_nothing_else() -> None:
     with Ranks(["rome", "berlin"]) as ranks:
         ranks.init()
-        for (run,) in ranks.run(_counted_with_local_steps):
+        for (run,), rounds in ranks.run(_counted_with_local_steps):
+            assert _without_nan(_kept(rounds=rounds)["rounds"]) == _without_nan(rounds)
+            assert _without_nan(_kept(stats={"local_steps": [run]})["stats"]["local_steps"]) == [_without_nan(run)]
+            assert rounds
             assert set(run) == set(schema.names(schema.LOCAL_STEPS))
             assert (run["steps"], run["rounds"]) == (3, 1)
 
@@ -58,7 +74,11 @@ def test_job_of_two_sites_reports_what_the_schema_has_and_nothing_else() -> None
     with Ranks(["rome", "berlin"]) as ranks:
         ranks.init()
         for stats in ranks.run(_counted):
-            native = stats.pop("of the native group")
+            native, operations = stats.pop("of the native group"), stats.pop("of the log")
+            # Nothing of what a rank tells is refused, dropped or changed where it comes in.
+            assert _without_nan(_kept(stats=stats)["stats"]) == _without_nan(stats)
+            assert _without_nan(_kept(operations=operations)["operations"]) == _without_nan(operations)
+            assert operations
             assert set(native) == set(schema.names(schema.COUNTERS))
             assert set(stats) == set(schema.names(schema.TOTALS))
             assert len(stats["groups"]) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import sqlite3
 import sys
@@ -207,11 +208,15 @@ def test_alerts_go_on_after_neither_the_store_nor_their_file_could_be_used(
         _until(has_said("no alert can begin or end now: database is locked"))
     now = time.time()
     with contextlib.closing(RunStore(tmp_path, write=True)) as store:
-        reports.keep(
-            store, reports.line(whole_report("good", 1, "evil") | {"certificate_ends": now + 1000}).report, now
-        )
-    _until(has_said("alerts are evaluated again"))
-    _until(has_said("alert CertificateExpiry (critical) firing"))
+        number = itertools.count(1)
+
+        def fires() -> bool:
+            said = whole_report("good", next(number), "evil") | {"certificate_ends": now + 1000}
+            reports.keep(store, reports.line(said).report, time.time())
+            return has_said("alert CertificateExpiry (critical) firing")()
+
+        _until(fires)
+    assert has_said("alerts are evaluated again")()
     _until(has_said("they are written once that is possible"))
     assert alert_log.firing(tmp_path, now + 60) == []
     file.rmdir()
