@@ -8,13 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-
-if TYPE_CHECKING:
-    from support.harness import Ranks
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGERS = [torch.int8, torch.uint8, torch.int32, torch.int64]
@@ -280,8 +276,3 @@ LAYOUTS = {
     "one site": ["a", "a"],
 }
 """The sites of the ranks of a group, by name."""
-
-
-def is_one_site(ranks: Ranks) -> bool:
-    """Where what geocomm does not do itself is left to Gloo, whose refusals are as good."""
-    return len(set(ranks.sites)) == 1

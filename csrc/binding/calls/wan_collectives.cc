@@ -305,15 +305,11 @@ void WanCollectives::reduce_scatter_in_site(const BackendPtr& backend, const at:
   c10d::ReduceScatterOptions options;
   options.reduceOp = op;
   options.timeout = timeout;
-  if (part.scalar_type() != at::kShort) {
-    auto result = part, summands = input;
-    return finish_inner(backend->_reduce_scatter_base(result, summands, options));
-  }
-  // Neither Gloo nor NCCL has int16. What int32 gives has the same lower half.
-  auto result = at::empty_like(part, at::kInt);
-  auto summands = input.to(at::kInt);
+  const auto type = inner_type(part.scalar_type());
+  auto result = type == part.scalar_type() ? part : at::empty_like(part, type);
+  auto summands = input.to(type);
   finish_inner(backend->_reduce_scatter_base(result, summands, options));
-  part.copy_(result);
+  if (!result.is_same(part)) part.copy_(result);
 }
 
 void WanCollectives::all_gather_in_site(const BackendPtr& backend, const at::Tensor& all,

@@ -16,6 +16,9 @@
 
 #include "binding/calls/feedback_work.h"
 #include "binding/calls/geo_work.h"
+#include "binding/calls/inner_backends.h"
+#include "binding/calls/reduction.h"
+#include "binding/calls/split_rows.h"
 #include "binding/operation/executors.h"
 #include "binding/operation/failure_notice.h"
 #include "binding/operation/host_lane.h"
@@ -26,12 +29,6 @@
 
 namespace geocomm::binding {
 
-// Two inner backends (Gloo or NCCL) over the ranks of this site: one for each stage inside the site.
-struct InnerPair {
-  BackendPtr pre;
-  BackendPtr post;
-};
-using InnerBackends = std::map<c10::DeviceType, InnerPair>;
 // transport::Endpoint::close_group() of one group.
 using CloseGroup = std::function<void(const core::Status& why, transport::QueuedChunks queued)>;
 
@@ -74,15 +71,22 @@ class WanCollectives final : public OperationGroup, public std::enable_shared_fr
   WorkPtr reduce_scatter_coalesced(const Tensors& outputs, const Tensors& inputs, const c10d::ReduceOp& op,
                                    Milliseconds timeout);
   WorkPtr all_gather(const Tensors& outputs, const at::Tensor& input, Milliseconds timeout);
+  // `outputs`: for each of `inputs` what all_gather() takes.
+  WorkPtr all_gather_coalesced(const std::vector<Tensors>& outputs, const Tensors& inputs,
+                               Milliseconds timeout);
   WorkPtr broadcast(const at::Tensor& tensor, int root, Milliseconds timeout);
   WorkPtr gather(const Tensors& outputs, const at::Tensor& input, int root, Milliseconds timeout);
   WorkPtr scatter(const at::Tensor& output, const Tensors& inputs, int root, Milliseconds timeout);
   // `results`: what the Future gives; the tensors whose parts `outputs` are, or these themselves.
   WorkPtr all_to_all(const Tensors& outputs, const Tensors& inputs, const Tensors& results,
                      Milliseconds timeout);
+  WorkPtr all_to_all_single(const at::Tensor& output, const at::Tensor& input, const Splits& output_splits,
+                            const Splits& input_splits, Milliseconds timeout);
   WorkPtr barrier(const at::Device& device, Milliseconds timeout);
+  WorkPtr monitored_barrier(bool wait_all_ranks, Milliseconds timeout);
   WorkPtr send(const at::Tensor& tensor, int peer, int tag, Milliseconds timeout);
   WorkPtr recv(const at::Tensor& tensor, int peer, int tag, Milliseconds timeout);
+  WorkPtr recv_any(const at::Tensor& tensor, int tag, Milliseconds timeout);
 
   // Fails everything in flight and to come, here and on the other ranks.
   void abort(const core::Status& why);
@@ -107,7 +111,6 @@ class WanCollectives final : public OperationGroup, public std::enable_shared_fr
 
  private:
   class Call;
-  struct Reduction;
   struct ReduceTarget;
   struct Pieces;
   class SparseSum;

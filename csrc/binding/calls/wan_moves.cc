@@ -3,6 +3,8 @@
 #include <utility>
 
 #include "binding/calls/call.h"
+#include "binding/calls/coalesced.h"
+#include "binding/calls/site_collectives.h"
 
 namespace geocomm::binding {
 
@@ -72,6 +74,14 @@ WorkPtr WanCollectives::all_gather(const Tensors& outputs, const at::Tensor& inp
     }
   };
   return call.issue({input}, outputs, {pre, exchange, post});
+}
+
+WorkPtr WanCollectives::all_gather_coalesced(const std::vector<Tensors>& outputs, const Tensors& inputs,
+                                             Milliseconds timeout) {
+  Tensors all;
+  for (const auto& list : outputs) all.insert(all.end(), list.begin(), list.end());
+  return each_together(*this, topology().rank(), c10d::OpType::ALLGATHER_COALESCED, inputs.size(), all,
+                       [&](std::size_t i) { return all_gather(outputs[i], inputs[i], timeout); });
 }
 
 WorkPtr WanCollectives::broadcast(const at::Tensor& tensor, int root, Milliseconds timeout) {
@@ -307,6 +317,19 @@ WorkPtr WanCollectives::all_to_all(const Tensors& outputs, const Tensors& inputs
   return move_pieces(call, inputs, results, choose, move_inside);
 }
 
+WorkPtr WanCollectives::all_to_all_single(const at::Tensor& output, const at::Tensor& input,
+                                          const Splits& output_splits, const Splits& input_splits,
+                                          Milliseconds timeout) {
+  return all_to_all(split_rows(output, output_splits, topology().size()),
+                    split_rows(input, input_splits, topology().size()), {output}, timeout);
+}
+
+WorkPtr WanCollectives::monitored_barrier(bool, Milliseconds timeout) {
+  const auto work = barrier(at::kCPU, timeout);
+  work->wait();
+  return work;
+}
+
 WorkPtr WanCollectives::barrier(const at::Device& device, Milliseconds timeout) {
   const auto& topo = topology();
   // A barrier blocks the host, on whatever device its inner part is: no stream is involved.
@@ -343,13 +366,16 @@ WorkPtr WanCollectives::recv(const at::Tensor& tensor, int peer, int tag, Millis
   return point_to_point(tensor, peer, tag, false, timeout);
 }
 
+WorkPtr WanCollectives::recv_any(const at::Tensor&, int, Milliseconds) {
+  throw_status(core::StatusCode::Unsupported,
+               "recv(src=None) does not work in a group that spans sites; name the source rank");
+}
+
 WorkPtr WanCollectives::point_to_point(const at::Tensor& tensor, int peer, int tag, bool sends,
                                        Milliseconds timeout) {
   if (topology().site_of(peer) == topology().site()) {
-    const auto backend = inner(tensor.device(), false);
-    Tensors tensors{tensor};
-    const int local = topology().local_rank_of(peer);
-    return sends ? backend->send(tensors, local, tag) : backend->recv(tensors, local, tag);
+    return message_in_site(*inner(tensor.device(), false), tensor, topology().local_rank_of(peer), tag, sends,
+                           exposed_);
   }
   std::uint32_t counter = 0;
   {

@@ -1,9 +1,9 @@
 // all_reduce, reduce and reduce_scatter of WanCollectives.
 #include <algorithm>
-#include <bit>
 #include <utility>
 
 #include "binding/calls/call.h"
+#include "binding/calls/coalesced.h"
 #include "binding/device/device_reduction.h"
 
 namespace geocomm::binding {
@@ -12,86 +12,8 @@ using collective::OpKind;
 using collective::StripeData;
 using core::StatusCode;
 
-// How a reduction is carried out: PREMUL_SUM scales first and then is a Sum; inside the site Avg is a Sum,
-// since the group's mean is taken once, at the end. The dtype of complex numbers is that of their parts.
-//
-// A site's sum of float16 could pass 65504 where the mean does not: for Avg its ranks give a power of two
-// less, so that nothing is rounded but what is below 2^-14, and the mean gets that back. (NCCL divides first,
-// too.)
-struct WanCollectives::Reduction {
-  core::DType dtype = core::DType::Float32;
-  collective::ReduceOp op = collective::ReduceOp::Sum;
-  c10d::ReduceOp inner = c10d::ReduceOp::SUM;
-  std::optional<at::Tensor> factor_tensor;
-  std::optional<double> factor;
-  double back = 1;  // what a mean is multiplied by
-
-  at::Tensor scaled(const at::Tensor& input) const {
-    if (factor_tensor) return input.mul(factor_tensor->to(input.options()));
-    return factor ? input.mul(*factor) : input;
-  }
-  void keep_scale() {
-    back = 1;
-    factor.reset();
-  }
-  void scale_back(const at::Tensor& result) const {
-    if (back != 1) result.mul_(back);
-  }
-};
-
-WanCollectives::Reduction WanCollectives::reduction_of(const at::Tensor& tensor,
-                                                       const c10d::ReduceOp& op) const {
-  Reduction reduction;
-  reduction.dtype = reduced_dtype(c10::toRealValueType(tensor.scalar_type()));
-  const bool floating = core::is_floating(reduction.dtype);
-  switch (op.op_) {
-    case c10d::ReduceOp::SUM:
-      break;
-    case c10d::ReduceOp::AVG:
-      reduction.op = collective::ReduceOp::Avg;
-      if (reduction.dtype == core::DType::Float16 && topology().largest_site_size() > 1) {
-        reduction.back = std::bit_ceil(static_cast<unsigned>(topology().largest_site_size()));
-        reduction.factor = 1 / reduction.back;
-      }
-      break;
-    case c10d::ReduceOp::PRODUCT:
-      reduction.op = collective::ReduceOp::Product;
-      reduction.inner = c10d::ReduceOp::PRODUCT;
-      break;
-    case c10d::ReduceOp::MIN:
-      reduction.op = collective::ReduceOp::Min;
-      reduction.inner = c10d::ReduceOp::MIN;
-      break;
-    case c10d::ReduceOp::MAX:
-      reduction.op = collective::ReduceOp::Max;
-      reduction.inner = c10d::ReduceOp::MAX;
-      break;
-    case c10d::ReduceOp::BAND:
-    case c10d::ReduceOp::BOR:
-    case c10d::ReduceOp::BXOR:
-      if (floating)
-        throw_status(StatusCode::InvalidArgument, "bitwise reductions need an integer or bool tensor");
-      reduction.op = op.op_ == c10d::ReduceOp::BAND  ? collective::ReduceOp::BitAnd
-                     : op.op_ == c10d::ReduceOp::BOR ? collective::ReduceOp::BitOr
-                                                     : collective::ReduceOp::BitXor;
-      reduction.inner = op.op_;
-      break;
-    case c10d::ReduceOp::PREMUL_SUM: {
-      const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
-      if (supplement == nullptr)
-        throw_status(StatusCode::InvalidArgument, "ReduceOp.PREMUL_SUM without a factor");
-      if (!floating) throw_status(StatusCode::InvalidArgument, "ReduceOp.PREMUL_SUM needs a float tensor");
-      if (supplement->tensor_factor.defined()) {
-        reduction.factor_tensor = supplement->tensor_factor;
-      } else {
-        reduction.factor = supplement->double_factor;
-      }
-      break;
-    }
-    default:
-      throw_status(StatusCode::Unsupported, "unknown ReduceOp");
-  }
-  return reduction;
+Reduction WanCollectives::reduction_of(const at::Tensor& tensor, const c10d::ReduceOp& op) const {
+  return Reduction::of(tensor, op, topology().largest_site_size());
 }
 
 // Who ends with the result of an all-reduce or a reduce.
@@ -256,47 +178,15 @@ WorkPtr WanCollectives::reduce_stripes(const Call& call, const at::Tensor& given
 WorkPtr WanCollectives::all_reduce_coalesced(const Tensors& tensors, const c10d::ReduceOp& op,
                                              Milliseconds timeout) {
   for (const auto& tensor : tensors) reduction_of(tensor, op);  // throws before the first is issued
-  const bool uniform = std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& t) {
-    return t.scalar_type() == tensors.front().scalar_type();
-  });
-  if (tensors.size() == 1 || !uniform) {
-    std::vector<WorkPtr> works;
-    for (const auto& tensor : tensors) works.push_back(all_reduce(tensor, op, timeout));
-    return works.size() == 1
-               ? works.front()
-               : join_works(topology().rank(), c10d::OpType::ALLREDUCE_COALESCED,
-                            "geocomm:all_reduce_coalesced", std::move(works), tensors, exposed_);
-  }
-  // One operation over all of them: one latency instead of one each.
-  Tensors flats;
-  for (const auto& tensor : tensors) flats.push_back(flat(tensor));
-  auto together = at::cat(flats);
-  auto outputs = tensors;
-  auto work = all_reduce(together, op, timeout);
-  auto joined = c10::make_intrusive<GeoWork>(topology().rank(), c10d::OpType::ALLREDUCE_COALESCED,
-                                             "geocomm:all_reduce_coalesced", work->getSequencenumber(),
-                                             tensors, outputs, exposed_);
-  join_works(joined, {work}, [together, outputs] {
-    std::int64_t offset = 0;
-    for (const auto& tensor : outputs) {
-      tensor.copy_(together.narrow(0, offset, tensor.numel()).view(tensor.sizes()));
-      mark_written(tensor);
-      offset += tensor.numel();
-    }
-  });
-  return joined;
+  return all_reduce_together(*this, topology().rank(), tensors, op, timeout);
 }
 
 WorkPtr WanCollectives::reduce_scatter_coalesced(const Tensors& outputs, const Tensors& inputs,
                                                  const c10d::ReduceOp& op, Milliseconds timeout) {
   for (const auto& output : outputs) reduction_of(output, op);  // throws before the first is issued
-  std::vector<WorkPtr> works;
-  for (std::size_t i = 0; i < outputs.size(); ++i) {
-    works.push_back(reduce_scatter(outputs[i], {inputs[i]}, op, timeout));
-  }
-  if (works.size() == 1) return works.front();
-  return join_works(topology().rank(), c10d::OpType::REDUCE_SCATTER, "geocomm:reduce_scatter_coalesced",
-                    std::move(works), outputs, exposed_);
+  return each_together(*this, topology().rank(), c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED,
+                       outputs.size(), outputs,
+                       [&](std::size_t i) { return reduce_scatter(outputs[i], {inputs[i]}, op, timeout); });
 }
 
 WorkPtr WanCollectives::reduce_scatter(const at::Tensor& given_output, const Tensors& given_inputs,

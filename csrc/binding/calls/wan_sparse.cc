@@ -194,15 +194,6 @@ class WanCollectives::SparseSum {
 };
 
 WorkPtr WanCollectives::all_reduce_sparse(const at::Tensor& tensor, Milliseconds timeout) {
-  if (!tensor.device().is_cpu()) {
-    throw_status(
-        StatusCode::Unsupported,
-        "all_reduce of sparse tensors across sites takes CPU tensors (NCCL has none of its own); use "
-        "tensor.cpu(), or dense gradients (sparse=False)");
-  }
-  if (tensor.scalar_type() == at::kHalf) {
-    throw_status(StatusCode::Unsupported, "torch does not add sparse tensors of float16 on CPUs");
-  }
   const Call call(*this, OpKind::SparseAllReduce, c10d::OpType::_ALLREDUCE_SPARSE, "sparse_all_reduce",
                   tensor.device(), timeout, 0, moved_dtype(tensor.scalar_type()));
   const auto sum = std::make_shared<SparseSum>(*this, tensor, timeout);

@@ -102,6 +102,17 @@ void check_reduced(const Tensors& results, const c10d::ReduceOp& reduce_op, cons
   }
 }
 
+void check_sparse_sum(const at::Tensor& tensor) {
+  if (!tensor.device().is_cpu()) {
+    throw_status(StatusCode::Unsupported,
+                 "all_reduce of sparse tensors takes CPU tensors (NCCL has none of its own); use "
+                 "tensor.cpu(), or dense gradients (sparse=False)");
+  }
+  if (tensor.scalar_type() == at::kHalf) {
+    throw_status(StatusCode::Unsupported, "torch does not add sparse tensors of float16 on CPUs");
+  }
+}
+
 void check_dense(const at::Tensor& tensor, const char* op) {
   check_given(tensor, op);
   if (tensor.layout() != at::kStrided) {
@@ -137,13 +148,13 @@ const Tensors& single_list(const std::vector<Tensors>& lists, bool needed, const
   return lists.front();
 }
 
-void check_pieces(const Tensors& pieces, const at::Tensor& own, int ranks, const char* op) {
+void check_pieces(const Tensors& pieces, const at::Tensor& own, int ranks, const char* op, bool may_differ) {
   if (pieces.size() != static_cast<std::size_t>(ranks)) {
     refuse(op, " takes a list of ", ranks, " tensors, one per rank, got ", pieces.size());
   }
   for (const auto& piece : pieces) {
     check_alike(piece, own, op);
-    if (piece.numel() != own.numel()) {
+    if (!may_differ && piece.numel() != own.numel()) {
       refuse(op, ": a tensor of the list has ", piece.numel(), " elements, this rank's own has ",
              own.numel());
     }
@@ -196,18 +207,6 @@ void check_splits(const at::Tensor& tensor, const Splits& splits, int ranks, con
   if (left != 0 || static_cast<int>(splits.size()) != ranks) {
     refuse("all_to_all: the ", what, " splits must be ", ranks, " numbers that add up to ", rows, " rows");
   }
-}
-
-Tensors split_rows(const at::Tensor& tensor, const Splits& splits, int ranks) {
-  check_dense(tensor, "all_to_all");
-  Tensors views;
-  std::int64_t offset = 0;
-  for (int rank = 0; rank < ranks; ++rank) {
-    const auto size = splits.empty() ? tensor.size(0) / ranks : splits[static_cast<std::size_t>(rank)];
-    views.push_back(tensor.narrow(0, offset, size));
-    offset += size;
-  }
-  return views;
 }
 
 }  // namespace geocomm::binding

@@ -24,65 +24,43 @@ Milliseconds GroupOperations::timeout_or_default(Milliseconds timeout) {
   return timeout == c10d::kUnsetTimeout ? members()->options()->timeout : timeout;
 }
 
-template <typename Inside, typename Across>
-WorkPtr GroupOperations::enter(const at::Device& device, Inside&& inside, Across&& across) {
+template <typename Call>
+WorkPtr GroupOperations::enter(const at::Device& device, Call&& call) {
   // Inside a site, too: torch makes outputs part of a graph while Gloo's threads write to them, which may
   // then refuse to.
   const BelowAutograd guard;
   const auto group = members();
-  WorkPtr work;
-  if (group->spans_sites()) {
-    group->wan()->require_device(device);
-    work = across(*group->wan());
-  } else {
-    work = inside(group->inner(device));
-  }
-  group->note_issued(work);
-  return work;
+  const auto issue = [&](auto& calls) {
+    calls.require_device(device);
+    auto work = call(calls);
+    group->note_issued(work);
+    return work;
+  };
+  return group->spans_sites() ? issue(*group->wan()) : issue(*group->site());
 }
 
-template <typename Given, typename Reduce>
-WorkPtr GroupOperations::reduce_inside(const Tensors& results, const Given& options, Reduce&& reduce) {
-  const bool mean_of_integers =
-      options.reduceOp == c10d::ReduceOp::AVG && std::ranges::any_of(results, [](const at::Tensor& tensor) {
-        return tensor.device().is_cpu() && at::isIntegralType(tensor.scalar_type(), /*includeBool=*/false);
-      });
-  if (!mean_of_integers) return reduce(options);
-  auto sum_options = options;
-  sum_options.reduceOp = c10d::ReduceOp::SUM;
-  auto mean = c10::make_intrusive<GeoWork>(rank(), c10d::OpType::UNKNOWN, "geocomm:mean_of_integers", 0,
-                                           results, results, std::make_shared<ExposedTime>());
-  join_works(mean, {reduce(sum_options)}, [results, ranks = size()] {
-    for (const auto& sum : results) sum.copy_(at::div(sum.to(at::kLong), ranks, "trunc"));
-  });
-  return mean;
+bool GroupOperations::parts_may_differ(const at::Device& device) {
+  return !device.is_cpu() && !members()->spans_sites();
 }
 
 WorkPtr GroupOperations::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   const int root = checked_rank(options.rootRank, size(), "broadcast");
   check_written(tensors, "broadcast");
-  return enter(
-      device_of(tensors, "broadcast"), [&](auto& inner) { return inner.broadcast(tensors, options); },
-      [&](auto& wan) {
-        return wan.broadcast(single(tensors, "broadcast"), root, timeout_or_default(options.timeout));
-      });
+  const auto device = device_of(tensors, "broadcast");
+  const auto& tensor = single(tensors, "broadcast");
+  return enter(device, [&](auto& calls) {
+    return calls.broadcast(tensor, root, timeout_or_default(options.timeout));
+  });
 }
 
 WorkPtr GroupOperations::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   const auto device = device_of(tensors, "all_reduce");
   if (tensors.front().is_sparse()) return allreduce_sparse(tensors, options);
   check_reduced(tensors, options.reduceOp, "all_reduce");
-  return enter(
-      device,
-      [&](auto& inner) {
-        auto reals = reals_of(tensors);
-        return reduce_inside(reals, options,
-                             [&](const auto& given) { return inner.allreduce(reals, given); });
-      },
-      [&](auto& wan) {
-        return wan.all_reduce(single(tensors, "all_reduce"), options.reduceOp,
-                              timeout_or_default(options.timeout));
-      });
+  const auto& tensor = single(tensors, "all_reduce");
+  return enter(device, [&](auto& calls) {
+    return calls.all_reduce(tensor, options.reduceOp, timeout_or_default(options.timeout));
+  });
 }
 
 std::pair<std::uint64_t, std::uint64_t> GroupOperations::encoded_range(std::uint64_t elements,
@@ -125,155 +103,114 @@ WorkPtr GroupOperations::all_reduce_compressed(const at::Tensor& tensor, const s
   if (next && next->numel() > 0 && next->is_alias_of(*residual)) {
     throw_status(StatusCode::InvalidArgument, "next_residual must not share memory with residual");
   }
-  return enter(
-      tensor.device(),
-      [&](auto& inner) -> WorkPtr {
-        auto feedback = std::make_shared<CallerFeedback>(spec, static_cast<float>(decay), residual, next);
-        feedback->commit();
-        if (average) tensor.div_(size());
-        auto work = inner.allreduce(tensors, c10d::AllreduceOptions{});
-        return c10::make_intrusive<FeedbackWork>(std::move(work), std::move(feedback));
-      },
-      [&](auto& wan) {
-        return wan.all_reduce_compressed(tensor, spec, residual, next, scale, average, decay,
-                                         timeout_or_default());
-      });
+  return enter(tensor.device(), [&](auto& calls) {
+    return calls.all_reduce_compressed(tensor, spec, residual, next, scale, average, decay,
+                                       timeout_or_default());
+  });
 }
 
 WorkPtr GroupOperations::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  return enter(
-      device_of(tensors, "allreduce_sparse"),
-      [&](auto& inner) { return inner.allreduce_sparse(tensors, options); },
-      [&](auto& wan) {
-        if (tensors.size() != 1 || !tensors.front().is_sparse()) {
-          throw_status(StatusCode::InvalidArgument, "allreduce_sparse takes one sparse COO tensor per rank");
-        }
-        if (options.reduceOp != c10d::ReduceOp::SUM) {
-          throw_status(StatusCode::Unsupported, "all_reduce of sparse tensors takes ReduceOp.SUM only");
-        }
-        return wan.all_reduce_sparse(tensors.front(), timeout_or_default(options.timeout));
-      });
+  const auto device = device_of(tensors, "allreduce_sparse");
+  if (tensors.size() != 1 || !tensors.front().is_sparse()) {
+    throw_status(StatusCode::InvalidArgument, "allreduce_sparse takes one sparse COO tensor per rank");
+  }
+  if (options.reduceOp != c10d::ReduceOp::SUM) {
+    throw_status(StatusCode::Unsupported, "all_reduce of sparse tensors takes ReduceOp.SUM only");
+  }
+  check_sparse_sum(tensors.front());
+  return enter(device, [&](auto& calls) {
+    return calls.all_reduce_sparse(tensors.front(), timeout_or_default(options.timeout));
+  });
 }
 
 WorkPtr GroupOperations::allreduce_coalesced(Tensors& tensors,
                                              const c10d::AllreduceCoalescedOptions& options) {
   const auto device = device_of(tensors, "all_reduce_coalesced");
   check_reduced(tensors, options.reduceOp, "all_reduce_coalesced");
-  return enter(
-      device,
-      [&](auto& inner) {
-        auto reals = reals_of(tensors);
-        return reduce_inside(reals, options,
-                             [&](const auto& given) { return inner.allreduce_coalesced(reals, given); });
-      },
-      [&](auto& wan) {
-        for (const auto& tensor : tensors) check_dense(tensor, "all_reduce_coalesced");
-        return wan.all_reduce_coalesced(tensors, options.reduceOp, timeout_or_default(options.timeout));
-      });
+  for (const auto& tensor : tensors) check_dense(tensor, "all_reduce_coalesced");
+  return enter(device, [&](auto& calls) {
+    return calls.all_reduce_coalesced(tensors, options.reduceOp, timeout_or_default(options.timeout));
+  });
 }
 
 WorkPtr GroupOperations::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   const auto device = device_of(tensors, "reduce");
   const int root = checked_rank(options.rootRank, size(), "reduce");
   check_reduced(tensors, options.reduceOp, "reduce");
-  return enter(
-      device,
-      [&](auto& inner) {
-        auto reals = reals_of(tensors);
-        return reduce_inside(reals, options, [&](const auto& given) { return inner.reduce(reals, given); });
-      },
-      [&](auto& wan) {
-        return wan.reduce(single(tensors, "reduce"), options.reduceOp, root,
-                          timeout_or_default(options.timeout));
-      });
+  const auto& tensor = single(tensors, "reduce");
+  return enter(device, [&](auto& calls) {
+    return calls.reduce(tensor, options.reduceOp, root, timeout_or_default(options.timeout));
+  });
 }
 
 WorkPtr GroupOperations::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                    const c10d::AllgatherOptions& options) {
   check_written(outputs, "all_gather");
-  return enter(
-      device_of(inputs, "all_gather"), [&](auto& inner) { return inner.allgather(outputs, inputs, options); },
-      [&](auto& wan) {
-        const auto& list = single_list(outputs, true, "all_gather");
-        check_pieces(list, single(inputs, "all_gather"), size(), "all_gather");
-        return wan.all_gather(list, inputs.front(), timeout_or_default(options.timeout));
-      });
+  const auto device = device_of(inputs, "all_gather");
+  const auto& list = single_list(outputs, true, "all_gather");
+  const auto& input = single(inputs, "all_gather");
+  check_pieces(list, input, size(), "all_gather", parts_may_differ(device));
+  return enter(device, [&](auto& calls) {
+    return calls.all_gather(list, input, timeout_or_default(options.timeout));
+  });
 }
 
 WorkPtr GroupOperations::_allgather_base(at::Tensor& output, at::Tensor& input,
                                          const c10d::AllgatherOptions& options) {
   check_written(output, "all_gather");
-  return enter(
-      device_of({input}, "all_gather"),
-      [&](auto& inner) { return inner._allgather_base(output, input, options); },
-      [&](auto& wan) {
-        check_whole(output, input, size(), "all_gather");
-        return wan.all_gather({output}, input, timeout_or_default(options.timeout));
-      });
+  const auto device = device_of({input}, "all_gather");
+  check_whole(output, input, size(), "all_gather");
+  return enter(device, [&](auto& calls) {
+    return calls.all_gather({output}, input, timeout_or_default(options.timeout));
+  });
 }
 
 WorkPtr GroupOperations::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                              const c10d::AllgatherOptions& options) {
   check_written(outputs, "all_gather_coalesced");
-  return enter(
-      device_of(inputs, "all_gather_coalesced"),
-      [&](auto& inner) { return inner.allgather_coalesced(outputs, inputs, options); },
-      [&](auto& wan) {
-        // outputs[rank][i] is where rank's inputs[i] goes.
-        std::vector<Tensors> columns(inputs.size());
-        for (const auto& row : outputs) {
-          if (row.size() != inputs.size()) {
-            throw_status(StatusCode::InvalidArgument,
-                         "all_gather_coalesced: every output list needs one tensor per input");
-          }
-          for (std::size_t i = 0; i < row.size(); ++i) columns[i].push_back(row[i]);
-        }
-        for (std::size_t i = 0; i < columns.size(); ++i) {
-          check_dense(inputs[i], "all_gather_coalesced");
-          check_pieces(columns[i], inputs[i], size(), "all_gather_coalesced");
-        }
-        std::vector<WorkPtr> works;
-        Tensors all;
-        for (std::size_t i = 0; i < columns.size(); ++i) {
-          all.insert(all.end(), columns[i].begin(), columns[i].end());
-          works.push_back(wan.all_gather(columns[i], inputs[i], timeout_or_default(options.timeout)));
-        }
-        return join_works(rank(), c10d::OpType::ALLGATHER_COALESCED, "geocomm:all_gather_coalesced",
-                          std::move(works), std::move(all), wan.exposed());
-      });
+  const auto device = device_of(inputs, "all_gather_coalesced");
+  // outputs[rank][i] is where rank's inputs[i] goes.
+  std::vector<Tensors> columns(inputs.size());
+  for (const auto& row : outputs) {
+    if (row.size() != inputs.size()) {
+      throw_status(StatusCode::InvalidArgument,
+                   "all_gather_coalesced: every output list needs one tensor per input");
+    }
+    for (std::size_t i = 0; i < row.size(); ++i) columns[i].push_back(row[i]);
+  }
+  for (std::size_t i = 0; i < columns.size(); ++i) {
+    check_dense(inputs[i], "all_gather_coalesced");
+    check_pieces(columns[i], inputs[i], size(), "all_gather_coalesced");
+  }
+  return enter(device, [&](auto& calls) {
+    return calls.all_gather_coalesced(columns, inputs, timeout_or_default(options.timeout));
+  });
 }
 
 WorkPtr GroupOperations::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                          const c10d::AllgatherOptions& options) {
   check_written(outputs, "all_gather_coalesced");
-  return enter(
-      device_of(inputs, "all_gather_coalesced"),
-      [&](auto& inner) { return inner.allgather_into_tensor_coalesced(outputs, inputs, options); },
-      [&](auto& wan) {
-        check_wholes(outputs, inputs, size(), "all_gather_coalesced");
-        std::vector<WorkPtr> works;
-        for (std::size_t i = 0; i < inputs.size(); ++i) {
-          works.push_back(wan.all_gather({outputs[i]}, inputs[i], timeout_or_default(options.timeout)));
-        }
-        if (works.size() == 1) return works.front();
-        return join_works(rank(), c10d::OpType::ALLGATHER_COALESCED, "geocomm:all_gather_coalesced",
-                          std::move(works), outputs, wan.exposed());
-      });
+  const auto device = device_of(inputs, "all_gather_coalesced");
+  check_wholes(outputs, inputs, size(), "all_gather_coalesced");
+  std::vector<Tensors> lists;
+  for (const auto& output : outputs) lists.push_back({output});
+  return enter(device, [&](auto& calls) {
+    return calls.all_gather_coalesced(lists, inputs, timeout_or_default(options.timeout));
+  });
 }
 
 WorkPtr GroupOperations::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                                 const c10d::GatherOptions& options) {
   const int root = checked_rank(options.rootRank, size(), "gather");
   check_written(outputs, "gather");
-  return enter(
-      device_of(inputs, "gather"), [&](auto& inner) { return inner.gather(outputs, inputs, options); },
-      [&](auto& wan) {
-        const bool is_root = root == rank();
-        const auto& list = single_list(outputs, is_root, "gather");
-        const auto& input = single(inputs, "gather");
-        if (is_root) check_pieces(list, input, size(), "gather");
-        return wan.gather(list, input, root, timeout_or_default(options.timeout));
-      });
+  const auto device = device_of(inputs, "gather");
+  const bool is_root = root == rank();
+  const auto& list = single_list(outputs, is_root, "gather");
+  const auto& input = single(inputs, "gather");
+  if (is_root) check_pieces(list, input, size(), "gather");
+  return enter(device, [&](auto& calls) {
+    return calls.gather(list, input, root, timeout_or_default(options.timeout));
+  });
 }
 
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14
@@ -298,73 +235,47 @@ WorkPtr GroupOperations::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                  const c10d::ScatterOptions& options) {
   const int root = checked_rank(options.rootRank, size(), "scatter");
   check_written(outputs, "scatter");
-  return enter(
-      device_of(outputs, "scatter"), [&](auto& inner) { return inner.scatter(outputs, inputs, options); },
-      [&](auto& wan) {
-        const bool is_root = root == rank();
-        const auto& list = single_list(inputs, is_root, "scatter");
-        const auto& output = single(outputs, "scatter");
-        if (is_root) check_pieces(list, output, size(), "scatter");
-        return wan.scatter(output, list, root, timeout_or_default(options.timeout));
-      });
+  const auto device = device_of(outputs, "scatter");
+  const bool is_root = root == rank();
+  const auto& list = single_list(inputs, is_root, "scatter");
+  const auto& output = single(outputs, "scatter");
+  if (is_root) check_pieces(list, output, size(), "scatter");
+  return enter(device, [&](auto& calls) {
+    return calls.scatter(output, list, root, timeout_or_default(options.timeout));
+  });
 }
 
 WorkPtr GroupOperations::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                         const c10d::ReduceScatterOptions& options) {
   const auto device = device_of(outputs, "reduce_scatter");
   check_reduced(outputs, options.reduceOp, "reduce_scatter");
-  return enter(
-      device,
-      [&](auto& inner) {
-        auto results = reals_of(outputs);
-        std::vector<Tensors> parts;
-        for (const auto& list : inputs) parts.push_back(reals_of(list));
-        return reduce_inside(results, options,
-                             [&](const auto& given) { return inner.reduce_scatter(results, parts, given); });
-      },
-      [&](auto& wan) {
-        const auto& list = single_list(inputs, true, "reduce_scatter");
-        check_pieces(list, single(outputs, "reduce_scatter"), size(), "reduce_scatter");
-        return wan.reduce_scatter(outputs.front(), list, options.reduceOp,
-                                  timeout_or_default(options.timeout));
-      });
+  const auto& list = single_list(inputs, true, "reduce_scatter");
+  const auto& output = single(outputs, "reduce_scatter");
+  check_pieces(list, output, size(), "reduce_scatter", parts_may_differ(device));
+  return enter(device, [&](auto& calls) {
+    return calls.reduce_scatter(output, list, options.reduceOp, timeout_or_default(options.timeout));
+  });
 }
 
 WorkPtr GroupOperations::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                               const c10d::ReduceScatterOptions& options) {
   const auto device = device_of({output}, "reduce_scatter");
   check_reduced({output}, options.reduceOp, "reduce_scatter");
-  return enter(
-      device,
-      [&](auto& inner) {
-        auto result = reals_of(Tensors{output}), whole = reals_of(Tensors{input});
-        return reduce_inside(result, options, [&](const auto& given) {
-          return inner._reduce_scatter_base(result.front(), whole.front(), given);
-        });
-      },
-      [&](auto& wan) {
-        check_whole(input, output, size(), "reduce_scatter");
-        return wan.reduce_scatter(output, {input}, options.reduceOp, timeout_or_default(options.timeout));
-      });
+  check_whole(input, output, size(), "reduce_scatter");
+  return enter(device, [&](auto& calls) {
+    return calls.reduce_scatter(output, {input}, options.reduceOp, timeout_or_default(options.timeout));
+  });
 }
 
 WorkPtr GroupOperations::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                          const c10d::ReduceScatterOptions& options) {
   const auto device = device_of(outputs, "reduce_scatter_coalesced");
   check_reduced(outputs, options.reduceOp, "reduce_scatter_coalesced");
-  return enter(
-      device,
-      [&](auto& inner) {
-        auto results = reals_of(outputs), wholes = reals_of(inputs);
-        return reduce_inside(results, options, [&](const auto& given) {
-          return inner.reduce_scatter_tensor_coalesced(results, wholes, given);
-        });
-      },
-      [&](auto& wan) {
-        check_wholes(inputs, outputs, size(), "reduce_scatter_coalesced");
-        return wan.reduce_scatter_coalesced(outputs, inputs, options.reduceOp,
-                                            timeout_or_default(options.timeout));
-      });
+  check_wholes(inputs, outputs, size(), "reduce_scatter_coalesced");
+  return enter(device, [&](auto& calls) {
+    return calls.reduce_scatter_coalesced(outputs, inputs, options.reduceOp,
+                                          timeout_or_default(options.timeout));
+  });
 }
 
 WorkPtr GroupOperations::alltoall_base(at::Tensor& output, at::Tensor& input,
@@ -374,70 +285,60 @@ WorkPtr GroupOperations::alltoall_base(at::Tensor& output, at::Tensor& input,
   check_written(output, "all_to_all");
   check_splits(output, output_splits, size(), "output");
   check_splits(input, input_splits, size(), "input");
-  return enter(
-      device_of({output}, "all_to_all"),
-      [&](auto& inner) { return inner.alltoall_base(output, input, output_splits, input_splits, options); },
-      [&](auto& wan) {
-        const auto outputs = split_rows(output, output_splits, size());
-        const auto inputs = split_rows(input, input_splits, size());
-        check_exchange(outputs, inputs, rank(), size());
-        return wan.all_to_all(outputs, inputs, {output}, timeout_or_default(options.timeout));
-      });
+  const auto device = device_of({output}, "all_to_all");
+  check_dense(output, "all_to_all");
+  check_dense(input, "all_to_all");
+  check_exchange(split_rows(output, output_splits, size()), split_rows(input, input_splits, size()), rank(),
+                 size());
+  return enter(device, [&](auto& calls) {
+    return calls.all_to_all_single(output, input, output_splits, input_splits,
+                                   timeout_or_default(options.timeout));
+  });
 }
 
 WorkPtr GroupOperations::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
   check_written(outputs, "all_to_all");
-  return enter(
-      device_of(inputs, "all_to_all"), [&](auto& inner) { return inner.alltoall(outputs, inputs, options); },
-      [&](auto& wan) {
-        check_exchange(outputs, inputs, rank(), size());
-        return wan.all_to_all(outputs, inputs, outputs, timeout_or_default(options.timeout));
-      });
+  const auto device = device_of(inputs, "all_to_all");
+  check_exchange(outputs, inputs, rank(), size());
+  return enter(device, [&](auto& calls) {
+    return calls.all_to_all(outputs, inputs, outputs, timeout_or_default(options.timeout));
+  });
 }
 
 void GroupOperations::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
-  const auto work = enter(
-      at::kCPU,
-      [&](auto& inner) -> WorkPtr {
-        inner.monitoredBarrier(options, wait_all_ranks);
-        return nullptr;
-      },
-      [&](auto& wan) { return wan.barrier(at::kCPU, timeout_or_default(options.timeout)); });
-  if (work) work->wait();
+  enter(at::kCPU, [&](auto& calls) {
+    return calls.monitored_barrier(wait_all_ranks, timeout_or_default(options.timeout));
+  });
 }
 
 WorkPtr GroupOperations::send(Tensors& tensors, int peer, int tag) {
   check_message(peer, tag, rank(), size(), "send");
-  return enter(
-      device_of(tensors, "send"), [&](auto& inner) { return inner.send(tensors, peer, tag); },
-      [&](auto& wan) { return wan.send(single(tensors, "send"), peer, tag, timeout_or_default()); });
+  const auto device = device_of(tensors, "send");
+  const auto& tensor = single(tensors, "send");
+  return enter(device, [&](auto& calls) { return calls.send(tensor, peer, tag, timeout_or_default()); });
 }
 
 WorkPtr GroupOperations::recv(Tensors& tensors, int peer, int tag) {
   check_message(peer, tag, rank(), size(), "recv");
   check_written(tensors, "recv");
-  return enter(
-      device_of(tensors, "recv"), [&](auto& inner) { return inner.recv(tensors, peer, tag); },
-      [&](auto& wan) { return wan.recv(single(tensors, "recv"), peer, tag, timeout_or_default()); });
+  const auto device = device_of(tensors, "recv");
+  const auto& tensor = single(tensors, "recv");
+  return enter(device, [&](auto& calls) { return calls.recv(tensor, peer, tag, timeout_or_default()); });
 }
 
 WorkPtr GroupOperations::recvAnysource(Tensors& tensors, int tag) {
   check_tag(tag, "recv");
   check_written(tensors, "recv");
-  return enter(
-      device_of(tensors, "recv"), [&](auto& inner) { return inner.recvAnysource(tensors, tag); },
-      [](auto&) -> WorkPtr {
-        throw_status(StatusCode::Unsupported,
-                     "recv(src=None) does not work in a group that spans sites; name the source rank");
-      });
+  const auto device = device_of(tensors, "recv");
+  const auto& tensor = single(tensors, "recv");
+  return enter(device, [&](auto& calls) { return calls.recv_any(tensor, tag, timeout_or_default()); });
 }
 
 WorkPtr GroupOperations::barrier(const c10d::BarrierOptions& options) {
   const bool served = options.device && members()->has_inner(options.device->type());
   const at::Device device = served ? *options.device : at::Device(at::kCPU);
-  return enter(
-      device, [&](auto& inner) { return inner.barrier(options); },
-      [&](auto& wan) { return wan.barrier(device, timeout_or_default(options.timeout)); });
+  return enter(device,
+               [&](auto& calls) { return calls.barrier(device, timeout_or_default(options.timeout)); });
 }
 
 }  // namespace geocomm::binding

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "binding/calls/site_collectives.h"
 #include "binding/calls/wan_collectives.h"
 #include "core/fork.h"
 
@@ -82,14 +83,12 @@ class GroupOperations : public c10d::Backend {
   int rank();
   int size();
   Milliseconds timeout_or_default(Milliseconds timeout = c10d::kUnsetTimeout);
-  // Every operation goes through here once its arguments are checked: below autograd, into
-  // inside(c10d::Backend&), by the inner backend for `device`, or into across(WanCollectives&).
-  template <typename Inside, typename Across>
-  WorkPtr enter(const at::Device& device, Inside&& inside, Across&& across);
-  // A reduction by the inner backend, reduce(options), of `results` without complex numbers, which Gloo does
-  // not have. Nor has it a mean of integers: a sum and then a division.
-  template <typename Given, typename Reduce>
-  WorkPtr reduce_inside(const Tensors& results, const Given& options, Reduce&& reduce);
+  // Every operation goes through here once its arguments are checked: below autograd, into call(calls) with
+  // the WanCollectives of a group that spans sites, or else its SiteCollectives.
+  template <typename Call>
+  WorkPtr enter(const at::Device& device, Call&& call);
+  // Whether the parts of all ranks may differ in size: NCCL's own, inside one site.
+  bool parts_may_differ(const at::Device& device);
 };
 
 }  // namespace geocomm::binding

@@ -25,6 +25,7 @@ ProcessGroupGeocomm::ProcessGroupGeocomm(int rank, int size, Milliseconds timeou
     : GroupOperations(rank, size, timeout, std::move(on_shutdown)),
       inner_(std::move(inner)),
       wan_(std::move(wan)),
+      site_(wan_ ? nullptr : std::make_shared<SiteCollectives>(rank, size, inner_)),
       process_(std::move(process)),
       split_(std::move(split)) {}
 
@@ -36,6 +37,7 @@ ProcessGroupGeocomm::~ProcessGroupGeocomm() {
   on_shutdown_ = nullptr;  // the interpreter may be gone
   if (!mark_.is_here()) {
     core::leak(std::move(inner_));  // Gloo would wait for threads that are not here
+    core::leak(site_.take());
     return;
   }
   try {
@@ -44,7 +46,8 @@ ProcessGroupGeocomm::~ProcessGroupGeocomm() {
     core::log(core::LogLevel::Warning, "closing a process group: ", e.what());
   }
   coalesced_.clear();
-  wan_.reset();
+  wan_.take();
+  site_.take();
   inner_.clear();
 }
 
@@ -113,7 +116,7 @@ WorkPtr ProcessGroupGeocomm::endCoalescing() {
   if (works.size() == 1) return works.front();
   Tensors outputs;
   for (const auto& work : works) {
-    if (dynamic_cast<GeoWork*>(work.get()) == nullptr) continue;
+    if (!work) continue;
     for (const auto& tensor : work->result()) outputs.push_back(tensor);
   }
   return join_works(getRank(), c10d::OpType::COALESCED, "geocomm:coalesced", std::move(works),

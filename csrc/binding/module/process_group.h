@@ -1,5 +1,5 @@
-// ProcessGroupGeocomm: the c10d backend. A group inside one site delegates plainly to the inner backend; one
-// that spans sites goes through WanCollectives. Method names are PyTorch's.
+// ProcessGroupGeocomm: the c10d backend. A group inside one site goes through SiteCollectives, one that spans
+// sites through WanCollectives. Method names are PyTorch's.
 #pragma once
 
 #include <atomic>
@@ -14,22 +14,23 @@
 
 namespace geocomm::binding {
 
-// A share of a group's WanCollectives. `->` throws Aborted in a forked child, since threads and connections
-// are the parent's.
-class OwnWan {
+// A share of a group's WanCollectives or SiteCollectives. `->` throws Aborted in a forked child, since
+// threads and connections are the parent's.
+template <typename Calls>
+class Own {
  public:
-  explicit OwnWan(std::shared_ptr<WanCollectives> wan) : wan_(std::move(wan)) {}
+  explicit Own(std::shared_ptr<Calls> calls) : calls_(std::move(calls)) {}
 
-  explicit operator bool() const { return wan_ != nullptr; }
-  WanCollectives* operator->() const {
+  explicit operator bool() const { return calls_ != nullptr; }
+  Calls* operator->() const {
     require_own_process(mark_);
-    return wan_.get();
+    return calls_.get();
   }
-  WanCollectives& operator*() const { return *operator->(); }
-  void reset() { wan_.reset(); }
+  Calls& operator*() const { return *operator->(); }
+  std::shared_ptr<Calls> take() { return std::exchange(calls_, nullptr); }
 
  private:
-  std::shared_ptr<WanCollectives> wan_;
+  std::shared_ptr<Calls> calls_;
   core::ProcessMark mark_;
 };
 
@@ -71,7 +72,9 @@ class ProcessGroupGeocomm : public GroupOperations {
   // Whether shutdown() was called, or the group is that of a parent process.
   bool closed() const;
   // Only of a group that spans sites.
-  const OwnWan& wan() const { return wan_; }
+  const Own<WanCollectives>& wan() const { return wan_; }
+  // Only of a group inside one site.
+  const Own<SiteCollectives>& site() const { return site_; }
   bool has_inner(at::DeviceType device) const { return inner_.contains(device); }
   // Throws Unsupported where there is none for the device.
   c10d::Backend& inner(const at::Device& device) const;
@@ -82,8 +85,9 @@ class ProcessGroupGeocomm : public GroupOperations {
   c10::intrusive_ptr<ProcessGroupGeocomm> members() override;
   void for_each_inner(const std::function<void(c10d::Backend&)>& visit) const;
 
-  InnerBackends inner_;  // changed by the destructor only, as are wan_ and on_shutdown_
-  OwnWan wan_;
+  InnerBackends inner_;  // changed by the destructor only, as are wan_, site_ and on_shutdown_
+  Own<WanCollectives> wan_;
+  Own<SiteCollectives> site_;
   const std::shared_ptr<ProcessResources> process_;
   const SplitFunction split_;
   std::atomic<std::uint64_t> issued_{0};

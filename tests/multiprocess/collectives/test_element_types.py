@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from geocomm.core.errors import UnsupportedError
-from support.collective_cases import LAYOUTS, is_one_site
+from support.collective_cases import LAYOUTS
 from support.harness import Ranks, ranks_fixture
 
 ranks = ranks_fixture(LAYOUTS)
@@ -77,9 +77,7 @@ def _large_halves() -> list[list[float]]:
     return [result.tolist() for result in _reduced(tensor, dist.ReduceOp.AVG)]
 
 
-def test_mean_of_float16_is_finite_where_the_sum_inside_a_site_is_not(ranks: Ranks) -> None:
-    if is_one_site(ranks):
-        pytest.skip("inside one site it is Gloo's affair")
+def test_mean_of_float16_is_finite_where_the_sum_is_not(ranks: Ranks) -> None:
     mean = np.float16(np.mean([-40_000 + 1024 * rank for rank in range(ranks.size)]))
     for found in ranks.run(_large_halves):
         assert found == [[60_000.0, float(mean), 2.0**-10, 2.0**-20]] * len(found)
@@ -93,9 +91,7 @@ def _short_integers() -> list[Any]:
     return [[[result.tolist() for result in _reduced(tensor, op)], tensor.tolist()] for op in operations]
 
 
-def test_reductions_of_int16_wrap_over_sites(ranks: Ranks) -> None:
-    if is_one_site(ranks):
-        pytest.skip("inside one site Gloo refuses them")
+def test_reductions_of_int16_wrap(ranks: Ranks) -> None:
     found = ranks.run(_short_integers)
     for index, reduce in enumerate((np.add.reduce, np.maximum.reduce, np.bitwise_xor.reduce, np.multiply.reduce)):
         expected = reduce(np.array([rank[index][1] for rank in found], dtype=np.int16), dtype=np.int16).tolist()
@@ -106,8 +102,8 @@ RARE = [torch.int16, torch.uint16, torch.uint32, torch.uint64, torch.complex32, 
 RARE += [getattr(torch, name) for name in dir(torch) if name.startswith("float8_")]
 
 
-def _moved(dtype: torch.dtype, refused_by_gloo: bool) -> list[str]:
-    """The operations that deliver other bits than were sent. `refused_by_gloo`: it may refuse the dtype."""
+def _moved(dtype: torch.dtype) -> list[str]:
+    """The operations that deliver other bits than were sent."""
     group = dist.group.WORLD
     rank, size = group.rank(), group.size()
     peers = range(size)
@@ -147,7 +143,7 @@ def _moved(dtype: torch.dtype, refused_by_gloo: bool) -> list[str]:
         try:
             call(outputs).wait()
         except RuntimeError as error:
-            wrong += [] if refused_by_gloo and "geocomm" not in str(error) else [f"{name}: {error}"]
+            wrong.append(f"{name}: {error}")
         else:
             for sender in senders:
                 expected = values(sender, rank if differs else 0)
@@ -159,7 +155,7 @@ def _moved(dtype: torch.dtype, refused_by_gloo: bool) -> list[str]:
 
 @pytest.mark.parametrize("dtype", RARE, ids=str)
 def test_tensors_of_a_rare_dtype_are_moved_bit_for_bit(ranks: Ranks, dtype: torch.dtype) -> None:
-    assert ranks.run(_moved, dtype, is_one_site(ranks)) == [[]] * ranks.size
+    assert ranks.run(_moved, dtype) == [[]] * ranks.size
 
 
 def _refusals(dtype: torch.dtype, names: list[str]) -> list[str]:
@@ -189,8 +185,7 @@ NOT_REDUCED = [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn]
 @pytest.mark.parametrize("dtype", [*NOT_REDUCED, torch.uint4], ids=str)
 def test_operations_on_a_dtype_without_them_are_refused_and_the_group_lives(ranks: Ranks, dtype: torch.dtype) -> None:
     names = ["all_reduce", "reduce_scatter"] if dtype in NOT_REDUCED else ["all_reduce", "broadcast", "all_gather"]
-    error = "RuntimeError" if is_one_site(ranks) else "UnsupportedError"
-    assert ranks.run(_refusals, dtype, names) == [[error] * len(names)] * ranks.size
+    assert ranks.run(_refusals, dtype, names) == [["UnsupportedError"] * len(names)] * ranks.size
 
 
 def _sparse_halves() -> float:
@@ -203,8 +198,6 @@ def _sparse_halves() -> float:
 
 
 def test_sum_of_sparse_float16_is_refused_and_the_group_lives(ranks: Ranks) -> None:
-    if is_one_site(ranks):
-        pytest.skip("inside one site it is Gloo's affair")
     assert ranks.run(_sparse_halves) == [float(ranks.size)] * ranks.size
 
 

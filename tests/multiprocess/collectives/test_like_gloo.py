@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 from support import collective_cases
-from support.collective_cases import LAYOUTS, is_one_site
+from support.collective_cases import LAYOUTS
 from support.harness import Ranks, gloo_group, ranks_fixture
 
 ranks = ranks_fixture(LAYOUTS)
@@ -306,13 +306,10 @@ def _gloo_gives(name: str, make: Make) -> list[Any] | None:
     return given
 
 
-def _differences(name: str, one_site: bool) -> list[str]:
+def _differences(name: str) -> list[str]:
     wrong = []
     for kind in KINDS:
-        if kind == "strided" and name.startswith("send"):
-            continue  # inside a site it is Gloo that sends, which refuses these
-        # Inside one site it is Gloo's affair what becomes of strided tensors.
-        expected = _gloo_gives(name, (KINDS if one_site else WITHOUT_GAPS)[kind])
+        expected = _gloo_gives(name, WITHOUT_GAPS[kind])
         try:
             found = _seen(name, KINDS[kind], dist.group.WORLD)
         except (RuntimeError, ValueError) as error:
@@ -325,7 +322,7 @@ def _differences(name: str, one_site: bool) -> list[str]:
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_collective_of_tensors_with_autograd_leaves_what_gloo_leaves(ranks: Ranks, name: str) -> None:
-    assert ranks.run(_differences, name, is_one_site(ranks)) == [[]] * ranks.size
+    assert ranks.run(_differences, name) == [[]] * ranks.size
 
 
 def _functional_gradients(group: Any) -> list[Any]:
