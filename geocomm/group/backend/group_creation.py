@@ -35,6 +35,7 @@ from geocomm.group.membership.own_address import advertised, store_host
 from geocomm.group.membership.rank_record import (
     RankInfo,
     new_group_identity,
+    own_process,
     own_versions,
     path_channels,
     sites_of,
@@ -257,6 +258,7 @@ def introduce(
         port=endpoint.port if endpoint else 0,
         outbound_only=options.outbound_only,
         process_id=base64.b64encode(endpoint.id).decode() if endpoint else "",
+        process=own_process(),
         versions=own_versions(),
         codecs=core.codec_names(),
         agreed=options.agreed() | {"codec": form, "links": links.digest() if links else "not given"},

@@ -44,6 +44,7 @@ def exchange(store: Store, global_ranks: list[int], own: RankInfo, timeout: time
 def check(infos: list[RankInfo]) -> None:
     """Raise what is wrong with the group as a whole: every rank sees the same records and comes to the same verdict."""
     check_joined(infos)
+    _check_processes(infos)
     _check_equal(infos, "version of {}", [info.versions for info in infos], VersionMismatchError)
     if any(info.site is None for info in infos) and any(info.site is not None for info in infos):
         without = [info.global_rank for info in infos if info.site is None]
@@ -72,6 +73,19 @@ def check_joined(infos: list[RankInfo]) -> None:
         raise InvalidArgumentError(
             f"{ranks_text([info.global_rank for info in failed])} could not join the process group; "
             f"rank {failed[0].global_rank}{f' (site {failed[0].site})' if failed[0].site else ''}: {failed[0].error}"
+        )
+
+
+def _check_processes(infos: list[RankInfo]) -> None:
+    """Check that no process is two ranks: connections, numbers of operations and counters are a process's own."""
+    by_process: dict[str, list[int]] = {}
+    for info in infos:
+        by_process.setdefault(info.process, []).append(info.global_rank)
+    together = [ranks for process, ranks in by_process.items() if process and len(ranks) > 1]
+    if together:
+        raise InvalidArgumentError(
+            f"{ranks_text(together[0])} are threads of one process, and a process can be one rank of a geocomm group. "
+            "Start a process for each rank, as torchrun does; for threads take another backend"
         )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 import hashlib
+import os
 import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -43,6 +45,9 @@ class RankInfo:
     """Names and addresses of it, in the order to be dialled."""
     port: int = 0
     process_id: str = ""
+    """Of its endpoint."""
+    process: str = ""
+    """Equal for ranks that are threads of one process."""
     outbound_only: bool = False
     versions: dict[str, str] = field(default_factory=dict[str, str])
     codecs: list[str] = field(default_factory=list[str])
@@ -83,6 +88,16 @@ def own_versions() -> dict[str, str]:
         "rank records": layout_of(RankInfo, Presence),
         "torch": ".".join(torch.__version__.split(".")[:2]),
     }
+
+
+def own_process() -> str:
+    """A name that no other process has, also not a fork of this one."""
+    return _name_of(os.getpid())
+
+
+@functools.cache
+def _name_of(pid: int) -> str:
+    return f"{pid}/{secrets.token_hex(8)}"
 
 
 def new_group_identity() -> tuple[int, str]:

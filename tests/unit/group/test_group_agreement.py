@@ -101,6 +101,13 @@ def test_check_with_a_rank_that_failed_tells_why() -> None:
         check([infos("a")[0], failed])
 
 
+def test_check_with_two_ranks_of_one_process_names_them_and_no_others() -> None:
+    ranks = [replace(info, process=process) for info, process in zip(infos("a", "b", "b"), "pqq", strict=True)]
+    with pytest.raises(InvalidArgumentError, match="ranks 11, 12 are threads of one process"):
+        check(ranks)
+    check([replace(info, process=str(info.rank)) for info in ranks])
+
+
 def _on_machines(ranks: list[RankInfo], *machines: str) -> list[RankInfo]:
     return [replace(info, presence={"machine": machine}) for info, machine in zip(ranks, machines, strict=True)]
 
