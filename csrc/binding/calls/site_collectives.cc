@@ -339,7 +339,7 @@ WorkPtr SiteCollectives::all_to_all(const Tensors& outputs, const Tensors& input
                         outputs[i].copy_(row.view(outputs[i].scalar_type()).view(outputs[i].sizes()));
                         offset += out_sizes[i];
                       }
-                      for (const auto& result : results) mark_written(result);
+                      for (const auto& output : outputs) mark_written(output);
                     });
 }
 
