@@ -1,7 +1,9 @@
-"""Child processes: such as end with the one that starts them, also where that is killed; and the pipes to them."""
+"""Child processes: such as end with the one that starts them, also where that is killed; pipes and signals to them."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ctypes
 import os
 import signal
@@ -34,6 +36,16 @@ def end_with_parent(parent: int, number: signal.Signals) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
     if os.getppid() != parent:
         os.kill(os.getpid(), number)
+
+
+def send_signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    """Send a signal to a child that has not ended.
+
+    asyncio's own methods ask first whether it has, which takes the exit status away from the loop that waits for it.
+    """
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
 
 
 def input_of(process: subprocess.Popen[bytes]) -> IO[bytes]:

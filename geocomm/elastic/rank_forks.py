@@ -2,7 +2,8 @@
 
 torchrun asks for them where it would start `python -u SCRIPT` or `python -u -m MODULE`; anything else it starts itself.
 A forked rank is like a started one: it has its own session, arguments, variables, output and exit status, its own
-`__main__`, and the command line that `ps` shows. Of what libraries read at their import, torch's number of threads and
+`__main__`, and the command line that `ps` shows. Descriptors of the process that it was forked from are closed by what
+owns them: one that was closed by its number alone would be closed again, later, as whatever has that number by then. Of what libraries read at their import, torch's number of threads and
 numpy's random numbers are set anew. The process that forks has one thread and never touches a device.
 """
 
@@ -117,9 +118,14 @@ def _run(control: socket.socket) -> None:
             here, there = os.pipe()
             if (pid := os.fork()) == 0:
                 os.setsid()
-                os.close(there)
+                os.dup2(out, 1)
+                os.dup2(err, 2)
+                control.close()
+                for descriptor in (here, there, out, err, status, *running, *(of for _, of in running.values())):
+                    os.close(descriptor)
+                running.clear()
                 arguments, changed, gone = json.loads(request)
-                _become(arguments, changed, gone, out, err)
+                _become(arguments, changed, gone)
             os.close(there)
             os.read(here, 1)  # until it has a session of its own, which torchrun signals
             os.close(here)
@@ -129,16 +135,10 @@ def _run(control: socket.socket) -> None:
             control.send(str(pid).encode())
 
 
-def _become(arguments: Sequence[str], changed: Mapping[str, str], gone: Sequence[str], out: int, err: int) -> NoReturn:
+def _become(arguments: Sequence[str], changed: Mapping[str, str], gone: Sequence[str]) -> NoReturn:
     """The rank: run the program, and exit."""
     for number in _ENDING:
         signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
-    os.dup2(out, 1)
-    os.dup2(err, 2)
-    for descriptor in map(int, os.listdir("/proc/self/fd")):
-        if descriptor > 2:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
     os.environ.update(changed)
     for name in gone:
         os.environ.pop(name, None)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from geocomm.core.bad_input import EXIT_BAD_INPUT
-from geocomm.core.child_processes import ending_with_this
+from geocomm.core.child_processes import ending_with_this, send_signal
 from geocomm.core.environment import AGENT_OF_FIRST_NODE
 from geocomm.core.message_log import log
 from geocomm.core.patience import for_ever
@@ -93,12 +93,15 @@ class Supervisor:
         is told what to start."""
         self._collecting: asyncio.subprocess.Process | None = None
         self._leaving = asyncio.Event()
+        self._ended_by: signal.Signals | None = None
+        """The signal that came before the site had joined the run."""
         self._parting: asyncio.Task[None] | None = None
         self._agent_told = False
         """To leave."""
 
     async def run(self) -> int:
-        """Exit status of the command: 0, the site has left; 2, the run does not take it in; else torchrun's last."""
+        """Exit status of the command: 0, the site has left; 2, the run does not take it in; 128 + the signal that came
+        before the site had joined; else torchrun's last."""
         with self._signals():
             ranks = asyncio.create_task(self._keep_ranks())
             agent = asyncio.create_task(self._keep_agent())
@@ -112,11 +115,13 @@ class Supervisor:
                 if not ranks.done():  # the agent has said why this site cannot take part
                     self._leaving.set()
                     await self._end(self._ranks, _LEAVE_LIMIT_S)
-                    return _as_exit_status(agent.result())
-                if not agent.done():
-                    self._tell_agent_to_leave()
-                    await asyncio.wait([agent])  # it sees to its own end, and leads on where others need it
-                return _as_exit_status(ranks.result())
+                    status = agent.result()
+                else:
+                    if not agent.done():
+                        self._tell_agent_to_leave()
+                        await asyncio.wait([agent])  # it sees to its own end, and leads on where others need it
+                    status = ranks.result()
+                return _as_exit_status(status if self._ended_by is None else -self._ended_by)
             finally:
                 for task in (ranks, agent, collector, self._parting):
                     if task is not None:
@@ -130,20 +135,21 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         for number in numbers:
-            loop.add_signal_handler(number, self._leave)
+            loop.add_signal_handler(number, self._leave, number)
         try:
             yield
         finally:
             for number in numbers:
                 loop.remove_signal_handler(number)
 
-    def _leave(self) -> None:
+    def _leave(self, number: signal.Signals) -> None:
         """The ranks make their last steps count, and the site leaves; a second time, at once."""
         if self._leaving.is_set():
             _signal(self._agent, signal.SIGTERM)
             _signal(self._ranks, signal.SIGTERM)
         else:
             if self._known() is None:
+                self._ended_by = number
                 log("this site ends: it was still loading, and had not joined the run")
             self._leaving.set()
             self._tell_agent_to_leave()
@@ -235,8 +241,10 @@ class Supervisor:
                 self._ranks = await self._start(command, stdin=given.fileno())
             self._torchruns = await asyncio.open_connection(sock=own)
         ends, starts = self._torchruns
-        starts.write(b"\n")
-        told = await ends.readline()
+        told = b""
+        with contextlib.suppress(ConnectionError):  # it was ended before it has read what it is to start
+            starts.write(b"\n")
+            told = await ends.readline()
         return int(told) if told else await self._ranks.wait()
 
     def _counted(self) -> int:
@@ -290,9 +298,8 @@ def run_elastic(config: AgentConfig, job: SiteJob, keys: Keys) -> int:
 
 
 def _signal(process: asyncio.subprocess.Process | None, number: signal.Signals) -> None:
-    if process is not None and process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(number)
+    if process is not None:
+        send_signal(process, number)
 
 
 def _told(status: int) -> str:

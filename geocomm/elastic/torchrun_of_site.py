@@ -14,8 +14,8 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Generator
 from importlib import import_module
-from types import FrameType
 
 from geocomm.core.child_processes import end_with_parent
 
@@ -23,35 +23,35 @@ _FORKED = "geocomm.elastic.forked_torchrun"
 
 
 class _Torchruns:
-    """Run one after the other. The one that runs gets the SIGTERM that this process gets, and is the last then."""
+    """Run one after the other. The one that runs gets the SIGTERM that this process gets, and is the last then.
+
+    Where none runs, SIGTERM ends this process without a word: there is nothing to save, and a handler that raised would
+    raise wherever Python is by then, as in what torch has to do at exit.
+    """
 
     def __init__(self, arguments: list[str], asked: socket.socket) -> None:
         self._arguments, self._asked = arguments, asked
-        self._pid: int | None = None
         self._ending = False
-        signal.signal(signal.SIGTERM, self._end)
-
-    def _end(self, number: int, _: FrameType | None) -> None:
-        self._ending = True
-        if self._pid is None:
-            sys.exit(128 + number)
-        os.kill(self._pid, number)
 
     def run(self) -> int:
         """Run one; its exit status."""
         parent = os.getpid()
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-        self._pid = os.fork()
-        if self._pid == 0:
+        with _no_sigterm():
+            pid = os.fork()
+            if pid != 0:
+                signal.signal(signal.SIGTERM, lambda number, _: self._pass_on(pid, number))
+        if pid == 0:
             self._asked.close()
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
             end_with_parent(parent, signal.SIGTERM)
             sys.exit(import_module(_FORKED).main(self._arguments))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-        status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
-        self._pid = None
-        return status
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # nobody else gets its number before the handler is gone
+        with _no_sigterm():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def _pass_on(self, pid: int, number: int) -> None:
+        self._ending = True
+        os.kill(pid, number)
 
     def run_all(self) -> int:
         """Run as many as are asked for; the exit status of the last one."""
@@ -61,6 +61,16 @@ class _Torchruns:
             with contextlib.suppress(OSError):  # nobody hears it
                 self._asked.sendall(b"%d\n" % status)
         return status
+
+
+@contextlib.contextmanager
+def _no_sigterm() -> Generator[None]:
+    """It comes after this context."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 
 
 def main(arguments: list[str]) -> int:

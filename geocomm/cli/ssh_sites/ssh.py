@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import shlex
 import signal
 import subprocess
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from geocomm.cli.ssh_sites.sites_file import Node
+from geocomm.core.child_processes import send_signal
 
 CONNECT_LIMIT_S = 10
 _PERSIST_S = 60
@@ -236,7 +236,7 @@ async def _all_of(process: asyncio.subprocess.Process, stream: asyncio.StreamRea
         if len(kept) <= _MOST_BYTES:
             kept += chunk
         else:
-            _kill(process)
+            send_signal(process, signal.SIGKILL)
     return kept.decode("latin-1" if len(kept) > _MOST_BYTES else "utf-8", errors="replace")
 
 
@@ -250,11 +250,5 @@ async def _ended(process: asyncio.subprocess.Process) -> int:
 
 async def end(process: asyncio.subprocess.Process) -> None:
     """Kill a process that has not ended."""
-    if process.returncode is None:
-        _kill(process)
-        await process.wait()
-
-
-def _kill(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(process.pid, signal.SIGKILL)  # its own method would collect the status, which asyncio waits for
+    send_signal(process, signal.SIGKILL)
+    await process.wait()

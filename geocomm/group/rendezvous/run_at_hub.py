@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from geocomm.core.addresses import HubAddress, listen_on, reached_here
-from geocomm.core.child_processes import ending_with_this
+from geocomm.core.child_processes import ending_with_this, send_signal
 from geocomm.core.environment import collector_socket
 from geocomm.core.message_log import log
 from geocomm.group.rendezvous.hub import Hub
@@ -127,8 +127,7 @@ def _passed_on() -> Generator[Callable[[asyncio.subprocess.Process], None]]:
         if torchrun is None:
             early.append(number)
             return
-        with contextlib.suppress(ProcessLookupError):
-            torchrun.send_signal(number)
+        send_signal(torchrun, number)
 
     def started(process: asyncio.subprocess.Process) -> None:
         nonlocal torchrun

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from support.elastic_sites import ENVIRONMENT
 pytestmark = pytest.mark.timeout(600)
 # It writes what it is to $FOLDER, and ends as its argument says.
 PROGRAM = """
-import json, multiprocessing, os, random, signal, sys, time
+import atexit, json, multiprocessing, os, random, signal, sys, time
 
 def facts():
     import numpy, torch
@@ -48,6 +49,9 @@ if __name__ == "__main__":
         json.dump(facts(), file)
     os.rename(place + ".new", place)
     print("said", end="")
+    if sys.argv[1] == "ends":  # with descriptors of its own, one of each number that was free
+        own = [os.open(os.devnull, os.O_RDONLY) for _ in range(30)]
+        atexit.register(lambda: [os.close(each) for each in own])
     if sys.argv[1] == "raises":  # once both are there, and one of them: torchrun ends the other
         while not all(os.path.exists(os.path.join(os.environ["FOLDER"], rank)) for rank in "01"):
             time.sleep(0.01)
@@ -61,8 +65,8 @@ if __name__ == "__main__":
 """
 
 
-def launch(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    """torchrun of a site, once, with two ranks."""
+def launch(folder: Path, *arguments: str, asked: socket.socket | None = None) -> subprocess.Popen[str]:
+    """torchrun of a site, with two ranks. asked: the other end of its socket; without one it runs once."""
     folder.mkdir(exist_ok=True)
     command = [sys.executable, "-u", "-m", "geocomm.elastic.torchrun_of_site", "--nproc-per-node", "2", *arguments]
     environment = ENVIRONMENT | {"FOLDER": str(folder), "OMP_NUM_THREADS": "1", "ASKED": "yes"}
@@ -71,7 +75,12 @@ def launch(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     with own, given:
         own.sendall(b"\n")
         return subprocess.Popen(
-            command, stdin=given.fileno(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, text=True
+            command,
+            stdin=given.fileno() if asked is None else asked.fileno(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            text=True,
         )
 
 
@@ -118,3 +127,26 @@ def test_sigterm_to_torchrun_reaches_forked_ranks_which_end_as_they_like(tmp_pat
     said, _ = process.communicate(timeout=60)
     assert said.count("asked to end") == 2, said
     assert process.returncode == 1
+
+
+def test_descriptors_of_a_forked_rank_are_its_own_until_its_very_end(tmp_path: Path) -> None:
+    path = tmp_path / "program_of_ranks.py"
+    path.write_text(PROGRAM)
+    process = launch(tmp_path / "ranks", str(path), "ends")
+    said, _ = process.communicate(timeout=240)
+    assert (process.returncode, said) == (0, "saidsaid")
+
+
+def test_sigterm_between_torchruns_ends_what_forks_them_without_a_word(tmp_path: Path) -> None:
+    path = tmp_path / "program_of_ranks.py"
+    path.write_text(PROGRAM)
+    own, asked = socket.socketpair()
+    with own:
+        with asked:
+            process = launch(tmp_path / "ranks", str(path), "ends", asked=asked)
+        own.sendall(b"\n")
+        assert own.recv(10) == b"0\n"
+        while process.poll() is None:  # one more while it ends, as from a supervisor that ends
+            process.terminate()
+        said, _ = process.communicate(timeout=60)
+        assert (process.returncode, said) == (-signal.SIGTERM, "saidsaid")
