@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from geocomm.cli.command_end import AsJson, SecureOption, SiteKeysOption, fail, require_writable, say, write_plot
+from geocomm.core.plain_console import working
 from geocomm.core.table import table_of
 from geocomm.core.units import parse_size
 from geocomm.lab.emulator.emulated_keys import site_keys
@@ -103,8 +103,8 @@ def bench_link(
     require_writable("bench", "--out", out)
     conditions = Conditions.here(shlex.join(["geocomm", *sys.argv[1:]]))
     measured = cases((False, True) if both_ways else (False,))
-    with Console(stderr=True, markup=False).status("measuring") as status:
-        rows = bench(measured, rounds=rounds, seconds=seconds, streams=streams, progress=status.update)
+    with working("measuring") as tell:
+        rows = bench(measured, rounds=rounds, seconds=seconds, streams=streams, progress=tell)
     say(table_of(HEADINGS, map(row_cells, rows)))
     if out is None:
         return
@@ -191,14 +191,14 @@ def bench_gpu(
     kernels: list[gpu_bench.KernelRow] = []
     reduces: list[gpu_bench.ReduceRow] = []
     remarks: list[str] = []
-    with Console(stderr=True, markup=False).status("measuring") as status:
+    with working("measuring") as tell:
         for name in codec or gpu_bench.CODECS:
-            status.update(f"measuring {name}")
+            tell(f"measuring {name}")
             try:
                 kernels.append(gpu_bench.kernel_row(name, elements, rounds))
             except (GeocommError, gpu_bench.GpuBenchError, RuntimeError) as error:
                 remarks.append(f"`{name}`: {error}")
-        status.update("measuring all-reduces")
+        tell("measuring all-reduces")
         try:
             reduces = gpu_bench.reduce_rows(64 << 20, rounds)
         except gpu_bench.GpuBenchError as error:

@@ -30,10 +30,9 @@ TelemetryFolder = Annotated[
 
 def say(what: RenderableType, style: str | None = None, *, err: bool = False, wrap: bool = False) -> None:
     """Print a table, or a line as it is, with no markup or colours of its own; err: to stderr; wrap: in several."""
-    from rich.console import Console
+    from geocomm.core.plain_console import plain_console
 
-    console = Console(stderr=err, markup=False, highlight=False)
-    console.print(what, style=style, soft_wrap=isinstance(what, str) and not wrap)
+    plain_console(err=err).print(what, style=style, soft_wrap=isinstance(what, str) and not wrap)
 
 
 def fail(command: str, message: str, status: int = 2) -> NoReturn:

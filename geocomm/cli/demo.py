@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from geocomm.cli.command_end import SecureOption, SiteKeysOption, fail, say
 from geocomm.core.installation import install_command
+from geocomm.core.plain_console import plain_console
 
 if TYPE_CHECKING:
     from geocomm.lab.emulator.emulated_links import EmulatedLink
@@ -85,7 +85,7 @@ def demo(
     outcomes: list[DemoResult] = []
     with (
         site_keys(SITE_NAMES, keys, secure) as made,
-        DemoView(VARIANTS, steps, conditions, Console(markup=False)) as view,
+        DemoView(VARIANTS, steps, conditions, plain_console()) as view,
     ):
         for variant in VARIANTS:
             update = partial(view.update, variant)

@@ -7,10 +7,10 @@ import time
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
-from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from geocomm.cli.command_end import AsJson, fail
+from geocomm.core.plain_console import plain_console
 from geocomm.core.table import table_of
 
 if TYPE_CHECKING:
@@ -99,13 +99,10 @@ def _print(findings: list[Finding], as_json: bool) -> None:
     if as_json:
         print(json.dumps([vars(finding) for finding in findings], indent=1))
         return
-    console = Console(highlight=False)
-    rows = [
-        (f"[{_STYLES[finding.state]}]{finding.state}[/]", escape(finding.name), escape(finding.value))
-        for finding in findings
-    ]
+    console = plain_console()
+    rows = [(Text(finding.state, _STYLES[finding.state]), finding.name, finding.value) for finding in findings]
     console.print(table_of(("", "what", "found"), rows, folds=("what", "found")))
     for finding in findings:
         if finding.fix and finding.state != "ok":
-            name = f"[{_STYLES[finding.state]}]{escape(finding.name)}[/]"
-            console.print(f"\n{name}: {escape(finding.fix)}", soft_wrap=True)
+            name = (finding.name, _STYLES[finding.state])
+            console.print(Text.assemble("\n", name, f": {finding.fix}"), soft_wrap=True)

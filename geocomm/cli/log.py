@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from geocomm.cli.command_end import fail, say
+from geocomm.core.plain_console import plain_console
 
 if TYPE_CHECKING:
     from geocomm.elastic.journal.entries import Entry
@@ -46,13 +46,13 @@ def log(
     from geocomm.elastic.journal.entries import BadLineError
     from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
 
-    console = Console(soft_wrap=True)
+    console = plain_console(soft_wrap=True)
 
     def show(entry: Entry) -> None:
         if as_json:
             print(entry.line, flush=True)
         else:
-            console.print(f"[dim]{entry.index:>6}[/dim] {escape(told(entry))}", highlight=False)
+            console.print(Text.assemble((f"{entry.index:>6}", "dim"), " ", told(entry)))
 
     path = run_dir / FILE_NAME
     if not path.is_file():

@@ -7,18 +7,17 @@ A command lives in a module of its own beside this one, on a typer application `
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 from typing_extensions import override
 
 from geocomm._version import __version__
 from geocomm.cli.command_end import fail
+from geocomm.cli.help_text import Group, fit_help, paragraphs
 from geocomm.core.bad_input import UserError
 from geocomm.core.ended_by_signal import end_in_a_line
 from geocomm.core.installation import build_facts
@@ -58,7 +57,7 @@ _LOAD_LONG = ("train", "run")
 """Those in which a signal may come before they can handle it."""
 
 
-class _Commands(TyperGroup):
+class _Commands(Group):
     """Commands of which each ends with a line where a `UserError` keeps it from its work."""
 
     @override
@@ -74,7 +73,7 @@ def build_app(modules: Sequence[str] = _MODULES) -> typer.Typer:
     app = typer.Typer(
         name="geocomm",
         cls=_Commands,
-        help=_HELP,
+        help=paragraphs(_HELP),
         no_args_is_help=True,
         pretty_exceptions_show_locals=False,
     )
@@ -95,28 +94,8 @@ def build_app(modules: Sequence[str] = _MODULES) -> typer.Typer:
 
     for module in modules:
         app.add_typer(import_module(f"geocomm.cli.{module}").app)
-    _fit_help(app)
+    fit_help(app)
     return app
-
-
-def paragraphs(text: str) -> str:
-    """`text` as rich breaks it to fit the terminal: without line breaks inside of paragraphs; indented lines, which are
-    examples, keep theirs."""
-    blocks = text.strip().split("\n\n")
-    return "\n\n".join(block if block.startswith(" ") else " ".join(block.split("\n")) for block in blocks)
-
-
-def _fit_help(app: typer.Typer) -> None:
-    """Write the help as `paragraphs` for every command of `app` and of the groups in it."""
-    for command in app.registered_commands:
-        command.help = paragraphs(command.help or inspect.getdoc(command.callback) or "")
-    for group in app.registered_groups:
-        if group.typer_instance is None:
-            continue
-        info = group.typer_instance.info
-        if isinstance(info.help, str):
-            info.help = paragraphs(info.help)
-        _fit_help(group.typer_instance)
 
 
 def _print_version(asked: bool) -> None:

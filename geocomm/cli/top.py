@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.markup import escape
+from rich.text import Text
 
 from geocomm.cli.command_end import TelemetryFolder, open_store, standstill_text
+from geocomm.core.plain_console import plain_console
 from geocomm.core.table import table_of
-from geocomm.core.units import duration_text, large_text
+from geocomm.core.units import count_text, duration_text, large_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -54,7 +55,7 @@ def top(
         geocomm top telemetry
     """
     store = open_store(folder)
-    console = Console(highlight=False)
+    console = plain_console()
     if once:
         from geocomm.observe.diagnosis.live_diagnosis import LiveDiagnosis
 
@@ -106,25 +107,26 @@ def _picture(store: RunStore, verdict: str) -> Group:
     folder = StoreFolder.look(store.path.parent)
     parts: list[RenderableType] = [_heading(seen, folder, now), "", _sites(seen, folder)]
     if seen.standstill_seconds is not None:
-        parts.insert(0, f"[bold red]{escape(standstill_text(seen.standstill_seconds, store.path.parent))}[/bold red]")
+        parts.insert(0, Text(standstill_text(seen.standstill_seconds, store.path.parent), "bold red"))
         verdict = f"Before that: {verdict}" if verdict else ""
     parts += ["", _links(seen)] if seen.links else []
     parts += ["", _rounds(seen)] if seen.rounds else []
-    parts += ["", escape(verdict)] if verdict else []
+    parts += ["", verdict] if verdict else []
     parts += ["", _events(seen, now)] if seen.events else []
     return Group(*parts)
 
 
-def _heading(seen: Overview, folder: StoreFolder, now: float) -> str:
+def _heading(seen: Overview, folder: StoreFolder, now: float) -> Text:
     step = "" if seen.step is None else f"step {seen.step}" + ("" if seen.of_steps is None else f" of {seen.of_steps}")
     left = "" if not seen.seconds_left else f"{duration_text(seen.seconds_left)} left"
     loss = "" if seen.loss is None else f"loss {seen.loss:.4f}"
     tokens = "" if seen.tokens_per_second is None else f"{seen.tokens_per_second:,.0f} tokens/s"
     of_pass = "" if folder.left_tokens is None else f"{large_text(folder.left_tokens)} tokens left of this pass"
     again = f"{large_text(repeated)} tokens read again" if (repeated := folder.repeated_tokens) else ""
-    line = "[bold]" + ", ".join(filter(None, (step, left, loss, tokens, of_pass, again))) + "[/bold]"
+    line = Text(", ".join(filter(None, (step, left, loss, tokens, of_pass, again))), "bold")
     if now - seen.at > 1:
-        line += f"\n[red]The last report came {duration_text(now - seen.at)} ago. All was so then.[/red]"
+        said = Text(f"The last report came {duration_text(now - seen.at)} ago. All was so then.", "red")
+        return Text("\n").join((line, said))
     return line
 
 
@@ -145,15 +147,15 @@ def _data(site: SiteOverview, folder: StoreFolder) -> tuple[str, ...]:
     )
 
 
-def _site(site: SiteOverview) -> tuple[str, ...]:
+def _site(site: SiteOverview) -> tuple[str | Text, ...]:
     from geocomm.observe.telemetry.last_reports import Life
 
     color = {Life.REPORTING: "green", Life.SILENT: "red", Life.ENDED: "dim"}[site.life]
     heard = f"{site.report_age_seconds:.0f} s"
     return (
-        escape(site.name),
+        site.name,
         f"{site.ranks_reporting}/{len(site.ranks)}",
-        f"[{color}]{site.life}[/{color}]",
+        Text(site.life, color),
         _number(site.step, "d"),
         "-" if site.step_age_seconds is None else duration_text(site.step_age_seconds),
         _number(site.step_seconds, ".3g"),
@@ -161,7 +163,7 @@ def _site(site: SiteOverview) -> tuple[str, ...]:
         _percent(site.exposed_share),
         _number(site.loss, ".4f"),
         _number(site.bytes_sent / 1e6, ",.1f"),
-        f"[red]{heard}[/red]" if site.life is not Life.ENDED and site.report_age_seconds > _LATE_S else heard,
+        Text(heard, "red") if site.life is not Life.ENDED and site.report_age_seconds > _LATE_S else heard,
     )
 
 
@@ -170,14 +172,14 @@ def _links(seen: Overview) -> Table:
     return table_of(columns, [_link(link) for link in seen.links], text=("over",))
 
 
-def _link(link: LinkState) -> tuple[str, ...]:
+def _link(link: LinkState) -> tuple[str | Text, ...]:
     held = (_percent(link.stalled_by_receiver_share), _percent(link.stalled_by_send_buffer_share))
     outages = f"{link.outages} ({duration_text(link.outage_seconds)})" if link.outages else "0"
     if link.is_down:
         outages += ", down"
     over = filter(None, (link.transport, link.congestion_control, link.cipher and "TLS"))
     return (
-        f"{escape(link.source)} to {escape(link.target)}",
+        f"{link.source} to {link.target}",
         _number(None if link.bytes_per_second is None else link.bytes_per_second * 8 / 1e6, ",.1f"),
         _number(None if link.planned_bytes_per_second is None else link.planned_bytes_per_second * 8 / 1e6, ",.0f"),
         _number(link.bytes_sent / 1e6, ",.1f"),
@@ -186,8 +188,8 @@ def _link(link: LinkState) -> tuple[str, ...]:
         _percent(link.busy_share),
         "-" if held == ("-", "-") else " ".join(held),
         _percent(link.retransmitted_share, ".2f"),
-        f"[red]{outages}[/red]" if link.outages or link.is_down else outages,
-        escape(f"{link.streams} {', '.join(over)}"),
+        Text(outages, "red") if link.outages or link.is_down else outages,
+        f"{link.streams} {', '.join(over)}",
     )
 
 
@@ -202,8 +204,8 @@ def _round(state: RoundState) -> tuple[str, ...]:
         str(state.round),
         state.phase,
         "-" if state.age_seconds is None else duration_text(state.age_seconds),
-        escape(", ".join(state.waits_for)) or "-",
-        escape(", ".join(state.counted)) or "-",
+        ", ".join(state.waits_for) or "-",
+        ", ".join(state.counted) or "-",
     )
 
 
@@ -214,8 +216,8 @@ def _events(seen: Overview, now: float) -> Table:
 
 def _event(event: EventState, now: float) -> tuple[str, ...]:
     fields = " ".join(f"{name}={json.dumps(value)}" for name, value in event.fields.items())
-    ranks = f"rank {event.ranks[0]}" if len(event.ranks) == 1 else f"{len(event.ranks)} ranks"
-    return event.kind, duration_text(now - event.at), f"{escape(event.site)}, {ranks}", escape(fields)
+    ranks = f"rank {event.ranks[0]}" if len(event.ranks) == 1 else count_text(len(event.ranks), "rank")
+    return event.kind, duration_text(now - event.at), f"{event.site}, {ranks}", fields
 
 
 def _number(value: float | None, form: str) -> str:

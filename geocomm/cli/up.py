@@ -20,7 +20,7 @@ _HELP = """Start a run at all sites from this machine, over ssh, and watch it.
 
 SITES says how the machines are reached (docs/how-to/start-all-sites.md):
 
-    hub = "192.0.2.10:29400"         # where the sites meet: a machine of one of them, and a port
+    hub = "192.0.2.10:29400"         # where they meet: a machine, a port
     [sites.frankfurt]
     ssh = "ubuntu@192.0.2.10"        # or several: ["a", "b"]
     [sites.virginia]

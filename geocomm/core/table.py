@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rich.table import Table
+from rich.text import Text
 
 
 def table_of(
@@ -15,16 +16,22 @@ def table_of(
     text: Sequence[str] = (),
     folds: Sequence[str] = (),
 ) -> Table:
-    """A table of `rows`, each with a cell for every name in `columns`.
+    """A table of `rows`, each with a cell for every name in `columns`: a Text, or what is shown as it is.
 
     A cell of None, "" or "-" tells nothing. The first column and those in `text` hold words, the others numbers, which
     are never cut. folds: words that may take several lines.
     """
-    lines = [["" if cell is None else str(cell) for cell in row] for row in rows]
-    shown = [
-        number for number in range(len(columns)) if not lines or any(line[number] not in ("", "-") for line in lines)
+    lines = [
+        [cell if isinstance(cell, Text) else Text("" if cell is None else str(cell)) for cell in row] for row in rows
     ]
-    made = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    shown = [
+        number
+        for number in range(len(columns))
+        if not lines or any(line[number].plain not in ("", "-") for line in lines)
+    ]
+    made = Table(
+        title=title and Text(title, "table.title"), title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0)
+    )
     for name in (columns[number] for number in shown):
         is_text = name == columns[0] or name in (*text, *folds)
         made.add_column(name, justify="left" if is_text else "right", no_wrap=name not in folds, overflow="fold")

@@ -3,8 +3,9 @@
 torchrun asks for them where it would start `python -u SCRIPT` or `python -u -m MODULE`; anything else it starts itself.
 A forked rank is like a started one: it has its own session, arguments, variables, output and exit status, its own
 `__main__`, and the command line that `ps` shows. Descriptors of the process that it was forked from are closed by what
-owns them: one that was closed by its number alone would be closed again, later, as whatever has that number by then. Of what libraries read at their import, torch's number of threads and
-numpy's random numbers are set anew. The process that forks has one thread and never touches a device.
+owns them: one that was closed by its number alone would be closed again, later, as whatever has that number by then. Of
+what libraries read at their import, torch's number of threads and numpy's random numbers are set anew. The process that
+forks has one thread and never touches a device.
 """
 
 from __future__ import annotations

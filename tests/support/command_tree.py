@@ -16,13 +16,14 @@ APP = build_app()
 typer.testing._get_command = functools.cache(typer.main.get_command)
 
 
-def _commands(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    below = getattr(command, "commands", {})
-    if not below:
-        yield words, command
-    for name, each in below.items():
-        yield from _commands(each, (*words, name))
+def _all(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    yield words, command
+    for name, each in getattr(command, "commands", {}).items():
+        yield from _all(each, (*words, name))
 
 
-COMMANDS = dict(_commands(typer.main.get_command(APP)))
+_ALL = dict(_all(typer.main.get_command(APP)))
+COMMANDS = {words: each for words, each in _ALL.items() if not hasattr(each, "commands")}
 """The command itself by its words, such as ("wan", "run")."""
+GROUPS = {words: each for words, each in _ALL.items() if hasattr(each, "commands")}
+"""Those that have commands, such as ("wan",); () is all of geocomm."""

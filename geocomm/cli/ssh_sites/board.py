@@ -9,18 +9,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from geocomm.cli.ssh_sites.sites_file import Node
 from geocomm.core.message_log import printable
 from geocomm.core.patience import Patience
+from geocomm.core.plain_console import plain_console
 from geocomm.core.units import duration_text
 
-_STEPS_EVERY_S = 30.0
-"""Without a terminal."""
+_STEPS_SOONEST_S = 2.0
+_STEPS_LATEST_S = 30.0
+_STEPS_SHARE = 0.1
+"""Without a terminal steps are told after such a share of the time since the first ones, within these limits."""
+_STATE_CELLS = 20
+"""The width of the column of states; a longer one moves what follows it in its own line."""
 _MOST_LETTERS = 200
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[mK]")
 
@@ -40,15 +45,17 @@ class _Line:
 
 
 class Board:
-    """A table that changes, in a terminal; elsewhere a line whenever something has changed, or is waited for. A context
-    that shows it until its end."""
+    """A line for each node that changes, in a terminal; elsewhere one whenever something has changed, or is waited for.
+    A context that shows them until its end."""
 
     def __init__(self, nodes: Sequence[Node], console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+        self._console = console or plain_console(err=True, soft_wrap=True)
         self._lines = {node: _Line() for node in nodes}
-        self._live = Live(get_renderable=self._table, console=self._console, refresh_per_second=2)
+        self._live = Live(get_renderable=self._picture, console=self._console, refresh_per_second=2)
         self._reminding: asyncio.Task[None] | None = None
-        self._steps_due = time.monotonic()
+        self._steps_told: dict[str, str] = {}
+        self._steps_since: float | None = None
+        self._steps_due = 0.0
 
     def say(self, node: Node, state: str, *, waiting: bool = True) -> None:
         """A node's state from now on. waiting: it is to change soon, so that a word is due where it does not."""
@@ -67,9 +74,15 @@ class Board:
         """What is known of the sites' steps, by site."""
         for node, line in self._lines.items():
             line.last = steps.get(node.site_name) or line.last
-        if steps and not self._console.is_terminal and time.monotonic() >= self._steps_due:
-            self._steps_due = time.monotonic() + _STEPS_EVERY_S
-            for site, text in steps.items():
+        now = time.monotonic()
+        # The step stands first; what follows also changes while it stands.
+        reached = {site: text.partition(",")[0] for site, text in steps.items()}
+        news = {site: text for site, text in steps.items() if reached[site] != self._steps_told.get(site)}
+        if news and not self._console.is_terminal and now >= self._steps_due:
+            self._steps_since = self._steps_since or now
+            pause_s = min(max(_STEPS_SHARE * (now - self._steps_since), _STEPS_SOONEST_S), _STEPS_LATEST_S)
+            self._steps_due, self._steps_told = now + pause_s, reached
+            for site, text in news.items():
                 self.tell(f"{site}: {text}")
 
     def tell(self, text: str) -> None:
@@ -97,13 +110,18 @@ class Board:
                     self.tell(f"{node}: still {line.state}, for {duration_text(line.waiting.waited_s)}")
                     line.waiting.put_off()
 
-    def _table(self) -> Table:
-        table = Table(box=None, pad_edge=False, show_header=False)
-        for _ in range(3):
-            table.add_column(no_wrap=True)
-        table.add_column(no_wrap=True, overflow="ellipsis")
+    def _picture(self) -> Text:
+        """The end of a line that is too long is cut, whatever it is: the name stands first."""
+        now = time.monotonic()
+        names = max(cell_len(str(node)) for node in self._lines)
+        states = min(max(cell_len(line.state) for line in self._lines.values()), _STATE_CELLS)
+        shown_lines: list[Text] = []
         for node, line in self._lines.items():
-            age = duration_text(time.monotonic() - line.since)
-            last = shown(line.last[:_MOST_LETTERS])
-            table.add_row(Text(str(node), "bold"), Text(line.state), age, Text(last))
-        return table
+            last = " ".join(shown(line.last[:_MOST_LETTERS]).split())
+            state, age = _filled(line.state, states), duration_text(now - line.since)
+            shown_lines.append(Text.assemble((_filled(str(node), names), "bold"), f"  {state}  {age:>7}  {last}"))
+        return Text("\n", no_wrap=True, overflow="ellipsis").join(shown_lines)
+
+
+def _filled(text: str, cells: int) -> str:
+    return text + " " * (cells - cell_len(text))

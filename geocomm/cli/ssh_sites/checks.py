@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from geocomm._version import __version__
-from geocomm.cli.ssh_sites.sites_file import Node, SitesFile
+from geocomm.cli.ssh_sites.sites_file import Node, SitesFile, in_sites_file
 from geocomm.cli.ssh_sites.ssh import Done
 from geocomm.security.job_ca import CA_KEY_FILE, JobCa
 from geocomm.security.key_folder import CA_FILE, CERTIFICATE_FILE, Keys, KeysError, certificate_fault
@@ -82,8 +82,8 @@ def read_facts(node: Node, done: Done, before: float, after: float) -> Facts | s
     except (IndexError, ValidationError):
         said = (done.err.strip().splitlines() or ["nothing"])[-1]
         return (
-            f"its Python does not run as {node.site.python!r} ({said}). Name the one that has geocomm in sites.toml: "
-            'python = "/path/venv/bin/python"'
+            f"its Python does not run as {node.site.python!r} ({said}). Name the one that has geocomm "
+            f"{in_sites_file('python')}"
         )
     return facts.model_copy(update={"skew_s": facts.now - (before + after) / 2})
 
@@ -97,24 +97,24 @@ def against_start(node: Node, facts: Facts, keys: Path, code_bytes: int) -> list
     elif facts.ca not in ("", hashlib.sha256((keys / CA_FILE).read_bytes()).hexdigest()):
         found.append(
             f"its keys in {node.folder}/keys are of another certificate authority than those in {keys.parent}. Name "
-            f"the folder of keys that the last start used in sites.toml: keys = ; or, for new keys, remove "
+            f"the folder of keys that the last start used {in_sites_file('keys')}. Or, for new keys, remove "
             f"{node.folder}/keys there"
         )
     if facts.problem:
         found.append(
             f"{python} (Python {facts.python}) lacks geocomm or torch ({facts.problem}). Install geocomm "
-            f"{__version__} there, or name another Python in sites.toml: python = "
+            f"{__version__} there, or name another Python {in_sites_file('python')}"
         )
     elif facts.geocomm != __version__:
         found.append(f"{python} has geocomm {facts.geocomm}, this machine {__version__}. Install the same at both")
     if facts.lacks:
         found.append(f"it lacks {', '.join(facts.lacks)}: install util-linux, coreutils and tar there")
     if not facts.writable:
-        found.append(f"{node.folder} may not be written. Name another folder in sites.toml: folder = ")
+        found.append(f"{node.folder} may not be written. Name another folder {in_sites_file('folder')}")
     if facts.free_bytes < code_bytes + _NEEDED_BYTES:
         found.append(
             f"its disk is full: {facts.free_bytes >> 20} MiB are free for {node.folder}, "
-            f"{(code_bytes + _NEEDED_BYTES) >> 20} are needed. Free some, or name another one in sites.toml: folder = "
+            f"{(code_bytes + _NEEDED_BYTES) >> 20} are needed. Free some, or name another one {in_sites_file('folder')}"
         )
     if wrong := certificate_fault(keys, facts.now):
         found.append(
@@ -141,10 +141,13 @@ def hub_node(sites: SitesFile, facts: Mapping[Node, Facts]) -> Node | str:
         return here[0]
     if here:
         names = " and ".join(map(str, here))
-        return f"hub: {names} both have the address {sites.hub}. Say at which site the hub is, with its listen = "
+        return (
+            f"hub: {names} both have the address {sites.hub}. Say at which site the hub is, there "
+            f"{in_sites_file('listen')}"
+        )
     return (
         f"hub: no machine of sites.toml has the address {sites.hub}. Name an address of one of them that all others "
-        'reach; behind a translated address, say at its site listen = "0.0.0.0:PORT"'
+        f"reach; behind a translated address, say at its site {in_sites_file('listen')}"
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from geocomm.core.bad_input import BadInput
+from geocomm.core.bad_input import BadInput, did_you_mean
 from geocomm.security.job_ca import CA_KEY_FILE
 from geocomm.security.key_folder import KEY_FILE
 
@@ -16,6 +16,13 @@ MOST_BYTES = 1 << 30
 _NEVER = (".git", "__pycache__", ".venv", "*.pyc", CA_KEY_FILE, KEY_FILE)
 """Private keys go to their own site alone, and another way."""
 _NO_PYTHON = {"--no-python", "--no_python"}
+_MODULE = {"-m", "--module"}
+WITHOUT_VALUE = (
+    *("-h", "--help", "--standalone", "-m", "--module", "--no-python", "--no_python", "--run-path", "--run_path"),
+    *("--virtual-local-rank", "--virtual_local_rank"),
+)
+"""torchrun's options that take no value; of each other one the next word is the value. Importing torch to ask it takes
+seconds."""
 
 
 @dataclass(frozen=True)
@@ -35,21 +42,21 @@ class CodeFolder:
     def of(cls, arguments: Sequence[str], exclude: Sequence[str], own_keys: Path) -> CodeFolder:
         """The folder of the script among torchrun's arguments; the current folder for `-m module`. BadInput."""
         words = list(arguments)
-        script = next(
-            (number for number, word in enumerate(words) if word in ("-m", "--module") or _is_file(word)), None
-        )
+        script = _script(words)
+        excluded = (*_NEVER, *(pattern.removeprefix("./").rstrip("/") for pattern in exclude))
         if script is None:
             raise BadInput(f"no script in {' '.join(words)!r}: write -- train.py, or -- -m module, after the options")
-        if words[script].startswith("-"):
+        if _MODULE.intersection(words[:script]):
             path = Path.cwd()
         else:
-            program = Path(words[script]).resolve()
+            program = _program(words[script])
             path = program.parent
+            if _matches(program.name, excluded):
+                raise BadInput(f"{words[script]} would not be copied to the sites: exclude = in sites.toml names it")
             # Without Python, torchrun looks a bare name up in PATH.
             words[script] = f"./{program.name}" if _NO_PYTHON.intersection(words[:script]) else program.name
         if path in (Path.home(), Path("/")):
             raise BadInput(f"{path} would be copied to every site: put the script into a folder of its own")
-        excluded = (*_NEVER, *(pattern.removeprefix("./").rstrip("/") for pattern in exclude))
         keys, size_bytes = _look(path, excluded, own_keys.resolve())
         if size_bytes > MOST_BYTES:
             raise BadInput(
@@ -69,8 +76,28 @@ class CodeFolder:
         return ["tar", "-C", str(self.path), *leave, "-czf", "-", "."]
 
 
-def _is_file(word: str) -> bool:
-    return not word.startswith("-") and Path(word).is_file()
+def _script(words: Sequence[str]) -> int | None:
+    """Which of torchrun's arguments is the script or the module: the first that is neither an option nor its value."""
+    number = 0
+    while number < len(words) and (word := words[number]).startswith("-"):
+        has_value = "=" in word or word in ("-", "--") or (not word.startswith("--") and len(word) > len("-t"))
+        is_flag = any(flag.startswith(word) if word.startswith("--") else flag == word for flag in WITHOUT_VALUE)
+        number += 1 if has_value or is_flag else 2
+    return number if number < len(words) else None
+
+
+def _program(word: str) -> Path:
+    """The script's file. BadInput: it is not there."""
+    given = Path(word)
+    if not given.is_file():
+        folder = given.parent
+        beside = [str(path.relative_to(folder)) for path in folder.glob("*.py")] if folder.is_dir() else []
+        prefix = "" if folder == Path() else f"{folder}/"
+        what = "is a folder" if given.is_dir() else f"there is no such file in {Path.cwd()}"
+        raise BadInput(
+            f"{word}: {what}{did_you_mean(given.name, beside, prefix)}. The script goes from here to each site"
+        )
+    return given.resolve()
 
 
 def _look(path: Path, excluded: Sequence[str], own_keys: Path) -> tuple[tuple[str, ...], int]:

@@ -26,7 +26,7 @@ from geocomm.cli.ssh_sites.checks import (
     read_facts,
 )
 from geocomm.cli.ssh_sites.code_folder import CodeFolder
-from geocomm.cli.ssh_sites.sites_file import Node, SitesFile
+from geocomm.cli.ssh_sites.sites_file import Node, SitesFile, in_sites_file
 from geocomm.cli.ssh_sites.ssh import DeniedError, Order, Ssh, SshError, end, shown
 from geocomm.cli.ssh_sites.watch import Watch
 from geocomm.core.bad_input import BadInput
@@ -280,7 +280,7 @@ def _refuse(problems: Sequence[str], last: str = "") -> None:
 
 def _copy_failed(node: Node, what: str, errors: str) -> str:
     full = "No space left" in errors or "Disk quota" in errors
-    to_do = f". Free some at {node.folder}, or name another folder in sites.toml: folder = " if full else ""
+    to_do = f". Free some at {node.folder}, or name another folder {in_sites_file('folder')}" if full else ""
     told = next((line for line in errors.splitlines() if "No space" in line or "quota" in line), _last(errors))
     return f"{node}: {what} cannot be copied: {told}{to_do}"
 

@@ -1,7 +1,8 @@
 """What is done at a node, as scripts for its `sh`.
 
 The folder of a run at a site has keys/, code/, run/ where it is elastic, and of each node a log, telemetry, the
-process's number, its exit status once it has ended, and a lock, which is free when the run has ended.
+process's number, its exit status once it has ended (`.status`, written over what was there, which a full disk takes), a
+mark once it is asked to end (`.asked`), and a lock, which is free when the run has ended.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ from geocomm.core.addresses import HubAddress
 from geocomm.security.key_folder import CA_FILE, CERTIFICATE_FILE, KEY_FILE, REVOKED_FILE, SITES_FILE
 
 STATUS_LINE = "geocomm up: status "
-"""What `follow` says last, on stderr; the exit status follows, or nothing."""
+"""What `follow` says last, on stderr. Words follow: the exit status, unless the run was killed; ASKED, FULL."""
+ASKED = "asked"
+"""`geocomm up` or `down` has asked the run to end, from whichever machine."""
+FULL = "full"
+"""The disk of the run's folder takes no more."""
 RUNNING = 75
 """Exit status of `start` where a run goes on."""
 _MARK = "_GEOCOMM_UP"
@@ -88,9 +93,10 @@ def start(node: Node, sites: SitesFile, arguments: Sequence[str], elastic: bool)
 exec 9>>../{name}.lock || exit
 flock -n 9 || exit {RUNNING}
 export PYTHONUNBUFFERED=1 {_MARK}="$PWD/{name}"
-(cd .. && rm -rf {name}.pid {name}.status {name}.telemetry.1; mv -f {name}.log {name}.log.1
+(cd .. && rm -rf {name}.pid {name}.asked {name}.telemetry.1; mv -f {name}.log {name}.log.1
 mv -f {name}.telemetry {name}.telemetry.1) 2>/dev/null
-setsid nohup sh -c '"$@" & echo $! >../{name}.pid; wait $!; echo $? >../{name}.status' sh \\
+echo "running  " >../{name}.status
+setsid nohup sh -c '"$@" & echo $! >../{name}.pid; wait $!; printf "%-9s\\n" $? 1<>../{name}.status' sh \\
   {command} \\
   >../{name}.log 2>&1 </dev/null &
 while [ ! -s ../{name}.pid ]; do kill -0 $! || exit; sleep 0.1; done"""
@@ -100,19 +106,28 @@ while [ ! -s ../{name}.pid ]; do kill -0 $! || exit; sleep 0.1; done"""
 def follow(node: Node) -> str:
     """Show the log as it grows; once the run has ended, say so on stderr (STATUS_LINE)."""
     name = f"node-{node.number}"
-    ended = f"flock -n {name}.lock true"
+    ended, status = f"flock -n {name}.lock true", f"grep -s '^[0-9]' {name}.status"
     return f"""cd {quote(node.folder)} || exit
 if {ended}; then tail -c {_LAST_BYTES} {name}.log
 else tail -c {_LAST_BYTES} -f --pid="$(cat {name}.pid)" {name}.log
 fi
-until [ -s {name}.status ] || {ended}; do sleep 0.2; done
-echo "{STATUS_LINE}$(cat {name}.status 2>/dev/null)" >&2"""
+until {status} >/dev/null || {ended}; do sleep 0.2; done
+asked= full=
+[ -e {name}.asked ] && asked={ASKED}
+head -c 65536 /dev/zero 2>/dev/null >{name}.room || full={FULL}
+rm -f {name}.room
+echo "{STATUS_LINE}$({status}) $asked $full" >&2"""
 
 
 def stop(node: Node) -> Order:
     """Ask the run to end; nothing where none goes on."""
     name = f"node-{node.number}"
-    return Order(f'cd {quote(node.folder)} || exit 0\nflock -n {name}.lock true || kill -TERM "$(cat {name}.pid)"')
+    return Order(
+        f"""cd {quote(node.folder)} || exit 0
+flock -n {name}.lock true && exit
+touch {name}.asked
+kill -TERM "$(cat {name}.pid)\""""
+    )
 
 
 def kill(node: Node) -> Order:

@@ -147,6 +147,19 @@ class SitesFile(Section):
         return found
 
 
+_EXAMPLES = {
+    "python": "~/geocomm/.venv/bin/python",
+    "folder": "/a/larger/disk/run",
+    "keys": "~/keys/of/the/job",
+    "listen": "0.0.0.0:29400",
+}
+
+
+def in_sites_file(key: str) -> str:
+    """How a key is written in sites.toml, for advice: `in sites.toml: folder = "/a/larger/disk/run"`."""
+    return f'in sites.toml: {key} = "{_EXAMPLES[key]}"'
+
+
 @dataclass(frozen=True, eq=False)
 class Node:
     """A machine of a site."""
@@ -159,6 +172,11 @@ class Node:
     ssh: str
     folder: str
     """The folder of the run there."""
+
+    @property
+    def log(self) -> str:
+        """Where the run's log is, as `scp` takes it."""
+        return f"{self.ssh}:{self.folder}/node-{self.number}.log"
 
     def __str__(self) -> str:
         """The name in messages: the site, and which machine where it has several."""

@@ -36,7 +36,8 @@ def _steps(folder: Path, node: str, since: float) -> dict[str, str]:
             newest = max(there, key=lambda store: (store / FILE_NAME).stat().st_mtime)
             with contextlib.closing(RunStore(newest)) as store:
                 seen = overview(store, moment(store, time.time()), since - 60)
-                return {site.name: _told(site.step, site.step_seconds, site.loss) for site in seen.sites}
+                told = {site.name: _told(site.step, site.step_seconds, site.loss) for site in seen.sites}
+                return {name: text for name, text in told.items() if text}
     return {}
 
 

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from geocomm.cli.ssh_sites import scripts
 from geocomm.cli.ssh_sites.board import Board
-from geocomm.cli.ssh_sites.sites_file import Node
+from geocomm.cli.ssh_sites.sites_file import Node, in_sites_file
 from geocomm.cli.ssh_sites.ssh import Order, Ssh, SshError
 
 GRACE_S = 60.0
@@ -28,6 +28,7 @@ GIVE_UP_S = 30.0
 _LEAVE_AT = 3
 """Ctrl+C this many times leaves a run alone that does not end."""
 _AGAIN_S = 5.0
+_LAST_STEPS_LIMIT_S = 10.0
 _KEPT_LINES = 500
 _MOST_LETTERS = 10_000
 """The longest part of a site's line that is kept."""
@@ -51,6 +52,10 @@ class RunAtNode:
     """The exit status of `geocomm run`; None: it was killed, or there was none."""
     why: str = ""
     """Why there is no status."""
+    asked: bool = False
+    """Somebody's `geocomm up` or `geocomm down` has asked it to end."""
+    disk_full: bool = False
+    """That of its folder, when it ended."""
 
     @property
     def cause(self) -> str:
@@ -63,6 +68,8 @@ class RunAtNode:
 
     def follows(self, site: str) -> bool:
         """Whether another site's failure is its cause, as far as what it says tells."""
+        if self.disk_full:
+            return False
         last = self.lines[-1] if self.lines else ""
         first_error = "first error: " in last
         return f"(site {site})" not in last if first_error else _FOLLOWS.search(self.cause) is not None
@@ -79,6 +86,7 @@ class Watch:
         self._ending_since: float | None = None
         self._following: asyncio.Future[Any] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._steps: dict[str, str] = {}
 
     async def run(self, hub: Node | None, *, ending: bool = False) -> int:
         """Exit status: 0; that of the site whose failure is the cause; 130 after Ctrl+C.
@@ -104,6 +112,8 @@ class Watch:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+        if hub is not None and not ending:
+            await self._hear_last_steps(hub)
         return self._outcome(asked=ending)
 
     def end(self) -> None:
@@ -184,9 +194,10 @@ class Watch:
         if last is None and status == 255:
             return
         run.ended = True
-        told = last.removeprefix(scripts.STATUS_LINE).strip() if last is not None else ""
-        if _STATUS.fullmatch(told):
-            run.status = int(told)
+        words = last.removeprefix(scripts.STATUS_LINE).split() if last is not None else []
+        run.asked, run.disk_full = scripts.ASKED in words, scripts.FULL in words
+        if words and _STATUS.fullmatch(words[0]):
+            run.status = int(words[0])
             self._board.say(node, f"ended with status {run.status}", waiting=False)
         else:
             run.why = "it was killed, or its machine restarted" if last is not None else "there is no run"
@@ -197,7 +208,8 @@ class Watch:
     async def _end_others(self, failed: Node) -> None:
         left = [str(node) for node, run in self._runs.items() if not run.ended]
         if left:
-            self._board.tell(f"{failed} has failed; waits up to {GRACE_S:.0f} s for {', '.join(left)} to end")
+            how = "was asked to end" if self._runs[failed].asked else "has failed"
+            self._board.tell(f"{failed} {how}; waits up to {GRACE_S:.0f} s for {', '.join(left)} to end")
             await asyncio.sleep(GRACE_S)
             self.end()
 
@@ -206,8 +218,20 @@ class Watch:
             with contextlib.suppress(SshError, ValueError):
                 async with self._ssh.running(hub, scripts.steps(hub)) as process:
                     async for line in _lines(process.stdout):
-                        self._board.steps(_STEPS.validate_json(line))
+                        self._take_steps(line)
             await asyncio.sleep(_AGAIN_S)
+
+    async def _hear_last_steps(self, hub: Node) -> None:
+        with contextlib.suppress(SshError, ValueError, TimeoutError):
+            async with asyncio.timeout(_LAST_STEPS_LIMIT_S), self._ssh.running(hub, scripts.steps(hub)) as process:
+                async for line in _lines(process.stdout):
+                    self._take_steps(line)
+                    return
+
+    def _take_steps(self, line: str) -> None:
+        """ValueError: it is something else."""
+        self._steps |= _STEPS.validate_json(line)
+        self._board.steps(self._steps)
 
     def _outcome(self, *, asked: bool) -> int:
         """Say how each has ended, what the others say of a failure first and its cause last; the exit status."""
@@ -218,18 +242,34 @@ class Watch:
                 self._board.tell(line)
             self._board.tell(f"the run has ended at {'the other' if left else 'all'} sites")
             return 130 if self._interrupts else int(bool(left))
+        if failed and all(run.asked for run in failed.values()):
+            self._board.tell("the run was ended by geocomm down, or by Ctrl+C in another geocomm up")
+            return next(iter(failed.values())).status or 1
         status = 0
         for node, run in sorted(failed.items(), key=lambda item: not item[1].follows(item[0].site_name)):
             status = run.status or 1
             how = "" if run.status is None else f" (status {run.status})"
-            self._board.tell(f"{node.ssh}:{node.folder}/node-{node.number}.log has more")
-            self._board.tell(f"{node} failed{how}: {run.cause}")
+            self._board.tell(f"{node.log} has more")
+            self._board.tell(f"{node} failed{how}: {_told_cause(node, run)}")
         if not failed:
+            for node in self._runs:
+                reached = self._steps.get(node.site_name)
+                self._board.tell(f"{node}: {f'{reached}; ' if reached else ''}its log is {node.log}")
             self._board.tell("the run has ended at all sites")
         return status
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.add(asyncio.create_task(work))
+
+
+def _told_cause(node: Node, run: RunAtNode) -> str:
+    if run.disk_full:
+        return (
+            f"the disk of {node.folder} is full. Free some there, or name another folder {in_sites_file('folder')}. "
+            f"It said last: {run.cause}"
+        )
+    full = "No space left" in run.cause or "Disk quota" in run.cause
+    return f"{run.cause}. Free some on that disk" if full else run.cause
 
 
 async def _lines(stream: asyncio.StreamReader | None) -> AsyncIterator[str]:

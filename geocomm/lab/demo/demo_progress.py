@@ -33,7 +33,7 @@ class DemoView:
 
     def __enter__(self) -> Self:
         if self._live is None:
-            self._console.print(self._conditions, highlight=False, soft_wrap=True)
+            self._console.print(self._conditions, soft_wrap=True)
         else:
             self._live.__enter__()
             self._live.update(self._table())
@@ -65,7 +65,7 @@ class DemoView:
             numbers = f", loss {progress.loss:.4f}, {progress.step_s:.2f} s/step"
         line = f"{name}: {progress.state}, step {progress.step}/{self._steps}{numbers}"
         line += f", {progress.wan_bytes / 1e6:.0f} MB over the WAN, {progress.elapsed_s:.0f} s"
-        self._console.print(line, highlight=False, soft_wrap=True)
+        self._console.print(line, soft_wrap=True)
 
     def _table(self) -> Group:
         table = Table(expand=False, box=None, padding=(0, 1, 0, 0))

@@ -189,12 +189,15 @@ class _ProgressBar:
     def __init__(self, total: int, done: int) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+        from geocomm.core.plain_console import plain_console
+
         self._progress = Progress(
             TextColumn("training"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[figures]}"),
+            TextColumn("{task.fields[figures]}", markup=False),
+            console=plain_console(),
         )
         self._task = self._progress.add_task("training", total=total, completed=done, figures="")
         self._progress.start()
@@ -203,7 +206,7 @@ class _ProgressBar:
         self._progress.update(self._task, completed=entry["step"], figures=step_summary(entry))
 
     def say(self, text: str) -> None:
-        self._progress.console.print(text, markup=False, highlight=False)
+        self._progress.console.print(text)
 
     def close(self) -> None:
         self._progress.stop()

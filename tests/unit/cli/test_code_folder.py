@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from geocomm.cli.ssh_sites import code_folder
-from geocomm.cli.ssh_sites.code_folder import CodeFolder
+from geocomm.cli.ssh_sites.code_folder import WITHOUT_VALUE, CodeFolder
 from geocomm.core.bad_input import BadInput
 from geocomm.security.job_ca import JobCa
 
@@ -71,6 +72,37 @@ def test_script_elsewhere_is_called_by_its_name_there(work: Path) -> None:
     assert CodeFolder.of(["--no-python", "./link.py"], [], KEYS).arguments == ("--no-python", "./main.py")
 
 
+def test_script_is_the_first_word_that_is_no_option_and_no_value_of_one(work: Path) -> None:
+    Path("8").write_text("")  # a file is no script for that
+    options = [
+        "--nproc-per-node",
+        "8",
+        "--max-restarts=2",
+        "--standalone",
+        "--stand",
+        "-t",
+        "3",
+        "-r3",
+        "--role",
+        "a b.py",
+    ]
+    code = CodeFolder.of([*options, "./train.py", "8"], [], KEYS)
+    assert code.arguments == (*options, "train.py", "8")
+    Path("src").mkdir()
+    Path("src/main.py").write_text("")
+    with pytest.raises(BadInput, match=r"src/mian\.py: there is no such file in .*did you mean 'src/main\.py'\?"):
+        CodeFolder.of([*options, "src/mian.py", "train.py"], [], KEYS)
+    assert CodeFolder.of([*options, "-m", "missing", "train.py"], [], KEYS).path == work
+
+
+def test_options_without_a_value_are_torchruns() -> None:
+    from torch.distributed.run import get_args_parser
+
+    actions = cast(Any, get_args_parser())._actions
+    flags = {option for action in actions if action.nargs == 0 for option in action.option_strings}
+    assert flags == set(WITHOUT_VALUE)
+
+
 def test_folder_is_excluded_however_it_is_written(work: Path, tmp_path: Path) -> None:
     Path("data/raw").mkdir()
     Path("data/raw/huge").write_text("12345678")
@@ -91,7 +123,11 @@ def test_module_takes_the_current_folder(work: Path) -> None:
 @pytest.mark.usefixtures("work")
 def test_no_script_home_keys_and_too_much_are_refused(monkeypatch: pytest.MonkeyPatch, work: Path) -> None:
     with pytest.raises(BadInput, match="no script"):
-        CodeFolder.of(["missing.py"], [], KEYS)
+        CodeFolder.of(["--standalone"], [], KEYS)
+    with pytest.raises(BadInput, match="is a folder"):
+        CodeFolder.of(["data"], [], KEYS)
+    with pytest.raises(BadInput, match=r"train\.py would not be copied"):
+        CodeFolder.of(["train.py"], ["*.py"], KEYS)
     monkeypatch.setattr(code_folder, "MOST_BYTES", 11)
     with pytest.raises(BadInput, match="exclude ="):
         CodeFolder.of(["train.py"], [], KEYS)

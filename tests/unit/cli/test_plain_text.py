@@ -6,21 +6,45 @@ import ast
 from pathlib import Path
 
 import pytest
+from rich.text import Text
 
 import geocomm
+from geocomm.core.plain_console import plain_console, working
+from geocomm.core.table import table_of
 
 PACKAGE = Path(geocomm.__file__).parent
-WITH_CONSOLE = [path for path in sorted(PACKAGE.rglob("*.py")) if "Console(" in path.read_text()]
+MODULES = [path for path in sorted(PACKAGE.rglob("*.py")) if "rich" in path.read_text()]
+OWN = {"plain_console.py": {"Console", "status"}, "help_text.py": {"escape"}}
+"""The one module that makes consoles, and the one whose text typer prints."""
 
 
-@pytest.mark.parametrize("path", WITH_CONSOLE, ids=lambda path: path.stem)
-def test_console_takes_no_markup_unless_its_module_escapes_data(path: Path) -> None:
-    module = ast.parse(path.read_text())
-    escapes = any(isinstance(node, ast.ImportFrom) and node.module == "rich.markup" for node in ast.walk(module))
-    made = [
-        {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
-        for node in ast.walk(module)
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Console"
-    ]
-    assert made
-    assert escapes or all(options.get("markup") == "False" for options in made)
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_text_is_printed_where_it_cannot_be_markup(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+        where = f"{path.name}:{node.lineno}"
+        if called not in OWN.get(path.name, set()):
+            # `escape` is html's in the dashboard; a request's `status` takes nothing.
+            assert called not in ("Console", "from_markup", "render_markup"), f"{where}: use plain_console()"
+            assert called != "status" or not node.args, f"{where}: use working()"
+        if called == "TextColumn":
+            literal = isinstance(node.args[0], ast.Constant) and "{" not in str(node.args[0].value)
+            assert literal or given.get("markup") == "False", where
+        if called in ("Live", "Progress"):
+            assert "console" in given, f"{where}: its own console takes markup"
+
+
+def test_console_shows_text_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "[sites.a] [/x] \\[b] :on: [::1]:29400"
+    plain_console().print(text)
+    plain_console().print(table_of(("[a]", "what"), [(text, 1), (Text("[red]", "red"), None)], title="[title]"))
+    with working(text) as tell:
+        tell("[/x]")
+    told = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert told[:2] == [text, "[title]"]
+    assert told[2].split() == ["[a]", "what"]
+    assert told[3].startswith(text)
+    assert told[4].startswith("[red]")

@@ -44,6 +44,12 @@ def test_failure_of_another_site_is_known(line: str, follows: bool) -> None:
     assert run.follows("a") is follows
 
 
+def test_full_disk_of_a_site_is_nobody_elses_failure() -> None:
+    run = RunAtNode(disk_full=True)
+    run.lines.append("geocomm.PeerLostError: lost rank 1 (site b)")
+    assert not run.follows("a")
+
+
 def test_run_that_was_killed_says_so_whatever_it_wrote() -> None:
     run = RunAtNode(why="it was killed, or its machine restarted")
     run.lines.append("step 1")

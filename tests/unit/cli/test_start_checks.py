@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
 from pathlib import Path
 
@@ -64,7 +65,7 @@ def test_good_machine_may_start(sites: SitesFile) -> None:
         ({"problem": "No module named 'geocomm'"}, "lacks geocomm or torch (No module named 'geocomm')"),
         ({"geocomm": "0.0.1"}, f"has geocomm 0.0.1, this machine {__version__}. Install the same"),
         ({"lacks": ["flock"]}, "it lacks flock"),
-        ({"writable": False}, "may not be written. Name another folder"),
+        ({"writable": False}, 'may not be written. Name another folder in sites.toml: folder = "/'),
         ({"free_bytes": 3 << 20}, "its disk is full: 3 MiB are free"),
         ({"now": time.time() - 2 * 3600, "skew_s": -7200.0}, "its clock is -7200 s off this machine's"),
         ({"now": time.time() + 400 * 86400}, "its certificate expired on"),
@@ -75,6 +76,7 @@ def test_what_keeps_a_machine_from_a_start_is_told_with_the_fix(
 ) -> None:
     (one,) = against(sites, **other)
     assert told in one
+    assert not re.search(r" = *($|[;.,])", one)  # what to write there is said
 
 
 def test_different_torch_is_told_with_its_sites(sites: SitesFile) -> None:
@@ -101,7 +103,7 @@ def test_answer_that_is_no_facts_tells_what_python_said(sites: SitesFile) -> Non
     told = read_facts(sites.nodes[0], Done(127, "", "sh: 1: exec: none: not found\n"), 0, 1)
     assert isinstance(told, str)
     assert "none: not found" in told
-    assert "python = " in told
+    assert 'in sites.toml: python = "~/' in told
     for nonsense in ("[" * 100_000, '{"now": NaN}', GOOD.model_copy(update={"now": 1e300}).model_dump_json()):
         assert isinstance(read_facts(sites.nodes[0], Done(0, nonsense, ""), 0, 1), str)
     greeting = "Welcome!\n" + GOOD.model_dump_json()  # of a login script that prints

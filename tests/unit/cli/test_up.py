@@ -34,7 +34,9 @@ def geocomm(*arguments: str) -> tuple[int, str]:
     [
         (("up", "other.toml", "--", "train.py"), "other.toml: No such file"),
         (("up",), "no script in ''"),
-        (("up", "--", "missing.py"), "no script in 'missing.py'"),
+        (("up", "--", "--nproc-per-node", "8", "--lr", "x"), "no script in '--nproc-per-node 8 --lr x'"),
+        (("up", "--", "trian.py"), "trian.py: there is no such file in"),
+        (("up", "--", "--nproc-per-node", "8", "trian.py", "sites.toml"), "did you mean 'train.py'?"),
         (("up", "--attach", "--", "train.py"), "--attach takes no script"),
         (("up", "--only", "a", "--", "train.py"), "--only is for --elastic and --attach"),
         (("up", "--elastic", "--only", "aa", "--", "train.py"), "there is no site 'aa'; did you mean 'a'?"),
