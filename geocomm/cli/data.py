@@ -12,6 +12,7 @@ import typer
 
 from geocomm.cli.command_end import AsJson, fail, say
 from geocomm.core.table import table_of
+from geocomm.core.units import count_text
 
 if TYPE_CHECKING:
     from geocomm.data.catalog import Catalog, Version
@@ -57,7 +58,10 @@ def add(
     read = read_rules(rules)
     version = add_files(read, paths, tokenizer=tokenizer, labels=label or (), store=store, text_field=text_field)
     part = version.parts[-1]
-    typer.echo(f"{read.catalog}@{version.number}: {part.tokens} tokens in {part.shards} shards were added")
+    typer.echo(
+        f"{read.catalog}@{version.number}: added {count_text(part.tokens, 'token')} in "
+        f"{count_text(part.shards, 'shard')}"
+    )
 
 
 @app.command()
@@ -83,7 +87,9 @@ def remove(
     for shard in removed:
         typer.echo(f"{shard.sha256} {shard.path} of store {shard.store}")
     tokens = sum(one.tokens for one in removed)
-    typer.echo(f"{read.catalog}@{version.number}: {tokens} tokens in {len(removed)} shards were removed")
+    typer.echo(
+        f"{read.catalog}@{version.number}: removed {count_text(tokens, 'token')} in {count_text(len(removed), 'shard')}"
+    )
 
 
 @app.command()
@@ -148,7 +154,7 @@ def check(
     version = opened.read(name.number)
     shards = opened.shards(version)
     site = site or site_name()
-    told = "" if site is None else f"; site {site} may read {readable(version, shards, site)} tokens"
+    told = "" if site is None else f"; site {site} may read {count_text(readable(version, shards, site), 'token')}"
     found = list(islice(problems(version, shards, deep=deep, site=site), _MOST_SAID + 1))
     for problem in found[:_MOST_SAID]:
         typer.echo(problem, err=True)
@@ -157,4 +163,7 @@ def check(
         more = f"the first {_MOST_SAID}" if len(found) > _MOST_SAID else str(len(found))
         fail("data", f"{what} is not whole; {more} of its problems stand above: restore these files")
     seen = "hashes are right" if deep else "files are there"
-    typer.echo(f"{what}: {len(shards)} shards, {sum(one.tokens for one in shards)} tokens, all {seen}{told}")
+    typer.echo(
+        f"{what}: {count_text(len(shards), 'shard')}, "
+        f"{count_text(sum(one.tokens for one in shards), 'token')}, all {seen}{told}"
+    )

@@ -10,6 +10,7 @@ import typer
 
 from geocomm.cli.command_end import fail, say
 from geocomm.core.installation import install_command
+from geocomm.core.units import count_text
 from geocomm.train.export.export_record import Dtype
 from geocomm.train.serve.model_folder import Format
 
@@ -79,7 +80,7 @@ def export(
     if record.verify is not None:
         largest = record.verify.max_logit_difference
         found = f"differ by at most {largest:.1g}" if largest else "are equal"
-        line += f"; logits {found} on {record.verify.sequences} sequences"
+        line += f"; logits {found} on {count_text(record.verify.sequences, 'sequence')}"
     if record.held_out is not None and record.held_out.loss is not None:
         line += f"; held-out loss {record.held_out.loss:.6f}"
         if record.held_out.run_loss is not None:

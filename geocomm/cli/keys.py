@@ -149,7 +149,7 @@ def _warn_of_ca_key(ca: JobCa) -> None:
     from geocomm.security.job_ca import CA_KEY_FILE
 
     say(
-        f"{ca.folder / CA_KEY_FILE}: the key of the job's CA. KEEP IT OFF THE SITES: anyone who has it can join job "
-        f"{ca.job} as any site",
+        f"{ca.folder / CA_KEY_FILE}: the key of the job's CA. KEEP IT OFF THE SITES: anyone who has it can join the "
+        f"job {ca.job!r} as any site",
         "bold yellow",
     )

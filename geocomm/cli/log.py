@@ -13,6 +13,7 @@ from rich.text import Text
 
 from geocomm.cli.command_end import fail, say
 from geocomm.core.plain_console import plain_console
+from geocomm.core.units import count_text
 
 if TYPE_CHECKING:
     from geocomm.elastic.journal.entries import Entry
@@ -82,7 +83,8 @@ def told(entry: Entry) -> str:
     match entry:
         case kinds.Genesis():
             return (
-                f"run {entry.run[:12]} begins: {entry.fragments} fragments, a round of each every {entry.every} steps"
+                f"run {entry.run[:12]} begins: {count_text(entry.fragments, 'fragment')}, a round of "
+                f"each every {count_text(entry.every, 'step')}"
             )
         case kinds.Join():
             return f"{entry.site} joins, with run folder {entry.store[:12]}"
@@ -96,7 +98,7 @@ def told(entry: Entry) -> str:
             return f"{entry.site} was removed: {entry.why}"
         case kinds.Round():
             who = ", ".join(f"{one.site} (weight {one.weight})" for one in entry.members)
-            change = f"; from now on every {entry.every} steps" if entry.every else ""
+            change = f"; from now on every {count_text(entry.every, 'step')}" if entry.every else ""
             return f"fragment {entry.fragment}, round {entry.version}: {who}{change}"
         case kinds.Skip():
             return f"fragment {entry.fragment}, round {entry.version} is void: {entry.why}"
@@ -108,7 +110,7 @@ def told(entry: Entry) -> str:
             return f"deals are of version {entry.number} of {entry.set}, in sequences of {entry.sequence_length} tokens"
         case kinds.Deal():
             what = f"shards {entry.shards}" if entry.shards else f"the rest of deal {entry.rest} from {entry.start} on"
-            return f"{entry.site} reads {what}: {entry.sequences} sequences"
+            return f"{entry.site} reads {what}: {count_text(entry.sequences, 'sequence')}"
         case kinds.TakenBack():
             return f"what {entry.site} has not counted goes to others, from its token {entry.taken} on: {entry.why}"
         case kinds.TermBegun():

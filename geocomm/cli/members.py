@@ -31,7 +31,7 @@ from geocomm.cli.run_options import (
     load_keys,
 )
 from geocomm.core.table import table_of
-from geocomm.core.units import large_text
+from geocomm.core.units import count_text, large_text
 
 if TYPE_CHECKING:
     from geocomm.core.addresses import HubAddress
@@ -74,7 +74,7 @@ def ls(run_dir: _RunDir, as_json: AsJson = False) -> None:
         return
     run = "-" if state.genesis is None else state.genesis.run[:8]
     tokens = sum(record.taken for record in state.sites.values())
-    counted = f", {tokens} tokens" if tokens else ""
+    counted = f", {count_text(tokens, 'token')}" if tokens else ""
     if answer.undealt_tokens is not None:
         left = answer.undealt_tokens + sum(state.left_tokens(name) for name in state.sites)
         counted += f", {large_text(left)} left of this pass"
@@ -151,7 +151,9 @@ def show(
     row = _row(record, state, seen.get(site))
     row["address"] = seen[site].fetch if site in seen else None
     row["store"] = record.store
-    row[f"of the last {len(rounds)} rounds"] = sum(site in [one.site for one in entry.members] for entry in rounds)
+    row[f"of the last {count_text(len(rounds), 'round')}"] = sum(
+        site in [one.site for one in entry.members] for entry in rounds
+    )
     if as_json:
         typer.echo(json.dumps(row | {"moves": list(moves), "leader": problem or "ok"}))
         return

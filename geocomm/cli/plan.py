@@ -137,9 +137,9 @@ def plan(
         print(json.dumps(document, indent=1))
         return
     size = f"{work.parameters:.4g} parameters of {element_bytes} bytes"
-    who = f"{len(table.sites)} sites of {count_text(ranks, 'rank')}"
-    say(f"{who}, {size}, {step_time} a step", wrap=True)
-    title = f"links of {links}" if links is not None else f"{rate} between each two sites, {_line(access)}, rtt {rtt}"
+    who = f"{count_text(len(table.sites), 'site')} of {count_text(ranks, 'rank')}"
+    say(f"{who}, {size}, {duration_text(compute_s, 'g')} a step", wrap=True)
+    title = f"links of {links}" if links is not None else _nominal_text(rate, access, rtt)
     say(f"{title}; tensors get {share:.0%} of those rates", wrap=True)
     if links is None and access is None and len(table.sites) > 2:
         say(
@@ -250,8 +250,15 @@ def _usual_efficiency(path: Path | None) -> float:
     return NOMINAL_EFFICIENCY if path is None or path.suffix == ".toml" else 1.0
 
 
-def _line(access: str | None) -> str:
-    return "no limit of a site's own line" if access is None else f"{access} a site's own line"
+def _nominal_text(rate: str, access: str | None, rtt: str) -> str:
+    from geocomm.core.units import parse_duration, parse_rate
+    from geocomm.group.planning.link_report import rate_text
+
+    line = "no limit of" if access is None else rate_text(parse_rate(access))
+    return (
+        f"{rate_text(parse_rate(rate))} between each two sites, {line} a site's own line, round trip "
+        f"{duration_text(parse_duration(rtt), 'g')}"
+    )
 
 
 def _step_codecs(given: Sequence[str] | None) -> tuple[list[str], list[str]]:
@@ -315,7 +322,8 @@ def _local_table(rows: Sequence[LocalEstimate]) -> Table:
 def _verdict(rows: Sequence[Estimate], local_rows: Sequence[LocalEstimate]) -> list[str]:
     """Which way of training to take, and what to know of it."""
     lines = [
-        f"{row.codec}: the line is too slow for a round every {row.every} steps; rounds begin later, and steps do not "
+        f"{row.codec}: the line is too slow for a round every {count_text(row.every, 'step')}; rounds "
+        f"begin later, and steps do not "
         "wait"
         for row in local_rows
         if not row.fits

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sqlite3
 import threading
 import time
@@ -211,13 +210,14 @@ def _round(state: RoundState) -> tuple[str, ...]:
 
 def _events(seen: Overview, now: float) -> Table:
     rows = [_event(event, now) for event in seen.events[:_MOST_SHOWN]]
-    return table_of(("event", "ago", "at", "what"), rows, text=("at",), folds=("what",))
+    return table_of(("event", "ago", "at"), rows, text=("at",), folds=("event",))
 
 
 def _event(event: EventState, now: float) -> tuple[str, ...]:
-    fields = " ".join(f"{name}={json.dumps(value)}" for name, value in event.fields.items())
+    from geocomm.metrics.events import event_text
+
     ranks = f"rank {event.ranks[0]}" if len(event.ranks) == 1 else count_text(len(event.ranks), "rank")
-    return event.kind, duration_text(now - event.at), f"{event.site}, {ranks}", fields
+    return event_text(event.kind, event.fields), duration_text(now - event.at), f"{event.site}, {ranks}"
 
 
 def _number(value: float | None, form: str) -> str:

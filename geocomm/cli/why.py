@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from geocomm.cli.command_end import AsJson, TelemetryFolder, fail, open_store, say, standstill_text
+from geocomm.core.units import count_text
 
 if TYPE_CHECKING:
     from geocomm.observe.diagnosis.bottleneck import Diagnosis
@@ -76,7 +77,10 @@ def _show(window: RunWindow, diagnosis: Diagnosis) -> None:
             f"{name} {'not told' if seconds is None else f'{seconds / diagnosis.step_seconds:.0%}'}"
             for name, seconds in diagnosis.parts.items()
         )
-        say(f"{window.step_count} steps of {diagnosis.step_seconds:.3f} s, {len(window.ranks)} ranks: {parts}.")
+        say(
+            f"{count_text(window.step_count, 'step')} of {diagnosis.step_seconds:.3f} s, "
+            f"{count_text(len(window.ranks), 'rank')}: {parts}."
+        )
     from geocomm.observe.diagnosis.verdict import Cause, headline
 
     first, *others = diagnosis.verdicts

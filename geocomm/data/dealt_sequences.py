@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from geocomm.core.bad_input import BadInput
+from geocomm.core.units import count_text
 from geocomm.data.deal_records import SiteDeal
 from geocomm.data.deal_sequences import DealSequences, DealtTo
 from geocomm.data.read_version import ReadVersion
@@ -53,7 +54,8 @@ class DealtSequences(DealSequences):
         numbers = self._numbered(shards)
         if (count := self._train_count(numbers)) != deal.of:
             raise BadInput(
-                f"{deal.shards} of version {deal.number} of {self.url} have {count} sequences here, and the leader "
+                f"{deal.shards} of version {deal.number} of {self.url} have "
+                f"{count_text(count, 'sequence')} here, and the leader "
                 f"counts {deal.of}"
             )
         return DealtTo(deal.at, deal.deal, numbers, deal.start)

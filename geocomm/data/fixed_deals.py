@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from geocomm.core.bad_input import BadInput
+from geocomm.core.units import count_text
 from geocomm.data.catalog import Shard
 from geocomm.data.deals import DEALS_OF_A_PASS, SHARDS_OF_DEAL, ShardClass
 from geocomm.data.dealt_shards import Piece, cut, length
@@ -109,7 +110,8 @@ class FixedDeals:
         for site, batch in self._batches.items():
             if (count := self._newest.readable(site)) < batch:
                 raise BadInput(
-                    f"{self._newest.read.url} has {count} sequences of {self._cut[0]} tokens that site {site} may "
+                    f"{self._newest.read.url} has {count_text(count, 'sequence')} of {self._cut[0]} "
+                    f"tokens that site {site} may "
                     f"read, and a step takes {batch} there"
                 )
 
@@ -122,7 +124,8 @@ class FixedDeals:
         counts = np.frombuffer(zlib.decompress(so_far.dealt), "<i4") if so_far.dealt else [0] * len(shards)
         if len(counts) != len(shards):
             raise BadInput(
-                f"what was read of {before.read.url} is counted for {len(counts)} shards, and {len(shards)} are there"
+                f"what was read of {before.read.url} is counted for {count_text(len(counts), 'shard')}, "
+                f"and {len(shards)} are there"
             )
         of_hash = {shard.sha256: int(count) for shard, count in zip(shards, counts, strict=True)}
         return [of_hash.get(shard.sha256, 0) for shard in self._newest.shards]

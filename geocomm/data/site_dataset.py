@@ -16,6 +16,7 @@ from geocomm.core.bad_input import BadInput
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.site import UNNAMED_SITE, site_name
 from geocomm.core.typed_torch import all_gather_object, from_numpy
+from geocomm.core.units import count_text
 from geocomm.data.dealt_sequences import DealtSequences
 from geocomm.data.shard_sequences import SetName, ShardSequences
 from geocomm.data.site_deals import SiteDeals, SiteLeft
@@ -103,7 +104,8 @@ class SiteDataset(IterableDataset[torch.Tensor]):
             raise InvalidArgumentError(f"SiteDataset: {error}") from None
         if self._data.train_count < batch_size:
             raise InvalidArgumentError(
-                f"SiteDataset: {self._data.url} has {self._data.train_count} sequences of {self._data.sequence_length} "
+                f"SiteDataset: {self._data.url} has {count_text(self._data.train_count, 'sequence')} of "
+                f"{self._data.sequence_length} "
                 f"tokens for this site, and a batch takes {batch_size}"
             )
 

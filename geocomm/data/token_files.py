@@ -19,6 +19,7 @@ from pathlib import PurePosixPath
 import numpy as np
 
 from geocomm.core.bad_input import BadInput
+from geocomm.core.units import count_text
 from geocomm.data.corpus.token_store import U16, U32, Dtype, narrowest
 from geocomm.data.places import FilePlace, Folder
 
@@ -113,7 +114,7 @@ def _read(file: TokenFile, vocabulary: int, offset: int) -> TokenRange:
     if largest >= vocabulary:
         raise BadInput(
             f"{file.path} has id {largest} in the {SHARD_BYTES >> 20} MiB after byte {offset}, and the tokenizer has "
-            f"{vocabulary} tokens: it was written with another tokenizer, or its ids are not {file.dtype}"
+            f"{count_text(vocabulary, 'token')}: it was written with another tokenizer, or its ids are not {file.dtype}"
         )
     return TokenRange(digest.hexdigest(), offset, size // np.dtype(file.dtype).itemsize)
 

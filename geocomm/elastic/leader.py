@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from geocomm.core.addresses import HubAddress, HubAddressError
 from geocomm.core.bad_input import BadInput
 from geocomm.core.patience import Waiting, until_one_ends
+from geocomm.core.units import count_text
 from geocomm.data.deal_records import DealtSet
 from geocomm.elastic.agent_link import LineStream
 from geocomm.elastic.etcd import EtcdAwayError, EtcdJournal
@@ -154,7 +155,8 @@ class Leader:
             elif 0 < len(live := self.state.live) < self._terms.min_sites:
                 waiting.tell(
                     lambda live=live: (
-                        f"{self._terms.min_sites} sites to be ready, as --min-sites says, before a round counts: there "
+                        f"{count_text(self._terms.min_sites, 'site')} to be ready, as --min-sites says, "
+                        f"before a round counts: there "
                         f"{'is' if len(live) == 1 else 'are'} {', '.join(live)}"
                     )
                 )

@@ -6,13 +6,17 @@ through a reader of its own.
 
 from __future__ import annotations
 
+import collections
+import json
 import os
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
+from geocomm.core.message_log import printable
 from geocomm.metrics import sources
 
 CAPACITY = 1000
@@ -60,6 +64,39 @@ KINDS = {
 }
 """The fields of each kind of event, besides kind, time (Unix seconds), and the site and global rank of the process that
 saw it. Those of operation_failed are the record of geocomm.last_error()."""
+
+
+_TEXTS = {
+    "checkpoint": "checkpoint of step {step}, {path}",
+    "codec_fallback": "gradients take {codec} in place of {before} from step {step} on: {reason}",
+    "replicas_differ": "{message}",
+    "policy_epoch": "from now on planned by links that are {links}; codecs: {codecs}",
+    "link_resumed": "the link to rank {peer_rank} of {peer_site} was away for {seconds} s",
+    "operation_failed": "{op} failed: {message}",
+    "snapshot_lost": "snapshot {snapshot} cannot be kept here: {reason}",
+    "events_dropped": "{count} events were dropped before they could be told",
+}
+
+
+def event_text(kind: str, fields: Mapping[str, Any]) -> str:
+    """An event as a sentence for people; of a kind that this version does not know, kind and fields."""
+    if (text := _TEXTS.get(kind)) is None:
+        return printable(f"{kind}: {json.dumps(dict(fields))}")
+    told = {name: _shown(each) for name, each in fields.items()}
+    return printable(text.format_map(collections.defaultdict(lambda: "?", told)))  # another machine has said it
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    if isinstance(value, list):  # the codecs of a policy
+        pairs = cast(list[Any], value)
+        return ", ".join(f"{each[1]} from {each[0]} bytes" if _is_pair(each) else str(each) for each in pairs) or "none"
+    return "?" if value is None else str(value)
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(cast(list[Any], value)) == 2
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from geocomm.core.bad_input import BadInput
+from geocomm.core.units import count_text
 from geocomm.data.corpus.token_store import TokenArray
 
 
@@ -60,7 +61,7 @@ class Sequences(ABC):
         """Raise BadInput unless there are sequences for one optimizer step and, if `held_out`, for an evaluation."""
         if self.train_count < global_batch:
             raise BadInput(
-                f"the corpus has {self.token_count} tokens, which pack into {self.train_count} training "
+                f"the corpus has {count_text(self.token_count, 'token')}, which pack into {self.train_count} training "
                 f"sequences of {self.sequence_length}, but one optimizer step takes {global_batch}: give more text or "
                 f"lower data.sequence_length, training.micro_batch_size or training.gradient_accumulation_steps"
             )

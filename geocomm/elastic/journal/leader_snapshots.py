@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from geocomm.core.units import count_text
 from geocomm.elastic.journal.entries import Digest, Kept, Snapshot
 from geocomm.elastic.journal.led_run import LedRun
 from geocomm.elastic.journal.messages import SnapshotHeld
@@ -42,7 +43,7 @@ class LeaderSnapshots:
     def _missed(self, last: Snapshot) -> str:
         have, lack = sorted(self._copies), [name for name in self._run.state.live if name not in self._copies]
         return (
-            f"snapshot {last.index} is not kept yet: {self._run.terms.copies} sites have to have it. "
+            f"snapshot {last.index} is not kept yet: {count_text(self._run.terms.copies, 'site')} have to have it. "
             f"{', '.join(have) or 'None'} has it, {', '.join(lack) or 'no other live site'} lacks it; the log there "
             "says why"
         )

@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field, PlainSerializer, TypeAdapter, ValidationError
 
 from geocomm.core.records import Hash, Whole, canonical
+from geocomm.core.units import count_text
 from geocomm.data.dealt_shards import DealtShards, Line, Piece, cut, length
 from geocomm.elastic.journal.entries import (
     FIRST_PREV,
@@ -425,7 +426,7 @@ class RunState:
 
     def _version(self, entry: Entry, fragment: int) -> int:
         if fragment >= len(self.versions):
-            raise self._misfit(entry, f"there are {len(self.versions)} fragments")
+            raise self._misfit(entry, f"there are {count_text(len(self.versions), 'fragment')}")
         return self.versions[fragment]
 
     def _from(self, entry: Entry, name: str, to: Standing) -> SiteRecord:

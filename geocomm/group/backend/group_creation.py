@@ -331,7 +331,7 @@ def ready_line(infos: Sequence[RankInfo], options: Options) -> str:
     ranks = Counter(info.site for info in infos)
     sites = ", ".join(f"{site} {count_text(count, 'rank')}" for site, count in ranks.items())
     parts = [
-        f"{len(ranks)} sites ({sites})",
+        f"{count_text(len(ranks), 'site')} ({sites})",
         f"TLS 1.3 ({key_exchange()})" if transport_keys(options) else "plaintext",
         f"codec {options.codec}",
         "streams as the link needs" if options.streams is None else f"{options.streams} streams a peer",

@@ -39,6 +39,7 @@ from geocomm.core.message_log import log
 from geocomm.core.patience import Waiting
 from geocomm.core.place import rank_and_world_size
 from geocomm.core.site import site_name
+from geocomm.core.units import count_text
 from geocomm.group.membership.one_site import check_nodes
 from geocomm.group.membership.own_address import remember_hub
 from geocomm.group.rendezvous.agents_store import AgentsStore, nodes_text
@@ -285,7 +286,8 @@ class HubRendezvous(RendezvousHandler):
         own = json.loads(self._own)
         message = (
             f"two nodes have --node-rank {self._node}: {own['machine']} (site {own['site']}) and {other['machine']} "
-            f"(site {other['site']}); give each of the {self._nodes} nodes one of its own, 0 to {self._nodes - 1}"
+            f"(site {other['site']}); give each of the {count_text(self._nodes, 'node')} one of its own, "
+            f"0 to {self._nodes - 1}"
         )
         if self._round == 0:
             store.set("duplicate", message)

@@ -13,6 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from geocomm.core.units import count_text
+
 
 @dataclass(frozen=True)
 class Conditions:
@@ -40,7 +42,8 @@ class Conditions:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
         return cls(
             date=datetime.now().astimezone().isoformat(timespec="seconds"),
-            machine=f"{model}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB, Linux {platform.release()}",
+            machine=f"{model}, {count_text(len(os.sched_getaffinity(0)), 'core')}, {memory:.0f} GiB, "
+            f"Linux {platform.release()}",
             software=f"Python {platform.python_version()}, torch {version('torch')}",
             congestion_control=_read("/proc/sys/net/ipv4/tcp_congestion_control").strip(),
             commit=git_commit(),

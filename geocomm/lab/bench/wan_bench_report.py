@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from rich.table import Table
 
 from geocomm.core.table import table_of
+from geocomm.core.units import count_text
 from geocomm.lab.bench.bench_report import Conditions, table_lines, write_pair
 from geocomm.lab.bench.wan_bench import GLOO, GLOO_SLICED, WanRow
 
@@ -82,7 +83,7 @@ def verdict(row: WanRow) -> str:
 
 def _where(row: WanRow) -> str:
     ranks = f" of {row.ranks_per_site} ranks" if row.ranks_per_site > 1 else ""
-    return row.link if row.sites < 3 and not ranks else f"{row.sites} sites{ranks}, {row.link}"
+    return row.link if row.sites < 3 and not ranks else f"{count_text(row.sites, 'site')}{ranks}, {row.link}"
 
 
 def row_cells(row: WanRow) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from geocomm.core.table import table_of
+from geocomm.core.units import count_text
 from geocomm.lab.demo.demo_run import DemoResult
 from geocomm.lab.emulator.emulated_wan import LATENESS_LIMIT_S, WanReport
 
@@ -96,7 +97,9 @@ def draw(outcomes: Sequence[DemoResult], conditions: str, path: Path) -> None:
             "MB",
             "Sent per step, by both sites",
         )
-        axes["loss"].set_title(f"The same {len(base.losses)} steps: loss over time", loc="left", color=INK, fontsize=12)
+        axes["loss"].set_title(
+            f"The same {count_text(len(base.losses), 'step')}: loss over time", loc="left", color=INK, fontsize=12
+        )
         figure.supxlabel(_caption(outcomes), fontsize=10, color=INK)
         figure.savefig(path, dpi=150, facecolor="white")
         pyplot.close(figure)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from geocomm.core.units import count_text
 from geocomm.elastic.journal.entries import Round
 from geocomm.elastic.journal.run_state import RunState
 from geocomm.lab.demo.demo_table import INK, PICTURE_STYLE, lateness_text
@@ -27,11 +28,11 @@ def told(run: ElasticRun) -> list[str]:
     lost = others["rounds_void"] + others["rounds_without_one_of_them"]
     return [
         f"{KILLED} was killed: SIGKILL for all its processes. The others knew after {seen}.",
-        f"The others went on: {others['rounds_without_killed']} rounds without it, {lost} lost.",
+        f"The others went on: {count_text(others['rounds_without_killed'], 'round')} without it, {lost} lost.",
         f"Their longest step took {longest:.2f} s; before the kill {before:.2f} s, median "
         f"{others['median_step_seconds']:.2f} s.",
         f"The longest time from one round to the next was {gap:.1f} s; median before the kill {usual_gap:.1f} s.",
-        f"{KILLED} lost {figures['uncounted_steps']} steps, which no round had counted yet.",
+        f"{KILLED} lost {count_text(figures['uncounted_steps'], 'step')}, which no round had counted yet.",
         f"It was started again {figures['away_seconds']:.0f} s later. It trained after "
         f"{figures['trains_again_seconds']:.1f} s, from step {figures['rejoined_at_step']} on, and counted after "
         f"{figures['counted_again_seconds']:.1f} s.",

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from geocomm.core.bad_input import EXIT_BAD_INPUT, UserError, first_problem, problem_text
 from geocomm.core.site import SiteNameError, check_site_name
+from geocomm.core.units import count_text
 from geocomm.group.planning.link_matrix import (
     DEFAULT_DELAY_S,
     DEFAULT_RATE_BPS,
@@ -103,7 +104,7 @@ class EmulatedWan:
     def __post_init__(self) -> None:
         """Raise WanConfigError unless names are good and unique and every link is there."""
         if not 2 <= len(self.sites) <= MAX_SITES:
-            raise WanConfigError(f"sites: {len(self.sites)} sites, possible are 2 to {MAX_SITES}")
+            raise WanConfigError(f"sites: {count_text(len(self.sites), 'site')}, possible are 2 to {MAX_SITES}")
         for name in self.sites:
             try:
                 check_site_name(name)

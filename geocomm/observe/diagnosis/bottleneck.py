@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from geocomm.core.units import count_text
 from geocomm.observe.diagnosis.change import find_change
 from geocomm.observe.diagnosis.link_causes import Judged, LinkCauses, egress_row, judge
 from geocomm.observe.diagnosis.link_use import Place
@@ -71,7 +72,7 @@ def diagnose(window: RunWindow) -> Diagnosis:
     if not window.ranks or window.step_seconds <= 0:
         return Diagnosis(0.0, {}, [_unknown("no steps and no operations were reported yet")], [])
     if window.steps_known and window.step_count < _FEWEST:
-        return Diagnosis(window.step_seconds, {}, [_unknown(f"only {window.step_count} steps are known")], [])
+        return Diagnosis(window.step_seconds, {}, [_unknown(f"only {count_text(window.step_count, 'step')} known")], [])
     return (_LocalExamination if window.waited_by_site else _Examination)(window).diagnosis()
 
 
@@ -115,7 +116,7 @@ class _Parts:
         if not window.steps_known:
             yield "The program tells of no steps (geocomm.report_step): all its operations count as one step."
         elif window.step_count < 10:
-            yield f"Only {window.step_count} steps are known: let the run go on for a better verdict."
+            yield f"Only {count_text(window.step_count, 'step')} known: let the run go on for a better verdict."
         if self._parts["input"] is None and window.steps_known:
             yield f"How long steps wait for data is not told: {_TELLING}"
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from geocomm.core.errors import InvalidArgumentError
+from geocomm.core.units import count_text
 
 VERSION = 1
 VALUES = ("residual", "momentum")
@@ -82,7 +83,7 @@ def reshard_feedback(states: Sequence[Mapping[str, Any]], ranks: int) -> list[di
         )
         raise InvalidArgumentError(f"reshard_feedback needs the states of all ranks, once each; these are: {names}")
     if ranks % shards:
-        raise InvalidArgumentError(f"ranks is {ranks}; it must be a multiple of the {shards} shards")
+        raise InvalidArgumentError(f"ranks is {ranks}; it must be a multiple of the {count_text(shards, 'shard')}")
     dealt = [_deal([s for s in states if s["shard"] == shard], ranks // shards) for shard in range(shards)]
     return [dealt[shard][rank] for rank in range(ranks // shards) for shard in range(shards)]
 

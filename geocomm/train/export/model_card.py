@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from geocomm.core.units import count_text
 from geocomm.train.export.export_record import ExportRecord, HeldOut, TrainedBy, Verification
 
 _LOAD = {
@@ -72,7 +73,8 @@ def _verified(verify: Verification | None) -> str:
         return "Nobody has loaded these files and compared them with the weights of the training.\n"
     of = "held-out text" if verify.held_out else "random tokens"
     return (
-        f"These files were loaded again and compared with the weights of the training, on {verify.sequences} sequences "
+        f"These files were loaded again and compared with the weights of the training, on "
+        f"{count_text(verify.sequences, 'sequence')} "
         f"of {of}: the largest difference of a logit is {verify.max_logit_difference:g}, and the most likely token is "
         f"{'always' if verify.argmax_equal else 'not always'} the same.\n"
     )

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from deepspeed import DeepSpeedEngine
 
 from geocomm.core.environment import codec_name
+from geocomm.core.units import count_text
 from geocomm.data.corpus.packing import Sequences
 from geocomm.data.site_deals import SiteLeft
 from geocomm.group.membership.collective_verdict import agree
@@ -241,7 +242,9 @@ class TrainLoop:
             self._log.say(f"step {step}: a round closed without this site; what it has learned is in its next delta")
         elif late and not self._was_late:
             age = rounds["oldest_in_flight"]
-            self._log.say(f"step {step}: the result of a round is late ({age} steps by now); training goes on")
+            self._log.say(
+                f"step {step}: the result of a round is late ({count_text(age, 'step')} by now); training goes on"
+            )
         self._was_late = late
         if rounds["rounds_not_finite"] > before["rounds_not_finite"]:
             self._log.say(f"step {step}: weights of site {self._place.site} are not finite and left out of a round")
@@ -274,7 +277,7 @@ class TrainLoop:
             "seconds": time.perf_counter() - begin,
         }
         self._guard_log(lambda: self._log.write("eval", entry))
-        self._log.say(f"step {progress.step}: held-out loss {loss:.4f} over {count} sequences")
+        self._log.say(f"step {progress.step}: held-out loss {loss:.4f} over {count_text(count, 'sequence')}")
 
     def _save(self, progress: Progress) -> None:
         self._last_save = time.monotonic()

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DeepseekV3Config, PreTrainedConfig, PreTrainedModel
 
 from geocomm.core.bad_input import BadInput, did_you_mean
+from geocomm.core.units import count_text
 from geocomm.data.corpus.data_settings import DataConfig
 from geocomm.data.corpus.text_tokenizer import TextTokenizer
 from geocomm.train.models.model_presets import PRESETS, ModelConfig
@@ -48,12 +49,15 @@ def model_config(config: ModelConfig, data: DataConfig, tokenizer: TextTokenizer
     vocab_size = hf_config.vocab_size
     if tokenizer.vocab_size > vocab_size:
         raise BadInput(
-            f"the tokenizer has {tokenizer.vocab_size} tokens but the model only {vocab_size}: use the model's own "
+            f"the tokenizer has {count_text(tokenizer.vocab_size, 'token')} but the model only "
+            f"{vocab_size}: use the model's own "
             f"tokenizer (data.tokenizer) or set model.overrides.vocab_size"
         )
     limit = getattr(hf_config, "max_position_embeddings", None)
     if limit is not None and data.sequence_length > limit:
-        raise BadInput(f"data.sequence_length is {data.sequence_length} but the model takes at most {limit} tokens")
+        raise BadInput(
+            f"data.sequence_length is {data.sequence_length} but the model takes at most {count_text(limit, 'token')}"
+        )
     return hf_config
 
 

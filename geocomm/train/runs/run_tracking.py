@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from geocomm.core.units import count_text
 from geocomm.metrics.counters import stats
 from geocomm.train.runs.tracker_threads import TrackerThreads
 from geocomm.train.runs.trackers import Tracker
@@ -127,7 +128,11 @@ class RunVerdict:
 
     def text(self, step: int, complete: bool) -> str:
         """The verdict in Markdown. step: steps done."""
-        lines = [f"complete after {step} steps" if complete else f"stopped after step {step} of {self._total_steps}"]
+        lines = [
+            f"complete after {count_text(step, 'step')}"
+            if complete
+            else f"stopped after step {step} of {self._total_steps}"
+        ]
         if self._losses:
             (first, loss_then), (last, loss_now) = self._losses[0], self._losses[-1]
             held_out = "" if self._held_out is None else f"; held-out {self._held_out:.4f}"

@@ -118,7 +118,7 @@ def test_files_are_removed_from_the_next_version_alone(place: Place) -> None:
     told = place.run("remove", place.rules, place.store / "day1/a.tokens").splitlines()
     before, after = (place.catalog.shards(place.catalog.read(number)) for number in (2, 3))
     assert told[0] == f"{before[0].sha256} day1/a.tokens of store disk"
-    assert told[1].endswith("@3: 3 tokens in 1 shards were removed")
+    assert told[1].endswith("@3: removed 3 tokens in 1 shard")
     assert sorted(after) == sorted(before[1:])
     assert place.catalog.read(3).parts[0] == place.catalog.read(2).parts[1]
     place.run("remove", place.rules, place.store / "day1")

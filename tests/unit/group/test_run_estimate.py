@@ -131,7 +131,7 @@ def _plan(*arguments: str, columns: int = 80) -> str:
 
 def test_title_says_what_was_reckoned_with() -> None:
     text = _plan("--parameters", "7b", "--rate", "2gbit", "--access", "3gbit", "--rtt", "30ms", columns=200)
-    assert "2gbit between each two sites, 3gbit a site's own line, rtt 30ms; tensors get 90% of those rates" in text
+    assert "2 Gbit/s between each two sites, 3 Gbit/s a site's own line, round trip 0.03 s; tensors get 90% of " in text
 
 
 def test_a_rate_alone_is_explained_where_it_could_be_meant_for_a_sites_line() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from geocomm.metrics import events, sources
-from geocomm.metrics.events import KINDS, EventLog, EventReader
+from geocomm.metrics.events import KINDS, EventLog, EventReader, event_text
 
 COMMON = {"kind", "time", "site", "rank"}
 FAILURE = {"code": "PeerLost", "message": "gone", "peer": "rank 1", "op": "all_reduce", "seq": 3, "errno": 0}
@@ -106,3 +106,21 @@ def test_forked_child_has_no_events_of_its_parent() -> None:
         os._exit(len(EventReader(events.events).take()))
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_event_has_a_sentence_whatever_its_fields_are(kind: str) -> None:
+    whole = event_text(kind, {name: f"<{name}>" for name in KINDS[kind]})
+    assert "?" not in whole
+    assert "<" in whole
+    assert "?" in event_text(kind, {})  # of a newer version at another site, say
+    assert event_text(kind, dict.fromkeys(KINDS[kind], "\x1b[2J")).isprintable()
+
+
+def test_event_of_a_policy_names_links_and_codecs() -> None:
+    fields = {"epoch": 0, "ranks": 2, "sites": ["a", "b"], "links": "measured", "codecs": [[1024, "int8"], [0, "none"]]}
+    assert event_text("policy_epoch", fields) == (
+        "from now on planned by links that are measured; codecs: int8 from 1024 bytes, none from 0 bytes"
+    )
+    assert event_text("policy_epoch", fields | {"codecs": []}).endswith("codecs: none")
+    assert event_text("new_kind", {"x": [1]}) == 'new_kind: {"x": [1]}'

@@ -17,6 +17,7 @@ from typing_extensions import override
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.message_log import logger
 from geocomm.core.patience import Patience
+from geocomm.core.units import count_text
 from geocomm.data.site_deals import SiteDeals
 from geocomm.elastic.journal.entries import FRAME_BYTES, MOST_STEPS, Round
 from geocomm.elastic.journal.messages import Beat, Model, Open, RankWelcome
@@ -217,7 +218,8 @@ class MemberSiteRounds(SiteState):
         length = 1 if self.deals is None else self.deals.data.sequence_length
         if tokens % length:
             raise InvalidArgumentError(
-                f"{tokens} tokens were counted, and the sequences of this run's data have {length}: count whole ones, "
+                f"count_tokens() has got {count_text(tokens, 'token')}, and the sequences of this run's "
+                f"data have {length}: count whole ones, "
                 "as SiteDataset.batch_tokens does"
             )
         super().count_tokens(tokens)

@@ -12,6 +12,7 @@ import torch
 
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.typed_torch import from_numpy
+from geocomm.core.units import count_text
 from geocomm.sync.local_steps.model.fragments import BYTES_PER_ELEMENT
 
 _GIB = 2**30
@@ -103,7 +104,7 @@ def require_memory(needed: int, ranks: int, available: int | None) -> None:
     available: `available_memory()`, before one of them has taken any.
     """
     if available is not None and needed * ranks > available:
-        each = "" if ranks == 1 else f" for each of its {ranks} ranks"
+        each = "" if ranks == 1 else f" for each of its {count_text(ranks, 'rank')}"
         raise InvalidArgumentError(
             f"local steps: the outer state and a round need {needed / _GIB:.2f} GiB of host memory{each}, and "
             f"this machine has {available / _GIB:.2f} GiB left; use more ranks per site on more machines, which share "

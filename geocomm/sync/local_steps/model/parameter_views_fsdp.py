@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from geocomm.core.errors import InvalidArgumentError, UnsupportedError
 from geocomm.core.typed_torch import to_list
+from geocomm.core.units import count_text
 from geocomm.sync.local_steps.model.fragments import Range
 from geocomm.sync.local_steps.model.parameter_view import ParameterView, write_flat
 from geocomm.sync.local_steps.model.parameter_views_plain import require_float32
@@ -50,7 +51,8 @@ class ShardedParameters(ParameterView):
         sites = self._facts.sites_of(to_list(mesh.mesh.flatten()))
         if len(sites) > 1 or mesh.size() != self._facts.ranks.size:
             raise InvalidArgumentError(
-                f"local steps: parameter {name} is sharded over {mesh.size()} ranks of {', '.join(sites)}; give "
+                f"local steps: parameter {name} is sharded over {count_text(mesh.size(), 'rank')} of "
+                f"{', '.join(sites)}; give "
                 "fully_shard the mesh of all ranks of this site, mesh=geocomm.device_mesh()['local']"
             )
         cuts = [one for one in parameter.placements if type(one) is not Replicate]

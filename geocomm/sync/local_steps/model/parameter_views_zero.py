@@ -9,6 +9,7 @@ import torch
 from typing_extensions import override
 
 from geocomm.core.errors import InvalidArgumentError, UnsupportedError
+from geocomm.core.units import count_text
 from geocomm.integrations.deepspeed_seams import deepspeed_problem
 from geocomm.integrations.zero_seams import (
     Master,
@@ -148,7 +149,8 @@ def engine_view(
     sites = facts.sites_of(torch.distributed.get_process_group_ranks(group))
     if len(sites) > 1 or group.size() != facts.ranks.size:
         raise InvalidArgumentError(
-            f"local steps: DeepSpeed reduces gradients over {group.size()} ranks of {', '.join(sorted(sites))}; give "
+            f"local steps: DeepSpeed reduces gradients over {count_text(group.size(), 'rank')} of "
+            f"{', '.join(sorted(sites))}; give "
             "it the ranks of this site, deepspeed.initialize(..., mpu=geocomm.integrations.deepspeed.SiteParallel())"
         )
     if (words := unsupported_part(engine)) is not None:

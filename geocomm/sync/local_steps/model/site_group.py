@@ -12,6 +12,7 @@ from torch.distributed import HashStore, PrefixStore, Store
 
 from geocomm.core.errors import GeocommError, InvalidArgumentError, error_of
 from geocomm.core.typed_torch import all_gather_object, all_reduce, default_store, to_list
+from geocomm.core.units import count_text
 from geocomm.sync.local_steps.model.fragments import Fragment, Range
 from geocomm.sync.local_steps.model.host_memory import host_empty
 from geocomm.sync.local_steps.model.parameter_view import ParameterView
@@ -119,7 +120,8 @@ class SiteGroup:
             held = sum(stop - start for start, stop in (one[tensor.name] for one in self._held))
             if held != tensor.numel:
                 raise InvalidArgumentError(
-                    f"local steps: the {self.size} ranks of this site hold {held} elements of parameter {tensor.name}, "
+                    f"local steps: the {count_text(self.size, 'rank')} of this site hold {held} elements "
+                    f"of parameter {tensor.name}, "
                     f"which has {tensor.numel}; all ranks of a site share one sharded model"
                 )
 

@@ -12,6 +12,7 @@ from pydantic import Field, NonNegativeInt
 from geocomm.core.errors import InvalidArgumentError, ReplicaMismatchError
 from geocomm.core.message_log import logger
 from geocomm.core.patience import Patience
+from geocomm.core.units import count_text
 from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.model.site_group import SiteFacts
 from geocomm.sync.local_steps.outer.averaging import Averaging, is_mean
@@ -221,7 +222,8 @@ def decide(offers: Sequence[tuple[str, SiteOffer]]) -> Entry:
         if offer.last != expected.last:
             (ended, end), (going, now) = sorted([(first, expected), (site, offer)], key=lambda one: not one[1].last)
             raise InvalidArgumentError(
-                f"local steps: site {ended!r} has called finish() after {end.step} steps, and site {going!r} trains on "
+                f"local steps: site {ended!r} has called finish() after {count_text(end.step, 'step')}, "
+                f"and site {going!r} trains on "
                 f"after {now.step}; with deterministic=True all sites call finish() after the same number of steps"
             )
         for field in ("round", "fragment", "base"):

@@ -14,6 +14,7 @@ from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.message_log import logger
 from geocomm.core.place import local_world_size
 from geocomm.core.typed_torch import norm
+from geocomm.core.units import count_text
 from geocomm.data.site_deals import SiteDeals
 from geocomm.sync.local_steps.model.fragments import Fragment, digest, make_fragments
 from geocomm.sync.local_steps.model.host_memory import available_memory, require_memory
@@ -175,7 +176,8 @@ class SiteState(ABC):
         weight = self.weight - self._weight_at_begin[index]
         if weight < 1 and self.step > self._step_at_begin[index]:
             raise InvalidArgumentError(
-                f"weights='tokens': no tokens were counted in the {self.step - self._step_at_begin[index]} steps "
+                f"weights='tokens': no tokens were counted in the "
+                f"{count_text(self.step - self._step_at_begin[index], 'step')} "
                 "before this round; call count_tokens() in every step"
             )
         return weight
@@ -240,6 +242,7 @@ class SiteState(ABC):
         healed = self._inner.heal()
         anew = f" and begins its optimizer anew: {'; '.join(healed)}" if healed else ""
         logger().warning(
-            f"local steps, {what}: the weights of this site have NaN or Inf after {self.step} steps. It does not count "
+            f"local steps, {what}: the weights of this site have NaN or Inf after "
+            f"{count_text(self.step, 'step')}. It does not count "
             f"in this round, takes over the anchor of the sites{anew}"
         )
