@@ -51,6 +51,18 @@ for step in range(int(sys.argv[1])):
 """
 
 
+FILLS = """
+import os, sys, time
+
+for step in range(int(sys.argv[1])):
+    print("step", step)
+    if os.environ.get("OWN") == "fills":
+        with open("checkpoint", "ab") as file:
+            file.write(os.urandom(16 << 20))
+    time.sleep(0.1)
+"""
+
+
 def ready(sites: SshSites, script: str = WORK, /, **named: str) -> None:
     """sites.toml and train.py are on the laptop. The script needs no torch: torchrun's is enough on a busy machine."""
     file = sites.write(**named)
@@ -101,7 +113,13 @@ def test_run_at_two_sites_gets_its_own_keys_script_arguments_and_python(tmp_path
         words = ["it's", 'a "word"', "", "$HOME `id`", "two\nlines"]
         status, text = outcome(sites.at_laptop("up", "sites.toml", "--", "train.py", "8", *words), LIMIT_S)
         assert status == 0, text + sites.log("a") + sites.log("b")
-        assert "the run has ended at all sites" in text.splitlines()[-1]
+        assert all(line.strip() for line in text.splitlines())
+        assert not [line for line in text.splitlines() if line.endswith(": ")]
+        of_a, of_b, last = text.splitlines()[-3:]
+        assert last == "the run has ended at all sites"
+        for number, (name, line) in enumerate((("a", of_a), ("b", of_b))):
+            assert line.startswith(f"{name}: step 7, "), line
+            assert f"loss 0.1250; its log is {name}:geocomm-up/job/{name}/node-{number}.log" in line
         for name in "ab":
             folder = sites.run_folder(name)
             seen = json.loads((folder / "code/seen.json").read_text())
@@ -183,7 +201,10 @@ def test_down_ends_the_run_and_a_new_one_may_start(tmp_path: Path) -> None:
         assert status == 0, text
         assert not is_running(sites, "a")
         assert not is_running(sites, "b")
-        assert outcome(up, LIMIT_S)[0] != 0
+        status, text = outcome(up, LIMIT_S)
+        assert status == 128 + signal.SIGTERM
+        assert text.splitlines()[-1] == "the run was ended by geocomm down, or by Ctrl+C in another geocomm up"
+        assert "failed" not in text
         status, text = outcome(sites.at_laptop("up", "--", "train.py", "3"), LIMIT_S)
         assert status == 0, text
         status, text = outcome(sites.at_laptop("down"), LIMIT_S)
@@ -284,6 +305,17 @@ def test_disk_that_takes_no_files_is_told_with_what_to_do(tmp_path: Path) -> Non
         assert "No space left" in text
         assert "folder = " in text.splitlines()[-1]
         assert not is_running(sites, "a")
+
+
+def test_disk_that_fills_while_the_run_goes_on_is_the_cause_that_is_told(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "small") as disk, ssh_sites(tmp_path) as sites:  # sshd sees what was there before
+        subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
+        ready(sites, FILLS, b=f'folder = "{disk}/run"\nenvironment = {{OWN = "fills"}}')
+        status, text = outcome(sites.at_laptop("up", "--", "train.py", "100"), LIMIT_S)
+        assert status == 1, text
+        last = text.splitlines()[-1]
+        assert last.startswith(f"b failed (status 1): the disk of {disk}/run is full. Free some there, or name another")
+        assert 'in sites.toml: folder = "/' in last
 
 
 def test_hub_that_nobody_has_is_refused(tmp_path: Path) -> None:
