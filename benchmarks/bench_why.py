@@ -158,7 +158,8 @@ def run(scenario: Scenario, seed: int, store: Path, library: Path) -> None:
     mbit, rtt_ms = (scenario.between.get(name, getattr(scenario, name)) for name in ("mbit", "rtt_ms"))
     other = replace(link, rate_bps=mbit * 1e6 * faster, delay_s=rtt_ms / 2000 * nearer)
     topology = EmulatedWan.uniform(scenario.sites, link)
-    topology = replace(topology, links={**topology.links, ("site0", "site1"): other, ("site1", "site0"): other})
+    back = link if scenario.one_way else other
+    topology = replace(topology, links={**topology.links, ("site0", "site1"): other, ("site1", "site0"): back})
     own = {"STEPS": str(STEPS), "SEED": str(seed), **scenario.settings}
     environment = {
         "WITHOUT_BBR": str(library),

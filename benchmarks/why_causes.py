@@ -29,6 +29,8 @@ class Scenario:
     sites: int = 2
     between: Mapping[str, float] = field(default_factory=dict[str, float])
     """Of site0 and site1 alone, instead: `mbit`, `rtt_ms`."""
+    one_way: bool = False
+    """`between` is of what site0 sends to site1 alone."""
     where: str | None = None
     """The site or the two that have to be named; None: any."""
     or_else: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
@@ -48,7 +50,15 @@ class Scenario:
 NOT_KNOWN = "not known"
 SINGLE = (
     Scenario("healthy", "computation", rtt_ms=2, settings={"KIB": "16", "COMPUTE": "0.2"}),
-    Scenario("rate", "bandwidth", mbit=60, settings={"KIB": "1024"}, fix={"mbit": 600}),
+    Scenario("rate", "bandwidth", mbit=60, where="site0 - site1", settings={"KIB": "1024"}, fix={"mbit": 600}),
+    Scenario(
+        *("rate, one way", "bandwidth"),
+        between={"mbit": 40},
+        one_way=True,
+        where="site0 -> site1",
+        settings={"KIB": "1024"},
+        fix={"between": {}},
+    ),
     Scenario("rtt", "latency", rtt_ms=80, settings={"KIB": "16", "OPERATIONS": "8"}, fix={"rtt_ms": 1}),
     Scenario("loss", "packet loss", rtt_ms=40, loss=0.02, settings={"KIB": "384"}, before=RENO_ONLY),
     Scenario("windows", "TCP windows", rtt_ms=40, settings={"KIB": "1024"}, before=NARROW_WINDOWS),
@@ -75,6 +85,14 @@ SINGLE = (
         where="site0 - site1",
         settings={"KIB": "1024"},
         fix={"between": {}},
+    ),
+    Scenario(
+        *("three sites: slow link, one way", "bandwidth"),
+        sites=3,
+        between={"mbit": 40},
+        one_way=True,
+        where="site0 -> site1",
+        settings={"KIB": "1024"},
     ),
     Scenario(
         *("three sites: far link", "latency"),
@@ -122,6 +140,7 @@ CHANGING = tuple(
         ),
         Scenario(
             *("rate falls", "bandwidth"),
+            where="site0 - site1",
             settings={"STEPS": "45", "AT": "30", "CHANGE": "rate=15mbit", "KIB": "512"},
         ),
         Scenario(

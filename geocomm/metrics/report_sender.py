@@ -24,6 +24,7 @@ from geocomm.core.environment import egress_budget, egress_price, run_folder
 from geocomm.core.message_log import CalmLog, logger
 from geocomm.core.options import Options, transport_keys
 from geocomm.core.place import local_rank
+from geocomm.metrics.cpu_time import CpuTime
 from geocomm.metrics.events import EventReader
 from geocomm.metrics.logs import op_log, round_log
 from geocomm.metrics.training import training
@@ -82,6 +83,7 @@ class ReportSender:
         self._own["options"] = {name: text for name, text in options.not_as_by_default().items() if name != "site"}
         # One rank of a machine tells it for all.
         self._disk = _Disk(run_folder() if local_rank() == 0 else None)
+        self._cpu = CpuTime()
         self._read_stats = read_stats
         self._events = events
         self._sequence = 0
@@ -149,7 +151,7 @@ class ReportSender:
         self._sequence += 1
         last, steps = training.take()
         moment = {"sequence": self._sequence, "time": time.time(), "now_ns": time.monotonic_ns(), "final": final}
-        stats = self._read_stats()
+        stats = {**self._read_stats(), **self._cpu.lost()}
         more = {
             "training": last,
             "steps": steps,

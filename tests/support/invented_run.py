@@ -12,7 +12,7 @@ from typing import Any
 
 from geocomm.observe.diagnosis.bottleneck import Diagnosis, diagnose
 from geocomm.observe.diagnosis.link_use import LinkUse, Place
-from geocomm.observe.diagnosis.run_window import Operation, RankWindow, RunWindow, Step
+from geocomm.observe.diagnosis.run_window import Operation, RankWindow, RunWindow, Step, read_window
 from geocomm.observe.telemetry.report import Report
 from geocomm.observe.telemetry.run_store import RunStore
 from support.reports import keep
@@ -33,7 +33,7 @@ class Run:
     rate: float = 50e6
     delay: float = 0.005
     rates: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Of links that are not as the others, by the names of two sites, such as "ab"."""
+    """Of links that are not as the others, by the names of two sites, such as "ab"; of one direction, such as "a>b"."""
     delays: Mapping[str, float] = field(default_factory=dict[str, float])
     owners: bool = False
     """Each site sums up a part and sends the result to all; else each sends all others the whole."""
@@ -50,21 +50,42 @@ class Run:
     """By step: seconds for which the first operation's messages lie on the way."""
     slower: tuple[int, float] = (STEPS, 1.0)
     """From this step on, by what the times of all messages are multiplied."""
+    steps: int = STEPS
+    cpu_lost: Mapping[int, tuple[float, float]] = field(default_factory=dict[int, tuple[float, float]])
+    """By site: the shares of CPU time that are stolen, and of periods that are throttled."""
 
     def window(self) -> RunWindow:
-        """What the run's telemetry would say."""
+        """All its steps, with what links are like, as a reader of its telemetry would have them."""
         return _Simulation(self).window()
 
     def said(self) -> Diagnosis:
-        """The verdicts."""
+        """The verdicts on that."""
         return diagnose(self.window())
+
+    def read(self, folder: Path, last: int = 50) -> RunWindow:
+        """What is read of the run from a store of its reports, which come once a second."""
+        write_store(self, folder)
+        return read_window(RunStore(folder), last)
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A message: when its last byte left, how many there were, and how long that took."""
+
+    left: float
+    size: float
+    seconds: float
 
 
 class _Simulation:
+    """One run, from its begin to its end."""
+
     def __init__(self, run: Run) -> None:
         self._run = run
         self._places: list[Place] = [("abcdefgh"[i], i) for i in range(len(run.compute))]
         self._free: dict[tuple[int, int], float] = defaultdict(float)
+        self.sent: dict[tuple[int, int], list[_Sent]] = defaultdict(list)
+        """From a site to another one, by their numbers."""
         self._slower, self._held = 1.0, 0.0
         self._repairs = defaultdict[tuple[int, int], Iterator[float]](lambda: itertools.cycle(run.repairs))
 
@@ -73,7 +94,7 @@ class _Simulation:
         now = [0.0] * count
         steps: list[list[Step]] = [[] for _ in self._places]
         rows: list[list[Operation]] = [[] for _ in self._places]
-        for number in range(STEPS):
+        for number in range(run.steps):
             began, exposed = list(now), [0.0] * count
             now = [now[i] + run.compute[i] + run.load[i] + run.pauses.get((number, i), 0.0) for i in range(count)]
             self._slower = run.slower[1] if number >= run.slower[0] else 1.0
@@ -101,8 +122,11 @@ class _Simulation:
 
     def _send(self, i: int, j: int, ready: float, size: float) -> float:
         """When it is there. One message after the other."""
-        seconds = size / self._run.rates.get(self._pair(i, j), self._run.rate) * next(self._repairs[i, j])
+        one_way = self._run.rates.get(f"{self._places[i][0]}>{self._places[j][0]}")
+        rate = self._run.rates.get(self._pair(i, j), self._run.rate) if one_way is None else one_way
+        seconds = size / rate * next(self._repairs[i, j])
         left = max(ready, self._free[i, j]) + seconds * self._slower + self._held
+        self.sent[i, j].append(_Sent(left, size, seconds * self._slower))
         self._free[i, j] = left
         return left + self._delay(i, j)
 
@@ -166,35 +190,103 @@ class _Simulation:
                 if i != j:
                     round_trip = 2 * self._delay(i, j)
                     plain = {"bytes_sent": 10**8, "busy_s": 8.0, "rtt_s": round_trip, "streams": 2}
-                    best = self._run.rates.get(self._pair(i, j))
+                    best = self._run.rates.get(self._pair(i, j), self._run.rates.get(f"{here[0]}>{there[0]}"))
                     best_rate = {} if best is None else {"best_rate": best}
                     known: dict[str, Any] = {**plain, **self._run.counters, **best_rate}
                     found.append(LinkUse(here, there, min_rtt_s=round_trip, **known))
         return found
 
 
-def write_store(window: RunWindow, folder: Path, ahead_s: Sequence[float]) -> None:
-    """The same as a run store, of ranks whose clocks are ahead by so much and know that to 5 ms."""
-    links = {(link.source, link.target): link for link in window.links}
+def write_store(run: Run, folder: Path, ahead_s: Sequence[float] = ()) -> None:
+    """Reports of a run, one a second, of ranks whose clocks are ahead by so much and know that to 5 ms."""
+    simulation = _Simulation(run)
+    window = simulation.window()
+    clocks = ahead_s or [0.0] * len(window.ranks)
     store = RunStore(folder, write=True)
-    for number, rank in enumerate(window.ranks):
-
-        def ns(at: float | None, number: int = number) -> int | None:
-            return None if at is None else int((at + ahead_s[number]) * 1e9)
-
-        def peer(there: Place, number: int = number, here: Place = rank.place) -> dict[str, Any]:
-            link = links[here, there]
-            return {
-                "rank": there[1],
-                "site": there[0],
-                "peer": f"rank {there[1]}",
-                "min_rtt_us": round(link.min_rtt_s * 1e6),
-                "rtt_us": round(link.rtt_s * 1e6),
-                "clock_offset_us": round((ahead_s[there[1]] - ahead_s[number]) * 1e6),
-                "clock_error_us": 5000,
+    for second in range(1, math.ceil(max(rank.steps[-1].ended for rank in window.ranks)) + 1):
+        for number, rank in enumerate(window.ranks):
+            report = _Report(window, number, clocks, second)
+            stolen, throttled = run.cpu_lost.get(number, (0.0, 0.0))
+            stats = {
+                "peers": [
+                    report.peer(other) | _counters(simulation.sent[number, other], second)
+                    for other in range(len(window.ranks))
+                    if other != number
+                ],
+                "local_steps": [],
+                "cpu_stolen_seconds": stolen * second,
+                "cpu_periods": 10 * second,
+                "cpu_throttled_periods": 10 * throttled * second,
             }
+            said = {
+                "site": rank.place[0],
+                "rank": number,
+                "process": f"{number:016x}",
+                "sequence": second,
+                "time": 0.0,
+                "now_ns": report.ns(second),
+                "stats": stats,
+                "training": {"totals": {"steps": sum(one.ended <= second for one in rank.steps)}},
+                "steps": report.steps(),
+                "operations": report.operations(),
+            }
+            keep(store, Report.model_validate(said), 1e9 + second)
 
-        rows = [
+
+def _counters(sent: Sequence[_Sent], second: int) -> dict[str, Any]:
+    """What TCP says of a link in this second."""
+    gone = [one for one in sent if one.left <= second]
+    last = gone[-1].size / gone[-1].seconds if gone else 0.0
+    return {
+        "tcp_bytes_sent": round(sum(one.size for one in gone)),
+        "busy_us": round(1e6 * sum(one.seconds for one in gone)),
+        "delivery_rate": round(last),
+        "streams": 2,
+    }
+
+
+@dataclass(frozen=True)
+class _Report:
+    """What a rank says in one second."""
+
+    window: RunWindow
+    number: int
+    ahead_s: Sequence[float]
+    second: int
+
+    def ns(self, at: float | None) -> int | None:
+        return None if at is None else int((at + self.ahead_s[self.number]) * 1e9)
+
+    def new(self, ended: float) -> bool:
+        return self.second - 1 < ended <= self.second
+
+    def peer(self, other: int) -> dict[str, Any]:
+        here, there = (self.window.ranks[number].place for number in (self.number, other))
+        link = next(link for link in self.window.links if (link.source, link.target) == (here, there))
+        return {
+            "rank": there[1],
+            "site": there[0],
+            "peer": f"rank {there[1]}",
+            "min_rtt_us": round(link.min_rtt_s * 1e6),
+            "rtt_us": round(link.rtt_s * 1e6),
+            "clock_offset_us": round((self.ahead_s[other] - self.ahead_s[self.number]) * 1e6),
+            "clock_error_us": 5000,
+        }
+
+    def steps(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "step": step.number,
+                "ended_ns": self.ns(step.ended),
+                "seconds": step.seconds,
+                "exposed_seconds": step.exposed,
+            }
+            for step in self.window.ranks[self.number].steps
+            if self.new(step.ended)
+        ]
+
+    def operations(self) -> list[dict[str, Any]]:
+        return [
             {
                 "number": k + 1,
                 "group": 1,
@@ -208,19 +300,12 @@ def write_store(window: RunWindow, folder: Path, ahead_s: Sequence[float]) -> No
                 "wire_bytes_sent": one.bytes_received,
                 "wire_bytes_received": one.bytes_received,
                 "coding_ns": 0,
-                "peers": [peer(there) | {"last_in_ns": ns(at)} for there, at in one.arrivals.items()],
+                "peers": [self.peer(there[1]) | {"last_in_ns": self.ns(at)} for there, at in one.arrivals.items()],
                 **{
-                    f"{name}_ns": ns(getattr(one, name))
+                    f"{name}_ns": self.ns(getattr(one, name))
                     for name in ("issued", "began", "encoded", "exchanged", "ended", "wait_began", "wait_ended")
                 },
             }
-            for k, one in enumerate(rank.operations)
+            for k, one in enumerate(self.window.ranks[self.number].operations)
+            if self.new(one.ended)
         ]
-        steps = [
-            {"step": step.number, "ended_ns": ns(step.ended), "seconds": step.seconds, "exposed_seconds": step.exposed}
-            for step in rank.steps
-        ]
-        peers = [peer(other.place) for other in window.ranks if other is not rank]
-        report = {"site": rank.place[0], "rank": number, "process": f"{number:016x}", "sequence": 1, "time": 0.0}
-        told = {"now_ns": ns(rank.steps[-1].ended), "stats": {"peers": peers}, "steps": steps, "operations": rows}
-        keep(store, Report.model_validate(report | told), 1e9)

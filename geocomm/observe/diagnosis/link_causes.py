@@ -36,6 +36,8 @@ _RELAYS = 0.05
 _MOST_PAIRS = 6
 _MOST = 0.5
 """The link of two sites that has this share of what all links cost is named, else the site whose links have it."""
+_ONE_WAY = 0.8
+"""One direction is named that has this share of what both directions cost, with all that they carry."""
 
 
 class Judged(NamedTuple):
@@ -213,16 +215,23 @@ class LinkCauses:
         *,
         at_most: bool = False,
         explains: Callable[[set[Way]], Without] | None = None,
+        has_direction: bool = True,
     ) -> Iterable[Judged]:
-        """One verdict, of the narrowest place that most of it is at: the link of two sites, a site, or all links."""
+        """One verdict, of the narrowest place that most of it is at: one direction between two sites, or of all links
+        of a site; the link of two sites; a site; or all links."""
         pairs: dict[str, list[LinkFacts]] = defaultdict(list)
         sites: dict[str, list[LinkFacts]] = defaultdict(list)
+        directions: dict[str, dict[str, list[LinkFacts]]] = defaultdict(lambda: defaultdict(list))
         everywhere = list(ways)
         for facts in everywhere:
             here, there = (place[0] for place in facts.way)
-            pairs[pair_name(here, there)].append(facts)
+            pair = pair_name(here, there)
+            pairs[pair].append(facts)
             sites[here].append(facts)
             sites[there].append(facts)
+            directions[pair][f"{here} -> {there}"].append(facts)
+            directions[here][f"{here} -> all"].append(facts)
+            directions[there][f"all -> {there}"].append(facts)
         if not pairs:
             return
 
@@ -239,15 +248,29 @@ class LinkCauses:
                 explains=explains(ways) if explains else None,
             )
 
+        def directed(found: Judged) -> Judged:
+            """The one direction that all of it is at, if the other one carries its part with ease."""
+            where, whole = found.verdict.where, found.verdict.saved_seconds
+            if not has_direction or not whole:
+                return found
+            one = max(
+                (verdict(name, links) for name, links in directions[where].items()),
+                key=lambda judged: judged.verdict.saved_seconds,
+            )
+            # Also without the other direction where that was not found to be the cause, such as by a hair.
+            both = {way for way in self._facts if where in (pair_name(way[0][0], way[1][0]), way[0][0], way[1][0])}
+            whole = max(whole, self._replay.seen - self._replay.seconds(without(both)))
+            return one if one.verdict.saved_seconds >= _ONE_WAY * whole else found
+
         if len(pairs) == 1:
-            yield verdict(*pairs.popitem())
+            yield directed(verdict(*pairs.popitem()))
             return
         most = verdict("", everywhere)
         if most.verdict.share < NAMED_FROM:  # nor does a part of them cost more
             return
         for narrower in (worst(pairs), worst(sites)):
             if narrower.verdict.share >= max(NAMED_FROM, _MOST * most.verdict.share):
-                yield narrower
+                yield directed(narrower)
                 return
         yield most
 
@@ -417,4 +440,5 @@ class LinkCauses:
                 "Make fewer and larger operations (DDP: bucket_cap_mb), let them run behind the computation "
                 "(async_op=True), or take local steps."
             ),
+            has_direction=False,  # round trips do not tell
         )

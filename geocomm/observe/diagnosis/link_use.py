@@ -1,4 +1,4 @@
-"""What the counters of ranks say of their links in a window of time."""
+"""What the counters of ranks say of their links, and of their CPUs, in a window of time."""
 
 from __future__ import annotations
 
@@ -60,19 +60,25 @@ def link_uses(
     bytes that it sent it passed on for others.
 
     reports: in the order of time, and some of before. earlier: some of long before."""
+    inside = around(reports, began_ns, ended_ns)
+    before = bool(inside) and inside[0].report.now_ns <= began_ns
+    links = [_link_use(place, target, told, before and len(told) > 1) for target, told in _rows(inside).items()]
+    long_ago = _rows(earlier)
+    links = [replace(link, earlier_rate=_good_rate(long_ago.get(link.target, ()))) for link in links]
+    if not inside:
+        return links, 0.0
+    nothing: Row = {}
+    first, end = inside[0].report.stats if before else nothing, inside[-1].report.stats
+    relayed, sent = (end.get(name, 0) - first.get(name, 0) for name in ("relayed_bytes", "wire_bytes_sent"))
+    return links, relayed / sent if sent > 0 else 0.0
+
+
+def around(reports: Sequence[Received], began_ns: float, ended_ns: float) -> list[Received]:
+    """Reports between two moments of a rank's clock, with the last one before them and the first one after."""
     before = [report for report in reports if report.report.now_ns <= began_ns]
     inside = [report for report in reports if began_ns < report.report.now_ns < ended_ns]
     after = [report for report in reports if report.report.now_ns >= ended_ns]
-    around = [*before[-1:], *inside, *after[:1]]
-    links = [_link_use(place, target, told, bool(before) and len(told) > 1) for target, told in _rows(around).items()]
-    long_ago = _rows(earlier)
-    links = [replace(link, earlier_rate=_good_rate(long_ago.get(link.target, ()))) for link in links]
-    if not around:
-        return links, 0.0
-    nothing: Row = {}
-    first, end = around[0].report.stats if before else nothing, around[-1].report.stats
-    relayed, sent = (end.get(name, 0) - first.get(name, 0) for name in ("relayed_bytes", "wire_bytes_sent"))
-    return links, relayed / sent if sent > 0 else 0.0
+    return [*before[-1:], *inside, *after[:1]]
 
 
 def _rows(reports: Iterable[Received]) -> dict[Place, list[Mapping[str, Any]]]:
@@ -81,6 +87,24 @@ def _rows(reports: Iterable[Received]) -> dict[Place, list[Mapping[str, Any]]]:
         for peer in peers(report):
             found[str(peer["site"]), int(peer["rank"])].append(peer)
     return found
+
+
+def cpu_lost(told: Sequence[Received]) -> tuple[float, float]:
+    """Of a rank's reports, one after the other: the share of its machine's CPU time that the host of a virtual machine
+    gave to others, and the share of the periods of its cgroup's CPU limit in which that was used up."""
+    if len(told) < 2:
+        return 0.0, 0.0
+    first, end = told[0].report, told[-1].report
+    seconds = (end.now_ns - first.now_ns) / 1e9
+
+    def grown(name: str) -> float:
+        return max(0.0, end.stats.get(name, 0) - first.stats.get(name, 0))
+
+    stolen, periods = grown("cpu_stolen_seconds"), grown("cpu_periods")
+    return (
+        min(1.0, stolen / seconds) if seconds > 0 else 0.0,
+        min(1.0, grown("cpu_throttled_periods") / periods) if periods else 0.0,
+    )
 
 
 def _good_rate(told: Iterable[Mapping[str, Any]]) -> float:

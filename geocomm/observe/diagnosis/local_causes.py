@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from geocomm.observe.diagnosis.cpu_evidence import cpu_fix, cpu_rows
 from geocomm.observe.diagnosis.round_waits import judge_rounds
 from geocomm.observe.diagnosis.run_window import RankWindow, RunWindow
-from geocomm.observe.diagnosis.stalls import is_stall, usual_seconds
+from geocomm.observe.diagnosis.step_times import is_stall, usual_seconds
 from geocomm.observe.diagnosis.verdict import SLOW_SCORE, TOLD_PARTS, Cause, Verdict, main_site, seconds_text
 
 _SELDOM = 0.8
@@ -113,9 +114,13 @@ class LocalCauses:
             Cause.PAUSES,
             worst.name,
             {worst.name: worst.step - worst.paused},
-            [(f"steps of {worst.name} that paused", many), ("each, in the mean", seconds_text(each))],
-            f"Look at {worst.name}: what runs there now and then? Tell checkpoints to geocomm.report_step, so that "
-            "they have a name.",
+            [
+                (f"steps of {worst.name} that paused", many),
+                ("each, in the mean", seconds_text(each)),
+                *cpu_rows(self._window, worst.name),
+            ],
+            f"{cpu_fix(self._window, worst.name)}Look at {worst.name}: what runs there now and then? Tell checkpoints "
+            "to geocomm.report_step, so that they have a name.",
             f"Pauses of {worst.name}, {many}, {seconds_text(each)} each",
         )
 
@@ -133,9 +138,10 @@ class LocalCauses:
             [
                 (f"a step of {slow.name} without its waits", seconds_text(slow.calm)),
                 ("the slowest other site", seconds_text(others)),
+                *cpu_rows(self._window, slow.name),
             ],
-            f"Look at {slow.name}: geocomm doctor and py-spy there. If its hardware is slower, nothing is wrong: no "
-            "other site waits for its steps.",
+            f"{cpu_fix(self._window, slow.name)}Look at {slow.name}: geocomm doctor and py-spy there. If its hardware "
+            "is slower, nothing is wrong: no other site waits for its steps.",
             f"Slow site, {slow.name}",
         )
 

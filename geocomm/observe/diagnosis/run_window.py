@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from geocomm.core.units import DAY_S
-from geocomm.observe.diagnosis.link_use import LinkUse, Place, link_uses, peers
+from geocomm.observe.diagnosis.link_use import LinkUse, Place, around, cpu_lost, link_uses, peers
 from geocomm.observe.diagnosis.rank_clocks import rank_clocks
 from geocomm.observe.diagnosis.round_waits import RoundPace, RoundWait, round_pace, round_waits
+from geocomm.observe.diagnosis.step_times import Change, WarmUp, find_change, steps_since, warm_up
 from geocomm.observe.telemetry.last_reports import SILENT_SECONDS
 from geocomm.observe.telemetry.overview_sites import egress_dollars
 from geocomm.observe.telemetry.run_store import Rank, Received, RunStore
@@ -116,6 +117,10 @@ class RankWindow:
     """Share of the bytes it sent to other sites that it passed on for others."""
     stops: Sequence[tuple[float, float]] = ()
     """Times in which the process has not reported: it was stopped, or had no turn."""
+    stolen: float = 0.0
+    """Share of its machine's CPU time that the host of a virtual machine gave to others."""
+    throttled: float = 0.0
+    """Share of the periods of its cgroup's CPU limit in which that was used up."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +152,10 @@ class RunWindow:
     elastic: bool = False
     egress_dollars_per_day: float | None = None
     """What all that report send to other sites costs, at their prices; None: no site has told its price."""
+    warm_up: WarmUp | None = None
+    """What came before the steps, and is none of them; None: the program's first steps are not looked at."""
+    change: Change | None = None
+    """Why there are no older steps; None: they are as many as was asked for, or as there are."""
 
     @property
     def step_count(self) -> int:
@@ -169,7 +178,8 @@ class RunWindow:
 
 
 def read_window(store: RunStore, last: int) -> RunWindow:
-    """The last `last` steps in the store; without steps, what its operations of the last minutes say.
+    """The last `last` steps in the store that are of one kind: not the warm-up of the program, nor those before a
+    change. Without steps, what its operations of the last minutes say.
 
     Raises NoStoreError or sqlite3.Error."""
     latest = store.latest()
@@ -225,11 +235,8 @@ def _window(
     *,
     local: bool,
 ) -> RunWindow:
-    if local:  # each site has steps of its own
-        steps = {rank: rows[-last:] for rank, rows in steps.items()}
-        common = {row["step"] for rows in steps.values() for row in rows}
-    else:
-        common = _common_steps(steps, last)
+    chosen = _choose(living, steps, last, local=local)
+    steps, common = chosen.steps, chosen.numbers
     everyone = sorted(living.values(), key=lambda received: (received.report.site, received.report.rank))
     clocks = rank_clocks(itertools.chain(*reports.values()), everyone, _span(everyone[0], steps, common))
     ranks: list[RankWindow] = []
@@ -254,10 +261,20 @@ def _window(
         if not told and not rows:
             continue
         began, ended = (told[0].began + offset, told[-1].ended + offset) if told else (0.0, math.inf)
-        uses, relayed = link_uses(place, reports[rank], earlier[rank], 1e9 * began, 1e9 * ended)
+        before = [one for one in reports[rank] if chosen.change is not None and one.report.now_ns < 1e9 * began]
+        uses, relayed = link_uses(place, reports[rank], [*earlier[rank], *before], 1e9 * began, 1e9 * ended)
         links += uses
-        stops = _stops(reports[rank], offset)
-        ranks.append(RankWindow(place, told, [_operation(row, offset) for row in rows], error, relayed, stops))
+        ranks.append(
+            RankWindow(
+                place,
+                told,
+                [_operation(row, offset) for row in rows],
+                error,
+                relayed,
+                _stops(reports[rank], offset),
+                *cpu_lost(around(reports[rank], 1e9 * began, 1e9 * ended)),
+            )
+        )
         counted, silent = _outages(place[0], reports[rank], offset)
         outages += [outage for outage in counted if outage.ended > began - offset]
         silences += [(there, outage) for there, outage in silent if outage.ended > began - offset]
@@ -276,7 +293,50 @@ def _window(
         last_heard=max(received.at for received in living.values()),
         over=all(received.report.final for received in living.values()),
         egress_dollars_per_day=_egress(living, ranks, links),
+        warm_up=chosen.warm_up,
+        change=chosen.change,
     )
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """The steps that are looked at."""
+
+    steps: Mapping[Rank, list[dict[str, Any]]]
+    """Of each rank, also older ones."""
+    numbers: set[int]
+    warm_up: WarmUp | None
+    change: Change | None = None
+
+
+def _choose(
+    living: Mapping[Rank, Received], steps: Mapping[Rank, list[dict[str, Any]]], last: int, *, local: bool
+) -> _Chosen:
+    """The last steps that are of one kind."""
+    warm: list[WarmUp] = []
+    calm: dict[Rank, list[dict[str, Any]]] = {}
+    for rank, rows in steps.items():
+        took = [row["seconds"] for row in rows]
+        made = living[rank].report.training.get("totals", {}).get("steps")
+        count = 0 if made is None else warm_up(took, max(0, made - len(rows)))
+        calm[rank] = rows[count:]
+        if count and len(calm[rank]) < last:
+            warm.append(WarmUp(count, sum(took[:count])))
+    longest = max(warm, key=lambda one: one.seconds, default=None)
+    if local:  # each site has steps of its own
+        calm = {rank: rows[-last:] for rank, rows in calm.items()}
+        return _Chosen(calm, {row["step"] for rows in calm.values() for row in rows}, longest)
+    numbers = sorted(_common_steps(calm, last))
+    by_number: dict[int, list[float]] = {number: [] for number in numbers}
+    for row in itertools.chain(*calm.values()):
+        if row["step"] in by_number:
+            by_number[row["step"]].append(row["seconds"])
+    mean = [statistics.fmean(by_number[number]) for number in numbers]
+    place = find_change(mean)
+    if place is None:
+        return _Chosen(calm, set(numbers), longest)
+    change = Change(numbers[place], statistics.median(mean[:place]), statistics.median(mean[place:]))
+    return _Chosen(calm, set(numbers[-steps_since(mean, place) :]), None, change)
 
 
 def _egress(living: Mapping[Rank, Received], ranks: Sequence[RankWindow], links: Sequence[LinkUse]) -> float | None:
@@ -301,7 +361,7 @@ def _span(received: Received, steps: Mapping[Rank, list[dict[str, Any]]], common
 
 
 def _common_steps(steps: Mapping[Rank, list[dict[str, Any]]], last: int) -> set[int]:
-    """The last steps that all ranks have reported; the first of a program is warm-up."""
+    """The last steps that all ranks have reported, in a row."""
     if not steps:
         return set()
     told: list[set[int]] = [{row["step"] for row in rows} for rows in steps.values()]

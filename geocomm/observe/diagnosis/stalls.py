@@ -11,14 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from geocomm.core.units import duration_text
+from geocomm.observe.diagnosis.cpu_evidence import cpu_fix, cpu_rows
 from geocomm.observe.diagnosis.replay import waits
 from geocomm.observe.diagnosis.run_window import Operation, RankWindow, RunWindow, Step
+from geocomm.observe.diagnosis.step_times import is_stall, usual_seconds
 from geocomm.observe.diagnosis.verdict import NAMED_FROM, Cause, Verdict, seconds_text
 
-_LEAST_S, _ABOVE = 0.02, 0.5
-"""A step stalls where it takes longer than the usual one by so many seconds and by so much of that."""
-_USUAL = 4
-"""The step that is longer than one in this many is the usual one: pauses may be in more than half of them."""
 _MOST = 0.7
 """What is in more of the steps is no pause: the site is slow."""
 _OVERLAP = 0.3
@@ -67,7 +65,7 @@ def find_stalls(window: RunWindow) -> Stalls:
     for cause, costs in ((Cause.OUTAGE, outages), (Cause.PAUSES, pauses)):
         for where, cost in costs.items():
             if cost.seconds >= NAMED_FROM * total and (cause is Cause.OUTAGE or len(cost.steps) <= _MOST * len(mean)):
-                found.append(_verdict(cause, where, cost, len(mean), total))
+                found.append(_verdict(window, cause, where, cost, total))
                 for number, seconds in cost.steps.items():
                     explained[number] += seconds
     rest = sum(max(0.0, delays.get(number, 0.0) - seconds) for number, seconds in explained.items())
@@ -110,17 +108,6 @@ def _spans(window: RunWindow) -> dict[int, tuple[float, float]]:
             began, ended = found.get(step.number, (step.began, step.ended))
             found[step.number] = min(began, step.began), max(ended, step.ended)
     return found
-
-
-def usual_seconds(seconds: Iterable[float]) -> float:
-    """The usual time of steps of which some may have paused."""
-    ordered = sorted(seconds)
-    return ordered[len(ordered) // _USUAL] if ordered else 0.0
-
-
-def is_stall(seconds: float, usual: float) -> bool:
-    """Whether a step took far longer than the usual one."""
-    return seconds - usual > max(_LEAST_S, _ABOVE * usual)
 
 
 def own_seconds(rank: RankWindow, step: Step) -> float:
@@ -192,7 +179,8 @@ def _common(one: tuple[float, float], other: tuple[float, float]) -> float:
     return max(0.0, min(one[1], other[1]) - max(one[0], other[0]))
 
 
-def _verdict(cause: Cause, where: str, cost: _Cost, count: int, total: float) -> Verdict:
+def _verdict(window: RunWindow, cause: Cause, where: str, cost: _Cost, total: float) -> Verdict:
+    count = len(window.seconds_by_step())
     saved, share = cost.seconds / count, cost.seconds / total
     each = cost.seconds / len(cost.steps)
     many = f"{len(cost.steps)} of {count} steps"
@@ -202,20 +190,22 @@ def _verdict(cause: Cause, where: str, cost: _Cost, count: int, total: float) ->
             where,
             saved,
             share,
-            [("steps that waited for it", many), ("they took longer by", seconds_text(cost.seconds))],
+            [("steps that waited for it", many), ("they took longer, all together, by", seconds_text(cost.seconds))],
             "The run continued by itself. geocomm top counts the outages of each link; ask the carrier.",
             text=f"Outage of {where}, {duration_text(cost.seconds)}: {share:.0%} of the time.",
         )
     evidence = [("steps that paused", many), ("each, in the mean", seconds_text(each))]
     if cost.stopped:
         evidence.append(("of these, the process did not even report in", str(cost.stopped)))
+    site = "" if where == _ALL_SITES else where
+    evidence += cpu_rows(window, site)
     return Verdict(
         cause,
-        "" if where == _ALL_SITES else where,
+        site,
         saved,
         share,
         evidence,
-        f"Look at {where}: what runs there now and then? Checkpoints, evaluation, other jobs, a disk, a stopped "
-        "process. Tell checkpoints to geocomm.report_step, so that they have a name.",
+        f"{cpu_fix(window, site)}Look at {where}: what runs there now and then? Checkpoints, evaluation, other jobs, a "
+        "disk, a stopped process. Tell checkpoints to geocomm.report_step, so that they have a name.",
         text=f"Pauses of {where}: {many}, {seconds_text(each)} each: {share:.0%} of the time.",
     )

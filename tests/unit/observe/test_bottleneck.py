@@ -12,7 +12,7 @@ from geocomm.observe.diagnosis.bottleneck import diagnose
 from geocomm.observe.diagnosis.replay import Replay, Without
 from geocomm.observe.diagnosis.round_waits import round_waits
 from geocomm.observe.diagnosis.run_window import RankWindow, RunWindow, read_window
-from geocomm.observe.diagnosis.verdict import Cause
+from geocomm.observe.diagnosis.verdict import Cause, headline
 from geocomm.observe.telemetry.run_store import RunStore
 from support.invented_run import STEPS, Run, write_store
 
@@ -87,6 +87,64 @@ def test_the_way_back_of_a_full_line_is_full_though_it_looks_like_one_that_loses
     assert said.verdict.saved_seconds == pytest.approx(FULL.said().verdict.saved_seconds)
 
 
+def asymmetric(**rates: float) -> Run:
+    return replace(FULL, rate=100e6, rates={name.replace("_", ">"): rate for name, rate in rates.items()})
+
+
+def test_a_line_that_is_full_one_way_is_named_with_its_direction() -> None:
+    slow = asymmetric(a_b=10e6, b_a=60e6)
+    said = slow.said().verdict
+    assert (said.cause, said.where) == (Cause.BANDWIDTH, "a -> b")
+    assert headline(said).startswith("Bandwidth, a -> b: ")
+    saved = slow.window().step_seconds - asymmetric(a_b=1e12, b_a=60e6).window().step_seconds
+    assert said.saved_seconds == pytest.approx(saved, rel=0.1)
+
+
+@pytest.mark.parametrize("back", [10e6, 12e6, 14e6])
+def test_of_two_directions_that_are_about_as_slow_none_is_named(back: float) -> None:
+    said = asymmetric(a_b=10e6, b_a=back).said().verdict
+    assert (said.cause, said.where) == (Cause.BANDWIDTH, "a - b")
+
+
+def test_of_two_slow_directions_of_which_one_alone_looks_full_none_is_named() -> None:
+    """The way back is as slow, but windows hold it back by a hair too often to be called full."""
+    window = FULL.window()
+    narrow = {"receiver_limited_s": 2.5}
+    links = [replace(link, **narrow) if link.source[0] == "b" else link for link in window.links]
+    said = next(one for one in diagnose(replace(window, links=links)).verdicts if one.cause is Cause.BANDWIDTH)
+    assert said.where == "a - b"
+
+
+def test_what_a_site_sends_is_named_where_its_line_is_slow_one_way() -> None:
+    """c has a home's line: it gets more than it sends."""
+    three = replace(asymmetric(c_a=10e6, c_b=10e6, a_c=80e6, b_c=80e6), compute=(0.1, 0.1, 0.1))
+    said = three.said().verdict
+    assert (said.cause, said.where) == (Cause.BANDWIDTH, "c -> all")
+    both = replace(asymmetric(c_a=10e6, c_b=10e6, a_c=10e6, b_c=10e6), compute=(0.1, 0.1, 0.1)).said().verdict
+    assert (both.cause, both.where) == (Cause.BANDWIDTH, "c")
+
+
+def test_latency_has_no_direction() -> None:
+    assert Run(delay=0.2, size=1000, operations=4).said().verdict.where == "a - b"
+
+
+def test_cpu_time_that_a_slow_site_did_not_get_is_evidence(tmp_path: Path) -> None:
+    run = Run(compute=(0.1, 0.3), cpu_lost={0: (0.01, 0.0), 1: (0.23, 0.43)})
+    said = diagnose(run.read(tmp_path)).verdict
+    assert (said.cause, said.where) == (Cause.STRAGGLER, "b")
+    assert ("CPU time that b's host gave to other machines (steal)", "23%") in said.evidence
+    assert ("periods in which b used up its CPU limit (cgroup)", "43%") in said.evidence
+    assert said.fix.startswith("Raise the CPU limit")
+    assert not any("steal" in name or "cgroup" in name for name, _ in Run(compute=(0.1, 0.3)).said().verdict.evidence)
+
+
+def test_cpu_time_that_sites_did_not_get_is_told_where_all_is_computation(tmp_path: Path) -> None:
+    said = diagnose(Run(delay=0.001, size=1000, cpu_lost={1: (0.5, 0.0)}).read(tmp_path)).verdict
+    assert said.cause is Cause.COMPUTE
+    assert ("CPU time that b's host gave to other machines (steal)", "50%") in said.evidence
+    assert said.fix.startswith("The virtual machine shares its CPUs")
+
+
 def test_losses_that_look_like_a_queue_are_not_taken_for_a_full_line() -> None:
     # BBR goes on as fast, so that the repairs alone cost time: these, and no queue, raise the round trips it sees.
     lossy = Run(
@@ -148,7 +206,7 @@ def test_nothing_reported_is_not_known() -> None:
 @pytest.mark.parametrize("owners", [False, True])
 def test_a_run_store_with_clocks_apart_is_read_on_one_clock(owners: bool, tmp_path: Path) -> None:
     run = Run(compute=(0.1, 0.1, 0.3), owners=owners)
-    write_store(run.window(), tmp_path, ahead_s=(11.0, 14.7, 9.4))
+    write_store(run, tmp_path, ahead_s=(11.0, 14.7, 9.4))
     window = read_window(RunStore(tmp_path), last=10)
     assert window.step_count == 10
     assert [rank.clock_error for rank in window.ranks] == pytest.approx([0.0, 0.005, 0.005], abs=5e-4)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from geocomm.observe.diagnosis.bottleneck import Diagnosis, diagnose
-from geocomm.observe.diagnosis.run_window import Outage, RankWindow, RunWindow
+from geocomm.observe.diagnosis.run_window import Outage, RankWindow, RunWindow, read_window
 from geocomm.observe.diagnosis.verdict import Cause, headline
+from geocomm.observe.telemetry.run_store import RunStore
 from support.invented_run import STEPS, Run
 
 FULL = Run(rate=10e6, size=2 << 20, counters={"best_rate": 10e6, "rtt_s": 0.03})
@@ -118,22 +120,93 @@ def test_an_outage_that_delayed_no_step_is_no_cause() -> None:
     assert causes(diagnose(replace(window, outages=[outage(window, 7, 10.0)]))) == causes(Run().said())
 
 
-def test_a_line_that_has_become_slower_is_judged_by_the_steps_since() -> None:
-    run = replace(FULL, rate=400e6, slower=(12, 40.0))
-    said = run.said()
+def test_a_line_that_has_become_slower_is_judged_by_the_steps_since(tmp_path: Path) -> None:
+    """Fourteen of fifty: what the line carried before does not make it look idle."""
+    run = replace(FULL, rate=400e6, steps=50, slower=(36, 40.0))
+    window = run.read(tmp_path)
+    said = diagnose(window)
+    assert window.step_count == 13  # that of the change itself is of both kinds
     assert causes(said)[0] == (Cause.BANDWIDTH, "a - b")
+    assert Cause.UNKNOWN not in {cause for cause, _ in causes(said)}
     assert said.verdict.share > 0.5
-    assert any(note.startswith("Since step 12 a step takes ") for note in said.notes)
-    assert not any(note.startswith("Since step") for note in FULL.said().notes)
+    assert said.step_seconds == pytest.approx(run.window().ranks[0].steps[-1].seconds, rel=0.02)
+    assert any(note.startswith("Since step 36 a step takes ") for note in said.notes)
+    told = {verdict.cause: verdict for verdict in diagnose(read_window(RunStore(tmp_path), 13)).verdicts}
+    assert said.verdict.saved_seconds == pytest.approx(told[Cause.BANDWIDTH].saved_seconds, rel=0.02)
 
 
-def test_a_run_of_uneven_steps_that_has_become_faster_is_judged_whole() -> None:
+def test_what_a_line_carried_before_it_became_slower_is_evidence(tmp_path: Path) -> None:
+    said = diagnose(replace(FULL, rate=50e6, size=8 << 20, steps=50, slower=(30, 4.0)).read(tmp_path)).verdict
+    assert said.cause is Cause.BANDWIDTH
+    assert ("what TCP delivered in good times before", "400.0 Mbit/s") in said.evidence
+
+
+def test_a_run_of_one_kind_is_judged_whole(tmp_path: Path) -> None:
+    window = FULL.read(tmp_path)
+    assert window.step_count == STEPS
+    assert window.change is None
+    assert not any(note.startswith("Since step") for note in diagnose(window).notes)
+
+
+def test_a_run_of_uneven_steps_that_has_become_faster_is_judged_whole(tmp_path: Path) -> None:
     """Only of one that has become slower is it asked what is so since."""
-    uneven = {(step, 1): 1.5 for step in range(0, 12, 2)}
-    said = Run(pauses=uneven).said()
+    uneven = {(step, 1): 1.5 for step in range(1, 13, 2)}
+    said = diagnose(Run(pauses=uneven).read(tmp_path / "faster"))
     assert causes(said)[0] == (Cause.PAUSES, "b")
-    since = Run(rate=400e6, size=2 << 20, counters={"best_rate": 1e6}, slower=(12, 400.0), pauses=uneven).said()
-    assert causes(since)[0] == (Cause.BANDWIDTH, "a - b")
+    since = replace(FULL, rate=400e6, slower=(13, 400.0), pauses=uneven)
+    assert causes(diagnose(since.read(tmp_path / "slower")))[0] == (Cause.BANDWIDTH, "a - b")
+
+
+def test_a_slow_site_beside_pauses_is_later_by_no_more_than_its_steps_last() -> None:
+    """What was cut out of the steps makes nobody late."""
+    window = Run(compute=(0.1, 0.2), pauses={(3, 0): 2.7, (13, 0): 2.7}).window()
+    said = next(one for one in diagnose(window).verdicts if one.cause is Cause.STRAGGLER)
+    assert said.where == "b"
+    later = dict(said.evidence)["it came later than the others by"]
+    assert float(later.removesuffix(" ms ± 6.0 ms")) == pytest.approx(100, abs=10)
+
+
+def at_all(*seconds: float) -> dict[tuple[int, int], float]:
+    """The first steps of both sites, longer by so much."""
+    return {(step, site): more for step, more in enumerate(seconds) for site in (0, 1)}
+
+
+@pytest.mark.parametrize(
+    ("first", "count"),
+    [(at_all(20.0), 1), (at_all(0.0, 8.0), 2), (at_all(9.0, 0.0, 3.0), 3), (at_all(9.0, 2.0, 2.0, 2.0, 2.0), 5)],
+    ids=["compiles", "buckets are made anew", "with a step between", "slow ones in a row"],
+)
+def test_the_first_steps_of_a_program_are_warm_up_and_no_pauses(
+    first: dict[tuple[int, int], float], count: int, tmp_path: Path
+) -> None:
+    window = replace(FULL, pauses=first).read(tmp_path)
+    said = diagnose(window)
+    assert window.step_count == STEPS - count
+    assert {cause for cause, _ in causes(said)} == {Cause.BANDWIDTH}
+    assert said.step_seconds == pytest.approx(FULL.said().step_seconds, rel=0.02)
+    assert any(note.startswith("Warm-up") for note in said.notes)
+
+
+def test_pauses_that_come_again_are_no_warm_up(tmp_path: Path) -> None:
+    window = replace(Run(), pauses={(step, 1): 1.5 for step in (1, 8, 15)}).read(tmp_path)
+    assert window.warm_up is not None
+    assert causes(diagnose(window))[0] == (Cause.PAUSES, "b")
+    assert headline(diagnose(window).verdict).startswith(f"Pauses of b: 2 of {STEPS - 2} steps, 1.50 s each: ")
+
+
+def test_a_run_that_was_slow_at_first_for_longer_than_a_warm_up_has_become_faster(tmp_path: Path) -> None:
+    window = replace(Run(), pauses=at_all(*[0.5] * 12)).read(tmp_path)
+    assert window.warm_up is None
+    assert window.change is not None
+    assert window.change.step == 12
+
+
+def test_steps_long_after_the_begin_are_never_warm_up(tmp_path: Path) -> None:
+    """Of a run of which only the last steps are looked at."""
+    run = Run(steps=40, pauses={(21, 1): 1.5, (22, 1): 1.5})
+    said = diagnose(run.read(tmp_path, last=20))
+    assert causes(said)[0] == (Cause.PAUSES, "b")
+    assert not any(note.startswith("Warm-up") for note in said.notes)
 
 
 def test_steps_that_are_cut_out_leave_the_others_as_they_were() -> None:

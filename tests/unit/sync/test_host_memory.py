@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from geocomm.core.errors import InvalidArgumentError
-from geocomm.sync.local_steps.model import host_memory
 from geocomm.sync.local_steps.model.fragments import Tensor, make_fragments
 from geocomm.sync.local_steps.model.host_memory import (
     available_memory,
@@ -39,11 +38,8 @@ def test_what_is_available_is_about_what_the_kernel_says() -> None:
     ],
     ids=["none", "own", "cached files", "exceeded", "of a parent"],
 )
-def test_limits_of_the_cgroups_above_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: dict[str, tuple[str, int, int]], left: int
-) -> None:
+def test_limits_of_the_cgroups_above_count(tmp_path: Path, limits: dict[str, tuple[str, int, int]], left: int) -> None:
     """The least of what the machine and each cgroup leave. Files in tmp_path stand for the kernel's."""
-    monkeypatch.setattr(host_memory, "_CGROUPS", tmp_path)
     for name, (limit, used, cached) in limits.items():
         group = tmp_path / name
         group.mkdir(exist_ok=True)
@@ -53,7 +49,7 @@ def test_limits_of_the_cgroups_above_count(
     meminfo, own = tmp_path / "meminfo", tmp_path / "cgroup"
     meminfo.write_text("MemTotal: 9000 kB\nMemAvailable:    2000 kB\n")
     own.write_text("1:cpu:/old\n0::/job\n")
-    assert available_memory(meminfo, own) == left
+    assert available_memory(meminfo, own, tmp_path) == left
 
 
 def test_memory_that_the_kernel_does_not_describe_is_not_refused(tmp_path: Path) -> None:

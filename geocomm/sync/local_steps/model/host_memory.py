@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from geocomm.core.cgroups import lines, own_cgroups
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.typed_torch import from_numpy
 from geocomm.core.units import count_text
 from geocomm.sync.local_steps.model.fragments import BYTES_PER_ELEMENT
 
 _GIB = 2**30
-_CGROUPS = Path("/sys/fs/cgroup")
 
 
 def host_zeros(numel: int, *, pinned: bool) -> torch.Tensor:
@@ -112,31 +112,22 @@ def require_memory(needed: int, ranks: int, available: int | None) -> None:
         )
 
 
-def available_memory(meminfo: Path = Path("/proc/meminfo"), own: Path = Path("/proc/self/cgroup")) -> int | None:
+def available_memory(
+    meminfo: Path = Path("/proc/meminfo"),
+    own: Path = Path("/proc/self/cgroup"),
+    mounted: Path = Path("/sys/fs/cgroup"),
+) -> int | None:
     """Bytes that this process can take without swapping: what the kernel and the cgroups (v2) over it leave. None: it
     is not known."""
-    found: list[int] = []
-    for line in _lines(meminfo):
-        if line.startswith("MemAvailable:"):
-            found.append(1024 * int(line.split()[1]))
-    for line in _lines(own):
-        if line.startswith("0::/"):
-            group = _CGROUPS / line[len("0::/") :]
-            found += [left for path in (group, *group.parents) if (left := _left_of(path)) is not None]
+    found = [1024 * int(line.split()[1]) for line in lines(meminfo) if line.startswith("MemAvailable:")]
+    found += [left for group in own_cgroups("memory", own, mounted) if (left := _left_of(group)) is not None]
     return min(found, default=None)
 
 
 def _left_of(cgroup: Path) -> int | None:
     """Bytes below the limit of a cgroup, which counts cached files that the kernel would drop; None: it has none."""
-    limit, used = _lines(cgroup / "memory.max"), _lines(cgroup / "memory.current")
+    limit, used = lines(cgroup / "memory.max"), lines(cgroup / "memory.current")
     if not limit or not used or limit[0] == "max":
         return None
-    cached = sum(int(line.split()[1]) for line in _lines(cgroup / "memory.stat") if line.startswith("inactive_file "))
+    cached = sum(int(line.split()[1]) for line in lines(cgroup / "memory.stat") if line.startswith("inactive_file "))
     return max(0, int(limit[0]) - int(used[0]) + cached)
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
