@@ -52,7 +52,7 @@ SINGLE = (
     Scenario("healthy", "computation", rtt_ms=2, settings={"KIB": "16", "COMPUTE": "0.2"}),
     Scenario("rate", "bandwidth", mbit=60, where="site0 - site1", settings={"KIB": "1024"}, fix={"mbit": 600}),
     Scenario(
-        *("rate, one way", "bandwidth"),
+        *("rate one way", "bandwidth"),
         between={"mbit": 40},
         one_way=True,
         where="site0 -> site1",
@@ -87,7 +87,7 @@ SINGLE = (
         fix={"between": {}},
     ),
     Scenario(
-        *("three sites: slow link, one way", "bandwidth"),
+        *("three sites: slow link one way", "bandwidth"),
         sites=3,
         between={"mbit": 40},
         one_way=True,

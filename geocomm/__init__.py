@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # `as`: the form by which type checkers take a name for publi
     from geocomm.core.errors import AbortedError as AbortedError
     from geocomm.core.errors import AuthenticationError as AuthenticationError
     from geocomm.core.errors import CorruptDataError as CorruptDataError
+    from geocomm.core.errors import DataError as DataError
     from geocomm.core.errors import DriverError as DriverError
     from geocomm.core.errors import GeocommError as GeocommError
     from geocomm.core.errors import InternalError as InternalError
@@ -96,6 +97,7 @@ _MODULE_OF = {
     "PeerLostError": "core.errors",
     "NetworkError": "core.errors",
     "ReplicaMismatchError": "core.errors",
+    "DataError": "core.errors",
     "AbortedError": "core.errors",
     "DriverError": "core.errors",
     "InternalError": "core.errors",

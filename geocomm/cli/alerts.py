@@ -44,8 +44,10 @@ def monitoring(
         geocomm monitoring monitoring
         prometheus --config.file monitoring/prometheus.yml
     """
+    from geocomm.core.addresses import host_and_port
     from geocomm.observe.alerts.monitoring_files import monitoring_files
 
+    host_and_port(target)
     files = {folder / name: text for name, text in monitoring_files(target).items()}
     for path in files:
         if path.exists():

@@ -47,6 +47,7 @@ def dashboard(
         geocomm dashboard telemetry
         geocomm dashboard telemetry --export report.html
     """
+    from geocomm.core.addresses import listen_on
     from geocomm.core.installation import install_command
     from geocomm.group.membership.own_address import url_for_others
 
@@ -76,10 +77,9 @@ def dashboard(
         app, host=address, port=port, log_level="warning", lifespan="off", timeout_graceful_shutdown=1
     )
     try:
-        listener = config.bind_socket()
-        listener.listen()  # before the address is printed
-    except SystemExit:
-        fail("dashboard", f"cannot listen on {address}:{port}: --port 0 takes a free one")
+        listener = listen_on(f"[{address}]:{port}" if ":" in address else f"{address}:{port}")
+    except OSError as error:
+        fail("dashboard", f"cannot listen on {address}:{port}: {error.strerror or error}; --port 0 takes a free port")
     page = url_for_others(address, listener.getsockname()[1])
     # It returns or raises KeyboardInterrupt, as the moment has it: it raises the signal again within its loop.
     with contextlib.suppress(KeyboardInterrupt):

@@ -62,6 +62,9 @@ def export(
         geocomm export runs/default my-model
         geocomm export runs/default/checkpoints/step-00000200 my-model --dtype bf16
     """
+    from geocomm.train.export.weights_found import find_weights
+
+    find_weights(source)  # before torch and transformers are loaded, which takes seconds
     try:
         from geocomm.train.export.export_run import export_converted, export_hf
         from geocomm.train.export.export_source import Given

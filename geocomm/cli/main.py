@@ -66,6 +66,11 @@ class _Commands(Group):
             return super().invoke(ctx)
         except UserError as error:
             fail(str(ctx.invoked_subcommand), str(error), error.exit_status)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != "torch":
+                raise
+            command = str(ctx.invoked_subcommand)
+            fail(command, f"torch is not installed for {sys.executable}: {sys.executable} -m pip install torch")
 
 
 def build_app(modules: Sequence[str] = _MODULES) -> typer.Typer:

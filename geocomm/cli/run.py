@@ -125,7 +125,7 @@ def run(
         fail("run", "--journal is for --elastic")
     if not journal and (address or never_lead):
         fail("run", "--address and --never-lead are for --journal")
-    check_meeting(hub, address, journal)
+    check_meeting(hub, address, journal, listen, site_hub or "")
     loaded = load_keys(keys)
     if (site := site_name()) not in (None, loaded.identity.site):
         fail("run", f"GEOCOMM_SITE is {site!r}, but the keys in {loaded.folder} are of site {loaded.identity.site!r}")

@@ -10,6 +10,7 @@ import ipaddress
 import itertools
 import os
 import random
+import re
 import socket
 import struct
 from collections.abc import Generator, Iterator, Sequence
@@ -19,6 +20,7 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from geocomm.core.bad_input import BadInput
+from geocomm.core.interfaces import not_here
 
 _BACKLOG = 512
 _FIRST_PORT = 10_000
@@ -26,8 +28,31 @@ _FIRST_PORT = 10_000
 _MOST_TRIED = 256
 
 
+_LAST_PORT = 65535
+_HOST_AND_PORT = re.compile(r"(?:\[[^\[\]]+\]|[^:@\[\]]+):([0-9]+)")
+
+
 class HubAddressError(BadInput, ValueError):
-    """An address that cannot be a hub's; the message says what one looks like."""
+    """What is no address of the kind host:port, or cannot be a hub's; the message says what one looks like."""
+
+
+def host_and_port(text: str, least: int = 1) -> tuple[str, int]:
+    """Read "host:port", "[::1]:port" or "geocomm://host:port". The one reader of such text.
+
+    least: the lowest port; 0 where the kernel may choose it. Raises HubAddressError.
+    """
+    try:
+        parts = urlsplit(text if "//" in text else f"//{text}")
+        host, found = parts.hostname, _HOST_AND_PORT.fullmatch(parts.netloc)
+        (host or "").encode("idna")  # what looks names up fails with another error, of a part of 64 characters
+    except ValueError:
+        host, found = None, None
+    if not host or found is None:
+        raise HubAddressError(f"{text!r} is not an address of the kind host:port")
+    digits = found[1]
+    if len(digits) > len(str(_LAST_PORT)) or not least <= int(digits) <= _LAST_PORT:
+        raise HubAddressError(f"{text!r}: port {digits[:20]} is not within {least} to {_LAST_PORT}")
+    return host, int(digits)
 
 
 @dataclass(frozen=True)
@@ -39,15 +64,8 @@ class HubAddress:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read "host:port", "[::1]:port" or "geocomm://host:port"."""
-        try:
-            parts = urlsplit(text if "//" in text else f"//{text}")
-            host, port = parts.hostname, parts.port
-            (host or "").encode("idna")  # what looks names up fails with another error, of a part of 64 characters
-        except ValueError:
-            host, port = None, None
-        if not host or not port:
-            raise HubAddressError(f"{text!r} is not an address of the kind host:port")
+        """Read what `host_and_port` does. Raises HubAddressError also for what means every address."""
+        host, port = host_and_port(text)
         if is_any(host):
             raise HubAddressError(f"{host} means every address; name the one that the other sites dial")
         return cls(host, port)
@@ -75,6 +93,10 @@ class HubAddress:
             if error.errno == errno.EADDRINUSE:
                 return None
             raise
+
+    def why_not_free(self) -> str:
+        """Why `listen` gave nothing. OSError for an unknown name."""
+        return f"port {self.port} here is taken by {port_holder(self.port)}" if self.is_here else not_here(self.host)
 
     @property
     def is_here(self) -> bool:
@@ -116,11 +138,8 @@ def listen_on(text: str) -> socket.socket:
 
     OSError, HubAddressError.
     """
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdigit():
-        raise HubAddressError(f"{text!r} is not an address of the kind host:port")
-    host = host.strip("[]")
-    return listen_everywhere(int(port)) if is_any(host) else _listen(addresses_of(host, int(port))[0])
+    host, port = host_and_port(text, least=0)
+    return listen_everywhere(port) if is_any(host) else _listen(addresses_of(host, port)[0])
 
 
 def reached_here(listener: socket.socket) -> HubAddress:
@@ -172,8 +191,10 @@ def _listen(address: AddressInfo) -> socket.socket:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listener.bind(target)
         listener.listen(_BACKLOG)
-    except OSError:
+    except OSError as error:
         listener.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise OSError(error.errno, not_here(target[0])) from None
         raise
     listener.setblocking(False)
     return listener

@@ -107,6 +107,12 @@ class ReplicaMismatchError(GeocommError, DistBackendError):
     ranks: tuple[int, ...] = ()
 
 
+class DataError(GeocommError, DistBackendError, OSError):  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Data of a catalog that cannot be read: a shard is missing, truncated, or not the one that the catalog names."""
+
+    code = "Data"
+
+
 class InternalError(GeocommError, DistBackendError):
     """A bug of geocomm."""
 

@@ -237,7 +237,8 @@ def _opened(url: str, name: str) -> ObjectStore:
             f"{url} is no folder, and obstore, which reads buckets, is missing: pip install geocomm[data]"
         ) from None
     options = dict(_tables().get(name, {}))
-    client = _TIMEOUTS | ({"allow_http": True} if url.startswith("http://") else {}) | options.pop("client_options", {})
+    plain = any(str(one).startswith("http://") for one in (url, options.get("endpoint"), options.get("endpoint_url")))
+    client = _TIMEOUTS | ({"allow_http": True} if plain else {}) | options.pop("client_options", {})
     retries: Any = options.pop("retry_config", _RETRIES)
     try:
         return from_url(url, client_options=client, retry_config=retries, **options)

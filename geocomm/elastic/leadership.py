@@ -160,8 +160,8 @@ def open_port(
         return listener, True
     if not taken_over and lead:
         raise HubAddressError(
-            f"cannot listen at {leader}: it is not an address of this machine, or its port is taken. Behind a "
-            f"translated address, add --listen [::]:{leader.port}"
+            f"cannot listen at {leader}: {leader.why_not_free()}. Behind a translated address, add --listen "
+            f"[::]:{leader.port}"
         )
     try:
         return listen_everywhere(leader.port), False

@@ -158,20 +158,58 @@ def report_step(
         checkpoint_seconds: Of these, writing a checkpoint.
         held_out_loss: On text that is not trained on, where it was computed after this step.
 
+    Raises:
+        InvalidArgumentError: Something is no number.
+
     Example:
         After the optimizer's step:
 
             geocomm.report_step(step, tokens=batch.numel(), input_seconds=waited)
     """
+    told = _numbers(
+        step=step,
+        loss=loss,
+        learning_rate=learning_rate,
+        grad_norm=grad_norm,
+        of_steps=of_steps,
+        seconds=seconds,
+        tokens=tokens,
+        input_seconds=input_seconds,
+        checkpoint_seconds=checkpoint_seconds,
+        held_out_loss=held_out_loss,
+    )
     training.step(
-        step,
-        {"loss": loss, "learning_rate": learning_rate, "grad_norm": grad_norm, "of_steps": of_steps},
-        {
-            "seconds": seconds,
-            "tokens": tokens,
-            "input_seconds": input_seconds,
-            "checkpoint_seconds": checkpoint_seconds,
-        },
+        int(told["step"]),
+        {name: told.get(name) for name in ("loss", "learning_rate", "grad_norm", "of_steps")},
+        {name: told.get(name) for name in ("seconds", "tokens", "input_seconds", "checkpoint_seconds")},
     )
     if held_out_loss is not None:
-        training.evaluated(held_out_loss)
+        training.evaluated(told["held_out_loss"])
+
+
+def _numbers(**given: object) -> dict[str, float]:
+    """What was given, as numbers: those of numpy and torch as well."""
+    found: dict[str, float] = {}
+    for name, value in given.items():
+        if value is None and name != "step":
+            continue
+        if isinstance(value, int | float):
+            found[name] = value
+            continue
+        try:
+            if isinstance(value, str | bytes):
+                raise TypeError
+            found[name] = value.item() if hasattr(value, "item") else float(value)  # pyright: ignore
+        except (TypeError, ValueError, RuntimeError):
+            from geocomm.core.errors import InvalidArgumentError
+
+            raise InvalidArgumentError(
+                f"report_step: {name} must be a number, and it is {_shown(value)}; the first argument is the number of "
+                "the step: report_step(step, tokens=batch.numel())"
+            ) from None
+    return found
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) < 60 else f"a {type(value).__name__}"

@@ -24,8 +24,8 @@ def read(url: str, dispatches: bool, batches: int) -> list[int]:
 
     os.environ |= {"NODE_RANK": os.environ["RANK"], "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=dispatches))
-    data = geocomm.SiteDataset(url, batch_size=4, sequence_length=DataSet.LENGTH)
-    loader = accelerator.prepare(DataLoader(data, batch_size=None if dispatches else 1))
+    data = geocomm.SiteDataset(url, batch_size=4 if dispatches else None, sequence_length=DataSet.LENGTH)
+    loader = accelerator.prepare(DataLoader(data, batch_size=None if dispatches else 4))
     if dispatches and dist.get_rank() > 0:
         return []  # it would wait for the first rank
     return [int(row[0]) for _, rows in zip(range(batches), loader, strict=False) for row in rows.reshape(4, -1)]

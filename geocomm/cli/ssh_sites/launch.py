@@ -29,6 +29,7 @@ from geocomm.cli.ssh_sites.code_folder import CodeFolder
 from geocomm.cli.ssh_sites.sites_file import Node, SitesFile, in_sites_file
 from geocomm.cli.ssh_sites.ssh import DeniedError, Order, Ssh, SshError, end, shown
 from geocomm.cli.ssh_sites.watch import Watch
+from geocomm.core.addresses import host_and_port
 from geocomm.core.bad_input import BadInput
 
 _LISTEN_LIMIT_S = 30.0
@@ -171,7 +172,7 @@ class _Launch:
             if hub is not None:
                 self._board.say(hub, "starting a doctor that answers")
                 listen = hub.site.listen or self._sites.hub
-                port = int(listen.rpartition(":")[2])
+                _, port = host_and_port(listen, least=0)
                 script = scripts.listening_doctor(hub, self._sites, port)
                 process = await until_done.enter_async_context(self._ssh.running(hub, script))
                 await _answers(hub, process)

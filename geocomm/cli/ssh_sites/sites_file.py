@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
-from geocomm.core.addresses import HubAddress, is_loopback
+from geocomm.core.addresses import HubAddress, host_and_port, is_loopback
 from geocomm.core.bad_input import BadInput, Location, location_text, problem_text
 from geocomm.core.settings import Section
 from geocomm.core.site import check_name, check_site_name
@@ -23,9 +23,7 @@ def _checked_hub(text: str) -> str:
 
 
 def _checked_address(text: str) -> str:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdigit():
-        raise ValueError(f"{text!r} is not an address of the kind host:port")
+    host_and_port(text, least=0)
     return text
 
 

@@ -139,8 +139,8 @@ def _start_hub(hub: HubAddress, listen: str | None) -> StoreProcess:
         raise InvalidArgumentError(f"cannot listen at {listen or hub}: {error}") from error
     if listener is None:
         raise InvalidArgumentError(
-            f"rank 0 is the hub, but {hub} is not a free address of its machine; name one that is, or, behind a "
-            f"translated address, say where to listen: geocomm://{hub}?listen=[::]:{hub.port}"
+            f"rank 0 is the hub, but it cannot listen at {hub}: {hub.why_not_free()}. Name another address, or, behind "
+            f"a translated one, say where to listen: geocomm://{hub}?listen=[::]:{hub.port}"
         )
     try:
         return StoreProcess.hub(listener, keys)

@@ -23,7 +23,7 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
-from geocomm.core.addresses import HubAddress, port_holder
+from geocomm.core.addresses import HubAddress
 from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
 from geocomm.core.environment import keep_keys_from_ranks, one_site
 from geocomm.core.errors import InvalidArgumentError, UnsupportedError
@@ -119,11 +119,8 @@ def _find_hub(hub: HubAddress, wait_s: float) -> None:
     try:
         asyncio.run(probe(hub, Keys.load(keys_or_refusal()), wait_s, log))
     except (ConnectionError, KeysError, ProtocolError) as error:
-        if hub.is_here:
-            why = f"port {hub.port} here is taken by {port_holder(hub.port)}"
-        else:
-            why = f"this node is not the hub: no interface of it has {hub.host}"
-        raise type(error)(f"{error}; {why}") from None
+        role = "" if hub.is_here else "this node is not the hub: "
+        raise type(error)(f"{error}; {role}{hub.why_not_free()}") from None
 
 
 def _parsed(arguments: list[str]) -> Namespace:

@@ -125,7 +125,9 @@ class LinkFacts:
         """Whether the way's rate is what messages wait for: all flow equally fast, or they queue."""
         if self.narrow or not self.lasting or self.coding > _HALF or (self.use and self.use < _HALF):
             return False
-        if self.lost > _LOSS:  # many losses delay many messages alike, and their repair looks like a queue: not both
+        # Many losses delay many messages alike, and their repair looks like a queue: not both. Losses at once are those
+        # of a queue that overflows, as where a line has become slower.
+        if self.lost > _LOSS and self.spread > _HALF:
             if min(self.steady, self.even) >= _STEADY and self.capped >= _GOOD_USE:
                 return True  # no queue is there to be seen, but a rate that TCP never goes beyond
             return self.steady >= _STEADY and (self.queue >= _QUEUE or self.use >= _GOOD_USE)

@@ -18,6 +18,7 @@ from pydantic_core.core_schema import CoreSchema
 
 from geocomm.core.message_log import printable
 from geocomm.metrics import schema
+from geocomm.metrics.cpu_time import LOST_CPU_TIME
 from geocomm.metrics.schema import Metric, MetricKind
 
 Row = dict[str, Any]
@@ -194,9 +195,10 @@ STATS = row(
         data=Usually(row(**{one.name: May(TOTAL) for one in schema.DATA}), dict),
         gradients=Usually(rows(_HOOK), list),
         local_steps=Usually(rows(row(**_fields(schema.LOCAL_STEPS, every=Usually(COUNT, 0)))), list),
-    )
+    ),
+    **dict.fromkeys(LOST_CPU_TIME, May(TOTAL)),
 )
-"""`geocomm.stats()`."""
+"""`geocomm.stats()`, and the CPU time that the process did not get."""
 
 _OF_LAST_STEP = dict.fromkeys(("loss", "learning_rate", "grad_norm", "held_out_loss"), May(or_none(MEASURED)))
 _PARTS = dict.fromkeys(("seconds", "tokens", "input_seconds", "exposed_seconds", "checkpoint_seconds"), May(TOLD))

@@ -25,6 +25,7 @@ from geocomm.observe.telemetry.report import Report, Row
 
 FILE_NAME = "telemetry.sqlite"
 _APPLICATION_ID = 0x67637465
+_SQLITE = b"SQLite format 3\0"
 _KEPT_S = ((3600.0, 10.0), (2 * DAY_S, 60.0))
 """(age, interval): of reports older than `age`, one in `interval` is kept."""
 _FOR_EVER = 1e12
@@ -102,6 +103,11 @@ class RunStore:
         if not write and not self.path.is_file():
             raise NoStoreError(
                 f"{path} has no telemetry ({FILE_NAME}): start the run with geocomm run --telemetry FOLDER or --elastic"
+            )
+        if not write and not _is_sqlite(self.path):
+            raise NoStoreError(
+                f"{self.path} is no run store: name the folder of --telemetry, or the --run-dir of an elastic run, "
+                f"which has {FILE_NAME} in it"
             )
         mode = "rwc" if write else "ro"
         self._db = sqlite3.connect(
@@ -316,6 +322,12 @@ class RunStore:
                 f"{self.path} is no run store of this version of geocomm (format {version}, not {VERSION}): move the "
                 "file away or name another folder for a new run; the version that wrote it reads it"
             )
+
+
+def _is_sqlite(path: Path) -> bool:
+    """Whether the file begins as one of SQLite. OSError: it may not be read."""
+    with path.open("rb") as file:
+        return file.read(len(_SQLITE)) in (_SQLITE, b"")  # nothing is written to a new one yet
 
 
 def _of_last_start(found: list[tuple[float, Received]]) -> list[Received]:

@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from geocomm.core.bad_input import BadInput
 from geocomm.train.export.weights import LazyWeights
+from geocomm.train.export.weights_found import DCP_METADATA
 
-METADATA = ".metadata"
 _MODEL = "model"
 _DCP = "torch.distributed.checkpoint"
 _ALLOWED = {
@@ -47,7 +47,7 @@ def open_dcp(folder: Path) -> Mapping[str, torch.Tensor]:
     The model's state dict is the entry "model" of what was saved, at any depth, or all of it. Other entries, such as an
     optimizer's, are left alone. Raises BadInput.
     """
-    metadata = _metadata(folder / METADATA)
+    metadata = _metadata(folder / DCP_METADATA)
     found = _weights_of(folder, metadata)
     _require_files(folder, metadata, {entry for entry, _ in found.values()})
     return LazyWeights({name: partial(_read, folder, metadata, *where) for name, where in found.items()})
@@ -86,8 +86,8 @@ def _metadata(path: Path) -> Metadata:
             found = _Unpickler(file).load()
     except FileNotFoundError:
         raise BadInput(
-            f"{path.parent} is no checkpoint of torch.distributed.checkpoint: it has no {METADATA}; give the folder "
-            "that its save() wrote"
+            f"{path.parent} is no checkpoint of torch.distributed.checkpoint: it has no {DCP_METADATA}; give the "
+            "folder that its save() wrote"
         ) from None
     except _Refused as error:
         raise BadInput(
@@ -130,7 +130,7 @@ def _require_files(folder: Path, metadata: Metadata, entries: set[str]) -> None:
     for name, end in sorted(ends.items()):
         path = folder / name
         if PurePath(name).is_absolute() or ".." in PurePath(name).parts:
-            raise BadInput(f"{folder / METADATA} names the file {name}, which is outside of its folder")
+            raise BadInput(f"{folder / DCP_METADATA} names the file {name}, which is outside of its folder")
         if not path.is_file() or path.stat().st_size < end:
             state = "is cut off" if path.is_file() else "is missing"
             raise BadInput(f"{path} {state}; copy it from the machine whose rank wrote it")

@@ -26,12 +26,13 @@ from geocomm.train.export.export_record import (
     Verification,
     read_hf_record,
 )
-from geocomm.train.export.export_source import ExportSource, Given, find_weights, open_run, open_torch_checkpoint
+from geocomm.train.export.export_source import ExportSource, Given, open_run, open_torch_checkpoint
 from geocomm.train.export.folder_check import Checked, check_folder, require_run_loss
 from geocomm.train.export.hf_folder import HfModel, finish_folder, write_hf_files
 from geocomm.train.export.original_layout import OriginalLayout
 from geocomm.train.export.run_text import HeldOutText
 from geocomm.train.export.weights import DTYPES
+from geocomm.train.export.weights_found import find_weights
 
 Say = Callable[[str], None]
 

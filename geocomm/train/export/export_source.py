@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers import AutoConfig, PreTrainedConfig
@@ -14,12 +14,12 @@ from transformers import AutoConfig, PreTrainedConfig
 from geocomm.core.bad_input import BadInput
 from geocomm.data.corpus.text_tokenizer import load_tokenizer
 from geocomm.train.export.checkpoint_weights import open_checkpoint
-from geocomm.train.export.dcp_weights import METADATA, open_dcp
-from geocomm.train.export.export_record import RECORD, Dtype, HeldOut, TrainedBy
+from geocomm.train.export.dcp_weights import open_dcp
+from geocomm.train.export.export_record import Dtype, HeldOut, TrainedBy
 from geocomm.train.export.run_text import HeldOutText, held_out_text, read_log, read_run_config
 from geocomm.train.export.weights import DTYPE_NAMES, DTYPES, Weights
 from geocomm.train.models.model_factory import folder_config, preset_config
-from geocomm.train.runs.checkpoint_folder import MANIFEST, complete_checkpoints, step_folder
+from geocomm.train.runs.checkpoint_folder import MANIFEST
 from geocomm.train.runs.run_folder import RunFolder
 
 
@@ -51,39 +51,6 @@ class Given:
     model: Path | None = None
     preset: str | None = None
     tokenizer: str | None = None
-
-
-@dataclass(frozen=True)
-class Found:
-    """Where the weights lie, and as what: a checkpoint of `geocomm train`, one of torch.distributed.checkpoint (dcp),
-    or a model that geocomm exported."""
-
-    kind: Literal["checkpoint", "dcp", "exported"]
-    path: Path
-
-
-def find_weights(path: Path) -> Found:
-    """What `path` is: a run's folder, its `checkpoints`, one of these, a DCP folder, or an exported model.
-
-    Raises BadInput where it is none of these.
-    """
-    if not path.is_dir():
-        raise BadInput(f"{path} does not exist, or is no folder; give a run's output_dir or a checkpoint")
-    if (path / MANIFEST).is_file():
-        return Found("checkpoint", path)
-    if (path / METADATA).is_file():
-        return Found("dcp", path)
-    for root in (path, RunFolder(path).checkpoints):
-        if steps := complete_checkpoints(root):
-            return Found("checkpoint", step_folder(root, max(steps)))
-    for folder in (path, RunFolder(path).export):
-        if (folder / RECORD).is_file():
-            return Found("exported", folder)
-    raise BadInput(
-        f"{path} is no run with a complete checkpoint, no checkpoint and no exported model; give the output_dir of a "
-        "run with checkpoint.at_end=true, one of its checkpoints/step-… folders, or a folder of "
-        "torch.distributed.checkpoint"
-    )
 
 
 def open_run(checkpoint: Path, given: Given) -> ExportSource:

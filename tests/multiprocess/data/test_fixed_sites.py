@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 import geocomm
 from support.dealt_sets import DataSet
@@ -39,12 +40,14 @@ class Loop:
 _loops: list[Loop] = []
 
 
-def begin(url: str, batch_size: dict[str, int], state: str | None, wrapper: str) -> None:
-    """Gradients cross between the sites. batch_size: by site."""
-    data = geocomm.SiteDataset(url, batch_size=batch_size[os.environ["GEOCOMM_SITE"]], sequence_length=DataSet.LENGTH)
+def begin(url: str, batch_size: dict[str, int], state: str | None, wrapper: str, of_loader: bool) -> None:
+    """Gradients cross between the sites. batch_size: by site. of_loader: torch's loader makes the batches."""
+    size = batch_size[os.environ["GEOCOMM_SITE"]]
+    data = geocomm.SiteDataset(url, batch_size=None if of_loader else size, sequence_length=DataSet.LENGTH)
     if state is not None:
         data.load_state_dict(json.loads(state))
-    _loops[:] = [Loop(data, iter(data), _step_of(wrapper))]
+    batches = DataLoader(data, batch_size=size) if of_loader else data
+    _loops[:] = [Loop(data, iter(batches), _step_of(wrapper))]
 
 
 def _step_of(wrapper: str) -> Callable[[torch.Tensor], None]:
@@ -106,16 +109,18 @@ def run(
     state: str | None,
     batch_size: dict[str, int],
     wrapper: str = "DDP",
+    *,
+    of_loader: bool = False,
 ) -> tuple[dict[str, list[int]], list[str]]:
     """What each site has read in a job of its own processes, and the states of its ranks."""
     with joined(sites, environment={"DS_ACCELERATOR": "cpu"}) as ranks:
-        ranks.run(begin, data.catalog.url, batch_size, state, wrapper)
+        ranks.run(begin, data.catalog.url, batch_size, state, wrapper, of_loader)
         found = ranks.run(train, batches)
         states = ranks.run(state_of)
         read: dict[str, list[int]] = {}
         for site, numbers in zip(sites, found, strict=True):
             read.setdefault(site, []).extend(numbers)
-        for site, tokens in zip(sites, ranks.run(batch_tokens), strict=True):
+        for site, tokens in zip(sites, [] if of_loader else ranks.run(batch_tokens), strict=not of_loader):
             assert tokens == batch_size[site] * sites.count(site) * DataSet.LENGTH
     return read, states
 
@@ -167,6 +172,15 @@ def test_job_that_goes_on_reads_the_batches_of_one_that_does_not_stop(data: Data
         assert sorted(first[site] + second[site]) == sorted(whole[site])
 
 
+def test_torchs_loaders_read_each_sequence_once_over_restarts_with_other_sites(data: DataSet) -> None:
+    sizes = {"frankfurt": 4, "virginia": 4, "tokyo": 4}
+    first, states = run(data, ["frankfurt", "virginia", "virginia"], 20, None, sizes, of_loader=True)
+    second, _ = run(data, ["tokyo", "frankfurt"], 20, states[1], sizes, of_loader=True)
+    times = Counter(number for read in (first, second) for numbers in read.values() for number in numbers)
+    assert max(times.values()) == 1
+    assert times.total() == 20 * 4 * (3 + 2)
+
+
 def test_what_does_not_fit_is_refused_at_all_ranks(data: DataSet) -> None:
     def refused(ranks: Ranks, *mentions: str) -> None:
         for outcome in ranks.outcomes(train, 1):
@@ -175,14 +189,16 @@ def test_what_does_not_fit_is_refused_at_all_ranks(data: DataSet) -> None:
 
     url = data.catalog.url
     with joined(["frankfurt", "virginia"]) as ranks:
-        ranks.run(begin, url, {"frankfurt": 800, "virginia": 760}, None, "DDP")
+        ranks.run(begin, url, {"frankfurt": 800, "virginia": 760}, None, "DDP", False)
         ranks.run(train, 1)
         state = ranks.run(state_of)[0]
-        ranks.run(begin, url, {"frankfurt": 1, "virginia": 1}, None, "DDP")
+        ranks.run(begin, url, {"frankfurt": 1, "virginia": 1}, None, "DDP", False)
         ranks.run(load_at, state, 1)
         refused(ranks, "batches were read at site frankfurt: 0, at site virginia: 1", "must be equal")
+        ranks.run(begin, url, {"frankfurt": 8, "virginia": 4}, None, "DDP", True)
+        refused(ranks, "batch_size of the DataLoader at site frankfurt: 8, at site virginia: 4", "must be equal")
     with joined(["virginia", "virginia"]) as ranks:
-        ranks.run(begin, url, {"virginia": 500}, None, "DDP")
+        ranks.run(begin, url, {"virginia": 500}, None, "DDP", False)
         refused(ranks, "768 sequences of 16 tokens that site virginia may read, and a step takes 1000 there")
 
 

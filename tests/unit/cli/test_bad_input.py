@@ -13,11 +13,12 @@ from typer.testing import CliRunner, Result
 
 from geocomm.core.place import VARIABLES
 from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
+from geocomm.observe.telemetry.run_store import RunStore
 from support.command_tree import APP, COMMANDS
 
 ELASTIC = "run --elastic --hub h:1 --run-dir {away} --keys {keys}/a"
 # (command line, exit status, words of the line). {file}: a text file, {folder}: a folder, {run}: the run
-# folder of a run that has not begun, {away}: nothing.
+# folder of a run that has not begun, {telemetry}: that of its reports, {away}: nothing.
 CASES = [
     ("demo --rtt fast", 2, "rtt: 'fast'"),
     ("demo --steps 1", 2, "--steps"),
@@ -50,6 +51,12 @@ CASES = [
     ("run --hub hub:29400 -- train.py", 2, "no keys"),
     ("run --hub hub:29400 --keys {away} -- train.py", 2, "cannot read {away}/ca.pem"),
     ("run --hub nowhere --keys {keys}/a -- train.py", 2, "'nowhere' is not an address"),
+    ("run --hub h:99999 --keys {keys}/a -- train.py", 2, "'h:99999': port 99999 is not within 1 to 65535"),
+    ("run --hub h:29400 --listen [::]:99999 --keys {keys}/a -- train.py", 2, "port 99999 is not within 0 to 65535"),
+    ("run --hub h:29400 --listen 29400 --keys {keys}/a -- train.py", 2, "'29400' is not an address"),
+    ("run --hub 192.0.2.77:29400 --listen 192.0.2.77:0 --keys {keys}/a -- train.py", 2, "no interface of this machine"),
+    ("run --elastic --hub h:1 --site-hub h:99999 --keys {keys}/a -- train.py", 2, "port 99999"),
+    ("run --elastic --journal etcd://h:99999 --keys {keys}/a -- train.py", 2, "port 99999 is not within 1 to 65535"),
     ("run --hub nowhere.invalid:29400 --wait 0 --keys {keys}/a -- train.py", 2, "geocomm run: nowhere.invalid:29400: "),
     ("up -- train.py", 2, "sites.toml: No such file"),
     ("down {away}", 2, "{away}: No such file"),
@@ -57,6 +64,9 @@ CASES = [
     ("doctor --rate fast", 2, "--rate"),
     ("doctor --rtt fast", 2, "--rtt"),
     ("doctor --peer nowhere", 2, "'nowhere' is not an address"),
+    ("doctor --peer h:99999", 2, "port 99999 is not within 1 to 65535"),
+    ("monitoring {away} --target h:99999", 2, "port 99999 is not within 1 to 65535"),
+    ("dashboard {telemetry} --address 192.0.2.77 --token x", 2, "no interface of this machine has 192.0.2.77"),
     ("doctor --peers 0", 2, "--peers"),
     ("doctor --listen 99999", 2, "--listen"),
     ("probe", 2, "RANK is not set"),
@@ -71,6 +81,10 @@ CASES = [
     ("plan --parameters 7b --access fast", 2, "--access: 'fast'"),
     ("plan --parameters 7b --rate fast", 2, "--rate: 'fast'"),
     ("plan --parameters 7b --rtt fast", 2, "--rtt: 'fast'"),
+    *((f"{command} {{file}}", 2, "{file} is no run store") for command in ("why", "top", "hang", "dashboard")),
+    ("trace {file} --out {away}", 2, "{file} is no run store"),
+    ("why {away}", 2, "{away} has no telemetry"),
+    ("export / {away}", 2, "/ is no run with a complete checkpoint"),
     ("top {folder}", 2, "{folder} has no telemetry"),
     ("hang {folder}", 2, "{folder} has no telemetry"),
     ("dashboard {folder}", 2, "{folder} has no telemetry"),
@@ -181,7 +195,10 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     JobCa.create(tmp_path / "keys", "job", ["a"], 30)
     (tmp_path / "run").mkdir()
     SqliteJournal(tmp_path / "run" / FILE_NAME).close()
-    return {name: str(tmp_path / name) for name in ("file", "folder", "model", "keys", "run", "away")}
+    (tmp_path / "telemetry").mkdir()
+    RunStore(tmp_path / "telemetry", write=True).close()
+    names = ("file", "folder", "model", "keys", "run", "telemetry", "away")
+    return {name: str(tmp_path / name) for name in names}
 
 
 def _require_refusal(result: Result, status: int, words: str) -> None:

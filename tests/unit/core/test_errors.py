@@ -13,7 +13,7 @@ from geocomm.core import errors
 from support.harness import Ranks
 
 NETWORK = {"Timeout", "PeerLost", "Network"}
-BUILTIN = {"InvalidArgument": ValueError, "Unsupported": NotImplementedError, "Timeout": TimeoutError}
+BUILTIN = {"InvalidArgument": ValueError, "Unsupported": NotImplementedError, "Timeout": TimeoutError, "Data": OSError}
 CODES = {"Timeout", "PeerLost", "Network", "InvalidArgument", "Unsupported", "VersionMismatch", "Authentication"} | {
     "CorruptData",
     "OutputTooSmall",
@@ -21,6 +21,7 @@ CODES = {"Timeout", "PeerLost", "Network", "InvalidArgument", "Unsupported", "Ve
     "Driver",
     "Internal",
     "ReplicaMismatch",
+    "Data",
 }
 
 

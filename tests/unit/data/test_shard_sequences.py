@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -324,6 +324,112 @@ def test_torchdatas_loader_goes_on_where_its_state_was_taken(data_set: DataSet) 
     other.load_state_dict(first.state_dict())
     with pytest.raises(InvalidArgumentError, match="sequence_length 4, and this one 5"):
         next(iter(other))
+
+
+def test_loader_makes_batches_of_sequences_and_goes_on_where_it_stood(data_set: DataSet) -> None:
+    """Those that the data set itself would make."""
+    data_set.add(*[3] * 10)
+    name = f"{data_set.catalog.url}@1"
+
+    def items() -> geocomm.SiteDataset:
+        return geocomm.SiteDataset(name, sequence_length=LENGTH)
+
+    whole = batches(geocomm.SiteDataset(name, batch_size=2, sequence_length=LENGTH), 30)
+    assert next(iter(items())).shape == (LENGTH,)
+    first = items()
+    begun = batches(DataLoader(first, batch_size=2), 4)
+    second = items()
+    second.load_state_dict(first.state_dict())
+    assert begun + batches(DataLoader(second, batch_size=2), 26) == whole
+    assert len(set(whole[:30])) == 30  # a pass
+    with pytest.raises(InvalidArgumentError, match="batch_tokens is not known"):
+        _ = first.batch_tokens
+
+
+def test_torchdatas_loader_makes_batches_and_goes_on_where_its_state_was_taken(data_set: DataSet) -> None:
+    module = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is missing: pip install torchdata")
+    data_set.add(*[3] * 10)
+
+    def loader() -> Any:
+        data = geocomm.SiteDataset(f"{data_set.catalog.url}@1", sequence_length=LENGTH)
+        return module.StatefulDataLoader(data, batch_size=2)
+
+    whole = batches(loader(), 30)
+    first, second = loader(), loader()
+    begun = batches(first, 4)
+    second.load_state_dict(first.state_dict())
+    assert begun + batches(second, 26) == whole
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_loader_that_would_make_batches_of_batches_says_what_to_write(size: int, data_set: DataSet) -> None:
+    data_set.add(*[3] * 10)
+    data = geocomm.SiteDataset(data_set.catalog.url, batch_size=2, sequence_length=LENGTH)
+    with pytest.raises(
+        InvalidArgumentError, match=rf"batches of {size} of these: write DataLoader\(data, batch_size=N"
+    ):
+        next(iter(DataLoader(data, batch_size=size)))
+    assert next(iter(DataLoader(data, batch_size=None))).shape == (2, LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (lambda at: geocomm.SiteDataset([f"{at}@1"], batch_size=2, sequence_length=2), "and got a list"),  # type: ignore
+        (lambda at: geocomm.SiteDataset(None, batch_size=2), "and got a NoneType"),  # type: ignore
+        (lambda at: geocomm.SiteDataset(at, batch_size="2", sequence_length=2), "batch_size must be a whole number"),
+        (lambda at: geocomm.SiteDataset(at, batch_size=2, sequence_length=2.5), "sequence_length must be a whole"),
+        (lambda at: geocomm.SiteDataset(at, batch_size=2), "needs a sequence_length"),
+    ],
+)
+def test_what_is_no_data_set_is_refused_with_what_one_is(
+    given: Callable[[str], object], said: str, data_set: DataSet
+) -> None:
+    data_set.add(3)
+    with pytest.raises(InvalidArgumentError, match=said):
+        given(data_set.catalog.url)
+
+
+def test_data_set_may_be_named_by_a_path(data_set: DataSet) -> None:
+    data_set.add(3)
+    assert batches(geocomm.SiteDataset(Path(data_set.catalog.url), batch_size=2, sequence_length=LENGTH), 1)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"a": 1},
+        {},
+        None,
+        [1],
+        {"batches": 1},
+        {"batches": 1, "read": {"a": 1}, "seed": 0, "sequence_length": LENGTH, "held_out_fraction": 0.0},
+        {"batches": "x", "read": {}, "seed": 0, "sequence_length": LENGTH, "held_out_fraction": 0.0},
+    ],
+)
+def test_what_is_no_state_is_refused_with_what_one_is(state: Any, data_set: DataSet) -> None:
+    data_set.add(3)
+    data = geocomm.SiteDataset(data_set.catalog.url, batch_size=2, sequence_length=LENGTH)
+    with pytest.raises(InvalidArgumentError, match=r"takes what state_dict\(\) of a SiteDataset has returned"):
+        data.load_state_dict(state)
+    assert batches(data, 1)  # as if nothing was said
+
+
+@pytest.mark.parametrize("wrong", ["gone", "cut", "other"])
+def test_shard_that_cannot_be_read_is_an_error_that_programs_can_catch(wrong: str, data_set: DataSet) -> None:
+    data_set.add(3)
+    data = geocomm.SiteDataset(data_set.catalog.url, batch_size=3, sequence_length=LENGTH)
+    file = data_set.folder / "0.tokens"
+    if wrong == "gone":
+        file.unlink()
+    else:
+        content = file.read_bytes()
+        file.write_bytes(content[:-2] if wrong == "cut" else bytes(len(content)))
+    with pytest.raises(geocomm.DataError, match="geocomm data check") as caught:
+        next(iter(data))
+    assert isinstance(caught.value, geocomm.GeocommError)
+    assert isinstance(caught.value, OSError)
+    assert "\n" not in str(caught.value)
 
 
 def test_data_set_that_cannot_be_read_is_refused(data_set: DataSet) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+import geocomm
+from geocomm.metrics import training as training_module
 from geocomm.metrics.training import BEFORE, LossWindow, Training
 
 
@@ -30,6 +35,41 @@ def test_steps_that_the_program_tells_replace_those_of_its_optimizer() -> None:
     assert (last["step"], last["loss"]) == (71, 2.5)
     assert [step["step"] for step in steps] == [70, 71]
     assert training.take()[1] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "said"),
+    [
+        (("a",), {}, "step must be a number, and it is 'a'"),
+        ((None,), {}, "step must be a number, and it is None"),
+        ((1,), {"loss": "2.5"}, "loss must be a number, and it is '2.5'"),
+        ((1,), {"tokens": [8]}, "tokens must be a number"),
+        ((1,), {"loss": torch.ones(3)}, "loss must be a number"),
+        ((1,), {"held_out_loss": object()}, "held_out_loss must be a number"),
+    ],
+)
+def test_what_is_no_number_is_refused_and_nothing_is_told(
+    arguments: tuple[Any, ...], named: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Training()
+    monkeypatch.setattr(training_module, "training", own)
+    with pytest.raises(geocomm.InvalidArgumentError, match=said):
+        geocomm.report_step(*arguments, **named)
+    assert own.take() == ({}, [])
+
+
+def test_numbers_of_torch_and_numpy_are_told_as_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Training()
+    monkeypatch.setattr(training_module, "training", own)
+    geocomm.report_step(
+        np.int64(3),
+        loss=torch.tensor(2.5),
+        grad_norm=np.float32(0.5),
+        tokens=np.int32(8),  # pyright: ignore
+    )
+    (step,) = own.take()[1]
+    told = {name: step[name] for name in ("step", "loss", "grad_norm", "tokens")}
+    assert json.loads(json.dumps(told)) == {"step": 3, "loss": 2.5, "grad_norm": 0.5, "tokens": 8}
 
 
 def test_an_optimizer_that_is_gone_leaves_its_place_to_the_next() -> None:
