@@ -27,6 +27,8 @@ from geocomm.core.place import own_rank
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
+_ENDPOINTS = ("endpoint", "endpoint_url", "endpoint_url_s3")
+"""What says in a table where a store is; in the environment, with AWS_ before it."""
 _TIMEOUTS = {"timeout": "60s", "connect_timeout": "5s"}
 """The limits of a request, which asks for 4 MiB at the most."""
 _RETRIES = {"max_retries": 3, "retry_timeout": timedelta(seconds=20)}
@@ -237,13 +239,19 @@ def _opened(url: str, name: str) -> ObjectStore:
             f"{url} is no folder, and obstore, which reads buckets, is missing: pip install geocomm[data]"
         ) from None
     options = dict(_tables().get(name, {}))
-    plain = any(str(one).startswith("http://") for one in (url, options.get("endpoint"), options.get("endpoint_url")))
-    client = _TIMEOUTS | ({"allow_http": True} if plain else {}) | options.pop("client_options", {})
+    client = _TIMEOUTS | _allowance(url, options) | options.pop("client_options", {})
     retries: Any = options.pop("retry_config", _RETRIES)
     try:
         return from_url(url, client_options=client, retry_config=retries, **options)
     except Exception as error:  # what a table or the environment may say wrong is as wide as obstore
         raise BadInput(f"{url} cannot be opened: {error_line(error)} (keys: {_keys_text(name)})") from None
+
+
+def _allowance(url: str, options: Mapping[str, Any]) -> dict[str, bool]:
+    """Where the address of a store is a plain http:// one, somebody has written that: it is allowed."""
+    named = [options[name] for name in _ENDPOINTS if name in options]
+    named = named or [os.environ.get(f"AWS_{name.upper()}") for name in _ENDPOINTS]
+    return {"allow_http": True} if any(str(one).startswith("http://") for one in (url, *named)) else {}
 
 
 def _keys_text(name: str) -> str:

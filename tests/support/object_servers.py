@@ -42,7 +42,6 @@ class S3Server:
             "secret_access_key": self.secret,
             "endpoint": self.endpoint,
             "region": "us-east-1",
-            "client_options": {"allow_http": True},
         }
 
     def table_without(self, action: str) -> dict[str, Any]:

@@ -108,6 +108,24 @@ def test_data_set_of_two_buckets_with_two_keys(buckets: Buckets) -> None:
     assert len(buckets.servers["eu"].requests("/eu/")) == before  # nothing labelled was asked for
 
 
+def test_store_without_tls_may_be_named_by_the_environment(buckets: Buckets) -> None:
+    """As MinIO inside a network is: nothing else has to allow it."""
+    server = buckets.servers["us"]
+    named = {
+        "AWS_ENDPOINT_URL": server.endpoint,
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": server.key,
+        "AWS_SECRET_ACCESS_KEY": server.secret,
+    }
+    program = "import sys; from geocomm.data.places import open_place; place = open_place(sys.argv[1], 'x'); "
+    program += "print(place.create('of-env/1', b'one'), place.create('of-env/1', b'two'), place.read('of-env/1'))"
+    environment = {name: text for name, text in os.environ.items() if name != "GEOCOMM_STORES"} | named
+    done = subprocess.run(
+        [sys.executable, "-c", program, server.url], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "True False b'one'\n", done.stderr
+
+
 def test_second_writer_is_refused_by_the_bucket(buckets: Buckets) -> None:
     url = "s3://tokens/web/race"
     buckets.put("us", "race.tokens", [1])
