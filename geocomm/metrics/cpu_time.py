@@ -7,6 +7,8 @@ from pathlib import Path
 
 from geocomm.core.cgroups import lines, own_cgroups
 
+LOST_CPU_TIME = ("cpu_stolen_seconds", "cpu_periods", "cpu_throttled_periods")
+"""The counters of a report. Seconds are of the mean CPU, periods those of the limit that was used up most often."""
 _STEAL = 8
 """The column of /proc/stat's first line, of which the first is the line's name."""
 
@@ -26,15 +28,15 @@ class CpuTime:
         self._per_second = os.sysconf("SC_CLK_TCK") * (os.cpu_count() or 1)
 
     def lost(self) -> dict[str, float]:
-        """Counters of a report. cpu_stolen_seconds: of the mean CPU. cpu_periods, cpu_throttled_periods: of the limit
-        that was used up most often. Not of what the kernel does not tell."""
+        """LOST_CPU_TIME, but for what the kernel does not tell."""
+        stolen, periods, throttled = LOST_CPU_TIME
         found: dict[str, float] = {}
         if (columns := next(iter(lines(self._stat)), "").split())[_STEAL:]:
-            found["cpu_stolen_seconds"] = int(columns[_STEAL]) / self._per_second
+            found[stolen] = int(columns[_STEAL]) / self._per_second
         told = [numbers for limit in self._limits if (numbers := _numbers(limit)).get("nr_periods")]
         if told:
             most = max(told, key=lambda one: one["nr_throttled"])
-            found |= {"cpu_periods": most["nr_periods"], "cpu_throttled_periods": most["nr_throttled"]}
+            found |= {periods: most["nr_periods"], throttled: most["nr_throttled"]}
         return found
 
 
