@@ -19,6 +19,7 @@ _MISSED = 0.1
 """A site is named that was not in this share of a fragment's rounds, or more."""
 _HALF = 0.5
 """A cause, or a site, that has most of something."""
+_MOST_LOST = 1 - 1e-9
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class LocalCauses:
     def _lost(self, without: Mapping[str, float]) -> float:
         """Share of what the run would count, if steps of these sites took these times instead."""
         more = sum(site.tokens / max(1e-9, without.get(site.name, site.step)) for site in self._sites)
-        return max(0.0, 1 - self._rate / more)
+        return min(_MOST_LOST, max(0.0, 1 - self._rate / more)) if more > 0 else 0.0
 
     def _verdict(
         self,

@@ -66,9 +66,9 @@ def rank_clocks(reports: Iterable[Received], last: Sequence[Received], span: tup
         shifts[here] = min(shifts.get(here, float("inf")), received.at - received.report.time)
         for peer in peers(received):
             there = own.get((peer["site"], peer["rank"]))
-            if there is None or there == here or peer.get("clock_offset_us") is None:
+            if there is None or there == here or None in (peer["clock_offset_us"], peer["clock_error_us"]):
                 continue
-            offset, error = 1000 * peer["clock_offset_us"], 1000 * peer["clock_error_us"] + _CUT_NS
+            offset, error = 1000 * peer["clock_offset_us"], 1000 * abs(peer["clock_error_us"]) + _CUT_NS
             if (there, here) in told:
                 told[there, here].append(_Bounds(received.at, -offset - error, -offset + error))
             else:

@@ -30,6 +30,8 @@ _LATE_REPORT_S = 1.6
 """Reports come once a second."""
 _LAST_REPORTS = 10
 """In which a run of local steps tells of itself: the very last one may be from after its end."""
+_LEAST_STEP_S = 1e-6
+"""What took less was no step."""
 _OF_A_SILENT_LINE = ("outage_us", "bytes_received", "busy_us", "stalled_by_receiver_us")
 _SILENT_SHARE = 0.8
 """The share of the time between two reports: a line that carries anything acknowledges some of it meanwhile."""
@@ -193,7 +195,7 @@ def read_window(store: RunStore, last: int) -> RunWindow:
         since = max(0.0, heard - back)
         steps = defaultdict(list)
         for _, rank, row in store.told("steps", since):  # those of local steps may have a number twice
-            if rank in living and "seconds" in row:
+            if rank in living and row.get("seconds", 0.0) >= _LEAST_STEP_S:
                 steps[rank].append(row)
         if steps and min(len(rows) for rows in steps.values()) > last:
             break

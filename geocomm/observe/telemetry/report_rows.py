@@ -153,8 +153,9 @@ def _open_row(**fields: _Field) -> CoreSchema:
 def _typed(field: _Field) -> core_schema.TypedDictField:
     if isinstance(field, Usually):
         missing = field.missing
-        factory = {"default_factory": missing} if isinstance(missing, type) else {"default": missing}
-        return core_schema.typed_dict_field(core_schema.with_default_schema(field.one, **factory))
+        if isinstance(missing, type):
+            return core_schema.typed_dict_field(core_schema.with_default_schema(field.one, default_factory=missing))
+        return core_schema.typed_dict_field(core_schema.with_default_schema(field.one, default=missing))
     return core_schema.typed_dict_field(field.one, required=isinstance(field, Must))
 
 
