@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 from typing_extensions import override
 
 
-class Command(TyperCommand):
+class PlainCommand(TyperCommand):
     """A command whose help has no markup."""
 
     @override
@@ -22,7 +22,7 @@ class Command(TyperCommand):
             super().format_help(ctx, formatter)
 
 
-class Group(TyperGroup):
+class PlainGroup(TyperGroup):
     """A group of commands whose help has no markup."""
 
     @override
@@ -34,13 +34,13 @@ class Group(TyperGroup):
 def fit_help(app: typer.Typer) -> None:
     """Have the help of every command of `app`, and of the groups in it, shown as `paragraphs` without markup."""
     for command in app.registered_commands:
-        command.cls = Command
+        command.cls = PlainCommand
         command.help = paragraphs(command.help or inspect.getdoc(command.callback) or "")
     for group in app.registered_groups:
         if group.typer_instance is None:
             continue
         info = group.typer_instance.info
-        info.cls = Group
+        info.cls = PlainGroup
         if isinstance(info.help, str):
             info.help = paragraphs(info.help)
         fit_help(group.typer_instance)

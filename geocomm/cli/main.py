@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from geocomm._version import __version__
 from geocomm.cli.command_end import fail
-from geocomm.cli.help_text import Group, fit_help, paragraphs
+from geocomm.cli.help_text import PlainGroup, fit_help, paragraphs
 from geocomm.core.bad_input import UserError
 from geocomm.core.ended_by_signal import end_in_a_line
 from geocomm.core.installation import build_facts
@@ -57,7 +57,7 @@ _LOAD_LONG = ("train", "run")
 """Those in which a signal may come before they can handle it."""
 
 
-class _Commands(Group):
+class _Commands(PlainGroup):
     """Commands of which each ends with a line where a `UserError` keeps it from its work."""
 
     @override

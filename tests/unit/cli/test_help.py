@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from geocomm._version import __version__
-from geocomm.cli.help_text import Group, fit_help, paragraphs
+from geocomm.cli.help_text import PlainGroup, fit_help, paragraphs
 from geocomm.core.installation import build_facts
 from support.command_tree import APP, COMMANDS, GROUPS
 
@@ -62,7 +62,7 @@ def test_help_shows_all_that_is_written(words: tuple[str, ...]) -> None:
 
 
 def test_help_has_no_markup() -> None:
-    app = typer.Typer(cls=Group)
+    app = typer.Typer(cls=PlainGroup)
     below = typer.Typer(help="Group [bold]one[/bold].")
 
     @below.command(help="Command [sites.a].\n\n    [sites.b]\n    c = [1]\n\nSee [/none] and \\[x].", epilog="An [end]")
