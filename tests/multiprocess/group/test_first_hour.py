@@ -107,7 +107,7 @@ def test_node_that_is_not_the_hub_says_why(job: Job) -> None:
     )
     assert job.end() == [2], job.output()
     (line,) = lines_of(job, 0)
-    assert "this node is not the hub: no interface of it has 192.0.2.10" in line
+    assert "this node is not the hub: no interface of this machine has 192.0.2.10: it has " in line
 
 
 def test_ctrl_c_ends_in_a_line_of_geocomm_run(job: Job, tmp_path: Path) -> None:
