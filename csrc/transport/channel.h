@@ -66,8 +66,9 @@ class Channel {
   virtual core::Status post_receive(OpKey key, std::uint64_t descriptor, std::uint32_t chunk_count,
                                     std::shared_ptr<ReceiveSink> sink) = 0;
   // Forgets a posted receive, unexpected data, and what is queued to be sent for `key`; its sink gets no
-  // further calls once this returns (memory from place() may still be written to until the channel lets go of
-  // the sink). Later segments of it are discarded.
+  // further calls once this returns, and memory from place() is no longer written to (it waits for a call
+  // that does; an RDMA device cannot be called back, and may write until the channel lets go of the sink).
+  // Later segments of it are discarded.
   virtual void cancel(OpKey key) = 0;
   // What the link is known to carry for this channel, in either direction. More
   // streams are opened where it needs more, and none where EndpointOptions::streams says how many. Best told

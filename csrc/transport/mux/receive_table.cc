@@ -192,9 +192,10 @@ void ReceiveTable::deliver_buffered(const std::shared_ptr<ReceiveOp>& op, Lock& 
     std::shared_ptr<ReceiveSink> sink = op->sink;
     std::byte* const dest = place(*op, index, chunk.bytes, released);
     if (op->tombstone) return;
-    if (!buffer.empty()) {
+    if (!buffer.empty() && op->enter()) {
       lock.unlock();
       std::memcpy(dest, buffer.data(), buffer.size());
+      op->leave();
       lock.lock();
     }
     if (op->tombstone) {
@@ -243,12 +244,14 @@ std::byte* ReceiveTable::place(ReceiveOp& op, std::uint32_t chunk, std::uint32_t
 }
 
 void ReceiveTable::fail_op(ReceiveOp& op, const Status& why, std::shared_ptr<ReceiveSink>& released) {
-  if (op.sink && !op.tombstone) op.sink->on_error(why);
+  const bool tells = op.sink && !op.tombstone;
+  op.end_writing();  // before the sink's owner hears that it is over
+  if (tells) op.sink->on_error(why);
   kill(op, released);
 }
 
 void ReceiveTable::kill(ReceiveOp& op, std::shared_ptr<ReceiveSink>& released) {
-  op.tombstone = true;
+  op.end_writing();
   if (op.sink) released = std::move(op.sink);
   {
     std::lock_guard lock(mutex_);

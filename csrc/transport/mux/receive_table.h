@@ -41,9 +41,28 @@ struct InChunk {
 struct ReceiveOp {
   explicit ReceiveOp(OpKey op_key) : key(op_key) {}
 
+  // Any thread. Whether it may write to the memory of the operation's chunks, until it leaves: not once the
+  // operation was cancelled or has failed, and who ends it waits for those that are inside. Neither waits nor
+  // takes op.mutex in between.
+  bool enter() {
+    writers.fetch_add(1);
+    if (!tombstone) return true;
+    leave();
+    return false;
+  }
+  void leave() {
+    if (writers.fetch_sub(1) == 1) writers.notify_all();
+  }
+  // Once this returns, nobody writes to the memory any more.
+  void end_writing() {
+    tombstone = true;
+    for (std::uint32_t inside = writers; inside > 0; inside = writers) writers.wait(inside);
+  }
+
   const OpKey key;
   std::atomic<bool> tombstone{false};  // cancelled or failed: what comes is thrown away
-  std::mutex mutex;                    // guards all below
+  std::atomic<std::uint32_t> writers{0};
+  std::mutex mutex;  // guards all below
   std::shared_ptr<ReceiveSink> sink;
   bool posted = false;
   std::uint64_t descriptor = 0;  // ours, if posted

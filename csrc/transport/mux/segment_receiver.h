@@ -25,29 +25,34 @@ struct Reception {
       : number(its_number), op(incoming.op), chunk(incoming.chunk), segment(incoming.segment) {}
 
   // Any thread. Whether it may write to the memory, alone, until release(): nobody may once the segment is
-  // done, and whoever does meanwhile is waited for, or not.
+  // done or its operation has ended, and whoever does meanwhile is waited for, or not.
   bool try_claim() {
     if (claimed.exchange(true)) return false;
-    if (!done) return true;
-    release();
+    if (!done && op->enter()) return true;
+    give_back();
     return false;
   }
   bool claim() {
     while (!try_claim()) {
-      if (done) return false;
+      if (done || op->tombstone) return false;
       claimed.wait(true);
     }
     return true;
   }
   void release() {
-    claimed = false;
-    claimed.notify_all();
+    op->leave();
+    give_back();
   }
   // False if it was done before. Once this returns, nobody writes to the memory any more.
   bool finish() {
     if (done.exchange(true)) return false;
     claimed.wait(true);
     return true;
+  }
+
+  void give_back() {
+    claimed = false;
+    claimed.notify_all();
   }
 
   const std::uint64_t number;

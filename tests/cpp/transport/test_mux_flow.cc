@@ -1,6 +1,12 @@
 // Credit, cancelling, mismatches, groups that end and when the peer is told: two Muxes whose users do not run
 // in step.
 #include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <thread>
+#include <vector>
 
 #include "mux_pair.h"
 
@@ -16,6 +22,48 @@ void send_op(MuxEnd& end, OpKey key, std::uint32_t chunks, std::size_t chunk_byt
 
 std::size_t results(SentLatch& sent) {
   return sent.wait(0).size();
+}
+
+// Who ends an operation gets its memory back: the user frees it, or uses it for something else.
+TEST(MuxFlow, test_end_of_an_operation_waits_for_who_writes_to_its_memory_and_lets_nobody_begin) {
+  const Status why(StatusCode::Aborted, "the test ends it");
+  const std::vector<std::function<void(MuxEnd&)>> ends = {
+      [](MuxEnd& end) { end.cancel({1, 1}); }, [](MuxEnd& end) { end.close_group(1, QueuedChunks::Drop); },
+      [&](MuxEnd& end) { (void)end.mux().fail(why, false); }};
+  for (const auto& end : ends) {
+    MuxPair pair;
+    const auto sink = std::make_shared<CollectingSink>(1);
+    ASSERT_TRUE(pair.low.post({1, 1}, 1, sink).is_ok());
+    send_op(pair.high, {1, 1}, 1, kMiB);
+    while (pair.low.carry_to(pair.high)) {
+    }
+    std::vector<OutSegment> segments;
+    pair.high.mux().pull(kData, pair.timers.now(), false, segments);
+    ASSERT_GT(segments.size(), 1U);
+    const auto first = pair.low.mux().begin(segment_header(segments[0]));
+    const auto second = pair.low.mux().begin(segment_header(segments[1]));
+    ASSERT_TRUE(first.is_ok() && second.is_ok());
+    ASSERT_TRUE(first->reception->try_claim());  // as a thread does that reads from a socket
+    std::atomic<bool> begins{false};
+    std::atomic<bool> wrote{false};
+    std::thread user([&] {
+      begins = true;
+      end(pair.low);
+      EXPECT_TRUE(wrote);
+    });
+    while (!begins) std::this_thread::yield();
+    while (!first->reception->op->tombstone) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // it would not wait
+    EXPECT_FALSE(sink->error().has_value()) << "its owner heard of the end before";
+    EXPECT_FALSE(second->reception->try_claim());
+    EXPECT_FALSE(second->reception->claim());
+    std::memset(first->incoming.dest, 1, kMaxSegmentBytes);
+    wrote = true;
+    first->reception->release();
+    user.join();
+    EXPECT_FALSE(first->reception->try_claim());
+    EXPECT_TRUE(first->superseded() && second->superseded());
+  }
 }
 
 // spec channel 7.1: "Charges outstanding MUST NOT exceed the receiver's max_unexpected_bytes."
