@@ -6,6 +6,8 @@
 #include <cstring>
 #include <new>
 
+#include "core/status.h"
+
 namespace geocomm::core {
 
 namespace {
@@ -63,7 +65,15 @@ struct BufferPool::Shelf {
       usage.held_bytes += size.capacity;
       usage.most_held_bytes = std::max(usage.most_held_bytes, usage.held_bytes);
     }
-    return source.allocate(size.capacity);
+    try {
+      return source.allocate(size.capacity);
+    } catch (...) {
+      std::lock_guard lock(mutex);
+      usage.asked_bytes -= asked;
+      usage.out_bytes -= size.capacity;
+      usage.held_bytes -= size.capacity;
+      throw;
+    }
   }
 
   void give_back(std::byte* memory, const SizeClass& size, std::size_t asked) {
@@ -71,8 +81,11 @@ struct BufferPool::Shelf {
       std::lock_guard lock(mutex);
       usage.asked_bytes -= asked;
       usage.out_bytes -= size.capacity;
-      if (usage.held_bytes - usage.out_bytes <= max_cached_bytes) {
-        free_blocks[size.index].push_back({memory, size.capacity});
+      if (usage.held_bytes - usage.out_bytes <= max_cached_bytes &&
+          core::without_throwing([&] {
+            free_blocks[size.index].push_back({memory, size.capacity});
+            return Status::ok();
+          }).is_ok()) {
         return;
       }
       usage.held_bytes -= size.capacity;

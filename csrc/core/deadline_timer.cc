@@ -13,17 +13,15 @@ DeadlineTimer::~DeadlineTimer() {
   if (thread_.joinable()) thread_.join();
 }
 
-DeadlineTimer::Id DeadlineTimer::add(Deadline deadline, Task task) {
+Result<DeadlineTimer::Id> DeadlineTimer::add(Deadline deadline, Task task) {
   std::lock_guard lock(mutex_);
-  const Id id{deadline.when(), next_++};
-  tasks_.emplace(id, std::move(task));
   if (!running_) {
     if (thread_.joinable()) thread_.join();  // it has ended but for its last steps, which need no lock
-    if (auto thread = start_thread([this] { run(); }, "until then operations may end late")) {
-      thread_ = std::move(*thread);
-      running_ = true;
-    }
+    GEOCOMM_ASSIGN_OR_RETURN(thread_, start_thread("geocomm-timer", [this] { run(); }));
+    running_ = true;
   }
+  const Id id{deadline.when(), next_++};
+  tasks_.emplace(id, std::move(task));
   if (deadline.when() < sleeps_until_) changed_.notify_all();
   return id;
 }
@@ -43,7 +41,6 @@ bool DeadlineTimer::has_thread() const {
 }
 
 void DeadlineTimer::run() {
-  set_thread_name("geocomm-timer");
   std::unique_lock lock(mutex_);
   while (!stopping_) {
     const auto now = Deadline::Clock::now();

@@ -10,14 +10,14 @@
 #include <utility>
 
 #include "core/deadline.h"
-#include "core/executor.h"
+#include "core/status.h"
+#include "core/thread.h"
 
 namespace geocomm::core {
 
 // Thread-safe. Has one thread while there are tasks, and up to twice `keep` longer, which is woken by a task
 // only if that is due before it would wake anyway: not once per task where each is added after, and due
-// after, one that was cancelled. Tasks must not block and must not throw. Where the system allows no thread,
-// the next add() tries again.
+// after, one that was cancelled. Tasks must not block and must not throw: that ends the process.
 class DeadlineTimer {
  public:
   using Id = std::pair<Deadline::Clock::time_point, std::uint64_t>;
@@ -28,8 +28,9 @@ class DeadlineTimer {
   DeadlineTimer(const DeadlineTimer&) = delete;
   DeadlineTimer& operator=(const DeadlineTimer&) = delete;
 
-  // Runs `task` on the timer's thread once the deadline has passed.
-  Id add(Deadline deadline, Task task);
+  // Runs `task` on the timer's thread once the deadline has passed. An error, and the task is dropped, where
+  // the system has no thread for it.
+  Result<Id> add(Deadline deadline, Task task);
   // Does nothing for a task that has begun.
   void cancel(const Id& id);
   bool has_thread() const;

@@ -1,35 +1,24 @@
 #include "core/executor.h"
 
-#include <pthread.h>
-
 #include <algorithm>
-#include <system_error>
+#include <utility>
 
 #include "core/float_rules.h"
 #include "core/log.h"
 
 namespace geocomm::core {
 
-void set_thread_name(const std::string& name) {
-  pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
-}
-
-std::optional<std::thread> start_thread(Task body, const char* otherwise) {
-  try {
-    return std::thread(std::move(body));
-  } catch (const std::system_error& error) {
-    log(LogLevel::Warning, "cannot start a thread: ", error.what(),
-        ". Raise the limit of processes (ulimit -u, or ", "pids.max of the container); ", otherwise);
-    return std::nullopt;
-  }
-}
-
 ThreadPool::ThreadPool(std::size_t threads, std::string name) {
-  for (std::size_t i = 0; i < std::max<std::size_t>(threads, 1); ++i) {
-    auto worker =
-        start_thread([this, name = name + std::to_string(i)] { run(name); }, "until then fewer compute");
-    if (!worker) break;
-    workers_.push_back(std::move(*worker));
+  const std::size_t wanted = std::max<std::size_t>(threads, 1);
+  workers_.reserve(wanted);
+  while (workers_.size() < wanted) {
+    auto worker = without_throwing(
+        [&] { return start_thread(name + std::to_string(workers_.size()), [this] { run(); }); });
+    if (!worker.is_ok()) {
+      log(LogLevel::Warning, worker.status().message(), "; until then fewer compute");
+      break;
+    }
+    workers_.push_back(std::move(worker).value());
   }
 }
 
@@ -55,8 +44,7 @@ bool ThreadPool::is_worker() const {
   return std::ranges::any_of(workers_, [&](const std::thread& worker) { return worker.get_id() == self; });
 }
 
-void ThreadPool::run(const std::string& name) {
-  set_thread_name(name);
+void ThreadPool::run() {
   const FloatRules rules;
   for (;;) {
     Task task;
@@ -81,41 +69,50 @@ GrowingExecutor::~GrowingExecutor() {
   ended_.wait(lock, [&] { return threads_ == 0; });
 }
 
-bool GrowingExecutor::hand_over_locked(Task task) {
-  if (!idle_.empty()) {
-    Worker& worker = *idle_.back();
-    idle_.pop_back();
-    worker.task = std::move(task);
-    worker.wake.notify_one();
-    return true;
-  }
-  waiting_.push_back(std::move(task));
-  ++threads_;
-  idle_.reserve(threads_);  // a thread that has nothing to do takes its place without memory
-  if (auto thread = start_thread([this] { run(); }, "until then tasks wait for each other")) {
-    thread->detach();
-    return true;
-  }
-  return --threads_ > 0;
+bool GrowingExecutor::hand_to_idle_locked(Task& task) {
+  if (idle_.empty()) return false;
+  Worker& worker = *idle_.back();
+  idle_.pop_back();
+  worker.task = std::move(task);
+  worker.wake.notify_one();
+  return true;
 }
 
-void GrowingExecutor::submit(Task task) {
-  std::unique_lock lock(mutex_);
-  if (hand_over_locked(std::move(task))) return;
-  const FloatRules rules;
-  while (!waiting_.empty()) {
-    Task next = std::move(waiting_.front());
-    waiting_.pop_front();
-    lock.unlock();
-    next();
-    next = nullptr;
-    lock.lock();
-  }
+// It takes what waits, or becomes idle.
+Status GrowingExecutor::add_thread_locked() {
+  return without_throwing([&] {
+    idle_.reserve(threads_ + 1);  // a thread that has nothing to do takes its place without memory
+    auto thread = start_thread(name_, [this] { run(); });
+    if (!thread.is_ok()) return thread.status();
+    thread->detach();
+    ++threads_;
+    return Status::ok();
+  });
+}
+
+Status GrowingExecutor::submit(Task task) {
+  std::lock_guard lock(mutex_);
+  if (hand_to_idle_locked(task)) return Status::ok();
+  waiting_.push_front(std::move(task));
+  Status added = add_thread_locked();
+  if (!added.is_ok()) waiting_.pop_front();
+  return added;
 }
 
 void GrowingExecutor::post(Task task) {
   std::lock_guard lock(mutex_);
-  (void)hand_over_locked(std::move(task));
+  if (hand_to_idle_locked(task)) return;
+  waiting_.push_back(std::move(task));
+  if (const Status added = add_thread_locked(); !added.is_ok()) {
+    log(LogLevel::Warning, added.message(), "; until then tasks wait for each other");
+  }
+}
+
+Status GrowingExecutor::keep_one() {
+  std::lock_guard lock(mutex_);
+  if (threads_ == 0) GEOCOMM_RETURN_IF_ERROR(add_thread_locked());
+  keeps_one_ = true;
+  return Status::ok();
 }
 
 std::size_t GrowingExecutor::thread_count() const {
@@ -131,14 +128,15 @@ bool GrowingExecutor::wait_for_task(std::unique_lock<std::mutex>& lock, Worker& 
   }
   if (stopping_) return false;
   idle_.push_back(&worker);
-  worker.wake.wait_for(lock, keep_, [&] { return stopping_ || worker.task; });
+  const auto is_called = [&] { return stopping_ || worker.task; };
+  while (!worker.wake.wait_for(lock, keep_, is_called) && keeps_one_ && threads_ == 1) {
+  }
   if (worker.task) return true;
   std::erase(idle_, &worker);
   return false;
 }
 
 void GrowingExecutor::run() {
-  set_thread_name(name_);
   Worker worker;
   std::unique_lock lock(mutex_);
   while (wait_for_task(lock, worker)) {

@@ -6,23 +6,19 @@
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
-#include <functional>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "core/status.h"
+#include "core/thread.h"
+
 namespace geocomm::core {
 
-using Task = std::function<void()>;
-
-// Nothing where the system allows no more threads: then it logs that, and what follows from it.
-std::optional<std::thread> start_thread(Task body, const char* otherwise);
-
 // `threads` workers, or as many as the system allows (thread_count(); with none there must be no tasks), one
-// FIFO queue. Tasks must not block on other tasks of the same pool and must not throw. The destructor runs
-// what is queued, then joins.
+// FIFO queue. Tasks must not block on other tasks of the same pool and must not throw: that ends the process.
+// The destructor runs what is queued, then joins.
 class ThreadPool {
  public:
   ThreadPool(std::size_t threads, std::string name);
@@ -36,7 +32,7 @@ class ThreadPool {
   bool is_worker() const;
 
  private:
-  void run(const std::string& name);
+  void run();
 
   std::mutex mutex_;  // guards queue_, stopping_
   std::condition_variable wake_;
@@ -45,12 +41,12 @@ class ThreadPool {
   std::vector<std::thread> workers_;
 };
 
-// Runs every task at once: on an idle thread where there is one, else on a new one. For tasks that block (a
-// collective's WAN exchange, a Future's callbacks, which may themselves wait for another collective). Of the
-// idle threads the last one to become so is taken, so that few do most of the work and keep what libraries
-// give each thread (OpenMP a team of others). Idle threads end after `keep`. The destructor waits for the
-// running tasks. Where the system allows no more threads, a task waits for a running one to end; where none
-// runs, submit() itself does, and so its caller holds no lock that the task may take.
+// Runs tasks that block (a collective's WAN exchange, a Future's callbacks, which may themselves wait for
+// another collective): each on an idle thread where there is one, else on a new one. Of the idle threads the
+// last one to become so is taken, so that few do most of the work and keep what libraries give each thread
+// (OpenMP a team of others). Idle threads end after `keep`. No task runs on the thread that submits it, so
+// that may be done under any lock. The destructor waits for the tasks. Tasks must not throw: that ends the
+// process.
 class GrowingExecutor {
  public:
   explicit GrowingExecutor(std::string name, std::chrono::milliseconds keep = std::chrono::seconds(10));
@@ -58,10 +54,13 @@ class GrowingExecutor {
   GrowingExecutor(const GrowingExecutor&) = delete;
   GrowingExecutor& operator=(const GrowingExecutor&) = delete;
 
-  void submit(Task task);
-  // The same from anywhere, also under locks that the task takes: where no thread can be had it is left to
-  // the next call of either.
+  // For a task that others wait for: runs it at once. Where the system allows no more threads it is not
+  // taken, and the Status says what to do.
+  Status submit(Task task);
+  // For a task that can wait: there, until a thread comes free.
   void post(Task task);
+  // From now on there is a thread to the end, so that what is posted runs.
+  Status keep_one();
   std::size_t thread_count() const;
 
  private:
@@ -70,8 +69,8 @@ class GrowingExecutor {
     Task task;
   };
   void run();
-  // Whether there is a thread that will take it.
-  bool hand_over_locked(Task task);
+  bool hand_to_idle_locked(Task& task);
+  Status add_thread_locked();
   // For a worker without a task. False: its time is up, or there will be no more tasks.
   bool wait_for_task(std::unique_lock<std::mutex>& lock, Worker& worker);
 
@@ -82,10 +81,8 @@ class GrowingExecutor {
   std::vector<Worker*> idle_;
   std::deque<Task> waiting_;  // for a thread that starts, or ends its task
   std::size_t threads_ = 0;
+  bool keeps_one_ = false;
   bool stopping_ = false;
 };
-
-// Names the calling thread (at most 15 characters are kept) for debuggers and `top -H`.
-void set_thread_name(const std::string& name);
 
 }  // namespace geocomm::core

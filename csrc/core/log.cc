@@ -14,12 +14,11 @@
 #include <cstdlib>
 #include <mutex>
 #include <string_view>
-#include <system_error>
 #include <thread>
 #include <utility>
 
-#include "core/executor.h"
 #include "core/fork.h"
+#include "core/thread.h"
 
 namespace geocomm::core {
 
@@ -99,7 +98,6 @@ void write_to_stderr(std::string_view text) {
 }
 
 void run_writer(Log& log) {
-  set_thread_name("geocomm-log");
   sigset_t all;  // SIGPIPE is an error of write() here, and other signals are for other threads
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
@@ -127,12 +125,9 @@ void flush_at_exit() {
 bool start_writer(Log& log) {
   static const bool registered = std::atexit(flush_at_exit) == 0;
   (void)registered;
-  try {
-    std::thread([&log] { run_writer(log); }).detach();
-  } catch (const std::system_error&) {
-    return false;
-  }
-  return true;
+  auto writer = start_thread("geocomm-log", [&log] { run_writer(log); });
+  if (writer.is_ok()) writer->detach();
+  return writer.is_ok();
 }
 
 void queue_line(Log& log, const std::string& line) {
@@ -184,7 +179,7 @@ void set_log_json(std::string fields) {
 bool flush_log(Deadline deadline) {
   Log& log = g_log.get();
   std::unique_lock lock(log.mutex);
-  if (!log.has_thread) return log.is_written();
+  if (!log.has_thread) write_to_stderr(std::exchange(log.lines, {}));  // the system has no thread for it
   return log.written.wait_until(lock, deadline.when(), [&] { return log.is_written(); });
 }
 

@@ -1,11 +1,15 @@
 // Status and Result: how every layer below `binding` reports failure. Nothing below `binding` throws.
 #pragma once
 
+#include <cxxabi.h>
+
 #include <cstdint>
 #include <exception>
+#include <new>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <variant>
 
@@ -74,19 +78,6 @@ Status corrupt(const Parts&... parts) {
   return {StatusCode::CorruptData, str(parts...)};
 }
 
-// What `call` comes to, for threads that an exception would end: Internal, if it throws. Only torch does, and
-// who runs out of memory.
-template <typename Call>
-Status without_throwing(const Call& call) {
-  try {
-    return call();
-  } catch (const std::exception& error) {
-    return {StatusCode::Internal, error.what()};
-  } catch (...) {
-    return {StatusCode::Internal, "unknown exception"};
-  }
-}
-
 // A value or the Status that explains its absence.
 template <typename T>
 class [[nodiscard]] Result {
@@ -113,6 +104,23 @@ class [[nodiscard]] Result {
   }
   std::variant<T, Status> state_;
 };
+
+// What `call` comes to, a Status or a Result, for whom an exception must not pass: Internal, if it throws.
+// Only torch does, and who runs out of memory; to tell of that takes none.
+template <typename Call>
+std::invoke_result_t<const Call&> without_throwing(const Call& call) {
+  try {
+    return call();
+  } catch (const abi::__forced_unwind&) {
+    throw;  // pthread_exit(), by which Python ends threads that outlive it
+  } catch (const std::bad_alloc&) {
+    return Status(StatusCode::Internal, "out of memory");
+  } catch (const std::exception& error) {
+    return Status(StatusCode::Internal, error.what());
+  } catch (...) {
+    return Status(StatusCode::Internal, "unknown exception");
+  }
+}
 
 }  // namespace geocomm::core
 

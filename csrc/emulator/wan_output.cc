@@ -44,10 +44,13 @@ void OutputPump::add(const std::string& site, UniqueFd source, int target_fd) {
   streams_.push_back({"[" + site + "] ", std::move(source), target_fd, {}});
 }
 
-void OutputPump::start() {
-  if (streams_.empty()) return;
+core::Status OutputPump::start() {
+  if (streams_.empty()) return core::Status::ok();
   done_ = false;
-  thread_ = std::thread([this] { run(); });
+  auto thread = core::start_thread("wan-output", [this] { run(); });
+  done_ = !thread.is_ok();
+  if (thread.is_ok()) thread_ = std::move(thread).value();
+  return thread.status();
 }
 
 bool OutputPump::forward(Stream& stream, std::string_view text) {

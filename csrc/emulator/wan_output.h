@@ -7,6 +7,8 @@
 #include <thread>
 #include <vector>
 
+#include "core/status.h"
+#include "core/thread.h"
 #include "emulator/wan_fd.h"
 
 namespace geocomm::emulator {
@@ -21,7 +23,7 @@ class OutputPump {
   // Before start(). `source` is a pipe's read end; what it says goes to `target_fd`.
   void add(const std::string& site, UniqueFd source, int target_fd);
   // Starts the thread, which ends when every pipe has ended.
-  void start();
+  core::Status start();
   // True when all has been written. A reader of stdout that is stuck keeps this false.
   bool done() const { return done_; }
 

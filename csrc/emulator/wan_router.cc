@@ -58,8 +58,10 @@ core::Status Router::start() {
     return core::Status(core::StatusCode::Driver, "the kernel gave no event descriptor").with_errno(errno);
   }
   for (std::size_t i = 0; i < ports_.size(); ++i) {
-    threads_.emplace_back([this, i] { read_loop(i); });
-    threads_.emplace_back([this, i] { deliver_loop(i); });
+    GEOCOMM_ASSIGN_OR_RETURN(threads_.emplace_back(),
+                             core::start_thread("wan-read", [this, i] { read_loop(i); }));
+    GEOCOMM_ASSIGN_OR_RETURN(threads_.emplace_back(),
+                             core::start_thread("wan-deliver", [this, i] { deliver_loop(i); }));
   }
   return core::Status::ok();
 }

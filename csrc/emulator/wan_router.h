@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/status.h"
+#include "core/thread.h"
 #include "emulator/wan_fd.h"
 #include "emulator/wan_link.h"
 

@@ -140,7 +140,7 @@ Status Emulation::start(const std::vector<std::string>& command) {
   if (!warnings.empty()) say("warning: " + warnings.substr(0, warnings.size() - 1));
   router_ = std::make_unique<Router>(std::move(tuns), config_.links, config_.seed);
   GEOCOMM_RETURN_IF_ERROR(router_->start());
-  output_.start();
+  GEOCOMM_RETURN_IF_ERROR(output_.start());
   started_ = Clock::now();
   for (const Site& site : sites_) release_site(site);
   return Status::ok();

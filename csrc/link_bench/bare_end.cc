@@ -121,10 +121,10 @@ class BareEnd final : public End {
   }
 
   void start(const Window& window) override {
-    if (out_) threads_.emplace_back([this] { send(); });
+    if (out_) threads_.push_back(bench_thread([this] { send(); }));
     if (!in_) return;
     meter_ = std::make_unique<Meter>(window);
-    threads_.emplace_back([this] { receive(); });
+    threads_.push_back(bench_thread([this] { receive(); }));
   }
 
   Moved received() override { return meter_ ? meter_->moved() : Moved{}; }

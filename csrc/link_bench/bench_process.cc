@@ -11,6 +11,7 @@
 #include <iostream>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 namespace geocomm::link_bench {
 
@@ -54,6 +55,12 @@ Part take_part(const Settings& settings, const MakeEnd& make_end, bool parent, c
 void stop(const std::string& why) {
   std::cerr << "link_bench: " << why << std::endl;
   std::_Exit(1);
+}
+
+std::thread bench_thread(core::Task body) {
+  auto thread = core::start_thread("link_bench", std::move(body));
+  if (!thread.is_ok()) stop(thread.status().to_string());
+  return std::move(thread).value();
 }
 
 void Partner::tell(const void* data, std::size_t bytes) const {

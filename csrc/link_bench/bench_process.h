@@ -7,6 +7,9 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
+
+#include "core/thread.h"
 
 namespace geocomm::link_bench {
 
@@ -25,6 +28,8 @@ struct Settings {
 
 // Ends the process with a message.
 [[noreturn]] void stop(const std::string& why);
+// A thread, or the process ends with a message.
+std::thread bench_thread(core::Task body);
 
 // The other process, as either of the two sees it. Both calls end the process if the other one is gone.
 class Partner {

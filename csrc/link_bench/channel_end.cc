@@ -117,9 +117,9 @@ class ChannelEnd final : public End {
         std::lock_guard lock(arrivals_->mutex);
         arrivals_->meter = std::make_unique<Meter>(window);
       }
-      threads_.emplace_back([this] { receive(); });
+      threads_.push_back(bench_thread([this] { receive(); }));
     }
-    if (sends_) threads_.emplace_back([this] { send(); });
+    if (sends_) threads_.push_back(bench_thread([this] { send(); }));
   }
 
   Moved received() override {

@@ -70,12 +70,14 @@ class TcpEndpoint final : public Endpoint {
       --open_channels_;
       closed_.notify_all();
     };
-    acceptor_ = std::make_unique<Acceptor>(
-        *context_->loop, std::move(listener), context_->keys.get(),
-        [this](const std::string& host) { return known_hosts_.contains(host); },
-        [this](const LinkMark& mark) { return is_ours(mark); },
-        [this](HalfOpen& half_open, const ReceivedHello& hello) { return on_hello(half_open, hello); });
-    const Status accepting = acceptor_->start();
+    const Status accepting = core::without_throwing([&] {
+      acceptor_ = std::make_unique<Acceptor>(
+          *context_->loop, std::move(listener), context_->keys.get(),
+          [this](const std::string& host) { return known_hosts_.contains(host); },
+          [this](const LinkMark& mark) { return is_ours(mark); },
+          [this](HalfOpen& half_open, const ReceivedHello& hello) { return on_hello(half_open, hello); });
+      return acceptor_->start();
+    });
     const Status running = context_->loop->start();  // also if that failed: the destructor needs it
     return accepting.is_ok() ? running : accepting;
   }
@@ -149,11 +151,11 @@ TcpEndpoint::ChannelPtr TcpEndpoint::find_or_create(const ProcessId& peer, const
     return found == channels_.end() ? nullptr : found->second;
   }
   if (forgotten_.contains(peer)) return nullptr;
-  ChannelPtr& channel = channels_[peer];
-  if (channel) return channel;
-  channel = {new TcpChannel(context_, peer, description), FreesChannel{context_->loop}};
+  if (const auto found = channels_.find(peer); found != channels_.end()) return found->second;
+  const ChannelPtr made(new TcpChannel(context_, peer, description), FreesChannel{context_->loop});
+  channels_.emplace(peer, made);  // nobody finds one that could not be made
   ++open_channels_;
-  return channel;
+  return made;
 }
 
 Result<std::shared_ptr<Channel>> TcpEndpoint::connect(const PeerAddress& peer, const JobToken& token) {
@@ -352,7 +354,7 @@ Status TcpEndpoint::shutdown(core::Deadline deadline) {
           *late += (late->empty() ? "" : ", ") + channel->peer();
           channel->link().fail({StatusCode::Aborted, "shut down before everything was sent"});
         }
-        acceptor_->close();
+        if (acceptor_) acceptor_->close();
       },
       closing);
   over_ = context_->loop->stop(closing);
@@ -371,7 +373,7 @@ void TcpEndpoint::abort(const Status& why) {
     if (refusal_.is_ok()) refusal_ = why;
   }
   const auto close_all = [this, why] {
-    acceptor_->close();
+    if (acceptor_) acceptor_->close();
     for (const ChannelPtr& channel : snapshot()) channel->link().fail(why);
   };
   // A callback that calls this may be in the middle of a channel.

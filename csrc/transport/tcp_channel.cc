@@ -2,12 +2,18 @@
 
 #include <utility>
 
+#include "core/must_not_throw.h"
 #include "core/str.h"
 
 namespace geocomm::transport {
 
 using core::Status;
 using core::StatusCode;
+
+namespace {
+// What a channel shares between threads is half changed then.
+constexpr const char* kCall = "ended a call of a channel";
+}  // namespace
 
 TcpChannel::TcpChannel(std::shared_ptr<ChannelContext> context, const ProcessId& peer_id,
                        std::string description)
@@ -26,7 +32,8 @@ Status TcpChannel::wait_ready(core::Deadline deadline) {
 
 Status TcpChannel::send(OutgoingChunk chunk, std::function<void(const Status&)> on_sent) {
   const bool write_here = chunk.write_here;
-  Status status = mux_.send(std::move(chunk), std::move(on_sent));
+  Status status =
+      core::must_not_throw(kCall, [&] { return mux_.send(std::move(chunk), std::move(on_sent)); });
   if (!status.is_ok()) return std::move(status).with_peer(std::string(peer()));
   if (!write_here || !context_->loop->try_run([this] { flush(); })) schedule_flush();
   return status;
@@ -39,16 +46,17 @@ Status TcpChannel::post_receive(OpKey key, std::uint64_t descriptor, std::uint32
     sink->on_error(why);
     return why;
   }
-  Status posted = mux_.post(key, descriptor, chunk_count, sink);
+  Status posted = core::must_not_throw(kCall, [&] { return mux_.post(key, descriptor, chunk_count, sink); });
   return posted.is_ok() ? posted : std::move(posted).with_peer(std::string(peer()));
 }
 
 void TcpChannel::cancel(OpKey key) {
-  run_callbacks(mux_.cancel(key), {StatusCode::Aborted, "the operation was cancelled"});
+  core::must_not_throw(
+      kCall, [&] { run_callbacks(mux_.cancel(key), {StatusCode::Aborted, "the operation was cancelled"}); });
 }
 
 void TcpChannel::close_group(std::uint64_t group, const Status& why, QueuedChunks queued) {
-  run_callbacks(mux_.close_group(group, why, queued), why);
+  core::must_not_throw(kCall, [&] { run_callbacks(mux_.close_group(group, why, queued), why); });
 }
 
 void TcpChannel::expect_rate(double bytes_per_sec) {
@@ -73,7 +81,7 @@ void TcpChannel::run_callbacks(Mux::Callbacks callbacks, const Status& status) {
 
 void TcpChannel::schedule_flush() {
   if (flush_scheduled_.exchange(true)) return;
-  context_->loop->post([self = shared_from_this()] { self->flush(); });
+  core::must_not_throw(kCall, [&] { context_->loop->post([self = shared_from_this()] { self->flush(); }); });
 }
 
 void TcpChannel::flush() {

@@ -67,7 +67,7 @@ MOST_FILES_WITH_TORCH = 5
 # C++ headers have no suffix; what else a layer may take from the compiler, libc and the kernel.
 PLATFORM = re.compile(
     r"[a-z_]+$|(sys|linux|net|netinet|arpa)/[a-z_0-9]+\.h$|[a-z]*intrin\.h$|cpuid\.h$"
-    r"|sanitizer/[a-z_]+\.h$|(unistd|getopt|poll|fcntl|sched|pthread|signal|netdb|malloc|dirent|dlfcn|ifaddrs|spawn)\.h$"
+    r"|sanitizer/[a-z_]+\.h$|(unistd|getopt|poll|fcntl|sched|pthread|signal|netdb|malloc|dirent|dlfcn|ifaddrs|spawn|cxxabi)\.h$"
 )
 
 # The rooms of geocomm, the lowest first, each by its wing and its name; what a wing has beside its rooms stands by the
@@ -343,6 +343,33 @@ def test_forbidden_include_is_found(room: str, line: str) -> None:
 
 def test_headers_include_each_other_in_no_circle() -> None:
     assert not in_circles({file: headers_included(file) for file in sources(".h", ".cuh")})
+
+
+THREAD_STARTED = re.compile(
+    r"std::(j?thread|async)\s*[({]|std::j?thread \w+[({]\[|pthread_create\s*\(|threads_?\.emplace_back\([^)\s]"
+)
+
+
+def test_threads_are_started_in_one_place_which_says_what_to_do_where_there_are_none() -> None:
+    starts = {
+        room_of(file) + "/" + file.name for file in sources(".cc", ".h") if THREAD_STARTED.search(file.read_text())
+    }
+    assert starts == {"core/thread.cc"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "std::thread([&] { run(); }).detach();",
+        "  thread_ = std::thread{[this] { run(); }};",
+        "std::thread reader([&] { read(); });",
+        "  threads_.emplace_back([this] { send(); });",
+        "auto later = std::async(std::launch::async, work);",
+        "if (pthread_create(&id, nullptr, run, nullptr) != 0) return;",
+    ],
+)
+def test_start_of_a_thread_is_found(line: str) -> None:
+    assert THREAD_STARTED.search(line)
 
 
 def test_torch_headers_are_included_by_few_files() -> None:

@@ -73,12 +73,13 @@ class WanCollectives::Call {
   WorkPtr move(const at::Tensor& tensor, std::span<const collective::SendPiece> sends,
                std::span<const collective::ReceivePiece> receives) const {
     auto operation = std::make_shared<Operation>(id(), context_.deadline, owner_);
+    const auto timer =
+        value_or_throw(deadline_timer().add(context_.deadline, [operation = std::weak_ptr(operation)] {
+          if (auto late = operation.lock()) Operation::over(std::move(late));
+        }));
     auto work = make_work({tensor}, {tensor});
     work->set_operation(operation, false, true);
     operation->on_done(completes(work));
-    const auto timer = deadline_timer().add(context_.deadline, [operation = std::weak_ptr(operation)] {
-      if (auto late = operation.lock()) Operation::over(std::move(late));
-    });
     auto begun =
         owner_->exchange_->begin_move(context(std::make_shared<at::Tensor>(tensor)), sends, receives,
                                       [operation]() mutable { Operation::over(std::move(operation)); });

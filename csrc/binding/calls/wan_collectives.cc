@@ -28,7 +28,7 @@ core::Status news(const core::Status& cause) {
 
 // An inner operation that was given up ends at its own deadline, and its backend's destructor waits for that.
 void abandon(InnerBackends inner, WorkPtr work) {
-  blocking_executor().submit([inner = std::move(inner), work = std::move(work)]() mutable {
+  blocking_executor().post([inner = std::move(inner), work = std::move(work)]() mutable {
     try {
       work->wait();
     } catch (const std::exception& e) {
@@ -271,14 +271,14 @@ void WanCollectives::finish_inner(const WorkPtr& work) {
   if (future) {
     future->addCallback([end](at::ivalue::Future&) { end->reach(); });
   } else {
-    blocking_executor().submit([end, work, inner = inner_] {
+    throw_if_error(blocking_executor().submit([end, work, inner = inner_] {
       try {
         work->wait();
       } catch (...) {
         end->error = std::current_exception();
       }
       end->reach();
-    });
+    }));
   }
   {
     std::unique_lock lock(failed_->mutex);

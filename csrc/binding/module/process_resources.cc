@@ -23,15 +23,17 @@ std::shared_ptr<ProcessResources> ProcessResources::create(std::unique_ptr<trans
   std::shared_ptr<ProcessResources> made(new ProcessResources(std::move(endpoint), threads), &end);
   if (made->pool.thread_count() == 0) {
     throw_status(core::StatusCode::Internal,
-                 "cannot start a thread: raise the limit of processes (ulimit -u)");
+                 "cannot start a thread: raise the limit of processes (`ulimit -u`, or pids.max of the "
+                 "container's cgroup)");
   }
+  throw_if_error(blocking_executor().keep_one());
   return made;
 }
 
 void ProcessResources::end(ProcessResources* last) {
   if (last->is_inherited()) return;
   // With a task, which would wait for itself.
-  if (last->pool.is_worker()) return blocking_executor().submit([last] { end(last); });
+  if (last->pool.is_worker()) return blocking_executor().post([last] { end(last); });
   const GilRelease released;  // the IO thread may be about to free a tensor
   (void)last->endpoint->shutdown(core::Deadline::after(kEndGrace));  // if nobody has
   if (!last->endpoint->is_over()) return;

@@ -64,7 +64,7 @@ void add_mail_peer(PyMail& self, const py::bytes& id, const std::string& host, s
 // its end, never.
 core::Buffer shared_memory(const at::Tensor& content, const std::shared_ptr<CallGate>& gate) {
   const auto free = [gate, tensor = content](std::byte*) mutable {
-    blocking_executor().submit([gate, tensor = std::move(tensor)]() mutable {
+    blocking_executor().post([gate, tensor = std::move(tensor)]() mutable {
       if (!gate->enter()) return core::leak(std::move(tensor));
       tensor.reset();
       gate->leave();

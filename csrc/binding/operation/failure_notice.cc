@@ -113,7 +113,7 @@ void FailureNotice::heard(const Status& status) {
     std::lock_guard lock(mutex_);
     on_failure = std::exchange(on_failure_, nullptr);
   }
-  if (on_failure) executor_.submit([on_failure = std::move(on_failure), status] { on_failure(status); });
+  if (on_failure) executor_.post([on_failure = std::move(on_failure), status] { on_failure(status); });
 }
 
 // spec operations 6.1: "A rank MUST tell its neighbours when its group fails, and when it leaves."

@@ -13,6 +13,9 @@ namespace geocomm::binding {
 // Each step inside the site is some task's at a time, which takes it for all operations that are due. A task
 // that has no further operation to take the step for goes on with the one it has, if that may keep its
 // thread.
+//
+// Where no thread can be had for an exchange, its operation fails, and with it the group. What is left to do
+// then waits for no peer, so any thread that comes free will do; never the caller's, which holds locks.
 struct HostLane::State : std::enable_shared_from_this<State> {
   struct Entry {
     const std::shared_ptr<Operation> operation;
@@ -26,22 +29,44 @@ struct HostLane::State : std::enable_shared_from_this<State> {
 
   void submit(const std::shared_ptr<Operation>& operation) {
     const auto entry = std::make_shared<Entry>(Entry{operation});
-    {
-      std::lock_guard lock(mutex);
-      ++pending;
-      pre_queue.push_back(entry);
-      post_queue.push_back(entry);
-      if (std::exchange(pre_taken, true)) return;
-    }
-    start(&State::run_pres);
+    std::lock_guard lock(mutex);
+    ++pending;
+    pre_queue.push_back(entry);
+    post_queue.push_back(entry);
+    if (!std::exchange(pre_taken, true)) start_locked(*operation, &State::run_pres);
   }
 
   template <typename... Arguments>
-  void start(void (State::*step)(Lock&, Arguments...), Arguments... arguments) {
-    executor.submit([self = shared_from_this(), step, arguments...] {
-      Lock lock(self->mutex);
-      (*self.*step)(lock, arguments...);
-    });
+  core::Task task(void (State::*step)(Lock&, Arguments...), Arguments... arguments) {
+    return [self = shared_from_this(), step, arguments...] {
+      Lock own(self->mutex);
+      (*self.*step)(own, arguments...);
+    };
+  }
+
+  // A step of `operation` that may block.
+  template <typename... Arguments>
+  void start_locked(Operation& operation, void (State::*step)(Lock&, Arguments...), Arguments... arguments) {
+    core::Task next = task(step, arguments...);
+    core::Status started = executor.submit(next);
+    if (started.is_ok()) return;
+    operation.fail(std::move(started));
+    note_failure_locked(operation);
+    executor.post(std::move(next));
+  }
+
+  // The next step of `operation`, which nothing else keeps this thread from.
+  template <typename... Arguments>
+  void go_on(Lock& lock, Operation& operation, void (State::*step)(Lock&, Arguments...),
+             Arguments... arguments) {
+    if (!operation.may_keep_thread_ && executor.submit(task(step, arguments...)).is_ok()) return;
+    (this->*step)(lock, arguments...);
+  }
+
+  void note_failure_locked(const Operation& operation) {
+    if (failure || !operation.error()) return;
+    failure = operation.error();
+    changed.notify_all();
   }
 
   void run_pres(Lock& lock) {
@@ -57,9 +82,8 @@ struct HostLane::State : std::enable_shared_from_this<State> {
         --free_slots;
       }
       pre_taken = !pre_queue.empty();
-      if (!pre_taken && operation.may_keep_thread_) return run_exchange(lock, entry);
-      start(&State::run_exchange, entry);
-      if (!pre_taken) return;
+      if (!pre_taken) return go_on(lock, operation, &State::run_exchange, entry);
+      start_locked(operation, &State::run_exchange, entry);
     }
   }
 
@@ -73,8 +97,7 @@ struct HostLane::State : std::enable_shared_from_this<State> {
     entry->exchanged = true;
     if (post_taken || !is_post_due()) return;
     post_taken = true;
-    if (entry->operation->may_keep_thread_) return run_posts(lock);
-    start(&State::run_posts);
+    go_on(lock, *entry->operation, &State::run_posts);
   }
 
   void run_posts(Lock& lock) {
@@ -86,7 +109,7 @@ struct HostLane::State : std::enable_shared_from_this<State> {
         post_taken = false;
         return finish(lock, entry);
       }
-      start(&State::finish, entry);
+      executor.post(task(&State::finish, entry));
     }
     post_taken = false;
   }
@@ -107,9 +130,7 @@ struct HostLane::State : std::enable_shared_from_this<State> {
     lock.unlock();
     (operation.*step)();
     lock.lock();
-    if (failure || !operation.error()) return;
-    failure = operation.error();
-    changed.notify_all();
+    note_failure_locked(operation);
   }
 
   core::GrowingExecutor& executor;
@@ -131,13 +152,18 @@ void HostLane::submit(const std::shared_ptr<Operation>& operation, Runs runs) {
   switch (runs) {
     case Runs::InOrder:
       return state_->submit(operation);
-    case Runs::Beside:
-      return state_->executor.submit([operation] {
+    case Runs::Beside: {
+      core::Task all = [operation] {
         operation->run_pre();
         operation->run_exchange();
         operation->run_post();
         operation->finish();
-      });
+      };
+      core::Status started = state_->executor.submit(all);
+      if (started.is_ok()) return;
+      operation->fail(std::move(started));
+      return state_->executor.post(std::move(all));
+    }
     case Runs::OnWaiter:
       return operation->wait_for_waiter(state_->executor);
   }

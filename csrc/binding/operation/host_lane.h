@@ -26,12 +26,14 @@ constexpr std::size_t kMaxConcurrentExchanges = 16;
 
 class HostLane {
  public:
-  // `executor` outlives the lane and its operations.
+  // `executor` outlives the lane and its operations, and keeps a thread.
   explicit HostLane(core::GrowingExecutor& executor, std::size_t most_exchanges = kMaxConcurrentExchanges);
   // Destroying it lets running steps end by themselves; does not wait.
   HostLane(const HostLane&) = delete;
   HostLane& operator=(const HostLane&) = delete;
 
+  // Runs nothing on the calling thread. Where the system has no thread for it, the operation fails, and says
+  // what to do.
   void submit(const std::shared_ptr<Operation>& operation, Runs runs);
   // From now on every step in order that has not begun is skipped, and its operation ends with `why`.
   void fail(std::exception_ptr why);

@@ -19,6 +19,10 @@ void Operation::fail(std::exception_ptr error) {
   group_->failed(error);
 }
 
+void Operation::fail(core::Status status) {
+  fail(group_->to_exception(std::move(status), id_));
+}
+
 void Operation::run(std::function<void()>& step) {
   if (!step || error()) return;
   try {
@@ -31,7 +35,7 @@ void Operation::run(std::function<void()>& step) {
 void Operation::run_exchange() {
   if (!steps_.exchange || error()) return;
   core::Status status = core::without_throwing(steps_.exchange);
-  if (!status.is_ok()) fail(group_->to_exception(std::move(status), id_));
+  if (!status.is_ok()) fail(std::move(status));
 }
 
 void Operation::finish() {
@@ -62,7 +66,8 @@ void Operation::over(std::shared_ptr<Operation> operation) {
   self.changed_.notify_all();
 }
 
-// Nobody waits: a thread of the executor runs it, unless another has begun it.
+// Nobody waits: a thread of the executor runs it, which is not long since it is over, unless another has
+// begun it.
 void Operation::post_rest_locked() {
   executor_->post([operation = std::move(share_)] { operation->run_rest(); });
 }

@@ -100,6 +100,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
   void wait_for_waiter(core::GrowingExecutor& executor);
   // The first error counts; the group hears of it.
   void fail(std::exception_ptr error);
+  void fail(core::Status status);
   // The same with an error that the group knows.
   void skip(std::exception_ptr error);
 

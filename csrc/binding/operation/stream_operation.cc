@@ -161,7 +161,7 @@ Status StreamOperation::wait_until_made(core::Deadline deadline) {
 void StreamOperation::run_exchange() {
   if (has_failed()) return open();  // where `pre` failed there is nothing to exchange
   Status status = run(steps_.exchange, deadline_, [this] { return group_->failure(); });
-  if (!status.is_ok()) fail(group_->to_exception(std::move(status), id_));
+  if (!status.is_ok()) fail(std::move(status));
 }
 
 void StreamOperation::end() {
@@ -185,7 +185,7 @@ void StreamOperation::end() {
   } else if (check_) {
     status = check_();
   }
-  if (!status.is_ok()) fail(group_->to_exception(std::move(status), id_));
+  if (!status.is_ok()) fail(std::move(status));
   held_.clear();
   middle_ = nullptr;
   check_ = nullptr;

@@ -25,32 +25,49 @@ using core::StatusCode;
 // begun: a pool whose threads are all busy (this one may be among them) cannot hold it up.
 class SharedJobs {
  public:
-  static void run(core::ThreadPool* pool, std::size_t count, const std::function<void(std::size_t)>& job) {
+  using Job = std::function<Status(std::size_t)>;
+  // Of the first job, by its index, that failed; what a job throws is its error.
+  struct Outcome {
+    Status status;
+    std::size_t index = 0;
+  };
+
+  static Outcome run(core::ThreadPool* pool, std::size_t count, const Job& job) {
     const auto jobs = std::make_shared<SharedJobs>(count, job);
     const std::size_t helpers = pool == nullptr || count < 2 ? 0 : std::min(pool->thread_count(), count - 1);
-    for (std::size_t i = 0; i < helpers; ++i) pool->submit([jobs] { jobs->work(); });
+    // From the first helper on nothing may leave this function before all jobs are done. With fewer helpers
+    // these take longer.
+    (void)core::without_throwing([&] {
+      for (std::size_t i = 0; i < helpers; ++i) pool->submit([jobs] { jobs->work(); });
+      return Status::ok();
+    });
     jobs->work();
     std::unique_lock lock(jobs->mutex_);
     jobs->all_done_.wait(lock, [&] { return jobs->done_ == jobs->count_; });
+    return std::move(jobs->outcome_);
   }
 
-  SharedJobs(std::size_t count, const std::function<void(std::size_t)>& job) : count_(count), job_(job) {}
+  SharedJobs(std::size_t count, const Job& job) : count_(count), job_(job) {}
 
  private:
   void work() {
     for (std::size_t index; (index = next_.fetch_add(1)) < count_;) {
-      job_(index);
+      Status status = core::without_throwing([&] { return job_(index); });
       std::lock_guard lock(mutex_);
+      if (!status.is_ok() && (outcome_.status.is_ok() || index < outcome_.index)) {
+        outcome_ = {std::move(status), index};
+      }
       if (++done_ == count_) all_done_.notify_all();
     }
   }
 
   const std::size_t count_;
-  const std::function<void(std::size_t)>& job_;  // used only while run() waits
+  const Job& job_;  // used only while run() waits
   std::atomic<std::size_t> next_{0};
-  std::mutex mutex_;  // guards done_
+  std::mutex mutex_;  // guards all below
   std::condition_variable all_done_;
   std::size_t done_ = 0;
+  Outcome outcome_;
 };
 
 // Frames whose sizes are known only when they are there, made in any order. Each gets a place of the usual
@@ -184,30 +201,15 @@ Status decode_frames(std::span<const std::byte> payload, std::size_t element_byt
             core::str("decompress: the payload holds ", info.elements, " elements of ",
                       core::to_string(info.dtype), " that take ", expected, " bytes, dst has ", dst_bytes)};
   }
-  std::vector<Status> statuses(frames.size());
-  SharedJobs::run(pool, frames.size(),
-                  [&](std::size_t index) { statuses[index] = decode(frames[index], element_bytes); });
-  for (std::size_t index = 0; index < statuses.size(); ++index) {
-    if (!statuses[index].is_ok()) {
-      return {statuses[index].code(), core::str("payload: frame ", index, ": ", statuses[index].message())};
-    }
-  }
-  return Status::ok();
+  const auto [status, index] = SharedJobs::run(
+      pool, frames.size(), [&](std::size_t frame) { return decode(frames[frame], element_bytes); });
+  if (status.is_ok()) return status;
+  return {status.code(), core::str("payload: frame ", index, ": ", status.message())};
 }
 
-}  // namespace
-
-std::size_t payload_bound(const CodecSpec& spec, DType dtype, std::uint64_t elements) {
-  const std::size_t per_frame = frame_elements(dtype);
-  const std::size_t whole = elements / per_frame;
-  const std::size_t rest = elements % per_frame;
-  const std::size_t last = rest > 0 || whole == 0 ? compress_bound(spec, dtype, rest) : 0;
-  return whole * compress_bound(spec, dtype, per_frame) + last;
-}
-
-core::Result<std::size_t> compress_payload(const CodecSpec& spec, DType dtype, std::span<const std::byte> src,
-                                           std::span<std::byte> dst, const CompressOptions& options,
-                                           core::ThreadPool* pool) {
+core::Result<std::size_t> compress_frames(const CodecSpec& spec, DType dtype, std::span<const std::byte> src,
+                                          std::span<std::byte> dst, const CompressOptions& options,
+                                          core::ThreadPool* pool) {
   const core::FloatRules rules;
   const std::size_t elements = src.size() / core::size_of(dtype);
   if (src.size() % core::size_of(dtype) != 0) {
@@ -249,17 +251,32 @@ core::Result<std::size_t> compress_payload(const CodecSpec& spec, DType dtype, s
   const std::size_t bound = compress_bound(spec, dtype, per_frame);
   const std::size_t place = usual_compress_bound(spec, dtype, per_frame);
   FramePacker packer(dst.data(), place, frames);
-  std::vector<Status> statuses(frames);
-  SharedJobs::run(pool, frames, [&](std::size_t index) {
+  auto outcome = SharedJobs::run(pool, frames, [&](std::size_t index) {
     const auto own = dst.subspan(packer.place_of(index));
     const auto frame =
         bound <= place ? own.first(std::min(place, own.size())) : thread_scratch(ScratchUse::Frame, bound);
-    const auto size = compress_frame(index, frame);
-    statuses[index] = size.status();
-    if (size.is_ok()) packer.add(index, frame.first(*size));
+    GEOCOMM_ASSIGN_OR_RETURN(const std::size_t size, compress_frame(index, frame));
+    packer.add(index, frame.first(size));
+    return Status::ok();
   });
-  for (const Status& status : statuses) GEOCOMM_RETURN_IF_ERROR(status);
+  if (!outcome.status.is_ok()) return std::move(outcome.status);
   return packer.finish();
+}
+
+}  // namespace
+
+std::size_t payload_bound(const CodecSpec& spec, DType dtype, std::uint64_t elements) {
+  const std::size_t per_frame = frame_elements(dtype);
+  const std::size_t whole = elements / per_frame;
+  const std::size_t rest = elements % per_frame;
+  const std::size_t last = rest > 0 || whole == 0 ? compress_bound(spec, dtype, rest) : 0;
+  return whole * compress_bound(spec, dtype, per_frame) + last;
+}
+
+core::Result<std::size_t> compress_payload(const CodecSpec& spec, DType dtype, std::span<const std::byte> src,
+                                           std::span<std::byte> dst, const CompressOptions& options,
+                                           core::ThreadPool* pool) {
+  return core::without_throwing([&] { return compress_frames(spec, dtype, src, dst, options, pool); });
 }
 
 core::Result<PayloadInfo> inspect_payload(std::span<const std::byte> payload) {
@@ -269,20 +286,24 @@ core::Result<PayloadInfo> inspect_payload(std::span<const std::byte> payload) {
 core::Status decompress_payload(std::span<const std::byte> payload, std::span<std::byte> dst,
                                 core::ThreadPool* pool) {
   const Stores stores = dst.size() >= kStreamingThreshold ? Stores::Streaming : Stores::Cached;
-  return decode_frames(
-      payload, 0, dst.size(), pool, [&](const PlacedFrame& frame, std::size_t element_bytes) {
-        const auto part = dst.subspan(frame.first_element * element_bytes, frame.elements * element_bytes);
-        return decompress(frame.bytes, part, stores);
-      });
+  return core::without_throwing([&] {
+    return decode_frames(
+        payload, 0, dst.size(), pool, [&](const PlacedFrame& frame, std::size_t element_bytes) {
+          const auto part = dst.subspan(frame.first_element * element_bytes, frame.elements * element_bytes);
+          return decompress(frame.bytes, part, stores);
+        });
+  });
 }
 
 core::Status accumulate_payload(std::span<const std::byte> payload, std::span<float> sum,
                                 core::ThreadPool* pool) {
-  return decode_frames(payload, sizeof(float), sum.size_bytes(), pool,
-                       [&](const PlacedFrame& frame, std::size_t) {
-                         return decompress_accumulate(
-                             frame.bytes, sum.subspan(frame.first_element, frame.elements), Accumulate::Add);
-                       });
+  return core::without_throwing([&] {
+    return decode_frames(
+        payload, sizeof(float), sum.size_bytes(), pool, [&](const PlacedFrame& frame, std::size_t) {
+          return decompress_accumulate(frame.bytes, sum.subspan(frame.first_element, frame.elements),
+                                       Accumulate::Add);
+        });
+  });
 }
 
 }  // namespace geocomm::codec

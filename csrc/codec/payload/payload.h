@@ -2,7 +2,8 @@
 // geocomm.compress() returns and geocomm.decompress() takes.
 //
 // Given a pool, the frames are shared out over its threads and the calling thread, which may itself belong to
-// the pool. The bytes do not depend on the pool. All functions are thread-safe.
+// the pool. The bytes do not depend on the pool. All functions are thread-safe. Where memory runs out they
+// return Internal, and no thread touches what they were given any more.
 #pragma once
 
 #include <cstddef>

@@ -116,10 +116,12 @@ class ExchangeImpl final : public Exchange {
       if (status.is_ok()) status = check_data(stripe, context.dtype);
     }
     if (!status.is_ok()) return named(std::move(status), context);
-    const auto transfer = std::make_shared<ReduceTransfer>(shared_, context, op, stripes);
-    GEOCOMM_RETURN_IF_ERROR(run(context, transfer));
-    if (context.caller && context.caller->report != nullptr) *context.caller->report = transfer->report();
-    return Status::ok();
+    return core::without_throwing([&] {
+      const auto transfer = std::make_shared<ReduceTransfer>(shared_, context, op, stripes);
+      GEOCOMM_RETURN_IF_ERROR(run(context, transfer));
+      if (context.caller && context.caller->report != nullptr) *context.caller->report = transfer->report();
+      return Status::ok();
+    });
   }
 
   core::Result<FramePlan> plan_frames(const OpContext& given, ReduceOp op,
@@ -128,13 +130,16 @@ class ExchangeImpl final : public Exchange {
     const OpContext context = with_policy(given);
     if (Status status = check(context, op, stripes); !status.is_ok())
       return named(std::move(status), context);
-    return collective::plan_frames(shared_->config, context, op, stripes, memory);
+    return core::without_throwing(
+        [&] { return collective::plan_frames(shared_->config, context, op, stripes, memory); });
   }
 
   Status exchange_frames(const OpContext& given, ReduceOp op, std::span<const StripeData> stripes,
                          FramePlan& plan, FrameMaker& maker) override {
     const OpContext context = with_policy(given);
-    return run(context, std::make_shared<FrameTransfer>(shared_, context, op, stripes, plan, maker));
+    return core::without_throwing([&] {
+      return run(context, std::make_shared<FrameTransfer>(shared_, context, op, stripes, plan, maker));
+    });
   }
 
   Status move(const OpContext& context, std::span<const SendPiece> sends,
@@ -157,21 +162,23 @@ class ExchangeImpl final : public Exchange {
       }
     }
     if (!status.is_ok()) return named(std::move(status), context);
-    const auto transfer = std::make_shared<MoveTransfer>(shared_, context, sends, receives);
-    transfer->when_over(std::move(when_over));
-    GEOCOMM_RETURN_IF_ERROR(begin(context, transfer));
-    return MoveEnd([this, transfer] { return end(transfer); });
+    return core::without_throwing([&]() -> Result<MoveEnd> {
+      const auto transfer = std::make_shared<MoveTransfer>(shared_, context, sends, receives);
+      transfer->when_over(std::move(when_over));
+      MoveEnd last = [this, transfer] { return end(transfer); };  // before there is something to end
+      GEOCOMM_RETURN_IF_ERROR(begin(context, transfer));
+      return last;
+    });
   }
 
   void abort(const Status& why) override {
-    Status status = why.is_ok() ? Status(StatusCode::Aborted, "the process group was aborted") : why;
-    std::set<std::shared_ptr<Transfer>> active;
-    {
-      std::lock_guard lock(mutex_);
-      if (aborted_.is_ok()) aborted_ = status;
-      active = active_;
-    }
-    for (const auto& transfer : active) transfer->fail(status);
+    const auto status = [&] {
+      return core::without_throwing(
+          [&] { return why.is_ok() ? Status(StatusCode::Aborted, "the process group was aborted") : why; });
+    };
+    std::lock_guard lock(mutex_);
+    if (aborted_.is_ok()) aborted_ = status();
+    for (const auto& transfer : active_) transfer->fail(status());  // none is left out for want of memory
   }
 
   std::shared_ptr<const WanPolicy> policy() const override {

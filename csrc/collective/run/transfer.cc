@@ -63,7 +63,7 @@ class Transfer::Sink : public transport::ReceiveSink {
       : transfer_(std::move(transfer)), keep_alive_(transfer_->keep_alive_), peer_(peer) {}
 
   core::Result<std::span<std::byte>> place(std::uint32_t chunk, std::size_t chunk_bytes) override {
-    return transfer_->place(peer_, chunk, chunk_bytes);
+    return core::without_throwing([&] { return transfer_->place(peer_, chunk, chunk_bytes); });
   }
 
   void on_chunk(std::uint32_t chunk) override {
@@ -71,7 +71,12 @@ class Transfer::Sink : public transport::ReceiveSink {
     if (transfer_->ended_) return;
     Peer& peer = transfer_->peers_[peer_];
     transfer_->defers_wake_ = true;
-    const Arrival arrival = transfer_->on_arrival(peer_, chunk);
+    Arrival arrival;
+    Status status = core::without_throwing([&] {
+      arrival = transfer_->on_arrival(peer_, chunk);
+      return Status::ok();
+    });
+    if (!status.is_ok()) transfer_->fail_locked(std::move(status));
     transfer_->defers_wake_ = false;
     ++peer.arrived;
     // Nothing more is written. The operation has its own share until end(): the last one, with which a user's
@@ -99,7 +104,8 @@ class Transfer::Sink : public transport::ReceiveSink {
   }
 
   void on_error(const Status& status) override {
-    transfer_->fail(Status(status).with_peer(transfer_->peer_name(peer_)));
+    transfer_->fail(core::without_throwing(
+        [&]() -> Status { return Status(status).with_peer(transfer_->peer_name(peer_)); }));
   }
 
  private:
@@ -134,8 +140,13 @@ void Transfer::plan(std::vector<Peer> peers, std::size_t producers, std::size_t 
 void Transfer::begin() {
   ++shared_->operations;
   record_->begins(codec_name_);
-  if (Status opened = open(); !opened.is_ok()) fail(std::move(opened));
-  start();
+  if (Status opened = core::without_throwing([&] { return open(); }); !opened.is_ok())
+    fail(std::move(opened));
+  Status started = core::without_throwing([&] {
+    start();
+    return Status::ok();
+  });
+  if (!started.is_ok()) fail(std::move(started));
   std::unique_lock lock(mutex_);
   if (produces_here_) produce_here(lock);
   started_ = true;
@@ -145,7 +156,7 @@ void Transfer::begin() {
 
 Status Transfer::timed_produce(std::size_t job) {
   const std::uint64_t began = OpRecord::now();
-  Status status = produce(job);
+  Status status = core::without_throwing([&] { return produce(job); });
   const std::uint64_t took = record_->made_frame(began);
   if (!codec_name_.empty()) shared_->encode_time += took;
   return status;
@@ -153,7 +164,7 @@ Status Transfer::timed_produce(std::size_t job) {
 
 Status Transfer::timed_finish(const std::function<Status()>& task) {
   const std::uint64_t began = OpRecord::now();
-  Status status = task();
+  Status status = core::without_throwing(task);
   const std::uint64_t took = record_->used_frame(began);
   if (!codec_name_.empty()) shared_->decode_time += took;
   return status;
@@ -179,12 +190,12 @@ Status Transfer::end() {
     const bool in_time = wake_.wait_until(lock, context_.deadline.when(),
                                           [&] { return is_over_locked() || !waiting_thread_tasks_.empty(); });
     if (!in_time) {
-      fail_locked(timeout_status_locked());
+      fail_locked(core::without_throwing([&] { return timeout_status_locked(); }));
     } else if (!is_over_locked()) {
       const auto task = std::move(waiting_thread_tasks_.front());
       waiting_thread_tasks_.pop_front();
       lock.unlock();
-      Status status = task.finishes ? timed_finish(task.run) : task.run();
+      Status status = task.finishes ? timed_finish(task.run) : core::without_throwing(task.run);
       lock.lock();
       if (!status.is_ok()) {
         fail_locked(std::move(status));
@@ -196,7 +207,7 @@ Status Transfer::end() {
   ended_ = true;
   // Tasks only compute: they end without help from any peer.
   wake_.wait(lock, [&] { return tasks_ == 0; });
-  const Status status = error_;
+  Status status = std::move(error_);
   if (!status.is_ok()) tell_mismatched(lock);
   lock.unlock();
   if (!status.is_ok()) cancel_all();
@@ -261,7 +272,7 @@ void Transfer::tell_mismatched(std::unique_lock<std::mutex>& lock) {
     if (!peers_[i].mismatched || peers_[i].sends == 0 || peers_[i].given > 0) continue;
     lock.unlock();
     // A channel that takes nothing has failed, and the peer learns it from that.
-    (void)send_to({i, 0}, core::Buffer(), 0);
+    (void)core::without_throwing([&] { return send_to({i, 0}, core::Buffer(), 0); });
     lock.lock();
   }
   const auto until = context_.deadline.earlier(core::Deadline::after(kTellGrace));
@@ -292,9 +303,14 @@ bool Transfer::may_produce_locked() const {
 
 void Transfer::feed_locked() {
   while (may_produce_locked()) {
+    Status submitted = core::without_throwing([&] {
+      config().pool->submit([self = shared_from_this(), job = next_producer_] { self->run_producer(job); });
+      return Status::ok();
+    });
+    if (!submitted.is_ok()) return fail_locked(std::move(submitted));
+    ++next_producer_;
     ++producing_;
     ++tasks_;
-    config().pool->submit([self = shared_from_this(), job = next_producer_++] { self->run_producer(job); });
   }
 }
 
@@ -326,7 +342,6 @@ void Transfer::submit_finish_locked(std::function<Status()> task) {
     wake_locked();
     return;
   }
-  ++tasks_;
   config().pool->submit([self = shared_from_this(), task = std::move(task)] {
     bool ended = false;
     {
@@ -342,6 +357,7 @@ void Transfer::submit_finish_locked(std::function<Status()> task) {
     }
     self->end_task_locked();
   });
+  ++tasks_;
 }
 
 void Transfer::finished_locked() {
@@ -389,9 +405,7 @@ Status Transfer::send_to(const Target& target, const core::Buffer& payload, std:
     queued_bytes_ += bytes;
   }
   const Peer& peer = peers_[index];
-  auto on_sent = [self = shared_from_this(), index, bytes,
-                  held = std::make_shared<QueuedBytes>(shared_, bytes)](const Status& status) mutable {
-    held.reset();
+  const auto sent = [self = shared_from_this(), index, bytes](const Status& status) {
     std::lock_guard lock(self->mutex_);
     --self->peers_[index].queued;
     self->queued_bytes_ -= bytes;
@@ -400,16 +414,24 @@ Status Transfer::send_to(const Target& target, const core::Buffer& payload, std:
       ++self->peers_[index].taken;
       self->feed_locked();
     } else {
-      self->fail_locked(Status(status).with_peer(self->peer_name(index)));
+      self->fail_locked(core::without_throwing(
+          [&]() -> Status { return Status(status).with_peer(self->peer_name(index)); }));
     }
   };
-  Status status = peer.channel->send({.key = key(config().topology.rank(), peer.rank),
-                                      .descriptor = peer.send_descriptor,
-                                      .chunk = target.number,
-                                      .chunk_count = peer.sends,
-                                      .payload = payload,
-                                      .write_here = produces_here_},
-                                     std::move(on_sent));
+  Status status = core::without_throwing([&] {
+    auto held = std::make_shared<QueuedBytes>(shared_, bytes);
+    const auto on_sent = [sent, held = std::move(held)](const Status& status) mutable {
+      held.reset();
+      sent(status);
+    };
+    return peer.channel->send({.key = key(config().topology.rank(), peer.rank),
+                               .descriptor = peer.send_descriptor,
+                               .chunk = target.number,
+                               .chunk_count = peer.sends,
+                               .payload = payload,
+                               .write_here = produces_here_},
+                              on_sent);
+  });
   if (!status.is_ok()) {  // on_sent will not run
     std::lock_guard lock(mutex_);
     --peers_[index].queued;

@@ -10,7 +10,8 @@
 #include <future>
 #include <utility>
 
-#include "core/executor.h"
+#include "core/must_not_throw.h"
+#include "core/thread.h"
 
 namespace geocomm::transport {
 
@@ -48,10 +49,7 @@ IoLoop::~IoLoop() {
 }
 
 Status IoLoop::start() {
-  auto thread = core::start_thread([this] { loop(); }, "until then there are no connections");
-  if (!thread)
-    return {StatusCode::Network, "cannot start the IO thread: raise the limit of processes (ulimit -u)"};
-  thread_ = std::move(*thread);
+  GEOCOMM_ASSIGN_OR_RETURN(thread_, core::start_thread("geocomm-io", [this] { loop(); }));
   return Status::ok();
 }
 
@@ -91,7 +89,7 @@ bool IoLoop::post(Task task) {
 
 bool IoLoop::run(Task task, core::Deadline deadline) {
   if (in_loop()) {
-    task();
+    task();  // what it throws meets whoever gave this thread its turn
     return true;
   }
   auto done = std::make_shared<std::promise<void>>();
@@ -115,7 +113,7 @@ bool IoLoop::try_run(const Task& task) {
   }
   const Time sleeps_until = next_timer().value_or(Time::max());
   turn_owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
-  task();
+  core::must_not_throw("ended a turn of the IO loop on the thread of a caller", task);
   turn_owner_.store({}, std::memory_order_relaxed);
   {
     std::lock_guard lock(mutex_);
@@ -194,7 +192,6 @@ bool IoLoop::run_tasks() {
 }
 
 void IoLoop::loop() {
-  core::set_thread_name("geocomm-io");
   std::array<epoll_event, kEventsPerWait> events;
   std::unique_lock turn(turn_);
   running_ = true;

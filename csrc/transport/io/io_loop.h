@@ -29,6 +29,8 @@ class IoHandler {
   virtual void on_ready(std::uint32_t events) = 0;
 };
 
+// Tasks, timers and handlers must not throw, on whatever thread they run: that ends the process.
+//
 // post(), run(), try_run(), stop() and in_loop() are for any thread, all else for the IO thread (or before
 // start()), which means: for the thread that has the turn. In a forked child, of a loop of its parent: only
 // the destructor.

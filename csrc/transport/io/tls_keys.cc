@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/executor.h"
 #include "core/log.h"
 #include "core/str.h"
+#include "core/thread.h"
 #include "transport/io/tls_connection.h"
 #include "transport/io/tls_trouble.h"
 
@@ -186,8 +186,8 @@ Result<std::unique_ptr<TlsKeys>> TlsKeys::load(const std::string& folder, const 
   watched->stamps = watched->look();
   GEOCOMM_ASSIGN_OR_RETURN(watched->loaded, watched->read_files());
   auto keys = std::unique_ptr<TlsKeys>(new TlsKeys(watched, rekey));
-  auto watcher = core::start_thread([watched] { watched->watch(); }, "changed keys are not noticed");
-  if (watcher) keys->watcher_ = std::move(*watcher);
+  GEOCOMM_ASSIGN_OR_RETURN(keys->watcher_,
+                           core::start_thread("geocomm-keys", [watched] { watched->watch(); }));
   return keys;
 }
 
@@ -255,7 +255,6 @@ void TlsKeys::Watched::reload_if_changed() {
 }
 
 void TlsKeys::Watched::watch() {
-  core::set_thread_name("geocomm-keys");
   std::unique_lock lock(mutex);
   while (!changed.wait_for(lock, kLookInterval, [&] { return stopping; })) {
     looking = true;

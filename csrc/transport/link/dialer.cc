@@ -8,8 +8,8 @@
 #include <cstring>
 #include <utility>
 
-#include "core/executor.h"
 #include "core/str.h"
+#include "core/thread.h"
 #include "transport/link/handshake.h"
 
 namespace geocomm::transport {
@@ -98,10 +98,8 @@ void Dialer::begin_round() {
     Result<std::vector<SocketAddress>> found = resolve(plan_.host, plan_.port);
     return found.is_ok() ? connect_to_all(std::move(found).value()) : retry(found.status());
   }
-  if (!resolver_works_ && !start_resolver()) {
-    return retry(
-        {StatusCode::Network, core::str("no thread to resolve '", plan_.host,
-                                        "' with: check `ulimit -u` and the limits of the container")});
+  if (!resolver_works_) {
+    if (Status started = start_resolver(); !started.is_ok()) return retry(started);
   }
   state_ = State::Resolving;
   began_ = loop_->now();
@@ -110,19 +108,18 @@ void Dialer::begin_round() {
 
 // getaddrinfo() blocks, for half a minute where name servers are silent, and cannot be stopped: a thread of
 // its own, which nobody waits for.
-bool Dialer::start_resolver() {
+Status Dialer::start_resolver() {
   auto resolver = core::start_thread(
-      [loop = loop_, self = self_, host = plan_.host, port = plan_.port] {
+      "geocomm-resolve", [loop = loop_, self = self_, host = plan_.host, port = plan_.port] {
         auto found = std::make_shared<Result<std::vector<SocketAddress>>>(resolve(host, port));
         loop->post([self, found] {
           if (*self != nullptr) (**self).on_resolved(std::move(*found));
         });
-      },
-      "it is tried again");
-  if (!resolver) return false;
+      });
+  if (!resolver.is_ok()) return resolver.status();
   resolver->detach();
   resolver_works_ = true;
-  return true;
+  return Status::ok();
 }
 
 void Dialer::on_resolved(Result<std::vector<SocketAddress>> found) {

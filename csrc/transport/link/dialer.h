@@ -81,7 +81,7 @@ class Dialer : public IoHandler {
   enum class State : std::uint8_t { Idle, Pausing, Resolving, Connecting, Securing, Reading };
 
   void pause(Timers::Time until);
-  bool start_resolver();
+  core::Status start_resolver();
   void on_resolved(core::Result<std::vector<SocketAddress>> found);
   // A round: one attempt at each address.
   void begin_round();

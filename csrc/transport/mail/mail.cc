@@ -56,7 +56,7 @@ class Receipt {
 
   void finish(core::Result<core::Buffer> content) {
     if (finished_.exchange(true)) return;
-    executor_.submit([then = std::move(then_), result = std::move(content)] { then(result); });
+    executor_.post([then = std::move(then_), result = std::move(content)] { then(result); });
   }
   core::GrowingExecutor& executor() const { return executor_; }
 
@@ -116,7 +116,7 @@ class LengthSink final : public PartSink {
           core::corrupt("mail of ", length_, " bytes, at most ", max_bytes_, " are taken"));
     }
     // A sink posts no receives, and memory may take a while.
-    receipt_->executor().submit([receipt = receipt_, channel = channel_, key = key_, length = length_] {
+    receipt_->executor().post([receipt = receipt_, channel = channel_, key = key_, length = length_] {
       post_bytes(receipt, channel.lock(), key, length);
     });
   }

@@ -22,7 +22,7 @@ TEST(DeadlineTimer, test_tasks_run_in_the_order_of_their_deadlines_and_not_befor
   DeadlineTimer timer;
   const auto start = Deadline::Clock::now();
   const auto add = [&](int index, std::chrono::milliseconds after) {
-    timer.add(Deadline::at(start + after), [&, index, after] {
+    (void)timer.add(Deadline::at(start + after), [&, index, after] {
       EXPECT_GE(Deadline::Clock::now(), start + after);
       std::lock_guard lock(mutex);
       order.push_back(index);
@@ -41,12 +41,12 @@ TEST(DeadlineTimer, test_cancelled_task_never_runs_and_is_freed_at_once) {
   std::promise<void> later;
   DeadlineTimer timer;
   auto held = std::make_shared<int>(1);
-  const auto id = timer.add(Deadline::after(50ms), [&ran, held] { ran = true; });
+  const auto id = timer.add(Deadline::after(50ms), [&ran, held] { ran = true; }).value();
   EXPECT_EQ(held.use_count(), 2);
   timer.cancel(id);
   EXPECT_EQ(held.use_count(), 1);
   timer.cancel(id);
-  timer.add(Deadline::after(100ms), [&] { later.set_value(); });
+  (void)timer.add(Deadline::after(100ms), [&] { later.set_value(); });
   ASSERT_EQ(later.get_future().wait_for(20s), std::future_status::ready);
   EXPECT_FALSE(ran);
 }
@@ -56,8 +56,8 @@ TEST(DeadlineTimer, test_cancelled_task_never_runs_and_is_freed_at_once) {
 TEST(DeadlineTimer, test_task_added_behind_a_cancelled_one_runs) {
   std::promise<void> ran;
   DeadlineTimer timer;
-  timer.cancel(timer.add(Deadline::after(20ms), [] {}));
-  timer.add(Deadline::after(60ms), [&] { ran.set_value(); });
+  timer.cancel(timer.add(Deadline::after(20ms), [] {}).value());
+  (void)timer.add(Deadline::after(60ms), [&] { ran.set_value(); });
   EXPECT_EQ(ran.get_future().wait_for(20s), std::future_status::ready);
 }
 
@@ -65,11 +65,11 @@ TEST(DeadlineTimer, test_thread_ends_without_tasks_and_begins_again) {
   DeadlineTimer timer(1ms);
   EXPECT_FALSE(timer.has_thread());
   for (int round = 0; round < 3; ++round) {
-    timer.cancel(timer.add(Deadline::after(1h), [] {}));
+    timer.cancel(timer.add(Deadline::after(1h), [] {}).value());
     // Waits as long as the test's own time limit allows.
     while (timer.has_thread()) std::this_thread::sleep_for(1ms);
     std::promise<void> ran;
-    timer.add(Deadline::after(5ms), [&] { ran.set_value(); });
+    (void)timer.add(Deadline::after(5ms), [&] { ran.set_value(); });
     EXPECT_TRUE(timer.has_thread());
     ASSERT_EQ(ran.get_future().wait_for(20s), std::future_status::ready);
   }
@@ -80,7 +80,7 @@ TEST(DeadlineTimer, test_destructor_drops_what_is_not_due) {
   auto held = std::make_shared<int>(1);
   {
     DeadlineTimer timer;
-    timer.add(Deadline::after(std::chrono::hours(1)), [&ran, held] { ran = true; });
+    (void)timer.add(Deadline::after(std::chrono::hours(1)), [&ran, held] { ran = true; });
   }
   EXPECT_FALSE(ran);
   EXPECT_EQ(held.use_count(), 1);

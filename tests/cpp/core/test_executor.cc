@@ -1,17 +1,21 @@
 #include <gtest/gtest.h>
 #include <pthread.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <future>
 #include <latch>
 #include <memory>
 #include <mutex>
+#include <new>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "../no_more_threads.h"
+#include "core/deadline_timer.h"
 #include "core/executor.h"
-#include "core/log.h"
 
 namespace geocomm::core {
 namespace {
@@ -57,11 +61,11 @@ TEST(GrowingExecutor, test_last_thread_to_become_idle_is_the_first_to_work_again
   std::promise<void> release;
   std::promise<std::thread::id> first;
   std::promise<std::thread::id> last;
-  executor.submit([&] {
+  executor.post([&] {
     both.arrive_and_wait();
     first.set_value(std::this_thread::get_id());
   });
-  executor.submit([&] {
+  executor.post([&] {
     both.arrive_and_wait();
     release.get_future().wait();
     last.set_value(std::this_thread::get_id());
@@ -73,7 +77,7 @@ TEST(GrowingExecutor, test_last_thread_to_become_idle_is_the_first_to_work_again
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   for (int i = 0; i < 3; ++i) {
     std::promise<std::thread::id> again;
-    executor.submit([&] { again.set_value(std::this_thread::get_id()); });
+    executor.post([&] { again.set_value(std::this_thread::get_id()); });
     EXPECT_EQ(again.get_future().get(), expected);
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
@@ -85,7 +89,7 @@ TEST(GrowingExecutor, test_tasks_that_wait_for_each_other_all_run) {
   constexpr int kTasks = 20;
   std::latch all(kTasks);
   GrowingExecutor executor("grow");
-  for (int i = 0; i < kTasks; ++i) executor.submit([&] { all.arrive_and_wait(); });
+  for (int i = 0; i < kTasks; ++i) ASSERT_TRUE(executor.submit([&] { all.arrive_and_wait(); }).is_ok());
   all.wait();
   EXPECT_GE(executor.thread_count(), 1u);
 }
@@ -94,7 +98,7 @@ TEST(GrowingExecutor, test_destructor_waits_for_running_tasks) {
   std::atomic<bool> finished{false};
   {
     GrowingExecutor executor("grow");
-    executor.submit([&] {
+    executor.post([&] {
       std::this_thread::sleep_for(std::chrono::milliseconds(30));
       finished = true;
     });
@@ -105,12 +109,12 @@ TEST(GrowingExecutor, test_destructor_waits_for_running_tasks) {
 TEST(GrowingExecutor, test_idle_threads_end_after_keep) {
   GrowingExecutor executor("grow", std::chrono::milliseconds(1));
   std::promise<void> done;
-  executor.submit([&] { done.set_value(); });
+  executor.post([&] { done.set_value(); });
   done.get_future().wait();
   // Waits as long as the test's own time limit allows.
   while (executor.thread_count() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   std::promise<void> again;
-  executor.submit([&] { again.set_value(); });
+  executor.post([&] { again.set_value(); });
   again.get_future().wait();
 }
 
@@ -119,7 +123,7 @@ TEST(GrowingExecutor, test_what_a_task_owns_is_released_after_it_ran) {
   const std::weak_ptr<int> watch = owned;
   {
     GrowingExecutor executor("grow");
-    executor.submit([owned] {});
+    executor.post([owned] {});
     owned.reset();
   }
   EXPECT_TRUE(watch.expired());
@@ -132,7 +136,7 @@ TEST(GrowingExecutor, test_submit_from_many_threads_runs_every_task) {
     std::vector<std::thread> threads;
     for (int t = 0; t < 4; ++t) {
       threads.emplace_back([&] {
-        for (int i = 0; i < 100; ++i) executor.submit([&] { ++ran; });
+        for (int i = 0; i < 100; ++i) executor.post([&] { ++ran; });
       });
     }
     for (auto& thread : threads) thread.join();
@@ -140,41 +144,24 @@ TEST(GrowingExecutor, test_submit_from_many_threads_runs_every_task) {
   EXPECT_EQ(ran, 400);
 }
 
-// No thread can be made: each would get a stack that no memory holds. (A limit on threads does not bind
-// root.) What is logged of it is not for stderr, which has a thread of its own.
-class NoMoreThreads {
- public:
-  NoMoreThreads() {
-    set_log_sink([](LogLevel, const std::string&) {});
-    pthread_attr_t enormous;
-    EXPECT_EQ(::pthread_getattr_default_np(&usual_), 0);
-    EXPECT_EQ(::pthread_getattr_default_np(&enormous), 0);
-    EXPECT_EQ(::pthread_attr_setstacksize(&enormous, std::size_t{1} << 47), 0);
-    EXPECT_EQ(::pthread_setattr_default_np(&enormous), 0);
-    ::pthread_attr_destroy(&enormous);
-  }
-  ~NoMoreThreads() {
-    set_log_sink(nullptr);
-    EXPECT_EQ(::pthread_setattr_default_np(&usual_), 0);
-    ::pthread_attr_destroy(&usual_);
-  }
-  NoMoreThreads(const NoMoreThreads&) = delete;
-  NoMoreThreads& operator=(const NoMoreThreads&) = delete;
-
- private:
-  pthread_attr_t usual_;
-};
-
-TEST(GrowingExecutor, test_without_threads_submit_runs_the_task_itself) {
-  const NoMoreThreads none;
+TEST(GrowingExecutor, test_without_threads_submit_refuses_and_says_what_to_do) {
   GrowingExecutor executor("grow");
-  std::thread::id ran;
-  executor.submit([&] { ran = std::this_thread::get_id(); });
-  EXPECT_EQ(ran, std::this_thread::get_id());
+  bool ran = false;
+  const NoMoreThreads none;
+  const Status refused = executor.submit([&] { ran = true; });
+  EXPECT_EQ(refused.code(), StatusCode::Internal);
+  EXPECT_NE(refused.sys_errno(), 0);
+  EXPECT_NE(refused.message().find("ulimit -u"), std::string::npos) << refused.message();
+  EXPECT_FALSE(ran);
+  EXPECT_FALSE(executor.keep_one().is_ok());
 }
 
-TEST(GrowingExecutor, test_without_threads_post_runs_nothing_under_the_lock_of_its_caller) {
-  GrowingExecutor executor("grow");
+TEST(GrowingExecutor, test_without_further_threads_submit_refuses_and_post_waits_for_the_one_that_is_kept) {
+  GrowingExecutor executor("grow", std::chrono::milliseconds(1));
+  ASSERT_TRUE(executor.keep_one().is_ok());
+  const NoMoreThreads none;
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // idle for longer than threads are kept
+  std::promise<void> began, release, last;
   std::mutex mutex;
   std::vector<int> ran;
   const auto task = [&](int number) {
@@ -183,22 +170,55 @@ TEST(GrowingExecutor, test_without_threads_post_runs_nothing_under_the_lock_of_i
       ran.push_back(number);
     };
   };
+  ASSERT_TRUE(executor
+                  .submit([&] {
+                    began.set_value();
+                    release.get_future().wait();
+                  })
+                  .is_ok());
+  began.get_future().wait();
+  EXPECT_FALSE(executor.submit(task(0)).is_ok());
   {
-    const NoMoreThreads none;
-    {
-      std::lock_guard lock(mutex);
-      executor.post(task(1));
-      executor.post(task(2));
-    }
-    EXPECT_TRUE(ran.empty());
-    executor.submit(task(3));  // whoever may run tasks runs those, too
-    EXPECT_EQ(ran, (std::vector<int>{1, 2, 3}));
-    executor.post(task(4));
+    std::lock_guard lock(mutex);  // which the tasks take: none runs in here
+    executor.post(task(1));
+    executor.post(task(2));
   }
-  std::promise<void> last;
-  executor.post([&] { last.set_value(); });  // gets a thread, which takes what was left
+  executor.post([&] { last.set_value(); });
+  release.set_value();
   last.get_future().wait();
-  EXPECT_EQ(ran, (std::vector<int>{1, 2, 3, 4}));
+  EXPECT_EQ(ran, (std::vector<int>{1, 2}));
+  EXPECT_EQ(executor.thread_count(), 1u);
+}
+
+TEST(StartThread, test_name_is_the_threads) {
+  std::array<char, 16> name{};
+  auto thread = start_thread("a-name-that-is-too-long", [&] {
+    EXPECT_EQ(::pthread_getname_np(::pthread_self(), name.data(), name.size()), 0);
+  });
+  ASSERT_TRUE(thread.is_ok());
+  thread->join();
+  EXPECT_STREQ(name.data(), "a-name-that-is-");
+}
+
+// Whatever runs on a thread of geocomm: what nobody catches ends the process, and says where.
+TEST(MustNotThrowDeathTest, test_what_a_thread_throws_ends_the_process_in_words) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto throws = [] { throw std::bad_alloc(); };
+  EXPECT_DEATH(
+      {
+        auto thread = start_thread("first", throws);
+        thread->join();
+      },
+      "geocomm error: an exception ended the thread first: out of memory");
+  EXPECT_DEATH({ ThreadPool(1, "pool").submit(throws); }, "ended the thread pool0: out of memory");
+  EXPECT_DEATH({ GrowingExecutor("grow").post(throws); }, "ended the thread grow: out of memory");
+  EXPECT_DEATH(
+      {
+        DeadlineTimer timer;
+        (void)timer.add(Deadline::after(std::chrono::milliseconds(1)), [] { throw 1; });
+        std::this_thread::sleep_for(std::chrono::minutes(1));
+      },
+      "ended the thread geocomm-timer: of a type");
 }
 
 }  // namespace

@@ -25,27 +25,29 @@ class DeviceModel final : public StreamDriver {
   explicit DeviceModel(std::size_t queues) : queues_(queues) {}
 
   Stream create_stream() override {
+    if (refuses()) return nullptr;
     std::lock_guard lock(mutex_);
     streams_.push_back(std::make_unique<FakeStream>(FakeStream{streams_.size() % queues_.size(), {}}));
     return streams_.back().get();
   }
   std::uint32_t* allocate_words(std::size_t count) override {
+    if (refuses()) return nullptr;
     std::lock_guard lock(mutex_);
     words_.push_back(std::make_unique<std::uint32_t[]>(count));
     return words_.back().get();
   }
   bool enqueue_wait(Stream stream, const std::uint32_t* word, std::uint32_t value) override {
-    if (refuses_waits) return false;
+    if (refuses() || refuses_waits) return false;
     push(stream, {nullptr, [word, value] { return has_reached(*word, value); }, nullptr, nullptr});
     return true;
   }
   bool enqueue_write(Stream stream, std::uint32_t* word, std::uint32_t value) override {
-    if (refuses_writes) return false;
+    if (refuses() || refuses_writes) return false;
     push(stream, {nullptr, nullptr, [word, value] { atomic(*word).store(value, std::memory_order_release); },
                   nullptr});
     return true;
   }
-  bool has_failed(Stream) override { return is_broken; }
+  bool has_failed(Stream) override { return refuses() || is_broken; }
 
   // A kernel: `run` when it begins, `done` says whether it has ended. The queue goes on meanwhile, its stream
   // does not.
@@ -87,11 +89,15 @@ class DeviceModel final : public StreamDriver {
     return true;
   }
 
+  // Of the driver's calls, the one after so many more is refused, and it alone. Below 0: none is.
+  std::atomic<int> calls_until_refusal = -1;
   bool refuses_waits = false;
   bool refuses_writes = false;
   bool is_broken = false;
 
  private:
+  bool refuses() { return calls_until_refusal >= 0 && calls_until_refusal-- == 0; }
+
   struct FakeStream {
     std::size_t queue;
     Done running;  // nullptr: nothing is

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "../no_more_threads.h"
 #include "binding/operation/host_lane.h"
 
 namespace geocomm::binding {
@@ -256,6 +257,92 @@ TEST_F(StagePipelineTest, test_stages_done_may_wait_for_another_operation) {
   pipeline_.submit(std::move(op));
   EXPECT_EQ(nested_done.get_future().wait_for(20s), std::future_status::ready);
   ASSERT_TRUE(pipeline_.wait_idle(soon()));
+}
+
+// Each ends, and says what to do; nothing runs on the thread that submits, and nothing waits for a thread.
+TEST_F(StagePipelineTest, test_stages_without_further_threads_fail_in_words) {
+  for (const bool may_keep_thread : {true, false}) {
+    core::GrowingExecutor executor("few");
+    ASSERT_TRUE(executor.keep_one().is_ok());
+    const core::NoMoreThreads none;
+    StagePipeline pipeline(executor, 4, [](const std::exception_ptr&) {});
+    std::mutex mutex;
+    std::vector<std::string> ends;
+    const auto submit = [&](int number, std::function<Status()> exchange) {
+      auto op = operation(number, std::move(exchange));
+      op.may_keep_thread = may_keep_thread;
+      op.done = [&](const std::exception_ptr& error) {
+        std::lock_guard lock(mutex);
+        try {
+          if (error) std::rethrow_exception(error);
+          ends.emplace_back();
+        } catch (const std::exception& why) {
+          ends.emplace_back(why.what());
+        }
+      };
+      pipeline.submit(std::move(op));
+    };
+    // Alone, it needs no other thread than the one that is kept.
+    submit(0, [] { return Status::ok(); });
+    ASSERT_TRUE(pipeline.wait_idle(soon()));
+    // The second one finds that busy with the first, which waits for more than a thread.
+    std::promise<void> began, release;
+    submit(1, [&] {
+      began.set_value();
+      release.get_future().wait();
+      return Status::ok();
+    });
+    began.get_future().wait();
+    {
+      std::lock_guard lock(mutex);  // under which no operation can end
+      submit(2, [] { return Status::ok(); });
+      submit(3, [] { return Status::ok(); });
+    }
+    release.set_value();
+    ASSERT_TRUE(pipeline.wait_idle(soon()));
+    ASSERT_EQ(ends.size(), 4u);
+    EXPECT_EQ(ends[0], "");
+    for (const int failed : {2, 3}) {
+      EXPECT_NE(ends[static_cast<std::size_t>(failed)].find("ulimit -u"), std::string::npos)
+          << ends[static_cast<std::size_t>(failed)];
+    }
+  }
+}
+
+TEST_F(StagePipelineTest, test_operations_beside_without_further_threads_fail_in_words) {
+  core::GrowingExecutor executor("few");
+  ASSERT_TRUE(executor.keep_one().is_ok());
+  const core::NoMoreThreads none;
+  HostLane lane(executor);
+  struct Group final : OperationGroup {
+    Status failure() const override { return Status::ok(); }
+    void failed(const std::exception_ptr&) override { ++failures; }
+    std::exception_ptr to_exception(Status status, const OperationId&) const override {
+      return as_exception(status);
+    }
+    std::exception_ptr named(const std::exception_ptr& error, const OperationId&) const override {
+      return error;
+    }
+    std::atomic<int> failures{0};
+  };
+  const auto group = std::make_shared<Group>();
+  std::promise<void> release;
+  std::vector<std::promise<bool>> ended(2);
+  for (std::size_t i = 0; i < 2; ++i) {
+    auto message = std::make_shared<Operation>(OperationId{}, soon(), group);
+    message->set_steps({nullptr,
+                        [&] {
+                          release.get_future().wait();
+                          return Status::ok();
+                        },
+                        nullptr});
+    message->on_done([&, i](const std::exception_ptr& error) { ended[i].set_value(error == nullptr); });
+    lane.submit(message, Runs::Beside);
+  }
+  EXPECT_EQ(group->failures, 1);  // at once: the first, which waits for its peer, may wait for the second
+  release.set_value();
+  EXPECT_TRUE(ended[0].get_future().get());
+  EXPECT_FALSE(ended[1].get_future().get());
 }
 
 TEST_F(StagePipelineTest, test_stages_fail_while_an_exchange_runs_fails_what_has_not_begun) {

@@ -447,7 +447,7 @@ TEST_F(StreamOperationTest, test_stream_operations_of_many_threads_all_end_once)
                                       : InnerUse::FirstAndLast;
       const auto handed = std::make_shared<std::promise<OperationPtr>>();
       const auto submit = [&, i, handed] {
-        executor.submit([&, i, handed] {
+        executor.post([&, i, handed] {
           const OperationPtr operation = handed->get_future().get();
           const auto exchange = [&] {
             std::this_thread::sleep_for(std::chrono::microseconds(i * 37 % 300));

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <future>
 #include <memory>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -128,6 +129,27 @@ TEST_F(IoLoopTurn, test_task_behind_one_that_does_not_return_is_given_up_at_its_
 TEST_F(IoLoopTurn, test_stopped_loop_gives_no_turn) {
   EXPECT_TRUE(loop_->stop(patience()));
   EXPECT_FALSE(loop_->try_run([] { FAIL() << "ran in a loop that has stopped"; }));
+}
+
+// On whatever thread: no loop goes on without a task that others wait for.
+TEST(IoLoopDeathTest, test_what_a_task_throws_ends_the_process_in_words) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto throws = [] { throw std::bad_alloc(); };
+  EXPECT_DEATH(
+      {
+        auto loop = std::move(IoLoop::create()).value();
+        EXPECT_TRUE(loop->start().is_ok());
+        EXPECT_TRUE(loop->post(throws));
+        loop.reset();
+      },
+      "an exception ended the thread geocomm-io: out of memory");
+  EXPECT_DEATH(
+      {
+        auto loop = std::move(IoLoop::create()).value();
+        EXPECT_TRUE(loop->start().is_ok());
+        for (;;) (void)loop->try_run(throws);  // until the loop sleeps
+      },
+      "an exception ended a turn of the IO loop on the thread of a caller: out of memory");
 }
 
 }  // namespace

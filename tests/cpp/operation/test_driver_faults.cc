@@ -1,0 +1,116 @@
+// Every call of a device's driver is refused once in turn, over operations that share streams: each of these
+// ends, with an error or without.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <future>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "binding/operation/stream_operation.h"
+#include "core/executor.h"
+#include "device_model.h"
+
+namespace geocomm::binding {
+namespace {
+
+using core::Status;
+using namespace std::chrono_literals;
+
+struct RefusedGroup final : OperationGroup {
+  Status failure() const override { return Status::ok(); }
+  void failed(const std::exception_ptr&) override {}
+  std::exception_ptr to_exception(Status status, const OperationId&) const override {
+    return std::make_exception_ptr(std::runtime_error(status.to_string()));
+  }
+  std::exception_ptr named(const std::exception_ptr& error, const OperationId&) const override {
+    return error;
+  }
+};
+
+struct RefusedRun {
+  int errors = 0;
+  bool reached = false;  // so many calls
+};
+
+RefusedRun run_with_refusal(int calls_before) {
+  DeviceModel device(2);
+  device.calls_until_refusal = calls_before;
+  std::atomic<bool> stop{false};
+  std::thread moves([&] {
+    while (!stop) {
+      if (!device.advance()) std::this_thread::sleep_for(50us);
+    }
+  });
+  RefusedRun run;
+  {
+    DeviceStreams streams(device);
+    core::GrowingExecutor executor("refused");
+    HostLane host(executor);
+    StreamLane lane(host);
+    const auto group = std::make_shared<RefusedGroup>();
+    std::vector<std::future<bool>> ends;
+    for (const InnerUse inner :
+         {InnerUse::First, InnerUse::Beside, InnerUse::FirstAndLast, InnerUse::First}) {
+      const auto lease = std::make_shared<StreamLease>(streams);
+      const auto operation = StreamOperation::create({}, core::Deadline::after(20s), group, lease, inner,
+                                                     [](const std::function<void()>& run) { run(); });
+      if (!operation) {  // there is nothing that could end
+        ++run.errors;
+        continue;
+      }
+      const auto* const stream = operation->stream();
+      operation->set_steps({[&device, stream] {
+                              StreamOperation::current()->set_middle([&device, stream] {
+                                device.launch(const_cast<StreamDriver::Stream>(stream), [] {});
+                              });
+                            },
+                            [weak = std::weak_ptr(operation)] {
+                              const auto own = weak.lock();
+                              own->open_arrived();
+                              return own->wait_until_made(core::Deadline::after(20s));
+                            },
+                            [] {}});
+      const auto end = std::make_shared<std::promise<bool>>();
+      ends.push_back(end->get_future());
+      operation->on_done([end](const std::exception_ptr& error) { end->set_value(error == nullptr); });
+      lane.submit(operation, inner == InnerUse::Beside ? Runs::Beside : Runs::InOrder);
+      if (inner == InnerUse::Beside) operation->use();
+    }
+    lane.use_all();
+    for (auto& end : ends) {
+      if (end.wait_for(60s) != std::future_status::ready) {
+        std::fprintf(stderr, "an operation never ends where call %d of the driver is refused\n",
+                     calls_before);
+        std::abort();  // its thread cannot be stopped
+      }
+      if (!end.get()) ++run.errors;
+    }
+    run.reached = device.calls_until_refusal < 0;
+  }
+  stop = true;
+  moves.join();
+  return run;
+}
+
+TEST(DriverFaults, test_each_call_that_is_refused_ends_every_operation) {
+  int calls = 0;
+  int errors = 0;
+  for (;; ++calls) {
+    const RefusedRun run = run_with_refusal(calls);
+    errors += run.errors > 0 ? 1 : 0;
+    if (run.reached) continue;
+    EXPECT_EQ(run.errors, 0);
+    break;
+  }
+  EXPECT_GT(calls, 15);
+  EXPECT_GT(errors, calls / 2);
+}
+
+}  // namespace
+}  // namespace geocomm::binding
