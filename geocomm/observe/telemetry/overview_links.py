@@ -213,8 +213,10 @@ def _planned(report: Report) -> dict[Direction, float]:
     """Bytes per second by (from, to), of the link tables that say more than an assumption. A site says it of what it
     sends itself."""
     found: dict[Direction, float] = {}
-    for group in report.stats["groups"]:
-        links: Row | None = (group["policy"] or {}).get("links")
+    groups: list[Row] = report.stats["groups"]
+    for group in groups:
+        policy: Row | None = group["policy"]
+        links: Row | None = None if policy is None else policy["links"]
         if links is None or links["source"] == "assumed":
             continue
         for source, rates in zip(links["sites"], links["rate_bps"], strict=False):
