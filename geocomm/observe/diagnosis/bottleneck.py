@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from geocomm.core.units import count_text
 from geocomm.observe.diagnosis.cpu_evidence import cpu_fix, cpu_rows
 from geocomm.observe.diagnosis.link_causes import Judged, LinkCauses, egress_row
 from geocomm.observe.diagnosis.local_causes import LocalCauses
