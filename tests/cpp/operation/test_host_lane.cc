@@ -264,6 +264,7 @@ TEST_F(StagePipelineTest, test_stages_without_further_threads_fail_in_words) {
   for (const bool may_keep_thread : {true, false}) {
     core::GrowingExecutor executor("few");
     ASSERT_TRUE(executor.keep_one().is_ok());
+    std::this_thread::sleep_for(100ms);  // it is idle by now
     const core::NoMoreThreads none;
     StagePipeline pipeline(executor, 4, [](const std::exception_ptr&) {});
     std::mutex mutex;
@@ -285,6 +286,7 @@ TEST_F(StagePipelineTest, test_stages_without_further_threads_fail_in_words) {
     // Alone, it needs no other thread than the one that is kept.
     submit(0, [] { return Status::ok(); });
     ASSERT_TRUE(pipeline.wait_idle(soon()));
+    std::this_thread::sleep_for(100ms);
     // The second one finds that busy with the first, which waits for more than a thread.
     std::promise<void> began, release;
     submit(1, [&] {
@@ -312,6 +314,7 @@ TEST_F(StagePipelineTest, test_stages_without_further_threads_fail_in_words) {
 TEST_F(StagePipelineTest, test_operations_beside_without_further_threads_fail_in_words) {
   core::GrowingExecutor executor("few");
   ASSERT_TRUE(executor.keep_one().is_ok());
+  std::this_thread::sleep_for(100ms);  // it is idle by now
   const core::NoMoreThreads none;
   HostLane lane(executor);
   struct Group final : OperationGroup {
