@@ -9,6 +9,7 @@
 
 #include "binding/calls/geo_work.h"
 #include "binding/operation/executors.h"
+#include "binding/torch/comm_error.h"
 
 namespace geocomm::binding {
 
@@ -77,7 +78,7 @@ class SiteMessage final : public c10d::Work {
     if (!joined_) {
       joined_ =
           c10::make_intrusive<GeoWork>(rank_, opType_, nullptr, 0, Tensors{}, Tensors{tensor_}, exposed_);
-      blocking_executor().submit([work = joined_, message = message_]() mutable {
+      const core::Status waiting = blocking_executor().submit([work = joined_, message = message_]() mutable {
         std::exception_ptr error;
         try {
           message->finish(kNoTimeout);
@@ -87,6 +88,7 @@ class SiteMessage final : public c10d::Work {
         message = nullptr;
         work->complete(error);
       });
+      if (!waiting.is_ok()) joined_->complete(to_exception(waiting));
     }
     return joined_;
   }
