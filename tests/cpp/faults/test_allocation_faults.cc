@@ -85,6 +85,7 @@ class TwoSites {
       GEOCOMM_ASSIGN_OR_RETURN(site.endpoint, transport::Endpoint::create(options));
       site.endpoint->allow(token_);
       site.pool = std::make_unique<core::ThreadPool>(2, "codec");
+      if (site.pool->thread_count() == 0) return {StatusCode::Internal, "a pool without threads"};
       GEOCOMM_ASSIGN_OR_RETURN(site.exchange, collective::Exchange::create(
                                                   {.group = collective::testing::kGroup,
                                                    .topology = topologies[rank],
