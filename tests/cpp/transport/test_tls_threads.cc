@@ -80,7 +80,9 @@ TEST_F(OffloadTest, test_cancel_waits_for_work_that_runs_and_drops_what_does_not
 
 // spec channel 6.1: "a receiver MUST NOT write a byte of another after it."
 TEST(Reception, test_one_writes_at_a_time_and_none_once_it_is_finished) {
-  Reception reception(1, Incoming{});
+  Incoming incoming;
+  incoming.op = std::make_shared<ReceiveOp>(OpKey{1, 1});
+  Reception reception(1, incoming);
   ASSERT_TRUE(reception.try_claim());
   EXPECT_FALSE(reception.try_claim());
   std::atomic<bool> finished{false};
