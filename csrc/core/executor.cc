@@ -111,8 +111,13 @@ void GrowingExecutor::post(Task task) {
 Status GrowingExecutor::keep_one() {
   std::lock_guard lock(mutex_);
   if (threads_ == 0) GEOCOMM_RETURN_IF_ERROR(add_thread_locked());
-  keeps_one_ = true;
+  ++keepers_;
   return Status::ok();
+}
+
+void GrowingExecutor::keep_no_more() {
+  std::lock_guard lock(mutex_);
+  --keepers_;
 }
 
 std::size_t GrowingExecutor::thread_count() const {
@@ -129,7 +134,7 @@ bool GrowingExecutor::wait_for_task(std::unique_lock<std::mutex>& lock, Worker& 
   if (stopping_) return false;
   idle_.push_back(&worker);
   const auto is_called = [&] { return stopping_ || worker.task; };
-  while (!worker.wake.wait_for(lock, keep_, is_called) && keeps_one_ && threads_ == 1) {
+  while (!worker.wake.wait_for(lock, keep_, is_called) && keepers_ > 0 && threads_ == 1) {
   }
   if (worker.task) return true;
   std::erase(idle_, &worker);

@@ -59,8 +59,9 @@ class GrowingExecutor {
   Status submit(Task task);
   // For a task that can wait: there, until a thread comes free.
   void post(Task task);
-  // From now on there is a thread to the end, so that what is posted runs.
+  // From now on there is a thread, so that what is posted runs, until as many calls of keep_no_more().
   Status keep_one();
+  void keep_no_more();
   std::size_t thread_count() const;
 
  private:
@@ -81,7 +82,7 @@ class GrowingExecutor {
   std::vector<Worker*> idle_;
   std::deque<Task> waiting_;  // for a thread that starts, or ends its task
   std::size_t threads_ = 0;
-  bool keeps_one_ = false;
+  std::size_t keepers_ = 0;  // for whom a thread is kept
   bool stopping_ = false;
 };
 

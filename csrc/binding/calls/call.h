@@ -73,29 +73,41 @@ class WanCollectives::Call {
   WorkPtr move(const at::Tensor& tensor, std::span<const collective::SendPiece> sends,
                std::span<const collective::ReceivePiece> receives) const {
     auto operation = std::make_shared<Operation>(id(), context_.deadline, owner_);
-    const auto timer =
-        value_or_throw(deadline_timer().add(context_.deadline, [operation = std::weak_ptr(operation)] {
-          if (auto late = operation.lock()) Operation::over(std::move(late));
-        }));
     auto work = make_work({tensor}, {tensor});
     work->set_operation(operation, false, true);
     operation->on_done(completes(work));
-    auto begun =
-        owner_->exchange_->begin_move(context(std::make_shared<at::Tensor>(tensor)), sends, receives,
-                                      [operation]() mutable { Operation::over(std::move(operation)); });
+    core::Result<collective::Exchange::MoveEnd> begun = begin_move(operation, tensor, sends, receives);
     if (!begun.is_ok()) Operation::over(operation);
-    operation->set_steps({nullptr,
-                          [timer, begun = std::move(begun)] {
-                            const core::Status status = begun.is_ok() ? begun.value()() : begun.status();
-                            deadline_timer().cancel(timer);
-                            return status;
-                          },
-                          nullptr});
+    operation->set_steps(
+        {nullptr, [begun = std::move(begun)] { return begun.is_ok() ? begun.value()() : begun.status(); },
+         nullptr});
     owner_->lane_.submit(operation, Runs::OnWaiter);
     return work;
   }
 
  private:
+  // Until its end `operation` is over at its deadline.
+  core::Result<collective::Exchange::MoveEnd> begin_move(
+      const std::shared_ptr<Operation>& operation, const at::Tensor& tensor,
+      std::span<const collective::SendPiece> sends,
+      std::span<const collective::ReceivePiece> receives) const {
+    GEOCOMM_ASSIGN_OR_RETURN(const core::DeadlineTimer::Id timer,
+                             deadline_timer().add(context_.deadline, [late = std::weak_ptr(operation)] {
+                               if (auto operation = late.lock()) Operation::over(std::move(operation));
+                             }));
+    auto end = owner_->exchange_->begin_move(context(std::make_shared<at::Tensor>(tensor)), sends, receives,
+                                             [operation] { Operation::over(operation); });
+    if (!end.is_ok()) {
+      deadline_timer().cancel(timer);
+      return end.status();
+    }
+    return collective::Exchange::MoveEnd([timer, end = std::move(end).value()] {
+      const core::Status status = end();
+      deadline_timer().cancel(timer);
+      return status;
+    });
+  }
+
   WorkPtr issue_on_host(const Tensors& inputs, const Tensors& outputs, Steps steps, Runs runs) const {
     const auto operation = std::make_shared<Operation>(id(), context_.deadline, owner_);
     if (steps.pre) steps.pre = [side = side_, pre = std::move(steps.pre)] { side.run(pre); };

@@ -20,13 +20,13 @@ constexpr std::chrono::seconds kEndGrace{5};
 
 std::shared_ptr<ProcessResources> ProcessResources::create(std::unique_ptr<transport::Endpoint> endpoint,
                                                            std::size_t threads) {
+  throw_if_error(blocking_executor().keep_one());  // for those before they end
   std::shared_ptr<ProcessResources> made(new ProcessResources(std::move(endpoint), threads), &end);
   if (made->pool.thread_count() == 0) {
     throw_status(core::StatusCode::Internal,
                  "cannot start a thread: raise the limit of processes (`ulimit -u`, or pids.max of the "
                  "container's cgroup)");
   }
-  throw_if_error(blocking_executor().keep_one());
   return made;
 }
 
@@ -38,6 +38,7 @@ void ProcessResources::end(ProcessResources* last) {
   (void)last->endpoint->shutdown(core::Deadline::after(kEndGrace));  // if nobody has
   if (!last->endpoint->is_over()) return;
   delete last;
+  blocking_executor().keep_no_more();
 #ifdef __GLIBC__
   ::malloc_trim(0);  // it keeps the most of the buffers' memory otherwise
 #endif

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from geocomm.core.units import count_text
 from geocomm.observe.diagnosis.verdict import seconds_text
 
 _LEAST_S, _ABOVE = 0.02, 0.5
@@ -35,9 +36,9 @@ class WarmUp:
 
     def told(self) -> str:
         """A sentence."""
-        steps = "first step was" if self.steps == 1 else f"first {self.steps} steps were, together,"
         return (
-            f"Warm-up (compiling, connecting): the program's {steps} {seconds_text(self.seconds)} long, and left out."
+            f"Warm-up (compiling, connecting): the program's first {count_text(self.steps, 'step')} took "
+            f"{seconds_text(self.seconds)}, and {'is' if self.steps == 1 else 'are'} left out."
         )
 
 

@@ -230,4 +230,4 @@ def test_message_that_fails_where_no_thread_can_be_made_is_over_for_who_waits_th
         ranks.begin(_receive_without_threads, ranks=[0])
         ranks.begin(_send_too_much, ranks=[1])
         failure = ranks.finish(ranks=[0])[0].require("GeocommError")
-        assert failure.attributes["op"] == "send_recv"
+        assert failure.attributes["op"] == "recv"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import importlib
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,11 @@ def _serve(host: str) -> int:
     """The port of a server of the class that start_debug_server makes."""
     server = _debug()._WorkerServer(host, 0)
     port = server.port
+    # A shutdown() before its thread serves would be lost, and wait for ever.
+    asking = http.client.HTTPConnection("localhost", port, timeout=60)
+    asking.request("GET", "/")
+    asking.getresponse().read()
+    asking.close()
     server.shutdown()
     return port
 

@@ -191,9 +191,9 @@ def test_every_wait_for_a_site_is_logged_with_its_name(ranks: Ranks) -> None:
     }.items():
         assert any(words in line for line in lines[what]), (what, lines)
     for what in ("rounds", "finish, deterministic", "finish"):
-        waits = [line for line in lines[what] if "has waited" in line]
-        assert all(line.endswith("for site 'b'") for line in waits), waits
-        assert len(waits) >= 2  # at growing intervals
+        # Others of them may be late, too, on a busy machine.
+        waits = [line for line in lines[what] if "has waited" in line and line.endswith("for site 'b'")]
+        assert len(waits) >= 2, lines[what]  # at growing intervals
     assert any("for b" in line for line in lines["local_steps"])
 
 
