@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
-pytestmark = pytest.mark.xdist_group("wheel")  # they build in one folder
+pytestmark = [
+    pytest.mark.xdist_group("wheel"),  # they build in one folder
+    pytest.mark.timeout(1600),  # of all that is compiled, beside other tests
+]
 
 ROOT = Path(__file__).resolve().parents[3]
 

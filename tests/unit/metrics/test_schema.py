@@ -14,7 +14,11 @@ from geocomm.metrics.schema import MetricKind
 from support.metric_help import leans_on_another
 
 DOCS = Path(__file__).parents[3] / "docs"
-AT_THE_PAGE = {"geocomm_bottleneck_seconds", "geocomm_site_reports_dropped_total", *(f"geocomm_{name}_total" for name in COUNTERS)}
+AT_THE_PAGE = {
+    "geocomm_bottleneck_seconds",
+    "geocomm_site_reports_dropped_total",
+    *(f"geocomm_{name}_total" for name in COUNTERS),
+}
 """Of all sites, from `geocomm dashboard` (tests/unit/observe)."""
 # A contract: dashboards and alerts name them.
 AT_THE_ENDPOINT = {
