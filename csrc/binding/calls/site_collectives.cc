@@ -21,6 +21,14 @@ Options with_timeout(Milliseconds timeout) {
   return options;
 }
 
+// What the inner backend has added up, which may be in the memory of `tensor`, becomes its value.
+void take_sum(const at::Tensor& tensor, const at::Tensor& sum, const Reduction& reduction, int ranks) {
+  const auto reals = reals_of(tensor);
+  if (!sum.is_alias_of(reals)) reals.copy_(sum.view(reals.sizes()));
+  reduction.finish_sum(reals, ranks);
+  if (reduction.op == collective::ReduceOp::Avg) mark_written(tensor);
+}
+
 }  // namespace
 
 // What the inner backend writes to: bytes of the tensors themselves, or of room of their size.
@@ -91,16 +99,11 @@ WorkPtr SiteCollectives::all_reduce(const at::Tensor& tensor, const c10d::Reduce
   const auto reduction = Reduction::of(tensor, op, size_);
   if (tensor.numel() == 0) return done(c10d::OpType::ALLREDUCE, {tensor});
   options.reduceOp = reduction.inner;
-  const auto reals = reals_of(tensor);
-  const auto summand = reduction.scaled(flat(reals));
+  const auto summand = reduction.scaled(flat(reals_of(tensor)));
   Tensors summands{summand.to(inner_type(summand.scalar_type()))};
   const auto sum = summands.front();
   return done_after(backend(tensor.device()).allreduce(summands, options), c10d::OpType::ALLREDUCE, {tensor},
-                    [=, ranks = size_] {
-                      if (!sum.is_alias_of(reals)) reals.copy_(sum.view(reals.sizes()));
-                      reduction.finish_sum(reals, ranks);
-                      if (reduction.op == collective::ReduceOp::Avg) mark_written(tensor);
-                    });
+                    [=, ranks = size_] { take_sum(tensor, sum, reduction, ranks); });
 }
 
 WorkPtr SiteCollectives::all_reduce_compressed(const at::Tensor& tensor, const codec::CodecSpec& codec,
@@ -145,18 +148,14 @@ WorkPtr SiteCollectives::reduce(const at::Tensor& tensor, const c10d::ReduceOp& 
   const auto reduction = Reduction::of(tensor, op, size_);
   if (tensor.numel() == 0) return done(c10d::OpType::REDUCE, {tensor});
   options.reduceOp = reduction.inner;
-  const auto reals = reals_of(tensor);
-  const auto given = reduction.scaled(flat(reals));
+  const auto given = reduction.scaled(flat(reals_of(tensor)));
   auto sum = given.to(inner_type(given.scalar_type()));
   // Gloo leaves sums of some of the ranks there.
   if (rank_ != root && sum.is_alias_of(tensor)) sum = sum.clone();
   Tensors summands{sum};
   return done_after(backend(tensor.device()).reduce(summands, options), c10d::OpType::REDUCE, {tensor},
                     [=, is_root = rank_ == root, ranks = size_] {
-                      if (!is_root) return;
-                      if (!sum.is_alias_of(reals)) reals.copy_(sum.view(reals.sizes()));
-                      reduction.finish_sum(reals, ranks);
-                      if (reduction.op == collective::ReduceOp::Avg) mark_written(tensor);
+                      if (is_root) take_sum(tensor, sum, reduction, ranks);
                     });
 }
 
