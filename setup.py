@@ -1,4 +1,7 @@
-"""Builds the native parts (geocomm._C, the programs behind commands) with CMake + ninja; the rest: pyproject.toml."""
+"""Builds the native parts (bindings to torch, programs behind commands) with CMake + ninja; the rest: pyproject.toml.
+
+For the torch that is here, or, as `make wheel` does, for each torch whose folder GEOCOMM_TORCHES names.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +10,32 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "csrc/binding"))
+from torch_build_facts import installed_torch, minor_of, torch_versions  # noqa: E402 # setup.py's folder is not on the path
+
 PROGRAMS = {"wan_emulator": "csrc/emulator", "link_bench": "csrc/link_bench"}
 """Behind commands, and where they are built."""
 LEAST_CUDA = (12, 8)
 """The first whose nvcc knows all of CMAKE_CUDA_ARCHITECTURES."""
-VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "geocomm/_version.py").read_text())[1]
 
 
-def torch_build() -> tuple[str, str | None]:
-    """(version without the local part, CUDA version or None) of the torch that is built for."""
-    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # plugins have no part in the build
-    try:
-        import torch
-    except ImportError:
+def torches() -> list[Path]:
+    """Folders of the torch packages to build for."""
+    if named := os.environ.get("GEOCOMM_TORCHES"):
+        return [Path(folder) for folder in named.split(os.pathsep)]
+    installed = installed_torch()
+    if installed is None:
         sys.exit(
             "geocomm is built against an installed torch: install torch first, then build with --no-build-isolation"
         )
-    return torch.__version__.split("+")[0], torch.version.cuda
+    return [installed]
 
 
 def nvcc_cuda() -> str | None:
@@ -75,24 +81,34 @@ def build_tool(name: str) -> str:
 
 def replace_file(source: Path, target: Path) -> None:
     """Copy beside and rename: processes that run the old file keep it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
     beside = target.with_name(target.name + ".new")
     shutil.copy2(source, beside)
     beside.replace(target)
 
 
 class CMakeBuild(build_ext):
-    """One CMake build per Python and torch minor version; incremental. The newest is build/native."""
+    """One CMake build for every Python; incremental."""
 
     def run(self) -> None:
-        torch_version, torch_cuda = torch_build()
-        minor = ".".join(torch_version.split(".")[:2])
+        folders = torches()
+        versions = [torch_versions(folder) for folder in folders]
+        torch_cuda = versions[0][1]
+        if any((cuda or "").split(".")[0] != (torch_cuda or "").split(".")[0] for _, cuda in versions):
+            sys.exit(f"GEOCOMM_TORCHES names builds for several CUDA versions: {versions}")
         why_not = why_no_cuda(torch_cuda)
+        of_many = "GEOCOMM_TORCHES" in os.environ
+        # Whoever has one torch needs one binding; a wheel goes to CPU builds of torch, too.
+        variants = [*(["cpu"] if why_not or of_many else []), *([] if why_not else ["cuda"])]
         kernels = f"without CUDA kernels: {why_not}" if why_not else "with CUDA kernels"
-        print(f"geocomm: building for torch {torch_version}, {kernels}")
-        build_dir = ROOT / "build" / f"py{sys.version_info.major}{sys.version_info.minor}-torch{minor}"
+        print(f"geocomm: building for torch {', '.join(version for version, _ in versions)}, {kernels}")
+        build_dir = ROOT / "build" / ("wheel" if of_many else "native")
+        if build_dir.is_symlink():  # of an older version
+            build_dir.unlink()
         cmake = build_tool("cmake")
         configure = [cmake, "-S", ROOT, "-B", build_dir, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={build_tool('ninja')}"]
         configure += ["-DGEOCOMM_BINDING=ON", "-DGEOCOMM_TESTS=OFF", f"-DGEOCOMM_PYTHON={sys.executable}"]
+        configure += [f"-DGEOCOMM_TORCHES={';'.join(map(str, folders))}", f"-DGEOCOMM_VARIANTS={';'.join(variants)}"]
         configure += [f"-DGEOCOMM_CUDA={'OFF' if why_not else 'ON'}"]
         if architectures := os.environ.get("GEOCOMM_CUDA_ARCHITECTURES"):  # in place of all that are supported
             configure += [f"-DGEOCOMM_CUDA_ARCHITECTURES={architectures}"]
@@ -101,49 +117,57 @@ class CMakeBuild(build_ext):
         subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
         build = [sys.executable, ROOT / "tools/build_progress.py", "build", cmake, "--build", build_dir]
         sys.stdout.flush()  # what was printed comes before what the program prints
-        if subprocess.run([*build, "--target", "_C", "geocomm_plugins", *PROGRAMS], check=False).returncode != 0:
+        targets = ["geocomm_bindings", "geocomm_plugins", *PROGRAMS]
+        if subprocess.run([*build, "--target", *targets], check=False).returncode != 0:
             sys.exit("geocomm: the native part does not compile; the compiler's messages are above")
 
-        newest = ROOT / "build/native"
-        newest.unlink(missing_ok=True)
-        newest.symlink_to(build_dir.name)
-
         package = (ROOT if self.inplace else Path(self.build_lib)) / "geocomm"
-        (package / "_bin").mkdir(parents=True, exist_ok=True)
-        (module,) = (build_dir / "csrc/binding").glob("_C.*.so")
-        if b"libstdc++.so" not in module.read_bytes():
-            sys.exit(
-                "geocomm: the compiler has linked a static libstdc++ into the native module, beside which torch's "
-                "own would end the process at the first exception. Unset LDFLAGS and LIBRARY_PATH, or install "
-                "the shared one (Debian, Ubuntu: libstdc++6, and libstdc++-dev of g++'s version), and build again"
-            )
-        built = {module: package / module.name}
-        built |= {build_dir / folder / program: package / "_bin" / program for program, folder in PROGRAMS.items()}
+        built = {build_dir / folder / program: package / "_bin" / program for program, folder in PROGRAMS.items()}
         plugin = build_dir / "csrc/transport/rdma/ucx/libgeocomm_ucx.so"
         if plugin.exists():  # built where UCX's headers are
             built[plugin] = package / "_bin" / plugin.name
+        module = "_C" + sysconfig.get_config_var("EXT_SUFFIX")
+        for minor in (minor_of(version) for version, _ in versions):
+            for old in (package / "_native").glob(
+                f"torch{minor}-*/{module}"
+            ):  # perhaps of a variant that is not built now
+                old.unlink()
+            for variant in variants:
+                source = build_dir / "bindings" / f"torch{minor}-{variant}" / module
+                require_shared_libstdcxx(source)
+                name = f"torch{minor}-cpu" if variant == "cpu" else f"torch{minor}-cuda{torch_cuda.split('.')[0]}"
+                built[source] = package / "_native" / name / module
         for source, target in built.items():
             replace_file(source, target)
             if not self.inplace:  # wheels go without debug information
                 subprocess.run(["strip", "--strip-unneeded", target], check=True)
-        # Read before the module is loaded: one built for another torch would crash rather than complain.
-        facts = {"TORCH_VERSION": minor, "CUDA": not why_not, "WHY_NO_CUDA": why_not}
-        lines = ['"""Written by setup.py."""', "", *(f"{name} = {value!r}" for name, value in facts.items())]
-        (package / "_build_info.py").write_text("\n".join(lines) + "\n")
+        (package / "_build_info.py").write_text(f'"""Written by setup.py."""\n\nWHY_NO_CUDA = {why_not!r}\n')
 
 
-def metadata() -> dict[str, object]:
-    """Version (a wheel: 0.3.0+torch2.13.cpu, 0.3.0+torch2.11.cu130) and requirements, by the torch that is there."""
-    if "sdist" in sys.argv:
-        version, torch = VERSION, "torch>=2.11"
-    else:
-        torch_version, torch_cuda = torch_build()
-        minor = ".".join(torch_version.split(".")[:2])
-        variant = f"cu{torch_cuda.replace('.', '')}" if torch_cuda else "cpu"
-        version, torch = f"{VERSION}+torch{minor}.{variant}", f"torch=={minor}.*"
-    others = ["numpy", "typer>=0.19", "rich>=13", "cryptography>=44", "pydantic>=2.11", "xxhash>=3.5"]
-    others += ["typing-extensions>=4.12"]
-    return {"version": version, "install_requires": [torch, *others]}
+def require_shared_libstdcxx(module: Path) -> None:
+    """Beside torch's own libstdc++ a static one would end the process at the first exception."""
+    if b"libstdc++.so" not in module.read_bytes():
+        sys.exit(
+            "geocomm: the compiler has linked a static libstdc++ into the native module, beside which torch's "
+            "own would end the process at the first exception. Unset LDFLAGS and LIBRARY_PATH, or install "
+            "the shared one (Debian, Ubuntu: libstdc++6, and libstdc++-dev of g++'s version), and build again"
+        )
 
 
-setup(**metadata(), ext_modules=[Extension("geocomm._C", [])], cmdclass={"build_ext": CMakeBuild})
+def torch_requirement() -> str:
+    """For the metadata: the torches that there will be a binding for."""
+    if ("GEOCOMM_TORCHES" not in os.environ and installed_torch() is None) or "sdist" in sys.argv:
+        return "torch>=2.11"
+    minors = sorted(tuple(map(int, minor_of(torch_versions(folder)[0]).split("."))) for folder in torches())
+    (major, oldest), (_, newest) = minors[0], minors[-1]
+    return f"torch>={major}.{oldest},<{major}.{newest + 1}"
+
+
+REQUIREMENTS = ["numpy", "typer>=0.19", "rich>=13", "cryptography>=44", "pydantic>=2.11", "xxhash>=3.5"]
+REQUIREMENTS += ["typing-extensions>=4.12"]
+
+setup(
+    install_requires=[torch_requirement(), *REQUIREMENTS],
+    ext_modules=[Extension("geocomm._C", [])],
+    cmdclass={"build_ext": CMakeBuild},
+)

@@ -193,9 +193,9 @@ def options() -> str:
         such as `500mbit`, times `90s`, sizes `64KiB`. For yes and no write `1` and `0`.
 
         These may differ between ranks: `site`, `address`, `port`, `outbound_only`, `threads`,
-        `metrics_port` and `metrics_address`. Set all others alike. geocomm refuses to start if ranks differ
-        in `codec`, `transport`, `security`, `min_compress_bytes`, in having keys or not, or in what
-        `codec=auto` goes by.
+        `metrics_port`, `metrics_address` and `metrics_otlp`. Set all others alike. geocomm refuses to
+        start if ranks differ in `codec`, `transport`, `security`, `min_compress_bytes`, in having keys
+        or not, or in what `codec=auto` goes by.
         """)
     # python-api.md shows this section too.
     fields = f"## Fields\n\n<!-- --8<-- [start:fields] -->\n{option_list()}<!-- --8<-- [end:fields] -->\n"

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-NATIVE = ("_build_info.py", "_bin/*", "_C.*.so")
+NATIVE = ("_build_info.py", "_bin/*", "_native/*/*")
 LIMIT_FACTOR = 5
 """A mutant that takes this many times what the tests take without a fault, and `LIMIT_S` more, hangs: it is seen."""
 LIMIT_S = 60.0

@@ -105,7 +105,8 @@ def build_app(modules: Sequence[str] = _MODULES) -> typer.Typer:
 
 def _print_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"geocomm {__version__}, {build_facts() or 'not built'}")
+        native = build_facts() or "without a native module for the torch that is here"
+        typer.echo(f"geocomm {__version__}, {native}")
         raise typer.Exit
 
 

@@ -1,7 +1,6 @@
-"""How geocomm was installed: what setup.py wrote down about this build, and how to add an extra.
+"""How geocomm was installed: which native module there is for the torch that is here, and how to add an extra.
 
-No package index has geocomm, so that command depends on where it came from. Imports nothing heavy, so that
-`geocomm --version` answers at once.
+How to add one depends on where geocomm came from. Imports nothing heavy, so that `geocomm --version` answers at once.
 """
 
 from __future__ import annotations
@@ -9,11 +8,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from geocomm.core.bindings import Binding, TorchBuild, fitting_binding, installed_bindings, installed_torch
 
 
 def install_command(extra: str, geocomm: Distribution | None = None) -> str:
@@ -52,28 +54,39 @@ def _requirements(geocomm: Distribution, extra: str) -> list[str]:
 
 @dataclass(frozen=True)
 class BuildFacts:
-    """How the installed native module was built."""
+    """The native module that would be loaded beside the torch that is here."""
 
     torch: str
-    """Minor version of the torch that it was built for."""
+    """Minor version of torch."""
     cuda_kernels: bool
     why_no_cuda: str
-    """Empty where it has the kernels, and in a build that did not write the reason down yet."""
+    """Empty where it has the kernels."""
 
     def __str__(self) -> str:
         reason = f" ({self.why_no_cuda})" if self.why_no_cuda else ""
         kernels = "with CUDA kernels" if self.cuda_kernels else f"without CUDA kernels{reason}"
-        return f"built for torch {self.torch}, {kernels}"
+        return f"for torch {self.torch}, {kernels}"
 
 
 def build_facts() -> BuildFacts | None:
-    """None: nothing was built here."""
-    try:
-        from geocomm import _build_info
-    except ImportError:
+    """None: there is no torch, or no native module for it."""
+    torch, bindings = installed_torch(), installed_bindings()
+    binding = fitting_binding(torch, bindings) if torch else None
+    if torch is None or binding is None:
         return None
     return BuildFacts(
-        torch=_build_info.TORCH_VERSION,
-        cuda_kernels=getattr(_build_info, "CUDA", False),
-        why_no_cuda=getattr(_build_info, "WHY_NO_CUDA", ""),
+        ".".join(map(str, binding.torch)), binding.cuda is not None, _why_no_cuda(binding, torch, bindings)
     )
+
+
+def _why_no_cuda(binding: Binding, torch: TorchBuild, bindings: Sequence[Binding]) -> str:
+    if binding.cuda is not None:
+        return ""
+    if torch.cuda is None:
+        return "torch is a CPU build"
+    of_minor = [str(other.cuda) for other in bindings if other.torch == binding.torch and other.cuda is not None]
+    if of_minor:
+        return f"they are for CUDA {', '.join(of_minor)}, and torch is for CUDA {torch.cuda}"
+    from geocomm._build_info import WHY_NO_CUDA
+
+    return WHY_NO_CUDA

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from geocomm.core.bindings import Binding, TorchBuild, fitting_binding, installed_bindings, why_none_fits
 from geocomm.core.environment import cpu_level, log_is_json, log_level, tensor_threads
 from geocomm.core.errors import CLASS_OF_CODE, InternalError, VersionMismatchError
 from geocomm.core.message_log import fields_of_process, logger, write_through
@@ -13,9 +16,10 @@ from geocomm.core.message_log import fields_of_process, logger, write_through
 if TYPE_CHECKING:
     from types import ModuleType
 
-OLDEST_TORCH = "2.11"
-NEWEST_TESTED_TORCH = "2.15"
+OLDEST_TORCH = (2, 11)
+NEWEST_TESTED_TORCH = (2, 15)
 """A newer one is warned of."""
+_MODULE = "geocomm._C"
 
 
 def rdma_plugin() -> str:
@@ -23,49 +27,54 @@ def rdma_plugin() -> str:
     return str(Path(__file__).parents[1] / "_bin" / "libgeocomm_ucx.so")
 
 
-def _minor(version: str) -> tuple[int, ...]:
-    return tuple(map(int, version.split(".")[:2]))
-
-
 @functools.cache
 def native() -> ModuleType:
-    """The module geocomm._C.
+    """The module geocomm._C, of the binding for the torch that is here.
 
-    Raises VersionMismatchError for another torch minor version than it was built for (loading it would crash),
-    InternalError where the installation is broken, and InvalidArgumentError for a GEOCOMM_CPU, GEOCOMM_THREADS or
-    GEOCOMM_LOG that cannot be.
+    Raises VersionMismatchError where this geocomm has none for it, InternalError where the installation is broken, and
+    InvalidArgumentError for a GEOCOMM_CPU, GEOCOMM_THREADS or GEOCOMM_LOG that cannot be.
     """
     import torch
 
-    try:
-        from geocomm._build_info import TORCH_VERSION
-    except ImportError as error:
-        raise InternalError(
-            "geocomm's native module is not built; install a wheel of geocomm, or run `make build` in its source tree"
-        ) from error
-    here = ".".join(torch.__version__.split(".")[:2])
-    if here != TORCH_VERSION:
-        raise VersionMismatchError(
-            f"this geocomm was built for torch {TORCH_VERSION}, but torch {torch.__version__} is installed; install "
-            f"the wheel for torch {here}, or rebuild it in its source tree: pip install --no-build-isolation "
-            "--force-reinstall --no-deps ."
-        )
-    if _minor(TORCH_VERSION) > _minor(NEWEST_TESTED_TORCH):
+    here, bindings = TorchBuild(torch.__version__, torch.version.cuda), installed_bindings()
+    binding = fitting_binding(here, bindings)
+    if binding is None:
+        raise (VersionMismatchError if bindings else InternalError)(why_none_fits(here, bindings))
+    if binding.torch > NEWEST_TESTED_TORCH:
         logger().warning(
-            f"geocomm was tested with torch {OLDEST_TORCH} to {NEWEST_TESTED_TORCH}, and this is torch "
-            f"{torch.__version__}, in which parts of torch that it uses may have changed. `make torch-matrix "
+            f"geocomm was tested with torch {_dotted(OLDEST_TORCH)} to {_dotted(NEWEST_TESTED_TORCH)}, and this is "
+            f"torch {torch.__version__}, in which parts of torch that it uses may have changed. `make torch-matrix "
             f"TORCH_MATRIX={torch.__version__.split('+')[0]}` in its source tree runs its tests with it"
         )
-    try:
-        from geocomm import _C
-    except ImportError as error:
-        raise InternalError(f"geocomm's native module does not load: {error}; reinstall geocomm") from error
-    _C.set_error_classes(CLASS_OF_CODE)
-    _C.set_log_level(log_level())
+    module = _load(binding)
+    module.set_error_classes(CLASS_OF_CODE)
+    module.set_log_level(log_level())
     if log_is_json():
-        _C.set_log_json(fields_of_process())
-    write_through(_C.log)
-    _C.set_codec_threads(tensor_threads())
+        module.set_log_json(fields_of_process())
+    write_through(module.log)
+    module.set_codec_threads(tensor_threads())
     if level := cpu_level():
-        _C.set_cpu_level(level)
-    return _C
+        module.set_cpu_level(level)
+    return module
+
+
+def _load(binding: Binding) -> ModuleType:
+    """As `import geocomm._C` would, were the file in the package's folder."""
+    if loaded := sys.modules.get(_MODULE):
+        return loaded
+    spec = spec_from_file_location(_MODULE, binding.file)
+    if spec is None or spec.loader is None:
+        raise InternalError(f"{binding.file} is no native module; reinstall geocomm")
+    try:
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        raise InternalError(
+            f"geocomm's native module for {binding} does not load: {error}; reinstall geocomm"
+        ) from error
+    sys.modules[_MODULE] = module
+    return module
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))

@@ -36,7 +36,9 @@ SECURITIES: tuple[str, ...] = get_args(Security)
 TRANSPORTS = ("tcp", "rdma")
 _NEED_NO_GRAMMAR = ("none", "auto")
 # Fields that mean something inside one site too, or that geocomm itself fills in (address).
-_OF_ANY_JOB = frozenset({"one_site", "address", "threads", "preserve_inputs", "metrics_port", "metrics_address"})
+_OF_ANY_JOB = frozenset(
+    {"one_site", "address", "threads", "preserve_inputs", "metrics_port", "metrics_address", "metrics_otlp"}
+)
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,8 @@ class Options(BaseModel, metaclass=ShortHelp):
 
     A field that is not given comes from its environment variable (`GEOCOMM_CODEC` for `codec`), else from its default.
     Ranks may differ in `site`, `address`, `port`, `outbound_only` and `threads`, and in how they report
-    (`metrics_port`, `metrics_address`). All other fields must agree. A process reports as its first group says.
+    (`metrics_port`, `metrics_address`, `metrics_otlp`). All other fields must agree. A process reports as its first
+    group says.
 
     Raises:
         InvalidArgumentError: A value is invalid. The message names the field, its variable and the nearest valid value.
@@ -195,6 +198,9 @@ class Options(BaseModel, metaclass=ShortHelp):
     )
     metrics_address: Annotated[str, Field(min_length=1), Kind(str, "an address of this machine, such as 0.0.0.0")] = (
         Field(default="127.0.0.1", description="address of that endpoint")
+    )
+    metrics_otlp: Annotated[bool, _yes_or_no()] = Field(
+        default=False, description="sends the metrics over OTLP, where OTEL_EXPORTER_OTLP_ENDPOINT says"
     )
 
     if not TYPE_CHECKING:  # to type checkers the fields say what it takes

@@ -1,4 +1,4 @@
-"""Counters on their way out of the process: the Prometheus endpoint, and reports to the collector."""
+"""Counters on their way out of the process: the Prometheus endpoint, OTLP, and reports to the collector."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from geocomm.metrics.counters import stats
 from geocomm.metrics.events import EventReader, events
 
 if TYPE_CHECKING:
+    from geocomm.metrics.otlp_export import OtlpExport
     from geocomm.metrics.prometheus_endpoint import MetricsServer
     from geocomm.metrics.report_sender import ReportSender
 
@@ -27,6 +28,10 @@ def check_reporting(options: Options) -> None:
         from geocomm.metrics.prometheus_endpoint import require_prometheus_client
 
         require_prometheus_client()
+    if options.metrics_otlp:
+        from geocomm.metrics.otlp_export import require_otlp_exporter
+
+        require_otlp_exporter()
 
 
 class Reporting:
@@ -38,7 +43,7 @@ class Reporting:
     def begin(self) -> None:
         """Without any."""
         self._lock = threading.Lock()
-        self._parts: list[MetricsServer | ReportSender] = []
+        self._parts: list[MetricsServer | OtlpExport | ReportSender] = []
 
     def start(self, options: Options, rank: int, collector: Callable[[], str | None]) -> None:
         """Start what the options ask for, unless it runs already: the first group's count. Never raises OSError.
@@ -51,6 +56,10 @@ class Reporting:
             site = options.site or ""
             if options.metrics_port is not None:
                 self._serve(options, rank, site)
+            if options.metrics_otlp:
+                from geocomm.metrics.otlp_export import OtlpExport
+
+                self._parts.append(OtlpExport(rank, site, stats))
             if (path := collector()) is not None:
                 from geocomm.metrics.report_sender import ReportSender
 

@@ -202,7 +202,7 @@ WorkPtr SiteCollectives::reduce_scatter_coalesced(const Tensors& outputs, const 
     return backend(device).reduce_scatter_tensor_coalesced(results, wholes, options);
   }
   for (const auto& output : outputs) Reduction::of(output, op, size_);  // throws before the first is issued
-  return each_together(*this, rank_, c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, outputs.size(), outputs,
+  return each_together(*this, rank_, kReduceScatterCoalesced, outputs.size(), outputs,
                        [&](std::size_t i) { return reduce_scatter(outputs[i], {inputs[i]}, op, timeout); });
 }
 

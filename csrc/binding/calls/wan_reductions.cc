@@ -184,8 +184,7 @@ WorkPtr WanCollectives::all_reduce_coalesced(const Tensors& tensors, const c10d:
 WorkPtr WanCollectives::reduce_scatter_coalesced(const Tensors& outputs, const Tensors& inputs,
                                                  const c10d::ReduceOp& op, Milliseconds timeout) {
   for (const auto& output : outputs) reduction_of(output, op);  // throws before the first is issued
-  return each_together(*this, topology().rank(), c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED,
-                       outputs.size(), outputs,
+  return each_together(*this, topology().rank(), kReduceScatterCoalesced, outputs.size(), outputs,
                        [&](std::size_t i) { return reduce_scatter(outputs[i], {inputs[i]}, op, timeout); });
 }
 

@@ -17,14 +17,7 @@
 namespace geocomm::binding {
 
 // A stream of geocomm's as torch knows it.
-inline c10::Stream own_stream(StreamDriver::Stream stream, const at::Device& device) {
-#ifdef GEOCOMM_WITH_CUDA
-  return c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(stream), device.index()).unwrap();
-#else
-  (void)stream;
-  throw_status(core::StatusCode::Unsupported, "this build of geocomm has no streams on " + device.str());
-#endif
-}
+c10::Stream own_stream(StreamDriver::Stream stream, const at::Device& device);
 
 // Throws if the stream is being captured.
 inline void refuse_capture(const c10::Stream& stream) {

@@ -213,7 +213,7 @@ WorkPtr GroupOperations::gather(std::vector<Tensors>& outputs, Tensors& inputs,
   });
 }
 
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14
+#if GEOCOMM_TORCH_SINCE(14)
 WorkPtr GroupOperations::gather_into_tensor(at::Tensor& output, at::Tensor& input,
                                             const c10d::GatherOptions& options) {
   std::vector<Tensors> outputs;

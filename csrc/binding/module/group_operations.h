@@ -49,7 +49,7 @@ class GroupOperations : public c10d::Backend {
   WorkPtr allgather_coalesced(std::vector<Tensors>&, Tensors&, const c10d::AllgatherOptions&) override;
   WorkPtr allgather_into_tensor_coalesced(Tensors&, Tensors&, const c10d::AllgatherOptions&) override;
   WorkPtr gather(std::vector<Tensors>&, Tensors&, const c10d::GatherOptions&) override;
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14
+#if GEOCOMM_TORCH_SINCE(14)
   // torch's gather_single comes here.
   WorkPtr gather_into_tensor(at::Tensor&, at::Tensor&, const c10d::GatherOptions&) override;
 #endif

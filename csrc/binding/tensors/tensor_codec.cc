@@ -6,7 +6,7 @@
 #include <mutex>
 #include <utility>
 
-#include "binding/tensors/device_tensor_codec.h"
+#include "binding/device/device_tensor_codec.h"
 #include "binding/tensors/payload_room.h"
 #include "binding/torch/comm_error.h"
 #include "binding/torch/staging.h"

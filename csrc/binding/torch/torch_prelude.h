@@ -19,11 +19,16 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
-#ifdef GEOCOMM_WITH_CUDA
-#include <c10/cuda/CUDAStream.h>
-#endif
+// Whether this torch is 2.<minor> or later: for what not all supported torches have.
+#define GEOCOMM_TORCH_SINCE(minor) (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= (minor))
 
 namespace geocomm::binding {
+
+#if GEOCOMM_TORCH_SINCE(12)
+inline constexpr auto kReduceScatterCoalesced = c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED;
+#else
+inline constexpr auto kReduceScatterCoalesced = c10d::OpType::_REDUCE_SCATTER_BASE;
+#endif
 
 using Tensors = std::vector<at::Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;

@@ -12,8 +12,9 @@ from typing import Any
 from geocomm._version import __version__
 from geocomm.elastic.journal.run_state import Standing
 from geocomm.metrics.events import KINDS
+from geocomm.metrics.metric_rows import MetricRow
 from geocomm.metrics.own_counters import COUNTERS
-from geocomm.metrics.prometheus_endpoint import MetricRow, RowCollector
+from geocomm.metrics.prometheus_endpoint import RowCollector
 from geocomm.observe.telemetry.last_reports import Life
 from geocomm.observe.telemetry.metric_expressions import Labels, Samples
 from geocomm.observe.telemetry.overview import Overview

@@ -38,7 +38,7 @@ def write_container(out: Path, folder: ModelFolder, name: str, asked: Engine, py
         shutil.copytree(
             Path(__file__).resolve().parents[2],
             folder_of_image / "geocomm",
-            ignore=shutil.ignore_patterns("*.so", "_bin", "__pycache__", "_build_info.py"),
+            ignore=shutil.ignore_patterns("_native", "_bin", "__pycache__", "_build_info.py"),
         )
         text = _containerfile(engine, name, versions(python, _PACKAGES[engine]))
         (folder_of_image / "Containerfile").write_text(text, encoding="utf-8")

@@ -7,9 +7,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
+import torch
 
 PACKAGE = Path(__file__).parents[3] / "geocomm"
 PROGRAM = """
@@ -29,45 +31,42 @@ print("gloo works")
 """
 
 
-def _without_module(package: Path) -> None:
-    (package / "_build_info.py").write_text(f'TORCH_VERSION = "{_torch_minor()}"\n')
-
-
 def _with_garbage(package: Path) -> None:
-    _without_module(package)
-    next_to = next(PACKAGE.glob("_C.*.so")).name
-    (package / next_to).write_bytes(b"\x7fELF but not really")
+    _put(package, f"torch{'.'.join(torch.__version__.split('.')[:2])}-cpu", b"\x7fELF but not really")
 
 
 def _for_another_torch(package: Path) -> None:
-    (package / "_build_info.py").write_text('TORCH_VERSION = "1.13"\n')
-    (package / next(PACKAGE.glob("_C.*.so")).name).write_bytes(b"loading this would crash")
+    _put(package, "torch1.13-cpu", b"loading this would crash")
+
+
+def _for_another_python(package: Path) -> None:
+    _put(package, "torch2.13-cpu", b"loading this would crash", "_C.cpython-39-x86_64-linux-gnu.so")
+
+
+def _put(package: Path, binding: str, data: bytes, name: str = f"_C{EXTENSION_SUFFIXES[0]}") -> None:
+    folder = package / "_native" / binding
+    folder.mkdir(parents=True)
+    (folder / name).write_bytes(data)
 
 
 def _never_built(package: Path) -> None:
     del package
 
 
-def _torch_minor() -> str:
-    import torch
-
-    return ".".join(torch.__version__.split(".")[:2])
-
-
 @pytest.mark.parametrize(
     ("break_it", "mentions"),
     [
-        (_never_built, ["InternalError", "not built"]),
-        pytest.param(_without_module, ["InternalError", "does not load"], marks=pytest.mark.slow),
+        (_never_built, ["InternalError", "no native module for this Python"]),
+        (_for_another_python, ["InternalError", "no native module for this Python"]),
         pytest.param(_with_garbage, ["InternalError", "does not load"], marks=pytest.mark.slow),
-        (_for_another_torch, ["VersionMismatchError", "torch 1.13", "install"]),
+        (_for_another_torch, ["VersionMismatchError", f"torch {torch.__version__}", "torch 1.13 CPU", "install"]),
     ],
 )
 def test_broken_install_spares_torch_and_explains_itself(
     tmp_path: Path, break_it: Callable[[Path], None], mentions: list[str]
 ) -> None:
     package = tmp_path / "geocomm"
-    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__", "_build_info.py", "_bin", "*.so"))
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__", "_build_info.py", "_bin", "_native"))
     break_it(package)
     (tmp_path / "program.py").write_text(PROGRAM)
     ended = subprocess.run(

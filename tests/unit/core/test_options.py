@@ -47,6 +47,7 @@ EVERY_FIELD = {
     "max_pacing_bps": ("500mbit", 500_000_000, 10_000),
     "metrics_port": ("9400", 9400, 9500),
     "metrics_address": ("0.0.0.0", "0.0.0.0", "::1"),
+    "metrics_otlp": ("1", True, False),
 }
 
 
@@ -89,6 +90,7 @@ def test_options_without_environment_are_the_documented_defaults() -> None:
         "max_pacing_bps": None,
         "metrics_port": None,
         "metrics_address": "127.0.0.1",
+        "metrics_otlp": False,
     }
 
 
@@ -242,7 +244,7 @@ def test_replace_changes_only_what_is_given(environment: pytest.MonkeyPatch) -> 
 
 
 def test_agreed_leaves_out_what_ranks_may_choose_alone() -> None:
-    own = {"site", "one_site", "address", "port", "threads", "metrics_port", "metrics_address"}
+    own = {"site", "one_site", "address", "port", "threads", "metrics_port", "metrics_address", "metrics_otlp"}
     assert not own & Options().agreed().keys()
     assert Options(codec="int8").agreed() != Options().agreed()
     assert Options(codec="auto").agreed() != Options(codec="auto", max_nmse=0.1).agreed()

@@ -1,10 +1,7 @@
-#include "binding/tensors/device_tensor_codec.h"
+#include "binding/device/device_tensor_codec.h"
 
 #include "binding/torch/comm_error.h"
 #include "binding/torch/staging.h"
-
-#ifdef GEOCOMM_WITH_CUDA
-
 #include "codec/cuda/cuda_codec.h"
 
 namespace geocomm::binding {
@@ -69,22 +66,3 @@ void decompress_on_device(const codec::PayloadInfo& info, const at::Tensor& payl
 }
 
 }  // namespace geocomm::binding
-
-#else
-
-namespace geocomm::binding {
-
-bool has_device_codec(const codec::CodecSpec&, core::DType) {
-  return false;
-}
-at::Tensor compress_on_device(const codec::CodecSpec&, core::DType, const at::Tensor&,
-                              const std::optional<at::Tensor>&, std::uint64_t, float) {
-  throw_status(core::StatusCode::Unsupported, "this build of geocomm has no CUDA kernels");
-}
-void decompress_on_device(const codec::PayloadInfo&, const at::Tensor&, const at::Tensor&, bool) {
-  throw_status(core::StatusCode::Unsupported, "this build of geocomm has no CUDA kernels");
-}
-
-}  // namespace geocomm::binding
-
-#endif

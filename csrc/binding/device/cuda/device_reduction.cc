@@ -1,7 +1,5 @@
 #include "binding/device/device_reduction.h"
 
-#ifdef GEOCOMM_WITH_CUDA
-
 #include <cuda_runtime_api.h>
 
 #include <cstdlib>
@@ -230,28 +228,3 @@ std::span<std::byte> DeviceReduction::data_of(const FrameChunk& chunk) const {
 }
 
 }  // namespace geocomm::binding
-
-#else
-
-namespace geocomm::binding {
-
-class DeviceReduction::Kernels {};
-
-std::shared_ptr<DeviceReduction> DeviceReduction::create(collective::Exchange&, const collective::OpContext&,
-                                                         collective::ReduceOp,
-                                                         std::vector<collective::StripeData>) {
-  return nullptr;
-}
-void DeviceReduction::enqueue_contributions() {}
-core::Status DeviceReduction::exchange() {
-  return core::Status::ok();
-}
-void DeviceReduction::enqueue_results() {}
-void DeviceReduction::contributions_arrived() {}
-core::Status DeviceReduction::wait_for_results(core::Deadline) {
-  return core::Status::ok();
-}
-
-}  // namespace geocomm::binding
-
-#endif

@@ -1,7 +1,5 @@
 #include "binding/device/cuda_streams.h"
 
-#ifdef GEOCOMM_WITH_CUDA
-
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
@@ -126,20 +124,3 @@ BesideCapture::~BesideCapture() {
 }
 
 }  // namespace geocomm::binding
-
-#else
-
-namespace geocomm::binding {
-
-DeviceStreams* cuda_streams() {
-  return nullptr;
-}
-bool is_capturing(void*) {
-  return false;
-}
-BesideCapture::BesideCapture() : mode_(0) {}
-BesideCapture::~BesideCapture() = default;
-
-}  // namespace geocomm::binding
-
-#endif
