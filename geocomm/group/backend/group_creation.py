@@ -16,7 +16,7 @@ import torch.distributed as dist
 from geocomm.codecs.codec_spec import AUTO, collective_codec
 from geocomm.core.addresses import is_loopback
 from geocomm.core.environment import collector_socket, telemetry_folder
-from geocomm.core.errors import UnsupportedError
+from geocomm.core.errors import InvalidArgumentError, UnsupportedError
 from geocomm.core.message_log import announce
 from geocomm.core.native import native
 from geocomm.core.options import Options, codec_threads, transport_keys
@@ -45,6 +45,7 @@ from geocomm.group.rendezvous.to_collector import collect_here
 from geocomm.metrics.events import events
 from geocomm.metrics.exporters import check_reporting, reporting
 from geocomm.security.key_exchange import key_exchange
+from geocomm.security.key_folder import Keys, KeysError
 
 if TYPE_CHECKING:
     from geocomm._C import Endpoint, ProcessGroupGeocomm
@@ -268,11 +269,23 @@ def introduce(
         codec_speeds={codec: list(speed) for codec, speed in speeds.items()},
         presence=asdict(own_presence(global_rank, options, hosts[0])),
         detail_debugging=dist.get_debug_level() == dist.DebugLevel.DETAIL,
+        keys_site=_site_of(options),
         store_host=store_host(store),
         group=group,
         token=token,
     )
     return own, options, endpoint
+
+
+def _site_of(options: Options) -> str:
+    """Whose the keys are, where nothing else says the site; empty: there are none, or `site` does."""
+    folder = transport_keys(options)
+    if options.site is not None or folder is None:
+        return ""
+    try:
+        return Keys.load(folder).identity.site
+    except KeysError as error:
+        raise InvalidArgumentError(str(error)) from error
 
 
 def listening_host(hosts: list[str]) -> str:

@@ -52,6 +52,7 @@ def check(infos: list[RankInfo]) -> None:
             f"GEOCOMM_SITE is set on some ranks but not on {ranks_text(without)}; set it on every rank, or on none for "
             "one site"
         )
+    _check_keys(infos)
     if len({info.site for info in infos}) > 1:
         unreachable = sorted({info.site or "" for info in infos if info.outbound_only})
         if len(unreachable) > 1:
@@ -64,6 +65,22 @@ def check(infos: list[RankInfo]) -> None:
         _check_equal(infos, "option {}", [info.agreed for info in infos], InvalidArgumentError)
         codecs = [{"set of codecs": ", ".join(info.codecs)} for info in infos]
         _check_equal(infos, "{}", codecs, VersionMismatchError)
+
+
+def _check_keys(infos: list[RankInfo]) -> None:
+    """Check that ranks which count as one site, for want of a name, have no keys of several."""
+    ranks_of: dict[str, list[int]] = {}
+    for info in infos:
+        ranks_of.setdefault(info.keys_site, []).append(info.global_rank)
+    if len(ranks_of.keys() - {""}) > 1:
+        sides = "; ".join(
+            f"{ranks_text(ranks)}: {f'site {site}' if site else 'none'}" for site, ranks in ranks_of.items()
+        )
+        raise InvalidArgumentError(
+            f"the ranks have keys of several sites ({sides}), and GEOCOMM_SITE is not set, so all would count as one "
+            "site, in plaintext. Set GEOCOMM_SITE on every rank to the site of its keys. If the ranks are at one site, "
+            "give all of them the keys of that one (GEOCOMM_KEYS)"
+        )
 
 
 def check_joined(infos: list[RankInfo]) -> None:

@@ -60,6 +60,7 @@ class RankInfo:
     codec_speeds: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     detail_debugging: bool = False
     presence: dict[str, Any] = field(default_factory=dict[str, Any])  # the fields of a Presence
+    keys_site: str = ""  # whose its keys are, where `site` does not say it; empty: it has none
     store_host: str = ""  # where torch's store is dialled, which carries plaintext; empty: not over TCP
     error: str = ""
 

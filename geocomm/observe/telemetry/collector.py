@@ -16,9 +16,10 @@ from pathlib import Path
 
 from geocomm.core.addresses import HubAddress, peer_process, private_listener
 from geocomm.core.message_log import CalmLog
-from geocomm.core.patience import for_ever, pauses
+from geocomm.core.patience import Waiting, for_ever, pauses
 from geocomm.group.rendezvous.accepting import accept_forever, serve_streams
 from geocomm.group.rendezvous.store_session import Greeting, ProtocolError, Purpose, SessionRefused
+from geocomm.group.rendezvous.tls_stream import TlsStream
 from geocomm.group.rendezvous.to_collector import rank_socket, site_socket
 from geocomm.group.rendezvous.tunnel import dial
 from geocomm.metrics.own_counters import keep_counters
@@ -187,26 +188,34 @@ class Collector:
                     self._log(f"old telemetry in {self._store.path} cannot be dropped: {error}")
 
     async def _pass_on_forever(self) -> None:
-        waits = pauses(*_PAUSES_S)
+        """The other end comes up together with this one, and may move: what stays away is told of, after a time."""
+        waits, waiting = pauses(*_PAUSES_S), Waiting(self._log)
         while True:
             target = self._upstream()
             if target is None or self._keys is None:
                 self._waiting.clear()
                 await asyncio.sleep(_PAUSES_S[0])
+                waiting = Waiting(self._log)
                 continue
+            reason = "it closed the connection"
             try:
-                await self._pass_on(target, self._keys)
+                stream, _ = await dial(target, self._keys, Greeting(Purpose.TELEMETRY, bytes(16), 0, "telemetry"))
                 waits = pauses(*_PAUSES_S)
+                try:
+                    await self._pass_on(stream, target)
+                finally:
+                    waiting = Waiting(self._log)
             except (SessionRefused, KeysError, ProtocolError) as error:
-                self._log(f"{target} does not take this site's telemetry: {error}; trying again")
-                waits = pauses(_PAUSES_S[1], _PAUSES_S[1])
+                reason = str(error)
             except OSError as error:
-                self._log(f"no telemetry goes to {target}: {str(error) or 'silent'}; trying again")
+                reason = str(error) or "silent"
+            waiting.tell(
+                lambda to=target, why=reason: f"{to} to take this site's telemetry ({why}); training goes on meanwhile"
+            )
             await asyncio.sleep(next(waits))
 
-    async def _pass_on(self, target: HubAddress, keys: Keys) -> None:
+    async def _pass_on(self, stream: TlsStream, target: HubAddress) -> None:
         """Over one connection, until it is lost (OSError), or another target is named."""
-        stream, _ = await dial(target, keys, Greeting(Purpose.TELEMETRY, bytes(16), 0, "telemetry"))
         stream.retry_each(_RETRY_S)
         packer = ReportPacker()
         try:

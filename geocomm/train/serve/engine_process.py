@@ -18,8 +18,8 @@ from types import FrameType
 from geocomm.core.child_processes import ending_with_this
 
 _STOP_SECONDS = 10.0
-_PROBE_SECONDS = 5.0
-_BETWEEN_PROBES_SECONDS = 0.2
+_PROBE_SECONDS = 2.0
+_PAUSE_SECONDS = 0.2
 
 
 class EngineEnded(Exception):
@@ -31,37 +31,45 @@ class EngineEnded(Exception):
         """Exit status for this process: not 0."""
 
 
-class Stopped(BaseException):
-    """A signal asks this process to end. Not an Exception: nothing on the way may take it for an error."""
+class Stopped(Exception):
+    """A signal has asked this process to end."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
         self.number = number
 
 
-@contextlib.contextmanager
-def stop_signals() -> Generator[None]:
-    """Inside of the block SIGINT and SIGTERM raise Stopped in the main thread, which enters it."""
+class StopSignals:
+    """The SIGINT and SIGTERM that have come. They interrupt nothing: what waits looks here."""
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        raise Stopped(number)
+    def __init__(self) -> None:
+        self.came: list[int] = []
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    @contextlib.contextmanager
+    def noted(self) -> Generator[None]:
+        """Inside of the block, which the main thread enters, both signals are noted here and do nothing else."""
+
+        def note(number: int, frame: FrameType | None) -> None:
+            self.came.append(number)
+
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 class EngineProcess:
     """A running engine. What it prints goes to stderr."""
 
-    def __init__(self, name: str, command: Sequence[str], variables: Mapping[str, str], folder: Path) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], variables: Mapping[str, str], folder: Path, stop: StopSignals
+    ) -> None:
         """variables: of its environment, besides this process's own; folder: where it works. OSError: cannot start."""
         if shutil.which(command[0]) is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
-        self._name = name
+        self._name, self._stop = name, stop
         self._process = subprocess.Popen(
             ending_with_this(command),
             cwd=folder,
@@ -72,28 +80,36 @@ class EngineProcess:
         )
 
     def wait_ready(self, host: str, port: int, path: str, limit_s: float) -> None:
-        """Return when the engine answers 200 on `path`. EngineEnded: it ended, or took longer than limit_s."""
+        """Return when the engine answers 200 on `path`. EngineEnded: it ended, or took longer than limit_s. Stopped."""
         deadline = time.monotonic() + limit_s
         while not _answers(host, port, path):
             if (status := self._process.poll()) is not None:
                 raise self._ended(status, "before it was ready")
             if time.monotonic() > deadline:
                 raise EngineEnded(f"{self._name} was not ready within {limit_s:g} s; see --start-timeout", 1)
-            time.sleep(_BETWEEN_PROBES_SECONDS)
+            self._pause()
 
     def wait(self) -> EngineEnded:
-        """Wait until it ends by itself, which it should not."""
-        return self._ended(self._process.wait(), "by itself")
+        """Wait until it ends by itself, which it should not. Stopped: a signal came before."""
+        while (status := self._process.poll()) is None:
+            self._pause()
+        return self._ended(status, "by itself")
 
     def end(self, number: int) -> None:
         """End it by signal `number`, and by SIGKILL if that takes more than ten seconds or another signal comes."""
         if self._process.poll() is None:
             self._process.send_signal(number)
-            with contextlib.suppress(subprocess.TimeoutExpired, Stopped):
-                self._process.wait(_STOP_SECONDS)
+            came, deadline = len(self._stop.came), time.monotonic() + _STOP_SECONDS
+            while self._process.poll() is None and len(self._stop.came) == came and time.monotonic() < deadline:
+                time.sleep(_PAUSE_SECONDS)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)  # workers that it left behind, too
         self._process.wait()
+
+    def _pause(self) -> None:
+        if self._stop.came:
+            raise Stopped(self._stop.came[0])
+        time.sleep(_PAUSE_SECONDS)
 
     def _ended(self, status: int, when: str) -> EngineEnded:
         how = f"with status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"

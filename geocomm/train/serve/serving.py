@@ -18,7 +18,7 @@ from pathlib import Path
 from geocomm.core.addresses import HubAddress, free_port, is_loopback, listen_on
 from geocomm.core.bad_input import BadInput
 from geocomm.group.membership.own_address import url_for_others
-from geocomm.train.serve.engine_process import EngineEnded, EngineProcess, Stopped, stop_signals
+from geocomm.train.serve.engine_process import EngineEnded, EngineProcess, Stopped, StopSignals
 from geocomm.train.serve.engines import Engine, choose_engine, launch
 from geocomm.train.serve.model_folder import ModelFolder, check_name, open_folder
 
@@ -52,15 +52,19 @@ def serve(serving: Serving) -> int:
     name = check_name(serving.name or folder.default_name())
     key = key_for(serving.host, serving.key_file)
     engine = choose_engine(serving.engine, folder, serving.python)
-    try:
-        with stop_signals(), contextlib.ExitStack() as held:
-            return _serve(serving, engine, folder, name, key, held)
-    except Stopped as stop:
-        return 128 + stop.number
+    stop = StopSignals()
+    with stop.noted(), contextlib.ExitStack() as held:
+        return _serve(serving, engine, folder, name, key, stop, held)
 
 
 def _serve(
-    serving: Serving, engine: Engine, folder: ModelFolder, name: str, key: str | None, held: contextlib.ExitStack
+    serving: Serving,
+    engine: Engine,
+    folder: ModelFolder,
+    name: str,
+    key: str | None,
+    stop: StopSignals,
+    held: contextlib.ExitStack,
 ) -> int:
     """`held` ends what is begun here, last first."""
     listener = held.enter_context(_listen(serving.host, serving.port))
@@ -71,7 +75,7 @@ def _serve(
         address = (_LOOPBACK, free_port())
     workplace = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="geocomm-serve-")))
     start = launch(engine, folder, name, serving.python, address, workplace)
-    running = _start(engine, [*start.command, *serving.engine_arguments], start.variables, workplace)
+    running = _start(engine, [*start.command, *serving.engine_arguments], start.variables, workplace, stop)
     held.callback(running.end, signal.SIGTERM)
     if key is not None:
         from geocomm.train.serve.key_proxy import KeyProxy
@@ -88,9 +92,9 @@ def _serve(
         ended = running.wait()
     except EngineEnded as error:
         ended = error
-    except Stopped:
+    except Stopped as stopped:
         running.end(signal.SIGTERM)  # of a SIGINT, servers print where they were
-        raise
+        return 128 + stopped.number
     print(f"geocomm serve: {ended}", file=sys.stderr, flush=True)
     return ended.status
 
@@ -104,9 +108,11 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def _start(engine: Engine, command: Sequence[str], variables: Mapping[str, str], workplace: Path) -> EngineProcess:
+def _start(
+    engine: Engine, command: Sequence[str], variables: Mapping[str, str], workplace: Path, stop: StopSignals
+) -> EngineProcess:
     try:
-        return EngineProcess(engine, command, variables, workplace)
+        return EngineProcess(engine, command, variables, workplace, stop)
     except OSError as error:
         raise BadInput(f"{command[0]} cannot be started: {error.strerror}") from None
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
 from geocomm.core.errors import AuthenticationError
+from geocomm.security.job_ca import JobCa
 from support.harness import Ranks, joined
 from support.local_jobs import free_port, free_ports
 
@@ -37,6 +39,18 @@ def test_init_with_options_that_differ_fails_on_every_rank(variables: dict[str, 
 def test_init_with_a_rank_without_site_names_it_on_every_rank() -> None:
     with Ranks(["a", None, "b", None]) as ranks:
         _require_refusal(ranks, "InvalidArgumentError", "GEOCOMM_SITE", "ranks 1, 3")
+
+
+def test_init_with_keys_of_two_sites_and_no_site_is_refused_on_every_rank(tmp_path: Path) -> None:
+    """As one site their tensors would be plaintext, which keys say that they must not be."""
+    JobCa.create(tmp_path / "keys", "run7", ["a", "b"], 30)
+    keys = {rank: {"GEOCOMM_KEYS": str(tmp_path / "keys" / site)} for rank, site in enumerate("ab")}
+    with Ranks([None, None], environment_of=keys) as ranks:
+        _require_refusal(ranks, "InvalidArgumentError", "rank 0: site a", "rank 1: site b", "Set GEOCOMM_SITE")
+    with joined([None, None], environment_of=dict.fromkeys(range(2), keys[0])):
+        pass  # one site, with keys that nothing needs
+    with Ranks([None, None], environment_of=keys | {1: {"GEOCOMM_KEYS": str(tmp_path / "none")}}) as ranks:
+        _require_refusal(ranks, "InvalidArgumentError", str(tmp_path / "none"))
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,40 @@ def test_a_hub_without_telemetry_says_so(tmp_path: Path) -> None:
     run(work())
 
 
+@pytest.mark.parametrize("patient", [True, False])
+def test_a_collector_that_comes_up_later_is_waited_for_and_told_of_only_after_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patient: bool
+) -> None:
+    """One whose hub, or whose hub's collector, is not there yet."""
+    monkeypatch.setattr("geocomm.core.patience.FIRST_WORD_S", 60.0 if patient else 0.0)
+    keys = make_keys(tmp_path / "keys")
+    reasons: list[str] = []
+
+    async def dial_and_note(*arguments: Any) -> Any:
+        try:
+            return await dial(*arguments)
+        except (OSError, SessionRefused) as error:
+            reasons.append(str(error))
+            raise
+
+    monkeypatch.setattr(collector_module, "dial", dial_and_note)
+
+    async def work() -> None:
+        async with (
+            running_hub(keys["a"], 1, tmp_path / "hub") as place,
+            collecting(tmp_path / "b", "b", keys["b"], lambda: place.address) as (_, _, lines),
+        ):
+            await until(lambda: len(reasons) >= 2, "the collector of b has been refused")
+            async with collecting(tmp_path / "hub", "a") as (_, at_hub, _):
+                send(tmp_path / "b", zlib.compress(text(1, "b")))
+                await until(lambda: sequences(at_hub, "b") == [1], "its report is kept at the hub")
+            assert "the collector of this run's telemetry is not there" in reasons[0]
+            assert bool(lines) is not patient
+            assert patient or reasons[0] in lines[0]
+
+    run(work())
+
+
 def test_ranks_that_report_at_one_moment_are_all_kept(tmp_path: Path) -> None:
     async def work() -> None:
         async with collecting(tmp_path / "a", "a") as (collector, store, lines):

@@ -41,6 +41,15 @@ def changed(ranks: list[RankInfo], rank: int, **changes: object) -> list[RankInf
     return [replace(info, **changes) if info.rank == rank else info for info in ranks]
 
 
+def test_check_of_ranks_without_a_site_and_with_keys_of_several_names_both_ways_out() -> None:
+    ranks = [replace(info, keys_site=site) for info, site in zip(infos(None, None, None), ["a", "b", ""], strict=True)]
+    with pytest.raises(InvalidArgumentError) as refused:
+        check(ranks)
+    for part in ("rank 10: site a", "rank 11: site b", "rank 12: none", "Set GEOCOMM_SITE", "GEOCOMM_KEYS"):
+        assert part in str(refused.value)
+    check([replace(info, keys_site="a") for info in ranks])  # one site's rank by rank
+
+
 @pytest.mark.parametrize(
     ("sites", "expected"),
     [
