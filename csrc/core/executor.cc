@@ -16,6 +16,7 @@ ThreadPool::ThreadPool(std::size_t threads, std::string name) {
         [&] { return start_thread(name + std::to_string(workers_.size()), [this] { run(); }); });
     if (!worker.is_ok()) {
       log(LogLevel::Warning, worker.status().message(), "; until then fewer compute");
+      if (workers_.empty()) why_none_ = worker.status();
       break;
     }
     workers_.push_back(std::move(worker).value());
@@ -90,22 +91,26 @@ Status GrowingExecutor::add_thread_locked() {
   });
 }
 
-Status GrowingExecutor::submit(Task task) {
-  std::lock_guard lock(mutex_);
-  if (hand_to_idle_locked(task)) return Status::ok();
-  waiting_.push_front(std::move(task));
-  Status added = add_thread_locked();
-  if (!added.is_ok()) waiting_.pop_front();
-  return added;
+bool GrowingExecutor::begin_locked(Task& task) {
+  if (hand_to_idle_locked(task)) return true;
+  const Status added = add_thread_locked();
+  if (added.is_ok()) {
+    waiting_.push_front(std::move(task));
+  } else if (!is_short_) {
+    log(LogLevel::Warning, added.message(), "; until then tasks wait for each other");
+  }
+  is_short_ = !added.is_ok();
+  return added.is_ok();
 }
 
 void GrowingExecutor::post(Task task) {
   std::lock_guard lock(mutex_);
-  if (hand_to_idle_locked(task)) return;
-  waiting_.push_back(std::move(task));
-  if (const Status added = add_thread_locked(); !added.is_ok()) {
-    log(LogLevel::Warning, added.message(), "; until then tasks wait for each other");
-  }
+  if (!begin_locked(task)) waiting_.push_back(std::move(task));
+}
+
+bool GrowingExecutor::try_post(Task task) {
+  std::lock_guard lock(mutex_);
+  return begin_locked(task);
 }
 
 Status GrowingExecutor::keep_one() {

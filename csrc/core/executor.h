@@ -16,8 +16,8 @@
 
 namespace geocomm::core {
 
-// `threads` workers, or as many as the system allows (thread_count(); with none there must be no tasks), one
-// FIFO queue. Tasks must not block on other tasks of the same pool and must not throw: that ends the process.
+// `threads` workers, or as many as the system allows (with none there must be no tasks: why_none()), one FIFO
+// queue. Tasks must not block on other tasks of the same pool and must not throw: that ends the process.
 // The destructor runs what is queued, then joins.
 class ThreadPool {
  public:
@@ -28,6 +28,8 @@ class ThreadPool {
 
   void submit(Task task);
   std::size_t thread_count() const { return workers_.size(); }
+  // Ok, unless it has no threads: then what to do.
+  const Status& why_none() const { return why_none_; }
   // Whether the calling thread is one of it.
   bool is_worker() const;
 
@@ -39,6 +41,7 @@ class ThreadPool {
   std::deque<Task> queue_;
   bool stopping_ = false;
   std::vector<std::thread> workers_;
+  Status why_none_;
 };
 
 // Runs tasks that block (a collective's WAN exchange, a Future's callbacks, which may themselves wait for
@@ -54,12 +57,14 @@ class GrowingExecutor {
   GrowingExecutor(const GrowingExecutor&) = delete;
   GrowingExecutor& operator=(const GrowingExecutor&) = delete;
 
-  // For a task that others wait for: runs it at once. Where the system allows no more threads it is not
-  // taken, and the Status says what to do.
-  Status submit(Task task);
-  // For a task that can wait: there, until a thread comes free.
+  // For whom somebody keeps a thread (keep_one()): where the system allows no more, the task waits until one
+  // comes free, and one warning says what to do.
   void post(Task task);
-  // From now on there is a thread, so that what is posted runs, until as many calls of keep_no_more().
+  // For a task that the caller can do itself, and would wait for: false, and it is not taken, where it would
+  // have to wait for a thread.
+  bool try_post(Task task);
+  // From now on there is a thread, until as many calls of keep_no_more(). An error, which says what to do,
+  // where there is none and the system allows none.
   Status keep_one();
   void keep_no_more();
   std::size_t thread_count() const;
@@ -71,6 +76,8 @@ class GrowingExecutor {
   };
   void run();
   bool hand_to_idle_locked(Task& task);
+  // Whether a thread takes it at once.
+  bool begin_locked(Task& task);
   Status add_thread_locked();
   // For a worker without a task. False: its time is up, or there will be no more tasks.
   bool wait_for_task(std::unique_lock<std::mutex>& lock, Worker& worker);
@@ -83,6 +90,7 @@ class GrowingExecutor {
   std::deque<Task> waiting_;  // for a thread that starts, or ends its task
   std::size_t threads_ = 0;
   std::size_t keepers_ = 0;  // for whom a thread is kept
+  bool is_short_ = false;    // of threads, and that was said
   bool stopping_ = false;
 };
 

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "core/fork.h"
+#include "core/must_not_throw.h"
 #include "core/str.h"
 #include "transport/io/io_loop.h"
 #include "transport/io/socket.h"
@@ -36,16 +37,18 @@ namespace {
 constexpr std::chrono::milliseconds kDestructorPatience{1000};
 // For what shutdown() and abort() do on the IO thread, which waits for no peer.
 constexpr std::chrono::milliseconds kClosingPatience{2000};
-// A port that is taken may be one of a process that is about to end.
-constexpr std::chrono::milliseconds kPortPause{100};
+// A channel that is half made, or half ended, would keep its operations waiting.
+constexpr const char* kEndpointCall = "ended a call of an endpoint";
 
 // Whoever lets go of a forgotten channel last: its timers are the IO thread's while that runs.
 struct FreesChannel {
   void operator()(TcpChannel* gone) const {
     if (!mark.is_here()) return;  // it is the parent's
-    // Not as a TcpChannel, which would take this for an owner of its own.
-    (void)loop->post([last = std::shared_ptr<void>(
-                          gone, [](void* channel) { delete static_cast<TcpChannel*>(channel); })] {});
+    core::must_not_throw(kEndpointCall, [&] {
+      // Not as a TcpChannel, which would take this for an owner of its own.
+      (void)loop->post([last = std::shared_ptr<void>(
+                            gone, [](void* channel) { delete static_cast<TcpChannel*>(channel); })] {});
+    });
   }
   std::shared_ptr<IoLoop> loop;
   core::ProcessMark mark{};
@@ -119,6 +122,8 @@ class TcpEndpoint final : public Endpoint {
     return found == channels_.end() ? nullptr : found->second;
   }
   ChannelPtr find_or_create(const ProcessId& peer, const std::string& description);
+  ChannelPtr create_locked(const ProcessId& peer, const std::string& description);
+  void run_to_end(core::Task task);
   bool is_ours(const LinkMark& mark) const;
   Status on_hello(HalfOpen& half_open, const ReceivedHello& hello);
   Status check_site(const Connection& connection, const ProcessId& sender);
@@ -146,12 +151,12 @@ class TcpEndpoint final : public Endpoint {
 
 TcpEndpoint::ChannelPtr TcpEndpoint::find_or_create(const ProcessId& peer, const std::string& description) {
   std::lock_guard lock(mutex_);
-  if (!refusal_.is_ok()) {
-    const auto found = channels_.find(peer);
-    return found == channels_.end() ? nullptr : found->second;
-  }
-  if (forgotten_.contains(peer)) return nullptr;
   if (const auto found = channels_.find(peer); found != channels_.end()) return found->second;
+  if (!refusal_.is_ok() || forgotten_.contains(peer)) return nullptr;
+  return create_locked(peer, description);
+}
+
+TcpEndpoint::ChannelPtr TcpEndpoint::create_locked(const ProcessId& peer, const std::string& description) {
   const ChannelPtr made(new TcpChannel(context_, peer, description), FreesChannel{context_->loop});
   channels_.emplace(peer, made);  // nobody finds one that could not be made
   ++open_channels_;
@@ -178,26 +183,32 @@ Result<std::shared_ptr<Channel>> TcpEndpoint::connect(const PeerAddress& peer, c
     return no_plaintext(core::str(peer.description, " at ", numeric.front().to_string()))
         .with_peer(std::string(peer.description));
   }
-  {
-    std::lock_guard lock(mutex_);
-    if (!refusal_.is_ok()) return refusal_;
-    tokens_.insert(token);
-    forgotten_.erase(peer.id);
-    if (!peer.site.empty()) expected_sites_[peer.id] = peer.site;
-  }
-  const ChannelPtr channel = find_or_create(peer.id, peer.description);
-  if (!channel) return Status(StatusCode::Aborted, "this process has shut its endpoint down");
-  channel->describe(peer.description);
-  context_->loop->post([this, channel, peer, token, dials, numeric] {
-    for (const SocketAddress& one : numeric) known_hosts_.insert(one.host());
-    // It may have dialed before this process knew its site.
-    const auto certified = certified_.find(peer.id);
-    if (certified != certified_.end() && !peer.site.empty() && certified->second.site != peer.site) {
-      return channel->link().fail(wrong_site(certified->second, peer.site));
-    }
-    channel->link().connect(peer, token, dials);
+  ChannelPtr channel;  // destroyed after the lock
+  std::lock_guard lock(mutex_);
+  if (!refusal_.is_ok()) return refusal_;
+  tokens_.insert(token);
+  forgotten_.erase(peer.id);
+  if (!peer.site.empty()) expected_sites_[peer.id] = peer.site;
+  const auto found = channels_.find(peer.id);
+  const bool is_new = found == channels_.end();
+  channel = is_new ? create_locked(peer.id, peer.description) : found->second;
+  const Status asked = core::without_throwing([&] {
+    channel->describe(peer.description);
+    const bool runs = context_->loop->post([this, channel, peer, token, dials, numeric] {
+      for (const SocketAddress& one : numeric) known_hosts_.insert(one.host());
+      // It may have dialed before this process knew its site.
+      const auto certified = certified_.find(peer.id);
+      if (certified != certified_.end() && !peer.site.empty() && certified->second.site != peer.site) {
+        return channel->link().fail(wrong_site(certified->second, peer.site));
+      }
+      channel->link().connect(peer, token, dials);
+    });
+    return runs ? Status::ok() : Status(StatusCode::Aborted, "this process has shut its endpoint down");
   });
-  return std::shared_ptr<Channel>(channel);
+  if (asked.is_ok()) return std::shared_ptr<Channel>(channel);
+  // Nobody finds a channel that was not told to connect.
+  if (is_new) open_channels_ -= channels_.erase(peer.id);
+  return asked;
 }
 
 // The sender must have the certificate of the site to which this process knows it to belong, and the same one
@@ -292,19 +303,26 @@ void TcpEndpoint::forget(const ProcessId& process, const Status& why) {
     std::lock_guard lock(mutex_);
     const auto found = channels_.find(process);
     if (found == channels_.end()) return;
+    forgotten_.insert(process);  // first: it may throw
     channel = std::move(found->second);
     channels_.erase(found);
     expected_sites_.erase(process);
-    forgotten_.insert(process);
   }
-  const auto end = [this, channel, process, why] {
-    certified_.erase(process);
-    channel->link().fail(why);
-  };
+  core::must_not_throw(kEndpointCall, [&] {
+    run_to_end([this, channel, process, why] {
+      certified_.erase(process);
+      channel->link().fail(why);
+    });
+  });
+}
+
+// On the IO thread, and waits for it; if that asks, after the callback that does, which may be in the middle
+// of a channel.
+void TcpEndpoint::run_to_end(core::Task task) {
   if (context_->loop->in_loop()) {
-    context_->loop->post(end);
+    context_->loop->post(std::move(task));
   } else {
-    (void)context_->loop->run(end, core::Deadline::after(kClosingPatience));
+    (void)context_->loop->run(std::move(task), core::Deadline::after(kClosingPatience));
   }
 }
 
@@ -372,16 +390,12 @@ void TcpEndpoint::abort(const Status& why) {
     std::lock_guard lock(mutex_);
     if (refusal_.is_ok()) refusal_ = why;
   }
-  const auto close_all = [this, why] {
-    if (acceptor_) acceptor_->close();
-    for (const ChannelPtr& channel : snapshot()) channel->link().fail(why);
-  };
-  // A callback that calls this may be in the middle of a channel.
-  if (context_->loop->in_loop()) {
-    context_->loop->post(close_all);
-  } else {
-    (void)context_->loop->run(close_all, core::Deadline::after(kClosingPatience));
-  }
+  core::must_not_throw(kEndpointCall, [&] {
+    run_to_end([this, why] {
+      if (acceptor_) acceptor_->close();
+      for (const ChannelPtr& channel : snapshot()) channel->link().fail(why);
+    });
+  });
 }
 
 // The larger id dials: this byte is first.
@@ -394,39 +408,6 @@ Result<ProcessId> random_id(bool outbound_only) {
   }
   id[0] = outbound_only ? kDialsAll : static_cast<std::uint8_t>(id[0] % kDialsAll);
   return id;
-}
-
-Result<Fd> listen_once(const EndpointOptions& options) {
-  std::string host = options.bind_address;
-  if (host.empty()) {
-    if (options.security == Security::Required && options.keys.empty())
-      return listen_on(*SocketAddress::parse("127.0.0.1", options.port));
-    Result<Fd> both = listen_on(*SocketAddress::parse("::", options.port));
-    // Without IPv6, IPv4 alone.
-    if (both.is_ok() || both.status().sys_errno() == EADDRINUSE) return both;
-    host = "0.0.0.0";
-  }
-  const auto address = SocketAddress::parse(host, options.port);
-  if (!address) {
-    return Status(StatusCode::InvalidArgument,
-                  core::str("'", host, "' is not a numeric address to listen on"));
-  }
-  if (options.security == Security::Required && options.keys.empty() && !address->is_loopback() &&
-      !address->is_wildcard()) {
-    return no_plaintext(address->to_string());
-  }
-  return listen_on(*address);
-}
-
-Result<Fd> open_listener(const EndpointOptions& options) {
-  const auto deadline = core::Deadline::after(options.port_patience);
-  Result<Fd> listener = listen_once(options);
-  while (!listener.is_ok() && listener.status().sys_errno() == EADDRINUSE && options.port != 0 &&
-         !deadline.expired()) {
-    std::this_thread::sleep_for(std::min(kPortPause, deadline.remaining()));
-    listener = listen_once(options);
-  }
-  return listener;
 }
 
 }  // namespace
@@ -478,7 +459,8 @@ Result<std::unique_ptr<Endpoint>> Endpoint::create(const EndpointOptions& option
   context->first_streams = static_cast<std::uint16_t>(options.streams == 0 ? least : options.streams);
   context->buffers = buffer_limits();
   GEOCOMM_ASSIGN_OR_RETURN(context->self, random_id(options.outbound_only));
-  GEOCOMM_ASSIGN_OR_RETURN(Fd listener, open_listener(options));
+  GEOCOMM_ASSIGN_OR_RETURN(Fd listener, open_listener(options.bind_address, options.port,
+                                                      context->loopback_only, options.port_patience));
   GEOCOMM_ASSIGN_OR_RETURN(context->loop, IoLoop::create());
   const std::uint16_t port = SocketAddress::local_of(listener.get()).port();
   auto endpoint = std::make_unique<TcpEndpoint>(std::move(context), port);

@@ -78,7 +78,11 @@ class SiteMessage final : public c10d::Work {
     if (!joined_) {
       joined_ =
           c10::make_intrusive<GeoWork>(rank_, opType_, nullptr, 0, Tensors{}, Tensors{tensor_}, exposed_);
-      const core::Status waiting = blocking_executor().submit([work = joined_, message = message_]() mutable {
+      if (const core::Status kept = blocking_executor().keep_one(); !kept.is_ok()) {
+        joined_->complete(to_exception(kept));
+        return joined_;
+      }
+      blocking_executor().post([work = joined_, message = message_]() mutable {
         std::exception_ptr error;
         try {
           message->finish(kNoTimeout);
@@ -87,8 +91,8 @@ class SiteMessage final : public c10d::Work {
         }
         message = nullptr;
         work->complete(error);
+        blocking_executor().keep_no_more();
       });
-      if (!waiting.is_ok()) joined_->complete(to_exception(waiting));
     }
     return joined_;
   }

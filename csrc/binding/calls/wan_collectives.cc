@@ -271,14 +271,15 @@ void WanCollectives::finish_inner(const WorkPtr& work) {
   if (future) {
     future->addCallback([end](at::ivalue::Future&) { end->reach(); });
   } else {
-    throw_if_error(blocking_executor().submit([end, work, inner = inner_] {
+    const core::Task wait = [end, work, inner = inner_] {
       try {
         work->wait();
       } catch (...) {
         end->error = std::current_exception();
       }
       end->reach();
-    }));
+    };
+    if (!blocking_executor().try_post(wait)) wait();  // it ends at its own deadline
   }
   {
     std::unique_lock lock(failed_->mutex);

@@ -22,11 +22,7 @@ std::shared_ptr<ProcessResources> ProcessResources::create(std::unique_ptr<trans
                                                            std::size_t threads) {
   throw_if_error(blocking_executor().keep_one());  // for those before they end
   std::shared_ptr<ProcessResources> made(new ProcessResources(std::move(endpoint), threads), &end);
-  if (made->pool.thread_count() == 0) {
-    throw_status(core::StatusCode::Internal,
-                 "cannot start a thread: raise the limit of processes (`ulimit -u`, or pids.max of the "
-                 "container's cgroup)");
-  }
+  throw_if_error(made->pool.why_none());
   return made;
 }
 

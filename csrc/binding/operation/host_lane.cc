@@ -14,8 +14,8 @@ namespace geocomm::binding {
 // that has no further operation to take the step for goes on with the one it has, if that may keep its
 // thread.
 //
-// Where no thread can be had for an exchange, its operation fails, and with it the group. What is left to do
-// then waits for no peer, so any thread that comes free will do; never the caller's, which holds locks.
+// Where no further thread can be had, the one that has made a step makes the next one of the same operation:
+// so one thread makes all steps in order of issue, as the other ranks can, too.
 struct HostLane::State : std::enable_shared_from_this<State> {
   struct Entry {
     const std::shared_ptr<Operation> operation;
@@ -33,7 +33,7 @@ struct HostLane::State : std::enable_shared_from_this<State> {
     ++pending;
     pre_queue.push_back(entry);
     post_queue.push_back(entry);
-    if (!std::exchange(pre_taken, true)) start_locked(*operation, &State::run_pres);
+    if (!std::exchange(pre_taken, true)) executor.post(task(&State::run_pres));
   }
 
   template <typename... Arguments>
@@ -44,22 +44,11 @@ struct HostLane::State : std::enable_shared_from_this<State> {
     };
   }
 
-  // A step of `operation` that may block.
-  template <typename... Arguments>
-  void start_locked(Operation& operation, void (State::*step)(Lock&, Arguments...), Arguments... arguments) {
-    core::Task next = task(step, arguments...);
-    core::Status started = executor.submit(next);
-    if (started.is_ok()) return;
-    operation.fail(std::move(started));
-    note_failure_locked(operation);
-    executor.post(std::move(next));
-  }
-
   // The next step of `operation`, which nothing else keeps this thread from.
   template <typename... Arguments>
   void go_on(Lock& lock, Operation& operation, void (State::*step)(Lock&, Arguments...),
              Arguments... arguments) {
-    if (!operation.may_keep_thread_ && executor.submit(task(step, arguments...)).is_ok()) return;
+    if (!operation.may_keep_thread_ && executor.try_post(task(step, arguments...))) return;
     (this->*step)(lock, arguments...);
   }
 
@@ -83,7 +72,9 @@ struct HostLane::State : std::enable_shared_from_this<State> {
       }
       pre_taken = !pre_queue.empty();
       if (!pre_taken) return go_on(lock, operation, &State::run_exchange, entry);
-      start_locked(operation, &State::run_exchange, entry);
+      if (executor.try_post(task(&State::run_exchange, entry))) continue;
+      executor.post(task(&State::run_pres));
+      return run_exchange(lock, entry);
     }
   }
 
@@ -152,18 +143,13 @@ void HostLane::submit(const std::shared_ptr<Operation>& operation, Runs runs) {
   switch (runs) {
     case Runs::InOrder:
       return state_->submit(operation);
-    case Runs::Beside: {
-      core::Task all = [operation] {
+    case Runs::Beside:
+      return state_->executor.post([operation] {
         operation->run_pre();
         operation->run_exchange();
         operation->run_post();
         operation->finish();
-      };
-      core::Status started = state_->executor.submit(all);
-      if (started.is_ok()) return;
-      operation->fail(std::move(started));
-      return state_->executor.post(std::move(all));
-    }
+      });
     case Runs::OnWaiter:
       return operation->wait_for_waiter(state_->executor);
   }

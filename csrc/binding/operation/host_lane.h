@@ -32,8 +32,7 @@ class HostLane {
   HostLane(const HostLane&) = delete;
   HostLane& operator=(const HostLane&) = delete;
 
-  // Runs nothing on the calling thread. Where the system has no thread for it, the operation fails, and says
-  // what to do.
+  // Runs nothing on the calling thread. Where the system has no further thread, it waits for one.
   void submit(const std::shared_ptr<Operation>& operation, Runs runs);
   // From now on every step in order that has not begun is skipped, and its operation ends with `why`.
   void fail(std::exception_ptr why);

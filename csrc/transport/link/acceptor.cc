@@ -9,7 +9,9 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <iterator>
+#include <thread>
 #include <utility>
 
 #include "core/log.h"
@@ -25,6 +27,7 @@ using core::StatusCode;
 
 namespace {
 constexpr int kAcceptsPerTurn = 64;
+constexpr std::chrono::milliseconds kPortPause{100};
 // Without descriptors or memory: the listener stays readable, and looking at once would be a busy loop.
 constexpr std::chrono::milliseconds kAcceptPause{200};
 constexpr std::chrono::seconds kWarningInterval{1};
@@ -42,7 +45,35 @@ std::string source_of(const SocketAddress& from) {
   ::inet_ntop(AF_INET6, &address, text, sizeof text);
   return core::str(text, "/64");
 }
+Result<Fd> listen_once(const std::string& host, std::uint16_t port, bool loopback_only) {
+  if (host.empty()) {
+    if (loopback_only) return listen_on(*SocketAddress::parse("127.0.0.1", port));
+    Result<Fd> both = listen_on(*SocketAddress::parse("::", port));
+    // Without IPv6, IPv4 alone.
+    if (both.is_ok() || both.status().sys_errno() == EADDRINUSE) return both;
+  }
+  const auto address = SocketAddress::parse(host.empty() ? "0.0.0.0" : host, port);
+  if (!address) {
+    return Status(StatusCode::InvalidArgument,
+                  core::str("'", host, "' is not a numeric address to listen on"));
+  }
+  if (loopback_only && !address->is_loopback() && !address->is_wildcard())
+    return no_plaintext(address->to_string());
+  return listen_on(*address);
+}
+
 }  // namespace
+
+Result<Fd> open_listener(const std::string& host, std::uint16_t port, bool loopback_only,
+                         std::chrono::milliseconds patience) {
+  const auto deadline = core::Deadline::after(patience);
+  for (;;) {
+    Result<Fd> listener = listen_once(host, port, loopback_only);
+    if (listener.is_ok() || listener.status().sys_errno() != EADDRINUSE || port == 0 || deadline.expired())
+      return listener;
+    std::this_thread::sleep_for(std::min(kPortPause, deadline.remaining()));
+  }
+}
 
 Acceptor::Acceptor(IoLoop& loop, Fd listener, TlsKeys* keys, IsKnown is_known, IsOurs is_ours,
                    OnHello on_hello)

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -20,6 +21,11 @@
 #include "transport/link/handshake_gate.h"
 
 namespace geocomm::transport {
+
+// On `host`, a numeric address (empty: all, or loopback with `loopback_only`), and `port`, for which it waits
+// up to `patience` where it is taken: the process before this one may be about to end.
+core::Result<Fd> open_listener(const std::string& host, std::uint16_t port, bool loopback_only,
+                               std::chrono::milliseconds patience);
 
 // They wait in two rooms: before TLS has begun they cost a descriptor, from then on memory as well. Who finds
 // a room full takes the place of another: of those from addresses of peers, or of the others, whichever fill

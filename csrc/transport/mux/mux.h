@@ -61,7 +61,7 @@ class Mux {
   // Some segments for `carrier`: lost ones before new ones. Where there are none, and it has `time_left`, one
   // that another carrier is slow with.
   void pull(const Carrier& carrier, Time now, bool time_left, std::vector<OutSegment>& out);
-  bool has_slow(Time now) const { return queue_.has_slow(now); }
+  bool has_slow(Time now) { return queue_.has_slow(now); }
   void written(const OutSegment& segment);
   // It carries nothing any more: what it carried, and the peer has not, goes out again.
   void lost(const Carrier& carrier) { queue_.lose(carrier); }

@@ -55,27 +55,18 @@ void ReadyChunks::Turns::took(std::uint64_t cost, bool all) {
   turns_.pop_front();
 }
 
-void ReadyChunks::Turns::remove(std::uint64_t group, const Predicate& which, std::vector<OutChunkPtr>& out) {
+void ReadyChunks::Turns::remove(const OutChunk& chunk) {
+  const std::uint64_t group = chunk.chunk.key.group;
   const auto flow = flows_.find(group);
-  if (flow == flows_.end()) return;
   auto& chunks = flow->second.chunks;
-  for (auto it = chunks.begin(); it != chunks.end();) {
-    const auto here = it++;
-    if (!which(*here->second)) continue;
-    out.push_back(std::move(here->second));
-    chunks.erase(here);
-  }
+  chunks.erase(chunk.order);
   if (!chunks.empty()) return;
   flows_.erase(flow);
   std::erase(turns_, group);
 }
 
-void ReadyChunks::Turns::remove_all(std::vector<OutChunkPtr>& out) {
-  for (auto& [group, flow] : flows_) {
-    for (auto& [order, chunk] : flow.chunks) out.push_back(std::move(chunk));
-  }
-  flows_.clear();
-  turns_.clear();
+ReadyChunks::Turns& ReadyChunks::class_of(const OutChunk& chunk) {
+  return is_small(chunk) ? small_ : bulk_;
 }
 
 ReadyChunks::Turns& ReadyChunks::class_in_turn() {
@@ -84,7 +75,7 @@ ReadyChunks::Turns& ReadyChunks::class_in_turn() {
 }
 
 void ReadyChunks::add(OutChunkPtr chunk) {
-  Turns& turns = is_small(*chunk) ? small_ : bulk_;
+  Turns& turns = class_of(*chunk);
   turns.add(std::move(chunk));
 }
 
@@ -98,14 +89,8 @@ void ReadyChunks::took(std::uint32_t bytes, bool all) {
   turns.took(cost_of(bytes), all);
 }
 
-void ReadyChunks::remove(std::uint64_t group, const Predicate& which, std::vector<OutChunkPtr>& out) {
-  small_.remove(group, which, out);
-  bulk_.remove(group, which, out);
-}
-
-void ReadyChunks::remove_all(std::vector<OutChunkPtr>& out) {
-  small_.remove_all(out);
-  bulk_.remove_all(out);
+void ReadyChunks::remove(const OutChunk& chunk) {
+  class_of(chunk).remove(chunk);
 }
 
 }  // namespace geocomm::transport

@@ -11,7 +11,6 @@
 #include <map>
 #include <memory>
 #include <unordered_map>
-#include <vector>
 
 #include "core/status.h"
 #include "transport/mux/chunks.h"
@@ -19,6 +18,9 @@
 namespace geocomm::transport {
 
 using SentCallback = std::function<void(const core::Status&)>;
+
+// Where the SendQueue has a chunk (send_queue.h).
+enum class ChunkPlace : std::uint8_t { Waiting, Ready, InFlight, Dropped };  // Dropped: its end was reported
 
 struct OutChunk {
   OutgoingChunk chunk;
@@ -29,7 +31,7 @@ struct OutChunk {
   std::uint32_t unacked_segments = 0;  // of all, those not yet acknowledged
   bool charged = false;
   bool started = false;  // a segment was handed out
-  bool dropped = false;  // cancelled: its completion was reported
+  ChunkPlace place = ChunkPlace::Waiting;
 
   std::uint32_t bytes() const { return static_cast<std::uint32_t>(chunk.payload.size()); }
 };
@@ -51,10 +53,8 @@ class ReadyChunks {
   // `bytes` of next() went. With `all`, nothing of it is left: it is removed.
   void took(std::uint32_t bytes, bool all);
 
-  using Predicate = std::function<bool(const OutChunk&)>;
-  // Removes those of a group, or of all groups, and adds them to `out`.
-  void remove(std::uint64_t group, const Predicate& which, std::vector<OutChunkPtr>& out);
-  void remove_all(std::vector<OutChunkPtr>& out);
+  // Precondition: it is in here. Costs the same however many others are.
+  void remove(const OutChunk& chunk);
 
  private:
   // The chunks of one class.
@@ -64,8 +64,7 @@ class ReadyChunks {
     void add(OutChunkPtr chunk);
     const OutChunkPtr& next();
     void took(std::uint64_t cost, bool all);
-    void remove(std::uint64_t group, const Predicate& which, std::vector<OutChunkPtr>& out);
-    void remove_all(std::vector<OutChunkPtr>& out);
+    void remove(const OutChunk& chunk);
 
    private:
     struct Flow {
@@ -75,6 +74,7 @@ class ReadyChunks {
     std::unordered_map<std::uint64_t, Flow> flows_;  // by group
     std::deque<std::uint64_t> turns_;                // groups of flows_
   };
+  Turns& class_of(const OutChunk& chunk);
   Turns& class_in_turn();
 
   Turns small_;

@@ -370,8 +370,8 @@ std::vector<OpKey> ReceiveTable::close_group(std::uint64_t group, const Status& 
   std::vector<std::shared_ptr<ReceiveOp>> members;
   {
     std::lock_guard lock(mutex_);
-    for (const auto& [key, op] : ops_) {
-      if (key.group == group) members.push_back(op);
+    for (auto at = ops_.lower_bound({group}); at != ops_.end() && at->first.group == group; ++at) {
+      members.push_back(at->second);
     }
   }
   std::vector<OpKey> announce;

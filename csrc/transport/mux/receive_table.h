@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -146,9 +147,9 @@ class ReceiveTable {
   core::BufferPool& pool_;
   const ClosedGroups& closed_groups_;
 
-  mutable std::mutex mutex_;  // guards all below
-  std::unordered_map<OpKey, std::shared_ptr<ReceiveOp>, OpKeyHash> ops_;
-  std::size_t unposted_ops_ = 0;  // of ops_: those that were never posted
+  mutable std::mutex mutex_;                         // guards all below
+  std::map<OpKey, std::shared_ptr<ReceiveOp>> ops_;  // a group that closes looks at its own alone
+  std::size_t unposted_ops_ = 0;                     // of ops_: those that were never posted
   std::uint64_t unexpected_bytes_ = 0;
   core::Status failure_;
 };

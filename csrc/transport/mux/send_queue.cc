@@ -1,6 +1,7 @@
 #include "transport/mux/send_queue.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "core/str.h"
@@ -62,8 +63,9 @@ Status SendQueue::push(OutgoingChunk chunk, SentCallback on_sent) {
   queued->on_sent = std::move(on_sent);
   queued->order = next_order_++;
   queued->unsent_segments = queued->unacked_segments = segment_count(queued->bytes());
+  chunks_.emplace(ChunkId{queued->chunk.key, queued->order}, queued);
   if (op.granted) {
-    ready_.add(std::move(queued));
+    make_ready(queued);
   } else {
     waiting_.add(std::move(queued));
     admit_waiting();
@@ -92,9 +94,11 @@ Status SendQueue::granted(const OpKey& key) {
   OutOp& op = found->second;
   charged_bytes_ -= std::exchange(op.charged_bytes, 0);
   op.granted = true;
-  std::vector<OutChunkPtr> admitted;
-  waiting_.remove(key.group, [&](const OutChunk& chunk) { return chunk.chunk.key == key; }, admitted);
-  for (OutChunkPtr& chunk : admitted) ready_.add(std::move(chunk));
+  for (auto at = chunks_.lower_bound({key}); at != chunks_.end() && at->first.op == key; ++at) {
+    if (at->second->place != ChunkPlace::Waiting) continue;
+    waiting_.remove(*at->second);
+    make_ready(at->second);
+  }
   if (op.chunks_sent == op.chunk_count || op.cancelled) forget(key);
   admit_waiting();
   return Status::ok();
@@ -102,7 +106,7 @@ Status SendQueue::granted(const OpKey& key) {
 
 void SendQueue::admit_waiting() {
   while (!waiting_.empty()) {
-    OutChunkPtr chunk = waiting_.next();
+    const OutChunkPtr chunk = waiting_.next();
     const std::uint64_t charge = unexpected_charge(chunk->bytes());
     // spec channel 7.1: "Charges outstanding MUST NOT exceed the receiver's max_unexpected_bytes."
     if (charge > limit_bytes_ || charged_bytes_ > limit_bytes_ - charge) return;
@@ -110,8 +114,13 @@ void SendQueue::admit_waiting() {
     charged_bytes_ += charge;
     ops_[chunk->chunk.key].charged_bytes += charge;
     chunk->charged = true;
-    ready_.add(std::move(chunk));
+    make_ready(chunk);
   }
+}
+
+void SendQueue::make_ready(const OutChunkPtr& chunk) {
+  chunk->place = ChunkPlace::Ready;
+  ready_.add(chunk);
 }
 
 std::size_t SendQueue::pull(const Carrier& carrier, std::size_t max_bytes, std::size_t max_segments,
@@ -137,7 +146,7 @@ std::size_t SendQueue::pull(const Carrier& carrier, std::size_t max_bytes, std::
     chunk->next_offset += length;
     const bool all = chunk->next_offset == chunk->bytes();
     ready_.took(length, all);
-    if (all) in_flight_.emplace(chunk->order, chunk);
+    if (all) chunk->place = ChunkPlace::InFlight;
   }
   return resent;
 }
@@ -147,7 +156,7 @@ SendQueue::Clock::duration SendQueue::patience() const {
   return 2 * usual_time_ + kLeastPatience;
 }
 
-const OutSegment* SendQueue::find_slow(Clock::time_point now, const Carrier* carrier) const {
+const OutSegment* SendQueue::find_slow(Clock::time_point now, const Carrier* carrier) {
   if (!ready_.empty() || unacked_.has_lost() || unacked_.empty()) return nullptr;
   const OutSegment* slow = unacked_.find_slow(now - patience(), carrier);
   if (slow == nullptr || 50 * (hedged_bytes_ + slow->length) <= handed_bytes_) return slow;
@@ -163,7 +172,7 @@ bool SendQueue::pull_slow(const Carrier& carrier, Clock::time_point now, std::ve
   return true;
 }
 
-bool SendQueue::has_slow(Clock::time_point now) const {
+bool SendQueue::has_slow(Clock::time_point now) {
   std::lock_guard lock(mutex_);
   return find_slow(now, nullptr) != nullptr;
 }
@@ -180,7 +189,7 @@ SentCallback SendQueue::segment_sent(const OutSegment& segment) {
 }
 
 SentCallback SendQueue::count_written(OutChunk& chunk) {
-  if (chunk.dropped || --chunk.unsent_segments > 0) return nullptr;
+  if (chunk.place == ChunkPlace::Dropped || --chunk.unsent_segments > 0) return nullptr;
   if (const auto op = ops_.find(chunk.chunk.key); op != ops_.end()) {
     if (++op->second.chunks_sent == op->second.chunk_count && op->second.granted) forget(chunk.chunk.key);
   }
@@ -202,7 +211,7 @@ Status SendQueue::acknowledge(const AckPacket& ack, Clock::time_point now,
     if (!acked.was_written) {
       if (SentCallback callback = count_written(chunk)) callbacks.push_back(std::move(callback));
     }
-    if (--chunk.unacked_segments == 0) in_flight_.erase(chunk.order);
+    if (--chunk.unacked_segments == 0) chunks_.erase({chunk.chunk.key, chunk.order});
   }
   return Status::ok();
 }
@@ -227,8 +236,11 @@ bool SendQueue::empty() const {
   return ready_.empty() && waiting_.empty() && unacked_.empty();
 }
 
-void SendQueue::take_out(OutChunk& chunk, std::vector<SentCallback>& callbacks) {
-  chunk.dropped = true;
+SendQueue::Chunks::iterator SendQueue::drop(Chunks::iterator which, Dropped& dropped) {
+  OutChunk& chunk = *dropped.chunks.emplace_back(std::move(which->second));
+  const ChunkPlace place = std::exchange(chunk.place, ChunkPlace::Dropped);
+  if (place == ChunkPlace::Waiting) waiting_.remove(chunk);
+  if (place == ChunkPlace::Ready) ready_.remove(chunk);
   // The peer has seen nothing of it, so that it holds no memory for it.
   if (chunk.charged && !chunk.started) {
     if (const auto op = ops_.find(chunk.chunk.key); op != ops_.end() && op->second.charged_bytes > 0) {
@@ -237,21 +249,8 @@ void SendQueue::take_out(OutChunk& chunk, std::vector<SentCallback>& callbacks) 
       charged_bytes_ -= charge;
     }
   }
-  if (chunk.on_sent) callbacks.push_back(std::move(chunk.on_sent));
-}
-
-void SendQueue::drop(std::uint64_t group, const ReadyChunks::Predicate& which,
-                     std::vector<SentCallback>& callbacks) {
-  std::vector<OutChunkPtr> dropped;
-  ready_.remove(group, which, dropped);
-  waiting_.remove(group, which, dropped);
-  for (auto it = in_flight_.begin(); it != in_flight_.end();) {
-    const auto here = it++;
-    if (here->second->chunk.key.group != group || !which(*here->second)) continue;
-    dropped.push_back(std::move(here->second));
-    in_flight_.erase(here);
-  }
-  for (const OutChunkPtr& chunk : dropped) take_out(*chunk, callbacks);
+  if (chunk.on_sent) dropped.callbacks.push_back(std::move(chunk.on_sent));
+  return chunks_.erase(which);
 }
 
 void SendQueue::forget(const OpKey& key) {
@@ -262,58 +261,57 @@ void SendQueue::forget(const OpKey& key) {
 }
 
 std::vector<SentCallback> SendQueue::cancel(const OpKey& key) {
-  std::vector<SentCallback> callbacks;
+  Dropped dropped;
   std::lock_guard lock(mutex_);
-  drop(key.group, [&](const OutChunk& chunk) { return chunk.chunk.key == key; }, callbacks);
+  auto at = chunks_.lower_bound({key});
+  while (at != chunks_.end() && at->first.op == key) at = drop(at, dropped);
   // What the peer holds unexpected stays charged until it says that it let go of it (Grant).
   if (const auto op = ops_.find(key); op != ops_.end()) {
     op->second.cancelled = true;
     if (op->second.charged_bytes == 0) forget(key);
   }
   admit_waiting();
-  return callbacks;
+  return std::move(dropped.callbacks);
 }
 
 std::vector<SentCallback> SendQueue::close_group(std::uint64_t group, QueuedChunks queued) {
-  std::vector<SentCallback> callbacks;
+  Dropped dropped;
   std::lock_guard lock(mutex_);
   const bool drops = queued == QueuedChunks::Drop;
-  if (drops) drop(group, [](const OutChunk& chunk) { return !chunk.chunk.outlives_group; }, callbacks);
-  for (auto it = ops_.begin(); it != ops_.end();) {
-    const auto op = it++;
-    if (op->first.group != group || op->second.outlives_group) continue;
+  auto at = drops ? chunks_.lower_bound({{group}}) : chunks_.end();
+  while (at != chunks_.end() && at->first.op.group == group) {
+    at = at->second->chunk.outlives_group ? std::next(at) : drop(at, dropped);
+  }
+  for (auto op = ops_.lower_bound({group}); op != ops_.end() && op->first.group == group;) {
+    const auto here = op++;
+    if (here->second.outlives_group) continue;
     // What was granted and never sent is not sent any more.
-    const bool unused = op->second.chunk_count == 0;
-    op->second.cancelled |= drops;
-    if (unused || (drops && op->second.charged_bytes == 0)) forget(OpKey(op->first));
+    const bool unused = here->second.chunk_count == 0;
+    here->second.cancelled |= drops;
+    if (unused || (drops && here->second.charged_bytes == 0)) forget(OpKey(here->first));
   }
   admit_waiting();
-  return callbacks;
+  return std::move(dropped.callbacks);
 }
 
 std::vector<SentCallback> SendQueue::drop_waiting() {
-  std::vector<SentCallback> callbacks;
-  std::vector<OutChunkPtr> dropped;
+  Dropped dropped;
   std::lock_guard lock(mutex_);
-  waiting_.remove_all(dropped);
-  for (const OutChunkPtr& chunk : dropped) take_out(*chunk, callbacks);
-  return callbacks;
+  for (auto at = chunks_.begin(); at != chunks_.end();) {
+    at = at->second->place == ChunkPlace::Waiting ? drop(at, dropped) : std::next(at);
+  }
+  return std::move(dropped.callbacks);
 }
 
 std::vector<SentCallback> SendQueue::drop_all() {
-  std::vector<SentCallback> callbacks;
-  std::vector<OutChunkPtr> dropped;
+  Dropped dropped;
   std::lock_guard lock(mutex_);
-  ready_.remove_all(dropped);
-  waiting_.remove_all(dropped);
-  for (auto& [order, chunk] : in_flight_) dropped.push_back(std::move(chunk));
-  in_flight_.clear();
-  for (const OutChunkPtr& chunk : dropped) take_out(*chunk, callbacks);
+  for (auto at = chunks_.begin(); at != chunks_.end();) at = drop(at, dropped);
   unacked_.clear();
   ops_.clear();
   granted_only_ = 0;
   charged_bytes_ = 0;
-  return callbacks;
+  return std::move(dropped.callbacks);
 }
 
 void SendQueue::refuse(const Status& why) {

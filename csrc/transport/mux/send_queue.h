@@ -6,15 +6,18 @@
 // that the peer has not granted yet may together take as many bytes as the peer said in its Hello
 // (max_unexpected_bytes); a chunk is charged when it becomes ready and the charge of an operation returns
 // when the peer grants it, or says (also with Grant) that it has thrown its data away.
+//
+// What an operation or a group costs to grant, cancel or close follows its own chunks, however many of others
+// are under way.
 #pragma once
 
 #include <chrono>
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <mutex>
 #include <optional>
-#include <unordered_map>
 #include <vector>
 
 #include "core/status.h"
@@ -53,7 +56,7 @@ class SendQueue {
   // so that a slow or silent stream holds up nobody: at most 2 % of all bytes go out twice for this, but for
   // segments that have been under way for a second and more.
   bool pull_slow(const Carrier& carrier, Clock::time_point now, std::vector<OutSegment>& out);
-  bool has_slow(Clock::time_point now) const;
+  bool has_slow(Clock::time_point now);
   // When to look again; nothing if there is nothing to look for.
   std::optional<Clock::duration> slow_after() const;
   // A segment is written: the callback of its chunk if that was the last one (null otherwise).
@@ -90,14 +93,26 @@ class SendQueue {
     std::uint64_t charged_bytes = 0;
   };
 
+  struct ChunkId {
+    OpKey op;
+    std::uint64_t order = 0;  // OutChunk::order
+    friend auto operator<=>(const ChunkId&, const ChunkId&) = default;
+  };
+  using Chunks = std::map<ChunkId, OutChunkPtr>;
+  // Declared before the lock, so that the last owner of a chunk's bytes lets go of them after it.
+  struct Dropped {
+    std::vector<OutChunkPtr> chunks;
+    std::vector<SentCallback> callbacks;
+  };
+
   // All with mutex_ held.
   void admit_waiting();
-  // Drops those of a group.
-  void drop(std::uint64_t group, const ReadyChunks::Predicate& which, std::vector<SentCallback>& callbacks);
-  void take_out(OutChunk& chunk, std::vector<SentCallback>& callbacks);
+  void make_ready(const OutChunkPtr& chunk);
+  // Returns the one behind it.
+  Chunks::iterator drop(Chunks::iterator which, Dropped& dropped);
   void forget(const OpKey& key);
   SentCallback count_written(OutChunk& chunk);
-  const OutSegment* find_slow(Clock::time_point now, const Carrier* carrier) const;
+  const OutSegment* find_slow(Clock::time_point now, const Carrier* carrier);
   Clock::duration patience() const;
 
   const ClosedGroups& closed_groups_;
@@ -105,12 +120,12 @@ class SendQueue {
   mutable std::mutex mutex_;  // guards all below
   ReadyChunks ready_;
   ReadyChunks waiting_;
-  std::map<std::uint64_t, OutChunkPtr> in_flight_;  // by OutChunk::order
+  Chunks chunks_;  // all that are not acknowledged or dropped
   UnackedSegments unacked_;
   Clock::duration usual_time_{};    // from a stream to its acknowledgement; 0: not known yet
   std::uint64_t handed_bytes_ = 0;  // in all
   std::uint64_t hedged_bytes_ = 0;  // of slow segments
-  std::unordered_map<OpKey, OutOp, OpKeyHash> ops_;
+  std::map<OpKey, OutOp> ops_;
   std::size_t granted_only_ = 0;  // operations that the peer granted and nobody sends (yet)
   std::uint64_t next_order_ = 0;
   std::uint64_t charged_bytes_ = 0;

@@ -119,7 +119,7 @@ OutSegment UnackedSegments::resend(const Carrier& carrier, Clock::time_point now
   return entry.segment;
 }
 
-const OutSegment* UnackedSegments::find_slow(Clock::time_point since, const Carrier* carrier) const {
+const OutSegment* UnackedSegments::find_slow(Clock::time_point since, const Carrier* carrier) {
   const std::size_t count = std::min(entries_.size(), kMostLookedAt);
   looks_ += count;
   for (std::size_t i = 0; i < count; ++i) {

@@ -63,7 +63,7 @@ class UnackedSegments {
   // The oldest segment that has been under way since before `since`, over another connection than `carrier`
   // (if given), and went out only once; null if there is none. Looks at so many of the oldest only that it is
   // cheap.
-  const OutSegment* find_slow(Clock::time_point since, const Carrier* carrier) const;
+  const OutSegment* find_slow(Clock::time_point since, const Carrier* carrier);
   // It goes out once more, over `carrier`, which carries it from now on.
   OutSegment hedge(std::uint64_t number, const Carrier& carrier);
 
@@ -103,7 +103,7 @@ class UnackedSegments {
   std::size_t acked_ = 0;               // of entries_
   std::map<Carrier, Carried> carried_;  // of those that carry some
   std::set<std::uint64_t> lost_;        // numbers
-  mutable std::uint64_t looks_ = 0;
+  std::uint64_t looks_ = 0;
 };
 
 }  // namespace geocomm::transport

@@ -40,7 +40,8 @@ RdmaStream::~RdmaStream() {
 Status RdmaStream::start() {
   GEOCOMM_ASSIGN_OR_RETURN(link_, fabric_.open_link(*this));
   GEOCOMM_ASSIGN_OR_RETURN(fabric_handler_, loop().add(link_->event_fd(), &events_, EPOLLIN));
-  GEOCOMM_ASSIGN_OR_RETURN(handler_, loop().add(fd(), this, EPOLLIN));
+  watched_ = connection().wanted_events();
+  GEOCOMM_ASSIGN_OR_RETURN(handler_, loop().add(fd(), this, watched_));
   GEOCOMM_RETURN_IF_ERROR(send_address());
   if (connection().has_more()) loop().again(handler_, EPOLLIN);
   run_soon();
@@ -89,6 +90,23 @@ std::string RdmaStream::transport() const {
 }
 
 void RdmaStream::on_ready(std::uint32_t) {
+  read();
+  if (is_open()) answer();
+}
+
+// What TLS has to say to the peer (that it takes new keys), no packet takes along here.
+void RdmaStream::answer() {
+  if (connection().has_unsent()) {
+    if (const auto sent = connection().write({}); !sent.is_ok()) {
+      return lose(
+          Status(StatusCode::PeerLost, core::str("stream ", index(), " broke: ", sent.status().message())));
+    }
+  }
+  const std::uint32_t events = connection().wanted_events();
+  if (std::exchange(watched_, events) != events) loop().modify(handler_, events);
+}
+
+void RdmaStream::read() {
   while (is_open()) {
     const std::size_t wanted = connected_ ? 1 : kHeaderBytes + kMaxRdmaAddressBytes;
     const std::size_t had = received_.size();

@@ -55,6 +55,8 @@ class RdmaStream final : public Stream, public RdmaLinkOwner {
   };
 
   core::Status send_address();
+  void read();
+  void answer();
   void on_address();
   void run();
   void run_soon();
@@ -68,6 +70,7 @@ class RdmaStream final : public Stream, public RdmaLinkOwner {
   FabricEvents events_{*this};
   IoLoop::HandlerId fabric_handler_ = 0;
   IoLoop::HandlerId handler_ = 0;
+  std::uint32_t watched_ = 0;  // of the TCP connection
   std::unique_ptr<RdmaLink> link_;
   std::uint64_t token_ = 0;       // ours: messages for this link begin with it
   std::uint64_t peer_token_ = 0;  // of the peer

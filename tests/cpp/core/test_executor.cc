@@ -89,7 +89,7 @@ TEST(GrowingExecutor, test_tasks_that_wait_for_each_other_all_run) {
   constexpr int kTasks = 20;
   std::latch all(kTasks);
   GrowingExecutor executor("grow");
-  for (int i = 0; i < kTasks; ++i) ASSERT_TRUE(executor.submit([&] { all.arrive_and_wait(); }).is_ok());
+  for (int i = 0; i < kTasks; ++i) executor.post([&] { all.arrive_and_wait(); });
   all.wait();
   EXPECT_GE(executor.thread_count(), 1u);
 }
@@ -129,7 +129,7 @@ TEST(GrowingExecutor, test_what_a_task_owns_is_released_after_it_ran) {
   EXPECT_TRUE(watch.expired());
 }
 
-TEST(GrowingExecutor, test_submit_from_many_threads_runs_every_task) {
+TEST(GrowingExecutor, test_post_from_many_threads_runs_every_task) {
   std::atomic<int> ran{0};
   {
     GrowingExecutor executor("grow", std::chrono::milliseconds(1));
@@ -144,22 +144,34 @@ TEST(GrowingExecutor, test_submit_from_many_threads_runs_every_task) {
   EXPECT_EQ(ran, 400);
 }
 
-TEST(GrowingExecutor, test_without_threads_submit_refuses_and_says_what_to_do) {
+TEST(GrowingExecutor, test_without_any_thread_it_says_what_to_do) {
   GrowingExecutor executor("grow");
-  bool ran = false;
   const NoMoreThreads none;
-  const Status refused = executor.submit([&] { ran = true; });
+  const Status refused = executor.keep_one();
   EXPECT_EQ(refused.code(), StatusCode::Internal);
   EXPECT_NE(refused.sys_errno(), 0);
   EXPECT_NE(refused.message().find("ulimit -u"), std::string::npos) << refused.message();
+  bool ran = false;
+  EXPECT_FALSE(executor.try_post([&] { ran = true; }));
   EXPECT_FALSE(ran);
-  EXPECT_FALSE(executor.keep_one().is_ok());
 }
 
-TEST(GrowingExecutor, test_without_further_threads_submit_refuses_and_post_waits_for_the_one_that_is_kept) {
+TEST(ThreadPool, test_without_any_thread_it_says_what_to_do) {
+  const NoMoreThreads none;
+  const ThreadPool pool(3, "pool");
+  EXPECT_EQ(pool.thread_count(), 0U);
+  EXPECT_NE(pool.why_none().message().find("ulimit -u"), std::string::npos) << pool.why_none().message();
+}
+
+TEST(GrowingExecutor, test_without_further_threads_tasks_wait_for_the_one_that_is_kept) {
   GrowingExecutor executor("grow", std::chrono::milliseconds(1));
   ASSERT_TRUE(executor.keep_one().is_ok());
   const NoMoreThreads none;
+  int warnings = 0;
+  set_log_sink([&](LogLevel, const std::string& line) {
+    ++warnings;
+    EXPECT_NE(line.find("ulimit -u"), std::string::npos) << line;
+  });
   std::this_thread::sleep_for(std::chrono::milliseconds(20));  // idle for longer than threads are kept
   std::promise<void> began, release, last;
   std::mutex mutex;
@@ -170,14 +182,12 @@ TEST(GrowingExecutor, test_without_further_threads_submit_refuses_and_post_waits
       ran.push_back(number);
     };
   };
-  ASSERT_TRUE(executor
-                  .submit([&] {
-                    began.set_value();
-                    release.get_future().wait();
-                  })
-                  .is_ok());
+  executor.post([&] {
+    began.set_value();
+    release.get_future().wait();
+  });
   began.get_future().wait();
-  EXPECT_FALSE(executor.submit(task(0)).is_ok());
+  EXPECT_FALSE(executor.try_post(task(0)));
   {
     std::lock_guard lock(mutex);  // which the tasks take: none runs in here
     executor.post(task(1));
@@ -188,6 +198,8 @@ TEST(GrowingExecutor, test_without_further_threads_submit_refuses_and_post_waits
   last.get_future().wait();
   EXPECT_EQ(ran, (std::vector<int>{1, 2}));
   EXPECT_EQ(executor.thread_count(), 1u);
+  EXPECT_EQ(warnings, 1);
+  set_log_sink([](LogLevel, const std::string&) {});
 }
 
 TEST(StartThread, test_name_is_the_threads) {

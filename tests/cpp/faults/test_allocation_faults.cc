@@ -216,5 +216,34 @@ TEST(ExchangeAllocations, test_each_that_fails_is_an_error_or_ends_the_process_i
   EXPECT_GT(try_each(exchange, true, kStride), 300 / kStride);
 }
 
+// A channel that is half made, or half forgotten, would keep its operations waiting for ever.
+Outcome connect_and_forget(std::int64_t before) {
+  core::set_log_level(core::LogLevel::Off);
+  const auto here = transport::Endpoint::create({});
+  const auto there = transport::Endpoint::create({});
+  if (!here.is_ok() || !there.is_ok()) return Outcome::Wrong;
+  const transport::PeerAddress peer{(*there)->id(), "127.0.0.1", (*there)->port(),
+                                    "a peer whose description takes memory"};
+  fail_after(before);
+  std::shared_ptr<transport::Channel> channel;
+  const Status connected = core::without_throwing([&]() -> Status {
+    GEOCOMM_ASSIGN_OR_RETURN(channel, (*here)->connect(peer, {}));
+    return Status::ok();
+  });
+  if (!connected.is_ok()) return (*here)->channels().empty() ? Outcome::Error : Outcome::Wrong;
+  const Status forgotten = core::without_throwing([&] {
+    (*here)->forget(peer.id, {StatusCode::Aborted, "the peer was let go of"});
+    return Status::ok();
+  });
+  if (!forgotten.is_ok()) return (*here)->channels().size() == 1 ? Outcome::Error : Outcome::Wrong;
+  const Status status = core::without_throwing([&] { return channel->wait_ready(Deadline::after(20s)); });
+  if (status.code() == StatusCode::Timeout) return Outcome::Wrong;
+  return status.code() == StatusCode::Aborted ? Outcome::Right : Outcome::Error;
+}
+
+TEST(EndpointAllocations, test_each_that_fails_leaves_no_channel_that_nobody_connects_or_ends) {
+  EXPECT_GT(try_each(connect_and_forget, true, 1), 10);
+}
+
 }  // namespace
 }  // namespace geocomm::faults

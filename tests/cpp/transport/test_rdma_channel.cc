@@ -1,6 +1,7 @@
 // RDMA as far as a machine without it allows: UCX over its own TCP, real links broken and abused. The suites
 // of what channels promise run over UCX as well (CMakeLists.txt beside this folder).
 #include <dirent.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <atomic>
@@ -10,6 +11,7 @@
 #include <thread>
 
 #include "raw_peer.h"
+#include "tls_stranger.h"
 #include "transport/io/socket.h"
 #include "transport/rdma/rdma_fabric.h"
 #include "transport_fixture.h"
@@ -351,6 +353,98 @@ TEST_F(HostileRdmaPeer, test_second_data_stream_is_refused) {
   ASSERT_TRUE(answer.has_value());
   EXPECT_EQ(answer->type, static_cast<std::uint8_t>(PacketType::Refuse));
   EXPECT_EQ(answer->code, static_cast<std::uint16_t>(StatusCode::InvalidArgument));
+}
+
+// The data stream's TLS connection is idle, and answers all the same: a peer that asks for new keys, again
+// and again, and reads nothing until the socket is full, has its answers once there is room.
+TEST_F(RdmaChannel, test_tls_under_the_fabric_answers_a_peer_that_asks_for_keys) {
+  Authority authority;
+  Folder folder_a;
+  Folder folder_b;
+  authority.write_keys(folder_a, "geocomm://job/a");
+  authority.write_keys(folder_b, "geocomm://job/b");
+  EndpointOptions secure = options();
+  secure.keys = folder_a.path();
+  const auto victim = make_endpoint(secure);
+  PeerAddress address{id_of(0xFF), "127.0.0.1", 1, "rank 1", "", true};
+  const auto channel = *victim->connect(address, token(1));
+  const auto welcomed = [&](TlsStranger& stranger, const HelloPayload& hello) {
+    stranger.say(hello);
+    const auto answer = stranger.answer();
+    ASSERT_TRUE(answer && answer->type == PacketType::Welcome);
+  };
+  HelloPayload hello = raw_hello(*victim, 0, 1, token(1), id_of(0xFF));
+  hello.data_path = DataPath::Rdma;
+  TlsStranger control(victim->port(), &folder_b);
+  welcomed(control, hello);
+  hello.stream = 1;
+  hello.binding = control.proof_of(1, 1);
+  TlsStranger data(victim->port(), &folder_b);
+  welcomed(data, hello);
+  const auto head = data.read(kHeaderBytes);
+  ASSERT_TRUE(head.has_value());
+  HeaderBytes bytes;
+  std::memcpy(bytes.data(), head->data(), bytes.size());
+  const auto header = parse_header(bytes);
+  ASSERT_TRUE(header.is_ok() && header->type == static_cast<std::uint8_t>(PacketType::RdmaAddress));
+  ASSERT_TRUE(data.read(header->length).has_value());
+
+  // The victim's end, in this process: with little room, a few thousand answers fill it.
+  const std::uint16_t here = SocketAddress::local_of(data.fd()).port();
+  const int least = 1;
+  for (int fd = 0; fd < 1024; ++fd) {
+    const SocketAddress peer = SocketAddress::peer_of(fd);
+    const bool is_ip = peer.family() == AF_INET || peer.family() == AF_INET6;
+    if (!is_ip || peer.port() != here) continue;
+    ASSERT_EQ(::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &least, sizeof least), 0);
+  }
+  int answers = 0;
+  SSL_set_msg_callback_arg(&data.ssl(), &answers);
+  SSL_set_msg_callback(&data.ssl(),
+                       [](int sent, int, int type, const void* message, std::size_t size, SSL*, void* count) {
+                         if (sent != 0 || type != SSL3_RT_HANDSHAKE || size == 0) return;
+                         if (*static_cast<const char*>(message) == SSL3_MT_KEY_UPDATE)
+                           ++*static_cast<int*>(count);
+                       });
+  int asked = 0;
+  const auto ask = [&](int times) {
+    for (int i = 0; i < times; ++i, ++asked) {
+      ASSERT_EQ(SSL_key_update(&data.ssl(), SSL_KEY_UPDATE_REQUESTED), 1);
+      ASSERT_EQ(SSL_do_handshake(&data.ssl()), 1);
+    }
+  };
+  // So that its silence is no loss, however slow the machine.
+  const auto say_alive = [&] {
+    WireHeader alive = make_header(PacketType::Heartbeat);
+    alive.op = 1;
+    const HeaderBytes content = encode_header(alive);
+    ASSERT_TRUE(control.write(std::string(reinterpret_cast<const char*>(content.data()), content.size())));
+  };
+  const auto arrived = [&] {
+    int there = 0;
+    for (int same = 0, before = 0; same < 5; same = there == before ? same + 1 : 0, before = there) {
+      std::this_thread::sleep_for(20ms);
+      EXPECT_EQ(::ioctl(data.fd(), FIONREAD, &there), 0);
+    }
+    return there;
+  };
+  for (int before = -1, there = 0; there != before;) {
+    before = there;
+    ask(200);
+    say_alive();
+    there = arrived();
+  }
+  ask(600);  // which stay behind the full socket
+  const timeval little{0, 100'000};
+  ASSERT_EQ(::setsockopt(data.fd(), SOL_SOCKET, SO_RCVTIMEO, &little, sizeof little), 0);
+  // OpenSSL keeps the last one back until there is data to send, as RFC 8446, 4.6.3, allows.
+  for (const Deadline end = patience(); answers < asked - 1 && !end.expired();) {
+    char byte = 0;
+    say_alive();
+    ASSERT_LE(SSL_read(&data.ssl(), &byte, 1), 0) << "data where only answers may come";
+    ASSERT_TRUE(channel->status().is_ok()) << channel->status().to_string();
+  }
+  EXPECT_GE(answers, asked - 1);
 }
 
 }  // namespace

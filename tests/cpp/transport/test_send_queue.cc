@@ -244,6 +244,78 @@ TEST_F(SendQueueTest, test_numbered_segment_of_a_cancelled_operation_still_goes_
   EXPECT_EQ(results_.size(), 1U);
 }
 
+// Of many operations whose chunks wait, are ready, half sent and in flight, some are cancelled, and one of
+// the groups closes: their chunks go, whatever state they are in, each is reported once, and the others go
+// out whole.
+TEST_F(SendQueueTest, test_what_is_cancelled_is_all_that_goes_whatever_state_it_is_in) {
+  constexpr std::uint64_t kGroups = 3;
+  constexpr std::uint64_t kOps = 40;
+  constexpr std::uint32_t kChunks = 3;
+  constexpr std::size_t kBytes = kMaxSegmentBytes + 100;  // two segments
+  std::mt19937 random(5);
+  for (int round = 0; round < 20; ++round) {
+    ClosedGroups closed;
+    SendQueue queue(closed);
+    queue.set_peer_limit(30 * unexpected_charge(kBytes));  // the others wait for grants
+    std::map<OpKey, int> reported;
+    std::map<OpKey, std::size_t> pulled;
+    std::uint64_t last = 0;
+    const auto pull = [&](std::size_t most) {
+      std::vector<OutSegment> out;
+      (void)queue.pull(kFirst, std::size_t{1} << 40, most, SendQueue::Clock::now(), out);
+      for (const OutSegment& segment : out) {
+        last = segment.number;
+        pulled[segment.chunk->chunk.key] += segment.length;
+        if (const SentCallback callback = queue.segment_sent(segment)) callback(Status::ok());
+      }
+      return out.size();
+    };
+    const auto acknowledge = [&](std::uint64_t low) {
+      std::vector<SentCallback> callbacks;
+      std::uint64_t bytes = 0;
+      ASSERT_TRUE(queue.acknowledge({.low = low}, SendQueue::Clock::now(), callbacks, bytes).is_ok());
+      for (const SentCallback& callback : callbacks) callback(Status::ok());
+    };
+    for (std::uint64_t op = 0; op < kOps; ++op) {
+      for (std::uint32_t chunk = 0; chunk < kChunks; ++chunk) {
+        const OpKey key{op % kGroups, op};
+        ASSERT_TRUE(queue
+                        .push(chunk_of(key, pattern(kBytes, op), chunk, kChunks),
+                              [&reported, key](const Status&) { ++reported[key]; })
+                        .is_ok());
+      }
+    }
+    for (int i = 0; i < 15; ++i) ASSERT_TRUE(queue.granted({random() % kGroups, random() % kOps}).is_ok());
+    (void)pull(1 + random() % 100);
+    acknowledge(1 + random() % last);
+    std::set<OpKey> gone;
+    for (int i = 0; i < 10; ++i) {
+      const std::uint64_t op = random() % kOps;
+      gone.insert({op % kGroups, op});
+      for (const SentCallback& callback : queue.cancel({op % kGroups, op})) callback(Status::ok());
+    }
+    closed.add(2);
+    for (const SentCallback& callback : queue.close_group(2, QueuedChunks::Drop)) callback(Status::ok());
+    for (std::uint64_t op = 2; op < kOps; op += kGroups) gone.insert({2, op});
+    const auto before = pulled;
+    for (std::uint64_t op = 0; op < kOps; ++op) ASSERT_TRUE(queue.granted({op % kGroups, op}).is_ok());
+    while (pull(1000) > 0) {
+    }
+    acknowledge(last + 1);
+    EXPECT_TRUE(queue.empty());
+    EXPECT_EQ(queue.charged_bytes(), 0U);
+    for (std::uint64_t op = 0; op < kOps; ++op) {
+      const OpKey key{op % kGroups, op};
+      EXPECT_EQ(reported[key], int{kChunks}) << "operation " << op;
+      if (gone.contains(key)) {
+        EXPECT_EQ(pulled[key], before.contains(key) ? before.at(key) : 0U) << "operation " << op;
+      } else {
+        EXPECT_EQ(pulled[key], kChunks * kBytes) << "operation " << op;
+      }
+    }
+  }
+}
+
 TEST_F(SendQueueTest, test_slow_segments_go_out_once_more_over_another_stream_within_the_budget) {
   const auto later = [](std::chrono::milliseconds time) { return SendQueue::Clock::now() + time; };
   for (std::uint64_t op = 10; op < 60; ++op) push(op, 2 * kMaxSegmentBytes);

@@ -24,7 +24,7 @@ def _started(command: list[str], folder: Path, stop: StopSignals) -> EngineProce
 
 def test_signals_are_noted_and_interrupt_nothing() -> None:
     stop, before = StopSignals(), signal.getsignal(signal.SIGTERM)
-    done = []
+    done: list[int] = []
     with stop.noted():
         for number in (signal.SIGTERM, signal.SIGINT):
             os.kill(os.getpid(), number)
