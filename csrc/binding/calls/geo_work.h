@@ -10,6 +10,7 @@
 #include <optional>
 #include <utility>
 
+#include "binding/calls/completion.h"
 #include "binding/device/device_side.h"
 #include "binding/operation/exposed_time.h"
 #include "binding/operation/operation.h"
@@ -21,12 +22,12 @@
 
 namespace geocomm::binding {
 
-class GeoWork : public c10d::Work {
+class GeoWork : public Completing {
  public:
   // `outputs` is the Future's value (List[Tensor]). `devices`: the devices of the outputs, CPU left out.
   GeoWork(int rank, c10d::OpType type, const char* title, std::uint64_t seq, Tensors inputs, Tensors outputs,
           std::shared_ptr<ExposedTime> exposed)
-      : Work(rank, type, title, inputs),
+      : Completing(rank, type, title, inputs),
         seq_(seq),
         outputs_(std::move(outputs)),
         future_(c10::make_intrusive<at::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
@@ -65,6 +66,8 @@ class GeoWork : public c10d::Work {
   void complete(std::exception_ptr error) {
     finish(error);
     stop_counting();
+    // After isCompleted() says so, which is asked by whoever has taken the key too late to be told.
+    if (!error) completion_->succeeded();
     if (is_on_stream()) {
       mark(*result_, error);
     } else if (error) {

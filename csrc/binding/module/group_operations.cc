@@ -34,6 +34,7 @@ WorkPtr GroupOperations::enter(const at::Device& device, Call&& call) {
     calls.require_device(device);
     auto work = call(calls);
     group->note_issued(work);
+    if (auto* const own = dynamic_cast<Completing*>(work.get())) own->completion().tell(completion_hooks_);
     return work;
   };
   return group->spans_sites() ? issue(*group->wan()) : issue(*group->site());
@@ -340,5 +341,17 @@ WorkPtr GroupOperations::barrier(const c10d::BarrierOptions& options) {
   return enter(device,
                [&](auto& calls) { return calls.barrier(device, timeout_or_default(options.timeout)); });
 }
+
+#ifdef GEOCOMM_TORCH_HAS_COMPLETION_HOOKS
+void GroupOperations::registerCompletionHook(int64_t hook_id, c10d::CompletionHook hook) {
+  completion_hooks_->add(hook_id, [hook = std::move(hook)](std::uint64_t key) {
+    hook({.completionKey = key, .duration_ms = std::nullopt});
+  });
+}
+
+void GroupOperations::unregisterCompletionHook(int64_t hook_id) {
+  completion_hooks_->remove(hook_id);
+}
+#endif
 
 }  // namespace geocomm::binding

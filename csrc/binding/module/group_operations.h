@@ -4,6 +4,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -66,6 +67,14 @@ class GroupOperations : public c10d::Backend {
   WorkPtr recvAnysource(Tensors&, int tag) override;
   WorkPtr barrier(const c10d::BarrierOptions&) override;
 
+#ifdef GEOCOMM_TORCH_HAS_COMPLETION_HOOKS
+  // Not where there are GPUs. NCCL's Works are handed out there, whose ends nobody tells; and torch asks each
+  // Work as it is issued whether it is completed, which is a use of one on a stream (EnqueueOrder).
+  bool supportsCompletionHooks() const override { return !at::hasCUDA(); }
+  void registerCompletionHook(int64_t hook_id, c10d::CompletionHook hook) override;
+  void unregisterCompletionHook(int64_t hook_id) override;
+#endif
+
  protected:
   GroupOperations(int rank, int size, Milliseconds timeout, ShutdownFunction on_shutdown)
       : Backend(rank, size),
@@ -89,6 +98,8 @@ class GroupOperations : public c10d::Backend {
   WorkPtr enter(const at::Device& device, Call&& call);
   // Whether the parts of all ranks may differ in size: NCCL's own, inside one site.
   bool parts_may_differ(const at::Device& device);
+
+  const std::shared_ptr<CompletionHooks> completion_hooks_ = std::make_shared<CompletionHooks>();
 };
 
 }  // namespace geocomm::binding
