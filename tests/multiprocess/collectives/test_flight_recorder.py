@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch._C import _distributed_c10d as c10d
+from torch._C import _distributed_c10d
 
 from support.harness import Ranks, ranks_fixture
+
+c10d: Any = _distributed_c10d  # its stub lacks the recorder before 2.15
 
 ATTACHED = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
 """Whether torch attaches its recorder to other backends than its own."""
@@ -35,8 +37,7 @@ RECORDED = {
 
 
 def _entries(**arguments: Any) -> list[dict[str, Any]]:
-    dump: Any = c10d._dump_fr_trace  # its stub lacks `backend` before 2.15
-    return pickle.loads(dump(**arguments)).get("entries", [])
+    return pickle.loads(c10d._dump_fr_trace(**arguments)).get("entries", [])
 
 
 def _recorded() -> list[tuple[str, str]]:
@@ -176,8 +177,7 @@ def _hang(folder: str) -> None:
     works: list[Any] = []
     if dist.get_rank() == 0:
         works.append(dist.all_reduce(torch.ones(5), async_op=True))
-    dump: Any = c10d._dump_fr_trace
-    Path(folder, f"trace_{dist.get_rank()}").write_bytes(dump(backend="geocomm"))
+    Path(folder, f"trace_{dist.get_rank()}").write_bytes(c10d._dump_fr_trace(backend="geocomm"))
     if dist.get_rank() == 1:
         works.append(dist.all_reduce(torch.ones(5), async_op=True))
     for work in works:
