@@ -13,10 +13,6 @@
 
 #include "binding/torch/torch_prelude.h"
 
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
-#define GEOCOMM_TORCH_HAS_COMPLETION_HOOKS
-#endif
-
 namespace geocomm::binding {
 
 // Of a group. Thread-safe; hooks are called without its lock.
@@ -85,7 +81,7 @@ class Completion {
 class Completing : public c10d::Work {
  public:
   using Work::Work;
-#ifdef GEOCOMM_TORCH_HAS_COMPLETION_HOOKS
+#if GEOCOMM_TORCH_SINCE(15)
   // Never used again, unlike the address that is c10d's own.
   std::uint64_t getCompletionKey() const override { return completion_->key(); }
 #endif

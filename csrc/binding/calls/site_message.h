@@ -42,7 +42,7 @@ class SiteMessage final : public Completing {
     if (key_taken_.exchange(false)) return false;
     return joined()->isCompleted();
   }
-#ifdef GEOCOMM_TORCH_HAS_COMPLETION_HOOKS
+#if GEOCOMM_TORCH_SINCE(15)
   std::uint64_t getCompletionKey() const override {
     key_taken_ = true;
     return Completing::getCompletionKey();

@@ -342,7 +342,7 @@ WorkPtr GroupOperations::barrier(const c10d::BarrierOptions& options) {
                [&](auto& calls) { return calls.barrier(device, timeout_or_default(options.timeout)); });
 }
 
-#ifdef GEOCOMM_TORCH_HAS_COMPLETION_HOOKS
+#if GEOCOMM_TORCH_SINCE(15)
 void GroupOperations::registerCompletionHook(int64_t hook_id, c10d::CompletionHook hook) {
   completion_hooks_->add(hook_id, [hook = std::move(hook)](std::uint64_t key) {
     hook({.completionKey = key, .duration_ms = std::nullopt});

@@ -67,7 +67,7 @@ class GroupOperations : public c10d::Backend {
   WorkPtr recvAnysource(Tensors&, int tag) override;
   WorkPtr barrier(const c10d::BarrierOptions&) override;
 
-#ifdef GEOCOMM_TORCH_HAS_COMPLETION_HOOKS
+#if GEOCOMM_TORCH_SINCE(15)
   // Not where there are GPUs. NCCL's Works are handed out there, whose ends nobody tells; and torch asks each
   // Work as it is issued whether it is completed, which is a use of one on a stream (EnqueueOrder).
   bool supportsCompletionHooks() const override { return !at::hasCUDA(); }
