@@ -29,8 +29,13 @@ bool is_small(const OutChunk& chunk) {
 void ReadyChunks::Turns::add(OutChunkPtr chunk) {
   const std::uint64_t group = chunk->chunk.key.group;
   const auto [flow, is_new] = flows_.try_emplace(group);
-  if (is_new) turns_.push_back(group);
-  flow->second.chunks.emplace(chunk->order, std::move(chunk));
+  try {
+    flow->second.chunks.emplace(chunk->order, std::move(chunk));
+    if (is_new) turns_.push_back(group);
+  } catch (...) {
+    if (is_new) flows_.erase(flow);
+    throw;
+  }
 }
 
 const OutChunkPtr& ReadyChunks::Turns::next() {

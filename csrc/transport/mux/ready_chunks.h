@@ -46,7 +46,8 @@ inline constexpr std::uint64_t kSmallRunBytes = 1024 * 1024;
 class ReadyChunks {
  public:
   bool empty() const { return small_.empty() && bulk_.empty(); }
-  // It takes its place by OutChunk::order, also before chunks of its group that were added earlier.
+  // It takes its place by OutChunk::order, also before chunks of its group that were added earlier. What
+  // throws (std::bad_alloc) changes nothing.
   void add(OutChunkPtr chunk);
   // Whose turn it is: the same one until took(), add() or a removal. Precondition: !empty().
   const OutChunkPtr& next();

@@ -63,12 +63,21 @@ Status SendQueue::push(OutgoingChunk chunk, SentCallback on_sent) {
   queued->on_sent = std::move(on_sent);
   queued->order = next_order_++;
   queued->unsent_segments = queued->unacked_segments = segment_count(queued->bytes());
-  chunks_.emplace(ChunkId{queued->chunk.key, queued->order}, queued);
+  // Where memory runs out, no place has the chunk that another one lacks.
+  Chunks node;
+  node.emplace(ChunkId{queued->chunk.key, queued->order}, queued);
   if (op.granted) {
     make_ready(queued);
   } else {
-    waiting_.add(std::move(queued));
+    waiting_.add(queued);
+  }
+  const auto at = chunks_.insert(node.extract(node.begin())).position;
+  try {
     admit_waiting();
+  } catch (...) {
+    leave_place(*queued);
+    chunks_.erase(at);
+    throw;
   }
   return Status::ok();
 }
@@ -96,8 +105,8 @@ Status SendQueue::granted(const OpKey& key) {
   op.granted = true;
   for (auto at = chunks_.lower_bound({key}); at != chunks_.end() && at->first.op == key; ++at) {
     if (at->second->place != ChunkPlace::Waiting) continue;
-    waiting_.remove(*at->second);
     make_ready(at->second);
+    waiting_.remove(*at->second);
   }
   if (op.chunks_sent == op.chunk_count || op.cancelled) forget(key);
   admit_waiting();
@@ -110,17 +119,22 @@ void SendQueue::admit_waiting() {
     const std::uint64_t charge = unexpected_charge(chunk->bytes());
     // spec channel 7.1: "Charges outstanding MUST NOT exceed the receiver's max_unexpected_bytes."
     if (charge > limit_bytes_ || charged_bytes_ > limit_bytes_ - charge) return;
+    make_ready(chunk);
     waiting_.took(chunk->bytes(), true);
     charged_bytes_ += charge;
     ops_[chunk->chunk.key].charged_bytes += charge;
     chunk->charged = true;
-    make_ready(chunk);
   }
 }
 
 void SendQueue::make_ready(const OutChunkPtr& chunk) {
-  chunk->place = ChunkPlace::Ready;
   ready_.add(chunk);
+  chunk->place = ChunkPlace::Ready;
+}
+
+void SendQueue::leave_place(const OutChunk& chunk) {
+  if (chunk.place == ChunkPlace::Waiting) waiting_.remove(chunk);
+  if (chunk.place == ChunkPlace::Ready) ready_.remove(chunk);
 }
 
 std::size_t SendQueue::pull(const Carrier& carrier, std::size_t max_bytes, std::size_t max_segments,
@@ -237,10 +251,10 @@ bool SendQueue::empty() const {
 }
 
 SendQueue::Chunks::iterator SendQueue::drop(Chunks::iterator which, Dropped& dropped) {
+  dropped.callbacks.emplace_back();  // memory first: what throws later would leave half of a chunk
   OutChunk& chunk = *dropped.chunks.emplace_back(std::move(which->second));
-  const ChunkPlace place = std::exchange(chunk.place, ChunkPlace::Dropped);
-  if (place == ChunkPlace::Waiting) waiting_.remove(chunk);
-  if (place == ChunkPlace::Ready) ready_.remove(chunk);
+  leave_place(chunk);
+  chunk.place = ChunkPlace::Dropped;
   // The peer has seen nothing of it, so that it holds no memory for it.
   if (chunk.charged && !chunk.started) {
     if (const auto op = ops_.find(chunk.chunk.key); op != ops_.end() && op->second.charged_bytes > 0) {
@@ -249,7 +263,11 @@ SendQueue::Chunks::iterator SendQueue::drop(Chunks::iterator which, Dropped& dro
       charged_bytes_ -= charge;
     }
   }
-  if (chunk.on_sent) dropped.callbacks.push_back(std::move(chunk.on_sent));
+  if (chunk.on_sent) {
+    dropped.callbacks.back() = std::move(chunk.on_sent);
+  } else {
+    dropped.callbacks.pop_back();
+  }
   return chunks_.erase(which);
 }
 

@@ -108,6 +108,8 @@ class SendQueue {
   // All with mutex_ held.
   void admit_waiting();
   void make_ready(const OutChunkPtr& chunk);
+  // Takes it out of where its place says that it is.
+  void leave_place(const OutChunk& chunk);
   // Returns the one behind it.
   Chunks::iterator drop(Chunks::iterator which, Dropped& dropped);
   void forget(const OpKey& key);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import threading
 import time
@@ -279,7 +280,8 @@ def test_first_operation_of_a_subgroup_names_a_rank_that_died_before_it(
     time.sleep(0.3)
     outcomes = three.outcomes(_all_reduce_in_part, part, ranks=survivors)
     if part == 0:
-        assert "closed by peer" in outcomes[0].require("RuntimeError").message
+        # "closed" where Gloo reads the end of the stream, "reset" where bytes of its own had not been read by the dead.
+        assert re.search("(closed|reset) by peer", outcomes[0].require("RuntimeError").message)
     else:
         _require_lost(outcomes, lost)
 

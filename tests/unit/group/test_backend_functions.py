@@ -28,8 +28,7 @@ LEFT_OUT = {
     **dict.fromkeys(RECONFIGURE, "ReconfigurableGroup does it"),
     **dict.fromkeys(("supportsWindow", "new_window"), "one-sided operations are NCCL's and XCCL's"),
     **dict.fromkeys(("supportsAbortHooks", "registerAbortHook", "unregisterAbortHook"), "no hooks"),
-    **dict.fromkeys(("supportsCompletionHooks", "registerCompletionHook", "unregisterCompletionHook"), "no hooks"),
-    **dict.fromkeys(("registerOnCompletionHook", "waitForPendingWorks"), "no hooks"),
+    **dict.fromkeys(("registerOnCompletionHook", "waitForPendingWorks"), "registerCompletionHook is the newer way"),
 }
 
 
