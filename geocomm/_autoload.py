@@ -1,12 +1,15 @@
 """Entry point of the group `torch.backends`: torch calls it at the end of `import torch`.
 
-It tells torch names, and has each group looked at before torch makes it. It can never make `import torch` fail. Nothing
-is imported at module level (torch is half imported at that point, and a user's `import geocomm` may be what began it);
-the native library is loaded when the first process group is made.
+It tells torch names, and has geocomm look at each group before torch makes it. It can never make `import torch` fail.
+Nothing is imported at module level (torch is half imported at that point, and a user's `import geocomm` may be what
+began it); the native library is loaded when the first process group is made.
 """
 
-_READ = {"group_size", "group_rank", "global_ranks_in_group", "backend", "store", "group_name", "timeout"}
-"""The arguments of torch's function that makes a group, as far as `check_new_group` reads them."""
+_READ = {
+    *("group_size", "group_rank", "global_ranks_in_group", "backend", "store", "group_name", "backend_options"),
+    "timeout",
+}
+"""The arguments of torch's function that makes a group, as far as `make_group` reads or changes them."""
 
 
 def register() -> None:
@@ -53,12 +56,19 @@ def register() -> None:
 
         @functools.wraps(make)
         def check_and_make(*arguments: Any, **options: Any) -> Any:
-            from geocomm.group.backend.other_backends import check_new_group
+            from geocomm.group.backend.other_backends import make_group
 
-            check_new_group(signature.bind(*arguments, **options).arguments)
-            return make(*arguments, **options)
+            return make_group(make, signature.bind(*arguments, **options))
 
-        c10d._new_process_group_helper = check_and_make
+        source_of = c10d._get_split_source
+
+        @functools.wraps(source_of)
+        def source_of_torchs_own(*arguments: Any, **options: Any) -> Any:
+            from geocomm.group.backend.in_place import split_source
+
+            return split_source(source_of(*arguments, **options))
+
+        c10d._new_process_group_helper, c10d._get_split_source = check_and_make, source_of_torchs_own
     except Exception as error:
         import logging
 

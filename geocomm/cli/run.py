@@ -11,6 +11,8 @@ import typer
 from geocomm.cli.command_end import fail
 from geocomm.cli.run_options import (
     AddressOption,
+    BackendNameOption,
+    BackendOption,
     DataOption,
     DoubtOption,
     HeldOutOption,
@@ -21,6 +23,7 @@ from geocomm.cli.run_options import (
     ListenOption,
     MinSitesOption,
     WaitForOption,
+    backend_variables,
     check_meeting,
     elastic_option,
     leader_settings,
@@ -35,7 +38,8 @@ Give every node the same --hub, and torchrun's arguments but for those that say 
       --nnodes 2 --node-rank 0 --nproc-per-node 8 train.py
 
 With keys and one node at each site, leave out --nnodes and --node-rank. The node that has the host's address is the
-hub. The site's name comes from its keys. torch's C++ parts log errors alone unless TORCH_CPP_LOG_LEVEL is set. The exit
+hub. The site's name comes from its keys. A script that asks for nccl, gloo or no backend runs as it is with
+--backend geocomm. torch's C++ parts log errors alone unless TORCH_CPP_LOG_LEVEL is set. The exit
 status is torchrun's.
 
 With --elastic each site is a job of its own, which may die, leave and come back while the others train on:
@@ -58,6 +62,8 @@ def run(
     hub: HubOption = None,
     listen: ListenOption = None,
     keys: KeysOption = None,
+    backend: BackendOption = None,
+    backend_name: BackendNameOption = None,
     wait: Annotated[float, typer.Option(min=0, help="Seconds that the hub has to appear.")] = 300,
     telemetry: Annotated[
         Path | None,
@@ -126,6 +132,7 @@ def run(
     if not journal and (address or never_lead):
         fail("run", "--address and --never-lead are for --journal")
     check_meeting(hub, address, journal, listen, site_hub or "")
+    variables = backend_variables(backend, backend_name, elastic=elastic)
     loaded = load_keys(keys)
     if (site := site_name()) not in (None, loaded.identity.site):
         fail("run", f"GEOCOMM_SITE is {site!r}, but the keys in {loaded.folder} are of site {loaded.identity.site!r}")
@@ -163,7 +170,7 @@ def run(
         else:
             from geocomm.group.rendezvous.run_at_hub import run_at_hub
 
-            status = run_at_hub(HubAddress.parse(hub or ""), listen, loaded, arguments, wait, telemetry)
+            status = run_at_hub(HubAddress.parse(hub or ""), listen, loaded, arguments, wait, telemetry, variables)
     except OSError as error:
         low_port = isinstance(error, PermissionError) and not error.filename
         advice = ": a port below 1024 is for root alone; take another one at all sites" if low_port else ""

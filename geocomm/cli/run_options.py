@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from geocomm.core.bad_input import BadInput
+from geocomm.core.bad_input import BadInput, did_you_mean
 
 if TYPE_CHECKING:
     from geocomm.data.deal_records import DealtSet
@@ -24,6 +24,21 @@ ListenOption = Annotated[
     str | None,
     typer.Option(
         help="The hub is here and listens at this address, since --hub is translated.", metavar="ADDRESS:PORT"
+    ),
+]
+BackendOption = Annotated[
+    str | None,
+    typer.Option(
+        help="geocomm: groups over sites are geocomm's, whatever backend the script names. Default: script, its own.",
+        metavar="NAME",
+    ),
+]
+BackendNameOption = Annotated[
+    str | None,
+    typer.Option(
+        help="With --backend geocomm, what the script is told of its backend: geocomm, gloo, nccl or "
+        "cpu:gloo,cuda:nccl. Default: script, what it asked for.",
+        metavar="NAME",
     ),
 ]
 KeysOption = Annotated[str | None, typer.Option(help="This site's folder of keys. Default: $GEOCOMM_KEYS.")]
@@ -62,6 +77,24 @@ DoubtOption = Annotated[
         metavar="MINUTES",
     ),
 ]
+
+
+def backend_variables(backend: str | None, name: str | None, *, elastic: bool) -> dict[str, str]:
+    """The variables that tell the ranks of --backend and --backend-name. Raises BadInput for what these cannot be."""
+    from geocomm.core.environment import BACKEND_NAMES, BACKENDS, SCRIPTS_OWN, backend_over_sites
+
+    if elastic and (backend, name) != (None, None):
+        raise BadInput(
+            "leave out --backend and --backend-name: in an elastic run each site is a job of its own, and its groups "
+            "stay the script's"
+        )
+    for option, given, allowed in (("--backend", backend, BACKENDS), ("--backend-name", name, BACKEND_NAMES)):
+        if given is not None and given not in allowed:
+            raise BadInput(f"{option} {given}: it must be one of {', '.join(allowed)}{did_you_mean(given, allowed)}")
+    if name is not None and (backend or backend_over_sites()) == SCRIPTS_OWN:
+        raise BadInput(f"--backend-name {name} is for --backend geocomm: other groups have the names of their backends")
+    given = {"GEOCOMM_BACKEND": backend, "GEOCOMM_BACKEND_NAME": name}
+    return {variable: value for variable, value in given.items() if value is not None}
 
 
 def load_keys(given: str | None) -> Keys:

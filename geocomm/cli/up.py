@@ -71,6 +71,8 @@ def up(
             raise typer.Exit(asyncio.run(launch.attach(found, nodes, logs=logs)))
         if only and not elastic:
             fail("up", "--only is for --elastic and --attach: other runs need all their sites")
+        if elastic and (found.backend or found.backend_name):
+            fail("up", f"{sites}: backend and backend_name are for runs without --elastic: leave them out")
         if elastic and (several := next((n for n in nodes if len(n.site.ssh) > 1 and n.site.site_hub is None), None)):
             fail("up", f'sites.{several.site_name}: several nodes need site_hub = "host:port", where they meet')
         code = CodeFolder.of(arguments, found.exclude, found.keys)

@@ -22,9 +22,18 @@ MAX_THREADS = 1024
 LOG_LEVELS = {"debug": 0, "info": 1, "warning": 2, "error": 3, "off": 4}
 LOG_FORMATS = ("text", "json")
 PREFIX = "GEOCOMM_"
+SCRIPTS_OWN = "script"
+BACKENDS = (SCRIPTS_OWN, "geocomm")
+BACKEND_NAMES = (SCRIPTS_OWN, "geocomm", "gloo", "nccl", "cpu:gloo,cuda:nccl")
 
 OTHER_VARIABLES: tuple[tuple[str, str, str], ...] = (
     ("GEOCOMM_HUB", "", "where the job meets, host:port; `geocomm run` sets it"),
+    (
+        "GEOCOMM_BACKEND",
+        "`script`",
+        "backend over sites, `geocomm run --backend`: the script's own, or geocomm in its place",
+    ),
+    ("GEOCOMM_BACKEND_NAME", "`script`", "what `get_backend()` then says; `geocomm run --backend-name`"),
     ("GEOCOMM_AGENT", "", "socket of the site's agent; `geocomm run --elastic` sets it"),
     (
         "GEOCOMM_COLLECTOR",
@@ -123,6 +132,17 @@ def keep_keys_from_ranks() -> None:
     here inherit: only the rendezvous is encrypted then."""
     if os.environ.get("GEOCOMM_SECURITY") == "insecure":
         os.environ.pop("GEOCOMM_KEYS", None)
+
+
+def backend_over_sites() -> str:
+    """Which backend groups over sites have, from GEOCOMM_BACKEND: the one that the script names (SCRIPTS_OWN), or
+    geocomm in its place."""
+    return _choice("GEOCOMM_BACKEND", BACKENDS, SCRIPTS_OWN)
+
+
+def backend_name() -> str:
+    """What a script is told of such a group, from GEOCOMM_BACKEND_NAME; SCRIPTS_OWN: what it asked for."""
+    return _choice("GEOCOMM_BACKEND_NAME", BACKEND_NAMES, SCRIPTS_OWN)
 
 
 def collector_socket() -> str | None:
@@ -225,7 +245,10 @@ def run_folder() -> str | None:
 
 def check_other_variables() -> None:
     """Read the variables that are no options. Raises InvalidArgumentError for the first that cannot be."""
-    for reads in (log_level, cpu_level, rdma_allow_tcp, alert_webhook, alert_command, egress_price, egress_budget):
+    for reads in (
+        *(log_level, cpu_level, rdma_allow_tcp, alert_webhook, alert_command, egress_price, egress_budget),
+        *(backend_over_sites, backend_name),
+    ):
         reads()
 
 

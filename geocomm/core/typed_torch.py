@@ -45,6 +45,13 @@ def future_of(work: dist.Work) -> torch.futures.Future[Any]:
     return cast(Any, work).get_future()
 
 
+def device_of_group(group: dist.ProcessGroup | None = None) -> str:
+    """The device on which small tensors of the host are reduced. What `get_backend` says may be what a script asked for
+    (group/backend/in_place.py)."""
+    own = cast(Any, group or dist.group.WORLD)
+    return "cpu" if torch.device("cpu") in own._device_types else "cuda"
+
+
 def default_store() -> dist.Store:
     """The store that the default process group was made with."""
     return cast(Any, dist).distributed_c10d._get_default_store()

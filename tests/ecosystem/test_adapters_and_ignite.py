@@ -75,10 +75,8 @@ REPORT = """
 import json
 import torch.distributed as dist
 from training_cases import digest_of
-sent = 0
-if dist.get_backend() == "geocomm":
-    import geocomm
-    sent = sum(peer["payload_sent"] for peer in geocomm.stats()["peers"])
+import geocomm
+sent = sum(peer["payload_sent"] for peer in geocomm.stats()["peers"])
 parameters = list(net.parameters())
 report = {
     "losses": losses,
@@ -114,17 +112,15 @@ def snippets(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 
-def run(folder: Path, program: str, *, backend: str = "geocomm", keys: Path | None = None) -> list[Report]:
+def run(folder: Path, program: str, *, keys: Path | None = None, **variables: str) -> list[Report]:
     """What the two ranks of `program` report under torchrun."""
     folder.mkdir()
-    assert program.count(MAKES_GROUP) == 1
-    program = program.replace(MAKES_GROUP, f"dist.init_process_group({backend!r})")
     setup = SETUP.format(paths=[str(HERE), str(HERE.parent)], keys=str(keys or ""))
     (folder / "train.py").write_text(setup + program + REPORT)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     ended = subprocess.run(
         [*torchrun, "train.py"],
-        env=environment(HF_HUB_OFFLINE="1"),
+        env=environment(HF_HUB_OFFLINE="1", **variables),
         cwd=folder,
         capture_output=True,
         text=True,
@@ -141,7 +137,9 @@ def test_adapters_learn_what_they_learn_over_gloo_and_their_base_model_need_not_
     begin, leave_out, own_metrics = snippets("use-trl-and-peft.md")
     changed, count = re.subn(r"num_train_epochs=1", "num_train_epochs=1, logging_steps=1, report_to=[]", begin)
     assert count == 1
-    over_gloo = run(tmp_path / "gloo", MODEL + changed + TRAIN_ADAPTERS, backend="gloo")
+    assert changed.count(MAKES_GROUP) == 1
+    of_gloo = changed.replace(MAKES_GROUP, 'dist.init_process_group("gloo")')
+    over_gloo = run(tmp_path / "gloo", MODEL + of_gloo + TRAIN_ADAPTERS)
     over_sites = run(tmp_path / "sites", MODEL + changed + TRAIN_ADAPTERS)
     spared = run(tmp_path / "spared", MODEL + changed + leave_out + own_metrics + TRAIN_ADAPTERS)
     steps = len(over_gloo[0].losses)
@@ -153,32 +151,29 @@ def test_adapters_learn_what_they_learn_over_gloo_and_their_base_model_need_not_
     assert over_sites[1].sent < whole, "a step sends more than the gradients of adapters and metrics"
 
 
+def ignite(extra: str) -> str:
+    """The program of the page, with what it needs and does not say."""
+    pytest.importorskip("ignite")
+    (page,) = snippets("use-ignite.md")
+    return "from framework_cases import Batches\nfrom training_cases import Net\ndata, model = Batches(), Net()\n" + (
+        "del model.other_head\n" + page + extra
+    )
+
+
 @pytest.mark.parametrize("with_keys", [False, True], ids=["plaintext", "keys"])
 def test_ignite_learns_what_it_learns_over_gloo(tmp_path: Path, with_keys: bool) -> None:
-    pytest.importorskip("ignite")
     if with_keys:
         JobCa.create(tmp_path / "keys", "run", ["a", "b"], 30)
-    (page,) = snippets("use-ignite.md")
-    program = (
-        "from framework_cases import Batches\nfrom training_cases import Net\ndata, model = Batches(), Net()\n"
-        "del model.other_head\n" + page + IGNITE
-    )
-    over_gloo = run(tmp_path / "gloo", program, backend="gloo")
-    over_sites = run(tmp_path / "sites", program, keys=tmp_path / "keys" if with_keys else None)
+    over_gloo = run(tmp_path / "gloo", ignite(IGNITE))
+    keys = tmp_path / "keys" if with_keys else None
+    over_sites = run(tmp_path / "sites", ignite(IGNITE), keys=keys, GEOCOMM_BACKEND="geocomm")
     assert [one.learned for one in over_sites] == [one.learned for one in over_gloo]
     assert over_sites[0].digest == over_sites[1].digest
     assert min(one.sent for one in over_sites) > over_sites[0].trained_bytes
 
 
-def test_ignite_wraps_no_model_for_backends_that_it_does_not_know(tmp_path: Path) -> None:
+def test_ignite_wraps_no_model_where_it_is_told_a_name_that_it_does_not_know(tmp_path: Path) -> None:
     """Once this fails, docs/how-to/use-ignite.md can say something simpler."""
-    pytest.importorskip("ignite")
-    (page,) = snippets("use-ignite.md")
-    automatic, count = re.subn(r"DistributedDataParallel\(model\)", "idist.auto_model(model)", page)
-    assert count == 1
-    program = (
-        "from training_cases import Net\ndata, model = [0] * 32, Net()\n"
-        + automatic
-        + "\nassert type(model) is Net\nnet, losses = model, [0.0]\n"
-    )
-    assert len(run(tmp_path / "sites", program)) == 2
+    program = ignite("\nassert type(model) is Net\nnet, losses = model, [0.0]\n")
+    in_place = {"GEOCOMM_BACKEND": "geocomm", "GEOCOMM_BACKEND_NAME": "geocomm"}
+    assert len(run(tmp_path / "sites", program, **in_place)) == 2

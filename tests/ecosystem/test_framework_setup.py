@@ -85,17 +85,13 @@ def snippet(word: str) -> str:
     return found
 
 
-def run(folder: Path, program: str, wrapper: str | None = None) -> set[str]:
-    """What the two ranks of `program` report under torchrun, with `wrapper` around it."""
+def run(folder: Path, program: str) -> set[str]:
+    """What the two ranks of `program` report under torchrun."""
     folder.mkdir()
     (folder / "train.py").write_text(SITES.format(paths=[str(HERE), str(HERE.parent)]) + program)
-    command = ["train.py"]
-    if wrapper is not None:
-        (folder / "with_geocomm.py").write_text(SITES.format(paths=[]) + wrapper)
-        command = ["with_geocomm.py", *command]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     ended = subprocess.run(
-        [*torchrun, *command], env=environment(), cwd=folder, capture_output=True, text=True, timeout=120, check=False
+        [*torchrun, "train.py"], env=environment(), cwd=folder, capture_output=True, text=True, timeout=120, check=False
     )
     assert ended.returncode == 0, ended.stderr[-5000:]
     return {(folder / f"rank{rank}").read_text().strip() for rank in range(2)}
@@ -119,8 +115,6 @@ def test_framework_trains_over_a_process_group_that_is_made_first(tmp_path: Path
     over_gloo, gloo_digest = split(run(tmp_path / "gloo", unchanged))
     assert (over_sites, over_gloo) == ("geocomm 2 True", "gloo 2 False")
     assert digest == gloo_digest
-    wrapped, wrapped_digest = split(run(tmp_path / "wrapped", unchanged, snippet("runpy")))
-    assert (wrapped, wrapped_digest) == (over_sites, digest)
 
 
 def test_lightning_makes_the_process_group_of_its_strategy(tmp_path: Path) -> None:

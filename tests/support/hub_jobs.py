@@ -73,9 +73,9 @@ class Job:
                 pytest.fail(f"nobody listens at {host}:{port}\n{self.output()}")
             time.sleep(0.2)
 
-    def end(self) -> list[int]:
+    def end(self, limit_s: float = LIMIT_S) -> list[int]:
         """The exit statuses, once all are done."""
-        end = time.monotonic() + LIMIT_S
+        end = time.monotonic() + limit_s
         while any(process.poll() is None for process in self.processes):
             if time.monotonic() > end:
                 pytest.fail(f"still running\n{self.output()}")

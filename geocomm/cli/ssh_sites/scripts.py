@@ -158,6 +158,8 @@ def _run_options(node: Node, sites: SitesFile, elastic: bool) -> list[str]:
     words = ["--hub", sites.hub]
     if node.site.listen and node.rank_in_site == 0:
         words += ["--listen", node.site.listen, *(["--lead"] if elastic else [])]
+    given = {"--backend": sites.backend, "--backend-name": sites.backend_name}
+    words += [word for option, value in given.items() if value is not None for word in (option, value)]
     if not elastic:
         return [*words, "--telemetry", f"../node-{node.number}.telemetry"]
     words += ["--elastic", "--run-dir", "../run" if node.rank_in_site == 0 else f"../run-{node.rank_in_site}"]

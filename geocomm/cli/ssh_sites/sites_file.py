@@ -10,7 +10,8 @@ from typing import Annotated, Any, Self, cast
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from geocomm.core.addresses import HubAddress, host_and_port, is_loopback
-from geocomm.core.bad_input import BadInput, Location, location_text, problem_text
+from geocomm.core.bad_input import BadInput, Location, did_you_mean, location_text, problem_text
+from geocomm.core.environment import BACKEND_NAMES, BACKENDS, SCRIPTS_OWN
 from geocomm.core.settings import Section
 from geocomm.core.site import check_name, check_site_name
 
@@ -38,6 +39,20 @@ def _checked_destination(text: str) -> str:
 def _checked_path(text: str) -> str:
     if not text.isprintable() or text.startswith("-") or text in ("~", "~/"):
         raise ValueError(f"{text!r} is not a path at the site, such as ~/folder/name")
+    return text
+
+
+def _checked_backend(text: str) -> str:
+    return _one_of(text, BACKENDS)
+
+
+def _checked_backend_name(text: str) -> str:
+    return _one_of(text, BACKEND_NAMES)
+
+
+def _one_of(text: str, allowed: tuple[str, ...]) -> str:
+    if text not in allowed:
+        raise ValueError(f"{text!r} is not one of {', '.join(allowed)}{did_you_mean(text, allowed)}")
     return text
 
 
@@ -94,6 +109,10 @@ class SitesFile(Section):
     """Folder of the CA and of the sites' keys on this machine. Made where it is not there."""
     ssh_config: Path | None = None
     """Configuration of ssh in place of the user's own."""
+    backend: Annotated[str, AfterValidator(_checked_backend)] | None = None
+    """Of groups over sites: `geocomm run --backend`."""
+    backend_name: Annotated[str, AfterValidator(_checked_backend_name)] | None = None
+    """What scripts are told of it: `geocomm run --backend-name`."""
     exclude: _Words = ()
     """Names and patterns beside the script that are not copied."""
     environment: _Variables = Field(default_factory=dict[str, str])
@@ -110,6 +129,8 @@ class SitesFile(Section):
                 if machine in owners:
                     raise ValueError(f"ssh: {machine} stands twice, for {owners[machine]} and for {name}")
                 owners[machine] = name
+        if self.backend_name is not None and self.backend in (None, SCRIPTS_OWN):
+            raise ValueError('backend_name is for backend = "geocomm": other groups have the names of their backends')
         hubs = [name for name, site in self.sites.items() if site.listen]
         if len(hubs) > 1:
             raise ValueError(f"listen: the hub is at one site, not at {' and '.join(hubs)}")

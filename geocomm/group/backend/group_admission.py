@@ -71,9 +71,9 @@ def check_other_backend(infos: list[RankInfo], backend: str, rank: int | None) -
     fix = 'new_group(backend="geocomm")' if rank is None else 'init_process_group("geocomm")'
     raise InvalidArgumentError(
         f"a process group of {backend} over the sites {', '.join(site_names)} sends PLAINTEXT between them, which "
-        f"security=required forbids; say geocomm in its place: {fix}. For DeepSpeed, Accelerate, Trainer and Lightning "
-        "see docs/how-to/use-trainer-accelerate-lightning.md. Inside a site other backends may stay. On a network that "
-        "you trust: GEOCOMM_SECURITY=insecure on every rank"
+        "security=required forbids. Start the script as it is with geocomm run --backend geocomm; or have it say "
+        f"geocomm: {fix}. Inside a site other backends may stay. On a network that you trust: "
+        "GEOCOMM_SECURITY=insecure on every rank"
     )
 
 

@@ -2,18 +2,19 @@
 
 torch has no hook before a group is made, but makes all in one function, `_new_process_group_helper` of
 torch.distributed.distributed_c10d: init_process_group, new_group, device meshes and frameworks come by it. `_autoload`
-puts `check_new_group` before it, in every process that imports torch. So nothing is imported here that takes long.
+puts `make_group` in its place, in every process that imports torch. So nothing is imported here that takes long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from geocomm.core.environment import hub_address
 from geocomm.group.membership.own_address import own_addresses, remembered_hub
 
 if TYPE_CHECKING:
+    import inspect
     from datetime import timedelta
 
     from torch.distributed import Store
@@ -31,17 +32,31 @@ def remember(infos: list[RankInfo]) -> None:
     _infos = infos
 
 
-def check_new_group(call: Mapping[str, Any]) -> None:
+def make_group(make: Callable[..., Any], call: inspect.BoundArguments) -> Any:
+    """Have torch's function `make` a group, or geocomm's in its place, unless the group must not be (`_check`)."""
+    from geocomm.group.backend import in_place
+
+    told = in_place.take_place(call.arguments, _infos)
+    _check(call.arguments)
+    made = make(*call.args, **call.kwargs)
+    group, store = made
+    if told is not None and store is not None:  # there is none where this rank is not in the group
+        in_place.tell(group, told)
+    return made
+
+
+def _check(call: Mapping[str, Any]) -> None:
     """Look at a group that torch is about to make; `call`: the arguments of its function.
 
     Where the job meets at a hub, the ranks of a default group of another backend tell each other of their sites:
     collective then. Raises InvalidArgumentError, on all ranks, where the group must not be.
     """
     import torch.distributed as dist
-    from torch.distributed.distributed_c10d import BackendConfig
+
+    from geocomm.group.backend.in_place import names_of
 
     global _infos
-    named = {str(name) for name in BackendConfig(call["backend"]).get_device_backend_map().values()}
+    named = names_of(call["backend"])
     others = ", ".join(sorted(named - _SILENT))
     ranks = call["global_ranks_in_group"]
     if is_default := not dist.is_initialized():

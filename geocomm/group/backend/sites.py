@@ -101,7 +101,7 @@ class Sites:
             return self._group.inside
         timeout = self._group.timeout + _MARGIN
         made = [  # torch names a group by its number, which every rank has to count
-            new_group(ranks, timeout, group_desc=f"geocomm site {name}")
+            new_group(ranks, timeout, backend="geocomm", group_desc=f"geocomm site {name}")
             for name, ranks in zip(self.names, self.ranks, strict=True)
         ]
         own = made[self.index]

@@ -33,7 +33,14 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from geocomm.core.addresses import HubAddress, HubAddressError, listen_on, loopback_listener
-from geocomm.core.environment import collector_socket, keys_folder, one_site
+from geocomm.core.environment import (
+    SCRIPTS_OWN,
+    backend_name,
+    backend_over_sites,
+    collector_socket,
+    keys_folder,
+    one_site,
+)
 from geocomm.core.errors import AuthenticationError, GeocommError, InvalidArgumentError, NetworkError
 from geocomm.core.message_log import log
 from geocomm.core.patience import Waiting
@@ -42,6 +49,7 @@ from geocomm.core.site import site_name
 from geocomm.core.units import count_text
 from geocomm.group.membership.one_site import check_nodes
 from geocomm.group.membership.own_address import remember_hub
+from geocomm.group.membership.roll_call import differences
 from geocomm.group.rendezvous.agents_store import AgentsStore, nodes_text
 from geocomm.group.rendezvous.store_process import StoreProcess
 from geocomm.security.key_folder import KeysError
@@ -182,7 +190,8 @@ class HubRendezvous(RendezvousHandler):
         self._hub, self._way, self._keys, self._node, self._nodes = hub, way, keys, node, nodes
         self._run_id, self._limit = run_id, limit
         own = {"site": site_name(), "one_site": one_site(), "machine": socket.gethostname(), "agent": uuid.uuid4().hex}
-        self._own = json.dumps({**own, "nodes": nodes, "telemetry": collector_socket() is not None})
+        groups = {"--backend": backend_over_sites(), "--backend-name": backend_name()}
+        self._own = json.dumps({**own, "groups": groups, "nodes": nodes, "telemetry": collector_socket() is not None})
         self._round = 0
         self._called = 0
         self._sites: dict[int, str | None] = {}  # of the nodes of the last round
@@ -302,6 +311,7 @@ class HubRendezvous(RendezvousHandler):
                     f"node {self._node} counts --nnodes {self._nodes}, node {number} (site {node['site']}) counts "
                     f"{other}; say the same on all, or copy the sites' folders of keys there again"
                 )
+        refuse_different_backends([node.get("groups", {}) for node in nodes], self._sites)
         check_nodes([node["site"] for node in nodes], one_site=all(node["one_site"] for node in nodes))
         if self._round == 1 and (silent := without_telemetry([node.get("telemetry") for node in nodes], self._sites)):
             log(silent)
@@ -355,6 +365,16 @@ class HubRendezvousMaker:
             limit=timedelta(seconds=int(config.get("timeout", _JOIN_LIMIT.total_seconds()))),
         )
         return self.made
+
+
+def refuse_different_backends(given: Sequence[Mapping[str, str]], sites: Mapping[int, str | None]) -> None:
+    """Raise InvalidArgumentError where nodes were started with different `--backend` or `--backend-name`: their ranks
+    would wait for each other. given: of each node, by its number."""
+    for difference in differences(given)[:1]:
+        sides = "; ".join(
+            f"{nodes_text(nodes, len(given), sites)}: {value or SCRIPTS_OWN}" for value, nodes in difference.sides
+        )
+        raise InvalidArgumentError(f"the nodes differ in {difference.name}: {sides}. Give all the same")
 
 
 def without_telemetry(has_it: Sequence[bool | None], sites: Mapping[int, str | None]) -> str:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections import OrderedDict
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,19 +42,25 @@ def environment_of_site(keys: Keys) -> dict[str, str]:
 
 
 def run_at_hub(
-    hub: HubAddress, listen: str | None, keys: Keys, arguments: list[str], wait_s: float, telemetry: Path | None = None
+    hub: HubAddress,
+    listen: str | None,
+    keys: Keys,
+    arguments: list[str],
+    wait_s: float,
+    telemetry: Path | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> int:
     """Run torchrun with `arguments` to its end; its exit status. On a node that is not the hub, does not return.
 
     telemetry: the ranks report once a second, and the hub keeps that in this folder. Its collector is started here,
-    but where GEOCOMM_COLLECTOR says that there is one.
+    but where GEOCOMM_COLLECTOR says that there is one. variables: more of the ranks.
 
     Raises OSError or HubAddressError where it cannot listen.
     """
     # torch warns of each connection to its store whose address has no name, as loopback's has none in many places.
     # Here, where torch is not imported yet, and in the agent and its ranks.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    environment = os.environ | environment_of_ranks(hub, keys)
+    environment = os.environ | environment_of_ranks(hub, keys) | dict(variables or {})
     listener = hub.listen() if listen is None else listen_on(listen)
     # This node may not reach itself by the address that it has for others: behind a NAT, say.
     way = hub if listener is None else reached_here(listener)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from geocomm.core.errors import ReplicaMismatchError, UnsupportedError
-from geocomm.core.typed_torch import all_gather, all_gather_object
+from geocomm.core.typed_torch import all_gather, all_gather_object, device_of_group
 from geocomm.core.units import count_text
 from geocomm.group.membership.rank_record import ranks_text
 from geocomm.metrics.events import events
@@ -89,8 +89,7 @@ def check_replicas(
     tensors = list(_tensors(model, optimizer, buffers))
     hashes = [(name, _hash_of(name, value)) for name, value in tensors]
     digest = hashlib.blake2b(repr(hashes).encode(), digest_size=16).digest()
-    device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
-    own = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(device)
+    own = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(device_of_group(group))
     digests = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     all_gather(digests, own, group)
     if all(torch.equal(one, digests[0]) for one in digests):

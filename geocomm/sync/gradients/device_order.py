@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from geocomm.core.errors import UnsupportedError
 from geocomm.core.typed_torch import split
@@ -78,11 +77,6 @@ def square_of(values: torch.Tensor) -> torch.Tensor:
 def is_read_later(values: torch.Tensor) -> bool:
     """Whether the host must not read them, nor what is made of them, before the step is over."""
     return not values.is_cpu
-
-
-def device_of_group(group: dist.ProcessGroup) -> str:
-    """The device on which small tensors of the host are reduced."""
-    return "cuda" if dist.get_backend(group) == "nccl" else "cpu"
 
 
 def require_devices(what: str, devices: Iterable[torch.device]) -> None:

@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 
 from geocomm.codecs.codec_spec import codec_spec
-from geocomm.core.typed_torch import all_reduce, begin_all_reduce, to_list
-from geocomm.sync.gradients.device_order import device_of_group
+from geocomm.core.typed_torch import all_reduce, begin_all_reduce, device_of_group, to_list
 
 _LADDER = ("tiny", "small", "balanced", "int4", "int8", "lossless")
 _FINER_THAN_FAMILY = {

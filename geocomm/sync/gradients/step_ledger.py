@@ -8,9 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from geocomm.core.typed_torch import all_reduce
+from geocomm.core.typed_torch import all_reduce, device_of_group
 from geocomm.sync.gradients.bucket_reduction import BucketReducer, BucketReduction
-from geocomm.sync.gradients.device_order import device_of_group
 from geocomm.sync.gradients.hook_settings import GradientShard
 from geocomm.sync.gradients.quality_guard import QualityGuard
 

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from datetime import timedelta
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from geocomm.group.rendezvous.hub_rendezvous import loopback_store
 from geocomm.security.job_ca import JobCa
 from support.harness import Ranks
+from support.hub_groups import SITES, attempt, meet, ranks_at, total
 from support.hub_support import HUB_HOST
-from support.local_jobs import free_port
-
-SITES = ["a", "a", "b", "b"]
-LIMIT = timedelta(seconds=60)
 
 
 @pytest.fixture(scope="module")
@@ -30,39 +25,11 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def ranks_at(sites: list[str], keys: Path, **variables: str) -> Ranks:
-    """Not yet in a group. They meet at a hub, which makes them a job over sites for groups of any backend."""
-    return Ranks(
-        sites,
-        environment={"HUB": f"geocomm://{HUB_HOST}:{free_port(HUB_HOST)}", **variables},
-        environment_of={rank: {"GEOCOMM_KEYS": str(keys / site)} for rank, site in enumerate(sites)},
-    )
-
-
 @pytest.fixture(scope="module")
 def ranks(keys: Path) -> Iterator[Ranks]:
     """Those of SITES."""
     with ranks_at(SITES, keys) as made:
         yield made
-
-
-def meet(backend: str | None) -> None:
-    dist.init_process_group(backend, init_method=os.environ["HUB"], timeout=LIMIT)
-
-
-def attempt(make: Callable[[], Any]) -> str:
-    """What refuses it; empty: nothing."""
-    try:
-        make()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
-def total(group: dist.ProcessGroup | None = None) -> float:
-    tensor = torch.full((1000,), dist.get_rank() + 1.0)
-    dist.all_reduce(tensor, group=group)
-    return tensor[0].item()
 
 
 def beside_geocomm() -> dict[str, Any]:

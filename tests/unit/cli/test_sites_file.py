@@ -63,6 +63,9 @@ def test_good_file_has_nodes_in_order_with_their_folders(tmp_path: Path) -> None
         ("folder =", "ranks = 0\nfolder =", "sites.virginia.ranks"),
         ("folder =", 'environment = {"A B" = 1}\nfolder =', "sites.virginia.environment"),
         ("folder =", 'listen = "x"\nfolder =', "'x' is not an address of the kind host:port"),
+        ("[sites.f", 'backend = "geocom"\n[sites.f', "backend: 'geocom' is not one of script, geocomm; did you mean"),
+        ("[sites.f", 'backend = "geocomm"\nbackend_name = "ncl"\n[sites.f', "backend_name: 'ncl' is not one of script"),
+        ("[sites.f", 'backend_name = "nccl"\n[sites.f', 'backend_name is for backend = "geocomm"'),
         ('hub = "', "hub = ", "line 2"),
     ],
 )

@@ -68,6 +68,17 @@ def test_print_shows_what_each_node_gets_and_changes_nothing(work: Path) -> None
     assert {path.name for path in work.iterdir()} == {"sites.toml", "train.py"}
 
 
+def test_backend_of_the_file_is_an_option_of_each_node_and_not_for_elastic_runs(work: Path) -> None:
+    path = work / "sites.toml"
+    path.write_text('backend = "geocomm"\nbackend_name = "nccl"\n' + path.read_text())
+    status, text = geocomm("up", "--print", "--", "train.py")
+    assert status == 0
+    assert text.count("geocomm run --hub 192.0.2.10:29400 --backend geocomm --backend-name nccl") == 3
+    status, text = geocomm("up", "--elastic", "--print", "--", "train.py")
+    assert status == 2
+    assert "backend and backend_name are for runs without --elastic" in text
+
+
 def test_print_has_no_key_and_no_other_sites_folder(work: Path) -> None:
     JobCa.create(work / "geocomm-keys", "job", ["a", "b"], 2)
     status, text = geocomm("up", "--print", "--", "train.py")

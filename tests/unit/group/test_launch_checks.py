@@ -46,6 +46,8 @@ def program(path: object, **changes: object) -> Namespace:
         ("GEOCOMM_LINK_DEADLINE", "soon", "such as 90s"),
         ("GEOCOMM_LOG", "loud", "debug, info, warning, error, off"),
         ("GEOCOMM_CPU", "neon", "scalar, avx2, avx512"),
+        ("GEOCOMM_BACKEND", "nccl", "script, geocomm"),
+        ("GEOCOMM_BACKEND_NAME", "gloe", "did you mean 'gloo'"),
         ("GEOCOMM_EGRESS_PRICE", "-1", "a number of dollars"),
         ("GEOCOMM_ALERT_WEBHOOK", "ftp://x", "https://"),
         ("GEOCOMM_ALERT_COMMAND", "'open", "GEOCOMM_ALERT_COMMAND"),
