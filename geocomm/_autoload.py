@@ -60,6 +60,7 @@ def register() -> None:
 
             return make_group(make, signature.bind(*arguments, **options))
 
+        c10d._new_process_group_helper = check_and_make
         source_of = c10d._get_split_source
 
         @functools.wraps(source_of)
@@ -68,7 +69,7 @@ def register() -> None:
 
             return split_source(source_of(*arguments, **options))
 
-        c10d._new_process_group_helper, c10d._get_split_source = check_and_make, source_of_torchs_own
+        c10d._get_split_source = source_of_torchs_own
     except Exception as error:
         import logging
 

@@ -56,7 +56,7 @@ class GPT(nn.Module):
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         x = self.words(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
         logits = self.head(self.norm(self.blocks(x)))
-        return F.cross_entropy(logits.view(-1, words), targets.view(-1))
+        return F.cross_entropy(logits.view(-1, words), targets.reshape(-1))
 
 
 text = torch.arange(4096).mul(7).remainder(61) % words

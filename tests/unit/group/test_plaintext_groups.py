@@ -70,5 +70,5 @@ def test_torch_that_makes_groups_otherwise_is_told_of(
     monkeypatch.setattr(sys.modules["torch.distributed.rendezvous"], "_rendezvous_handlers", {})
     monkeypatch.setattr(distributed_c10d, "_new_process_group_helper", make)
     _autoload.register()
-    assert "make has no backend, global_ranks_in_group" in caplog.text
+    assert "make has no backend, backend_options, global_ranks_in_group" in caplog.text
     assert distributed_c10d._new_process_group_helper is make
