@@ -45,7 +45,7 @@ def take_place(call: dict[str, Any], infos: list[RankInfo] | None) -> str | None
     named = names_of(asked)
     if named == {_NAME} or "fake" in named:
         return None
-    ranks = call["global_ranks_in_group"]
+    ranks: list[int] = call["global_ranks_in_group"]
     sites: set[str | None] = {infos[rank].site for rank in ranks} if infos else set()
     if ranks and len(sites) < 2:
         if call["group_rank"] is not None:
