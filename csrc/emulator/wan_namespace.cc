@@ -54,7 +54,8 @@ bool read_capabilities(Capabilities& capabilities) {
 
 Status denied(const std::string& what, const std::string& remedy) {
   const int error = errno;
-  return Status(StatusCode::Unsupported, core::str(what, " failed: ", std::strerror(error), "; ", remedy))
+  return Status(StatusCode::Unsupported, core::str("this machine allows no emulated WAN: ", what,
+                                                   " failed: ", std::strerror(error), "; ", remedy))
       .with_errno(error);
 }
 

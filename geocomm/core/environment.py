@@ -61,6 +61,7 @@ OTHER_VARIABLES: tuple[tuple[str, str, str], ...] = (
     ("GEOCOMM_CPU", "all that it has", "the most that codecs use of the CPU: scalar, avx2 or avx512; same bytes"),
     ("GEOCOMM_RDMA_ALLOW_TCP", "`0`", "transport=rdma may run over UCX's TCP and shared memory, for a trial"),
     ("GEOCOMM_WAN_CONTROL", "", "control socket of a running `geocomm wan run`, which sets it"),
+    ("GEOCOMM_LOOPBACK_RUN", "", "which of its runs over loopback a process belongs to; `geocomm demo` sets it"),
 )
 """Name, default and meaning of the variables that are no fields of Options, as the docs show them."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -25,14 +26,27 @@ _started: list[subprocess.Popen[str]] = []
 PROGRAMS = Path(__file__).with_name("wan_site_programs.py")
 
 
-def require_wan() -> None:
-    """Skip the test where this machine forbids an emulated WAN; fail it instead if GEOCOMM_REQUIRE_WAN=1."""
+@functools.cache
+def why_no_wan() -> str | None:
+    """Why this machine allows no emulated WAN; None where it does."""
     try:
         check_wan()
     except WanUnavailableError as error:
-        if os.environ.get("GEOCOMM_REQUIRE_WAN") == "1":
-            pytest.fail(f"GEOCOMM_REQUIRE_WAN=1, but: {error}")
-        pytest.skip(str(error))
+        return str(error)
+    return None
+
+
+def require_wan() -> None:
+    """Skip the test where this machine forbids an emulated WAN; fail it instead if GEOCOMM_REQUIRE_WAN=1.
+
+    All are skipped by one line for one reason, which pytest therefore tells once at its end, with their number.
+    """
+    reason = why_no_wan()
+    if reason is None:
+        return
+    if os.environ.get("GEOCOMM_REQUIRE_WAN") == "1":
+        pytest.fail(f"GEOCOMM_REQUIRE_WAN=1, but: {reason}")
+    pytest.skip(reason)
 
 
 @dataclass(frozen=True)

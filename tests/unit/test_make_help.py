@@ -7,7 +7,15 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOR_OTHER_TARGETS = {"cpp-build", "cpp-run", "hostile-build", "matrix-tests", "ucx-came-later", "torch-asked"}
+FOR_OTHER_TARGETS = {
+    "look-for-wan",
+    "cpp-build",
+    "cpp-run",
+    "hostile-build",
+    "matrix-tests",
+    "ucx-came-later",
+    "torch-asked",
+}
 
 
 def shown_lines() -> list[str]:

@@ -64,12 +64,12 @@ class DemoView:
         if progress.loss is not None and progress.step_s is not None:
             numbers = f", loss {progress.loss:.4f}, {progress.step_s:.2f} s/step"
         line = f"{name}: {progress.state}, step {progress.step}/{self._steps}{numbers}"
-        line += f", {progress.wan_bytes / 1e6:.0f} MB over the WAN, {progress.elapsed_s:.0f} s"
+        line += f", {progress.wan_bytes / 1e6:.0f} MB sent, {progress.elapsed_s:.0f} s"
         self._console.print(line, soft_wrap=True)
 
     def _table(self) -> Group:
         table = Table(expand=False, box=None, padding=(0, 1, 0, 0))
-        for heading in ("run", "", "", "step", "loss", "s/step", "tokens/s", "WAN MB", "elapsed"):
+        for heading in ("run", "", "", "step", "loss", "s/step", "tokens/s", "MB sent", "elapsed"):
             table.add_column(heading, justify="left" if heading in ("run", "") else "right", no_wrap=True)
         for name, progress in self._progress.items():
             table.add_row(

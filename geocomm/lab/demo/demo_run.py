@@ -1,7 +1,8 @@
-"""The demo's runs: a small DeepSeek model trained over two emulated sites, on Gloo and on geocomm, one after another.
+"""The demo's runs: a small DeepSeek model trained over two sites, on Gloo and on geocomm, one after another.
 
-Each run has a folder: run.yaml (what `geocomm train` was given), log.txt (what it printed), train/metrics.jsonl (its
-own log) and wan.jsonl (the emulator's byte counters, by time). Every figure of the demo is computed from those files.
+The sites have an emulated WAN between them or, where the machine forbids that, loopback. Each run has a folder:
+run.yaml (what `geocomm train` was given), log.txt (what it printed), train/metrics.jsonl (its own log) and wan.jsonl
+(the bytes between the sites, by time). Every figure of the demo is computed from those files.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from geocomm.lab.emulator.emulated_keys import hub_command, site_environment
 from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan, WanError
 from geocomm.lab.emulator.emulated_wan import WanReport, WanRun
 from geocomm.lab.emulator.local_job import bare_environment
+from geocomm.lab.emulator.loopback_run import LoopbackRun
 from geocomm.train.runs.run_folder import RunFolder
 
 SITE_NAMES = ("site0", "site1")
@@ -49,6 +51,11 @@ class Variant:
     """Codec of the gradients between sites, with error feedback."""
     local_every: int | None = None
     """Local steps, with this many optimizer steps between two rounds."""
+
+    @property
+    def exchanges_per_step(self) -> float:
+        """How often the sites wait for each other's weights or gradients, at least."""
+        return 1 / (self.local_every or 1)
 
 
 VARIANTS = (
@@ -87,8 +94,10 @@ class DemoResult:
     wan_bytes_per_step: float
     """Both directions, headers included; mean over the steps after the second."""
     held_out_loss: float
-    wan: WanReport
-    """The emulator's last counters."""
+    link: EmulatedLink
+    """Each direction between the sites, or what it would be."""
+    wan: WanReport | None
+    """The emulator's last counters; None: the sites had loopback between them."""
     sizes: dict[str, Any] = field(default_factory=dict[str, Any])
     """`parameters` and the ZeRO stage, as the run logged them."""
 
@@ -101,6 +110,14 @@ class DemoResult:
     def tokens_per_s(self) -> float:
         """Tokens per second at the median step time."""
         return self.tokens_per_step / self.median_step_s
+
+    @property
+    def line_s_per_step(self) -> float:
+        """What the line takes for a step at least: half of the bytes at the rate of a direction, and once its delay for
+        each exchange. A step may compute meanwhile."""
+        return (
+            self.wan_bytes_per_step / 2 * 8 / self.link.rate_bps + self.variant.exchanges_per_step * self.link.delay_s
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The outcome as plain values, for summary.json."""
@@ -116,8 +133,10 @@ class DemoResult:
             "tokens_per_second": self.tokens_per_s,
             "wan_bytes_per_step": self.wan_bytes_per_step,
             "held_out_loss": self.held_out_loss,
-            "late_packets": self.wan.late_packets,
-            "max_lateness_seconds": self.wan.max_lateness_s,
+            "line_seconds_per_step_at_least": self.line_s_per_step,
+            "over": "loopback" if self.wan is None else "emulated WAN",
+            "late_packets": None if self.wan is None else self.wan.late_packets,
+            "max_lateness_seconds": None if self.wan is None else self.wan.max_lateness_s,
             **self.sizes,
         }
 
@@ -169,11 +188,15 @@ def run_variant(
     steps: int,
     on_progress: Callable[[DemoProgress], None],
     keys: Path | None = None,
+    *,
+    over_loopback: bool = False,
 ) -> DemoResult:
     """Train in `folder`, which is made. Calls `on_progress` several times a second. With `keys`, a folder for each of
-    SITE_NAMES, the rendezvous and geocomm's traffic are TLS; Gloo's is plaintext always.
+    SITE_NAMES, the rendezvous and geocomm's traffic are TLS; Gloo's is plaintext always. over_loopback: `link` is not
+    emulated, only reckoned with.
 
-    Raises DemoError where the run failed or its log is not that of a whole run; WanError where no WAN can be emulated.
+    Raises DemoError where the run failed or its log is not that of a whole run; WanError where no WAN can be emulated,
+    or the bytes over loopback cannot be counted.
     """
     folder.mkdir(parents=True)
     config = folder / "run.yaml"
@@ -188,18 +211,15 @@ def run_variant(
     with (
         log_path.open("w", encoding="utf-8") as log,
         (folder / "wan.jsonl").open("w", encoding="utf-8") as samples,
-        WanRun(
-            EmulatedWan.uniform(SITE_NAMES, link),
-            command,
-            environment=environment,
-            keys=keys,
-            stdout=log,
-            stderr=log,
+        LoopbackRun(SITE_NAMES, command, environment=environment, keys=keys, log=log)
+        if over_loopback
+        else WanRun(
+            EmulatedWan.uniform(SITE_NAMES, link), command, environment=environment, keys=keys, stdout=log, stderr=log
         ) as run,
     ):
-        while run.process.poll() is None:
+        while run.running():
             try:
-                progress.wan_bytes = sum(each.bytes for each in run.control.stats().links)
+                progress.wan_bytes = run.bytes_sent()
                 samples.write(json.dumps({"time": time.time(), "bytes": progress.wan_bytes}) + "\n")
             except WanError:
                 pass  # it ends just now
@@ -207,14 +227,15 @@ def run_variant(
             progress.elapsed_s = time.monotonic() - begin
             on_progress(progress)
             time.sleep(_POLL_S)
-        status, report = run.wait(), run.report()
-    if status != 0 or report is None:
+        status = run.wait()
+        report = run.report() if isinstance(run, WanRun) else None
+    if status != 0 or (report is None and not over_loopback):
         raise DemoError(
             f"{variant.name}: the run ended with status {status}; the end of {log_path}:\n{log_tail(log_path)}"
         )
     try:
         samples_read = read_entries(folder / "wan.jsonl")
-        outcome = read_outcome(variant, read_entries(metrics), samples_read, steps, report)
+        outcome = read_outcome(variant, read_entries(metrics), samples_read, steps, link, report)
     except DemoError as error:
         raise DemoError(f"{variant.name}: {error}; the end of {log_path}:\n{log_tail(log_path)}") from error
     _update(progress, read_entries(metrics))
@@ -236,9 +257,12 @@ def read_outcome(
     metrics: Sequence[dict[str, Any]],
     wan_bytes: Sequence[dict[str, Any]],
     steps: int,
-    report: WanReport,
+    link: EmulatedLink,
+    report: WanReport | None,
 ) -> DemoResult:
-    """The figures. DemoError: the log is not that of `steps` steps with finite losses, an evaluation and an end."""
+    """The figures; report: None over loopback.
+
+    DemoError: the log is not that of `steps` steps with finite losses, an evaluation and an end."""
     of_kind: dict[str, list[dict[str, Any]]] = {kind: [] for kind in ("start", "step", "eval", "end")}
     for entry in metrics:
         of_kind.get(entry["kind"], []).append(entry)
@@ -260,6 +284,7 @@ def read_outcome(
         tokens_per_step=_tokens_of_all(logged[0], start["sites"]),
         wan_bytes_per_step=(bytes_at(wan_bytes, last) - bytes_at(wan_bytes, first)) / (steps - 2),
         held_out_loss=losses[-1],
+        link=link,
         wan=report,
         sizes={"parameters": start["parameters"], "zero_stage": start["config"]["training"]["zero_stage"]},
     )
@@ -273,7 +298,7 @@ def _tokens_of_all(step: dict[str, Any], ranks: dict[str, int]) -> int:
 def bytes_at(samples: Sequence[dict[str, Any]], when: float) -> float:
     """The byte counter at a time, between samples by interpolation. DemoError: no samples."""
     if not samples:
-        raise DemoError("the emulator's counters were never read")
+        raise DemoError("the bytes between the sites were never counted")
     index = bisect_left([sample["time"] for sample in samples], when)
     if index in (0, len(samples)):
         return float(samples[min(index, len(samples) - 1)]["bytes"])

@@ -12,7 +12,9 @@ from rich.table import Table
 
 from geocomm.core.table import table_of
 from geocomm.core.units import count_text
+from geocomm.group.planning.link_report import rate_text
 from geocomm.lab.demo.demo_run import DemoResult
+from geocomm.lab.emulator.emulated_links import EmulatedLink
 from geocomm.lab.emulator.emulated_wan import LATENESS_LIMIT_S, WanReport
 
 _COLORS = ("#b3541e", "#2a6f97", "#2d936c", "#7b4f9e", "#8a7a2d")
@@ -30,7 +32,7 @@ PICTURE_STYLE: dict[Any, Any] = {
 
 def lateness_note(outcomes: Sequence[DemoResult]) -> str | None:
     """What to say where the machine was too busy to emulate the link in time; None where it was not."""
-    return lateness_text([outcome.wan for outcome in outcomes])
+    return lateness_text([outcome.wan for outcome in outcomes if outcome.wan is not None])
 
 
 def lateness_text(reports: Sequence[WanReport]) -> str | None:
@@ -45,24 +47,45 @@ def lateness_text(reports: Sequence[WanReport]) -> str | None:
     return f"The machine was busy: {counted} came over {limit} late (worst: {worst * 1e3:.0f} ms)"
 
 
+def over_loopback(outcomes: Sequence[DemoResult]) -> bool:
+    """Whether the sites of these runs had loopback between them."""
+    return any(outcome.wan is None for outcome in outcomes)
+
+
+def loopback_note(link: EmulatedLink) -> str:
+    """What the figures of runs over loopback are, in one sentence each."""
+    line = f"{rate_text(link.rate_bps)} and {2 * link.delay_s * 1e3:g} ms"
+    return (
+        "Seconds are not a WAN's. Bytes and losses are, but for local steps, whose rounds depend on a step's time. "
+        f"Line ≥: what {line} take for a step at least: bytes / rate + half a round trip for each exchange. "
+        "A step can compute meanwhile, and TCP takes longer where packets are lost."
+    )
+
+
 def summary_table(outcomes: Sequence[DemoResult]) -> Table:
-    """One row per run; the first one is what the others are compared with."""
+    """One row per run; the first one is what the others are compared with. Over loopback no speeds: they are none."""
     steps = len(outcomes[0].losses)
-    headings = ("", "s/step", "speed", "WAN MB\n/step", "tokens\n/s", f"loss at\nstep {steps}", "held-out\nloss")
+    loopback = over_loopback(outcomes)
+    losses = (f"loss at\nstep {steps}", "held-out\nloss")
+    headings = (
+        ("", "s/step\nhere", "MB sent\n/step", "line ≥\ns/step", *losses)
+        if loopback
+        else ("", "s/step", "speed", "WAN MB\n/step", "tokens\n/s", *losses)
+    )
     base = outcomes[0].median_step_s
-    rows = [
-        (
-            outcome.variant.name,
-            f"{outcome.median_step_s:.2f}",
-            f"{base / outcome.median_step_s:.1f} x",
-            f"{outcome.wan_bytes_per_step / 1e6:.1f}",
-            f"{outcome.tokens_per_s:,.0f}",
-            f"{outcome.losses[-1]:.4f}",
-            f"{outcome.held_out_loss:.4f}",
+    rows: list[tuple[str, ...]] = []
+    for outcome in outcomes:
+        step_s, sent = f"{outcome.median_step_s:.2f}", f"{outcome.wan_bytes_per_step / 1e6:.1f}"
+        middle = (
+            (sent, f"{outcome.line_s_per_step:.2f}")
+            if loopback
+            else (f"{base / outcome.median_step_s:.1f} x", sent, f"{outcome.tokens_per_s:,.0f}")
         )
-        for outcome in outcomes
-    ]
-    return table_of(headings, rows, title="The same training, five ways")
+        rows.append(
+            (outcome.variant.name, step_s, *middle, f"{outcome.losses[-1]:.4f}", f"{outcome.held_out_loss:.4f}")
+        )
+    title = "Five ways, over loopback: seconds are not a WAN's" if loopback else "The same training, five ways"
+    return table_of(headings, rows, title=title)
 
 
 def write_summary(outcomes: Sequence[DemoResult], conditions: str, path: Path) -> None:
@@ -87,9 +110,12 @@ def draw(outcomes: Sequence[DemoResult], conditions: str, path: Path) -> None:
         layout.set(w_pad=0.12, h_pad=0.1, hspace=0.06)
         title = f"geocomm demo: {conditions}"
         figure.suptitle("\n".join(filter(None, (title, lateness_note(outcomes)))), fontsize=12, color=INK)
-        _draw_losses(axes["loss"], outcomes)
+        loopback = over_loopback(outcomes)
+        _draw_losses(axes["loss"], outcomes, loopback)
         base = outcomes[0]
-        _draw_bars(axes["time"], outcomes, [o.median_step_s for o in outcomes], "s", "Seconds per step, median")
+        seconds = [o.line_s_per_step if loopback else o.median_step_s for o in outcomes]
+        what = "What the line takes per step, at least" if loopback else "Seconds per step, median"
+        _draw_bars(axes["time"], outcomes, seconds, "s", what)
         _draw_bars(
             axes["bytes"],
             outcomes,
@@ -97,10 +123,11 @@ def draw(outcomes: Sequence[DemoResult], conditions: str, path: Path) -> None:
             "MB",
             "Sent per step, by both sites",
         )
-        axes["loss"].set_title(
-            f"The same {count_text(len(base.losses), 'step')}: loss over time", loc="left", color=INK, fontsize=12
+        steps, over = count_text(len(base.losses), "step"), "bytes" if loopback else "time"
+        axes["loss"].set_title(f"The same {steps}: loss over {over}", loc="left", color=INK, fontsize=12)
+        figure.supxlabel(
+            loopback_note(base.link) if loopback else _caption(outcomes), fontsize=10, color=INK, wrap=True
         )
-        figure.supxlabel(_caption(outcomes), fontsize=10, color=INK)
         figure.savefig(path, dpi=150, facecolor="white")
         pyplot.close(figure)
 
@@ -114,14 +141,17 @@ def _caption(outcomes: Sequence[DemoResult]) -> str:
     )
 
 
-def _draw_losses(axes: Any, outcomes: Sequence[DemoResult]) -> None:
+def _draw_losses(axes: Any, outcomes: Sequence[DemoResult], loopback: bool) -> None:
     for color, outcome in zip(itertools.cycle(_COLORS), outcomes, strict=False):
-        seconds = list(itertools.accumulate(outcome.step_s))
-        label = f"{outcome.variant.name}: {seconds[-1]:.0f} s in all"
-        axes.plot(seconds, outcome.losses, color=color, linewidth=2, marker="o", markersize=4, label=label)
-    axes.legend(frameon=False, loc="upper right", labelcolor=INK)
+        steps = [outcome.wan_bytes_per_step / 1e6] * len(outcome.losses) if loopback else outcome.step_s
+        spent = list(itertools.accumulate(steps))
+        label = outcome.variant.name if loopback else f"{outcome.variant.name}: {spent[-1]:.0f} s in all"
+        axes.plot(spent, outcome.losses, color=color, linewidth=2, marker="o", markersize=4, label=label)
+    axes.legend(frameon=False, loc="best" if loopback else "upper right", labelcolor=INK)
     axes.set_xlim(left=0)
-    axes.set_xlabel("seconds of training")
+    axes.set_xlabel(
+        "MB sent by both sites, of each step as much as of the mean one" if loopback else "seconds of training"
+    )
     axes.set_ylabel("training loss")
     axes.grid(axis="y", color="#e5e5e5")
     axes.set_axisbelow(True)

@@ -42,6 +42,7 @@ from geocomm.lab.emulator.emulated_links import (
     WanUnavailableError,
     link_changes,
 )
+from geocomm.lab.emulator.site_processes import processes_with
 
 EMULATOR = Path(__file__).resolve().parents[2] / "_bin" / "wan_emulator"
 LATENESS_LIMIT_S = 0.005
@@ -308,6 +309,14 @@ class WanRun:
     def _read_rest(self) -> None:
         self._report_text = self._report.read()
 
+    def running(self) -> bool:
+        """Whether it goes on."""
+        return self.process.poll() is None
+
+    def bytes_sent(self) -> int:
+        """Between the sites since the run began, in both directions, with headers. WanError: the run has ended."""
+        return sum(link.bytes for link in self.control.stats().links)
+
     def wait(self, timeout_s: float | None = None) -> int:
         """The exit status: 0, the first non-zero one of a site, or 128 + signal. subprocess.TimeoutExpired: not yet."""
         return self.process.wait(timeout_s)
@@ -320,17 +329,8 @@ class WanRun:
 
     def processes(self, site: str) -> list[int]:
         """What runs at a site beneath its command, whoever its parent is now; the command itself is not among them."""
-        marks = {f"GEOCOMM_SITE={site}".encode(), f"{CONTROL_VARIABLE}={self.control.path}".encode()}
-        found: list[tuple[int, int]] = []
-        for process in Path("/proc").glob("[0-9]*"):
-            try:
-                environment = (process / "environ").read_bytes().split(b"\0")
-                started = int((process / "stat").read_text().rpartition(")")[2].split()[19])
-            except OSError:  # it has ended, or is another user's
-                continue
-            if marks <= set(environment):
-                found.append((started, int(process.name)))
-        return [process for _, process in sorted(found)[1:]]  # the first is the command
+        marked = processes_with({"GEOCOMM_SITE": site, CONTROL_VARIABLE: str(self.control.path)})
+        return marked[1:]  # the first is the command
 
     def signal_site(self, site: str, signal_number: signal.Signals) -> None:
         """Send a signal to all `processes` of a site: SIGKILL is what a machine that loses power does to them."""

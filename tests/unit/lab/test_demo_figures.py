@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,14 @@ from geocomm.lab.demo.demo_run import (
     read_outcome,
     train_config,
 )
-from geocomm.lab.demo.demo_table import draw, lateness_note, summary_table, write_summary
+from geocomm.lab.demo.demo_table import draw, lateness_note, loopback_note, summary_table, write_summary
+from geocomm.lab.emulator.emulated_links import EmulatedLink
 from geocomm.lab.emulator.emulated_wan import WanReport
 from geocomm.train.loop.train_config import RunConfig
 from support.command_tree import APP
 
 STEPS = 5
+LINK = EmulatedLink(rate_bps=1e6, delay_s=0.05)
 WAN = [{"time": float(second), "bytes": 1000 * second} for second in range(0, 200, 2)]
 
 
@@ -70,7 +73,17 @@ def report(*, reliable: bool = True) -> WanReport:
 
 
 def outcome(number: int, *, reliable: bool = True) -> DemoResult:
-    return read_outcome(VARIANTS[number], metrics(), WAN, STEPS, report(reliable=reliable))
+    return read_outcome(VARIANTS[number], metrics(), WAN, STEPS, LINK, report(reliable=reliable))
+
+
+def outcome_over_loopback(number: int) -> DemoResult:
+    return read_outcome(VARIANTS[number], metrics(), WAN, STEPS, LINK, None)
+
+
+def text_of(outcomes: list[DemoResult], width: int = 120) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width).print(summary_table(outcomes))
+    return out.getvalue()
 
 
 def test_outcome_figures_come_from_the_logs() -> None:
@@ -85,7 +98,7 @@ def test_outcome_figures_come_from_the_logs() -> None:
 
 def test_tokens_are_those_of_all_sites_where_a_log_has_those_of_one() -> None:
     of_one_site = metrics(step={"tokens": 25, "sites": {"site0": {"ranks": 1}}})
-    assert read_outcome(VARIANTS[-1], of_one_site, WAN, STEPS, report()).tokens_per_s == outcome(0).tokens_per_s
+    assert read_outcome(VARIANTS[-1], of_one_site, WAN, STEPS, LINK, report()).tokens_per_s == outcome(0).tokens_per_s
     progress = DemoProgress()
     _update(progress, of_one_site)
     assert progress.tokens_per_s == outcome(0).tokens_per_s
@@ -105,12 +118,12 @@ def test_tokens_are_those_of_all_sites_where_a_log_has_those_of_one() -> None:
 )
 def test_outcome_of_a_run_that_is_not_whole_raises(broken: list[dict[str, Any]]) -> None:
     with pytest.raises(DemoError):
-        read_outcome(VARIANTS[0], broken, WAN, STEPS, report())
+        read_outcome(VARIANTS[0], broken, WAN, STEPS, LINK, report())
 
 
 def test_outcome_without_counters_raises() -> None:
     with pytest.raises(DemoError):
-        read_outcome(VARIANTS[0], metrics(), [], STEPS, report())
+        read_outcome(VARIANTS[0], metrics(), [], STEPS, LINK, report())
 
 
 @pytest.mark.parametrize(("when", "expected"), [(-5.0, 0), (3.0, 3000), (4.0, 4000), (999.0, 198_000)])
@@ -154,10 +167,7 @@ def test_progress_and_table_reckon_the_time_of_a_step_alike() -> None:
 
 def test_table_and_summary_hold_every_run(tmp_path: Path) -> None:
     outcomes = [outcome(number) for number in range(len(VARIANTS))]
-    console = Console(file=io.StringIO(), width=120)
-    console.print(summary_table(outcomes))
-    assert isinstance(console.file, io.StringIO)
-    text = console.file.getvalue()
+    text = text_of(outcomes)
     assert all(variant.name in text for variant in VARIANTS)
     write_summary(outcomes, "a link", tmp_path / "summary.json")
     runs = json.loads((tmp_path / "summary.json").read_text())["runs"]
@@ -187,8 +197,12 @@ def test_picture_is_a_png_of_the_conditions(tmp_path: Path, reliable: bool, monk
     assert ("8 ms" in titles[0]) != reliable
 
 
+@pytest.mark.parametrize(
+    ("made", "total", "caption"),
+    [(outcome, "Gloo: 70 s in all", "30.0 s"), (outcome_over_loopback, "Gloo", "not a WAN's")],
+)
 def test_picture_shows_its_texts_whole_and_says_what_the_totals_hold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Callable[[int], DemoResult], total: str, caption: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from matplotlib import pyplot
     from matplotlib.figure import Figure
@@ -196,7 +210,7 @@ def test_picture_shows_its_texts_whole_and_says_what_the_totals_hold(
 
     figures: list[Figure] = []
     monkeypatch.setattr(pyplot, "close", figures.append)
-    draw([outcome(number) for number in range(len(VARIANTS))], "a link", tmp_path / "demo.png")
+    draw([made(number) for number in range(len(VARIANTS))], "a link", tmp_path / "demo.png")
     (figure,) = figures
     figure.canvas.draw()
     texts = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text()]
@@ -206,8 +220,8 @@ def test_picture_shows_its_texts_whole_and_says_what_the_totals_hold(
         assert inside.contains(extent.x0, extent.y0), text
         assert inside.contains(extent.x1, extent.y1), text
     shown = [text.get_text() for text in texts]
-    assert "Gloo: 70 s in all" in shown
-    assert any("step 1" in text and "30.0 s" in text for text in shown)
+    assert total in shown
+    assert any(caption in text for text in shown)
 
 
 def test_view_without_a_terminal_says_changes_in_lines() -> None:
@@ -237,8 +251,40 @@ def test_command_line_bad_value_exits_2(arguments: list[str]) -> None:
     assert result.exit_code == 2
 
 
-def test_table_of_80_columns_cuts_no_heading_and_no_name() -> None:
-    out = io.StringIO()
-    Console(file=out, width=80).print(summary_table([outcome(number) for number in range(len(VARIANTS))]))
-    assert "…" not in out.getvalue()
-    assert all(variant.name in out.getvalue() for variant in VARIANTS)
+@pytest.mark.parametrize("made", [outcome, outcome_over_loopback])
+def test_table_of_80_columns_cuts_no_heading_and_no_name(made: Callable[[int], DemoResult]) -> None:
+    text = text_of([made(number) for number in range(len(VARIANTS))], 80)
+    assert "…" not in text
+    assert all(variant.name in text for variant in VARIANTS)
+
+
+@pytest.mark.parametrize(("number", "exchanges"), [(0, 1), (len(VARIANTS) - 1, 0.25)])
+def test_line_takes_half_of_the_bytes_at_its_rate_and_a_delay_for_each_exchange(number: int, exchanges: float) -> None:
+    # 10 kB a step: 5 kB, or 40 kbit, each way at 1 Mbit/s.
+    assert outcome_over_loopback(number).line_s_per_step == pytest.approx(0.04 + exchanges * 0.05)
+
+
+def test_table_over_loopback_tells_no_speed_but_what_the_line_takes() -> None:
+    over_wan = text_of([outcome(number) for number in range(len(VARIANTS))])
+    over_loopback = text_of([outcome_over_loopback(number) for number in range(len(VARIANTS))])
+    for word in ("speed", "tokens", "WAN MB", "1.0 x"):
+        assert word in over_wan
+        assert word not in over_loopback
+    assert "not a WAN's" in over_loopback
+    assert "0.09" in over_loopback  # of Gloo
+    assert "0.05" in over_loopback  # of local steps
+    assert "0.09" not in over_wan
+    assert "1 Mbit/s" in loopback_note(LINK)
+    assert "100 ms" in loopback_note(LINK)
+
+
+def test_summary_says_what_the_sites_had_between_them(tmp_path: Path) -> None:
+    for made, over, late in ((outcome, "emulated WAN", 0), (outcome_over_loopback, "loopback", None)):
+        write_summary([made(0)], "a link", tmp_path / "summary.json")
+        (run,) = json.loads((tmp_path / "summary.json").read_text())["runs"]
+        assert (run["over"], run["late_packets"]) == (over, late)
+        assert run["line_seconds_per_step_at_least"] == pytest.approx(0.09)
+
+
+def test_runs_over_loopback_were_not_late() -> None:
+    assert lateness_note([outcome_over_loopback(0)]) is None
