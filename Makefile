@@ -74,7 +74,12 @@ $(OPERATOR): $(ENVIRONMENT) | $(NATIVE)
 build: $(NATIVE) $(OPERATOR) ## quick: .venv, the native module and DeepSpeed's operator, for working in the tree
 	@echo "build: done; activate with  source .venv/bin/activate"
 
-demo: $(NATIVE) $(OPERATOR) ## quick: train a small DeepSeek model over two emulated sites, on Gloo and on geocomm
+# What a machine forbids is said before minutes of building.
+.PHONY: look-for-wan
+look-for-wan:
+	@[ -e $(NATIVE) ] || tools/look_for_wan.sh
+
+demo: look-for-wan $(NATIVE) $(OPERATOR) ## quick: train a small DeepSeek model over two sites, on Gloo and on geocomm
 	@.venv/bin/geocomm demo
 
 # Many of the C++ tests wait for each other's sockets and deadlines.
@@ -108,7 +113,7 @@ endef
 
 # Tests on the emulated WAN leave half of the cores free, and do not notice what is built at idle priority. The C++ tests run
 # alone: some have deadlines of seconds, which are the subject of their test.
-test: $(NATIVE) $(OPERATOR) ## full: the C++ tests, and the Python tests but the long and slow ones
+test: look-for-wan $(NATIVE) $(OPERATOR) ## full: the C++ tests, and the Python tests but the long and slow ones
 	$(call beside,cpp-build,chrt --idle 0,wan-test)
 	@$(OWN_MAKE) -s cpp-run
 	@$(OWN_MAKE) -s python-test
@@ -137,11 +142,11 @@ define python_tests
 	@$(PY) -m pytest -q -m "$(TESTS)" -n $(1) --dist $(2) --no-loadscope-reorder $(3)
 endef
 
-python-test: $(NATIVE) $(OPERATOR) ## full: the Python tests but the long and slow ones; TEST_WORKERS (8) at a time
+python-test: look-for-wan $(NATIVE) $(OPERATOR) ## full: the Python tests but the long and slow ones; TEST_WORKERS (8) at a time
 	@echo "test: running the Python tests that are $(TESTS)"
 	$(call python_tests,$(TEST_WORKERS),loadgroup,--ignore tests/wan --ignore tests/gpu)
 
-wan-test: $(NATIVE) $(OPERATOR) ## full: the Python tests on the emulated WAN or a GPU; WAN_WORKERS (2) at a time
+wan-test: look-for-wan $(NATIVE) $(OPERATOR) ## full: the Python tests on the emulated WAN or a GPU; WAN_WORKERS (2) at a time
 	@echo "test: running the Python tests on the emulated WAN or a GPU"
 	$(call python_tests,$(WAN_WORKERS),loadfile,tests/wan tests/gpu)
 
