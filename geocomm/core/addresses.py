@@ -13,10 +13,11 @@ import random
 import re
 import socket
 import struct
+import sys
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from geocomm.core.bad_input import BadInput
@@ -238,7 +239,7 @@ _LISTENS = "0A"
 
 def port_holder(port: int) -> str:
     """Such as "pid 4711 (python3)"; "another process" where it is not known, as that of another user."""
-    sockets = {f"socket:[{inode}]" for inode in _listening(port)}
+    sockets = {f"socket:[{listener.inode}]" for listener in listeners() if listener.port == port}
     for process in Path("/proc").iterdir():
         with contextlib.suppress(OSError):  # processes come and go, and those of others cannot be looked into
             if process.name.isdigit() and any(
@@ -248,14 +249,30 @@ def port_holder(port: int) -> str:
     return "another process"
 
 
-def _listening(port: int) -> Iterator[str]:
-    """Inodes of the sockets that listen on `port` of any address."""
+class Listener(NamedTuple):
+    """A TCP socket of any process that listens."""
+
+    host: str
+    port: int
+    inode: str
+
+
+def listeners(tables: Path = Path("/proc/net")) -> Iterator[Listener]:
+    """All of this network namespace, of both families as far as the kernel has them."""
     for table in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):
-            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+        with contextlib.suppress(FileNotFoundError):
+            for line in (tables / table).read_text().splitlines()[1:]:
                 fields = line.split()
-                if fields[3] == _LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
-                    yield fields[9]
+                if fields[3] == _LISTENS:
+                    address, _, port = fields[1].partition(":")
+                    yield Listener(_printed(address), int(port, 16), fields[9])
+
+
+def _printed(address: str) -> str:
+    """An address that the kernel prints as words of 32 bits in the machine's order; IPv4's own where IPv6 maps it."""
+    words = (int(address[begin : begin + 8], 16) for begin in range(0, len(address), 8))
+    read = ipaddress.ip_address(b"".join(word.to_bytes(4, sys.byteorder) for word in words))
+    return str(getattr(read, "ipv4_mapped", None) or read)
 
 
 _LONGEST_PATH = 100

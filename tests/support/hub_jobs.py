@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from geocomm.core.addresses import listeners
 from support import hub_ranks
 from support.hub_support import HUB_HOST, SECURITY
 from support.local_jobs import environment
@@ -68,7 +68,7 @@ class Job:
     def wait_for_listener(self, host: str, port: int) -> None:
         """Until one of the processes, or of their children, listens there."""
         end = time.monotonic() + LIMIT_S
-        while (host, port) not in listeners(family([process.pid for process in self.processes])):
+        while (host, port) not in listeners_of(family([process.pid for process in self.processes])):
             if time.monotonic() > end:
                 pytest.fail(f"nobody listens at {host}:{port}\n{self.output()}")
             time.sleep(0.2)
@@ -161,7 +161,7 @@ def start_node(
     )
 
 
-def listeners(pids: set[int]) -> set[tuple[str, int]]:
+def listeners_of(pids: set[int]) -> set[tuple[str, int]]:
     """(address, port) of every TCP socket that one of these processes listens on."""
     inodes: set[str] = set()
     for pid in pids:
@@ -169,12 +169,4 @@ def listeners(pids: set[int]) -> set[tuple[str, int]]:
             for link in Path(f"/proc/{pid}/fd").iterdir():
                 with contextlib.suppress(OSError):
                     inodes.add(os.readlink(link))
-    found: set[tuple[str, int]] = set()
-    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
-                address, port = fields[1].split(":")
-                words = b"".join(bytes.fromhex(address[i : i + 8])[::-1] for i in range(0, len(address), 8))
-                found.add((socket.inet_ntop(family, words), int(port, 16)))
-    return found
+    return {(one.host, one.port) for one in listeners() if f"socket:[{one.inode}]" in inodes}

@@ -93,9 +93,8 @@ class NetSpaces:
 
     def is_listening(self, name: str, port: int) -> bool:
         """Whether something listens at a TCP port there."""
-        command = ["ip", "netns", "exec", self._space(name), "cat", "/proc/net/tcp", "/proc/net/tcp6"]
-        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-        return any(f":{port:04X} " in line and line.split()[3] == "0A" for line in lines)
+        command = ["ip", "netns", "exec", self._space(name), "ss", "-Htln", f"sport = :{port}"]
+        return bool(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
     def kill(self, name: str) -> None:
         """Everything there, as when the machine loses power."""

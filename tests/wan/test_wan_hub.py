@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import sys
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from geocomm.core.addresses import listeners
 from geocomm.group.rendezvous.store_session import SILENCE_LIMIT_S
 from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.lab.emulator.emulated_wan import WanRun
@@ -60,15 +62,7 @@ def test_job_meets_through_one_port_and_its_store_outlives_an_outage(tmp_path: P
 
 def listening_ports_beyond_loopback() -> set[str]:
     """Of this network namespace, which holds nothing but the site's job."""
-    found = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            _, local, _, state = line.split()[:4]
-            address, port = local.split(":")
-            loopback = address.endswith("7F") or address == "0" * 24 + "01000000"
-            if state == "0A" and not loopback:
-                found.add(str(int(port, 16)))
-    return found
+    return {str(one.port) for one in listeners() if not ipaddress.ip_address(one.host).is_loopback}
 
 
 def rank_program(folder: Path) -> None:

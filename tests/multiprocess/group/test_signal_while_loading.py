@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from geocomm.core.addresses import listeners
 from support.hub_support import HUB_HOST, make_keys
 from support.local_jobs import free_port
 from support.train_ranks import SMALL_RUN
@@ -52,8 +53,7 @@ def training(folder: Path, *fields: str) -> Sequence[str]:
 
 def listens(port: int) -> bool:
     """Whether a process of this machine listens there."""
-    rows = [row.split() for table in ("tcp", "tcp6") for row in Path("/proc/net", table).read_text().splitlines()[1:]]
-    return any(row[1].endswith(f":{port:04X}") and row[3] == "0A" for row in rows)
+    return any(listener.port == port for listener in listeners())
 
 
 def loads_torch(pid: int) -> bool:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import shutil
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +19,7 @@ from geocomm.core.addresses import (
     free_port,
     host_and_port,
     listen_on,
+    listeners,
     port_holder,
 )
 from geocomm.core.interfaces import machine_addresses, not_here
@@ -61,6 +65,27 @@ def test_address_that_no_interface_has_is_said_with_those_that_there_are() -> No
         here = HubAddress("127.0.0.1", taken.getsockname()[1])
         assert here.listen() is None
         assert here.why_not_free() == f"port {here.port} here is taken by {port_holder(here.port)}"
+
+
+@pytest.mark.parametrize(
+    ("host", "found"), [("127.0.0.9", "127.0.0.9"), ("::1", "::1"), ("::ffff:127.0.0.9", "127.0.0.9")]
+)
+def test_what_listens_is_found_in_each_family(host: str, found: str) -> None:
+    try:
+        server = listen_on(f"[{host}]:0" if ":" in host else f"{host}:0")
+    except OSError as error:
+        if ":" not in host:
+            raise
+        pytest.skip(f"no IPv6: {error}")
+    with server, socket.create_connection((host, server.getsockname()[1])) as client:
+        inodes = [str(os.fstat(one.fileno()).st_ino) for one in (server, client)]
+        assert [one for one in listeners() if one.inode in inodes] == [(found, server.getsockname()[1], inodes[0])]
+
+
+def test_what_listens_is_found_where_the_kernel_has_no_ipv6(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        shutil.copy("/proc/net/tcp", tmp_path)
+        assert ("127.0.0.1", server.getsockname()[1]) in [(one.host, one.port) for one in listeners(tmp_path)]
 
 
 def test_random_greetings_are_refused() -> None:
