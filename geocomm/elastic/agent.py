@@ -267,6 +267,7 @@ class Agent:
             case Refused() if down.blames == "leader" or (down.blames == "run" and self._was_welcomed):
                 raise BadLineError(down.why)
             case Stop() | Refused():
+                self._ranks.tell(down)  # which of both it is: they may train by now
                 self.life.end(down.why, refused=True)
             case _:
                 raise BadLineError(f"{down.kind} is not for an agent")

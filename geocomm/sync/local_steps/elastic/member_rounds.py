@@ -305,9 +305,9 @@ class MemberRounds:
                 self._frame_mail.meet(message.peers, self._fragments)
             return
         match message:
+            case Stop() if self._trains:
+                raise AbortedError(f"local steps: the run has stopped this site: {message.why}")
             case Refused() | Stop():
-                if self._trains:
-                    raise AbortedError(f"local steps: the run has stopped this site: {message.why}")
                 raise _not_taken_in(message.why)
             case Open() if message.fragment in self._fragments:
                 self._records.opened(message)
