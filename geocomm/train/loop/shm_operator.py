@@ -17,7 +17,9 @@ import contextlib
 import errno
 import fcntl
 import os
+import shutil
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -41,6 +43,8 @@ _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 def load_operator(say: Say) -> None:
     """Load the operator into this process, compiled first if need be; nothing where DeepSpeed does not use it.
 
+    Where there is no compiler, DeepSpeed does without: it reduces between ranks of one machine by torch's backend.
+
     `say` gets a line when it compiles or waits, and every 15 s until that is over. Raises BadInput if it cannot be
     compiled.
     """
@@ -54,6 +58,10 @@ def load_operator(say: Say) -> None:
     builder = accelerator.create_op_builder("ShareMemCommBuilder")
     if builder is None or not deepspeed.ops.__compatible_ops__.get(NAME, False):
         return
+    if missing := _missing():
+        say(f"{missing} not here: ranks of one machine reduce without DeepSpeed's operator {NAME}, which is faster")
+        deepspeed.ops.__compatible_ops__[NAME] = False
+        return
     folder = Path(_get_build_directory(NAME, verbose=False))
     with build_guard(folder, say), _saying(folder, say):
         try:
@@ -63,6 +71,14 @@ def load_operator(say: Say) -> None:
                 f"DeepSpeed's operator {NAME} cannot be built in {folder}: {_reason(error)}; it needs g++ and "
                 f"Python's headers, and `{Path(sys.executable).name} -m {__spec__.name}` shows the whole output"
             ) from error
+
+
+def _missing() -> str:
+    """What compiling takes and this machine lacks; "": nothing."""
+    compiler = os.environ.get("CXX", "c++")
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    lacks = [*([] if shutil.which(compiler) else [compiler]), *([] if header.exists() else [str(header)])]
+    return f"{' and '.join(lacks)} {'is' if len(lacks) == 1 else 'are'}" if lacks else ""
 
 
 def _search_path() -> str:

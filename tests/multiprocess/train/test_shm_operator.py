@@ -199,3 +199,26 @@ def test_training_passes_the_lock_of_a_killed_build(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert f"geocomm train: removed {operator / 'lock'}" in done.stderr
     assert not (operator / "lock").exists()
+
+
+def test_training_does_without_a_compiler_and_says_so(tmp_path: Path) -> None:
+    pytest.importorskip("deepspeed")
+    pytest.importorskip("transformers")
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("sh", "uname", "ldconfig"):
+        if found := shutil.which(name):
+            (programs / name).symlink_to(found)
+    settings = [*SMALL_RUN, f"output_dir={tmp_path / 'run'}", f"data.cache_dir={tmp_path / 'tokens'}"]
+    settings += ["training.steps=1", "evaluation.at_end=false"]
+    done = subprocess.run(
+        [sys.executable, "-m", "geocomm.train", *(part for setting in settings for part in ("--set", setting))],
+        env=os.environ | {"PATH": str(programs), "CXX": "no-such-compiler", "TORCH_EXTENSIONS_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "geocomm train: no-such-compiler is not here: ranks of one machine reduce without" in done.stderr
+    assert not list(tmp_path.rglob("*.so"))
