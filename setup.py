@@ -17,8 +17,8 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
-sys.path.insert(0, str(ROOT / "csrc/binding"))
-from torch_build_facts import installed_torch, minor_of, torch_versions  # noqa: E402 # setup.py's folder is not on the path
+sys.path.insert(0, str(ROOT))
+from geocomm.core.bindings import TorchBuild, binding_folder, torch_folder  # noqa: E402 # of this tree
 
 PROGRAMS = {"wan_emulator": "csrc/emulator", "link_bench": "csrc/link_bench"}
 """Behind commands, and where they are built."""
@@ -26,16 +26,21 @@ LEAST_CUDA = (12, 8)
 """The first whose nvcc knows all of CMAKE_CUDA_ARCHITECTURES."""
 
 
-def torches() -> list[Path]:
-    """Folders of the torch packages to build for."""
-    if named := os.environ.get("GEOCOMM_TORCHES"):
-        return [Path(folder) for folder in named.split(os.pathsep)]
-    installed = installed_torch()
-    if installed is None:
-        sys.exit(
-            "geocomm is built against an installed torch: install torch first, then build with --no-build-isolation"
-        )
-    return [installed]
+def torches() -> dict[Path, TorchBuild]:
+    """What to build for, by the folders of the torch packages."""
+    named = os.environ.get("GEOCOMM_TORCHES")
+    folders = [Path(folder) for folder in named.split(os.pathsep)] if named else [torch_folder()]
+    found: dict[Path, TorchBuild] = {}
+    for folder in folders:
+        if folder is None:
+            sys.exit(
+                "geocomm is built against an installed torch: install torch first, then build with --no-build-isolation"
+            )
+        torch = TorchBuild.read(folder)
+        if torch is None:
+            sys.exit(f"{folder}/version.py does not say which torch it is")
+        found[folder] = torch
+    return found
 
 
 def nvcc_cuda() -> str | None:
@@ -92,16 +97,15 @@ class CMakeBuild(build_ext):
 
     def run(self) -> None:
         folders = torches()
-        versions = [torch_versions(folder) for folder in folders]
-        torch_cuda = versions[0][1]
-        if any((cuda or "").split(".")[0] != (torch_cuda or "").split(".")[0] for _, cuda in versions):
-            sys.exit(f"GEOCOMM_TORCHES names builds for several CUDA versions: {versions}")
-        why_not = why_no_cuda(torch_cuda)
+        builds = list(folders.values())
+        if len({torch.cuda_major for torch in builds}) > 1:
+            sys.exit(f"GEOCOMM_TORCHES names builds for several CUDA versions: {', '.join(map(str, builds))}")
+        why_not = why_no_cuda(builds[0].cuda)
         of_many = "GEOCOMM_TORCHES" in os.environ
         # Whoever has one torch needs one binding; a wheel goes to CPU builds of torch, too.
         variants = [*(["cpu"] if why_not or of_many else []), *([] if why_not else ["cuda"])]
         kernels = f"without CUDA kernels: {why_not}" if why_not else "with CUDA kernels"
-        print(f"geocomm: building for torch {', '.join(version for version, _ in versions)}, {kernels}")
+        print(f"geocomm: building for torch {', '.join(one.version.split('+')[0] for one in builds)}, {kernels}")
         build_dir = ROOT / "build" / ("wheel" if of_many else "native")
         if build_dir.is_symlink():  # of an older version
             build_dir.unlink()
@@ -127,15 +131,15 @@ class CMakeBuild(build_ext):
         if plugin.exists():  # built where UCX's headers are
             built[plugin] = package / "_bin" / plugin.name
         module = "_C" + sysconfig.get_config_var("EXT_SUFFIX")
-        for minor in (minor_of(version) for version, _ in versions):
-            for old in (package / "_native").glob(
-                f"torch{minor}-*/{module}"
-            ):  # perhaps of a variant that is not built now
+        for torch in builds:
+            minor = ".".join(map(str, torch.minor))
+            # Perhaps of a variant that is not built now.
+            for old in (package / "_native").glob(f"torch{minor}-*/{module}"):
                 old.unlink()
             for variant in variants:
                 source = build_dir / "bindings" / f"torch{minor}-{variant}" / module
                 require_shared_libstdcxx(source)
-                name = f"torch{minor}-cpu" if variant == "cpu" else f"torch{minor}-cuda{torch_cuda.split('.')[0]}"
+                name = binding_folder(torch.minor, torch.cuda_major if variant == "cuda" else None)
                 built[source] = package / "_native" / name / module
         for source, target in built.items():
             replace_file(source, target)
@@ -156,9 +160,9 @@ def require_shared_libstdcxx(module: Path) -> None:
 
 def torch_requirement() -> str:
     """For the metadata: the torches that there will be a binding for."""
-    if ("GEOCOMM_TORCHES" not in os.environ and installed_torch() is None) or "sdist" in sys.argv:
+    if ("GEOCOMM_TORCHES" not in os.environ and torch_folder() is None) or "sdist" in sys.argv:
         return "torch>=2.11"
-    minors = sorted(tuple(map(int, minor_of(torch_versions(folder)[0]).split("."))) for folder in torches())
+    minors = sorted(torch.minor for torch in torches().values())
     (major, oldest), (_, newest) = minors[0], minors[-1]
     return f"torch>={major}.{oldest},<{major}.{newest + 1}"
 

@@ -239,14 +239,24 @@ _LISTENS = "0A"
 
 def port_holder(port: int) -> str:
     """Such as "pid 4711 (python3)"; "another process" where it is not known, as that of another user."""
-    sockets = {f"socket:[{listener.inode}]" for listener in listeners() if listener.port == port}
+    sockets = {listener.inode for listener in listeners() if listener.port == port}
     for process in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):  # processes come and go, and those of others cannot be looked into
-            if process.name.isdigit() and any(
-                os.readlink(descriptor) in sockets for descriptor in (process / "fd").iterdir()
-            ):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if process.name.isdigit() and sockets & socket_inodes(int(process.name)):
                 return f"pid {process.name} ({(process / 'comm').read_text().strip()})"
     return "another process"
+
+
+def socket_inodes(process: int) -> set[int]:
+    """Of the sockets that a process holds; none where it has ended, or is another user's."""
+    found = set[int]()
+    with contextlib.suppress(OSError):
+        for descriptor in Path(f"/proc/{process}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                target = os.readlink(descriptor)
+                if target.startswith("socket:["):
+                    found.add(int(target[8:-1]))
+    return found
 
 
 class Listener(NamedTuple):
@@ -254,7 +264,7 @@ class Listener(NamedTuple):
 
     host: str
     port: int
-    inode: str
+    inode: int
 
 
 def listeners(tables: Path = Path("/proc/net")) -> Iterator[Listener]:
@@ -265,7 +275,7 @@ def listeners(tables: Path = Path("/proc/net")) -> Iterator[Listener]:
                 fields = line.split()
                 if fields[3] == _LISTENS:
                     address, _, port = fields[1].partition(":")
-                    yield Listener(_printed(address), int(port, 16), fields[9])
+                    yield Listener(_printed(address), int(port, 16), int(fields[9]))
 
 
 def _printed(address: str) -> str:

@@ -2,7 +2,8 @@
 
 The C++ of torch.distributed changes with each minor version, so that a binding fits one. A wheel has all of them, a
 build in the source tree the one for the torch that is there. They are `geocomm/_native/torch2.13-cpu/_C.*.so`,
-`torch2.13-cuda13/` and so on. Imports nothing heavy, so that `geocomm --version` answers at once.
+`torch2.13-cuda13/` and so on. Imports nothing heavy, so that `geocomm --version` answers at once, and nothing that is
+not Python's own, since setup.py uses it too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Self
 
 NATIVE = Path(__file__).parents[1] / "_native"
 _FOLDER = re.compile(r"torch(?P<torch>\d+\.\d+)-(?:cpu|cuda(?P<cuda>\d+))")
@@ -33,13 +35,29 @@ class Binding:
         return f"torch {self.torch[0]}.{self.torch[1]} {'CPU' if self.cuda is None else f'CUDA {self.cuda}'}"
 
 
+def binding_folder(torch: tuple[int, int], cuda: int | None) -> str:
+    """The name of a binding's folder; as the fields of `Binding`."""
+    return f"torch{torch[0]}.{torch[1]}-{'cpu' if cuda is None else f'cuda{cuda}'}"
+
+
 @dataclass(frozen=True)
 class TorchBuild:
-    """The torch of this environment."""
+    """A torch, as its files say: that of this environment, or one that geocomm is built for."""
 
     version: str
     cuda: str | None
     """Version of CUDA that it was built with."""
+
+    @classmethod
+    def read(cls, folder: Path) -> Self | None:
+        """That of a folder of the package torch; None: it does not say which it is."""
+        try:
+            text = (folder / "version.py").read_text()
+        except OSError:
+            return None
+        version = re.search(r"^__version__ = '([^']+)'", text, re.MULTILINE)
+        cuda = re.search(r"^cuda\b.*= '([^']+)'", text, re.MULTILINE)
+        return cls(version[1], cuda[1] if cuda else None) if version else None
 
     @property
     def minor(self) -> tuple[int, int]:
@@ -54,18 +72,16 @@ class TorchBuild:
         return f"torch {self.version} ({f'for CUDA {self.cuda}' if self.cuda else 'a CPU build'})"
 
 
-def installed_torch() -> TorchBuild | None:
-    """What `import torch` would load, as its files say; None: there is none, or one without a version."""
+def torch_folder() -> Path | None:
+    """The folder of the package that `import torch` would load; None: there is none."""
     found = find_spec("torch")
-    if found is None or found.origin is None:
-        return None
-    try:
-        text = Path(found.origin).with_name("version.py").read_text()
-    except OSError:
-        return None
-    version = re.search(r"^__version__ = '([^']+)'", text, re.MULTILINE)
-    cuda = re.search(r"^cuda\b.*= '([^']+)'", text, re.MULTILINE)
-    return TorchBuild(version[1], cuda[1] if cuda else None) if version else None
+    return Path(found.origin).parent if found and found.origin else None
+
+
+def installed_torch() -> TorchBuild | None:
+    """What `import torch` would load; None: there is none, or one without a version."""
+    folder = torch_folder()
+    return TorchBuild.read(folder) if folder else None
 
 
 def installed_bindings(folder: Path = NATIVE) -> list[Binding]:

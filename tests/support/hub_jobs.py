@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from geocomm.core.addresses import listeners
+from geocomm.core.addresses import listeners, socket_inodes
 from support import hub_ranks
 from support.hub_support import HUB_HOST, SECURITY
 from support.local_jobs import environment
@@ -163,10 +163,5 @@ def start_node(
 
 def listeners_of(pids: set[int]) -> set[tuple[str, int]]:
     """(address, port) of every TCP socket that one of these processes listens on."""
-    inodes: set[str] = set()
-    for pid in pids:
-        with contextlib.suppress(OSError):  # processes and files come and go
-            for link in Path(f"/proc/{pid}/fd").iterdir():
-                with contextlib.suppress(OSError):
-                    inodes.add(os.readlink(link))
-    return {(one.host, one.port) for one in listeners() if f"socket:[{one.inode}]" in inodes}
+    inodes = set[int]().union(*map(socket_inodes, pids))
+    return {(one.host, one.port) for one in listeners() if one.inode in inodes}

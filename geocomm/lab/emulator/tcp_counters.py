@@ -5,13 +5,13 @@ The kernel's side is `sock_diag(7)`: struct inet_diag_msg, and struct tcp_info a
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import struct
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+
+from geocomm.core.addresses import socket_inodes
 
 _SOCK_DIAG, _BY_FAMILY, _DUMP = 4, 20, 0x301
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
@@ -87,18 +87,6 @@ def _socket(message: bytes) -> TcpSocket:
 
 def _address(family: int, address: bytes) -> bytes:
     return address[:4] if family == socket.AF_INET else address.removeprefix(_MAPPED)
-
-
-def socket_inodes(process: int) -> set[int]:
-    """Of the sockets that a process holds; none where it has ended."""
-    found = set[int]()
-    with contextlib.suppress(OSError):
-        for descriptor in Path(f"/proc/{process}/fd").iterdir():
-            with contextlib.suppress(OSError):
-                target = os.readlink(descriptor)
-                if target.startswith("socket:["):
-                    found.add(int(target[8:-1]))
-    return found
 
 
 class CrossingBytes:

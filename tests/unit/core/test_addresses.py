@@ -78,7 +78,7 @@ def test_what_listens_is_found_in_each_family(host: str, found: str) -> None:
             raise
         pytest.skip(f"no IPv6: {error}")
     with server, socket.create_connection((host, server.getsockname()[1])) as client:
-        inodes = [str(os.fstat(one.fileno()).st_ino) for one in (server, client)]
+        inodes = [os.fstat(one.fileno()).st_ino for one in (server, client)]
         assert [one for one in listeners() if one.inode in inodes] == [(found, server.getsockname()[1], inodes[0])]
 
 
