@@ -131,6 +131,8 @@ class CMakeBuild(build_ext):
         if plugin.exists():  # built where UCX's headers are
             built[plugin] = package / "_bin" / plugin.name
         module = "_C" + sysconfig.get_config_var("EXT_SUFFIX")
+        if not self.inplace:  # a wheel is of this build alone; the tree keeps what it has for other torches
+            shutil.rmtree(package / "_native", ignore_errors=True)
         for torch in builds:
             minor = ".".join(map(str, torch.minor))
             # Perhaps of a variant that is not built now.
