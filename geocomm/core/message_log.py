@@ -8,7 +8,6 @@ wait for Python's lock.
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import os
@@ -18,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from geocomm.core.environment import LOG_LEVELS, log_is_json, log_level
+from geocomm.core.once import Once
 from geocomm.core.place import own_rank
 from geocomm.core.site import site_name
 
@@ -30,7 +30,7 @@ _PYTHON_LEVELS = {
 }
 
 
-@functools.cache
+@Once
 def logger() -> logging.Logger:
     """The logger "geocomm". Its level is GEOCOMM_LOG's, unless the application has set one.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -12,6 +11,7 @@ from geocomm.core.bindings import Binding, TorchBuild, fitting_binding, installe
 from geocomm.core.environment import cpu_level, log_is_json, log_level, tensor_threads
 from geocomm.core.errors import CLASS_OF_CODE, InternalError, VersionMismatchError
 from geocomm.core.message_log import fields_of_process, logger, write_through
+from geocomm.core.once import Once
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -27,7 +27,7 @@ def rdma_plugin() -> str:
     return str(Path(__file__).parents[1] / "_bin" / "libgeocomm_ucx.so")
 
 
-@functools.cache
+@Once
 def native() -> ModuleType:
     """The module geocomm._C, of the binding for the torch that is here.
 

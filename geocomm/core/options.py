@@ -6,7 +6,6 @@ An explicit argument beats the environment. Pass it as `pg_options` of `init_pro
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,6 +24,7 @@ from geocomm.core.environment import (
     unknown_variables,
 )
 from geocomm.core.message_log import logger
+from geocomm.core.once import Once
 from geocomm.core.place import local_rank
 from geocomm.core.settings import ShortHelp, signature_of
 from geocomm.core.site import NAME_RULE, SiteNameError, check_site_name
@@ -290,7 +290,7 @@ class Options(BaseModel, metaclass=ShortHelp):
         return Options(**self.model_dump() | changes)
 
 
-@functools.cache
+@Once
 def warn_of_unknown_variables() -> None:
     """One warning in a process, of all variables of geocomm's prefix that it does not read."""
     if under_geocomm_run():  # which has said so

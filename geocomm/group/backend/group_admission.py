@@ -3,11 +3,10 @@ that transport names."""
 
 from __future__ import annotations
 
-import functools
-
 from geocomm.core.addresses import is_loopback
 from geocomm.core.errors import AuthenticationError, InvalidArgumentError, UnsupportedError
 from geocomm.core.message_log import logger
+from geocomm.core.once import Once
 from geocomm.core.options import Options
 from geocomm.core.transport_choice import TransportChoice
 from geocomm.group.membership import one_site
@@ -84,7 +83,7 @@ def _outside(infos: list[RankInfo]) -> list[RankInfo]:
     return [info for info in infos if not enough(map(is_loopback, info.hosts))]
 
 
-@functools.cache
+@Once
 def _warn_of_plaintext() -> None:
     """Once in a job, however many groups it makes."""
     logger().warning(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import functools
 import hashlib
 import os
 import secrets
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from geocomm.core.addresses import HubAddress
+from geocomm.core.once import Once
 
 PROTOCOL_VERSION = 2
 """The version of the rendezvous and the wire. Ranks of different versions do not understand each other."""
@@ -96,7 +96,7 @@ def own_process() -> str:
     return _name_of(os.getpid())
 
 
-@functools.cache
+@Once
 def _name_of(pid: int) -> str:
     return f"{pid}/{secrets.token_hex(8)}"
 

@@ -6,7 +6,6 @@ from how fast each rank codes, measured once for a few milliseconds. All of it i
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from geocomm.codecs.codec_spec import codec_spec, collective_form
 from geocomm.codecs.tensor_codec import compress, compress_bound, decompress
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.native import native
+from geocomm.core.once import Once
 
 if TYPE_CHECKING:
     from geocomm.core.options import Options
@@ -58,7 +58,7 @@ def candidates(options: Options) -> tuple[str, ...]:
     return tuple(allowed)
 
 
-@functools.cache
+@Once
 def measure(codecs: tuple[str, ...], threads: int) -> Mapping[str, tuple[float, float]]:
     """(encode, decode) seconds per byte on this rank, once per process: the least of some rounds, so that a busy moment
     does not count."""

@@ -305,7 +305,7 @@ def test_validate_refuses_what_was_set_to_something_impossible_later() -> None:
 def test_variables_that_nobody_reads_are_warned_of_once(
     environment: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    warn_of_unknown_variables.cache_clear()
+    warn_of_unknown_variables.forget()
     environment.setenv("GEOCOMM_CODEK", "int8")
     environment.setenv("GEOCOMM_COLOUR", "red")
     environment.setenv("GEOCOMM_LOG", "info")
@@ -321,7 +321,7 @@ def test_variables_that_nobody_reads_are_warned_of_once(
 
 
 def test_options_whose_variables_are_all_known_warn_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    warn_of_unknown_variables.cache_clear()
+    warn_of_unknown_variables.forget()
     Options()
     assert caplog.records == []
 

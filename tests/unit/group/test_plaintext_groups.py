@@ -46,7 +46,7 @@ def test_group_of_another_backend_is_refused_where_it_would_carry_plaintext_betw
 def test_insecure_job_of_another_backend_is_warned_once(
     caplog: pytest.LogCaptureFixture, rank: int | None, times: int
 ) -> None:
-    group_admission._warn_of_plaintext.cache_clear()
+    group_admission._warn_of_plaintext.forget()
     infos = [rank_at(site, "192.0.2.1", "insecure", "not set") for site in "ab"]
     for _ in range(3):
         group_admission.check_other_backend(infos, "gloo", rank)
