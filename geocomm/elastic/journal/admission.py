@@ -40,7 +40,6 @@ class LedSite:
     leaving: float | None = None
     late: bool = False
     """It missed the last round: nobody waits for it."""
-    rate_faults: int = 0
     goals: tuple[int, ...] = ()
     """The versions of all fragments when its Hello was taken."""
     applied: dict[int, int] = field(default_factory=dict[int, int])

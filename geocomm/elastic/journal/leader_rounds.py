@@ -6,7 +6,7 @@ Pure logic, a part of the `Sequencer`. A round is open for one version of a frag
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from geocomm.elastic.journal.admission import LedSite
 from geocomm.elastic.journal.claims import Claims
@@ -24,7 +24,6 @@ _MOST_GRACES = 8
 """So many times the grace such a round waits at most."""
 _CYCLES_WITHOUT_MAIL = 2
 """Without any frame by mail from a site to another for this time, agents fetch at once."""
-RATE_FAULTS = 3
 _ATTEMPTS_OF_A_START = 1 << 20
 _STARTS_OF_A_TERM = 1 << 20
 _MOST_TERMS = 1 << 20
@@ -33,17 +32,13 @@ _MOST_TERMS = 1 << 20
 class LeaderRounds:
     """The rounds of all fragments: `look` does what is due, after each event.
 
-    digests: no round closes while sites repair its fragment. stop: ends a live site for a reason. fetch: see
-    `Sequencer`.
+    digests: no round closes while sites repair its fragment. fetch: see `Sequencer`.
     """
 
-    def __init__(
-        self, run: LedRun, digests: SaidDigests, stop: Callable[[str, str], None], fetch: str, start: int
-    ) -> None:
+    def __init__(self, run: LedRun, digests: SaidDigests, fetch: str, start: int) -> None:
         self._run = run
         self._state, self._sites, self._terms = run.state, run.sites, run.terms
         self._digests = digests
-        self._stop = stop
         self._fetch = fetch
         self._open: dict[int, OpenRound] = {}
         """By fragment."""
@@ -174,10 +169,8 @@ class LeaderRounds:
         waits = self._starved(fragment, found, eligible) and self._run.now - found.opened < _MOST_GRACES * grace_s
         is_over = (late and not waits) or self._is_complete(fragment, found, eligible)
         if len(eligible) >= self._terms.min_sites and is_over:
-            chosen = self._chosen(eligible)
-            if len(chosen) >= self._terms.min_sites:
-                self._close_round(fragment, found, chosen)
-                return
+            self._close_round(fragment, found, eligible)
+            return
         self._fetch_missing(fragment, found, late=late)
         nothing = not found.offers and all(found.has_tried(name) for name in self._state.live)
         attempt_s = min(self._terms.attempt_s, 2 * grace_s) if nothing else self._terms.attempt_s
@@ -321,7 +314,8 @@ class LeaderRounds:
         self._due.discard(fragment)
         every = self._claims.every(chosen)
         members = self._claims.listed(chosen)
-        self._rates.take(chosen)
+        for told in self._rates.take(chosen, self._state.every):
+            self._run.log(told)
         self._run.append(
             Round,
             fragment=fragment,
@@ -338,27 +332,3 @@ class LeaderRounds:
             site.missed[fragment] = 0
         elif not passed:
             site.missed[fragment] = missed + 1
-
-    def _chosen(self, eligible: Mapping[str, Offer]) -> dict[str, Offer]:
-        """The frames that count: those whose learning rate fits that of others at that step of the run.
-
-        Where none does, nobody knows who is right, and all count.
-        """
-        fits = {name: self._rates.fits(name, eligible, self._state.every) for name in eligible}
-        if not any(fits.values()):
-            return dict(eligible)
-        for name in sorted(eligible):
-            if fits[name]:
-                self._sites[name].rate_faults = 0
-            else:
-                self._wrong_rate(name, eligible)
-        return {name: offer for name, offer in sorted(eligible.items()) if fits[name]}
-
-    def _wrong_rate(self, name: str, eligible: Mapping[str, Offer]) -> None:
-        site = self._sites[name]
-        site.rate_faults += 1
-        self._open[eligible[name].fragment].give_up(name)
-        why = self._rates.told(name, eligible)
-        self._run.log(f"left out of a round: {why}")
-        if site.rate_faults >= RATE_FAULTS:
-            self._stop(name, f"{why} (the {RATE_FAULTS}rd time)")

@@ -1,70 +1,99 @@
-"""Whether the learning rates of sites fit each other: a site that joins with a schedule of its own is found by it."""
+"""Whether sites train with one schedule of the learning rate: who has another one is told of, and counts all the same.
+
+A rate is a function of the run's step, and sites are at different steps. So a site's rate is compared with those that
+another one had before and after that step, which says nothing before that one has come as far. A schedule may fall at
+a step, and a frame is made of the rate before it: a difference is worth a word once it has lasted for some cycles.
+"""
 
 from __future__ import annotations
 
+import bisect
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from geocomm.elastic.journal.messages import Offer
 
-TOLERANCE = 0.05
-"""Chosen: schedules bend between two steps, and rates are straight lines here."""
-_KEPT = 64
+TOLERANCE = 0.1
+"""Chosen: a frame's rate may be that of some steps before."""
+CYCLES = 3
+"""So long a difference lasts before it is told."""
+_KEPT = 256
+
+
+@dataclass
+class _Compared:
+    """How the rates of a site fit those of another one."""
+
+    until: int = -1
+    """The step up to which they were compared."""
+    differs_since: int | None = None
+    told: bool = False
+
+
+@dataclass
+class _Schedule:
+    """What the listed frames of a site said."""
+
+    steps: list[int] = field(default_factory=list[int])
+    rates: list[float] = field(default_factory=list[float])
+
+    def learn(self, step: int, rate: float) -> None:
+        """Frames of several fragments are of one step."""
+        place = bisect.bisect_left(self.steps, step)
+        if step not in self.steps[place : place + 1]:
+            self.steps.insert(place, step)
+            self.rates.insert(place, rate)
+            del self.steps[:-_KEPT], self.rates[:-_KEPT]
+
+    def around(self, step: int) -> tuple[float, float] | None:
+        """The rates before and after a step; None: it has not been there."""
+        if not self.steps or not self.steps[0] <= step <= self.steps[-1]:
+            return None
+        after = bisect.bisect_left(self.steps, step)
+        before = after if self.steps[after] == step else after - 1
+        return self.rates[before], self.rates[after]
 
 
 class LearningRates:
     """What listed frames said of the learning rate at each step of the run."""
 
     def __init__(self) -> None:
-        self._listed: list[tuple[int, float, str]] = []
-        """(step, rate, site)."""
+        self._schedules: dict[str, _Schedule] = {}
+        self._compared: dict[tuple[str, str], _Compared] = {}
 
-    def take(self, members: Mapping[str, Offer]) -> None:
-        """Learn from the frames of a round, by site."""
-        rates = ((one.step, one.lr, site) for site, one in sorted(members.items()) if one.lr > 0)
-        self._listed = [*self._listed, *rates][-_KEPT:]
+    def take(self, members: Mapping[str, Offer], every: int) -> list[str]:
+        """Learn from the frames of a round, by site. What a person should know, in words.
 
-    def fits(self, name: str, eligible: Mapping[str, Offer], every: int) -> bool:
-        """Whether the rate of a site's offer is that of another offer in the round, or of listed frames.
-
-        It does not where two others agree with each other. every: optimizer steps from one round to the next.
+        every: optimizer steps from one round of a fragment to the next.
         """
-        offer = eligible[name]
-        others = [(one.step, one.lr) for site, one in sorted(eligible.items()) if site != name and one.lr > 0]
-        verdicts = {_fits(offer.step, offer.lr, [one], every) for one in others}
-        if offer.lr == 0 or True in verdicts:
-            return True
-        if False in verdicts and any(_fits(*one, [two], every) for one, two in itertools.combinations(others, 2)):
-            return False
-        return _fits(offer.step, offer.lr, [(step, rate) for step, rate, _ in self._listed], every) is not False
+        told: list[str] = []
+        for site, one in members.items():
+            if one.lr > 0:  # else it is not known
+                self._schedules.setdefault(site, _Schedule()).learn(one.step, one.lr)
+        for site, other in itertools.permutations(sorted(self._schedules), 2):
+            told += self._compare(site, other, every)
+        return told
 
-    def told(self, name: str, eligible: Mapping[str, Offer]) -> str:
-        """The rate of an offer that does not fit, and the one that is nearest, for a person."""
-        offer = eligible[name]
-        known = [*self._listed, *((one.step, one.lr, site) for site, one in eligible.items() if site != name)]
-        step, rate, other = min(known, key=lambda one: abs(one[0] - offer.step))
-        return (
-            f"learning rate: {name} has {offer.lr:g} at step {offer.step}, {other} {rate:g} at step {step}; take the "
-            "rate from the run's step"
-        )
-
-
-def _fits(at: int, rate: float, known: list[tuple[int, float]], every: int) -> bool | None:
-    """Whether a rate may be that of a run, at a step, that had these, (step, rate). None: they do not say.
-
-    Between two steps it lies between their rates. Within two cycles of the nearest step it may have risen as fast as in
-    a warm-up from 0, or changed as fast as the known rates did. Of steps further off nobody knows.
-    """
-    before = max((one for one in known if one[0] <= at), default=None)
-    after = min((one for one in known if one[0] >= at), default=None)
-    if before is not None and after is not None:
-        possible = [before[1], after[1]]
-    elif (near := before or after) is None or abs(near[0] - at) > 2 * every:
-        return None
-    else:
-        possible = [near[1], near[1] * (at + 1) / (near[0] + 1)]
-        further = [one for one in known if one[0] != near[0]]
-        if further:
-            step, had = min(further, key=lambda one: abs(one[0] - near[0]))
-            possible.append(near[1] + (near[1] - had) / (near[0] - step) * (at - near[0]))
-    return min(possible) * (1 - TOLERANCE) <= rate <= max(possible) * (1 + TOLERANCE)
+    def _compare(self, site: str, other: str, every: int) -> Iterable[str]:
+        own, theirs = self._schedules[site], self._schedules[other]
+        compared = self._compared.setdefault((site, other), _Compared())
+        first = bisect.bisect_right(own.steps, compared.until)
+        for step, rate in zip(own.steps[first:], own.rates[first:], strict=True):
+            if step > theirs.steps[-1]:
+                return
+            compared.until = step
+            around = theirs.around(step)
+            if around is None:
+                continue
+            if min(around) * (1 - TOLERANCE) <= rate <= max(around) * (1 + TOLERANCE):
+                compared.differs_since, compared.told = None, False
+                continue
+            if compared.differs_since is None:
+                compared.differs_since = step
+            if not compared.told and step - compared.differs_since >= CYCLES * every:
+                compared.told = self._compared.setdefault((other, site), _Compared()).told = True
+                yield (
+                    f"learning rate: {site} has {rate:g} at step {step}, {other} {around[1]:g}, and they have differed "
+                    f"since step {compared.differs_since}. Both count. Take the rate from the run's step (run_step)"
+                )

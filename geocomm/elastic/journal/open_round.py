@@ -53,11 +53,6 @@ class OpenRound:
         self.lose_disk(name)
         self.passes.pop(name, None)
 
-    def give_up(self, name: str) -> None:
-        """A site's offers do not count, and nobody waits for it in this attempt."""
-        self.offers.pop(name)
-        self.passes[name] = self.attempt
-
     def lose_disk(self, name: str) -> None:
         """What a site held is gone."""
         self.holds = {hold for hold in self.holds if hold[0] != name}

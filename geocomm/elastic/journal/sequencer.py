@@ -90,7 +90,7 @@ class Sequencer:
         self._run = LedRun(state, terms)
         self.sites, self._terms = self._run.sites, terms
         self._digests = SaidDigests(state)
-        self._rounds = LeaderRounds(self._run, self._digests, self._stop, fetch, start)
+        self._rounds = LeaderRounds(self._run, self._digests, fetch, start)
         self.deals = LeaderDeals(self._run, self._rounds.forget)
         self._snapshots = LeaderSnapshots(self._run)
         self._lost = LostFrames(self._run)

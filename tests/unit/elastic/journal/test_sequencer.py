@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+
 from geocomm.elastic.journal.entries import Away, End, Genesis, Left, Ready, Removed, Round
 from geocomm.elastic.journal.messages import (
     Applied,
@@ -248,33 +252,46 @@ def test_restarted_leader_opens_above_every_attempt_and_says_what_is_open() -> N
     assert last.site == "b"  # its ranks never came
 
 
-def test_frame_with_another_learning_rate_is_left_out_and_the_third_time_stops_the_site() -> None:
-    led = Led().take_part("abc")
-    for number in range(3):
+def rates_of_rounds(rates: Mapping[str, Callable[[int], float]], steps: Mapping[str, Sequence[int]]) -> Led:
+    """A run whose sites have these rates at these steps, one round each."""
+    led = Led().take_part("".join(rates))
+    for number in range(len(next(iter(steps.values())))):
         led.due()
-        for site, lr in (("a", 0.1), ("b", 0.104), ("c", 0.2)):
-            led.offer(site, "abc".replace(site, ""), lr=lr)
-        assert led.sequencer.state.versions[0] == number + 1
-        listed = led.sequencer.state.rounds[0].members
-        assert [one.site for one in listed] == ["a", "b"]
-    [stop] = led.messages(Stop, "c")
-    assert "0.2" in stop.why
-    assert "0.1" in stop.why
+        for site, rate in rates.items():
+            step = steps[site][number]
+            led.offer(site, "".join(rates).replace(site, ""), lr=rate(step), step=step)
+        assert led.last_members == "".join(rates)  # all count, whatever their rates
+    return led
 
 
-def test_sites_that_agree_with_each_other_count_in_a_warm_up_and_a_joiner_with_another_rate_does_not() -> None:
-    led = Led().take_part("ab")
-    for step in (5, 17, 29):
-        led.due()
-        for site, other in ("ab", "ba"):
-            led.offer(site, other, lr=1e-3 * min(1, (step + 1) / 20), step=step)
-        assert led.last_members == "ab"
-    led.say("b", RanksGone(why="killed"))
-    led.take_part("c")
-    led.due()
-    led.offer("a", "c", lr=1e-3, step=40)
-    led.offer("c", "a", lr=5e-5, step=40)
-    assert led.last_members == "a"
+def test_a_rate_that_differs_for_some_cycles_is_told_of_once_and_counts_all_the_same() -> None:
+    steps = range(10, 400, 10)
+    led = rates_of_rounds(
+        {"a": lambda _: 0.1, "b": lambda _: 0.104, "c": lambda _: 0.2}, {site: [*steps] for site in "abc"}
+    )
+    told = [text for text in led.logged if text.startswith("learning rate: ")]
+    assert len(told) == 2  # against a, and against b
+    assert all("0.2" in text and "run_step" in text for text in told)
+    assert not led.messages(Stop)
+
+
+@pytest.mark.parametrize(
+    "rate",
+    [
+        lambda step: 1e-3 if step < 205 else 1e-4,
+        lambda step: 1e-3 * min(1.0, (step + 1) / 100),
+        lambda step: 1e-3 * 0.995**step,
+        lambda step: 1e-3 if step % 100 < 50 else 1e-4,
+    ],
+    ids=["falls", "warm-up", "decay", "restarts"],
+)
+@pytest.mark.parametrize("ahead", [0, 3, 25])
+def test_one_schedule_at_sites_that_are_at_different_steps_is_told_of_never(
+    rate: Callable[[int], float], ahead: int
+) -> None:
+    steps = [*range(10, 400, 7)]
+    led = rates_of_rounds({"a": rate, "b": rate}, {"a": steps, "b": [step + ahead for step in steps]})
+    assert not [text for text in led.logged if text.startswith("learning rate: ")]
 
 
 def test_sites_that_have_nothing_to_offer_are_asked_again_after_a_cycle() -> None:
