@@ -163,6 +163,11 @@ ecosystem: $(NATIVE) $(OPERATOR) ## full: the slow tests, and PyTorch's own dist
 	@$(PY) tests/ecosystem/run_torch_suite.py --again
 	@echo "make ecosystem: the tests marked slow passed, and PyTorch's as over Gloo"
 
+# SEEDS=100000 SECONDS=30000 for a night; SEED=N replays one history, with its log.
+.PHONY: simulate
+simulate: $(NATIVE) ## full: SEEDS (1000) histories of whole elastic runs in virtual time, SECONDS (60) at most
+	@cd tests && ../$(PY) simulate.py $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000) --seconds $(or $(SECONDS),60))
+
 # SOAK_SEED=N repeats the faults of another soak. SOAK_FAULT_EVERY=600 of soak-elastic: a failure of each site every 30
 # minutes, as they are in life.
 soak: $(NATIVE) ## full: SOAK_MINUTES (30) of random faults over the emulated WAN

@@ -1,0 +1,226 @@
+"""Real agents on invented machines: what a real process has of sockets, signals and clocks is put in place here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+import secrets
+import sqlite3
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Generator
+from contextvars import copy_context
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from geocomm.core.addresses import HubAddress, HubAddressError
+from geocomm.elastic import agent_link, agent_process, fetch, following, leadership, questions
+from geocomm.elastic.agent_process import AgentConfig, run_agent
+from geocomm.elastic.fragment_store import FragmentStore, StoreError
+from geocomm.elastic.journal.entries import BadLineError
+from geocomm.elastic.journal.journal import NoJournalError
+from geocomm.elastic.journal.message_lines import down_of, said
+from geocomm.elastic.journal.messages import Down, RankHello, Up
+from geocomm.elastic.known_agents import TermNotKeptError
+from geocomm.elastic.run_view import AgentEnded
+from geocomm.elastic.snapshots import SnapshotError
+from support.whole_run.machines import PORT, Door, Machine, Process, SimulatedKeys, World, current
+
+_SOCKET_S = 0.001
+
+
+class RankLine:
+    """A rank's connection to its agent, as the agent sees it: `RankConnection`, and the other end of it."""
+
+    def __init__(self, hello: RankHello) -> None:
+        self.hello = hello
+        self.to_rank: asyncio.Queue[Down | None] = asyncio.Queue()
+        """None: the agent has ended it, or has died."""
+        self.to_agent: asyncio.Queue[Up | None] = asyncio.Queue()
+        self.closed = False
+
+    def say(self, down: Down) -> None:
+        """See RankConnection."""
+        if not self.closed:
+            self.to_rank.put_nowait(down_of(said(down).encode()))
+
+    def close(self) -> None:
+        """See RankConnection."""
+        self.closed = True
+        self.to_rank.put_nowait(None)
+
+
+class RankServer:
+    """In the place of the one with a socket."""
+
+    def __init__(self, path: Path, came: Any, said: Any, gone: Any, log: Callable[[str], None]) -> None:
+        self._came, self._said, self._gone, self._log = came, said, gone, log
+        self._lines: set[RankLine] = set()
+
+    async def serve(self) -> None:
+        """Until cancelled."""
+        machine = current().machine
+        self._context = copy_context()
+        machine.rank_server = self
+        try:
+            await asyncio.Event().wait()
+        finally:
+            if machine.rank_server is self:
+                machine.rank_server = None
+            for line in self._lines:
+                line.to_rank.put_nowait(None)
+
+    def connect(self, hello: RankHello) -> RankLine:
+        """A rank dials."""
+        line = RankLine(hello)
+        self._lines.add(line)
+        asyncio.get_running_loop().create_task(self._carry(line), context=self._context)
+        return line
+
+    async def _carry(self, line: RankLine) -> None:
+        came = False
+        try:
+            await asyncio.sleep(_SOCKET_S)
+            came = True
+            self._came(line)
+            while (up := await line.to_agent.get()) is not None:
+                self._said(line, up)
+        except BadLineError as error:
+            self._log(f"ended the connection of a rank: {error}")
+        finally:
+            self._lines.discard(line)
+            line.to_rank.put_nowait(None)
+            if came:
+                self._gone(line)
+
+
+class Doorway:
+    """In the place of the one with a socket."""
+
+    def __init__(self, listener: Listener, keys: SimulatedKeys, serve: Any, log: Callable[[str], None]) -> None:
+        self._machine, self._serve = listener.machine, serve
+
+    async def serve(self) -> None:
+        """Until cancelled."""
+        door = Door(current(), self._serve)
+        self._machine.door = door
+        try:
+            await asyncio.Event().wait()
+        finally:
+            if self._machine.door is door:
+                self._machine.door = None
+
+
+@dataclass
+class Listener:
+    """A socket that listens."""
+
+    machine: Machine
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def open_port(
+    hub: str, listen: str | None, port_before: int, *, lead: bool = False, taken_over: bool = False
+) -> tuple[Listener, bool]:
+    """See `leadership.open_port`."""
+    machine = current().machine
+    return Listener(machine), not taken_over and HubAddress.parse(hub).host == machine.host
+
+
+def _leave_on_sigterm(leaving: asyncio.Event) -> None:
+    current().leaving = leaving
+
+
+async def _count_nothing(*_: Any) -> None:
+    await asyncio.Event().wait()
+
+
+@contextlib.contextmanager
+def simulated(world: World, chance: random.Random, now: Callable[[], float]) -> Generator[None]:
+    """While agents are simulated."""
+
+    def hexadecimal(size: int = 16) -> str:
+        return f"{chance.getrandbits(8 * size):0{2 * size}x}"
+
+    random.seed(chance.random())
+    with contextlib.ExitStack() as stack:
+
+        def put(where: Any, name: str, what: Any) -> None:
+            stack.enter_context(mock.patch.object(where, name, what))
+
+        for module in (agent_link, fetch, questions):
+            put(module, "dial", world.dial)
+        put(agent_process, "Doorway", Doorway)
+        put(agent_process, "RankServer", RankServer)
+        put(agent_process, "keep_counters", _count_nothing)
+        put(agent_process, "_leave_on_sigterm", _leave_on_sigterm)
+        put(agent_process, "reached_here", lambda listener: HubAddress(listener.machine.host, PORT))
+        put(leadership, "open_port", open_port)
+        put(following, "own_address", lambda _: current().machine.host)
+        put(time, "monotonic", now)
+        put(secrets, "token_hex", hexadecimal)
+        put(uuid, "uuid4", lambda: uuid.UUID(int=chance.getrandbits(128)))
+        yield
+
+
+_PARTS = itertools.count()
+
+
+def store_of_process(run_dir: str) -> FragmentStore:
+    """A store whose parts have other names than those of other processes, though all have one process id here."""
+    store = FragmentStore(run_dir)
+    store._numbers = _PARTS
+    return store
+
+
+@dataclass(frozen=True)
+class AgentEnd:
+    """How the process of an agent ended."""
+
+    status: int
+    why: str = ""
+    is_error: bool = False
+    """Of the program."""
+
+
+async def run_process(process: Process, config: AgentConfig) -> AgentEnd:
+    """As `agent_process.main`."""
+    keys: Any = SimulatedKeys(process.machine)
+    try:
+        store = store_of_process(config.run_dir)
+        store.sweep()
+        await run_agent(config, store, keys)
+        return AgentEnd(0)
+    except (SnapshotError, StoreError, NoJournalError, HubAddressError, AgentEnded) as error:
+        return AgentEnd(2, str(error))
+    except (sqlite3.OperationalError, TermNotKeptError) as error:
+        await asyncio.sleep(5)
+        return AgentEnd(1, str(error))
+    except Exception:
+        return AgentEnd(1, traceback.format_exc(), is_error=True)
+
+
+async def ask(world: World, machine: Machine, at: str, question: Any, kind: Any, limit_s: float = 90.0) -> Any:
+    """A person at a machine asks an agent."""
+    asked: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    process = Process(machine, "person")
+
+    async def work() -> None:
+        keys: Any = SimulatedKeys(machine)
+        try:
+            asked.set_result(await questions.ask(HubAddress.parse(at), keys, question, kind, limit_s))
+        except Exception as error:
+            asked.set_exception(error)
+
+    process.start(work())
+    try:
+        return await asked
+    finally:
+        await process.kill()

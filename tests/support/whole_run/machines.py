@@ -1,0 +1,334 @@
+"""The machines of a simulated run, the processes on them, and the lines between, which may be cut.
+
+A stream is like that of `TlsStream`: bytes in order, both ways. What is on a line that is cut waits until it heals, as
+TCP sends again. A process that is killed resets its connections; a machine that ends says nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import Context, ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from geocomm.core.addresses import HubAddress
+from geocomm.group.rendezvous.store_session import (
+    Greeting,
+    PacketKind,
+    ProtocolError,
+    SessionRefused,
+    offset_of,
+    read_packet,
+    write_packet,
+)
+from geocomm.group.rendezvous.tunnel import DIAL_LIMIT_S
+from geocomm.security.key_folder import Identity, KeysError
+
+PORT = 29400
+_MOST_UNDERWAY = 4 << 20
+_CURRENT: ContextVar[Process] = ContextVar("process")
+
+Serve = Callable[["Stream", Greeting, Identity], Awaitable[None]]
+
+
+def current() -> Process:
+    """That of the task that asks."""
+    return _CURRENT.get()
+
+
+@dataclass
+class Process:
+    """A process of a machine: its tasks and streams end with it."""
+
+    machine: Machine
+    name: str
+    alive: bool = True
+    leaving: asyncio.Event = field(default_factory=asyncio.Event)
+    """SIGTERM has come."""
+    streams: set[Stream] = field(default_factory=set["Stream"])
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Begin work that is this process's."""
+        context = Context()
+        context.run(_CURRENT.set, self)
+        return asyncio.get_running_loop().create_task(work, context=context)
+
+    async def kill(self) -> None:
+        """At once: nothing that it says from now on is heard, and nothing of it is left."""
+        self.alive = False
+        for stream in [*self.streams]:
+            stream.reset()
+        while tasks := [task for task in self.tasks if not task.done() and task is not asyncio.current_task()]:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=0.01)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+def task_of_process(loop: asyncio.AbstractEventLoop, work: Any, **given: Any) -> asyncio.Task[Any]:
+    """A task factory: who begins a task has it."""
+    task = asyncio.Task(work, loop=loop, **given)
+    context: Context | None = given.get("context")
+    process = _CURRENT.get(None) if context is None else context.get(_CURRENT)
+    if process is not None:
+        process.tasks.add(task)
+        task.add_done_callback(process.tasks.discard)
+    return task
+
+
+@dataclass
+class Door:
+    """Where a process listens."""
+
+    process: Process
+    serve: Serve
+
+
+@dataclass
+class Machine:
+    """That of a site."""
+
+    name: str
+    host: str
+    up: bool = True
+    door: Door | None = None
+    """Of its port."""
+    rank_server: Any = None
+
+
+class SimulatedKeys:
+    """What an agent needs of `Keys`."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.identity = Identity("simulated", machine.name)
+
+    def check_peer(self, tls: Identity) -> Identity:
+        """Who the other end is."""
+        return tls
+
+
+class Stream:
+    """One end of a connection."""
+
+    def __init__(self, lines: Lines, process: Process, peer: Identity) -> None:
+        self._lines, self._process = lines, process
+        self.tls = peer
+        self.other: Stream
+        self._arrived = bytearray()
+        self._ended: OSError | None = None
+        self._closed = False
+        self._news = asyncio.Event()
+        self._underway = 0
+        self._room = asyncio.Event()
+        self._sent: asyncio.Queue[tuple[float, bytes | OSError]] = asyncio.Queue()
+        self._last_at = 0.0
+        process.streams.add(self)
+        carrier = asyncio.get_running_loop().create_task(self._carry(), context=Context())
+        lines.carriers.add(carrier)
+        carrier.add_done_callback(lines.carriers.discard)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @property
+    def own_host(self) -> str:
+        """The address of this end."""
+        return self._process.machine.host
+
+    def send_with(self, congestion_control: str) -> None:
+        """Nothing is paced."""
+
+    async def write(self, content: bytes) -> None:
+        """See TlsStream."""
+        if self._closed or self._ended is not None:
+            raise self._ended or ConnectionResetError("closed here")
+        while self._underway > _MOST_UNDERWAY:
+            self._room.clear()
+            await self._room.wait()
+        self._underway += len(content)
+        self._send(content)
+        await asyncio.sleep(0)
+
+    async def read_exactly(self, size: int) -> bytes:
+        """See TlsStream."""
+        while len(self._arrived) < size:
+            await self._wait()
+        return self._take(size)
+
+    async def read_line(self, most: int) -> bytes:
+        """See TlsStream."""
+        while (end := self._arrived.find(b"\n")) < 0:
+            if len(self._arrived) > most:
+                raise ConnectionAbortedError(f"the peer sent a line of more than {most} bytes")
+            await self._wait()
+        return self._take(end + 1)[:-1]
+
+    def close(self) -> None:
+        """See TlsStream."""
+        self._end(ConnectionResetError("the peer closed the connection"))
+
+    def reset(self) -> None:
+        """Its process has ended."""
+        self._end(ConnectionResetError("Connection reset by peer"))
+
+    def _end(self, told: OSError) -> None:
+        if not self._closed:
+            self._closed = True
+            self._process.streams.discard(self)
+            if self._process.machine.up:  # else nobody hears of it
+                self._send(told)
+            self._news.set()
+            self._room.set()
+
+    def _take(self, size: int) -> bytes:
+        taken = bytes(self._arrived[:size])
+        del self._arrived[:size]
+        self.other._underway -= size
+        self.other._room.set()
+        return taken
+
+    async def _wait(self) -> None:
+        if self._closed:
+            raise ConnectionResetError("closed here")
+        if self._ended is not None:
+            raise self._ended
+        self._news.clear()
+        await self._news.wait()
+
+    def _send(self, what: bytes | OSError) -> None:
+        size = len(what) if isinstance(what, bytes) else 0
+        way = (self._process.machine.name, self.other._process.machine.name)
+        now = asyncio.get_running_loop().time()
+        self._last_at = max(self._last_at, now + self._lines.latency(*way)) + size / self._lines.bytes_per_s
+        self._sent.put_nowait((self._last_at, what))
+
+    async def _carry(self) -> None:
+        """What is sent comes to the other end, in order."""
+        loop = asyncio.get_running_loop()
+        while True:
+            at, what = await self._sent.get()
+            if at > loop.time():
+                await asyncio.sleep(at - loop.time())
+            here, there = self._process.machine, self.other._process.machine
+            await self._lines.until_reached(here.name, there.name)
+            if not self.other._process.alive:
+                if there.up and not isinstance(what, OSError) and self._ended is None:  # its kernel answers
+                    self._ended = ConnectionResetError("Connection reset by peer")
+                    self._news.set()
+                return
+            if isinstance(what, OSError):
+                self.other._ended = self.other._ended or what
+                self.other._news.set()
+                self.other._room.set()
+                return
+            self.other._arrived += what
+            self.other._news.set()
+
+
+class Lines:
+    """Which machines reach each other, each way by itself, and how long that takes."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+        self._cuts: Counter[tuple[str, str]] = Counter()
+        self._latencies: dict[frozenset[str], float] = {}
+        self._healed = asyncio.Event()
+        self.carriers: set[asyncio.Task[None]] = set()
+        self.bytes_per_s = 10e6
+
+    def latency(self, one: str, other: str) -> float:
+        """Seconds that a byte takes now."""
+        if one == other:
+            return 0.0005
+        least = self._latencies.setdefault(frozenset((one, other)), self._chance.uniform(0.01, 0.15))
+        return least * self._chance.uniform(1, 1.2)
+
+    def reach(self, one: str, other: str) -> bool:
+        """Whether what one sends comes to the other."""
+        return self._cuts[one, other] == 0
+
+    def cut(self, *ways: tuple[str, str]) -> None:
+        """Nothing comes that way until as many heal."""
+        self._cuts.update(ways)
+
+    def heal(self, *ways: tuple[str, str]) -> None:
+        """See cut."""
+        for way in ways:
+            self._cuts[way] = max(0, self._cuts[way] - 1)
+        self._healed.set()
+        self._healed = asyncio.Event()
+
+    def heal_all(self) -> None:
+        """All is reached."""
+        self._cuts.clear()
+        self.heal()
+
+    async def until_reached(self, one: str, other: str) -> None:
+        """Wait for that."""
+        while not self.reach(one, other):
+            await self._healed.wait()
+
+
+class World:
+    """All machines. `dial` stands for that of `tunnel`."""
+
+    def __init__(self, chance: random.Random, names: list[str]) -> None:
+        self.lines = Lines(chance)
+        self.machines = {name: Machine(name, f"10.0.0.{place + 1}") for place, name in enumerate(names)}
+        self._by_host = {machine.host: machine for machine in self.machines.values()}
+
+    async def dial(self, hub: HubAddress, keys: SimulatedKeys, greeting: Greeting) -> tuple[Stream, int]:
+        """See `tunnel.dial`."""
+        process = current()
+        async with asyncio.timeout(DIAL_LIMIT_S):
+            there = self._by_host.get(hub.host)
+            if there is None or hub.port != PORT:
+                raise ConnectionRefusedError(f"nobody is at {hub}")
+            here = process.machine
+            for _ in range(2):  # TCP, then TLS
+                await self._cross(here, there)
+                await self._cross(there, here)
+            door = there.door
+            if not there.up:
+                await asyncio.Event().wait()
+            if door is None or not door.process.alive:
+                raise ConnectionRefusedError(111, "Connection refused")
+            own = Stream(self.lines, process, Identity("simulated", there.name))
+            theirs = Stream(self.lines, door.process, keys.identity)
+            own.other, theirs.other = theirs, own
+            door.process.start(_serve(door.serve, theirs, greeting, keys.identity))
+            try:
+                kind, content = await read_packet(own)  # type: ignore[arg-type]
+                if kind is PacketKind.REFUSED:
+                    raise SessionRefused(content.decode(errors="replace"))
+                if kind is not PacketKind.WELCOME:
+                    raise ProtocolError(f"the hub answered with {kind.name}")
+                return own, offset_of(content)
+            except BaseException:
+                own.close()
+                raise
+
+    async def _cross(self, one: Machine, other: Machine) -> None:
+        await asyncio.sleep(self.lines.latency(one.name, other.name))
+        await self.lines.until_reached(one.name, other.name)
+
+
+async def _serve(serve: Serve, stream: Stream, greeting: Greeting, peer: Identity) -> None:
+    """As `Doorway` does."""
+    try:
+        await serve(stream, greeting, peer)
+    except (SessionRefused, KeysError, ProtocolError) as error:
+        with contextlib.suppress(OSError):
+            await write_packet(stream, PacketKind.REFUSED, str(error).encode()[:512])  # type: ignore[arg-type]
+    except OSError:
+        pass
+    finally:
+        stream.close()

@@ -1,0 +1,492 @@
+"""The rank of a simulated site: it decides by a real `Member`, and what it would compute is as small as can be.
+
+A fragment is an integer, a step adds to it, a frame rounds the delta down to a multiple of 8 and keeps the residual.
+Frames and states are real files of a real store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from geocomm.core.records import Hash
+from geocomm.elastic.fragment_store import digest_of
+from geocomm.elastic.journal.entries import Entry, Join, Left, Round, Skip, Snapshot
+from geocomm.elastic.journal.member import Act, Member, Recompute, Say, SendFrame, Settled, StartAgain
+from geocomm.elastic.journal.messages import (
+    Applied,
+    Beat,
+    Down,
+    EntrySaid,
+    Leave,
+    Leaving,
+    Model,
+    Need,
+    Offer,
+    Open,
+    Owner,
+    Pass,
+    RankHello,
+    RankWelcome,
+    Refused,
+    StateKept,
+    Stop,
+    TakeState,
+    Up,
+)
+from geocomm.elastic.snapshots import Layout, Snapshots
+from support.whole_run.agents import RankLine, store_of_process
+from support.whole_run.machines import Machine, World
+
+FRAGMENTS = 2
+EVERY = 6
+"""Steps from one round of a fragment to the next."""
+_MOST_STEPS = 5 * EVERY
+_MAIL_PATIENCE_S = 2.0
+_RETRY_S = 0.2
+_STATE_BYTES = 2000
+MODEL = Model(settings={"frame bytes": "100000"}, layout="0" * 32, fragments=FRAGMENTS, every=EVERY)
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """A fragment at a version."""
+
+    version: int
+    value: int = 0
+    chain: str = ""
+    """Stands for the momentum: depends on every frame, and on their order."""
+
+    @property
+    def content(self) -> bytes:
+        """Its file."""
+        return json.dumps([self.value, self.chain]).encode().ljust(_STATE_BYTES)
+
+    @property
+    def digest(self) -> str:
+        """That a site says of it."""
+        return digest_of(self.version, [self.content])
+
+    def after(self, coded: list[int], version: int) -> Anchor:
+        """The next one, by a round of these frames; none: the round is void."""
+        chain = hashlib.md5(f"{self.chain} {coded}".encode()).hexdigest() if coded else self.chain
+        return Anchor(version, self.value + sum(coded), chain)
+
+
+@dataclass
+class _Own:
+    """An own frame, as long as it may count."""
+
+    residual: int
+    local: int
+    steps: int
+
+
+@dataclass
+class _Part:
+    """The rank's copy of a fragment."""
+
+    anchor: Anchor
+    local: int
+    residual: int = 0
+    uncounted: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """(number over all sites, what it added) of each step."""
+    frames: dict[Hash, _Own] = field(default_factory=dict[Hash, _Own])
+
+
+class Registry:
+    """What only the checks know: of each frame the steps in it, and of each state who has it."""
+
+    def __init__(self) -> None:
+        self.steps: dict[Hash, frozenset[int]] = {}
+        self.broken: list[str] = []
+        self.numbers = 0
+        self.repairs = 0
+        self.written: set[tuple[str, Hash]] = set()
+        """(store, frame)."""
+        self.ranks: dict[str, Rank] = {}
+        """By the name of the process."""
+
+
+class _EndedError(Exception):
+    """The rank ends."""
+
+
+class Rank:
+    """The ranks of a site, as one process that owns all fragments."""
+
+    def __init__(
+        self,
+        world: World,
+        machine: Machine,
+        run_dir: str,
+        chance: random.Random,
+        registry: Registry,
+        step_s: float,
+        rate: Callable[[int], float],
+    ) -> None:
+        self._world, self._machine, self._chance, self._registry = world, machine, chance, registry
+        self._store = store_of_process(run_dir)
+        self._snapshots = Snapshots(self._store)
+        self._step_s, self._rate = step_s, rate
+        self._owner = Owner(id=f"{chance.getrandbits(128):032x}", host=machine.host, port=1)
+        self._member: Member | None = None
+        self._parts = [_Part(Anchor(0), 0) for _ in range(FRAGMENTS)]
+        self._line: RankLine | None = None
+        self._last: Entry | None = None
+        self._answer: asyncio.Future[RankWelcome | Refused | Stop] = asyncio.get_running_loop().create_future()
+        self._early: list[Down] | None = []
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._wanted: set[int] = set()
+        self._for_snapshots: dict[tuple[int, int], list[Snapshot]] = {}
+        self._step = 0
+        self._ahead = 0
+        self._next_due = [(index + 1) * EVERY // FRAGMENTS for index in range(FRAGMENTS)]
+        self._since_state = [0] * FRAGMENTS
+        self._leaves = self._has_said_leave = False
+        self.has_left = False
+        self.rounds_applied = 0
+
+    # ---- its life
+
+    async def run(self) -> str:
+        """Until it ends: why. Cancelled: it is killed."""
+        self._registry.ranks[self._owner.id] = self
+        try:
+            talking = asyncio.create_task(self._talk())
+            training = asyncio.create_task(self._train())
+            try:
+                await asyncio.wait([talking, training, self._failure], return_when=asyncio.FIRST_COMPLETED)
+                for one in (self._failure, talking, training):
+                    if one.done():
+                        one.result()
+                return "it is done"
+            except _EndedError as error:
+                return str(error)
+            finally:
+                for task in (talking, training, *self._tasks):
+                    task.cancel()
+                self._failure.cancel()
+                await asyncio.gather(talking, training, *self._tasks, return_exceptions=True)
+        finally:
+            del self._registry.ranks[self._owner.id]
+            if self._line is not None:
+                self._line.to_agent.put_nowait(None)
+
+    def _fail(self, why: str) -> None:
+        if not self._failure.done():
+            self._failure.set_exception(_EndedError(why))
+
+    def _later(self, delay: float, call: Callable[[], None]) -> None:
+        async def work() -> None:
+            await asyncio.sleep(delay)
+            call()
+
+        task = asyncio.create_task(work())
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not self._failure.done():
+            self._failure.set_exception(error)
+
+    # ---- the agent
+
+    async def _talk(self) -> None:
+        while True:
+            server = self._machine.rank_server
+            if server is not None:
+                hello = self._hello()
+                if self._last is not None:
+                    hello = hello.model_copy(update={"head": self._last.index, "head_hash": self._last.hash})
+                self._line = line = server.connect(hello)
+                try:
+                    while (down := await line.to_rank.get()) is not None:
+                        if isinstance(down, EntrySaid) and (self._last is None or down.entry.index > self._last.index):
+                            self._last = down.entry
+                        if isinstance(down, RankWelcome | Refused | Stop) and not self._answer.done():
+                            self._answer.set_result(down)
+                        self._on_down(down)
+                finally:
+                    self._line = None
+                    line.to_agent.put_nowait(None)
+            await asyncio.sleep(_RETRY_S)
+
+    def _hello(self) -> RankHello:
+        member = self._member
+        return RankHello(
+            place=0,
+            owners=1,
+            owner=self._owner,
+            model=MODEL,
+            digests={index: part.anchor.digest for index, part in enumerate(self._parts)},
+            versions=dict.fromkeys(range(FRAGMENTS), 0) if member is None else member.versions,
+            trains=member is not None,
+        )
+
+    def _say(self, up: Up) -> None:
+        if self._line is not None:
+            self._line.to_agent.put_nowait(up)
+
+    def _on_down(self, down: Down) -> None:
+        if self._early is not None:
+            self._early.append(down)
+            return
+        match down:
+            case Stop() | Refused():
+                self._fail(down.why)
+                return
+            case EntrySaid(entry=Left() as entry) if entry.site == self._machine.name:
+                self.has_left = True
+            case EntrySaid(entry=Snapshot() as entry):
+                for index in range(FRAGMENTS):
+                    self._for_snapshots.setdefault((index, entry.versions[index]), []).append(entry)
+            case EntrySaid(entry=Join() as entry) if entry.site != self._machine.name:
+                self._wanted |= set(range(FRAGMENTS))
+            case Leaving():
+                self._leaves = True
+            case TakeState() if not self._store.state_path(down.fragment, down.version).exists():
+                self._registry.broken.append(f"{self._machine.name} is to take a state that is not on its disk")
+            case _:
+                pass
+        if self._member is not None:
+            self._do(self._member.on_down(down))
+
+    # ---- training
+
+    async def _train(self) -> None:
+        welcome = await self._answer
+        if not isinstance(welcome, RankWelcome):
+            raise _EndedError(welcome.why)
+        for index, version in welcome.states.items():
+            self._parts[index] = self._read(index, version)
+        with contextlib.suppress(OSError):
+            self._snapshots.write_layout(Layout(layout="0" * 32, fragments=((),) * FRAGMENTS, shapes={}))
+        versions = {index: part.anchor.version for index, part in enumerate(self._parts)}
+        self._member = Member(self._machine.name, versions, head=welcome.head)
+        early, self._early = self._early or [], None
+        for index, version in welcome.versions.items():
+            if version == 0:
+                self._write_state(index)
+        for one in early:
+            self._on_down(one)
+        self._beat_for_ever()
+        while any(part.anchor.version < welcome.versions[index] for index, part in enumerate(self._parts)):
+            self._settle()
+            await asyncio.sleep(0.01)
+        self._step = welcome.step
+        self._next_due = [self._step + due for due in self._next_due]
+        while not self._has_said_leave:
+            await asyncio.sleep(self._step_s * self._chance.uniform(0.8, 1.2))
+            self._take_step()
+        await asyncio.sleep(60)
+
+    def _read(self, index: int, version: int) -> _Part:
+        try:
+            value, chain = json.loads(self._store.read_state(index, version))
+        except (OSError, ValueError) as error:
+            raise _EndedError(f"its state cannot be read: {error}") from None
+        return _Part(Anchor(version, value, chain), value)
+
+    def _take_step(self) -> None:
+        member = self._member
+        if member is None:
+            return
+        self._step += 1
+        self._registry.numbers += 1
+        if not self._leaves:
+            for part in self._parts:
+                added = self._chance.randint(1, 99)
+                part.local += added
+                part.uncounted.append((self._registry.numbers, added))
+        self._settle()
+        for opened in member.begins():
+            member.begun(opened)
+            self._make(opened)
+        for index in range(FRAGMENTS):
+            if self._step >= self._next_due[index] or self._leaves:
+                self._do(member.due(index))
+            self._write_wanted(index)
+        if self._leaves and not any(part.uncounted for part in self._parts):
+            self._say(Leave())
+            self._has_said_leave = True
+
+    def _beat_for_ever(self) -> None:
+        self._say(Beat(step=self._step + self._ahead, tokens=0, step_s=self._step_s, line_s=0.1, free_bytes=0))
+        self._later(3.0, self._beat_for_ever)
+
+    def _make(self, opened: Open) -> None:
+        index, part, member = opened.fragment, self._parts[opened.fragment], self._member
+        if member is None:
+            return
+        self._next_due[index] = self._step + EVERY
+        version = part.anchor.version
+        if not part.uncounted:
+            self._do(member.made(Pass(fragment=index, version=version, attempt=opened.attempt)))
+            return
+        counted = part.uncounted[:_MOST_STEPS]
+        rest = sum(added for _, added in part.uncounted[_MOST_STEPS:])
+        delta = part.local - rest - part.anchor.value + part.residual
+        coded = delta // 8 * 8
+        content = json.dumps([coded, part.anchor.digest, self._chance.getrandbits(64)]).encode()
+        local = part.local - rest
+        run_step = self._step + self._ahead
+
+        def write() -> None:
+            try:
+                frame = self._store.write_frame(index, version, self._machine.name, [content])
+            except OSError:
+                self._do(member.made(Pass(fragment=index, version=version, attempt=opened.attempt)))
+                return
+            part.frames[frame] = _Own(delta - coded, local, len(counted))
+            self._registry.steps[frame] = frozenset(number for number, _ in counted)
+            offer = Offer(
+                fragment=index,
+                version=version,
+                attempt=opened.attempt,
+                frame=frame,
+                coded_bytes=len(content),
+                exact_bytes=0,
+                weight=len(counted),
+                step=run_step,
+                squared_norm=float(delta**2),
+                lr=self._rate(run_step),
+                every=0,
+            )
+            self._do(member.made(offer))
+
+        self._later(self._chance.uniform(0.01, 0.1), write)
+
+    def _settle(self) -> None:
+        """At the step hook: every round that is decided, and whose frames are here."""
+        member = self._member
+        while member is not None and (settled := member.next_settled()):
+            self._write_wanted(settled.fragment)
+            part = self._parts[settled.fragment]
+            if part.anchor.version != settled.version:
+                self._registry.broken.append(f"{self._machine.name} settles {settled.version} at another version")
+            self._apply(part, settled)
+            self.rounds_applied += 1
+            self._do(member.applied(settled, part.anchor.digest))
+            size = 0 if settled.entry is None else sum(one.size for one in settled.entry.members)
+            self._since_state[settled.fragment] += size
+            if self._since_state[settled.fragment] > _STATE_BYTES:
+                self._write_state(settled.fragment)
+
+    def _apply(self, part: _Part, settled: Settled) -> None:
+        before, entry = part.anchor, settled.entry
+        if settled.state is not None:
+            part.anchor = self._read(settled.fragment, settled.state).anchor
+        else:
+            coded: list[int] = []
+            for one in entry.members if entry is not None else ():
+                content = self._store.read_frame(settled.fragment, settled.version, one.site, one.frame)
+                value, base, _ = json.loads(content)
+                if base != before.digest:
+                    self._registry.broken.append(f"{one.site} has offered a delta to another state")
+                coded.append(value)
+                self._ahead = max(self._ahead, one.step - self._step)
+            part.anchor = before.after(coded, settled.after)
+        if settled.counted is None:
+            part.local += part.anchor.value - before.value
+        else:
+            own = part.frames[settled.counted.frame]
+            part.local = part.anchor.value + part.local - own.local
+            part.residual = own.residual
+            del part.uncounted[: own.steps]
+        part.frames.clear()
+        if part.local - part.anchor.value != sum(added for _, added in part.uncounted):
+            self._registry.broken.append(f"{self._machine.name} has other uncounted steps than its weights say")
+
+    def _write_wanted(self, index: int) -> None:
+        key = (index, self._parts[index].anchor.version)
+        if index in self._wanted or key in self._for_snapshots:
+            self._wanted.discard(index)
+            self._write_state(index)
+
+    def _write_state(self, index: int) -> None:
+        anchor = self._parts[index].anchor
+        self._since_state[index] = 0
+        snapshots = self._for_snapshots.pop((index, anchor.version), [])
+        with contextlib.suppress(OSError):
+            self._store.write_state(index, anchor.version, [anchor.content])
+            for snapshot in snapshots:
+                self._snapshots.keep_state(snapshot.index, index, anchor.version)
+            if snapshots:
+                self._say(StateKept(fragment=index, version=anchor.version))
+            held = self._store.states(index)
+            if len(held) > 2:
+                self._store.remove_before(index, held[-2])
+
+    # ---- what the member wants
+
+    def _do(self, acts: list[Act]) -> None:
+        for act in acts:
+            match act:
+                case Say(Need() as need):
+                    self._later(_MAIL_PATIENCE_S, lambda need=need: self._need(need))
+                case Say(Applied() as applied):
+                    self._say(applied)
+                case Say(message):
+                    self._say(message)
+                case SendFrame(offer, peers):
+                    for peer in peers:
+                        self._mail(peer.site, peer.owners[0].id, offer)
+                case Recompute(fragment):
+                    self._registry.repairs += 1
+                    self._fail(f"fragment {fragment} differs from that of the others")
+                    return
+                case StartAgain(fragment, version, why):
+                    self._store.remove_states_after(fragment, version)
+                    self._fail(why)
+                    return
+
+    def _need(self, need: Need) -> None:
+        member = self._member
+        if member is not None and member.versions[need.fragment] <= need.version:
+            self._say(need)
+
+    def _mail(self, site: str, process: str, offer: Offer) -> None:
+        """A channel resumes where a cut is short; what a process that ends has sent does not come."""
+        lines, here = self._world.lines, self._machine.name
+        content = self._store.read_frame(offer.fragment, offer.version, here, offer.frame)
+
+        def arrives() -> None:
+            peer = self._registry.ranks.get(process)
+            if peer is None:
+                return
+            if not lines.reach(here, site) or not lines.reach(site, here):
+                if self._chance.random() < 0.7:
+                    self._later(2, arrives)
+                return
+            peer.mail_came(offer, here, content)
+
+        self._later(lines.latency(here, site) + self._chance.uniform(0.01, 0.2), arrives)
+
+    def mail_came(self, offer: Offer, site: str, content: bytes) -> None:
+        """A frame of another rank's."""
+        member = self._member
+        if member is None or offer.version < member.versions[offer.fragment]:
+            return
+
+        def kept() -> None:
+            if member.versions[offer.fragment] > offer.version:
+                return
+            with contextlib.suppress(OSError):
+                frame = self._store.write_frame(offer.fragment, offer.version, site, [content])
+                self._do(member.arrived(offer.fragment, offer.version, site, frame, by_mail=True))
+
+        self._later(self._chance.uniform(0.001, 0.05), kept)
+
+
+def frames_of(entries: list[Entry]) -> list[tuple[Round, bool]]:
+    """The rounds of a journal, and whether each counts."""
+    void = {(one.fragment, one.version) for one in entries if isinstance(one, Skip)}
+    return [(one, (one.fragment, one.version) not in void) for one in entries if isinstance(one, Round)]

@@ -1,0 +1,500 @@
+"""A history of a whole elastic run under faults, and what must hold in it.
+
+Safety: one chain, whose beginnings all journals are; a step counts once for each fragment; who offers has the state of
+the journal; equal journals give equal states. Liveness: once all faults are over, within PEACE_S every site that is up
+counts, is at the head, and each fragment goes on; a snapshot is kept. No false stop: no site is refused, stopped or
+repaired that did nothing wrong. And no error of the program, ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping
+from contextvars import Context
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from geocomm.core.message_log import logger
+from geocomm.elastic.agent_process import AgentConfig
+from geocomm.elastic.journal.entries import Entry
+from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
+from geocomm.elastic.journal.run_state import RunState, Standing
+from geocomm.elastic.journal.sequencer_events import LeaderSettings
+from geocomm.elastic.questions import PromotionAnswer, PromotionAsked
+from support.whole_run.agents import AgentEnd, ask, run_process, simulated
+from support.whole_run.machines import PORT, Machine, Process, World, task_of_process
+from support.whole_run.ranks import FRAGMENTS, Rank, Registry, frames_of
+from support.whole_run.virtual_loop import StuckError, VirtualLoop
+
+TERMS = LeaderSettings(attempt_s=12.0, lost_s=20.0, lost_said_s=12.0, snapshot_s=15.0)
+"""Those of a real run, but for what takes minutes there."""
+
+FAULTS = {
+    "agent": 3.0,
+    "ranks": 2.0,
+    "machine": 3.0,
+    "line": 3.0,
+    "one way": 1.0,
+    "uplink": 2.0,
+    "disk": 1.0,
+    "all": 0.3,
+    "hub": 0.4,
+    "pointless": 1.0,
+}
+"""How often each comes, beside the others. `machine`: it ends, and comes back. `line`: two sites are cut from each
+other; `uplink`: one from all. `disk`: a machine ends and its disk is lost. `all`: all machines end at once. `hub`: the
+leader's machine is lost for good, and a person promotes another site."""
+
+QUIET_S, FAULTS_S, PEACE_S = 12.0, 45.0, 150.0
+_EVERY_S = 4.0
+
+
+@dataclass
+class History:
+    """How a simulated run went."""
+
+    seed: int
+    broken: str = ""
+    """What did not hold; empty: nothing."""
+    faults: Counter[str] = field(default_factory=Counter[str])
+    entries: int = 0
+    seconds: float = 0.0
+    """Of virtual time."""
+    log: list[str] = field(default_factory=list[str])
+
+
+class _BrokenError(AssertionError):
+    pass
+
+
+class _Site:
+    """A site: its machine, its supervisor, its folder."""
+
+    def __init__(self, run: WholeRun, machine: Machine, step_s: float) -> None:
+        self._run, self.machine, self._step_s = run, machine, step_s
+        self.run_dir = run.folder / machine.name
+        self.agent: Process | None = None
+        self.ranks: asyncio.Task[str] | None = None
+        self.rank: Rank | None = None
+        self.lost = False
+        """For good."""
+        self._supervising: asyncio.Task[None] | None = None
+        self.left = False
+        self._hub = run.hub
+
+    @property
+    def name(self) -> str:
+        return self.machine.name
+
+    def start(self) -> None:
+        """The machine begins, with what is on its disk. An empty folder needs the address of who leads now."""
+        self.machine.up = True
+        if not (self.run_dir / FILE_NAME).exists():
+            self._hub = self._run.hub
+        self._supervising = asyncio.get_running_loop().create_task(self._supervise(), context=Context())
+
+    async def stop(self) -> None:
+        """The machine ends."""
+        self.machine.up = False
+        if self._supervising is not None:
+            self._supervising.cancel()
+            await asyncio.gather(self._supervising, return_exceptions=True)
+        await self.kill_ranks()
+        if self.agent is not None:
+            await self.agent.kill()
+
+    async def kill_ranks(self) -> None:
+        """They end without a word."""
+        if self.ranks is not None:
+            self.ranks.cancel()
+            await asyncio.gather(self.ranks, return_exceptions=True)
+
+    async def kill_agent(self) -> None:
+        """It ends without a word."""
+        if self.agent is not None:
+            await self.agent.kill()
+
+    async def _supervise(self) -> None:
+        await asyncio.gather(self._keep_agent(), self._keep_ranks())
+
+    async def _keep_agent(self) -> None:
+        """As `Supervisor._keep_agent`."""
+        config = AgentConfig(
+            leader=f"{self._hub.host}:{PORT}", keys="/keys", run_dir=str(self.run_dir), terms=self._run.terms
+        )
+        while True:
+            self.agent = process = Process(self.machine, f"agent of {self.name}")
+            ending = process.start(run_process(process, config))
+            try:
+                end: AgentEnd = await asyncio.shield(ending)
+            except asyncio.CancelledError:
+                if not ending.cancelled():
+                    raise  # this supervisor is
+                end = AgentEnd(-9, "killed")
+            process.alive = False
+            for stream in [*process.streams]:
+                stream.reset()
+            if end.is_error:
+                raise self._run.broke(f"{self.name}: an error of the agent: {end.why}")
+            self._run.say(f"{self.name}: the agent has ended with {end.status} {end.why}")
+            if end.status == 0:
+                self.left = True
+                return
+            if end.status == 2:
+                raise self._run.broke(f"{self.name} is stopped: {end.why}")
+            config = config.model_copy(update={"again": True})
+            await asyncio.sleep(1.0)
+
+    async def _keep_ranks(self) -> None:
+        """As `Supervisor._keep_ranks`."""
+        fruitless, pause_s = 0, 1.0
+        while not self.left:
+            await asyncio.sleep(self._run.chance.uniform(0.5, 2))
+            self.rank = rank = Rank(
+                self._run.world,
+                self.machine,
+                str(self.run_dir),
+                self._run.chance,
+                self._run.registry,
+                self._step_s,
+                self._run.rate,
+            )
+            self.ranks = asyncio.get_running_loop().create_task(rank.run(), context=Context())
+            try:
+                why = await asyncio.shield(self.ranks)
+            except asyncio.CancelledError:
+                if not self.ranks.cancelled():
+                    raise
+                why = "killed"
+            except Exception as error:
+                raise self._run.broke(f"{self.name}: an error of the rank: {error!r}") from error
+            self._run.say(f"{self.name}: the ranks have ended: {why}")
+            if rank.rounds_applied:
+                fruitless, pause_s = 0, 0.0
+            fruitless += 1
+            if fruitless >= 5 and why != "killed":
+                raise self._run.broke(f"{self.name} gives up: {why}")
+            await asyncio.sleep(pause_s)
+            pause_s = min(max(1.0, 2 * pause_s), 60.0)
+
+    def state(self) -> tuple[RunState, list[Entry]]:
+        """What its journal says."""
+        path = self.run_dir / FILE_NAME
+        if not path.exists():
+            return RunState(), []
+        with contextlib.closing(SqliteJournal(path)) as journal:
+            return journal.state(), list(journal.read(journal.base.index + 1))
+
+
+def constant(step: int) -> float:
+    """A learning rate."""
+    return 0.001
+
+
+class WholeRun:
+    """One history. sites: how many; None: 2 to 5. faults: see FAULTS. rate: the learning rate by the run's step."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        sites: int | None = None,
+        faults: Mapping[str, float] = FAULTS,
+        terms: LeaderSettings = TERMS,
+        rate: Callable[[int], float] | None = None,
+        log: bool = False,
+    ) -> None:
+        self._seed, self._faults, self.terms, self._logs = seed, faults, terms, log
+        self.chance = random.Random(seed)
+        count = sites or self.chance.randint(2, 5)
+        self._names = list("abcde"[:count])
+        self.rate = rate or _schedule(self.chance)
+        self.registry = Registry()
+        self.history = History(seed)
+        self._broken: asyncio.Future[None]
+
+    def run(self) -> History:
+        """Let it happen."""
+        loop = VirtualLoop(self.chance)
+        loop.set_task_factory(task_of_process)  # type: ignore[arg-type]
+        self.folder = Path(tempfile.mkdtemp(prefix="whole-run-", dir="/dev/shm"))
+        try:
+            with self._capturing(loop):
+                loop.run_until_complete(self._happen(loop))
+        except _BrokenError as error:
+            self.history.broken = str(error)
+        except StuckError as error:
+            self.history.broken = f"stuck: {error}"
+        finally:
+            self.history.seconds = loop.time()
+            tasks = asyncio.all_tasks(loop)
+            for task in tasks:
+                task.cancel()
+            with contextlib.suppress(StuckError):
+                loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            loop.close()
+            shutil.rmtree(self.folder, ignore_errors=True)
+        return self.history
+
+    def say(self, what: str) -> None:
+        """To the history's log."""
+        self.history.log.append(f"{self._loop.time():8.3f} {what}")
+        if self._logs:
+            print(self.history.log[-1], flush=True)
+
+    def broke(self, what: str) -> _BrokenError:
+        """The history ends."""
+        error = _BrokenError(what)
+        if not self._broken.done():
+            self._broken.set_exception(error)
+        return error
+
+    @contextlib.contextmanager
+    def _capturing(self, loop: VirtualLoop) -> Generator[None]:
+        self._loop = loop
+        run = self
+
+        class Handler(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                run.say(record.getMessage())
+
+        log, handler = logger(), Handler()
+        before, log.propagate = log.handlers[:], False
+        log.handlers[:] = [handler] if self._logs else [logging.NullHandler()]
+        try:
+            yield
+        finally:
+            log.handlers[:], log.propagate = before, True
+
+    async def _happen(self, loop: VirtualLoop) -> None:
+        self._broken = loop.create_future()
+        self.world = World(self.chance, self._names)
+        self.hub = self.world.machines["a"]
+        self.sites = {
+            name: _Site(self, machine, self.chance.uniform(0.3, 1.2)) for name, machine in self.world.machines.items()
+        }
+        with simulated(self.world, self.chance, loop.time):
+            work = loop.create_task(self._work())
+            try:
+                await asyncio.wait([work, self._broken], return_when=asyncio.FIRST_COMPLETED)
+                for one in (self._broken, work):
+                    if one.done():
+                        one.result()
+            finally:
+                work.cancel()
+                self._broken.cancel()
+                await asyncio.gather(work, return_exceptions=True)
+                for site in self.sites.values():
+                    await site.stop()
+
+    async def _work(self) -> None:
+        for site in self.sites.values():
+            self._loop.call_later(self.chance.uniform(0, 3), site.start)
+        await asyncio.sleep(QUIET_S)
+        if self._faults:
+            await self._let_faults_come()
+        await self._peace()
+
+    # ---- faults
+
+    async def _let_faults_come(self) -> None:
+        end = self._loop.time() + FAULTS_S
+        under_way: set[asyncio.Task[None]] = set()
+        while (pause := self.chance.expovariate(1 / _EVERY_S)) < end - self._loop.time():
+            await asyncio.sleep(pause)
+            kind = self.chance.choices([*self._faults], [*self._faults.values()])[0]
+            under_way.add(asyncio.create_task(self._fault(kind)))
+        await asyncio.sleep(max(0.0, end - self._loop.time()))
+        for task in under_way:
+            task.cancel()
+        for result in await asyncio.gather(*under_way, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
+
+    async def _fault(self, kind: str) -> None:
+        chance, there = self.chance, [site for site in self.sites.values() if site.machine.up]
+        if not there:
+            return
+        site = chance.choice(there)
+        self.history.faults[kind] += 1
+        self.say(f"---- {kind}: {site.name}")
+        match kind:
+            case "agent":
+                await site.kill_agent()
+            case "ranks":
+                await site.kill_ranks()
+            case "machine":
+                await site.stop()
+                await asyncio.sleep(chance.uniform(0.5, 25))
+                self._start_again(site)
+            case "disk":
+                if sum(other is not site and other.machine.up for other in self.sites.values()) == 0:
+                    return
+                leader = self._leader_name()
+                if site.name == leader or self.sites[leader].lost:
+                    return  # that is what `hub` does
+                await site.stop()
+                shutil.rmtree(site.run_dir, ignore_errors=True)
+                await asyncio.sleep(chance.uniform(0.5, 25))
+                self._start_again(site)
+            case "all":
+                await asyncio.gather(*(one.stop() for one in there))
+                await asyncio.sleep(chance.uniform(0.5, 10))
+                for one in there:
+                    self._start_again(one)
+            case "line" | "one way" | "uplink":
+                await self._cut(kind, site)
+            case "hub":
+                await self._lose_leader()
+            case _:
+                pass
+
+    def _start_again(self, site: _Site) -> None:
+        if not site.machine.up and not site.lost:
+            site.start()
+
+    async def _cut(self, kind: str, site: _Site) -> None:
+        others = [name for name in self._names if name != site.name]
+        if kind != "uplink":
+            others = [self.chance.choice(others)]
+        ways = [(site.name, other) for other in others]
+        if kind != "one way":
+            ways += [(other, site.name) for other in others]
+        self.world.lines.cut(*ways)
+        await asyncio.sleep(self.chance.uniform(1, 30))
+        self.world.lines.heal(*ways)
+
+    def _leader_name(self) -> str:
+        """The site that leads by the newest journal."""
+        states = [site.state()[0] for site in self.sites.values() if not site.lost]
+        newest = max(states, key=lambda state: (state.term, state.head.index))
+        return newest.taken_over.site if newest.taken_over is not None else "a"
+
+    async def _lose_leader(self) -> None:
+        """Its machine is lost for good; a person promotes a site until one leads."""
+        left = [site for site in self.sites.values() if not site.lost]
+        name = self._leader_name()
+        if len(left) < max(3, len(self.sites)) or not any(self.sites[name].state()[0].versions):
+            return
+        leader = self.sites[name]
+        leader.lost = True
+        await leader.stop()
+        await self._promote()
+
+    async def _promote(self) -> None:
+        refused = 0
+        while True:
+            await asyncio.sleep(self.chance.uniform(2, 8))
+            there = [site for site in self.sites.values() if site.machine.up and site.agent is not None]
+            if not there:
+                continue
+            site = self.chance.choice(there)
+            at = f"{site.machine.host}:{PORT}"
+            try:
+                asked = PromotionAsked(force=refused >= 8)
+                answer = await ask(self.world, site.machine, at, asked, PromotionAnswer)
+            except OSError as error:
+                self.say(f"person: {site.name} does not answer: {error}")
+                continue
+            self.say(f"person: promote {site.name}: {answer.problem or 'it leads'}")
+            if not answer.problem:
+                self.hub = site.machine
+                return
+            refused += 1
+            if refused > 40:
+                raise self.broke(f"nobody can be promoted: {answer.problem}")
+
+    # ---- peace
+
+    async def _peace(self) -> None:
+        """All faults are over: does it go on?"""
+        self.say("---- peace")
+        self.world.lines.heal_all()
+        for site in self.sites.values():
+            self._start_again(site)
+        leader = self._leader_name()
+        if self.sites[leader].lost:
+            await self._promote()
+        began = self._loop.time()
+        first = self._newest()[0]
+        why = "it has not begun"
+        while self._loop.time() < began + PEACE_S:
+            await asyncio.sleep(2)
+            if not (why := self._lacks(first)):
+                self._check_chain()
+                return
+        raise self.broke(f"stands still: {why}")
+
+    def _newest(self) -> tuple[RunState, list[Entry]]:
+        return max(
+            (site.state() for site in self.sites.values() if not site.lost),
+            key=lambda one: (one[0].term, one[0].head.index),
+        )
+
+    def _lacks(self, first: RunState) -> str:
+        """What is missing before all is well again; empty: nothing."""
+        state, _ = self._newest()
+        before = first.versions or [0] * FRAGMENTS
+        if not state.versions:
+            return "no run has begun"
+        for fragment, version in enumerate(state.versions):
+            if version < before[fragment] + 3:
+                return f"fragment {fragment} has had {version - before[fragment]} rounds"
+        for site in self.sites.values():
+            known = state.sites.get(site.name)
+            if site.lost:
+                continue
+            if known is None or known.standing is not Standing.READY:
+                return f"{site.name} is {known.standing if known else 'unknown'}"
+            own = site.state()[0]
+            if own.head.index < state.head.index - 3 or own.term != state.term:
+                return f"the journal of {site.name} ends at {own.head.index}, and that of the run at {state.head.index}"
+            rank = site.rank
+            if rank is None or rank._member is None:
+                return f"{site.name} has no rank that trains"
+            behind = [p for p, v in rank._member.versions.items() if v < state.versions[p] - 1]
+            if behind:
+                return f"{site.name} is behind in fragment {behind[0]}"
+        copies = sum(not site.lost for site in self.sites.values())
+        if copies >= self.terms.copies and not any(index > first.head.index for index in state.kept):
+            return "no snapshot is kept since"
+        return ""
+
+    def _check_chain(self) -> None:
+        state, entries = self._newest()
+        self.history.entries = state.head.index + 1
+        if self.registry.broken:
+            raise self.broke(self.registry.broken[0])
+        if self.registry.repairs:
+            raise self.broke("a site was told to repair")
+        hashes = {entry.index: entry.hash for entry in entries}
+        for site in self.sites.values():
+            if not site.lost:
+                for entry in site.state()[1]:
+                    if hashes.get(entry.index, entry.hash) != entry.hash:
+                        raise self.broke(f"entry {entry.index} of {site.name} is another one")
+        counted: dict[int, set[int]] = {fragment: set() for fragment in range(FRAGMENTS)}
+        for one, counts in frames_of(entries):
+            for listed in one.members if counts else ():
+                steps = self.registry.steps[listed.frame]
+                if steps & counted[one.fragment]:
+                    raise self.broke(f"entry {one.index} counts steps of {listed.site} again")
+                counted[one.fragment] |= steps
+
+
+def _schedule(chance: random.Random) -> Callable[[int], float]:
+    """A learning rate by the run's step, as people have them."""
+    kind, when = chance.choice(["constant", "step", "warm-up", "decay"]), chance.randint(5, 120)
+    return {
+        "constant": constant,
+        "step": lambda step: 0.001 if step < when else 0.0001,
+        "warm-up": lambda step: 0.001 * min(1.0, (step + 1) / when),
+        "decay": lambda step: 0.001 * 0.98**step,
+    }[kind]
+
