@@ -197,9 +197,10 @@ class Election:
             self._lease = lease
         return self.leader()
 
-    def begin_above(self, term: int) -> None:
-        """In an etcd without entries, terms of the run are to be higher than this one."""
-        self._etcd.transact([_compare_head(self._etcd, EMPTY)], self._etcd.put("base", str(term)))
+    def begin_above(self, term: int, head: Head) -> None:
+        """In an etcd that lacks the end of the run, and whose own end is `head`: terms are to be higher than this
+        one."""
+        self._etcd.transact([_compare_head(self._etcd, head)], self._etcd.put("base", str(term)))
 
     def keep(self, term: int) -> bool:
         """Go on leading. False: another one may."""

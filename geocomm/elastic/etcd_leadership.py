@@ -9,7 +9,7 @@ from collections.abc import Callable
 from geocomm.core.addresses import listen_on
 from geocomm.core.patience import Waiting
 from geocomm.elastic.etcd import Election, Etcd, EtcdAddress, EtcdAwayError, EtcdJournal, LeaderSaid, Leading
-from geocomm.elastic.journal.entries import TermBegun
+from geocomm.elastic.journal.entries import BadLineError
 from geocomm.elastic.journal.journal import HeadMovedError, NoJournalError, SqliteJournal
 from geocomm.elastic.journal.run_state import EMPTY, Head
 from geocomm.elastic.known_agents import KnownAgents
@@ -100,8 +100,8 @@ class EtcdLeadership:
                 "another run. Name another one after the last / of --journal, or take an empty run folder"
             )
         if common < own.index and self._fills:
-            if to_lead and found.head == EMPTY:
-                await asyncio.to_thread(self._election.begin_above, journal.state().term)
+            if to_lead:  # it is empty, or was restored: what it would count on from may be the term of an entry here
+                await asyncio.to_thread(self._election.begin_above, journal.state().term, found.head)
         elif common < own.index:
             raise EtcdAwayError(
                 f"it has {common + 1} entries of this run, and this run folder {own.index + 1}: start the site that "
@@ -122,9 +122,13 @@ class EtcdLeadership:
         for entry in await asyncio.to_thread(lambda: list(shared.read(journal.head.index + 1))):
             journal.append(entry, journal.head)
         if (head := journal.head) != EMPTY and not journal.state().ended:
-            entry = TermBegun(
-                index=head.index + 1, prev=head.hash, term=leading.term, site=self._own.site, address=self._own.address
-            )
+            try:
+                entry = journal.term_begun(leading.term, self._own.site, self._own.address)
+            except BadLineError as error:
+                raise EtcdAwayError(
+                    f"{error}: it was restored from a backup; start the site that has the most entries with --lead, "
+                    "which gives them to etcd"
+                ) from None
             await asyncio.to_thread(shared.append, entry, head)
             journal.append(entry, head)
         return shared

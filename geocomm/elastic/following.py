@@ -107,7 +107,8 @@ class Following:
                 other = LeaderAnswer(
                     problem=f"the agent of {self._view.site} does not lead; the leader is at {self._view.leader_at}"
                 )
-                await tell(stream, other if self._view.leader is None else answer_of(self._view.leader, asked))
+                leader = self._view.leader
+                await tell(stream, other if leader is None else answer_of(leader, self._view.site, asked))
             case StandingAsked(run=run, term=term, leader=leader):
                 heard = await self._believes(run, term, leader, by=site)
                 await tell(stream, self._standing)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from geocomm.core.message_log import log
 from geocomm.core.patience import Waiting
@@ -20,58 +20,73 @@ PATIENT_ATTEMPTS = 3
 """After these a newer state is taken where there is one, also if nobody says that the frame is gone."""
 
 
+@dataclass
+class _Fetch:
+    """A frame that is being brought here: the one answer to who brings it."""
+
+    sources: list[str]
+    """Who has it, as the leader says; none: those last known."""
+    needed: bool = False
+    """The ranks lack it: it is fetched until it is here, or they no longer do."""
+
+
 class FrameFetches:
     """Used in one event loop."""
 
     def __init__(self, view: RunView, states: StatesOfOthers, ranks: SiteRanks) -> None:
         self._view, self._states, self._ranks = view, states, ranks
-        self._wanted: set[Wanted] = set()
+        self._under_way: dict[Wanted, _Fetch] = {}
 
     def once(self, wanted: Wanted, sources: Iterable[str]) -> None:
         """Get an offered frame from these sources, if they have it."""
-        self._want(wanted, self._fetch_once(wanted, sources))
+        self._fetch(wanted, list(sources))
 
     def until_here(self, wanted: Wanted) -> None:
         """Get a listed frame, which the ranks need."""
-        self._want(wanted, self._fetch_until_here(wanted))
+        self._fetch(wanted, []).needed = True
 
     async def for_others(self, wanted: Wanted) -> bool:
-        """Get a frame that another agent cannot; whether it is here."""
+        """Get a frame that another agent cannot; whether it is here. Of a round that the run has, or is about to have:
+        for others no folder is made."""
+        versions = self._view.state.versions
+        if wanted.fragment >= len(versions) or wanted.version > versions[wanted.fragment]:
+            return False
         return await self._view.fetcher.frame(wanted, await self._view.sources(first=wanted.site)) is Outcome.HERE
 
-    def _want(self, wanted: Wanted, work: Coroutine[Any, Any, None]) -> None:
-        """Get a frame, unless that is under way."""
-        if wanted in self._wanted:
-            work.close()
-            return
-        self._wanted.add(wanted)
-        self._view.life.start(work).add_done_callback(lambda _: self._wanted.discard(wanted))
+    def _fetch(self, wanted: Wanted, sources: list[str]) -> _Fetch:
+        """That of a frame: the one under way, or a new one."""
+        if (fetch := self._under_way.get(wanted)) is None:
+            fetch = self._under_way[wanted] = _Fetch(sources)
+            self._view.life.start(self._bring(wanted, fetch))
+        return fetch
 
-    async def _fetch_once(self, wanted: Wanted, sources: Iterable[str]) -> None:
-        if await self._view.fetcher.frame(wanted, list(sources), self._view.proxy) is Outcome.HERE:
+    async def _bring(self, wanted: Wanted, fetch: _Fetch) -> None:
+        """Once; and again while the ranks need it, from any site that has it."""
+        waiting, attempts = Waiting(log), 0
+        try:
+            outcome = await self._first(wanted, fetch)
+            while outcome is not Outcome.HERE and fetch.needed and self._is_needed(wanted):
+                attempts += 1
+                sources = await self._view.sources(first=wanted.site)
+                outcome = await self._view.fetcher.frame(wanted, sources, self._view.proxy)
+                if outcome is Outcome.HERE:
+                    break
+                is_absent = outcome is Outcome.ABSENT
+                tries_state = is_absent or attempts >= PATIENT_ATTEMPTS
+                if not (tries_state and await self._take_state(wanted, sources)) and is_absent:
+                    self._view.say_of_round(Lost(**wanted.named))
+                waiting.tell(lambda: f"the frame of site {wanted.site} (fragment {wanted.fragment}, {wanted.version})")
+                await asyncio.sleep(NEED_PAUSE_S)
+        finally:  # nothing is awaited between the last look at `needed` and this
+            del self._under_way[wanted]
+        if outcome is Outcome.HERE:
             self._arrived(wanted)
 
-    async def _fetch_until_here(self, wanted: Wanted) -> None:
-        """A listed frame: from any site that has it, until it is here, or the rank no longer needs it."""
-        waiting = Waiting(log)
+    async def _first(self, wanted: Wanted, fetch: _Fetch) -> Outcome:
+        if fetch.sources:
+            return await self._view.fetcher.frame(wanted, fetch.sources, self._view.proxy)
         # To ask the leader who is there takes a second across the world.
-        if await self._view.fetcher.frame(wanted, self._view.last_known(first=wanted.site)) is Outcome.HERE:
-            self._arrived(wanted)
-            return
-        attempts = 0
-        while self._is_needed(wanted):
-            attempts += 1
-            sources = await self._view.sources(first=wanted.site)
-            outcome = await self._view.fetcher.frame(wanted, sources, self._view.proxy)
-            if outcome is Outcome.HERE:
-                self._arrived(wanted)
-                return
-            is_absent = outcome is Outcome.ABSENT
-            tries_state = is_absent or attempts >= PATIENT_ATTEMPTS
-            if not (tries_state and await self._take_state(wanted, sources)) and is_absent:
-                self._view.say_of_round(Lost(**wanted.named))
-            waiting.tell(lambda: f"the frame of site {wanted.site} (fragment {wanted.fragment}, {wanted.version})")
-            await asyncio.sleep(NEED_PAUSE_S)
+        return await self._view.fetcher.frame(wanted, self._view.last_known(first=wanted.site))
 
     async def _take_state(self, wanted: Wanted, sources: list[str]) -> bool:
         """Others let go of frames once they have written a state. Whether there is one, which the ranks take then."""

@@ -104,8 +104,10 @@ class OwnJournal:
             or state.genesis is None
             or state.genesis.run != welcome.run
             or (known.genesis is not None and known.genesis.run != state.genesis.run)
-            or not known.head.index < state.head.index <= welcome.head
+            or not state.head.index <= welcome.head
             or not known.term <= state.term <= welcome.term
+            # A leader that led alone may have more entries: where a later one took over, they are no part of the run.
+            or not (known.head.index < state.head.index or known.term < state.term)
         ):
             raise BadLineError(f"a state after entry {state.head.index}, which does not follow {known.head.index}")
         self._view.leave_leader()
@@ -115,7 +117,7 @@ class OwnJournal:
         known = self._view.state
         why = (
             f"the leader at {self._view.leader_at} has given the state of the run after entry {state.head.index} in "
-            f"place of the {state.head.index - known.head.index} entries that this site lacked"
+            f"place of the entries that this site, which had {known.head.index + 1}, lacked"
         )
         # A later leader took over before this journal's end: what this site did since then is no part of the run.
         later = [index for term, index in state.terms.items() if term > known.term and index <= known.head.index]

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from geocomm.core.addresses import HubAddress, HubAddressError
-from geocomm.elastic.journal.entries import BadLineError, Entry, TermBegun
+from geocomm.elastic.journal.entries import BadLineError, Entry
 from geocomm.elastic.journal.run_state import Standing
 from geocomm.elastic.questions import (
     AgentStanding,
@@ -97,8 +97,7 @@ class Candidate:
                 f"another site is promoted at the same time: the leader of term {known.term} is at {known.leader}"
             )
         head = self.view.journal.head
-        entry = TermBegun(index=head.index + 1, prev=head.hash, term=term, site=self.view.site, address=self.address)
-        self.view.journal.append(entry, head)
+        self.view.journal.append(self.view.journal.term_begun(term, self.view.site, self.address), head)
         return PromotionAnswer(term=term, address=self.address, away=tuple(away))
 
     def _most_of_members(self, found: dict[str, AgentStanding], asked: PromotionAsked) -> list[str]:

@@ -165,9 +165,13 @@ async def tell(stream: TlsStream, answer: Record) -> None:
         await stream.write(line_of(answer).encode() + b"\n")
 
 
-def answer_of(leader: Leader, asked: MembersAsked | RemovalAsked) -> LeaderAnswer:
-    """Do what a leader is asked for."""
-    problem = leader.remove(asked.site, asked.why) if isinstance(asked, RemovalAsked) else ""
+def answer_of(leader: Leader, own_site: str, asked: MembersAsked | RemovalAsked) -> LeaderAnswer:
+    """Do what the leader of a site is asked for."""
+    problem = ""
+    if isinstance(asked, RemovalAsked) and asked.site == own_site:
+        problem = f"site {own_site} leads the run: promote another one first (geocomm members promote at that site)"
+    elif isinstance(asked, RemovalAsked):
+        problem = leader.remove(asked.site, asked.why)
     now = asyncio.get_running_loop().time()
     sites = tuple(
         SeenSite(site=site, connected=one.connected, heard_s=max(0.0, now - one.heard), fetch=one.fetch, beat=one.beat)

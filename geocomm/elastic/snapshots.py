@@ -27,7 +27,7 @@ from geocomm.core.bad_input import BadInput
 from geocomm.core.file_systems import write_whole
 from geocomm.core.records import Hash, Record, Text, Whole, line_of
 from geocomm.elastic.fragment_store import FRAGMENTS, FragmentStore, file_digest
-from geocomm.elastic.journal.entries import BadLineError, Digest, Snapshot, TermBegun
+from geocomm.elastic.journal.entries import BadLineError, Digest, Snapshot
 from geocomm.elastic.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
 from geocomm.elastic.journal.run_state import GONE_BACK_TO, RunState
 
@@ -221,8 +221,7 @@ class Snapshots:
             old.copy_to(into / FILE_NAME, index)
         with contextlib.closing(SqliteJournal(into / FILE_NAME)) as new:
             head = new.verify()[0].head
-            begun = TermBegun(index=head.index + 1, prev=head.hash, term=term, site=site, address=address)
-            new.append(begun, head)
+            new.append(new.term_begun(term, site, address), head)
 
 
 async def forget(path: Path, state: RunState, log: Callable[[str], None]) -> None:

@@ -27,8 +27,8 @@ class Claims:
     def __init__(self, run: LedRun) -> None:
         self._run = run
         self._listed_at: float | None = None
-        self._weights: dict[str, int] = {}
-        """By site: the most that it has counted for."""
+        self._weights = {name: site.weight // site.rounds for name, site in run.state.sites.items() if site.rounds}
+        """By site: the most that it has counted for since this leader began, and before then the mean."""
 
     def listed(self, offers: Mapping[str, Offer]) -> tuple[Listed, ...]:
         """The members of a round, of which these are the offers."""

@@ -15,7 +15,7 @@ from typing import TypeVar
 from geocomm.core.bad_input import BadInput
 from geocomm.core.file_systems import network_file_system
 from geocomm.core.records import Hash
-from geocomm.elastic.journal.entries import BadLineError, Entry, Round, entry_of
+from geocomm.elastic.journal.entries import BadLineError, Entry, Round, TermBegun, entry_of
 from geocomm.elastic.journal.run_state import EMPTY, Head, RunState
 
 FILE_NAME = "journal.sqlite"
@@ -123,6 +123,18 @@ class SqliteJournal:
                 )
             self._db.executemany("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", rows)
         self._head = head
+
+    def term_begun(self, term: int, site: str, address: str) -> TermBegun:
+        """The entry by which a site begins to lead at the end of this journal, which does not have it yet.
+
+        Raises BadLineError where the journal could not be read with it, as for a term that is not higher.
+        """
+        head, state = self.head, self.state()
+        if term <= state.term:
+            raise BadLineError(f"term {term} is not higher than that of entry {head.index}, which is {state.term}")
+        entry = TermBegun(index=head.index + 1, prev=head.hash, term=term, site=site, address=address)
+        state.apply(entry)
+        return entry
 
     def cut(self, first: int) -> Path:
         """Take the entries from index `first` on out of the chain: another leader's follow there. Returns the file, one

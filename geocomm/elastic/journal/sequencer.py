@@ -245,7 +245,9 @@ class Sequencer:
             self._forget_disk(name)
         site.store, site.fetch, site.ranks, site.welcomed = hello.store, hello.fetch, hello.ranks, True
         self._foreign.taken_in(name)
-        site.heard, site.changed = self._run.now, self._run.now
+        site.changed = self._run.now
+        if name not in self.state.live:  # else a line that breaks after each Hello would keep it for ever
+            site.heard = self._run.now
         run = None if self.state.genesis is None else self.state.genesis.run
         welcome = Welcome(term=self.state.term, run=run, head=self.state.head.index, open=self._rounds.all_open())
         site.goals = tuple(self.state.versions)
@@ -284,7 +286,7 @@ class Sequencer:
         if len(message.digests) != message.model.fragments:
             self._run.drop(name, f"it has {len(message.digests)} digests of {message.model.fragments} fragments")
             return
-        if genesis is None and (self._foreign.there(self._run.now) or self.deals.lacks_catalog):
+        if genesis is None and not self._may_begin():
             self._held_back[name] = message
             return
         if genesis is None:
@@ -327,6 +329,12 @@ class Sequencer:
         joins = self.state.sites[name].standing is Standing.JOINING
         if joins and genesis is not None and message.digests != genesis.digests:
             self._run.log(f"{name} begins with other weights than the run: it takes the run's state")
+
+    def _may_begin(self) -> bool:
+        """Whether a run may begin here: not while a site is there that has one, or may have: those that are waited for
+        have to be there, and to be welcome."""
+        there = {name for name, one in self.sites.items() if one.welcomed}
+        return not (self._foreign.there(self._run.now) or self.deals.lacks_catalog or self._terms.wait_for - there)
 
     def _has_room(self, name: str, message: RanksUp) -> bool:
         """Whether an Open can name these ranks too, beside those of all others."""
@@ -390,7 +398,7 @@ class Sequencer:
 
     def _look_at_clock(self) -> None:
         terms = self._terms
-        if self._held_back and not self._foreign.there(self._run.now) and not self.deals.lacks_catalog:
+        if self._held_back and self._may_begin():
             held_back, self._held_back = self._held_back, {}
             for name, message in sorted(held_back.items()):
                 if self.sites[name].welcomed:

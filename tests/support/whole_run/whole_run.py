@@ -44,12 +44,13 @@ FAULTS = {
     "uplink": 2.0,
     "disk": 1.0,
     "all": 0.3,
-    "hub": 0.4,
+    "hub": 0.7,
     "pointless": 1.0,
 }
 """How often each comes, beside the others. `machine`: it ends, and comes back. `line`: two sites are cut from each
 other; `uplink`: one from all. `disk`: a machine ends and its disk is lost. `all`: all machines end at once. `hub`: the
-leader's machine is lost for good, and a person promotes another site."""
+leader's machine is lost, for good or until another leads, or is cut off from all meanwhile; and a person promotes
+another site."""
 
 QUIET_S, FAULTS_S, PEACE_S = 12.0, 45.0, 150.0
 _EVERY_S = 4.0
@@ -377,21 +378,31 @@ class WholeRun:
         return newest.taken_over.site if newest.taken_over is not None else "a"
 
     async def _lose_leader(self) -> None:
-        """Its machine is lost for good; a person promotes a site until one leads."""
+        """Its machine is lost, or cut off from all; a person promotes a site until one leads."""
         left = [site for site in self.sites.values() if not site.lost]
         name = self._leader_name()
         if len(left) < max(3, len(self.sites)) or not any(self.sites[name].state()[0].versions):
             return
         leader = self.sites[name]
         leader.lost = True
-        await leader.stop()
+        comes_back, is_cut_off = self.chance.random() < 0.6, self.chance.random() < 0.5
+        ways = [way for other in self._names if other != name for way in ((name, other), (other, name))]
+        if comes_back and is_cut_off:  # it leads alone, and its journal grows
+            self.world.lines.cut(*ways)
+            await asyncio.sleep(self.chance.uniform(5, 30))
+        else:
+            await leader.stop()
         await self._promote()
+        if comes_back:
+            leader.lost = False
+            self.world.lines.heal(*(ways if is_cut_off else ()))
+            self._start_again(leader)
 
     async def _promote(self) -> None:
         refused = 0
         while True:
             await asyncio.sleep(self.chance.uniform(2, 8))
-            there = [site for site in self.sites.values() if site.machine.up and site.agent is not None]
+            there = [one for one in self.sites.values() if one.machine.up and one.agent is not None and not one.lost]
             if not there:
                 continue
             site = self.chance.choice(there)
@@ -497,4 +508,3 @@ def _schedule(chance: random.Random) -> Callable[[int], float]:
         "warm-up": lambda step: 0.001 * min(1.0, (step + 1) / when),
         "decay": lambda step: 0.001 * 0.98**step,
     }[kind]
-

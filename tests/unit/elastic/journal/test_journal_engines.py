@@ -328,6 +328,23 @@ def test_etcd_that_lost_all_gets_what_came_after_the_last_snapshot(
 
 
 @needs_etcd
+def test_etcd_restored_from_a_backup_goes_on_with_a_higher_term_than_any_journal_has(
+    servers: EtcdServers, tmp_path: Path, entries: tuple[Entry, ...]
+) -> None:
+    address = servers.address("backup")
+    fill(lead(address), entries[:6])  # and it has lost what came then
+    own = SqliteJournal(tmp_path / "j")
+    fill(own, entries[:6])
+    before = 10**9
+    own.append(TermBegun(index=6, prev=own.head.hash, term=before, site="c", address="127.0.0.1:1"), own.head)
+    leads = asyncio.run(begun(address, own, tmp_path, fills=True))
+    assert leads is not None
+    assert leads.term > before
+    assert list(look(address).read()) == list(own.read())
+    assert RunState.of(own.read()).term == leads.term  # it can be read
+
+
+@needs_etcd
 def test_empty_etcd_gets_what_a_run_folder_has_after_its_oldest_entries(
     servers: EtcdServers, tmp_path: Path, entries: tuple[Entry, ...]
 ) -> None:

@@ -321,7 +321,14 @@ def test_last_frames_of_a_site_that_leaves_count_and_the_last_one_ends_the_run()
 
 
 def test_first_round_waits_for_the_named_sites_and_every_round_for_min_sites() -> None:
-    led = Led(LeaderSettings(min_sites=2, wait_for=frozenset("bc"))).take_part("ab")
+    led = Led(LeaderSettings(min_sites=2, wait_for=frozenset("bc")))
+    for site in "ab":
+        led.hello(site)
+        led.ranks_up(site)
+    assert led.entries == []  # c may have the journal of a run
+    led.hello("c")
+    led.wait(1, "abc")
+    led.take_part("ab")
     led.due()
     assert led.messages(Open) == []
     led.take_part("c")
@@ -418,3 +425,32 @@ def test_site_is_removed_after_the_end_without_another_entry() -> None:
     led.wait(1, "a")
     led.on(Remove("a", "told so"))
     assert isinstance(led.entries[-1], End)
+
+
+def test_a_site_whose_line_breaks_after_each_hello_is_away_once_it_is_silent() -> None:
+    led = Led().take_part("ab")
+    for _ in range(12):
+        led.on(Ended("b"))
+        led.hello("b")
+        led.wait(1, "a")
+    assert "b" not in led.sequencer.state.live
+    led.ranks_up("b")
+    led.say("b", ReadySaid())
+    led.wait(1, "ab")
+    assert "b" in led.sequencer.state.live
+
+
+def test_snapshots_come_though_leaders_change_more_often_than_they_are_due() -> None:
+    terms, kinds = LeaderSettings(snapshot_s=100), list[str]()
+    led = Led(terms)
+    for number in range(8):
+        led = Led(terms, led.entries, start=number).take_part("ab")
+        for _ in range(6):
+            led.due()
+            led.offer("a", "b")
+            led.offer("b", "a")
+            led.wait(5, "ab")
+        kinds = led.kinds()
+    rounds, snapshots = kinds.count("round"), kinds.count("snapshot")
+    assert rounds == 48
+    assert 1 <= snapshots <= 3  # 240 s went by

@@ -62,7 +62,7 @@ def test_equal_seeds_give_equal_histories() -> None:
 
 def test_leader_says_how_much_is_read_again_after_ranks_die(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulated_agents, "BEAT_S", 0.2)  # what the leader has not heard, it does not count
-    histories = [SimulatedRun(seed, faults={"ranks": 1.0}).run() for seed in range(6)]
+    histories = [SimulatedRun(seed, faults={"ranks": 1.0}).run() for seed in range(8)]
     read, said = (sum(getattr(one, name) for one in histories) for name in ("read_again", "said_again"))
     assert 300 < 0.8 * read <= said <= read
     kept = SimulatedRun(3, faults={"agent": 1.0}).run()  # its ranks live, and read on

@@ -302,3 +302,13 @@ def test_journal_is_opened_while_another_process_puts_a_state_in_its_place(
     opened = SqliteJournal(tmp_path / "j")
     assert begun
     assert opened.state().head == writer.head == state.head
+
+
+def test_a_term_that_is_not_higher_is_refused_before_it_is_written(tmp_path: Path, entries: tuple[Entry, ...]) -> None:
+    journal = filled(tmp_path / "j", entries)
+    for term in (0, journal.state().term):
+        with pytest.raises(BadLineError, match="is not higher than that of entry"):
+            journal.term_begun(term, "a", "127.0.0.1:1")
+    begun = journal.term_begun(journal.state().term + 1, "a", "127.0.0.1:1")
+    journal.append(begun, journal.head)
+    assert journal.state().taken_over == begun

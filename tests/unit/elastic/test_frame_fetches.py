@@ -1,0 +1,105 @@
+"""The frames that an agent brings here: whatever asks for one first, it comes for as long as ranks need it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from geocomm.elastic import frame_fetches
+from geocomm.elastic.fetch import Outcome
+from geocomm.elastic.frame_fetches import FrameFetches
+from geocomm.elastic.journal.messages import Wanted
+
+FRAME = Wanted(fragment=0, version=3, site="a", frame="0" * 64, bytes=9)
+
+
+class Attempts:
+    """A fetcher whose attempts end as they are told."""
+
+    def __init__(self, *outcomes: Outcome) -> None:
+        self.outcomes = iter(outcomes)
+        self.made = 0
+        self.may_end = asyncio.Event()
+
+    async def frame(self, wanted: Wanted, sources: Sequence[str], proxy: str | None = None) -> Outcome:
+        self.made += 1
+        await self.may_end.wait()
+        return next(self.outcomes)
+
+
+def fetches(fetcher: Attempts, lacks: Any = lambda *_: True) -> tuple[FrameFetches, list[str]]:
+    async def sources(first: str = "") -> list[str]:
+        return ["b:1"]
+
+    told: list[str] = []
+    view: Any = SimpleNamespace(
+        fetcher=fetcher,
+        life=SimpleNamespace(start=asyncio.create_task),
+        proxy=None,
+        last_known=lambda first: ["b:1"],
+        sources=sources,
+        say_of_round=lambda up: told.append(up.kind),
+        state=SimpleNamespace(skipped=set()),
+    )
+    ranks: Any = SimpleNamespace(lacks=lacks, tell_owner=lambda fragment, down: told.append(down.kind))
+    return FrameFetches(view, SimpleNamespace(), ranks), told  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame_fetches, "NEED_PAUSE_S", 0.0)
+
+
+async def _until(done: Any) -> None:
+    async with asyncio.timeout(20):
+        while not done():
+            await asyncio.sleep(0.001)
+
+
+def test_a_need_that_comes_while_an_attempt_is_under_way_outlives_it() -> None:
+    async def run() -> None:
+        fetcher = Attempts(Outcome.FAILED, Outcome.FAILED, Outcome.HERE)
+        brought, told = fetches(fetcher)
+        brought.once(FRAME, ["a:1"])  # as the leader says
+        await _until(lambda: fetcher.made == 1)
+        brought.until_here(FRAME)  # the round is decided meanwhile
+        fetcher.may_end.set()
+        await _until(lambda: told)
+        assert told == ["hold", "fetched"]
+        assert fetcher.made == 3
+
+    asyncio.run(run())
+
+
+def test_an_offered_frame_that_nobody_needs_is_tried_once() -> None:
+    async def run() -> None:
+        fetcher = Attempts(Outcome.FAILED, Outcome.HERE)
+        brought, told = fetches(fetcher)
+        fetcher.may_end.set()
+        brought.once(FRAME, ["a:1"])
+        await _until(lambda: not brought._under_way)
+        assert (fetcher.made, told) == (1, [])
+        brought.once(FRAME, ["a:1"])  # the leader says it again
+        await _until(lambda: told)
+        assert told == ["hold", "fetched"]
+
+    asyncio.run(run())
+
+
+def test_a_frame_that_is_needed_no_more_is_given_up() -> None:
+    async def run() -> None:
+        lacks = True
+        fetcher = Attempts(*[Outcome.FAILED] * 2, Outcome.HERE)
+        brought, told = fetches(fetcher, lambda *_: lacks)
+        brought.until_here(FRAME)
+        await _until(lambda: fetcher.made == 1)
+        lacks = False
+        fetcher.may_end.set()
+        await _until(lambda: not brought._under_way)
+        assert (fetcher.made, told) == (1, [])
+
+    asyncio.run(run())
