@@ -379,24 +379,27 @@ class WholeRun:
 
     async def _lose_leader(self) -> None:
         """Its machine is lost, or cut off from all; a person promotes a site until one leads."""
-        left = [site for site in self.sites.values() if not site.lost]
-        name = self._leader_name()
-        if len(left) < max(3, len(self.sites)) or not any(self.sites[name].state()[0].versions):
+        name, states = self._leader_name(), [site.state()[0] for site in self.sites.values()]
+        all_there = all(site.machine.up and not site.lost for site in self.sites.values())
+        is_settled = len({state.term for state in states}) == 1 and any(states[0].versions)
+        if len(states) < 3 or not all_there or not is_settled:  # else nobody knows who leads, and a person has to say
             return
         leader = self.sites[name]
         leader.lost = True
         comes_back, is_cut_off = self.chance.random() < 0.6, self.chance.random() < 0.5
         ways = [way for other in self._names if other != name for way in ((name, other), (other, name))]
-        if comes_back and is_cut_off:  # it leads alone, and its journal grows
-            self.world.lines.cut(*ways)
-            await asyncio.sleep(self.chance.uniform(5, 30))
-        else:
-            await leader.stop()
-        await self._promote()
-        if comes_back:
-            leader.lost = False
-            self.world.lines.heal(*(ways if is_cut_off else ()))
-            self._start_again(leader)
+        try:
+            if comes_back and is_cut_off:  # it leads alone, and its journal grows
+                self.world.lines.cut(*ways)
+                await asyncio.sleep(self.chance.uniform(5, 30))
+            else:
+                await leader.stop()
+            await self._promote()
+        finally:  # also where peace comes first
+            if comes_back:
+                leader.lost = False
+                self.world.lines.heal(*(ways if is_cut_off else ()))
+                self._start_again(leader)
 
     async def _promote(self) -> None:
         refused = 0
