@@ -1,4 +1,4 @@
-"""The layers of docs/explanation/architecture.md, read from the includes of csrc and the imports of geocomm."""
+"""The wings and rooms of docs/explanation/architecture.md, read from the imports of geocomm, and its other rules."""
 
 from __future__ import annotations
 
@@ -10,65 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from support.circles import in_circles
+
 pytestmark = pytest.mark.xdist_group("layering")  # each file is parsed once
 
 ROOT = Path(__file__).resolve().parents[2]
-CSRC = ROOT / "csrc"
 PACKAGE = ROOT / "geocomm"
-
-MAY_INCLUDE = {
-    "core": {"core"},
-    "codec": {"codec", "core"},
-    "transport": {"transport", "core"},
-    "collective": {"collective", "codec", "transport", "core"},
-    "binding": {"binding", "collective", "codec", "transport", "core"},
-    "emulator": {"emulator", "core"},
-    "link_bench": {"link_bench", "transport", "core"},
-}
-# The folders of each layer ("": its own), the lowest first. One may include itself, and those of its layer that stand
-# in a line before its own.
-ROOMS = {
-    "core": (("",),),
-    "codec": (
-        ("spec", "simd"),
-        ("entropy/huffman",),
-        ("entropy",),
-        ("frames",),
-        ("quantizers/cast",),
-        ("quantizers/block",),
-        ("quantizers/dead_zone", "quantizers/lossless", "quantizers/select"),
-        ("quantizers/loco",),
-        ("quantizers/top_k",),
-        ("quantizers",),
-        ("payload",),
-        ("cuda",),
-    ),
-    "transport": (("wire",), ("io", "mux"), ("link",), ("rdma",), ("", "rdma/ucx"), ("mail",)),
-    "collective": (("policy",), ("layout",), ("sums", "outer", "cuda"), ("run",)),
-    "binding": (("torch", "operation"), ("device",), ("device/cuda", "tensors"), ("calls",), ("module",)),
-    "emulator": (("",),),
-    "link_bench": (("",),),
-}
-ROW_OF = {
-    f"{layer}/{room}".rstrip("/"): row
-    for layer, rows in ROOMS.items()
-    for row, rooms in enumerate(rows)
-    for room in rooms
-}
-# Of libraries that are neither C++'s nor Linux's; the binding may also use torch and its pybind11.
-MAY_USE = {
-    "codec": ("cuda", "zstd"),
-    "transport": ("openssl/", "ucp/", "ucs/"),
-    "link_bench": ("openssl/",),
-    "binding": ("cuda",),
-}
-TORCH = re.compile(r"(torch|ATen|c10|caffe2|pybind11)/|Python\.h$")
-MOST_FILES_WITH_TORCH = 5
-# C++ headers have no suffix; what else a layer may take from the compiler, libc and the kernel.
-PLATFORM = re.compile(
-    r"[a-z_]+$|(sys|linux|net|netinet|arpa)/[a-z_0-9]+\.h$|[a-z]*intrin\.h$|cpuid\.h$"
-    r"|sanitizer/[a-z_]+\.h$|(unistd|getopt|poll|fcntl|sched|pthread|signal|netdb|malloc|dirent|dlfcn|ifaddrs|spawn|cxxabi)\.h$"
-)
 
 # The rooms of geocomm, the lowest first, each by its wing and its name; what a wing has beside its rooms stands by the
 # wing's name. One may import itself, and those that stand in a line before its own.
@@ -137,31 +84,6 @@ READS_VARIABLES = {
     "lab/bench/wan_bench_worker.py": {"GEOCOMM_WAN_CONTROL"},
     "cli/wan.py": {"GEOCOMM_KEYS", "GEOCOMM_SECURITY"},
 }
-
-
-def room_of(file: Path) -> str:
-    return file.relative_to(CSRC).parent.as_posix()
-
-
-def sources(*suffixes: str) -> list[Path]:
-    return sorted(file for file in CSRC.rglob("*") if file.suffix in suffixes)
-
-
-def includes(text: str) -> Iterator[tuple[str, str]]:
-    """(delimiter, path) of each include."""
-    yield from re.findall(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', text, re.MULTILINE)
-
-
-def forbidden_include(room: str, delimiter: str, path: str) -> bool:
-    layer = room.split("/")[0]
-    if TORCH.match(path):
-        return layer != "binding" or room == "binding/operation"
-    if delimiter == '"':
-        other = path.rpartition("/")[0]
-        if other not in ROW_OF or other.split("/")[0] not in MAY_INCLUDE[layer]:
-            return True
-        return other.split("/")[0] == layer and other != room and ROW_OF[other] >= ROW_OF[room]
-    return not PLATFORM.match(path) and not path.startswith(MAY_USE.get(layer, ("\0",)))
 
 
 def parts() -> list[Path]:
@@ -284,102 +206,6 @@ def variables_read(tree: ast.AST) -> set[str]:
     }
 
 
-def headers_included(file: Path) -> set[Path]:
-    return {CSRC / path for delimiter, path in includes(file.read_text()) if delimiter == '"'}
-
-
-def in_circles(arrows: dict[Path, set[Path]]) -> list[str]:
-    """The files that lie on a circle, or from which one leads to it."""
-    left = dict(arrows)
-    while free := [file for file, others in left.items() if not others & left.keys()]:
-        for file in free:
-            del left[file]
-    return [file.relative_to(ROOT).as_posix() for file in left]
-
-
-def test_include_of_every_source_is_allowed_in_its_layer_and_room() -> None:
-    bad = [
-        f"{file.relative_to(ROOT)} includes {path}"
-        for file in sources(".h", ".cc", ".cu", ".cuh")
-        for delimiter, path in includes(file.read_text())
-        if forbidden_include(room_of(file), delimiter, path)
-    ]
-    assert not bad
-
-
-def test_include_checker_reads_every_room_and_layer() -> None:
-    assert {room_of(file) for file in sources(".h", ".cc", ".cu")} == set(ROW_OF)
-    assert set(ROOMS) == set(MAY_INCLUDE)
-
-
-@pytest.mark.parametrize(
-    ("room", "line"),
-    [
-        ("core", '#include "codec/frames/codec.h"'),
-        ("codec", '#include "transport/wire/wire.h"'),
-        ("codec", "#include <openssl/ssl.h>"),
-        ("transport", '#  include "codec/frames/codec.h"'),
-        ("collective", "#include <torch/extension.h>"),
-        ("collective", '#include "binding/calls/geo_work.h"'),
-        ("core", "#include <gtest/gtest.h>"),
-        ("emulator", '#include "transport/io/socket.h"'),
-        ("transport/wire", '#include "transport/io/socket.h"'),
-        ("transport/mux", '#include "transport/io/io_loop.h"'),
-        ("transport/link", '#include "transport/channel.h"'),
-        ("transport", '#include "transport/rdma/ucx/ucx_link.h"'),
-        ("codec/quantizers/loco", '#include "codec/quantizers/top_k/top_k_format.h"'),
-        ("collective/policy", '#include "collective/layout/topology.h"'),
-        ("binding/operation", '#include "binding/calls/geo_work.h"'),
-        ("binding/operation", "#include <c10/core/Stream.h>"),
-        ("transport", '#include "transport/new_room/file.h"'),
-        ("transport", '#include "wire.h"'),
-    ],
-)
-def test_forbidden_include_is_found(room: str, line: str) -> None:
-    ((delimiter, path),) = includes(line)
-    assert forbidden_include(room, delimiter, path)
-
-
-def test_headers_include_each_other_in_no_circle() -> None:
-    assert not in_circles({file: headers_included(file) for file in sources(".h", ".cuh")})
-
-
-THREAD_STARTED = re.compile(
-    r"std::(j?thread|async)\s*[({]|std::j?thread \w+[({]\[|pthread_create\s*\(|threads_?\.emplace_back\([^)\s]"
-)
-
-
-def test_threads_are_started_in_one_place_which_says_what_to_do_where_there_are_none() -> None:
-    starts = {
-        room_of(file) + "/" + file.name for file in sources(".cc", ".h") if THREAD_STARTED.search(file.read_text())
-    }
-    assert starts == {"core/thread.cc"}
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "std::thread([&] { run(); }).detach();",
-        "  thread_ = std::thread{[this] { run(); }};",
-        "std::thread reader([&] { read(); });",
-        "  threads_.emplace_back([this] { send(); });",
-        "auto later = std::async(std::launch::async, work);",
-        "if (pthread_create(&id, nullptr, run, nullptr) != 0) return;",
-    ],
-)
-def test_start_of_a_thread_is_found(line: str) -> None:
-    assert THREAD_STARTED.search(line)
-
-
-def test_torch_headers_are_included_by_few_files() -> None:
-    users = [
-        file.relative_to(ROOT)
-        for file in sources(".h", ".cc", ".cu")
-        if any(TORCH.match(path) for _, path in includes(file.read_text()))
-    ]
-    assert 1 <= len(users) <= MOST_FILES_WITH_TORCH, users
-
-
 def test_every_room_is_in_the_table_and_nothing_else_lies_beside_the_wings() -> None:
     there = {file.name for file in PACKAGE.iterdir() if file.suffix != ".so"}
     # Folders that had a wing once keep Python's caches.
@@ -440,7 +266,7 @@ def test_modules_import_each_other_in_no_circle() -> None:
 
 def test_circle_is_found() -> None:
     a, b, c = (ROOT / name for name in ("a", "b", "c"))
-    assert in_circles({a: {b}, b: {a}, c: {CSRC}}) == ["a", "b"]
+    assert in_circles({a: {b}, b: {a}, c: {ROOT}}) == [a, b]
 
 
 def test_package_imports_neither_tests_nor_benchmarks() -> None:
