@@ -265,7 +265,7 @@ docs-check: docs ## full: the pages in a headless Chromium without a network: di
 # With Clang the tests are built from the objects that the fuzz targets are, else in a folder of their own. Not run here, but
 # by make asan: the exchange, what an encoder computes and at which CPU level, resets by the hundred, UCX, and forks beside
 # threads that allocate, whose child AddressSanitizer may leave with a lock.
-HOSTILE_LAYERS := codec transport fuzz_corpus
+HOSTILE_LAYERS := codec transport faults fuzz_corpus
 HOSTILE_LEFT_OUT := over_ucx|Rdma|Levels\.|every_level|Codecs/Feedback|TopKSelection|HuffmanCode|hundreds_of_resets|many_resumes|ten_thousand|descriptors_come_and_go
 hostile: $(ENVIRONMENT) ## full: what handles bytes of peers, under sanitizers, then a minute of fuzzing
 	@tests/fuzz/run.sh hostile "$(HOSTILE_LAYERS)" "$(HOSTILE_LEFT_OUT)"

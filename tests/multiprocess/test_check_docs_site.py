@@ -8,7 +8,7 @@ import check_docs_site
 import pytest
 from chromium import chromium_path
 
-pytestmark = pytest.mark.skipif(chromium_path() is None, reason="this machine has no Chromium")
+pytestmark = pytest.mark.skipif(chromium_path() is None, reason="needs Chromium (Debian: chromium)")
 
 HEAD = '<!doctype html><meta name="viewport" content="width=device-width">'
 DRAWN = """<script>

@@ -26,11 +26,12 @@ def test_link_one_bbr_flow_fills_most_of_the_rate() -> None:
         pytest.skip("this kernel has no BBR, or does not allow it")
     assert outcome.status == 0, outcome.stderr
     assert outcome.report is not None
-    if not outcome.report.reliable:
-        pytest.skip("packets came late: this machine is too busy to tell a rate")
     (started,), (ended,) = outcome.values("started_s"), outcome.values("ended_s")
     rate_bps, payload_bps = 8 * 60e6 / (float(ended) - float(started)), 200e6 * 1448 / 1500
-    assert 0.4 * payload_bps < rate_bps <= payload_bps
+    assert rate_bps <= payload_bps
+    if not outcome.report.reliable:
+        pytest.skip("packets came late: this machine is too busy to tell more than that the rate is not exceeded")
+    assert 0.4 * payload_bps < rate_bps
 
 
 def test_link_ping_pong_takes_the_round_trip_time() -> None:

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "../needs.h"
 #include "plane_cases.h"
 
 namespace geocomm::codec {
@@ -7,9 +8,7 @@ namespace {
 
 class Plane : public testing::TestWithParam<Entropy> {
  protected:
-  void SetUp() override {
-    if (!has_stage(GetParam())) GTEST_SKIP() << "this build lacks the stage";
-  }
+  void SetUp() override { GEOCOMM_NEEDS(has_stage(GetParam()), "zstd in the build (libzstd-dev)"); }
 
   void expect_round_trip(std::span<const std::byte> plane) const {
     const Entropy stage = GetParam();
@@ -166,7 +165,7 @@ TEST(PlaneStages, test_no_bytes_give_no_bytes) {
 }
 
 TEST(PlaneStages, test_zstd_plane_that_is_more_than_one_frame_is_corrupt) {
-  if (!has_stage(Entropy::Zstd)) GTEST_SKIP() << "this build lacks the stage";
+  GEOCOMM_NEEDS(has_stage(Entropy::Zstd), "zstd in the build (libzstd-dev)");
   const PlaneBytes plane = constant_plane(5000);
   PlaneBytes coded = encoded(Entropy::Zstd, plane);
   // A skippable frame of no bytes behind it.

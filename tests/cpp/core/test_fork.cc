@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "../sanitizers.h"
 #include "core/deadline_timer.h"
 #include "core/executor.h"
 #include "core/fork.h"
@@ -24,11 +25,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr bool kSanitized = true;  // a child may start no threads there, or have no limit of memory
-#else
-constexpr bool kSanitized = false;
-#endif
+constexpr const char* kNotSanitized =
+    "not under a sanitizer: a forked child starts threads, or has a limit of memory";
 
 // Whether `holds` is true in a forked child; false also if it does not end.
 bool in_child(const std::function<bool()>& holds) {
@@ -63,7 +61,7 @@ TEST(Fork, test_object_of_a_process_is_one_for_all_threads_and_another_in_the_ch
 
 // The executor has an idle thread, and the timer one that sleeps: neither is in the child.
 TEST(Fork, test_child_runs_tasks_on_threads_of_its_own) {
-  if (kSanitized) GTEST_SKIP();
+  if (kUnderAsan || kUnderTsan) GTEST_SKIP() << kNotSanitized;
   static constinit PerProcess<GrowingExecutor> executor;
   static constinit PerProcess<DeadlineTimer> timer;
   const auto both_run = [] {
@@ -81,7 +79,7 @@ TEST(Fork, test_child_runs_tasks_on_threads_of_its_own) {
 }
 
 TEST(Fork, test_child_writes_log_lines_although_the_parent_was_writing_one) {
-  if (kSanitized) GTEST_SKIP();
+  if (kUnderAsan || kUnderTsan) GTEST_SKIP() << kNotSanitized;
   std::promise<void> entered;
   std::promise<void> release;
   set_log_level(LogLevel::Warning);
@@ -127,7 +125,7 @@ bool without_threads(const std::function<bool()>& holds) {
 }
 
 TEST(ThreadLimit, test_task_waits_for_a_thread_that_is_busy) {
-  if (kSanitized) GTEST_SKIP();
+  if (kUnderAsan || kUnderTsan) GTEST_SKIP() << kNotSanitized;
   EXPECT_TRUE(in_child([] {
     set_log_level(LogLevel::Off);
     auto executor = std::make_unique<GrowingExecutor>("test");
@@ -152,7 +150,7 @@ TEST(ThreadLimit, test_task_waits_for_a_thread_that_is_busy) {
 }
 
 TEST(ThreadLimit, test_pool_and_timer_do_without_a_thread) {
-  if (kSanitized) GTEST_SKIP();
+  if (kUnderAsan || kUnderTsan) GTEST_SKIP() << kNotSanitized;
   EXPECT_TRUE(without_threads([] {
     const ThreadPool pool(3, "test");
     DeadlineTimer timer;

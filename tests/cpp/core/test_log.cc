@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "../sanitizers.h"
 #include "core/log.h"
 #include "core/str.h"
 
@@ -164,9 +165,7 @@ TEST(FullLog, test_log_when_stderr_is_full_returns_and_counts_what_it_leaves_out
 
 // The parent's writer holds what waits; the child has neither its thread nor its lines.
 TEST(FullLog, test_child_of_a_fork_logs_with_a_writer_of_its_own) {
-#if defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "ThreadSanitizer ends a forked child that starts a thread";
-#endif
+  if (kUnderTsan) GTEST_SKIP() << "not under ThreadSanitizer: a forked child starts a thread";
   std::array<int, 2> ends;
   ASSERT_EQ(pipe(ends.data()), 0);
   pid_t child = 0;

@@ -8,7 +8,9 @@
 #include <memory>
 #include <vector>
 
-#if defined(__SANITIZE_ADDRESS__)
+#include "../sanitizers.h"
+
+#ifdef GEOCOMM_UNDER_ASAN
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -24,7 +26,7 @@ enum class State : std::uint8_t { Ready, AtBarrier, InWarpOp, Done };
 struct Fiber {
   ucontext_t context = {};
   std::unique_ptr<std::byte[]> stack;
-#if defined(__SANITIZE_ADDRESS__)
+#ifdef GEOCOMM_UNDER_ASAN
   void* fake_stack = nullptr;
 #else
   jmp_buf jump = {};
@@ -42,7 +44,7 @@ struct Fiber {
 struct Device {
   Order order = Order::Forward;
   std::vector<std::unique_ptr<Fiber>> fibers;
-#if defined(__SANITIZE_ADDRESS__)
+#ifdef GEOCOMM_UNDER_ASAN
   ucontext_t scheduler = {};
   void* scheduler_fake_stack = nullptr;
   const void* scheduler_stack = nullptr;
@@ -58,7 +60,7 @@ struct Device {
 };
 Device device;
 
-#if defined(__SANITIZE_ADDRESS__)
+#ifdef GEOCOMM_UNDER_ASAN
 // AddressSanitizer keeps its own notes of each stack: it is told before and after every switch.
 void switch_to(Fiber& fiber) {
   __sanitizer_start_switch_fiber(&device.scheduler_fake_stack, fiber.stack.get(), kStackBytes);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "../collective/exchange_fixture.h"
+#include "../sanitizers.h"
 #include "codec/payload/payload.h"
 #include "failing_heap.h"
 
@@ -30,11 +31,7 @@ using core::Status;
 using core::StatusCode;
 using namespace std::chrono_literals;
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr std::int64_t kStride = 11;  // to fork takes ten times as long there
-#else
-constexpr std::int64_t kStride = 1;
-#endif
+constexpr std::int64_t kStride = kUnderAsan || kUnderTsan ? 11 : 1;  // to fork takes ten times as long there
 
 Outcome outcome_of(const Status& status) {
   return status.is_ok() ? Outcome::Right : Outcome::Error;

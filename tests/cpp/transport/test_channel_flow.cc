@@ -149,7 +149,7 @@ class SlowSink : public CollectingSink {
 };
 
 TEST(ChannelFlow, test_acknowledgement_of_a_slow_sink_waits_for_no_heartbeat) {
-  if (over_rdma()) GTEST_SKIP() << "counts bytes";
+  if (over_rdma()) GTEST_SKIP() << "counts TCP's bytes";
   constexpr std::uint64_t kOps = 4;
   Pair pair;
   pair.connect();

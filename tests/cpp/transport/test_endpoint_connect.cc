@@ -18,6 +18,7 @@
 #include <optional>
 #include <thread>
 
+#include "../needs.h"
 #include "core/crc32c.h"
 #include "raw_peer.h"
 #include "transport_fixture.h"
@@ -233,15 +234,14 @@ TEST(EndpointConnect, test_name_servers_that_never_answer_do_not_hold_the_deadli
   }
   int ended = 0;
   ASSERT_EQ(::waitpid(child, &ended, 0), child);
-  if (WIFEXITED(ended) && WEXITSTATUS(ended) == kCannot)
-    GTEST_SKIP() << "needs the right to unshare and mount";
+  GEOCOMM_NEEDS(!WIFEXITED(ended) || WEXITSTATUS(ended) != kCannot, "the right to unshare and mount");
   EXPECT_EQ(ended, 0);
 }
 
 TEST(EndpointConnect, test_ipv6_loopback_connects) {
   EndpointOptions options;
   options.bind_address = "::1";
-  if (!Endpoint::create(options).is_ok()) GTEST_SKIP() << "no IPv6 here";
+  GEOCOMM_NEEDS(Endpoint::create(options).is_ok(), "IPv6");
   Pair pair(options);
   pair.low->allow(token(1));
   const auto channel = *pair.high->connect({pair.low->id(), "::1", pair.low->port(), "low"}, token(1));
@@ -292,7 +292,7 @@ TEST(EndpointConnect, test_required_security_refuses_peers_from_other_addresses)
   auto victim = make_endpoint(options);
   victim->allow(token(1));
   const auto address = outer_address(victim->port());
-  if (!address) GTEST_SKIP() << "this machine has only loopback";
+  GEOCOMM_NEEDS(address.has_value(), "an address of this machine beside loopback");
   Fd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   ASSERT_EQ(::connect(fd.get(), address->get(), address->size()), 0);
   RawConnection raw(std::move(fd));

@@ -10,6 +10,7 @@
 #include <set>
 #include <thread>
 
+#include "../needs.h"
 #include "raw_peer.h"
 #include "tls_stranger.h"
 #include "transport/io/socket.h"
@@ -22,9 +23,12 @@ namespace {
 class RdmaChannel : public ::testing::Test {
  protected:
   void SetUp() override {
-#ifndef GEOCOMM_UCX_PLUGIN
-    GTEST_SKIP() << "built without UCX (libucx-dev)";
+#ifdef GEOCOMM_UCX_PLUGIN
+    constexpr bool has_ucx = true;
+#else
+    constexpr bool has_ucx = false;
 #endif
+    GEOCOMM_NEEDS(has_ucx, "UCX in the build (libucx-dev)");
     ::setenv("UCX_TLS", "tcp", 0);
     ::setenv("UCX_LOG_LEVEL", "fatal", 0);
     ::setenv("UCX_MEM_EVENTS", "n", 0);

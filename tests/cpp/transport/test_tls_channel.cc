@@ -6,6 +6,7 @@
 #include <fstream>
 #include <thread>
 
+#include "../needs.h"
 #include "tls_stranger.h"
 #include "transport/io/tls_keys.h"
 #include "transport/link/stream_binding.h"
@@ -325,7 +326,7 @@ TEST(TlsReload, test_file_system_that_hangs_stops_neither_transfers_nor_new_conn
   do third = make_endpoint(tls_options(keys_c));
   while (third->id() < pair.low->id());
   const HungFileSystem hung(pair.keys_a);
-  if (!hung.mounted()) GTEST_SKIP() << "needs /dev/fuse and the right to mount";
+  GEOCOMM_NEEDS(hung.mounted(), "/dev/fuse and the right to mount");
   std::this_thread::sleep_for(1500ms);  // by then somebody has looked at the files
   const auto here = *pair.low->connect(address_of(*third, "third"), token(1));
   const auto there = *third->connect(address_of(*pair.low, "low"), token(1));

@@ -7,17 +7,13 @@
 #include <random>
 #include <thread>
 
+#include "../sanitizers.h"
 #include "raw_peer.h"
 #include "steady_traffic.h"
 #include "tls_fixture.h"
 #include "tls_stranger.h"
 
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define __SANITIZE_ADDRESS__ 1  // as g++ says it
-#endif
-#endif
-#ifdef __SANITIZE_ADDRESS__
+#ifdef GEOCOMM_UNDER_ASAN
 extern "C" std::size_t __sanitizer_get_current_allocated_bytes();  // g++ ships no header that declares it
 #endif
 
@@ -25,7 +21,7 @@ namespace geocomm::transport::testing {
 namespace {
 
 std::size_t memory_in_use() {
-#ifdef __SANITIZE_ADDRESS__
+#ifdef GEOCOMM_UNDER_ASAN
   return __sanitizer_get_current_allocated_bytes();  // ASan keeps up to 256 MiB of freed memory resident
 #else
   std::ifstream statm("/proc/self/statm");

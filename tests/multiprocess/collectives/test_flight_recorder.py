@@ -201,7 +201,7 @@ def test_torchs_analyzer_finds_the_rank_that_has_not_called(tmp_path: Path) -> N
     assert [call.global_rank for call in merged.ncclcalls if call.collective_id is None] == [0]
 
 
-@pytest.mark.skipif(ATTACHED, reason="not torch before 2.15")
+@pytest.mark.skipif(ATTACHED, reason="for torch before 2.15")
 def test_earlier_recorder_has_what_gloo_does_inside_a_site_alone(ranks: Ranks) -> None:
     names = ranks.run(_names_before)
     sites = ranks.sites

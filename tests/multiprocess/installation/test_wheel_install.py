@@ -158,7 +158,7 @@ def test_sdist_holds_what_a_build_needs(sdist: Path) -> None:
 
 def test_sdist_holds_every_tracked_file_but_those_of_the_host_of_the_repository(sdist: Path) -> None:
     if not (ROOT / ".git").exists():
-        pytest.skip("no git repository")
+        pytest.skip("this tree is no git repository, which tells which files it has")
     tracked = run("git", "ls-files", cwd=ROOT).splitlines()
     of_the_host = (".git", ".ci/", ".pre-commit-config.yaml")
     needed = {name for name in tracked if not name.startswith(of_the_host) and (ROOT / name).exists()}

@@ -12,7 +12,7 @@ from chromium import Chromium, Page, chromium_path
 def browser() -> Iterator[Chromium]:
     path = chromium_path()
     if path is None:
-        pytest.skip("needs chromium")
+        pytest.skip("needs Chromium (Debian: chromium)")
     with Chromium(path, served="http://127.0.0.1:") as started:
         yield started
 

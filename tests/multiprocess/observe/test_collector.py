@@ -289,7 +289,7 @@ def test_a_flood_of_last_reports_is_dropped_too_and_one_of_them_is_kept(
     run(work())
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="gives a folder to another user")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root: gives a folder to another user")
 def test_folder_of_another_user_is_not_served_from(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     os.chown(tmp_path / "a", 12345, 12345)

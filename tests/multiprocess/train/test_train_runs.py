@@ -227,7 +227,7 @@ def test_disk_that_fills_up_on_one_rank_ends_all_and_keeps_the_old_checkpoint(pl
 def test_disk_too_small_for_a_checkpoint_is_refused_before_training(tmp_path: Path) -> None:
     allowed = subprocess.run(["unshare", "--user", "--map-root-user", "--mount", "true"], check=False)
     if allowed.returncode != 0:
-        pytest.skip("user namespaces are not allowed here")
+        pytest.skip("needs user namespaces, which this machine does not allow")
     (tmp_path / "run").mkdir()
     mount = f'mount -t tmpfs -o size=300k tmpfs {tmp_path / "run"} && exec "$@"'
     wrapped = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]

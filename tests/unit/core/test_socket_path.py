@@ -44,7 +44,7 @@ def test_private_listener_is_this_users_alone_and_its_file_goes_with_it(
     assert not path.exists()
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="gives a folder to another user")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root: gives a folder to another user")
 def test_private_listener_is_not_made_in_a_folder_of_another_user(tmp_path: Path) -> None:
     os.chown(tmp_path, 12345, 12345)
     with pytest.raises(PermissionError, match="12345"), private_listener(tmp_path / "a.sock"):

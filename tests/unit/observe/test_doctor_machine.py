@@ -95,7 +95,7 @@ def test_open_files_are_counted_against_the_limits_of_the_process() -> None:
     )
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 1024:
-        pytest.skip("the hard limit here is too low")
+        pytest.skip("needs a hard limit of 1024 open files (ulimit -Hn)")
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     outputs = ended.stdout.splitlines()
     wanted = 256 + 20 * 17

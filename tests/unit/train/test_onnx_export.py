@@ -30,7 +30,7 @@ from geocomm.train.export.onnx_export import (
 from support.deepseek_folder import deepseek_folder
 
 # Importing it starts a thread, which what is forked from this process lacks.
-pytestmark = pytest.mark.skipif(find_spec("onnxruntime") is None, reason="could not import onnxruntime")
+pytestmark = pytest.mark.skipif(find_spec("onnxruntime") is None, reason="onnxruntime is not installed")
 ROUNDING = 1e-4
 EXPERTS = {"n_routed_experts": 8, "n_group": 2, "topk_group": 1}
 

@@ -79,7 +79,7 @@ def test_trackio_keeps_numbers_text_and_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     if importlib.util.find_spec("trackio") is None:
-        pytest.skip("needs trackio")
+        pytest.skip("trackio is not installed")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when it is imported, for the first time here
     _track("trackio", tmp_path / "run")
     import trackio  # pyright: ignore[reportMissingImports]
