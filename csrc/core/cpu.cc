@@ -13,7 +13,7 @@
 namespace geocomm::core {
 namespace {
 
-constexpr std::array<std::string_view, 3> kNames = {"scalar", "avx2", "avx512"};
+constexpr std::array<std::string_view, 4> kNames = {"scalar", "avx2", "avx512", "neon"};
 
 #if defined(__x86_64__)
 // By hand: older compilers do not know these two names.
@@ -24,23 +24,32 @@ bool has_f16c_and_lzcnt() {
 }
 #endif
 
-// The compiler's run-time reads CPUID once and asks the operating system whether it saves the wide registers.
-CpuLevel detect() {
+#if defined(__aarch64__)
+constexpr std::array kLevels = {CpuLevel::Scalar, CpuLevel::Neon};
+#else
+constexpr std::array kLevels = {CpuLevel::Scalar, CpuLevel::Avx2, CpuLevel::Avx512};
+#endif
+
+// How many of kLevels there are. The compiler's run-time reads CPUID once and asks the operating system
+// whether it saves the wide registers.
+std::size_t count_levels() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
                     __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt") &&
                     __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.2") &&
                     has_f16c_and_lzcnt();
-  if (!avx2) return CpuLevel::Scalar;
+  if (!avx2) return 1;
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2") &&
                       __builtin_cpu_supports("avx512bitalg") && __builtin_cpu_supports("avx512vpopcntdq") &&
                       __builtin_cpu_supports("vpclmulqdq");
-  return avx512 ? CpuLevel::Avx512 : CpuLevel::Avx2;
+  return avx512 ? 3 : 2;
+#elif defined(__aarch64__)
+  return 2;
 #else
-  return CpuLevel::Scalar;
+  return 1;
 #endif
 }
 
@@ -51,9 +60,13 @@ std::atomic<CpuLevel>& level_in_use() {
 
 }  // namespace
 
+std::span<const CpuLevel> cpu_levels() {
+  static const std::size_t count = count_levels();
+  return std::span(kLevels).first(count);
+}
+
 CpuLevel detected_cpu_level() {
-  static const CpuLevel level = detect();
-  return level;
+  return cpu_levels().back();
 }
 
 CpuLevel cpu_level() {
@@ -61,10 +74,10 @@ CpuLevel cpu_level() {
 }
 
 Status force_cpu_level(CpuLevel level) {
-  if (level > detected_cpu_level()) {
+  if (std::ranges::find(cpu_levels(), level) == cpu_levels().end()) {
     return {StatusCode::InvalidArgument,
             str("CPU level ", to_string(level), " was asked for, but this machine has ",
-                to_string(detected_cpu_level()), " only; leave GEOCOMM_CPU unset for the best there is")};
+                to_string(detected_cpu_level()), "; leave GEOCOMM_CPU unset for the best there is")};
   }
   level_in_use().store(level, std::memory_order_relaxed);
   return Status::ok();
@@ -78,7 +91,7 @@ Result<CpuLevel> parse_cpu_level(std::string_view text) {
   const auto found = std::ranges::find(kNames, text);
   if (found == kNames.end()) {
     return Status(StatusCode::InvalidArgument,
-                  str("'", text, "' is not a CPU level; use scalar, avx2 or avx512"));
+                  str("'", text, "' is not a CPU level; use scalar, avx2, avx512 or neon"));
   }
   return static_cast<CpuLevel>(found - kNames.begin());
 }

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 #include "core/status.h"
@@ -15,7 +16,11 @@ enum class CpuLevel : std::uint8_t {
   Avx2 =
       1,  // x86-64-v3 and PCLMULQDQ: AVX2, BMI2, F16C, FMA (which geocomm never uses: it would change bits)
   Avx512 = 2,  // x86-64-v4 and VBMI, VBMI2, BITALG, VPOPCNTDQ, VPCLMULQDQ: Ice Lake, Zen 4 and later
+  Neon = 3,    // every arm64
 };
+
+// Those that this machine runs, from the scalar one to the best. Thread-safe.
+std::span<const CpuLevel> cpu_levels();
 
 // The best level of this machine. Thread-safe.
 CpuLevel detected_cpu_level();
@@ -28,9 +33,9 @@ CpuLevel cpu_level();
 Status force_cpu_level(CpuLevel level);
 
 // The inner loops of one kind are a table of functions for each level: a type that declares
-// `static const Loops kScalar, kAvx2, kAvx512;`, each defined in a file that is compiled for its level. The
-// scalar table is the reference, which the others equal bit for bit; other architectures have no more.
-// Returns that of the level in use.
+// `static const Loops kScalar, kAvx2, kAvx512, kNeon;`, each defined in a file that is compiled for its
+// level. The scalar table is the reference, which the others equal bit for bit. What declares no kNeon has
+// none yet. Returns that of the level in use.
 template <typename Loops>
 const Loops& at_cpu_level() {
 #if defined(__x86_64__)
@@ -40,7 +45,12 @@ const Loops& at_cpu_level() {
     case CpuLevel::Avx2:
       return Loops::kAvx2;
     case CpuLevel::Scalar:
+    case CpuLevel::Neon:
       break;
+  }
+#elif defined(__aarch64__)
+  if constexpr (requires { Loops::kNeon; }) {
+    if (cpu_level() == CpuLevel::Neon) return Loops::kNeon;
   }
 #endif
   return Loops::kScalar;
@@ -55,7 +65,7 @@ void in_steps(std::size_t count, std::size_t step, const Run& run) {
   if (whole < count) run(Loops::kScalar, whole, count - whole);
 }
 
-// "scalar", "avx2", "avx512".
+// "scalar", "avx2", "avx512", "neon".
 std::string_view to_string(CpuLevel level);
 Result<CpuLevel> parse_cpu_level(std::string_view text);
 

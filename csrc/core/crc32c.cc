@@ -10,6 +10,12 @@
 
 #if defined(__x86_64__)
 #include <nmmintrin.h>
+#define GEOCOMM_CRC32_TARGET __attribute__((target("sse4.2")))
+#elif defined(__aarch64__)
+#include <arm_acle.h>
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#define GEOCOMM_CRC32_TARGET __attribute__((target("+crc")))
 #endif
 
 namespace geocomm::core {
@@ -55,7 +61,30 @@ std::uint32_t update_portable(std::uint32_t state, const std::byte* data, std::s
   return state;
 }
 
+#ifdef GEOCOMM_CRC32_TARGET
 #if defined(__x86_64__)
+bool has_instruction() {
+  return __builtin_cpu_supports("sse4.2");
+}
+GEOCOMM_CRC32_TARGET std::uint64_t step(std::uint64_t state, std::uint64_t word) {
+  return _mm_crc32_u64(state, word);
+}
+GEOCOMM_CRC32_TARGET std::uint32_t step_byte(std::uint32_t state, std::byte byte) {
+  return _mm_crc32_u8(state, static_cast<std::uint8_t>(byte));
+}
+#else
+// Armv8.0 may lack it; 8.1 has it.
+bool has_instruction() {
+  return (::getauxval(AT_HWCAP) & HWCAP_CRC32) != 0;
+}
+GEOCOMM_CRC32_TARGET std::uint64_t step(std::uint64_t state, std::uint64_t word) {
+  return __crc32cd(static_cast<std::uint32_t>(state), word);
+}
+GEOCOMM_CRC32_TARGET std::uint32_t step_byte(std::uint32_t state, std::byte byte) {
+  return __crc32cb(state, static_cast<std::uint8_t>(byte));
+}
+#endif
+
 // The instruction has a latency of three cycles and a throughput of one, so three chains run side by side. A
 // chain's state is moved over the chains behind it by linear maps, one table lookup per byte of state.
 constexpr std::size_t kChainBytes = 1024;
@@ -85,32 +114,32 @@ std::uint32_t shift_one_chain(std::uint32_t state) {
          kShiftOneChain[2][(state >> 16) & 0xFF] ^ kShiftOneChain[3][state >> 24];
 }
 
-__attribute__((target("sse4.2"))) std::uint32_t update_sse42(std::uint32_t state, const std::byte* data,
-                                                             std::size_t size) {
+GEOCOMM_CRC32_TARGET std::uint32_t update_by_instruction(std::uint32_t state, const std::byte* data,
+                                                         std::size_t size) {
   std::uint64_t first = state;
   for (; size >= 3 * kChainBytes; data += 3 * kChainBytes, size -= 3 * kChainBytes) {
     std::uint64_t second = 0;
     std::uint64_t third = 0;
     for (std::size_t i = 0; i < kChainBytes; i += 8) {
-      first = _mm_crc32_u64(first, load64(data + i));
-      second = _mm_crc32_u64(second, load64(data + kChainBytes + i));
-      third = _mm_crc32_u64(third, load64(data + 2 * kChainBytes + i));
+      first = step(first, load64(data + i));
+      second = step(second, load64(data + kChainBytes + i));
+      third = step(third, load64(data + 2 * kChainBytes + i));
     }
     const std::uint32_t two =
         shift_one_chain(static_cast<std::uint32_t>(first)) ^ static_cast<std::uint32_t>(second);
     first = shift_one_chain(two) ^ static_cast<std::uint32_t>(third);
   }
-  for (; size >= 8; data += 8, size -= 8) first = _mm_crc32_u64(first, load64(data));
+  for (; size >= 8; data += 8, size -= 8) first = step(first, load64(data));
   auto last = static_cast<std::uint32_t>(first);
-  for (; size > 0; ++data, --size) last = _mm_crc32_u8(last, static_cast<std::uint8_t>(*data));
+  for (; size > 0; ++data, --size) last = step_byte(last, *data);
   return last;
 }
 #endif
 
 std::uint32_t update(std::uint32_t state, const std::byte* data, std::size_t size) {
-#if defined(__x86_64__)
-  static const bool kHasInstruction = __builtin_cpu_supports("sse4.2");
-  if (kHasInstruction) return update_sse42(state, data, size);
+#ifdef GEOCOMM_CRC32_TARGET
+  static const bool kHasInstruction = has_instruction();
+  if (kHasInstruction) return update_by_instruction(state, data, size);
 #endif
   return update_portable(state, data, size);
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <bit>
+#include <cmath>
 #include <cstdint>
 
 namespace geocomm::core {
@@ -21,6 +22,18 @@ inline bool is_finite_bits(std::uint32_t float_bits) {
 inline std::uint32_t select_bits(bool condition, std::uint32_t yes, std::uint32_t no) {
   const std::uint32_t mask = 0u - static_cast<std::uint32_t>(condition);
   return (yes & mask) | (no & ~mask);
+}
+
+// The result of an operation on a and b. Where it is NaN and they are not (Inf - Inf, 0 * Inf), processors
+// differ: x86-64 makes a negative NaN and arm64 a positive one. Here it is negative, so that sites of both
+// hold the same bits.
+template <typename T>
+T of_invalid(T result, [[maybe_unused]] T a, [[maybe_unused]] T b) {
+#if defined(__x86_64__)
+  return result;
+#else
+  return (result != result) & (a == a) & (b == b) ? std::copysign(result, T{-1}) : result;
+#endif
 }
 
 inline float half_to_float(std::uint16_t half) {

@@ -17,7 +17,7 @@ from geocomm.core.bad_input import did_you_mean
 from geocomm.core.place import local_world_size
 from geocomm.core.units import parse_boolean, parse_size
 
-CPU_LEVELS = ("scalar", "avx2", "avx512")
+CPU_LEVELS = ("scalar", "avx2", "avx512", "neon")
 MAX_THREADS = 1024
 LOG_LEVELS = {"debug": 0, "info": 1, "warning": 2, "error": 3, "off": 4}
 LOG_FORMATS = ("text", "json")
@@ -58,7 +58,7 @@ OTHER_VARIABLES: tuple[tuple[str, str, str], ...] = (
     ("GEOCOMM_DATA_CACHE_SIZE", "what the disk has", "the most that this folder may hold, such as 200gb"),
     ("GEOCOMM_LOG", "`warning`", "level of the log: debug, info, warning, error or off"),
     ("GEOCOMM_LOG_FORMAT", "`text`", "text, or json: an object a line, with site, rank, pid, step, term and entry"),
-    ("GEOCOMM_CPU", "all that it has", "the most that codecs use of the CPU: scalar, avx2 or avx512; same bytes"),
+    ("GEOCOMM_CPU", "all that it has", "the most that codecs use of the CPU: scalar, avx2, avx512 or neon; same bytes"),
     ("GEOCOMM_RDMA_ALLOW_TCP", "`0`", "transport=rdma may run over UCX's TCP and shared memory, for a trial"),
     ("GEOCOMM_WAN_CONTROL", "", "control socket of a running `geocomm wan run`, which sets it"),
     ("GEOCOMM_LOOPBACK_RUN", "", "which of its runs over loopback a process belongs to; `geocomm demo` sets it"),
@@ -114,7 +114,7 @@ def log_is_json() -> bool:
 
 
 def cpu_level() -> str | None:
-    """The most that the codecs may use of the CPU, from GEOCOMM_CPU (scalar, avx2, avx512); None: all that it has."""
+    """The most that codecs may use of the CPU, from GEOCOMM_CPU (scalar, avx2, avx512, neon); None: all that it has."""
     return _choice("GEOCOMM_CPU", CPU_LEVELS, "") or None
 
 

@@ -105,10 +105,9 @@ class ExactBytes {
 // Calls run(level) with each CPU level that this machine has in force, the reference first.
 template <typename Run>
 void at_every_cpu_level(Run&& run) {
-  for (int level = 0; level <= static_cast<int>(core::detected_cpu_level()); ++level) {
-    const auto forced = static_cast<core::CpuLevel>(level);
-    require(core::force_cpu_level(forced).is_ok(), "a level that was detected cannot be forced");
-    run(forced);
+  for (const auto level : core::cpu_levels()) {
+    require(core::force_cpu_level(level).is_ok(), "a level that was detected cannot be forced");
+    run(level);
   }
 }
 

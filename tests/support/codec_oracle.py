@@ -162,7 +162,8 @@ def is_plain(payload: torch.Tensor) -> bool:
 
 def cpu_levels() -> list[str]:
     """Those that this machine can run, the reference first."""
-    return list(CPU_LEVELS[: CPU_LEVELS.index(native().detected_cpu_level()) + 1])
+    best = native().detected_cpu_level()
+    return ["scalar", "neon"] if best == "neon" else list(CPU_LEVELS[: CPU_LEVELS.index(best) + 1])
 
 
 @contextlib.contextmanager

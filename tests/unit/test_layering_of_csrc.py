@@ -65,7 +65,7 @@ TORCH = re.compile(r"(torch|ATen|c10|caffe2|pybind11)/|Python\.h$")
 MOST_FILES_WITH_TORCH = 5
 # C++ headers have no suffix; what else a layer may take from the compiler, libc and the kernel.
 PLATFORM = re.compile(
-    r"[a-z_]+$|(sys|linux|net|netinet|arpa)/[a-z_0-9]+\.h$|[a-z]*intrin\.h$|cpuid\.h$"
+    r"[a-z_]+$|(sys|linux|net|netinet|arpa|asm)/[a-z_0-9]+\.h$|[a-z]*intrin\.h$|(cpuid|arm_neon|arm_acle)\.h$"
     r"|sanitizer/[a-z_]+\.h$|(unistd|getopt|poll|fcntl|sched|pthread|signal|netdb|malloc|dirent|dlfcn|ifaddrs|spawn|cxxabi)\.h$"
 )
 
@@ -180,3 +180,24 @@ def test_torch_headers_are_included_by_few_files() -> None:
         if any(TORCH.match(path) for _, path in includes(file.read_text()))
     ]
     assert 1 <= len(users) <= MOST_FILES_WITH_TORCH, users
+
+
+def test_instructions_of_one_architecture_stand_in_files_of_a_level_or_behind_a_guard() -> None:
+    """What every architecture compiles has no other's intrinsics: a build for arm64 would end there."""
+    of_a_level = re.compile(r"_(?:avx|avx2|avx512|neon)\.(?:h|cc)$")
+    intrinsics = re.compile(
+        r"#include <(?:\w*mmintrin|immintrin|cpuid|arm_\w+)\.h>|\b_(?:mm\d*|tzcnt|blsr|bzhi|p(?:dep|ext))_\w+\("
+    )
+    unguarded: list[str] = []
+    for file in (*CSRC.rglob("*.h"), *CSRC.rglob("*.cc")):
+        if of_a_level.search(file.name):
+            continue
+        guards: list[bool] = []  # whether each condition around a line names what a processor has
+        for number, line in enumerate(file.read_text().splitlines(), 1):
+            if re.match(r"#if", line):
+                guards.append(bool(re.search(r"__x86_64__|__SSE2__|__aarch64__|GEOCOMM_CRC32_TARGET", line)))
+            elif line.startswith("#endif"):
+                guards.pop()
+            elif intrinsics.search(line.split("//")[0]) and not any(guards):
+                unguarded.append(f"{file.relative_to(ROOT)}:{number}")
+    assert not unguarded

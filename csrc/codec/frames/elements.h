@@ -121,7 +121,9 @@ decltype(auto) with_residual(Residual residual, Run&& run) {
 // Each operation rounded. Where both are NaN it is the input's: an addition may keep either, as the compiler
 // likes.
 inline float add_residual(float input, float decay, float residual) {
-  return input != input ? input + input : input + decay * residual;
+  if (input != input) return input + input;
+  const float product = core::of_invalid(decay * residual, residual, residual);
+  return core::of_invalid(input + product, input, product);
 }
 
 // v = input + decay * residual; without a residual the input.

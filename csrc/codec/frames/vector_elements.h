@@ -1,5 +1,5 @@
 // Elements and residuals of any dtype to vectors of floats and back: elements.h for the vectors V of
-// vector_avx2.h and vector_avx512.h, with the same bits. All is local to the file that includes it.
+// codec/simd, with the same bits. All is local to the file that includes it.
 //
 // kFinite: neither Inf nor NaN comes in, which is faster.
 #pragma once

@@ -2,7 +2,7 @@
 #include "codec/quantizers/block/block_simd.h"
 #include "codec/quantizers/cast/cast_simd.h"
 #include "codec/quantizers/dead_zone/dead_zone_simd.h"
-#include "codec/quantizers/loco/loco_simd.h"
+#include "codec/quantizers/loco/loco_avx.h"
 #include "codec/quantizers/lossless/lossless_simd.h"
 #include "codec/quantizers/select/select_simd.h"
 #include "codec/simd/vector_avx2.h"

@@ -32,7 +32,7 @@ float sum_terms(std::size_t count, Term term) {
   return fold_sums(sums.data(), kPartialSums);
 }
 
-// The same on vectors V (vector_avx2.h, vector_avx512.h): term(e) is that of the terms e on, none negative.
+// The same on vectors V (vector_*.h): term(e) is that of the terms e on, none negative.
 // `count` is a multiple of 64. Half of the partial sums run side by side, in registers.
 template <typename V, typename Term>
 float sum_vectors(std::size_t count, Term term) {
@@ -43,7 +43,7 @@ float sum_vectors(std::size_t count, Term term) {
     typename V::Floats running[kVectors];
     for (auto& sum : running) sum = V::set(0);
     for (std::size_t i = half * kHalf; i < count; i += kPartialSums) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (std::size_t k = 0; k < kVectors; ++k) running[k] = running[k] + term(i + k * V::kLanes);
     }
     for (std::size_t k = 0; k < kVectors; ++k) sums[half][k] = running[k];
@@ -88,11 +88,11 @@ template <typename V>
 class VectorSquares {
  public:
   explicit VectorSquares(double* memory) : memory_(memory) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (std::size_t k = 0; k < kVectors; ++k) sums_[k] = V::load_doubles(memory + k * V::kDoubles);
   }
   ~VectorSquares() {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (std::size_t k = 0; k < kVectors; ++k) V::store_doubles(memory_ + k * V::kDoubles, sums_[k]);
   }
   // Of a vector whose first element joins number `lane`.

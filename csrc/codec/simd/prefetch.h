@@ -1,8 +1,6 @@
 // For files that are compiled for one CPU level: all is local to the file.
 #pragma once
 
-#include <immintrin.h>
-
 #include <cstddef>
 #include <cstdint>
 
@@ -17,8 +15,7 @@ template <std::size_t kBytes>
   constexpr std::uintptr_t kAhead = 2048;
   constexpr std::size_t kLine = 64;
   for (std::size_t line = 0; line < kBytes; line += kLine) {
-    _mm_prefetch(reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(at) + kAhead + line),
-                 _MM_HINT_T0);
+    __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(at) + kAhead + line));
   }
 }
 

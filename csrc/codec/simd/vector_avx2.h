@@ -30,6 +30,8 @@ struct Avx2 {
   static void store_ints(std::byte* to, Ints a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), a); }
   static Floats set(float a) { return _mm256_set1_ps(a); }
   static Ints set_int(std::int32_t a) { return _mm256_set1_epi32(a); }
+  // a + b; where neither is NaN but the sum is, it is core::of_invalid()'s, as this machine makes it.
+  static Floats sum(Floats a, Floats b) { return a + b; }
   // input + decay * residual. Where both are NaN it is the input's: an addition may keep either, as the
   // compiler likes.
   static Floats add_residual(Floats input, Floats decay, Floats residual) {
@@ -173,10 +175,11 @@ struct Avx2 {
     return _mm256_max_epi8(others, expand_bytes(bits, from));
   }
 
-  // One bit per lane, the first in the lowest: signs of floats, and a float with those signs.
+  // One bit per lane, the first in the lowest: signs of floats, and a float with those
+  // that a bitmap has from `index` on.
   static std::uint32_t signs(Floats a) { return static_cast<std::uint32_t>(_mm256_movemask_ps(a)); }
-  static Floats with_signs(const std::byte* from, Floats magnitude) {
-    const __m256i bits = _mm256_set1_epi32(static_cast<int>(*from));
+  static Floats with_signs(const std::byte* bitmap, std::size_t index, Floats magnitude) {
+    const __m256i bits = _mm256_set1_epi32(static_cast<int>(bitmap[index / 8]));
     const __m256i at_top = _mm256_sllv_epi32(bits, _mm256_setr_epi32(31, 30, 29, 28, 27, 26, 25, 24));
     return _mm256_or_ps(magnitude, _mm256_and_ps(floats(at_top), _mm256_set1_ps(-0.0f)));
   }

@@ -56,6 +56,8 @@ struct Avx512 {
   static void store_ints(std::byte* to, Ints a) { _mm512_storeu_si512(to, a); }
   static Floats set(float a) { return _mm512_set1_ps(a); }
   static Ints set_int(std::int32_t a) { return _mm512_set1_epi32(a); }
+  // a + b; where neither is NaN but the sum is, it is core::of_invalid()'s, as this machine makes it.
+  static Floats sum(Floats a, Floats b) { return a + b; }
   // input + decay * residual. Where both are NaN it is the input's: an addition may keep either, as the
   // compiler likes.
   static Floats add_residual(Floats input, Floats decay, Floats residual) {
@@ -190,11 +192,12 @@ struct Avx512 {
     return _mm512_mask_expand_epi8(others, _cvtu64_mask64(bits), next);
   }
 
-  // One bit per lane, the first in the lowest: signs of floats, and a float with those signs.
+  // One bit per lane, the first in the lowest: signs of floats, and a float with those
+  // that a bitmap has from `index` on.
   static std::uint32_t signs(Floats a) { return _mm512_movepi32_mask(bits(a)); }
-  static Floats with_signs(const std::byte* from, Floats magnitude) {
+  static Floats with_signs(const std::byte* bitmap, std::size_t index, Floats magnitude) {
     std::uint16_t signs;
-    __builtin_memcpy(&signs, from, sizeof(signs));
+    __builtin_memcpy(&signs, bitmap + index / 8, sizeof(signs));
     const Ints m = bits(magnitude);
     return floats(_mm512_mask_or_epi32(m, signs, m, set_int(INT32_MIN)));
   }

@@ -1,5 +1,5 @@
 // Words of 16 bits, rotated left by one bit, to a plane of their high and one of their low bytes, and back,
-// on vectors V (vector_avx2.h, vector_avx512.h). All is local to the file that includes it.
+// on vectors V (vector_*.h). All is local to the file that includes it.
 #pragma once
 
 #include <cstddef>

@@ -11,7 +11,7 @@
 namespace geocomm::collective {
 
 struct OuterKernels {
-  static const OuterKernels kScalar, kAvx2, kAvx512;
+  static const OuterKernels kScalar, kAvx2, kAvx512, kNeon;
 
   // delta = anchor - local, where delta may be local; squares of delta.
   void (*subtract)(const float* anchor, const float* local, std::size_t count, float* delta, double* squares);

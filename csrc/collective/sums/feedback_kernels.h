@@ -29,7 +29,7 @@ struct FeedbackKernels {
 };
 
 struct FeedbackFamily {
-  static const FeedbackFamily kScalar, kAvx2, kAvx512;
+  static const FeedbackFamily kScalar, kAvx2, kAvx512, kNeon;
 
   FeedbackKernels formats[codec::kCompressibles];  // by codec::compressible_index()
 };

@@ -11,6 +11,7 @@
 #include "collective/sums/sum_kernels.h"
 #include "core/cpu.h"
 #include "core/float_rules.h"
+#include "core/half.h"
 #include "core/str.h"
 
 namespace geocomm::collective {
@@ -63,7 +64,7 @@ struct WrappingAround {
     if constexpr (std::is_integral_v<T>) {
       return static_cast<T>(Operator{}(static_cast<Wrapping<T>>(a), static_cast<Wrapping<T>>(b)));
     } else {
-      return Operator{}(a, b);
+      return core::of_invalid(Operator{}(a, b), a, b);
     }
   }
 };

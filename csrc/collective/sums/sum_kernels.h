@@ -26,7 +26,7 @@ struct SumKernels {
 };
 
 struct SumFamily {
-  static const SumFamily kScalar, kAvx2, kAvx512;
+  static const SumFamily kScalar, kAvx2, kAvx512, kNeon;
 
   SumKernels formats[codec::kCompressibles];  // by codec::compressible_index()
 };

@@ -16,7 +16,7 @@ struct SumLoops {
   static constexpr std::size_t kVectors = 4;  // side by side: an addition takes cycles
 
   static Floats added(Floats sum, Floats value) {
-    return sum + V::floats(V::select(V::is_nan(sum), V::bits(sum), V::bits(value)));
+    return V::sum(sum, V::floats(V::select(V::is_nan(sum), V::bits(sum), V::bits(value))));
   }
 
   static void sum(const std::byte* const* sources, std::size_t source_count, std::byte* dst,

@@ -16,7 +16,9 @@ using core::DType;
 float added(float sum, float value) {
   const auto sum_bits = std::bit_cast<std::uint32_t>(sum);
   const bool is_nan = (sum_bits & ~core::kFloatSignBit) > core::kFloatInfBits;
-  return sum + std::bit_cast<float>(core::select_bits(is_nan, sum_bits, std::bit_cast<std::uint32_t>(value)));
+  const auto other =
+      std::bit_cast<float>(core::select_bits(is_nan, sum_bits, std::bit_cast<std::uint32_t>(value)));
+  return core::of_invalid(sum + other, sum, other);
 }
 
 template <DType kType>

@@ -109,8 +109,7 @@ inline core::Status decoded(Entropy stage, std::span<const std::byte> coded, Pla
 template <typename Body>
 void at_every_cpu_level(Body&& body) {
   const core::CpuLevel before = core::cpu_level();
-  for (int level = 0; level <= static_cast<int>(core::detected_cpu_level()); ++level) {
-    const auto here = static_cast<core::CpuLevel>(level);
+  for (const auto here : core::cpu_levels()) {
     SCOPED_TRACE(core::to_string(here));
     ASSERT_TRUE(core::force_cpu_level(here).is_ok());
     body();

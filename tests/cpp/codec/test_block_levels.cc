@@ -28,11 +28,7 @@ constexpr std::string_view kLevelSpecs[] = {"none",
                                             "bit1:block=4096"};
 
 std::vector<CpuLevel> fast_levels() {
-  std::vector<CpuLevel> levels;
-  for (const CpuLevel level : {CpuLevel::Avx2, CpuLevel::Avx512}) {
-    if (level <= core::detected_cpu_level()) levels.push_back(level);
-  }
-  return levels;
+  return {core::cpu_levels().begin() + 1, core::cpu_levels().end()};
 }
 
 class LevelGuard {

@@ -110,8 +110,7 @@ TEST_P(Golden, test_committed_frame_decodes_to_the_committed_values) {
   const std::string expected = read_file(values_path_);
   ASSERT_EQ(expected.size(), 4 * input_.size());
   GEOCOMM_NEEDS(has_stage(spec_.entropy), "zstd in the build (libzstd-dev)");
-  for (CpuLevel level = CpuLevel::Scalar; level <= core::detected_cpu_level();
-       level = static_cast<CpuLevel>(static_cast<int>(level) + 1)) {
+  for (const CpuLevel level : core::cpu_levels()) {
     ASSERT_TRUE(core::force_cpu_level(level).is_ok());
     Bytes out(expected.size());
     const auto status = decompress(bytes_of(frame), out);

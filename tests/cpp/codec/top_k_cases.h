@@ -71,11 +71,7 @@ inline std::vector<float> make_data(Data data, std::size_t count, std::uint32_t 
 }
 
 inline std::vector<core::CpuLevel> cpu_levels() {
-  std::vector<core::CpuLevel> levels;
-  for (const auto level : {core::CpuLevel::Scalar, core::CpuLevel::Avx2, core::CpuLevel::Avx512}) {
-    if (level <= core::detected_cpu_level()) levels.push_back(level);
-  }
-  return levels;
+  return {core::cpu_levels().begin(), core::cpu_levels().end()};
 }
 
 // Forces a level as long as it lives.

@@ -96,8 +96,7 @@ TEST(ReductionFloatRules, test_settings_of_the_caller_change_no_bit) {
   for (const DType dtype : {DType::Float32, DType::Float16, DType::BFloat16, DType::Float64}) {
     ASSERT_TRUE(core::force_cpu_level(core::CpuLevel::Scalar).is_ok());
     const ResultBytes expected = results_of(dtype, float_conditions().front());
-    for (const auto level : {core::CpuLevel::Scalar, core::CpuLevel::Avx2, core::CpuLevel::Avx512}) {
-      if (level > core::detected_cpu_level()) break;
+    for (const auto level : core::cpu_levels()) {
       ASSERT_TRUE(core::force_cpu_level(level).is_ok());
       for (const FloatCondition& condition : float_conditions()) {
         EXPECT_TRUE(results_of(dtype, condition) == expected)
@@ -124,6 +123,43 @@ TEST(ReductionFloatRules, test_settings_of_the_caller_change_no_scale) {
     EXPECT_EQ(std::memcmp(squares.data(), expected.data(), squares.size() * sizeof(float)), 0)
         << condition.name;
   }
+}
+
+// x86-64 makes a negative NaN and arm64 a positive one: sites of both must hold the same bits.
+TEST(ReductionFloatRules, test_invalid_operation_gives_the_same_nan_on_every_processor) {
+  struct Format {
+    DType dtype;
+    std::uint64_t infinity;
+    std::uint64_t nan;
+  };
+  const Format formats[] = {{DType::Float32, 0x7F800000, 0xFFC00000},
+                            {DType::Float16, 0x7C00, 0xFE00},
+                            {DType::BFloat16, 0x7F80, 0xFFC0},
+                            {DType::Float64, 0x7FF0000000000000, 0xFFF8000000000000}};
+  constexpr std::size_t kElements = 100;
+  const core::CpuLevel before = core::cpu_level();
+  for (const auto level : core::cpu_levels()) {
+    ASSERT_TRUE(core::force_cpu_level(level).is_ok());
+    for (const Format& format : formats) {
+      const std::size_t size = core::size_of(format.dtype);
+      const auto all_of = [&](std::uint64_t bits) {
+        ResultBytes bytes(kElements * size);
+        for (std::size_t i = 0; i < kElements; ++i) std::memcpy(bytes.data() + i * size, &bits, size);
+        return bytes;
+      };
+      const std::uint64_t sign = std::uint64_t{1} << (8 * size - 1);
+      const ResultBytes infinities = all_of(format.infinity);
+      for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Product}) {
+        const ResultBytes others = all_of(op == ReduceOp::Sum ? format.infinity | sign : 0);
+        const std::byte* const sources[] = {infinities.data(), others.data()};
+        ResultBytes result(infinities.size());
+        reduce_elements(format.dtype, op, sources, result.data(), kElements, 1);
+        EXPECT_TRUE(result == all_of(format.nan))
+            << core::to_string(format.dtype) << ", " << core::to_string(level);
+      }
+    }
+  }
+  ASSERT_TRUE(core::force_cpu_level(before).is_ok());
 }
 
 }  // namespace

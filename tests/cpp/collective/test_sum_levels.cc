@@ -51,8 +51,7 @@ void expect_same_at_every_level(Make make) {
   const CpuLevel before = core::cpu_level();
   ASSERT_TRUE(core::force_cpu_level(CpuLevel::Scalar).is_ok());
   const Bytes expected = make();
-  for (const CpuLevel level : {CpuLevel::Avx2, CpuLevel::Avx512}) {
-    if (level > core::detected_cpu_level()) break;
+  for (const CpuLevel level : core::cpu_levels()) {
     ASSERT_TRUE(core::force_cpu_level(level).is_ok());
     EXPECT_EQ(make(), expected) << core::to_string(level);
   }

@@ -7,19 +7,30 @@
 namespace geocomm::core {
 namespace {
 
-constexpr CpuLevel kLevels[] = {CpuLevel::Scalar, CpuLevel::Avx2, CpuLevel::Avx512};
+#if defined(__aarch64__)
+constexpr CpuLevel kOthers[] = {CpuLevel::Avx2, CpuLevel::Avx512};
+#else
+constexpr CpuLevel kOthers[] = {CpuLevel::Neon};
+#endif
 
-TEST(CpuLevel, test_force_level_up_to_the_detected_one_is_taken) {
+TEST(CpuLevel, test_levels_go_from_the_scalar_one_to_the_detected_one) {
+  EXPECT_EQ(cpu_levels().front(), CpuLevel::Scalar);
+  EXPECT_EQ(cpu_levels().back(), detected_cpu_level());
+}
+
+TEST(CpuLevel, test_level_of_another_architecture_is_refused_and_leaves_the_level) {
   const CpuLevel before = cpu_level();
-  for (const CpuLevel level : kLevels) {
-    const Status forced = force_cpu_level(level);
-    if (level <= detected_cpu_level()) {
-      EXPECT_TRUE(forced.is_ok());
-      EXPECT_EQ(cpu_level(), level);
-    } else {
-      EXPECT_EQ(forced.code(), StatusCode::InvalidArgument);
-      EXPECT_EQ(cpu_level(), detected_cpu_level());
-    }
+  for (const CpuLevel level : kOthers) {
+    EXPECT_EQ(force_cpu_level(level).code(), StatusCode::InvalidArgument) << to_string(level);
+    EXPECT_EQ(cpu_level(), before);
+  }
+}
+
+TEST(CpuLevel, test_force_level_of_this_machine_is_taken) {
+  const CpuLevel before = cpu_level();
+  for (const CpuLevel level : cpu_levels()) {
+    EXPECT_TRUE(force_cpu_level(level).is_ok());
+    EXPECT_EQ(cpu_level(), level);
   }
   EXPECT_TRUE(force_cpu_level(before).is_ok());
 }
@@ -32,7 +43,7 @@ TEST(CpuLevel, test_detected_level_is_the_expected_one) {
 }
 
 TEST(CpuLevel, test_parse_of_every_name_gives_its_level) {
-  for (const CpuLevel level : kLevels) {
+  for (const CpuLevel level : {CpuLevel::Scalar, CpuLevel::Avx2, CpuLevel::Avx512, CpuLevel::Neon}) {
     const Result<CpuLevel> parsed = parse_cpu_level(to_string(level));
     ASSERT_TRUE(parsed.is_ok());
     EXPECT_EQ(*parsed, level);

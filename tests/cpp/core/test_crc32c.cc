@@ -26,8 +26,7 @@ std::vector<std::byte> pattern(std::size_t size) {
 template <typename Check>
 void at_every_level(Check check) {
   const CpuLevel before = cpu_level();
-  for (const CpuLevel level : {CpuLevel::Scalar, CpuLevel::Avx2, CpuLevel::Avx512}) {
-    if (level > detected_cpu_level()) break;
+  for (const CpuLevel level : cpu_levels()) {
     ASSERT_TRUE(force_cpu_level(level).is_ok());
     SCOPED_TRACE(to_string(level));
     check();

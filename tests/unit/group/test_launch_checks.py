@@ -45,7 +45,7 @@ def program(path: object, **changes: object) -> Namespace:
         ("GEOCOMM_ONE_SITE", "maybe", "1 or 0"),
         ("GEOCOMM_LINK_DEADLINE", "soon", "such as 90s"),
         ("GEOCOMM_LOG", "loud", "debug, info, warning, error, off"),
-        ("GEOCOMM_CPU", "neon", "scalar, avx2, avx512"),
+        ("GEOCOMM_CPU", "sve", "scalar, avx2, avx512, neon"),
         ("GEOCOMM_BACKEND", "nccl", "script, geocomm"),
         ("GEOCOMM_BACKEND_NAME", "gloe", "did you mean 'gloo'"),
         ("GEOCOMM_EGRESS_PRICE", "-1", "a number of dollars"),

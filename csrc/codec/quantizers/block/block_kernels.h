@@ -44,7 +44,7 @@ inline constexpr std::size_t kBlockStep = 64;       // the smallest block
 inline constexpr std::size_t kRandomCounters = 16;  // Philox counters made at once, of 8 elements each
 
 struct BlockKernels {
-  static const BlockKernels kScalar, kAvx2, kAvx512;
+  static const BlockKernels kScalar, kAvx2, kAvx512, kNeon;
 
   // v = input + decay * residual, to `values`; with neither a cast nor a residual to do, the input is
   // `values` already and is only looked at. Returns the largest magnitude as a bit pattern: kFloatInfBits or

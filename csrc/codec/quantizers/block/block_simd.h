@@ -1,8 +1,6 @@
-// The loops of BlockKernels on vectors V (vector_avx2.h, vector_avx512.h). All is local to the file that
+// The loops of BlockKernels on vectors V (codec/simd). All is local to the file that
 // includes it. Counts are multiples of kBlockStep. Values are finite but in load().
 #pragma once
-
-#include <immintrin.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -50,52 +48,56 @@ template <typename Step>
   if (n % 16 != 0) step(n - 16);
 }
 
-[[gnu::always_inline]] inline __m128i load16(const std::byte* from) {
-  return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+// Sixteen bytes as words of 16 bits, which both architectures shift.
+using Sixteen = std::uint16_t __attribute__((vector_size(16)));
+
+[[gnu::always_inline]] inline Sixteen load16(const std::byte* from) {
+  Sixteen a;
+  __builtin_memcpy(&a, from, sizeof(a));
+  return a;
 }
-[[gnu::always_inline]] inline void store16(std::byte* to, __m128i a) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), a);
+[[gnu::always_inline]] inline void store16(std::byte* to, Sixteen a) {
+  __builtin_memcpy(to, &a, sizeof(a));
 }
 
 // Codes, one per byte, to packed ones: see block_scalar.cc.
 [[gnu::always_inline]] inline void pack_int4(const std::byte* codes, std::size_t n, std::byte* packed) {
-  const __m128i mask = _mm_set1_epi8(0x0F);
   in_sixteens(n, [&](std::size_t i) {
-    const __m128i high = _mm_andnot_si128(mask, _mm_slli_epi16(load16(codes + n + i), 4));
-    store16(packed + i, _mm_or_si128(_mm_and_si128(mask, load16(codes + i)), high));
+    const Sixteen low = load16(codes + i) & 0x0F0F;
+    store16(packed + i, low | (load16(codes + n + i) << 4 & 0xF0F0));
   });
 }
 
 [[gnu::always_inline]] inline void unpack_int4(const std::byte* packed, std::size_t n, std::byte* codes) {
-  const __m128i mask = _mm_set1_epi8(0x0F);
-  const __m128i sign = _mm_set1_epi8(0x08);  // (x ^ 8) - 8 extends the sign
+  using Bytes = std::int8_t __attribute__((vector_size(16)));
+  // (x ^ 8) - 8 extends the sign
+  const auto extended = [](Sixteen four) {
+    return reinterpret_cast<Sixteen>(reinterpret_cast<Bytes>(four ^ 0x0808) - std::int8_t{8});
+  };
   in_sixteens(n, [&](std::size_t i) {
-    const __m128i bytes = load16(packed + i);
-    const __m128i low = _mm_and_si128(bytes, mask);
-    const __m128i high = _mm_and_si128(_mm_srli_epi16(bytes, 4), mask);
-    store16(codes + i, _mm_sub_epi8(_mm_xor_si128(low, sign), sign));
-    store16(codes + n + i, _mm_sub_epi8(_mm_xor_si128(high, sign), sign));
+    const Sixteen bytes = load16(packed + i);
+    store16(codes + i, extended(bytes & 0x0F0F));
+    store16(codes + n + i, extended(bytes >> 4 & 0x0F0F));
   });
 }
 
 // Codes from 0 to 3, so that shifts of whole words leave their neighbours alone.
 [[gnu::always_inline]] inline void pack_bit2(const std::byte* codes, std::size_t n, std::byte* packed) {
   in_sixteens(n, [&](std::size_t i) {
-    const __m128i low = _mm_or_si128(load16(codes + i), _mm_slli_epi16(load16(codes + n + i), 2));
-    const __m128i high =
-        _mm_or_si128(load16(codes + 2 * n + i), _mm_slli_epi16(load16(codes + 3 * n + i), 2));
-    store16(packed + i, _mm_or_si128(low, _mm_slli_epi16(high, 4)));
+    const Sixteen low = load16(codes + i) | load16(codes + n + i) << 2;
+    const Sixteen high = load16(codes + 2 * n + i) | load16(codes + 3 * n + i) << 2;
+    store16(packed + i, low | high << 4);
   });
 }
 
 // Leaves more than the code in the bytes of all parts: look_up() takes the lowest two bits.
 [[gnu::always_inline]] inline void unpack_bit2(const std::byte* packed, std::size_t n, std::byte* codes) {
   in_sixteens(n, [&](std::size_t i) {
-    const __m128i bytes = load16(packed + i);
+    const Sixteen bytes = load16(packed + i);
     store16(codes + i, bytes);
-    store16(codes + n + i, _mm_srli_epi16(bytes, 2));
-    store16(codes + 2 * n + i, _mm_srli_epi16(bytes, 4));
-    store16(codes + 3 * n + i, _mm_srli_epi16(bytes, 6));
+    store16(codes + n + i, bytes >> 2);
+    store16(codes + 2 * n + i, bytes >> 4);
+    store16(codes + 3 * n + i, bytes >> 6);
   });
 }
 
@@ -224,7 +226,7 @@ template <typename V, Sink kSink>
 void dequantize_signs(const std::byte* packed, std::size_t count, float scale, std::byte* dst) {
   const auto magnitude = V::set(scale);
   for (std::size_t i = 0; i < count; i += V::kLanes) {
-    put_vector<V, kSink, true>(dst, i, V::with_signs(packed + i / 8, magnitude));
+    put_vector<V, kSink, true>(dst, i, V::with_signs(packed, i, magnitude));
   }
 }
 

@@ -32,7 +32,7 @@ constexpr std::int32_t first_too_large(core::DType format) {
 }
 
 struct CastKernels {
-  static const CastKernels kScalar, kAvx2, kAvx512;
+  static const CastKernels kScalar, kAvx2, kAvx512, kNeon;
 
   // Whether no finite value, input + decay * residual, would become Inf. Writes nothing.
   using AllFit = bool (*)(const std::byte* src, const std::byte* residual, float decay, std::size_t count,

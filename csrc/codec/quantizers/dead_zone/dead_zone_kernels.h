@@ -24,7 +24,7 @@ struct DeadZoneStep {
 inline constexpr std::size_t kDeadZoneUnit = 64;
 
 struct DeadZoneKernels {
-  static const DeadZoneKernels kScalar, kAvx2, kAvx512;
+  static const DeadZoneKernels kScalar, kAvx2, kAvx512, kNeon;
 
   // Writes the bitmap of what is not 0 (count / 8 bytes, LSB first) and those codes, in order, and returns
   // how many they are; up to 64 bytes after the last are written as well. Updates the residual.

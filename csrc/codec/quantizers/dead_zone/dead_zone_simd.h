@@ -1,4 +1,4 @@
-// The loops of DeadZoneKernels on vectors V (vector_avx2.h, vector_avx512.h). All is local to the file that
+// The loops of DeadZoneKernels on vectors V (codec/simd). All is local to the file that
 // includes it.
 #pragma once
 

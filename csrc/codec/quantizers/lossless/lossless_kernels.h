@@ -22,7 +22,7 @@ struct LowerHalves {
 };
 
 struct LosslessKernels {
-  static const LosslessKernels kScalar, kAvx2, kAvx512;
+  static const LosslessKernels kScalar, kAvx2, kAvx512, kNeon;
 
   // The upper halves of words of 32 bits, split as CastKernels does it, and a bitmap of the lower halves that
   // are not zero. Returns how many these are.

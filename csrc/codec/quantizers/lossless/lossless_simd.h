@@ -1,13 +1,12 @@
-// The loops of LosslessKernels on vectors V (vector_avx2.h, vector_avx512.h). All is local to the file that
+// The loops of LosslessKernels on vectors V (codec/simd). All is local to the file that
 // includes it.
 #pragma once
-
-#include <immintrin.h>
 
 #include <cstddef>
 
 #include "codec/frames/vector_elements.h"
 #include "codec/quantizers/lossless/lossless_kernels.h"
+#include "codec/simd/bits.h"
 #include "codec/simd/vector_words.h"
 
 namespace geocomm::codec {
@@ -34,7 +33,7 @@ std::size_t split32(const std::byte* src, std::size_t count, std::byte* high, st
     const auto lower = lower_halves<V>(src + 4 * i);
     const auto bits = V::nonzero_words(lower.first, lower.last);
     store_mask<V>(bitmap, i, bits);
-    set += static_cast<std::size_t>(_mm_popcnt_u64(bits));
+    set += count_ones(bits);
   }
   return set;
 }

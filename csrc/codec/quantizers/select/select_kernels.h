@@ -26,7 +26,7 @@ struct CollectInput {
 };
 
 struct SelectKernels {
-  static const SelectKernels kScalar, kAvx2, kAvx512;
+  static const SelectKernels kScalar, kAvx2, kAvx512, kNeon;
 
   // v = input + decay * residual goes to `chunk` (room for kTopKChunk; may be `src`) and, 0 where it is not
   // finite, to the residual. Those above are appended to `values` and `places`, in order. Returns how many

@@ -1,14 +1,13 @@
-// The loops of SelectKernels on vectors V (vector_avx2.h, vector_avx512.h). All is local to the file that
+// The loops of SelectKernels on vectors V (codec/simd). All is local to the file that
 // includes it.
 #pragma once
-
-#include <immintrin.h>
 
 #include <cstddef>
 #include <cstdint>
 
 #include "codec/frames/vector_elements.h"
 #include "codec/quantizers/select/select_kernels.h"
+#include "codec/simd/bits.h"
 
 namespace geocomm::codec {
 namespace {
@@ -29,7 +28,7 @@ class Chosen {
     const auto places = V::add(places_, V::set_int(static_cast<int>(at)));
     V::close_up(chosen, V::bits(value), value_to_ + found_);
     V::close_up(chosen, places, place_to_ + found_);
-    found_ += static_cast<std::size_t>(_mm_popcnt_u32(chosen));
+    found_ += count_ones(chosen);
   }
   void end_group() {}
   std::size_t end() const { return found_; }
@@ -61,13 +60,13 @@ class Chosen<V, false> {
     for (std::size_t group = 0; group < size_; ++group) {
       std::uint64_t left = groups_[group];
       std::size_t to = found;
-      found += static_cast<std::size_t>(_mm_popcnt_u64(left));
+      found += count_ones(left);
       do {
         for (int unrolled = 0; unrolled < 2; ++unrolled, ++to) {
-          const std::size_t at = kGroup * group + _tzcnt_u64(left) % kGroup;  // the first where none is left
+          const std::size_t at = kGroup * group + zeros_below(left) % kGroup;  // the first where none is left
           values_[to] = chunk_[at];
           places_[to] = first_place_ + static_cast<std::uint32_t>(at);
-          left = _blsr_u64(left);
+          left &= left - 1;
         }
       } while (left != 0);
     }
@@ -89,7 +88,7 @@ template <std::size_t kElementBytes>
 [[gnu::always_inline]] inline void prefetch_group(const std::byte* from) {
   constexpr std::size_t kAhead = 1024;  // elements
   for (std::size_t at = 0; at < kElementBytes * kGroup; at += 64) {
-    _mm_prefetch(reinterpret_cast<const char*>(from + kElementBytes * kAhead + at), _MM_HINT_T0);
+    __builtin_prefetch(from + kElementBytes * kAhead + at);
   }
 }
 
@@ -156,7 +155,7 @@ std::size_t count_above(const float* values, std::size_t count, std::int32_t mag
   std::size_t i = 0;
   const auto add = [&](const float* from, std::uint32_t there) {
     const std::uint32_t is_above = V::bits_of(V::greater(magnitude_bits<V>(V::load(from)), limit));
-    above += static_cast<std::size_t>(_mm_popcnt_u32(is_above & there));
+    above += count_ones(is_above & there);
   };
   for (; i + V::kLanes <= count; i += V::kLanes) add(values + i, ~0u);
   if (const std::size_t rest = count - i; rest > 0) {
