@@ -1,6 +1,7 @@
 """Builds the native parts (bindings to torch, programs behind commands) with CMake + ninja; the rest: pyproject.toml.
 
-For the torch that is here, or, as `make wheel` does, for each torch whose folder GEOCOMM_TORCHES names.
+For the torch that is here, or, as `make wheel` does, for each torch whose folder GEOCOMM_TORCHES names. For another
+machine, where _PYTHON_HOST_PLATFORM (of Python), CMAKE_TOOLCHAIN_FILE (of CMake) and STRIP name its.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
-from geocomm.core.bindings import TorchBuild, binding_folder, torch_folder  # noqa: E402 # of this tree
+from geocomm.core.bindings import TorchBuild, binding_folder, built_suffix, torch_folder  # noqa: E402 # of this tree
 
 PROGRAMS = {"wan_emulator": "csrc/emulator", "link_bench": "csrc/link_bench"}
 """Behind commands, and where they are built."""
@@ -106,7 +107,9 @@ class CMakeBuild(build_ext):
         variants = [*(["cpu"] if why_not or of_many else []), *([] if why_not else ["cuda"])]
         kernels = f"without CUDA kernels: {why_not}" if why_not else "with CUDA kernels"
         print(f"geocomm: building for torch {', '.join(one.version.split('+')[0] for one in builds)}, {kernels}")
-        build_dir = ROOT / "build" / ("wheel" if of_many else "native")
+        # CMake keeps to one compiler in a folder.
+        machine = sysconfig.get_platform().removeprefix("linux-")
+        build_dir = ROOT / "build" / (f"wheel-{machine}" if of_many else "native")
         if build_dir.is_symlink():  # of an older version
             build_dir.unlink()
         cmake = build_tool("cmake")
@@ -130,7 +133,7 @@ class CMakeBuild(build_ext):
         plugin = build_dir / "csrc/transport/rdma/ucx/libgeocomm_ucx.so"
         if plugin.exists():  # built where UCX's headers are
             built[plugin] = package / "_bin" / plugin.name
-        module = "_C" + sysconfig.get_config_var("EXT_SUFFIX")
+        module = "_C" + built_suffix()
         if not self.inplace:  # a wheel is of this build alone; the tree keeps what it has for other torches
             shutil.rmtree(package / "_native", ignore_errors=True)
         for torch in builds:
@@ -146,7 +149,7 @@ class CMakeBuild(build_ext):
         for source, target in built.items():
             replace_file(source, target)
             if not self.inplace:  # wheels go without debug information
-                subprocess.run(["strip", "--strip-unneeded", target], check=True)
+                subprocess.run([os.environ.get("STRIP", "strip"), "--strip-unneeded", target], check=True)
         (package / "_build_info.py").write_text(f'"""Written by setup.py."""\n\nWHY_NO_CUDA = {why_not!r}\n')
 
 

@@ -2,8 +2,9 @@
 
     python tools/torch_headers.py build/torch
 
-prints the folders for GEOCOMM_TORCHES. What is there is not fetched again. pip downloads the wheels of torch for this
-Python from its default index, whose builds are those for CUDA; nothing is installed, and no torch is imported.
+prints the folders for GEOCOMM_TORCHES; with --machine those of another architecture. What is there is not fetched
+again. pip downloads the wheels of torch for this Python from its default index, whose builds are those for CUDA;
+nothing is installed, and no torch is imported.
 """
 
 from __future__ import annotations
@@ -49,8 +50,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Fetch what a wheel of geocomm is built against.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--machine", default=os.uname().machine, help="x86_64 or aarch64 (default: this one's)")
+    parser.add_argument("--torch", action="append", help="in place of all that were tested; may be given several times")
     arguments = parser.parse_args()
-    folders = [fetch(version, arguments.folder.resolve(), arguments.machine) for version in TESTED.read_text().split()]
+    versions = arguments.torch or TESTED.read_text().split()
+    folders = [fetch(version, arguments.folder.resolve(), arguments.machine) for version in versions]
     print(os.pathsep.join(map(str, folders)))
 
 

@@ -12,7 +12,7 @@ import sysconfig
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from geocomm.core.bindings import TorchBuild, torch_folder  # of this tree
+from geocomm.core.bindings import TorchBuild, built_suffix, torch_folder  # of this tree
 
 
 def pybind11_internals(folder: Path) -> str:
@@ -30,8 +30,7 @@ def main() -> None:
     if folder is None or torch is None:
         sys.exit(f"there is no torch in {folder}" if folder else "torch is not installed")
     minor = ".".join(map(str, torch.minor))
-    python = sysconfig.get_path("include"), sysconfig.get_config_var("EXT_SUFFIX")
-    print(minor, pybind11_internals(folder), *python, folder, sep=";")
+    print(minor, pybind11_internals(folder), sysconfig.get_path("include"), built_suffix(), folder, sep=";")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,9 @@ not Python's own, since setup.py uses it too.
 
 from __future__ import annotations
 
+import os
 import re
+import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -38,6 +40,13 @@ class Binding:
 def binding_folder(torch: tuple[int, int], cuda: int | None) -> str:
     """The name of a binding's folder; as the fields of `Binding`."""
     return f"torch{torch[0]}.{torch[1]}-{'cpu' if cuda is None else f'cuda{cuda}'}"
+
+
+def built_suffix() -> str:
+    """How the file of a module ends that is built for this Python, on this machine or on that of _PYTHON_HOST_PLATFORM
+    (linux-aarch64), as cross-builds of Python itself name it."""
+    machine = sysconfig.get_platform().removeprefix("linux-")
+    return sysconfig.get_config_var("EXT_SUFFIX").replace(os.uname().machine, machine)
 
 
 @dataclass(frozen=True)

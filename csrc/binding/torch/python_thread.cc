@@ -1,9 +1,24 @@
 #include "binding/torch/python_thread.h"
 
+#include <pthread.h>
 #include <pybind11/pybind11.h>
+#include <sys/types.h>
 #include <unistd.h>
 
+#include <cstddef>
+#include <cstdio>
+#include <ctime>
+
 namespace geocomm::binding {
+
+// A wheel for another machine is built with this machine's pyconfig.h, of which Python's headers read this
+// much.
+static_assert(SIZEOF_SHORT == sizeof(short) && SIZEOF_INT == sizeof(int) && SIZEOF_LONG == sizeof(long) &&
+              SIZEOF_LONG_LONG == sizeof(long long) && SIZEOF_SIZE_T == sizeof(std::size_t) &&
+              SIZEOF_VOID_P == sizeof(void*) && SIZEOF_WCHAR_T == sizeof(wchar_t) &&
+              SIZEOF_OFF_T == sizeof(off_t) && SIZEOF_PID_T == sizeof(pid_t) &&
+              SIZEOF_TIME_T == sizeof(time_t) && SIZEOF_LONG_DOUBLE == sizeof(long double) &&
+              SIZEOF_PTHREAD_T == sizeof(pthread_t) && SIZEOF_FPOS_T == sizeof(fpos_t));
 
 GilRelease::GilRelease()
     : state_(Py_IsInitialized() != 0 && PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr) {}
