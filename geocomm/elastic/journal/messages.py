@@ -26,6 +26,8 @@ PART_CHARS = 100_000
 """A part of a state: less than a line in any alphabet."""
 MOST_OWNERS = 256
 """Ranks of a site that own fragments."""
+MOST_SETTINGS = 64
+SETTING_NAME_CHARS = 64
 
 Hosts = Annotated[str, Field(pattern=r"^[0-9A-Za-z._:%,-]{1,255}$")]
 """Names and addresses with commas, in the order to be dialled."""
@@ -58,7 +60,9 @@ class Peer(Record):
 class Model(Record):
     """What the ranks of a site train, and with which settings: equal at all sites, or refused."""
 
-    settings: Annotated[dict[Annotated[str, Field(max_length=64)], Text], Field(max_length=64)]
+    settings: Annotated[
+        dict[Annotated[str, Field(max_length=SETTING_NAME_CHARS)], Text], Field(max_length=MOST_SETTINGS)
+    ]
     layout: Digest
     fragments: Annotated[int, Field(ge=1, le=MOST_FRAGMENTS)]
     every: Annotated[int, Field(ge=1, lt=2**31)]

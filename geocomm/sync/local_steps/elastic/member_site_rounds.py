@@ -24,6 +24,7 @@ from geocomm.elastic.journal.messages import Beat, Model, Open, RankWelcome
 from geocomm.elastic.snapshots import Layout
 from geocomm.sync.local_steps.elastic.member_frames import Delta, OwnFrame
 from geocomm.sync.local_steps.elastic.member_rounds import Decided, MemberRounds
+from geocomm.sync.local_steps.elastic.run_terms import FROZEN, frozen_text, optimizer_terms, within_bounds
 from geocomm.sync.local_steps.elastic.site_moments import SiteMoments
 from geocomm.sync.local_steps.model.fragments import BYTES_PER_ELEMENT, Fragment, digest
 from geocomm.sync.local_steps.model.host_memory import free_host_memory
@@ -83,15 +84,9 @@ class MemberSiteRounds(SiteState):
         """
         require_elastic(settings)
         super().__init__(view, inner, facts, settings, begin_step)
-        model = Model(
-            settings=self._elastic_terms(),
-            layout=self.layout,
-            fragments=len(self.fragments),
-            every=self._schedule.every,
-            step=begin_step,
-        )
         self._owned = [one for one in self.fragments if self.ranks.owns(one.index)]
-        self._rounds = rounds_of(self._owned, model) if self._owned else None
+        self._rounds_of = rounds_of
+        self._rounds: MemberRounds | None = None  # until `begin`, and where this rank owns nothing
         count = len(self.fragments)
         self._next_due = [math.ceil((index + 1) * self._schedule.every / count) for index in range(count)]
         self._quiet_until = 0  # a site that joins has an optimizer without moments: its first cycle is carried on
@@ -116,23 +111,34 @@ class MemberSiteRounds(SiteState):
         """The most that this site or a listed frame has."""
         return self.step + self._ahead
 
-    def _elastic_terms(self) -> dict[str, str]:
-        """What must be the same at every site, the model in words before its digest; learning rates are compared in
-        every round.
-        """
+    def _model(self, digests: Mapping[str, str]) -> Model:
+        """What must be the same at every site, the model in words before its digest. digests: see `take_anchor`."""
         types = self._view.types()
         elements = sum(tensor.numel for tensor in self._view.tensors)
-        model = f"{len(self._view.tensors)} trained parameters with {elements} elements"
-        terms = {"model": model} | self.terms() | {"tensors (digest)": digest([], repr(sorted(types.items())))}
         most = max(sum(most_bytes(fragment, self._settings.coding)) for fragment in self.fragments)
-        terms[FRAME_BYTES] = str(most)
-        return {name: text for name, text in terms.items() if " lr (group " not in name and name != "layout"}
+        terms = {
+            "model": f"{len(self._view.tensors)} trained parameters with {elements} elements",
+            "tensors (digest)": digest([], repr(sorted(types.items()))),
+            FROZEN: frozen_text({name: text for name, text in digests.items() if name in self._view.left_out}),
+            FRAME_BYTES: str(most),
+            **self._settings.terms(),
+            **optimizer_terms(self._inner),
+        }
+        return Model(
+            settings=within_bounds(terms),
+            layout=self.layout,
+            fragments=len(self.fragments),
+            every=self._schedule.every,
+            step=self._begin_step,
+        )
 
     @override
     def begin(self) -> None:
-        self.take_anchor()
+        digests = self.take_anchor()
         failure: BaseException | None = None
         try:
+            if self._owned:
+                self._rounds = self._rounds_of(self._owned, self._model(digests))
             self._load()
         except Exception as error:  # the other ranks of the site have to hear of it
             failure = error

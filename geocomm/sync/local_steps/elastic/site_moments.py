@@ -93,7 +93,7 @@ class SiteMoments:
         are all."""
         self._folder = (run_dir or Path()) / _FOLDER
         self._inner, self._ranks = inner, ranks
-        self._model = f"{layout} {inner.terms()['optimizer']}"
+        self._model = f"{layout} {inner.classes}"
         self._place, self._parts = (ranks.place, ranks.size) if sharded else (0, 1)
         self._writes = sharded or ranks.place == 0
         self._writing: _Writing | None = None

@@ -69,16 +69,25 @@ class InnerOptimizers:
     def terms(self) -> dict[str, str]:
         """What must be the same at every site: classes, the settings of groups and, after `check`, which parameters
         they have; by name."""
-        inner = [_inside_engine(one) for one in self.each]
-        terms = {"optimizer": ", ".join(type(one).__name__ for one in inner)}
+        terms = {"optimizer": self.classes}
         for name, optimizer in zip(self._names(), self.each, strict=True):
             terms[f"{name} groups"] = str(len(optimizer.param_groups))
             for index, group in enumerate(optimizer.param_groups):
-                for setting, value in sorted(group.items()):
-                    if setting not in ("params", "param_names"):
-                        text = str(cast(Any, value).tolist()) if isinstance(value, torch.Tensor) else str(value)
-                        terms[f"{name} {setting} (group {index})"] = text
+                terms |= {f"{name} {setting} (group {index})": text for setting, text in _settings_of(group).items()}
         return terms | self._members
+
+    @property
+    def classes(self) -> str:
+        """The names of the optimizers' classes."""
+        return ", ".join(type(_inside_engine(one)).__name__ for one in self.each)
+
+    def settings(self) -> dict[str, list[str]]:
+        """The same by setting, each with its texts in all groups of all optimizers, "none" where a group lacks it."""
+        groups = [_settings_of(group) for one in self.each for group in one.param_groups]
+        names = sorted({name for group in groups for name in group})
+        found = {"classes": [self.classes], "groups": [str(len(one.param_groups)) for one in self.each]}
+        found |= {name: [group.get(name, "none") for group in groups] for name in names}
+        return found | ({"parameters": list(self._members.values())} if self._members else {})
 
     @property
     def rate(self) -> float:
@@ -141,6 +150,15 @@ class InnerOptimizers:
                         "optimizer must keep them while it runs"
                     )
         return "an optimizer lost a group since local_steps() was called; it must keep them while it runs"
+
+
+def _settings_of(group: Mapping[str, Any]) -> dict[str, str]:
+    """The settings of a group of parameters, as text, by name."""
+    named = {name: value for name, value in sorted(group.items()) if name not in ("params", "param_names")}
+    return {
+        name: str(cast(Any, value).tolist()) if isinstance(value, torch.Tensor) else str(value)
+        for name, value in named.items()
+    }
 
 
 def unwrapped(optimizer: Any) -> Any:
