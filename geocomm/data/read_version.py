@@ -59,11 +59,19 @@ class ReadVersion:
     def dealt(self, text: str) -> list[Shard]:
         """The shards of a deal. Raises BadInput for shards that it does not have."""
         try:
-            return [self.shards[self._starts[part] + number] for part, number in shards_of(text)]
-        except (IndexError, ValueError):
-            raise BadInput(
-                f"version {self.version.number} of {self.url} has no shards {text}, which were dealt"
-            ) from None
+            return [self.shard(part, number) for part, number in shards_of(text)]
+        except ValueError:
+            raise self._lacks(text) from None
+
+    def shard(self, part: int, number: int) -> Shard:
+        """A shard that was dealt. Raises BadInput where there is none."""
+        try:
+            return self.shards[self._starts[part] + number]
+        except IndexError:
+            raise self._lacks(f"{part}:{number}") from None
+
+    def _lacks(self, shards: str) -> BadInput:
+        return BadInput(f"version {self.version.number} of {self.url} has no shards {shards}, which were dealt")
 
 
 def sequences_of(shards: Sequence[Shard], length: int, held_out_every: int) -> NDArray[np.int64]:

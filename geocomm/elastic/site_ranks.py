@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from geocomm.core.message_log import log
 from geocomm.core.patience import Waiting
 from geocomm.data.deal_records import SiteDeal
-from geocomm.data.dealt_shards import length
+from geocomm.data.dealt_shards import cut
 from geocomm.elastic.join_states import StatesOfOthers
 from geocomm.elastic.journal.entries import BadLineError, Deal, Round, Skip, TakenBack
 from geocomm.elastic.journal.messages import (
@@ -168,9 +168,9 @@ class SiteRanks:
 
     def dealt(self, entry: Deal | TakenBack) -> None:
         """The journal says what this site reads next; or that what it read and has not counted is void."""
-        known = self._view.state.sites[self._view.site]
         if isinstance(entry, Deal):
-            for deal in own_deals(self._view.state, self._view.site, length(known.line) - entry.sequences):
+            behind = self._view.state.line_ends(self._view.site) - entry.sequences
+            for deal in own_deals(self._view.state, self._view.site, behind):
                 self.tell_owner(0, deal)
             return
         # They have been told the entry, and end: what they still say is not heard.
@@ -333,7 +333,7 @@ class SiteRanks:
 
 def own_deals(state: RunState, site: str, after: int) -> Iterator[SiteDeal]:
     """The deals of a site that end behind this place in its line, in sequences."""
-    known, at = state.sites.get(site), 0
+    known, at = state.sites.get(site), state.line_begins(site)
     for piece in () if known is None else known.line:
         if at + piece.sequences > after:
             deal = state.deals[piece.deal]
@@ -353,5 +353,8 @@ def own_deals(state: RunState, site: str, after: int) -> Iterator[SiteDeal]:
 
 def begins_with(state: RunState, before: RunState, site: str) -> bool:
     """Whether what was dealt to a site before is still its own: nothing of it was taken back."""
-    old = before.sites[site].line if site in before.sites else ()
-    return not old or (site in state.sites and state.sites[site].line[: len(old)] == old)
+    if site not in state.sites or site not in before.sites:
+        return not before.sites[site].line if site in before.sites else True
+    forgotten = max(0, state.line_begins(site) - before.line_begins(site))
+    _, old = cut(before.sites[site].line, forgotten)
+    return state.sites[site].line[: len(old)] == old

@@ -70,7 +70,7 @@ class DataSet:
         dealt = Counter(dict.fromkeys(orders, 0))
         places = Counter[tuple[int, int]]()
         for name, record in state.sites.items():
-            at, position = 0, state.position(name)
+            at, position = state.line_begins(name), state.position(name)
             for piece in record.line:
                 dealt[piece.deal] += piece.sequences
                 for offset in range(piece.sequences):

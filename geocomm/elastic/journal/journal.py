@@ -22,7 +22,7 @@ FILE_NAME = "journal.sqlite"
 """In the run folder."""
 
 _APPLICATION_ID = 0x47434A4C  # "GCJL"
-_FORMAT = 4
+_FORMAT = 5
 _READ_AT_ONCE = 500
 _CUT_AT_ONCE = 500
 _CHECKED_AT_OPEN = 200

@@ -150,7 +150,7 @@ class LeaderDeals:
             return False
         line, pace = state.sites[name].line, self._paces.get(name)
         read = max(self._read.get(name, 0), state.sites[name].taken) // version.sequence_length
-        left = length(line) - read
+        left = state.line_ends(name) - read
         if left < 0:  # it counts what it was never dealt: there would be no end
             return False
         if len(line) < _LEAST_DEALS or left <= length(line[1 - _LEAST_DEALS :]):

@@ -20,7 +20,7 @@ from geocomm.core.records import Hash, Record, Text, Whole
 from geocomm.data.deal_records import LineBegun, SiteDeal, StoreId
 from geocomm.elastic.journal.entries import MOST_FRAGMENTS, CodedFrame, Digest, Entry, Listed, Round, SiteName
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 MAX_STATE_CHARS = 64 << 20
 PART_CHARS = 100_000
 """A part of a state: less than a line in any alphabet."""

@@ -8,6 +8,7 @@ from importlib import import_module
 from geocomm.data.catalog import Shard
 from geocomm.data.deal_records import DealtSet
 from geocomm.data.deals import DEALS_OF_A_PASS
+from geocomm.data.dealt_counts import counted
 from geocomm.data.dealt_shards import DealtShards
 from geocomm.data.dealt_version import DealtVersion
 from geocomm.data.read_version import ReadVersion
@@ -81,10 +82,18 @@ class RunData:
         return found
 
     def _count(self, state: RunState) -> None:
+        if self._counted < 0:
+            for data, counts in state.dealt.items():
+                version = self._version(state, data)
+                for part, number, times in counted(counts):
+                    self._newest.count([version.shard(part, number)], times)
         for index, deal in state.deals.items():
             if index > self._counted:
                 self._newest.count(self._shards(state, deal))
         self._counted = max(self._counted, state.head.index)
 
     def _shards(self, state: RunState, deal: DealtShards) -> list[Shard]:
-        return self.versions[state.data[deal.data].number].dealt(deal.shards)
+        return self._version(state, deal.data).dealt(deal.shards)
+
+    def _version(self, state: RunState, data: int) -> ReadVersion:
+        return self.versions[state.data[data].number]

@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field, PlainSerializer, TypeAdapter, Validation
 
 from geocomm.core.records import Hash, Whole, canonical
 from geocomm.core.units import count_text
+from geocomm.data.dealt_counts import DealtCounts, count
 from geocomm.data.dealt_shards import DealtShards, Line, Piece, cut, length
 from geocomm.elastic.journal.entries import (
     FIRST_PREV,
@@ -93,14 +94,17 @@ class SiteRecord:
     read: tuple[Marks, ...] = ()
     """By fragment: how far the site had read in its data by its frames that count there."""
     line: Line = ()
-    """What was dealt to it, and was not taken back: it reads that in this order."""
+    """What was dealt to it, and was not taken back: it reads that in this order. Its beginning that counts for good is
+    forgotten."""
+    for_good: int = 0
+    """Tokens of that beginning, in whole sequences."""
     anew: bool = False
     """Deals were taken back from it, and it has not joined since."""
 
     @property
     def taken(self) -> int:
         """Tokens that the site has read and that count in every fragment: from there it reads on when it comes back."""
-        return min((marks[-1][1] if marks else 0 for marks in self.read), default=0)
+        return max(self.for_good, min((marks[-1][1] if marks else 0 for marks in self.read), default=0))
 
     def listed(self, fragment: int, version: int, one: Listed) -> SiteRecord:
         """The record after a round that lists a frame of the site."""
@@ -121,6 +125,13 @@ class SiteRecord:
         """The record where this is left of its line, of which these tokens count: other fragments have more."""
         read = tuple(tuple((version, min(most, tokens)) for version, most in marks) for marks in self.read)
         return replace(self, read=read, line=line, anew=True)
+
+    def forgotten(self, tokens: int, length: int) -> SiteRecord:
+        """The record without the pieces of its line, in sequences of this length, that end within these tokens."""
+        gone, line = self.for_good, self.line
+        while line and (end := gone + line[0].sequences * length) <= tokens:
+            gone, line = end, line[1:]
+        return replace(self, line=line, for_good=gone)
 
     def _with_marks(self, fragment: int, marks: Marks) -> SiteRecord:
         return replace(self, read=(*self.read[:fragment], marks, *self.read[fragment + 1 :]))
@@ -189,7 +200,12 @@ class RunState:
     data: dict[int, Data] = field(default_factory=dict[int, Data])
     """By the index of its entry: the versions of the data set that deals are of, the one in force last."""
     deals: dict[int, DealtShards] = field(default_factory=dict[int, DealtShards])
-    """By the index of its entry: the shards that were dealt. Rests of deals are not among them."""
+    """By the index of its entry: the shards that were dealt, of which somebody has a piece. Rests of deals are not
+    among them."""
+    dealt: dict[int, DealtCounts] = field(default_factory=dict[int, DealtCounts])
+    """By the index of the entry of their version: how often shards were dealt in deals that are forgotten."""
+    taken_at: dict[int, dict[str, Whole]] = field(default_factory=dict[int, dict[str, int]])
+    """By the index of a snapshot, and by site: the tokens that counted in every fragment there."""
     rests: Line = ()
     """What was taken back, and is to be dealt to others, the oldest first."""
     ended: bool = False
@@ -250,15 +266,23 @@ class RunState:
         """The version that deals are of; None: the run deals no data."""
         return self.data[max(self.data)] if self.data else None
 
-    def position(self, site: str) -> int:
-        """Sequences of a site's line that count in every fragment."""
+    def line_begins(self, site: str) -> int:
+        """Sequences of a site in front of what is known of its line: they count for good."""
         data, known = self.data_in_force, self.sites.get(site)
-        return 0 if data is None or known is None else min(known.taken // data.sequence_length, length(known.line))
+        return 0 if data is None or known is None else known.for_good // data.sequence_length
+
+    def line_ends(self, site: str) -> int:
+        """Sequences that a site was ever dealt, without those that were taken back."""
+        return self.line_begins(site) + (length(self.sites[site].line) if site in self.sites else 0)
+
+    def position(self, site: str) -> int:
+        """Sequences of those that count in every fragment."""
+        data, known = self.data_in_force, self.sites.get(site)
+        return 0 if data is None or known is None else min(known.taken // data.sequence_length, self.line_ends(site))
 
     def left(self, site: str) -> int:
         """Sequences that were dealt to a site and do not count yet."""
-        known = self.sites.get(site)
-        return 0 if known is None else length(known.line) - self.position(site)
+        return self.line_ends(site) - self.position(site)
 
     def left_tokens(self, site: str) -> int:
         """Tokens that were dealt to a site and do not count yet."""
@@ -322,11 +346,15 @@ class RunState:
                 if entry.state != self.digest:
                     raise self._misfit(entry, "the entries before it say another state")
                 self.snapshot = entry
+                if self.data:
+                    self.taken_at[entry.index] = {name: site.taken for name, site in self.sites.items()}
+                    self.taken_at = {index: self.taken_at[index] for index in sorted(self.taken_at)[-KEPT_SNAPSHOTS:]}
             case Kept():
                 if self.snapshot is None or entry.snapshot > self.snapshot.index:
                     raise self._misfit(entry, f"there is no snapshot {entry.snapshot}")
                 self.kept[entry.snapshot] = entry
                 self.kept = {index: self.kept[index] for index in sorted(self.kept)[-KEPT_SNAPSHOTS:]}
+                self._forget_deals()
             case Data():
                 self._take_data(entry)
             case Deal():
@@ -410,11 +438,28 @@ class RunState:
         if site is None or data is None or site.standing is Standing.READY:
             raise self._misfit(entry, f"{entry.site} is {'unknown' if site is None else site.standing}")
         position = self.position(entry.site)
-        kept, rests = cut(site.line, position)
+        kept, rests = cut(site.line, position - self.line_begins(entry.site))
         if not rests or entry.taken != position * data.sequence_length:
-            raise self._misfit(entry, f"of {length(site.line)} sequences that {entry.site} has, {position} count")
+            raise self._misfit(
+                entry, f"of {self.line_ends(entry.site)} sequences that {entry.site} has, {position} count"
+            )
         self.sites[entry.site] = site.taken_back(kept, entry.taken)
         self.rests = (*self.rests, *rests)
+
+    def _forget_deals(self) -> None:
+        """Forget the deals of which all counts where the run goes back to at most, but for how often each shard was
+        dealt: a run of any length has few deals."""
+        data, oldest = self.data_in_force, self.needed_from
+        if data is None or oldest not in self.taken_at:
+            return
+        for name, tokens in self.taken_at[oldest].items():
+            site = self.sites[name]
+            self.sites[name] = site.forgotten(min(tokens, site.taken), data.sequence_length)
+        self.taken_at = {index: taken for index, taken in self.taken_at.items() if index >= oldest}
+        held = {piece.deal for line in (self.rests, *(site.line for site in self.sites.values())) for piece in line}
+        for index in sorted(self.deals.keys() - held):
+            deal = self.deals.pop(index)
+            count(self.dealt.setdefault(deal.data, {}), deal.shards)
 
     def _void(self, site: str) -> None:
         """What a removed site has set for all does not count any more."""

@@ -22,6 +22,7 @@ from geocomm.elastic.journal.messages import (
     Welcome,
 )
 from geocomm.elastic.journal.run_state import EMPTY, RunState
+from geocomm.elastic.site_ranks import begins_with
 from support.journal.simulated_checks import BrokenRunError, Checks
 from support.journal.simulated_leader import SimulatedLeader
 from support.journal.simulated_lines import LEADER, Lines, Link
@@ -207,9 +208,7 @@ class SimulatedAgents:
         right = RunState.of(chain.entries[: state.head.index + 1])
         if state.text != right.text or state.head.index <= known.head.index:
             raise BrokenRunError(f"1: {site.name} is to go on from a state that the leader's journal does not have")
-        own, now = (one.sites.get(site.name) for one in (known, state))
-        is_void = own is not None and now is not None and now.line[: len(own.line)] != own.line
-        diverges = is_void or any(
+        diverges = not begins_with(state, known, site.name) or any(
             term > known.term and index <= known.head.index for term, index in state.terms.items()
         )
         if diverges:
@@ -219,7 +218,7 @@ class SimulatedAgents:
         self.forget_leader(site)
         member = None if site.ranks is None else site.ranks.member
         if member is not None and (
-            diverges or is_void or any(member.versions[p] < version for p, version in enumerate(state.versions))
+            diverges or any(member.versions[p] < version for p, version in enumerate(state.versions))
         ):
             self._ranks.end(site, "they lack rounds that the journal does not have any more")
 

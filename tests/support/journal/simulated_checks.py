@@ -82,7 +82,7 @@ class Checks:
         lines = {name: sequences_of(site.line) for name, site in state.sites.items()}
         for name, line in lines.items():
             for fragment, read in enumerate(chain.read):
-                missed = [one for one in line[: state.position(name)] if read[one] < 1]
+                missed = [one for one in line[: state.position(name) - state.line_begins(name)] if read[one] < 1]
                 if missed:
                     raise BrokenRunError(
                         f"13: {name} would read on from {state.position(name)}, but {missed[0]} does not count in "
@@ -90,8 +90,11 @@ class Checks:
                     )
         found = Counter(one for line in [*lines.values(), sequences_of(state.rests)] for one in line)
         whole = {(index, i) for index, deal in state.deals.items() for i in range(deal.sequences)}
-        if found.keys() != whole or max(found.values(), default=1) > 1:
+        forgotten = whole - found.keys()
+        if found.keys() - whole or max(found.values(), default=1) > 1:
             raise BrokenRunError(f"14: entry {state.head.index}: what was dealt is not in one place each")
+        if any(read[one] < 1 for read in chain.read for one in forgotten):
+            raise BrokenRunError(f"14: entry {state.head.index}: what is in no place any more does not count")
         if (repeated := repeats(chain)) > self.read_again:
             raise BrokenRunError(f"16: {repeated} count twice, and {self.read_again} could")
 

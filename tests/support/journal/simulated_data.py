@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from random import Random
 
 from geocomm.data.deal_records import DealtSet
+from geocomm.data.dealt_counts import counted
 from geocomm.data.dealt_shards import DealtShards, Line, shards_of, text_of
 from geocomm.elastic.journal.run_state import RunState
 
@@ -30,6 +31,8 @@ class SimulatedData:
         """See `RunData`."""
         del speeds
         dealt = Counter(number for deal in state.deals.values() for _, number in shards_of(deal.shards))
+        for counts in state.dealt.values():
+            dealt.update({number: times for _, number, times in counted(counts)})
         mine = [i for i in range(_SHARDS) if site in self._readers[i]]
         chosen = sorted(mine, key=lambda i: (dealt[i], i))[:_OF_A_DEAL]
         return text_of((0, i) for i in chosen), sum(self._sequences[i] for i in chosen)
@@ -52,6 +55,11 @@ class SimulatedData:
         """See `RunData`."""
         del state, sites
         return []
+
+
+def read_after(state: RunState, site: str, position: int) -> list[Sequence]:
+    """What the line of a site has from a position on that counts or is to be read."""
+    return sequences_of(state.sites[site].line)[position - state.line_begins(site) :]
 
 
 def sequences_of(line: Line) -> list[Sequence]:

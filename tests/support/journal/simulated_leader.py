@@ -25,7 +25,7 @@ from geocomm.elastic.journal.sequencer_events import (
 )
 from support.journal.simulated_chain import Chain
 from support.journal.simulated_checks import BrokenRunError, Checks, RunHasEnded
-from support.journal.simulated_data import SimulatedData, sequences_of
+from support.journal.simulated_data import SimulatedData, read_after
 from support.journal.simulated_lines import LEADER, Lines, Link
 from support.journal.simulated_site import Site
 from support.journal.simulated_time import SimulatedTime
@@ -146,8 +146,7 @@ class SimulatedLeader:
             raise BrokenRunError(f"15: {entry.site} is to read what it may not")
         if isinstance(entry, TakenBack):
             before = RunState.of(self.chain.entries[:-1])
-            line = sequences_of(before.sites[entry.site].line)
-            self._checks.reads_again(self.chain, line[before.position(entry.site) :])
+            self._checks.reads_again(self.chain, read_after(before, entry.site, before.position(entry.site)))
         if state.head.index == entry.index:  # else others are to be appended too, which it knows already
             self._checks.check_read(self.chain, state)
         if isinstance(entry, Kept):

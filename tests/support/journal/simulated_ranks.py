@@ -26,7 +26,7 @@ from geocomm.elastic.journal.messages import (
 )
 from support.journal.simulated_chain import FRAGMENTS, Content, State
 from support.journal.simulated_checks import BrokenRunError, Checks, RunHasEnded
-from support.journal.simulated_data import sequences_of
+from support.journal.simulated_data import read_after
 from support.journal.simulated_leader import SimulatedLeader
 from support.journal.simulated_lines import LEADER, Lines
 from support.journal.simulated_site import OwnFrame, Part, Ranks, Site, Step
@@ -115,7 +115,7 @@ class SimulatedRanks:
         ranks.parts = [Part(state, state.anchor) for state in states]
         ranks.goals = [*site.state.versions]
         ranks.read = site.state.sites[site.name].taken
-        self._checks.reads_again(self._leader.chain, sequences_of(site.state.sites[site.name].line)[ranks.read :])
+        self._checks.reads_again(self._leader.chain, read_after(site.state, site.name, ranks.read))
         versions = {p: state.version for p, state in enumerate(states)}
         ranks.member = self._member(site.name, versions, sorted(site.disk.frames), site.state.head.index)
         for entry in site.disk.journal:
@@ -168,17 +168,17 @@ class SimulatedRanks:
             if ranks.member is not None:
                 self._settle(site, ranks)
             return
-        line = sequences_of(site.state.sites[site.name].line)
-        if ranks.read >= len(line):  # it waits for the leader
+        line = read_after(site.state, site.name, ranks.read)
+        if not line:  # it waits for the leader
             self._settle(site, ranks)
             return
         site.steps += 1
         self._steps += 1
-        self._checks.read[line[ranks.read]] += 1
+        self._checks.read[line[0]] += 1
         for part in ranks.parts:
             added = self._random.randint(1, 99)
             part.local += added
-            part.uncounted.append(Step(self._steps, added, ranks.read, line[ranks.read]))
+            part.uncounted.append(Step(self._steps, added, ranks.read, line[0]))
         ranks.read += 1
         self._settle(site, ranks)
         for fragment in range(FRAGMENTS):

@@ -12,6 +12,7 @@ import pytest
 
 from geocomm.core.bad_input import BadInput
 from geocomm.data.deal_records import DealtSet
+from geocomm.data.dealt_counts import count
 from geocomm.data.dealt_shards import shards_of
 from geocomm.elastic.journal.entries import Data, Deal, Genesis, Join, Ready
 from geocomm.elastic.journal.run_data import RunData
@@ -166,3 +167,19 @@ def test_counts_are_of_whole_sequences_that_are_not_held_out(tmp_path: Path) -> 
     add_version(tmp_path, 1, [shard(0, tokens=99), shard(1, tokens=31, labels=("eu",))])
     data = read(tmp_path)
     assert (data.readable("a"), data.readable("b")) == (7 + 3, 7)
+
+
+def test_another_leader_deals_by_what_was_dealt_in_deals_that_are_forgotten(tmp_path: Path) -> None:
+    add_version(tmp_path, 1, [shard(i) for i in range(8)], [shard(20 + i) for i in range(5)])
+    data = read(tmp_path)
+    state = run_of(data)
+    for _ in range(9):
+        deal(state, data, "a")
+    whole, forgets = state.text, RunState.read(state.text)
+    for index in sorted(forgets.deals)[:7]:
+        count(forgets.dealt.setdefault(forgets.deals[index].data, {}), forgets.deals.pop(index).shards)
+    here, there = (read(tmp_path, one) for one in (state, forgets))
+    for name in "bcab":
+        assert here.undealt(state) == there.undealt(forgets)
+        assert deal(state, here, name) == deal(forgets, there, name)
+    assert whole != forgets.text

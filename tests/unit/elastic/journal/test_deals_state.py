@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from pydantic import TypeAdapter
 
 from geocomm.cli.log import told
 from geocomm.core.records import line_of
+from geocomm.data.dealt_counts import DealtCounts, count, counted
 from geocomm.data.dealt_shards import MOST_SHARDS, Piece, cut, length, shards_of, text_of
 from geocomm.elastic.journal.entries import (
     Away,
@@ -22,15 +24,18 @@ from geocomm.elastic.journal.entries import (
     Entry,
     Genesis,
     Join,
+    Kept,
     Listed,
     Ready,
     Removed,
     Round,
     Skip,
+    Snapshot,
     TakenBack,
     entry_of,
 )
 from geocomm.elastic.journal.run_state import RunState, Standing
+from geocomm.elastic.site_ranks import begins_with, own_deals
 from support.lies import lies, truth
 
 LENGTH = 10
@@ -39,7 +44,7 @@ ENTRY: TypeAdapter[Any] = TypeAdapter(Entry)
 NEW = {"data": Data, "deal": Deal, "taken_back": TakenBack}
 
 
-def put(state: RunState, kind: Any, **fields: Any) -> Entry:
+def put(state: RunState, kind: Any, /, **fields: Any) -> Entry:
     head = state.head
     entry: Entry = kind(**{"index": head.index + 1, "prev": head.hash, "term": state.term, **fields})
     state.apply(entry)
@@ -281,3 +286,95 @@ def test_cut_of_a_line_loses_and_doubles_nothing(seed: int) -> None:
         assert length(before) == min(at, length(line))
         read = [(one.deal, one.start + i) for part in (before, rest) for one in part for i in range(one.sequences)]
         assert read == [(one.deal, one.start + i) for one in line for i in range(one.sequences)]
+
+
+def keep_snapshot(state: RunState) -> None:
+    taken = put(state, Snapshot, versions=tuple(state.versions), state=state.digest)
+    put(state, Kept, snapshot=taken.index, digest="8" * 32, sites=("a",))
+
+
+SHARDS = 40
+"""Of the data set that `trained` reads in passes."""
+
+
+def trained(deals: int) -> tuple[RunState, list[str]]:
+    """A run of two fragments whose site a has read and counted so many deals, with a snapshot after each fifth, and
+    what the text of all deals was; site b has read one, and is away."""
+    state, said = begun(fragments=2), list[str]()
+    version(state)
+    put(state, Deal, site="b", shards="7:0", sequences=6)
+    read_until(state, "b", 20)
+    put(state, Away, site="b", why="cut")
+    for number in range(deals):
+        said.append(text_of([(0, number * 8 % SHARDS + one) for one in range(8)]))
+        put(state, Deal, site="a", shards=said[-1], sequences=8)
+        for fragment in range(2):
+            read_until(state, "a", 80 * number, fragment)
+        if number % 5 == 4:
+            keep_snapshot(state)
+    return state, said
+
+
+def times_of(counts: DealtCounts) -> dict[tuple[int, int], int]:
+    return {(part, number): times for part, number, times in counted(counts)}
+
+
+def test_state_of_a_long_run_has_few_deals_and_knows_how_often_each_shard_was_dealt() -> None:
+    state, said = trained(400)
+    assert len(state.deals) < 20
+    assert len(state.text) < 2 * len(trained(40)[0].text)
+    every = Counter(shard for text in said for shard in shards_of(text))
+    known = Counter(times_of(state.dealt[min(state.data)]))
+    known.update(shard for deal in state.deals.values() for shard in shards_of(deal.shards) if shard[0] == 0)
+    assert known == every
+    assert state.sites["b"].line  # it counts in one fragment alone
+    assert RunState.read(state.text).text == state.text
+
+
+def test_site_goes_on_where_it_was_after_its_first_deals_are_forgotten() -> None:
+    state, said = trained(50)
+    assert (state.position("a"), state.left("a"), state.line_ends("a")) == (8 * 49, 8, 400)
+    (last,) = own_deals(state, "a", state.position("a"))
+    assert (last.at, last.sequences, last.shards) == (8 * 49, 8, said[-1])
+    read_until(state, "a", 80 * 49 + 30, 0)
+    read_until(state, "a", 80 * 49 + 30, 1)
+    put(state, Away, site="a", why="cut")
+    take_back(state, "a")
+    assert (state.left("a"), state.rests[-1].start, state.rests[-1].sequences) == (0, 3, 5)
+
+
+def test_rounds_that_become_void_do_not_bring_back_what_is_forgotten() -> None:
+    state, _ = trained(50)
+    for fragment in range(2):
+        for at in reversed(range(state.versions[fragment])):
+            put(state, Skip, fragment=fragment, version=at, why="lost")
+    begins = state.line_begins("a")
+    assert begins > 0
+    assert state.position("a") == begins
+    first = next(own_deals(state, "a", begins))
+    assert first.at == begins
+
+
+def test_state_that_is_given_tells_a_forgotten_beginning_from_a_line_that_was_taken_back() -> None:
+    before, _ = trained(30)
+    after, _ = trained(60)
+    assert after.line_begins("a") > before.line_begins("a")
+    assert begins_with(after, before, "a")
+    put(before, Away, site="a", why="cut")
+    back = RunState.read(before.text)
+    take_back(back, "a")
+    put(back, Join, site="a", store=STORES["a"])
+    put(back, Ready, site="a")
+    put(back, Deal, site="a", shards="9:9", sequences=8)
+    assert not begins_with(back, before, "a")
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30)), max_size=80))
+def test_counts_are_those_of_the_shards_one_by_one_in_any_order(shards: list[tuple[int, int]]) -> None:
+    forward, backward = DealtCounts(), DealtCounts()
+    for one in shards:
+        count(forward, text_of([one]))
+    for one in reversed(shards):
+        count(backward, text_of([one]))
+    assert forward == backward
+    assert times_of(forward) == Counter(shards)
