@@ -94,8 +94,9 @@ class Snapshots:
 
     def completed(self, entry: Snapshot, run: str) -> Manifest | None:
         """The manifest of a snapshot, which is written once all states are there. None: some are not."""
-        if (manifest := self._manifest(entry.index)) is not None:
-            return manifest
+        with contextlib.suppress(SnapshotError):  # of one that cannot be read: it is written anew
+            if (manifest := self._manifest(entry.index)) is not None:
+                return manifest
         folder = self._folder_of(entry.index)
         paths = [self._state_path(entry.index, p, v) for p, v in enumerate(entry.versions)]
         if not all(path.exists() for path in paths):
@@ -108,14 +109,17 @@ class Snapshots:
         return manifest
 
     def manifests(self) -> list[Manifest]:
-        """Manifests of the complete snapshots, the oldest first."""
-        return [manifest for index in self.indices() if (manifest := self._manifest(index)) is not None]
+        """Manifests of the complete snapshots, the oldest first: one whose manifest cannot be read is not complete."""
+        found: list[Manifest] = []
+        for index in self.indices():
+            with contextlib.suppress(SnapshotError):
+                if (manifest := self._manifest(index)) is not None:
+                    found.append(manifest)
+        return found
 
     def indices(self) -> list[int]:
         """Indices of all snapshots, complete or not, the oldest first."""
-        if not self.folder.is_dir():
-            return []
-        return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdecimal())
+        return _indices(self.folder)
 
     def prune(self, kept: Collection[int]) -> None:
         """Remove what is neither among the newest of this site nor among the newest in `kept`."""
@@ -166,9 +170,10 @@ class Snapshots:
             return Manifest.model_validate_json((self._folder_of(index) / MANIFEST_FILE).read_bytes())
         except FileNotFoundError:
             return None
-        except ValidationError as error:
+        except (OSError, ValidationError) as error:
+            why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error.strerror or error
             raise SnapshotError(
-                f"{self._folder_of(index) / MANIFEST_FILE} is no manifest of a snapshot ({error.errors()[0]['msg']}); "
+                f"{self._folder_of(index) / MANIFEST_FILE} cannot be read as the manifest of a snapshot ({why}); "
                 "remove the folder"
             ) from None
 
@@ -224,6 +229,13 @@ class Snapshots:
             new.append(new.term_begun(term, site, address), head)
 
 
+def _indices(folder: Path) -> list[int]:
+    """Of the snapshots in a folder, complete or not, the oldest first; what else lies there is somebody else's."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal() and path.is_dir())
+
+
 async def forget(path: Path, state: RunState, log: Callable[[str], None]) -> None:
     """Put a state in the place of the entries of a journal before the snapshots that sites have. state: of the run."""
     before = state.needed_from
@@ -235,7 +247,8 @@ async def forget(path: Path, state: RunState, log: Callable[[str], None]) -> Non
 
 def _forget(path: Path, before: int) -> None:
     run_dir = path.parent
-    own = sorted(int(manifest.parent.name) for manifest in (run_dir / FOLDER).glob(f"*/{MANIFEST_FILE}"))
+    folder = run_dir / FOLDER
+    own = [index for index in _indices(folder) if (folder / str(index) / MANIFEST_FILE).exists()]
     if any((run_dir / FRAGMENTS).glob("*.state")) and before not in own:
         return  # this site's own states may be older: it goes on from them with these entries
     before = min([before, *own])  # each of its snapshots can be restored, with the entry that it is of
