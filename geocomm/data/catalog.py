@@ -58,6 +58,11 @@ class Rules(Section):
     @model_validator(mode="after")
     def _names_are_known(self) -> Self:
         regions = set(self.sites.values())
+        for site, region in self.sites.items():
+            if site in regions and region != site:
+                raise ValueError(
+                    f"sites.{site}: '{site}' is a region, too, and would read what is for that region: rename one"
+                )
         for name, store in self.stores.items():
             if store.region and store.region not in regions:
                 raise ValueError(f"stores.{name}: unknown region '{store.region}'{did_you_mean(store.region, regions)}")
@@ -78,7 +83,7 @@ class Rules(Section):
 
     def may_read(self, site: str, labels: Iterable[str]) -> bool:
         """Whether all of the labels let the site read; one that has no rule, or not any more, lets nobody."""
-        who = {site, self.sites.get(site, site)}
+        who = {site, self.sites[site]} if site in self.sites else set[str]()
         return all(label in self.labels and who.intersection(self.labels[label].readers) for label in labels)
 
     def require_labels(self, labels: Collection[str]) -> None:

@@ -179,6 +179,7 @@ def test_what_cannot_be_added_is_refused_in_a_line(place: Place, tmp_path: Path)
         ('region = "eu"', 'region = "eur"', "unknown region 'eur'; did you mean 'eu'"),
         ('near = ["frankfurt"]', 'near = ["frankfort"]', "unknown site 'frankfort'"),
         ('readers = ["virginia"]', 'readers = ["virgina"]', "unknown region or site 'virgina'"),
+        ('virginia = "us"', 'eu = "us"', "sites.eu: 'eu' is a region, too"),
         ("file://", "s3://", "cannot be"),
         ("[sites]", "[sties]", "sties"),
         ("[sites]", "[sites", "web.toml"),
@@ -321,5 +322,6 @@ def test_label_is_read_by_its_sites_and_regions_alone(readers: tuple[str, ...]) 
     assert rules.may_read("frankfurt", ["x"]) == bool({"eu", "frankfurt"} & {*readers})
     assert rules.may_read("virginia", ["x"]) == bool({"us", "virginia"} & {*readers})
     assert rules.may_read("tokyo", [])
-    assert not rules.may_read("tokyo", ["x"])
+    for unknown in ("tokyo", "eu", "us"):  # a region's name makes no site of that region
+        assert not rules.may_read(unknown, ["x"])
     assert not rules.may_read("frankfurt", ["gone"])
