@@ -12,6 +12,7 @@ from pydantic import ConfigDict
 
 from geocomm.core.file_systems import write_whole
 from geocomm.core.records import Record, line_of
+from geocomm.elastic.fragment_store import StoreError
 
 _FILE_NAME = "agents.json"
 _MOST_TERMS_MISSED = 1000
@@ -31,6 +32,7 @@ class KnownAgents:
     """
 
     def __init__(self, run_dir: Path, log: Callable[[str], None]) -> None:
+        """StoreError: what is kept there cannot be read."""
         self.addresses: dict[str, str] = {}
         """By site: host:port where it gives out files, and answers questions."""
         self.term = 0
@@ -49,8 +51,12 @@ class KnownAgents:
             self._starts = int(content.get("starts", 0))
         except FileNotFoundError:
             pass
-        except (OSError, ValueError, TypeError, AttributeError, KeyError):
-            log(f"{self._path} cannot be read, and is made anew")
+        except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+            raise StoreError(
+                f"{self._path} cannot be read ({type(error).__name__}: {error}). It says which leader this site has "
+                "promised to follow, so that no two sites lead. Where the disk fails, mend that. Where the file is "
+                "damaged, wait until another site leads the run, move the file away, and start this site again"
+            ) from None
 
     def learn(self, site: str, address: str) -> None:
         """A site's agent is there; empty: it cannot be dialed."""
@@ -146,7 +152,12 @@ def about(run_dir: Path) -> About:
 def leader_address(run_dir: Path) -> str:
     """host:port of the leader's agent, as this site's agent knows it; empty: this site leads, or it is not known."""
     said = about(run_dir)
-    return "" if said.leads or not said.leader else KnownAgents(run_dir, lambda _: None).leader or said.leader
+    if said.leads or not said.leader:
+        return ""
+    try:
+        return KnownAgents(run_dir, lambda _: None).leader or said.leader
+    except StoreError:  # the agent says so
+        return said.leader
 
 
 def tell_led(run_dir: Path, doubt: Sequence[str], undealt_tokens: int | None) -> None:

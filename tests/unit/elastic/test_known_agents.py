@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.elastic.known_agents import KnownAgents, TermNotKeptError
+from geocomm.elastic.fragment_store import StoreError
+from geocomm.elastic.known_agents import About, KnownAgents, TermNotKeptError, leader_address
 
 
 def test_a_term_once_seen_is_never_undercut(tmp_path: Path) -> None:
@@ -49,13 +50,27 @@ def test_starts_of_a_leader_are_counted_over_restarts(tmp_path: Path) -> None:
     assert [KnownAgents(tmp_path, print).next_start() for _ in range(3)] == [1, 2, 3]
 
 
-def test_addresses_are_the_last_ones_and_a_broken_file_is_made_anew(tmp_path: Path) -> None:
+def test_addresses_are_the_last_ones(tmp_path: Path) -> None:
     said: list[str] = []
     known = KnownAgents(tmp_path, said.append)
     known.learn("a", "a:1")
     known.learn("a", "a:2")
     known.learn("b", "")
     assert KnownAgents(tmp_path, said.append).addresses == {"a": "a:2"}
-    (tmp_path / "agents.json").write_text("[1, 2")
-    known = KnownAgents(tmp_path, said.append)
-    assert (known.addresses, known.term, len(said)) == ({}, 0, 1)
+
+
+@pytest.mark.parametrize(
+    "content", [b"[1, 2", b"{}", b"[]", b"\xff", b'{"agents": {}, "term": "x", "leader": ""}', None]
+)
+def test_a_term_that_is_there_and_cannot_be_read_is_not_forgotten(tmp_path: Path, content: bytes | None) -> None:
+    KnownAgents(tmp_path, print).saw(2, "b:1")
+    path = tmp_path / "agents.json"
+    path.unlink()
+    if content is None:
+        path.mkdir()  # which cannot be read
+    else:
+        path.write_bytes(content)
+    About(leader="a:1").write(tmp_path)
+    with pytest.raises(StoreError, match=f"{path} cannot be read"):
+        KnownAgents(tmp_path, print)
+    assert leader_address(tmp_path) == "a:1"  # commands and the collector go on with what they know
