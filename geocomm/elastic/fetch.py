@@ -250,16 +250,25 @@ class Fetcher:
 
     def _keep(self, source: str, stream: TlsStream) -> None:
         """Leave a connection on which nothing is under way to a later transfer."""
-        self._idle.setdefault(source, []).append((stream, time.monotonic()))
+        loop = asyncio.get_running_loop()
+        self._idle.setdefault(source, []).append((stream, loop.time()))
+        loop.call_later(_KEPT_S, self._close_idle, source)
+
+    def _close_idle(self, source: str) -> None:
+        """Close the connections that nobody has taken in time."""
+        now, kept = asyncio.get_running_loop().time(), list[tuple[TlsStream, float]]()
+        for stream, since in self._idle.pop(source, ()):
+            if now - since < _KEPT_S:
+                kept.append((stream, since))
+            else:
+                stream.close()
+        if kept:
+            self._idle[source] = kept
 
     async def _connection(self, source: str) -> TlsStream:
         """One that an earlier transfer has left, else a new one: across the world that takes a second."""
-        idle = self._idle.get(source, [])
-        while idle:
-            stream, since = idle.pop()
-            if time.monotonic() - since < _KEPT_S:
-                return stream
-            stream.close()
+        if idle := self._idle.get(source):
+            return idle.pop()[0]
         return await self._dial(source)
 
     async def _take_range(self, transfer: _Transfer, stream: TlsStream, offset: int) -> None:

@@ -48,6 +48,8 @@ class Sites:
         self.servers: dict[str, FileServer] = {}
         self.connections = 0
         """Made to all of them."""
+        self.live = 0
+        """Of these, that are there."""
         self.open = asyncio.Event()
         """Until then they keep who has dialed waiting."""
         self.open.set()
@@ -65,8 +67,12 @@ class Sites:
 
         async def serve(stream: TlsStream, greeting: Greeting, peer: Identity) -> None:
             self.connections += 1
-            await self.open.wait()
-            await server.serve(stream)
+            self.live += 1
+            try:
+                await self.open.wait()
+                await server.serve(stream)
+            finally:
+                self.live -= 1
 
         listener = loopback_listener()
         address = f"127.0.0.1:{listener.getsockname()[1]}"
@@ -331,3 +337,21 @@ def test_a_hostile_question_gets_nothing(tmp_path: Path, line: bytes) -> None:
             assert await sites.fetcher("b").states(0, a, -1, 0) == ()
 
     run(scenario())
+
+
+def test_connections_that_nobody_takes_in_time_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "_KEPT_S", 0.2)
+    sites = Sites(tmp_path)
+    sites.stores["a"].frame_path(2, 9, "a", FRAME).parent.mkdir(parents=True, exist_ok=True)
+    sites.stores["a"].frame_path(2, 9, "a", FRAME).write_bytes(CONTENT)
+
+    async def main() -> None:
+        async with sites.serving("a") as a:
+            fetcher = sites.fetcher("d")
+            await fetcher.dial_ahead([a])
+            assert await fetcher.frame(WANTED, [a]) is Outcome.HERE
+            while sites.live:
+                await asyncio.sleep(0.05)
+            assert sites.connections > 0
+
+    run(main())
