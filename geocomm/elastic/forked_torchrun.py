@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
+import shutil
 import sys
+import tempfile
 from typing import Any, cast
 
 import torch
@@ -49,8 +52,18 @@ def fork_ranks() -> None:
 
 def main(arguments: list[str]) -> int:
     """Run torchrun; its exit status, or EXIT_BAD_INPUT for what no other start would mend."""
+    # torchrun's own folder for what ranks say of their errors is never removed, and each start makes one.
+    own, folder = os.getpid(), tempfile.mkdtemp(prefix="geocomm-torchrun-")
+    try:
+        return _run(arguments, folder)
+    finally:
+        if os.getpid() == own:  # not a rank that was forked inside
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(arguments: list[str], folder: str) -> int:
     # Not by the name of this machine, as by default: nothing may know that name.
-    chosen = run.parse_args(["--standalone", "--local-addr", "127.0.0.1", *arguments])
+    chosen = run.parse_args(["--standalone", "--local-addr", "127.0.0.1", "--log-dir", folder, *arguments])
     try:
         check_program(chosen)
     except BadInput as error:

@@ -70,6 +70,8 @@ def launch(folder: Path, *arguments: str, asked: socket.socket | None = None) ->
     folder.mkdir(exist_ok=True)
     command = [sys.executable, "-u", "-m", "geocomm.elastic.torchrun_of_site", "--nproc-per-node", "2", *arguments]
     environment = ENVIRONMENT | {"FOLDER": str(folder), "OMP_NUM_THREADS": "1", "ASKED": "yes"}
+    (scratch := folder / "tmp").mkdir()
+    environment["TMPDIR"] = str(scratch)
     environment["PYTHONPATH"] += os.pathsep + str(folder.parent)
     own, given = socket.socketpair()
     with own, given:
@@ -103,6 +105,8 @@ def test_a_forked_rank_is_like_a_started_one(tmp_path: Path, how: str) -> None:
         assert "ValueError: its own error" in said
         assert "rank_forks" not in said
         found.append(ranks(tmp_path / name))
+        scratch = [one.name for one in (tmp_path / name / "tmp").iterdir()]
+        assert not [one for one in scratch if one.startswith(("torchelastic", "geocomm"))]
     drawn = [one.pop("drawn") for one in found[0]]
     assert drawn[0][0] != drawn[1][0]
     assert drawn[0][1] != drawn[1][1]
