@@ -107,6 +107,7 @@ class ShardCache:
         if not self._began:
             self._began = time.monotonic()
         self._eaten += self.row_bytes
+        self.stores.copies(shard)  # a newer version may say that this site may not read it any more
         found = self._maps.get(shard.sha256)
         if found is None:
             found = self._maps[shard.sha256] = self._mapped(shard, self._there(shard) or self._awaited(shard))

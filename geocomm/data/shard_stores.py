@@ -26,9 +26,12 @@ class ShardStores:
             self._copies.setdefault(shard.sha256, []).append(shard)
 
     def copies(self, shard: Shard) -> list[Shard]:
-        """Where the bytes of a shard lie, nearest first. Raises BadInput where this site may not read it."""
-        self._require_reader(shard)
-        found = [one for one in self._copies.get(shard.sha256, [shard]) if self._may_read(one)]
+        """Where the bytes of a shard lie, nearest first. Raises BadInput where this site may not read it, by the labels
+        that they have in this version: the shard may be of an earlier one."""
+        known = self._copies.get(shard.sha256, [shard])
+        found = [one for one in known if self._may_read(one)]
+        if not found:
+            self._require_reader(known[0])
         return sorted(found, key=self._distance)
 
     def read(self, shard: Shard, start: int, count: int) -> bytes:

@@ -65,6 +65,29 @@ def test_wrong_bytes_are_read_from_another_store_or_refused(tmp_path: Path) -> N
     cache.close()
 
 
+@pytest.mark.parametrize("cached", [False, True])
+def test_label_that_a_newer_version_gives_a_shard_holds_for_what_is_mapped_and_cached(
+    tmp_path: Path, *, cached: bool
+) -> None:
+    (tmp_path / "a.ds").write_bytes(IDS.tobytes())
+    shard = shard_of(IDS, "disk", "a.ds")
+    labelled = shard_of(IDS, "disk", "a.ds", labels=("personal",))
+    version = version_of(disk=tmp_path)
+    if cached:  # as after a fetch from a bucket
+        (tmp_path / "cache").mkdir()
+        (tmp_path / "cache" / shard.sha256).write_bytes(IDS.tobytes())
+    for site, may_read in (("frankfurt", True), ("virginia", False)):
+        cache = ShardCache(ShardStores(version, [shard], site))
+        assert len(cache.ids(shard)) == 64
+        cache.stores = ShardStores(version, [labelled], site)
+        if may_read:
+            assert len(cache.ids(shard)) == 64
+        else:
+            with pytest.raises(BadInput, match="virginia may not read"):
+                cache.ids(shard)
+        cache.close()
+
+
 def test_labelled_shard_is_not_opened_from_outside(tmp_path: Path) -> None:
     (tmp_path / "a.ds").write_bytes(IDS.tobytes())
     shard = shard_of(IDS, "disk", "a.ds", labels=("personal",))
