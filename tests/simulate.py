@@ -1,7 +1,7 @@
 """Histories of whole elastic runs in virtual time, on all cores: `make simulate`.
 
 Prints the seed of each history in which something does not hold, and ends with 1 then. --seed replays one, with its
-log. Equal seeds give equal histories at one commit: sets have the same order in each process.
+log. Equal seeds give equal histories as a rule: sets of texts have the same order in each process, sets of tasks not.
 """
 
 from __future__ import annotations

@@ -134,6 +134,7 @@ class Sequencer:
             case Tick():
                 self._look_at_clock()
                 self.deals.look()
+        self._take_held_back()
         self._rounds.look()
         return self._run.take_actions()
 
@@ -330,11 +331,18 @@ class Sequencer:
         if joins and genesis is not None and message.digests != genesis.digests:
             self._run.log(f"{name} begins with other weights than the run: it takes the run's state")
 
+    def _take_held_back(self) -> None:
+        """Take the ranks in that came before the run might begin: at once, since they say but once that they are
+        ready."""
+        if self._held_back and (self.state.genesis is not None or self._may_begin()):
+            held_back, self._held_back = self._held_back, {}
+            for name, message in sorted(held_back.items()):
+                if self.sites[name].welcomed:
+                    self._ranks_up(name, self.sites[name], message)
+
     def _may_begin(self) -> bool:
-        """Whether a run may begin here: not while a site is there that has one, or may have: those that are waited for
-        have to be there, and to be welcome."""
-        there = {name for name, one in self.sites.items() if one.welcomed}
-        return not (self._foreign.there(self._run.now) or self.deals.lacks_catalog or self._terms.wait_for - there)
+        """Whether a run may begin here: not while a site is there that has one."""
+        return not (self._foreign.there(self._run.now) or self.deals.lacks_catalog)
 
     def _has_room(self, name: str, message: RanksUp) -> bool:
         """Whether an Open can name these ranks too, beside those of all others."""
@@ -398,11 +406,6 @@ class Sequencer:
 
     def _look_at_clock(self) -> None:
         terms = self._terms
-        if self._held_back and self._may_begin():
-            held_back, self._held_back = self._held_back, {}
-            for name, message in sorted(held_back.items()):
-                if self.sites[name].welcomed:
-                    self._ranks_up(name, self.sites[name], message)
         for name in self.state.live:
             site = self.sites[name]
             if not site.connected and self._run.now - site.changed >= terms.disconnected_s:
