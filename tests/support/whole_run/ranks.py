@@ -19,7 +19,6 @@ from geocomm.elastic.fragment_store import digest_of
 from geocomm.elastic.journal.entries import Entry, Join, Left, Round, Skip, Snapshot
 from geocomm.elastic.journal.member import Act, Member, Recompute, Say, SendFrame, Settled, StartAgain
 from geocomm.elastic.journal.messages import (
-    Applied,
     Beat,
     Down,
     EntrySaid,
@@ -432,8 +431,6 @@ class Rank:
             match act:
                 case Say(Need() as need):
                     self._later(_MAIL_PATIENCE_S, lambda need=need: self._need(need))
-                case Say(Applied() as applied):
-                    self._say(applied)
                 case Say(message):
                     self._say(message)
                 case SendFrame(offer, peers):

@@ -28,6 +28,7 @@ from geocomm.elastic.journal.run_state import RunState, Standing
 from geocomm.elastic.journal.sequencer_events import LeaderSettings
 from geocomm.elastic.questions import PromotionAnswer, PromotionAsked
 from support.whole_run.agents import AgentEnd, ask, run_process, simulated
+from support.whole_run.learning_rates import any_schedule
 from support.whole_run.machines import PORT, Machine, Process, World, task_of_process
 from support.whole_run.ranks import FRAGMENTS, Rank, Registry, frames_of
 from support.whole_run.virtual_loop import StuckError, VirtualLoop
@@ -193,11 +194,6 @@ class _Site:
             return journal.state(), list(journal.read(journal.base.index + 1))
 
 
-def constant(step: int) -> float:
-    """A learning rate."""
-    return 0.001
-
-
 class WholeRun:
     """One history. sites: how many; None: 2 to 5. faults: see FAULTS. rate: the learning rate by the run's step."""
 
@@ -215,7 +211,7 @@ class WholeRun:
         self.chance = random.Random(seed)
         count = sites or self.chance.randint(2, 5)
         self._names = list("abcde"[:count])
-        self.rate = rate or _schedule(self.chance)
+        self.rate = rate or any_schedule(self.chance)
         self.registry = Registry()
         self.history = History(seed)
         self._broken: asyncio.Future[None]
@@ -500,14 +496,3 @@ class WholeRun:
                 if steps & counted[one.fragment]:
                     raise self.broke(f"entry {one.index} counts steps of {listed.site} again")
                 counted[one.fragment] |= steps
-
-
-def _schedule(chance: random.Random) -> Callable[[int], float]:
-    """A learning rate by the run's step, as people have them."""
-    kind, when = chance.choice(["constant", "step", "warm-up", "decay"]), chance.randint(5, 120)
-    return {
-        "constant": constant,
-        "step": lambda step: 0.001 if step < when else 0.0001,
-        "warm-up": lambda step: 0.001 * min(1.0, (step + 1) / when),
-        "decay": lambda step: 0.001 * 0.98**step,
-    }[kind]
