@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -19,7 +18,7 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
-from geocomm.core.bindings import TorchBuild, binding_folder, built_suffix, torch_folder  # noqa: E402 # of this tree
+from geocomm.core.bindings import TorchBuild, binding_folder, built_machine, built_suffix, torch_folder  # noqa: E402
 
 PROGRAMS = {"wan_emulator": "csrc/emulator", "link_bench": "csrc/link_bench"}
 """Behind commands, and where they are built."""
@@ -108,8 +107,7 @@ class CMakeBuild(build_ext):
         kernels = f"without CUDA kernels: {why_not}" if why_not else "with CUDA kernels"
         print(f"geocomm: building for torch {', '.join(one.version.split('+')[0] for one in builds)}, {kernels}")
         # CMake keeps to one compiler in a folder.
-        machine = sysconfig.get_platform().removeprefix("linux-")
-        build_dir = ROOT / "build" / (f"wheel-{machine}" if of_many else "native")
+        build_dir = ROOT / "build" / (f"wheel-{built_machine()}" if of_many else "native")
         if build_dir.is_symlink():  # of an older version
             build_dir.unlink()
         cmake = build_tool("cmake")

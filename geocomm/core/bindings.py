@@ -42,11 +42,15 @@ def binding_folder(torch: tuple[int, int], cuda: int | None) -> str:
     return f"torch{torch[0]}.{torch[1]}-{'cpu' if cuda is None else f'cuda{cuda}'}"
 
 
+def built_machine() -> str:
+    """The machine that is built for: this one, or that of _PYTHON_HOST_PLATFORM (linux-aarch64), as cross-builds of
+    Python itself name it."""
+    return sysconfig.get_platform().removeprefix("linux-")
+
+
 def built_suffix() -> str:
-    """How the file of a module ends that is built for this Python, on this machine or on that of _PYTHON_HOST_PLATFORM
-    (linux-aarch64), as cross-builds of Python itself name it."""
-    machine = sysconfig.get_platform().removeprefix("linux-")
-    return sysconfig.get_config_var("EXT_SUFFIX").replace(os.uname().machine, machine)
+    """How the file of a module ends that is built for this Python, there."""
+    return sysconfig.get_config_var("EXT_SUFFIX").replace(os.uname().machine, built_machine())
 
 
 @dataclass(frozen=True)
