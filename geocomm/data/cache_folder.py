@@ -18,8 +18,9 @@ from pathlib import Path
 
 from geocomm.core.bad_input import BadInput
 
-_RESERVE = 0.05
-"""The share of the disk that is left free where no size is given. Below it, the alert RunDiskFull may fire."""
+_RESERVE_SHARE = 0.05
+_RESERVE_MOST = 10 << 30
+"""What of the disk is left free where no size is given: the less of both. Below it the alert RunDiskFull fires."""
 
 
 class CacheFolder:
@@ -34,7 +35,7 @@ class CacheFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(self.path)
-            if free.free - int(free.total * _RESERVE) >= needed <= (self._size or needed):
+            if free.free - _reserve(free.total) >= needed <= (self._size or needed):
                 return  # what is in it need not be looked through
             room = self._room()
         except OSError as error:
@@ -127,11 +128,15 @@ class CacheFolder:
     def _room(self) -> int:
         used = sum(size for _, size, _ in self._shards())
         disk = shutil.disk_usage(self.path)
-        most = used + disk.free - int(disk.total * _RESERVE)
+        most = used + disk.free - _reserve(disk.total)
         return most if self._size is None else min(self._size, used + disk.free)
 
     def _free(self) -> int:
         return self._room() - sum(size for _, size, _ in self._shards())
+
+
+def _reserve(disk: int) -> int:
+    return min(int(disk * _RESERVE_SHARE), _RESERVE_MOST)
 
 
 def _stamp(path: Path) -> list[int]:
