@@ -49,7 +49,7 @@ class DeviceReduction final : public collective::FrameMaker,
   const collective::ReduceOp op_;
   const std::vector<collective::StripeData> stripes_;
   StreamOperation& stream_;  // owns this, by way of its stages
-  collective::FramePlan plan_;
+  std::shared_ptr<collective::FramePlan> plan_;
   std::vector<at::Tensor> sums_;  // per chunk, where it has an owner or is of 16 bits; float32
   std::shared_ptr<Kernels> kernels_;
 };

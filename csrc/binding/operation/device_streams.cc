@@ -76,8 +76,11 @@ std::unique_ptr<StreamSignal> StreamSignal::create(DeviceStreams& device) {
 
 bool StreamSignal::enqueue(StreamDriver::Stream stream) {
   enqueued_ = device_.driver().enqueue_write(stream, word_.address, word_.next);
-  if (!enqueued_) store(word_.address, word_.next);
   return enqueued_;
+}
+
+void StreamSignal::give_unless_enqueued() {
+  if (!enqueued_) store(word_.address, word_.next);
 }
 
 bool StreamSignal::is_given() const {

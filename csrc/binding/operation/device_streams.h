@@ -108,8 +108,10 @@ class StreamSignal {
   // nullptr: no memory for words is left.
   static std::unique_ptr<StreamSignal> create(DeviceStreams& device);
 
-  // At most once. False: the driver refused, and the signal counts as given.
+  // At most once. False: the driver refused.
   bool enqueue(StreamDriver::Stream stream);
+  // The host gives it where the stream will not.
+  void give_unless_enqueued();
   // Thread-safe. What the stream did before is visible then.
   bool is_given() const;
   ~StreamSignal();

@@ -54,14 +54,20 @@ void StreamOperation::use() {
 
 // Runs it with this operation as the current one. What it throws is the operation's error.
 void StreamOperation::run_stage(const std::function<void()>& stage) {
-  around_([&] {
-    const Current current(this);
-    try {
+  try {
+    around_([&] {
+      const Current current(this);
       stage();
-    } catch (...) {
-      fail(std::current_exception());
-    }
-  });
+    });
+  } catch (...) {
+    fail(std::current_exception());
+  }
+}
+
+// By itself, so that nothing which throws before it keeps the host from learning how far the stream has come.
+void StreamOperation::signal(StreamSignal& signal) {
+  run_stage([&] { require(signal.enqueue(lease_->stream()), kNoSignal); });
+  signal.give_unless_enqueued();
 }
 
 void StreamOperation::require(bool taken, const char* what) const {
@@ -73,15 +79,13 @@ void StreamOperation::enqueue_first() {
     if (steps_.pre) steps_.pre();
     steps_.pre = nullptr;
   });
-  run_stage([&] { require(ready_->enqueue(lease_->stream()), kNoSignal); });
+  signal(*ready_);
 }
 
 void StreamOperation::enqueue_middle_locked() {
   if (std::exchange(middle_enqueued_, true)) return;
-  run_stage([&] {
-    middle_();
-    require(made_->enqueue(lease_->stream()), kNoSignal);
-  });
+  run_stage(middle_);
+  if (!has_failed()) signal(*made_);
 }
 
 void StreamOperation::enqueue_middle_if_due() {
@@ -107,10 +111,8 @@ void StreamOperation::enqueue_rest() {
       steps_.post();
     });
   }
-  run_stage([&] {
-    if (when_enqueued_) when_enqueued_();
-    require(finish_->enqueue(lease_->stream()), kNoSignal);
-  });
+  if (when_enqueued_) run_stage(when_enqueued_);
+  signal(*finish_);
   steps_.post = nullptr;
   when_enqueued_ = nullptr;
   {
@@ -176,7 +178,8 @@ void StreamOperation::end() {
     const auto now = std::chrono::steady_clock::now();
     if (now < next_question) return false;
     next_question = now + kBetweenQuestions;
-    around_([&] { is_broken = lease_->device().driver().has_failed(lease_->stream()); });
+    is_broken = true;  // unless it answers
+    run_stage([&] { is_broken = lease_->device().driver().has_failed(lease_->stream()); });
     return is_broken;
   });
   Status status;

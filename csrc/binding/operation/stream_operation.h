@@ -57,7 +57,7 @@ class EnqueueOrder;
 // whether they are closed or not, and enqueues `middle` if nobody has by then.
 class StreamOperation final : public Operation {
  public:
-  // Runs its argument with the operation's stream as the current one. Must not throw.
+  // Runs its argument with the operation's stream as the current one.
   using Around = std::function<void(const std::function<void()>&)>;
 
   // nullptr: the driver has no stream or no memory left.
@@ -130,6 +130,7 @@ class StreamOperation final : public Operation {
   void run_post() override {}
   void finish() override;
   void run_stage(const std::function<void()>& stage);
+  void signal(StreamSignal& signal);
   void require(bool taken, const char* what) const;
   void enqueue_middle_locked();
   bool has_failed() const { return error() != nullptr; }

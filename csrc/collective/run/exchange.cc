@@ -124,9 +124,9 @@ class ExchangeImpl final : public Exchange {
     });
   }
 
-  core::Result<FramePlan> plan_frames(const OpContext& given, ReduceOp op,
-                                      std::span<const StripeData> stripes,
-                                      core::BufferPool& memory) override {
+  core::Result<std::shared_ptr<FramePlan>> plan_frames(const OpContext& given, ReduceOp op,
+                                                       std::span<const StripeData> stripes,
+                                                       core::BufferPool& memory) override {
     const OpContext context = with_policy(given);
     if (Status status = check(context, op, stripes); !status.is_ok())
       return named(std::move(status), context);
@@ -135,10 +135,11 @@ class ExchangeImpl final : public Exchange {
   }
 
   Status exchange_frames(const OpContext& given, ReduceOp op, std::span<const StripeData> stripes,
-                         FramePlan& plan, FrameMaker& maker) override {
+                         std::shared_ptr<FramePlan> plan, FrameMaker& maker) override {
     const OpContext context = with_policy(given);
     return core::without_throwing([&] {
-      return run(context, std::make_shared<FrameTransfer>(shared_, context, op, stripes, plan, maker));
+      return run(context,
+                 std::make_shared<FrameTransfer>(shared_, context, op, stripes, std::move(plan), maker));
     });
   }
 

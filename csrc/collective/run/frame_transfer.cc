@@ -15,9 +15,11 @@ using core::Status;
 using core::StatusCode;
 using core::str;
 
-Result<FramePlan> plan_frames(const ExchangeConfig& config, const OpContext& context, ReduceOp op,
-                              std::span<const StripeData> stripes, core::BufferPool& memory) {
-  FramePlan plan;
+Result<std::shared_ptr<FramePlan>> plan_frames(const ExchangeConfig& config, const OpContext& context,
+                                               ReduceOp op, std::span<const StripeData> stripes,
+                                               core::BufferPool& memory) {
+  auto made = std::make_shared<FramePlan>();
+  FramePlan& plan = *made;
   plan.codec = reduction_codec(config, context, op);
   if (plan.codec.is_exact()) {
     return Status(StatusCode::Unsupported, "an exact reduction has no frames to make: reduce host memory");
@@ -62,12 +64,13 @@ Result<FramePlan> plan_frames(const ExchangeConfig& config, const OpContext& con
     }
     plan.chunks.push_back(std::move(chunk));
   }
-  return plan;
+  return made;
 }
 
 FrameTransfer::FrameTransfer(std::shared_ptr<ExchangeShared> shared, const OpContext& context, ReduceOp op,
-                             std::span<const StripeData> stripes, FramePlan& plan, FrameMaker& maker)
-    : PlannedReduction(std::move(shared), context, op, stripes), frames_(plan), maker_(maker) {
+                             std::span<const StripeData> stripes, std::shared_ptr<FramePlan> plan,
+                             FrameMaker& maker)
+    : PlannedReduction(std::move(shared), context, op, stripes), frames_(std::move(plan)), maker_(maker) {
   std::size_t arrivals = 0;
   for (std::size_t c = 0; c < plan_.chunks.size(); ++c) {
     const Route& route = routes_[c];
@@ -107,7 +110,7 @@ void FrameTransfer::contributions_are_there() {
 
 Status FrameTransfer::produce(std::size_t index) {
   const Job& job = jobs_[index];
-  FrameChunk& chunk = frames_.chunks[job.chunk];
+  FrameChunk& chunk = frames_->chunks[job.chunk];
   const bool contribution = job.kind == Message::Kind::Contribution;
   Buffer frame = contribution ? chunk.contribution : chunk.result;
   GEOCOMM_ASSIGN_OR_RETURN(const std::size_t bytes, codec::seal_frame(frame.room()));
@@ -117,7 +120,7 @@ Status FrameTransfer::produce(std::size_t index) {
 }
 
 Buffer& FrameTransfer::slot(const Message& message) {
-  FrameChunk& chunk = frames_.chunks[message.chunk];
+  FrameChunk& chunk = frames_->chunks[message.chunk];
   return message.kind == Message::Kind::Contribution ? chunk.frames[static_cast<std::size_t>(message.origin)]
                                                      : chunk.result;
 }

@@ -11,14 +11,15 @@
 namespace geocomm::collective {
 
 // As Exchange::plan_frames(); `stripes` are checked.
-core::Result<FramePlan> plan_frames(const ExchangeConfig& config, const OpContext& context, ReduceOp op,
-                                    std::span<const StripeData> stripes, core::BufferPool& memory);
+core::Result<std::shared_ptr<FramePlan>> plan_frames(const ExchangeConfig& config, const OpContext& context,
+                                                     ReduceOp op, std::span<const StripeData> stripes,
+                                                     core::BufferPool& memory);
 
 class FrameTransfer final : public PlannedReduction {
  public:
-  // `plan` is plan_frames()'s for the same arguments. It and `maker` outlive run().
+  // `plan` is plan_frames()'s for the same arguments. `maker` outlives end().
   FrameTransfer(std::shared_ptr<ExchangeShared> shared, const OpContext& context, ReduceOp op,
-                std::span<const StripeData> stripes, FramePlan& plan, FrameMaker& maker);
+                std::span<const StripeData> stripes, std::shared_ptr<FramePlan> plan, FrameMaker& maker);
 
  private:
   struct Job {
@@ -35,7 +36,7 @@ class FrameTransfer final : public PlannedReduction {
   core::Status check(const Message& message);
   void contributions_are_there();
 
-  FramePlan& frames_;
+  const std::shared_ptr<FramePlan> frames_;
   FrameMaker& maker_;
   std::vector<Job> jobs_;  // contributions, then results
   std::size_t contributions_ = 0;

@@ -95,9 +95,10 @@ class DeviceModel final : public StreamDriver {
   bool refuses_writes = false;
   bool is_broken = false;
 
- private:
+  // One call of the driver, of whatever kind: whether it is the one that is refused.
   bool refuses() { return calls_until_refusal >= 0 && calls_until_refusal-- == 0; }
 
+ private:
   struct FakeStream {
     std::size_t queue;
     Done running;  // nullptr: nothing is

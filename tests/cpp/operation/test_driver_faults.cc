@@ -58,15 +58,25 @@ RefusedRun run_with_refusal(int calls_before) {
     for (const InnerUse inner :
          {InnerUse::First, InnerUse::Beside, InnerUse::FirstAndLast, InnerUse::First}) {
       const auto lease = std::make_shared<StreamLease>(streams);
+      // As torch: it throws where the driver refuses.
+      const auto called = [&device] {
+        if (device.refuses()) throw std::runtime_error("refused");
+      };
       const auto operation = StreamOperation::create({}, core::Deadline::after(20s), group, lease, inner,
-                                                     [](const std::function<void()>& run) { run(); });
+                                                     [called](const std::function<void()>& run) {
+                                                       called();
+                                                       run();
+                                                     });
       if (!operation) {  // there is nothing that could end
         ++run.errors;
         continue;
       }
       const auto* const stream = operation->stream();
-      operation->set_steps({[&device, stream] {
-                              StreamOperation::current()->set_middle([&device, stream] {
+      operation->when_enqueued(called);
+      operation->set_steps({[&device, stream, called] {
+                              called();
+                              StreamOperation::current()->set_middle([&device, stream, called] {
+                                called();
                                 device.launch(const_cast<StreamDriver::Stream>(stream), [] {});
                               });
                             },
@@ -75,7 +85,7 @@ RefusedRun run_with_refusal(int calls_before) {
                               own->open_arrived();
                               return own->wait_until_made(core::Deadline::after(20s));
                             },
-                            [] {}});
+                            called});
       const auto end = std::make_shared<std::promise<bool>>();
       ends.push_back(end->get_future());
       operation->on_done([end](const std::exception_ptr& error) { end->set_value(error == nullptr); });
@@ -108,7 +118,7 @@ TEST(DriverFaults, test_each_call_that_is_refused_ends_every_operation) {
     EXPECT_EQ(run.errors, 0);
     break;
   }
-  EXPECT_GT(calls, 15);
+  EXPECT_GT(calls, 50);
   EXPECT_GT(errors, calls / 2);
 }
 

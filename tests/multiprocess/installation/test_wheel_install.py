@@ -135,6 +135,13 @@ def test_wheel_binaries_record_no_path_and_are_stripped(unpacked: Path) -> None:
         assert ".debug_info" not in run("readelf", "-S", "-W", binary, cwd=unpacked)
 
 
+def test_module_exports_nothing_that_another_copy_of_the_core_could_be_bound_to(unpacked: Path) -> None:
+    (module,) = (unpacked / "geocomm/_native").rglob("_C.*.so")
+    exported = run("nm", "--dynamic", "--defined-only", "--demangle", module, cwd=unpacked).splitlines()
+    assert [line for line in exported if "PyInit__C" in line]
+    assert not [line for line in exported if "geocomm" in line]
+
+
 def names_in(sdist: Path) -> set[str]:
     with tarfile.open(sdist) as archive:
         return {name.partition("/")[2] for name in archive.getnames()}

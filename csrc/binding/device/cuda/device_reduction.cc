@@ -125,14 +125,14 @@ std::shared_ptr<DeviceReduction> DeviceReduction::create(collective::Exchange& e
     if (plan.status().code() == StatusCode::Unsupported) return nullptr;
     throw_if_error(plan.status());
   }
-  if (!codec::cuda::is_supported(plan->codec, context.dtype)) return nullptr;
+  if (!codec::cuda::is_supported((*plan)->codec, context.dtype)) return nullptr;
   // Frame by frame its many kernels would take longer than the way through the host.
-  if (plan->codec.id == codec::CodecId::BitPlanes) return nullptr;
+  if ((*plan)->codec.id == codec::CodecId::BitPlanes) return nullptr;
   std::shared_ptr<DeviceReduction> self(
       new DeviceReduction(exchange, context, op, std::move(stripes), *stream));
   self->plan_ = std::move(plan).value();
   const at::Device device(at::kCUDA, c10::impl::VirtualGuardImpl(at::kCUDA).getDevice().index());
-  self->kernels_ = std::make_shared<Kernels>(self->plan_, context.dtype, device, stream->stream());
+  self->kernels_ = std::make_shared<Kernels>(*self->plan_, context.dtype, device, stream->stream());
   stream->hold(self);
   stream->set_middle([reduction = self.get()] { reduction->enqueue_sums(); });
   stream->check_at_end([reduction = self.get()] { return reduction->kernels_->verdict(); });
@@ -145,7 +145,7 @@ DeviceReduction::DeviceReduction(collective::Exchange& exchange, const collectiv
     : exchange_(exchange), context_(context), op_(op), stripes_(std::move(stripes)), stream_(stream) {}
 
 void DeviceReduction::enqueue_contributions() {
-  for (const FrameChunk& chunk : plan_.chunks) {
+  for (const FrameChunk& chunk : plan_->chunks) {
     if (!chunk.contributes) continue;
     kernels_->encode(context_.dtype, data_of(chunk).data(), chunk, chunk.contribution_options,
                      chunk.contribution);
@@ -159,9 +159,9 @@ Status DeviceReduction::exchange() {
 void DeviceReduction::enqueue_sums() {
   const DType dtype = context_.dtype;
   const auto stream = kernels_->stream();
-  sums_.resize(plan_.chunks.size());
-  for (std::size_t c = 0; c < plan_.chunks.size(); ++c) {
-    const FrameChunk& chunk = plan_.chunks[c];
+  sums_.resize(plan_->chunks.size());
+  for (std::size_t c = 0; c < plan_->chunks.size(); ++c) {
+    const FrameChunk& chunk = plan_->chunks[c];
     if (!chunk.reduces) continue;
     const std::span<std::byte> data = data_of(chunk);
     const std::uint64_t count = chunk.range.size();
@@ -183,7 +183,7 @@ void DeviceReduction::enqueue_sums() {
                          reinterpret_cast<std::byte*>(sums));
       }
     }
-    throw_if_error(collective::cuda::divide(sums, count, plan_.divisor, stream));
+    throw_if_error(collective::cuda::divide(sums, count, plan_->divisor, stream));
     if (chunk.owns) {
       kernels_->encode(DType::Float32, reinterpret_cast<const std::byte*>(sums), chunk, chunk.result_options,
                        chunk.result);
@@ -196,8 +196,8 @@ void DeviceReduction::enqueue_sums() {
 void DeviceReduction::enqueue_results() {
   const DType dtype = context_.dtype;
   const auto stream = kernels_->stream();
-  for (std::size_t c = 0; c < plan_.chunks.size(); ++c) {
-    const FrameChunk& chunk = plan_.chunks[c];
+  for (std::size_t c = 0; c < plan_->chunks.size(); ++c) {
+    const FrameChunk& chunk = plan_->chunks[c];
     if (!chunk.receives || chunk.result.data() == nullptr) continue;
     const std::span<std::byte> data = data_of(chunk);
     if (dtype == DType::Float32) {
