@@ -45,7 +45,7 @@ class Buffer {
   std::size_t capacity_ = 0;
 };
 
-// Where a pool's memory comes from. Both are thread-safe; `allocate` aborts the process rather than fail.
+// Where a pool's memory comes from. Both are thread-safe; `allocate` throws std::bad_alloc.
 struct MemorySource {
   std::byte* (*allocate)(std::size_t bytes) = nullptr;  // aligned to 64
   void (*free)(std::byte* memory, std::size_t bytes) = nullptr;
@@ -69,8 +69,8 @@ class BufferPool {
                       MemorySource source = heap_memory());
 
   // A buffer with room for `capacity` bytes and size 0; its content is unspecified. Sizes are rounded up by
-  // at most an eighth (to 4 KiB at least), so that blocks fit again. Aborts the process if memory is
-  // exhausted, as operator new would; callers cap sizes that a peer named.
+  // at most an eighth (to 4 KiB at least), so that blocks fit again. Throws std::bad_alloc; callers
+  // cap sizes that a peer named.
   Buffer acquire(std::size_t capacity);
   // The same of `size` bytes.
   Buffer sized(std::size_t size);

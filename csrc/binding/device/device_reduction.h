@@ -17,7 +17,8 @@ class DeviceReduction final : public collective::FrameMaker,
  public:
   // While stage `pre` of a StreamOperation is enqueued (StreamOperation::current()), which the reduction then
   // belongs to. `stripes` hold addresses of device memory, which outlives the operation. nullptr: the host
-  // has to do it (nothing is enqueued, the operation is exact, or this build's kernels lack the codec).
+  // has to do it (nothing is enqueued, the operation is exact, this build's kernels lack the codec, or no
+  // pinned memory is left).
   static std::shared_ptr<DeviceReduction> create(collective::Exchange& exchange,
                                                  const collective::OpContext& context,
                                                  collective::ReduceOp op,

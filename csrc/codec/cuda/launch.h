@@ -1,5 +1,5 @@
-// The one way in which kernels are started: kernel<<<...>>> under nvcc. The tests compile the same files as
-// C++, with a header in front that stands for the device (tests/cpp/cuda/simt.h).
+// The one way in which kernels are started: cudaLaunchKernel() under nvcc. The tests compile the same files
+// as C++, with a header in front that stands for the device (tests/cpp/cuda/simt.h).
 #pragma once
 
 #include <cstddef>
@@ -29,9 +29,13 @@ constexpr Grid one_thread_each(std::uint64_t pieces, unsigned threads) {
 template <typename... Parameters>
 core::Status launch(void (*kernel)(Parameters...), const Grid& grid, Stream stream, Parameters... arguments) {
   if (grid.blocks == 0) return core::Status::ok();
-  kernel<<<static_cast<unsigned>(grid.blocks), grid.threads, grid.shared_bytes, stream>>>(arguments...);
-  const cudaError_t error = cudaGetLastError();
+  void* addresses[] = {&arguments...};
+  // It says how this launch went. cudaGetLastError() would take an older error of the program's for its own.
+  const cudaError_t error =
+      cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(static_cast<unsigned>(grid.blocks)),
+                       dim3(grid.threads), addresses, grid.shared_bytes, stream);
   if (error == cudaSuccess) return core::Status::ok();
+  (void)cudaGetLastError();  // told here, so that the program does not take it for its own
   return {core::StatusCode::Driver, std::string("CUDA refused a kernel: ") + cudaGetErrorString(error)};
 }
 

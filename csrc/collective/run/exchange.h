@@ -161,8 +161,8 @@ class Exchange {
   virtual core::Status reduce(const OpContext& context, ReduceOp op, std::span<StripeData> stripes) = 0;
 
   // The same for data on an accelerator. plan_frames() takes stripes without data and acquires the frames'
-  // memory from `memory`; Unsupported: the operation is exact or has residuals (Exchange::reduce() on host
-  // memory carries it out). exchange_frames() takes step 1 as done, and returns when `frames` and the results
+  // memory from `memory`; Unsupported: the operation is exact or has residuals, or `memory` has no more
+  // (Exchange::reduce() on host memory carries it out). exchange_frames() takes step 1 as done, and returns when `frames` and the results
   // of others have come; they were checked against crc and header, but may still not decode. After an error
   // a channel may still write to the frames: it shares the plan as long as it can. Ranks that call reduce()
   // and ranks that call exchange_frames() work together.

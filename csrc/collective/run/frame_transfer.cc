@@ -1,6 +1,7 @@
 #include "collective/run/frame_transfer.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "codec/frames/codec.h"
@@ -29,40 +30,44 @@ Result<std::shared_ptr<FramePlan>> plan_frames(const ExchangeConfig& config, con
       return Status(StatusCode::Unsupported, "residuals are in host memory");
   }
   plan.divisor = op == ReduceOp::Avg ? config.topology.size() : 1;
-  const int own_site = config.topology.site();
-  const auto sites = static_cast<std::size_t>(config.topology.site_count());
-  for (const PlannedChunk& planned : plan_of(config, context, plan.codec, stripes).chunks) {
-    const StripeData& stripe = stripes[planned.stripe];
-    FrameChunk chunk;
-    chunk.stripe = planned.stripe;
-    chunk.range = planned.range;
-    chunk.receives = stripe.receives[static_cast<std::size_t>(own_site)];
-    chunk.reduces = planned.reducer < 0 ? chunk.receives : planned.reducer == own_site;
-    chunk.owns = chunk.reduces && planned.flow == Flow::OwnerReduces;
-    // Somebody else reduces.
-    chunk.contributes = planned.reducer != own_site;
-    const std::size_t bound =
-        codec::compress_bound(plan.codec, context.dtype, static_cast<std::size_t>(chunk.range.size()));
-    if (chunk.contributes) {
-      chunk.contribution = memory.acquire(bound);
-      chunk.contribution_options =
-          encode_options(config, context, stripe, planned, Message::Kind::Contribution);
-    }
-    if (chunk.reduces) {
-      chunk.frames.resize(sites);
-      for (std::size_t site = 0; site < sites; ++site) {
-        if (static_cast<int>(site) != own_site) chunk.frames[site] = memory.acquire(bound);
+  try {
+    const int own_site = config.topology.site();
+    const auto sites = static_cast<std::size_t>(config.topology.site_count());
+    for (const PlannedChunk& planned : plan_of(config, context, plan.codec, stripes).chunks) {
+      const StripeData& stripe = stripes[planned.stripe];
+      FrameChunk chunk;
+      chunk.stripe = planned.stripe;
+      chunk.range = planned.range;
+      chunk.receives = stripe.receives[static_cast<std::size_t>(own_site)];
+      chunk.reduces = planned.reducer < 0 ? chunk.receives : planned.reducer == own_site;
+      chunk.owns = chunk.reduces && planned.flow == Flow::OwnerReduces;
+      // Somebody else reduces.
+      chunk.contributes = planned.reducer != own_site;
+      const std::size_t bound =
+          codec::compress_bound(plan.codec, context.dtype, static_cast<std::size_t>(chunk.range.size()));
+      if (chunk.contributes) {
+        chunk.contribution = memory.acquire(bound);
+        chunk.contribution_options =
+            encode_options(config, context, stripe, planned, Message::Kind::Contribution);
       }
-      // Everyone adds the same bytes of this rank, itself included.
-      if (planned.reducer < 0) chunk.frames[static_cast<std::size_t>(own_site)] = chunk.contribution;
+      if (chunk.reduces) {
+        chunk.frames.resize(sites);
+        for (std::size_t site = 0; site < sites; ++site) {
+          if (static_cast<int>(site) != own_site) chunk.frames[site] = memory.acquire(bound);
+        }
+        // Everyone adds the same bytes of this rank, itself included.
+        if (planned.reducer < 0) chunk.frames[static_cast<std::size_t>(own_site)] = chunk.contribution;
+      }
+      if (planned.flow == Flow::OwnerReduces && (chunk.owns || chunk.receives)) {
+        plan.has_results = true;
+        chunk.result = memory.acquire(
+            codec::compress_bound(plan.codec, DType::Float32, static_cast<std::size_t>(chunk.range.size())));
+        chunk.result_options = encode_options(config, context, stripe, planned, Message::Kind::Result);
+      }
+      plan.chunks.push_back(std::move(chunk));
     }
-    if (planned.flow == Flow::OwnerReduces && (chunk.owns || chunk.receives)) {
-      plan.has_results = true;
-      chunk.result = memory.acquire(
-          codec::compress_bound(plan.codec, DType::Float32, static_cast<std::size_t>(chunk.range.size())));
-      chunk.result_options = encode_options(config, context, stripe, planned, Message::Kind::Result);
-    }
-    plan.chunks.push_back(std::move(chunk));
+  } catch (const std::bad_alloc&) {
+    return Status(StatusCode::Unsupported, "no memory is left for frames: reduce host memory");
   }
   return made;
 }

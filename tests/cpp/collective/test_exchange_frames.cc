@@ -184,13 +184,19 @@ INSTANTIATE_TEST_SUITE_P(Flows, ExchangeFrames,
                                            Way::RelayedBroadcast, Way::RelayedOwners),
                          [](const auto& info) { return name_of(info.param); });
 
-TEST(ExchangeFramesErrors, exact_reductions_are_refused_and_a_lost_peer_ends_it) {
+TEST(ExchangeFramesErrors, what_the_host_has_to_reduce_is_refused_and_a_lost_peer_ends_it) {
   ExchangeGroup group({1, 1}, with_codec("int8", Way::EqualOwners));
   core::BufferPool memory;
   SiteVectors data(group.topology(0), DType::Float32, 5000, 1);
   auto stripes = data.stripes(0);
   const auto minimum = context_of(OpKind::AllReduce, 1, DType::Float32, 5000);
   EXPECT_EQ(group.exchange(0).plan_frames(minimum, ReduceOp::Min, stripes, memory).status().code(),
+            StatusCode::Unsupported);
+  const core::MemorySource nothing{[](std::size_t) -> std::byte* { throw std::bad_alloc(); },
+                                   [](std::byte*, std::size_t) {}};
+  core::BufferPool empty(0, nothing);
+  const auto sum = context_of(OpKind::AllReduce, 1, DType::Float32, 5000);
+  EXPECT_EQ(group.exchange(0).plan_frames(sum, ReduceOp::Sum, stripes, empty).status().code(),
             StatusCode::Unsupported);
 
   expect_all_ok(group.run([&](int rank) {

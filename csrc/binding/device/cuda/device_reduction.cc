@@ -2,13 +2,11 @@
 
 #include <cuda_runtime_api.h>
 
-#include <cstdlib>
+#include <new>
 #include <utility>
 
 #include "codec/cuda/cuda_codec.h"
 #include "collective/cuda/device_sums.h"
-#include "core/log.h"
-#include "core/str.h"
 
 namespace geocomm::binding {
 
@@ -20,17 +18,16 @@ using core::StatusCode;
 
 namespace {
 
-// Pinned memory for frames. Nothing goes back to the driver: freeing would wait for the device, on whatever
-// thread drops the last reference.
+// Pinned memory for frames. Where the system has no more, operations go through the host. Nothing goes back
+// to the driver: freeing would wait for the device, on whatever thread drops the last reference.
 core::BufferPool& pinned_buffers() {
   static auto* pool = new core::BufferPool(
       ~std::size_t{0},
       {[](std::size_t bytes) {
          void* memory = nullptr;
          if (cudaHostAlloc(&memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped) != cudaSuccess) {
-           core::log(core::LogLevel::Error, core::str("no ", bytes, " bytes of pinned memory for frames"));
-           core::flush_log(core::Deadline::after(std::chrono::seconds(1)));
-           std::abort();
+           (void)cudaGetLastError();
+           throw std::bad_alloc();
          }
          return static_cast<std::byte*>(memory);
        },
@@ -132,7 +129,11 @@ std::shared_ptr<DeviceReduction> DeviceReduction::create(collective::Exchange& e
       new DeviceReduction(exchange, context, op, std::move(stripes), *stream));
   self->plan_ = std::move(plan).value();
   const at::Device device(at::kCUDA, c10::impl::VirtualGuardImpl(at::kCUDA).getDevice().index());
-  self->kernels_ = std::make_shared<Kernels>(*self->plan_, context.dtype, device, stream->stream());
+  try {
+    self->kernels_ = std::make_shared<Kernels>(*self->plan_, context.dtype, device, stream->stream());
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
   stream->hold(self);
   stream->set_middle([reduction = self.get()] { reduction->enqueue_sums(); });
   stream->check_at_end([reduction = self.get()] { return reduction->kernels_->verdict(); });
