@@ -10,7 +10,7 @@ namespace {
 
 template <typename Coder>
 __global__ void __launch_bounds__(kBlockThreads) check_scales(Decode args) {
-  if (*args.verdict != 0) return;
+  if (is_over_for_thread(args.verdict)) return;
   const std::uint64_t threads = std::uint64_t{gridDim.x} * kBlockThreads;
   const std::uint64_t blocks = args.plan.blocks();
   std::uint64_t block = std::uint64_t{blockIdx.x} * kBlockThreads + threadIdx.x;
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kBlockThreads) check_scales(Decode args) {
 
 __global__ void __launch_bounds__(kBlockThreads) check_sizes(Decode args) {
   const std::uint64_t frame = std::uint64_t{blockIdx.x} * kBlockThreads + threadIdx.x;
-  if (frame >= args.plan.frames || *args.verdict != 0) return;
+  if (frame >= args.plan.frames || is_over_for_thread(args.verdict)) return;
   const FrameRecord& record = args.workspace.records[frame];
   if (record.is_plain != 0) return;
   const std::uint64_t expected = record.raw_at + std::uint64_t{record.raw_elements} * args.plan.element_bytes;

@@ -4,6 +4,7 @@
 #include "codec/cuda/block_coders.cuh"
 #include "codec/cuda/block_place.cuh"
 #include "codec/cuda/kernels.h"
+#include "codec/cuda/verdict.h"
 
 namespace geocomm::codec::cuda {
 namespace {
@@ -29,7 +30,7 @@ __global__ void __launch_bounds__(kBlockThreads) decode(Decode args) {
   constexpr unsigned kStaged = kSmall ? 2 * kRow + 2 * kStagedPad : kMaxBlock + kStagedPad;
   __shared__ __align__(16) std::uint8_t staged_of_warps[kBlockWarps][kStaged];
 
-  if (*args.verdict != 0) return;
+  if (is_over_for_warp(args.verdict)) return;
   BlockPlace place;
   const std::uint64_t warp = std::uint64_t{blockIdx.x} * kBlockWarps + threadIdx.x / kWarp;
   if (!find_block(args.plan, warp, place)) return;

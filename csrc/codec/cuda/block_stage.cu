@@ -2,6 +2,7 @@
 // layout in the workspace, coded in the frame.
 #include "codec/cuda/huffman_device.cuh"
 #include "codec/cuda/kernels.h"
+#include "codec/cuda/verdict.h"
 
 namespace geocomm::codec::cuda {
 namespace {
@@ -28,7 +29,7 @@ __global__ void __launch_bounds__(kThreads) find_planes(Decode args, HuffmanSpac
   if (frame >= args.plan.frames) return;
   HuffmanPlane& plane = space.planes[frame];
   plane = {nullptr, nullptr, 0, 0, frame};
-  if (*args.verdict != 0) return;
+  if (is_over_for_thread(args.verdict)) return;
   const FrameRecord& record = args.workspace.records[frame];
   if (record.is_plain != 0) return;
   const FrameExtent extent = args.plan.extent(frame);

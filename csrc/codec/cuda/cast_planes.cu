@@ -3,6 +3,7 @@
 #include "codec/cuda/cast_range.cuh"
 #include "codec/cuda/element_access.cuh"
 #include "codec/cuda/element_tile.cuh"
+#include "codec/cuda/verdict.h"
 
 namespace geocomm::codec::cuda {
 namespace {
@@ -56,7 +57,7 @@ __global__ void __launch_bounds__(kThreads) name_received(PayloadPlan plan, Sect
 
 template <core::DType kFormat, Sink kSink>
 __global__ void __launch_bounds__(kThreads) join(Decode args, SectionSpace space) {
-  if (*args.verdict != 0) return;
+  if (is_over_for_thread(args.verdict)) return;
   const ElementTile tile = find_tile(args.plan);
   if (args.workspace.records[tile.frame].is_plain != 0) return;
   const std::uint8_t* high = space.section(tile.frame, kHighBytes).content;

@@ -4,6 +4,7 @@
 #include "codec/cuda/dead_zone_stages.h"
 #include "codec/cuda/huffman_device.cuh"
 #include "codec/cuda/kept_rows.cuh"
+#include "codec/cuda/verdict.h"
 
 namespace geocomm::codec::cuda {
 namespace {
@@ -19,7 +20,7 @@ __device__ unsigned codes_before_warp(const std::uint8_t* bitmap, unsigned eleme
 
 template <Sink kSink>
 __global__ void __launch_bounds__(kBlockThreads) decode(Decode args, DeadZoneSpace space) {
-  if (*args.verdict != 0) return;
+  if (is_over_for_warp(args.verdict)) return;
   const TeamPlace place = find_team(args.plan);
   const BlockPlace& block = place.block;
   const SectionSpace& sections = space.sections;

@@ -105,8 +105,7 @@ __global__ void __launch_bounds__(kThreads) name_blocks(PayloadPlan plan, DeadZo
 
 // Steps in range, and no bits of raw blocks or beyond the last element; counts the codes.
 __global__ void __launch_bounds__(kBlockThreads) check(Decode args, DeadZoneSpace space) {
-  const bool is_over = *args.verdict != 0;
-  if (__any_sync(kFullMask, is_over)) return;
+  if (is_over_for_warp(args.verdict)) return;
   BlockPlace place;
   if (!find_block(args.plan, std::uint64_t{blockIdx.x} * kBlockWarps + threadIdx.x / kWarp, place)) return;
   const bool is_there = place.length > 0 && args.workspace.records[place.frame].is_plain == 0;
@@ -136,7 +135,7 @@ __global__ void __launch_bounds__(kBlockThreads) check(Decode args, DeadZoneSpac
 }
 
 __global__ void __launch_bounds__(kThreads) find_runs(Decode args, DeadZoneSpace space) {
-  if (*args.verdict != 0 || args.workspace.records[blockIdx.x].is_plain != 0) return;
+  if (is_over_for_block(args.verdict) || args.workspace.records[blockIdx.x].is_plain != 0) return;
   scan_runs(args.plan, space, blockIdx.x, space.sections.section(blockIdx.x, kSteps).content);
 }
 

@@ -2,6 +2,7 @@
 #include "codec/cuda/element_access.cuh"
 #include "codec/cuda/element_tile.cuh"
 #include "codec/cuda/kernels.h"
+#include "codec/cuda/verdict.h"
 
 namespace geocomm::codec::cuda {
 namespace {
@@ -14,7 +15,7 @@ static_assert(kPayloadFrameBytes % kTileBytes == 0);
 // `format`: of the frames that are not of None; Float32: these are not this kernel's.
 template <Sink kSink>
 __global__ void __launch_bounds__(kElementThreads) decode(Decode args, core::DType format) {
-  if (*args.verdict != 0) return;
+  if (is_over_for_thread(args.verdict)) return;
   const ElementTile tile = find_tile(args.plan);
   const FrameRecord& record = args.workspace.records[tile.frame];
   if (record.is_plain == 0 && format == core::DType::Float32) return;
@@ -38,7 +39,7 @@ __global__ void __launch_bounds__(kElementThreads) decode(Decode args, core::DTy
 template <bool kIntoFrames>
 __global__ void __launch_bounds__(kElementThreads)
     copy(const std::uint8_t* from, std::uint8_t* to, PayloadPlan plan, const std::uint64_t* verdict) {
-  if (verdict != nullptr && *verdict != 0) return;
+  if (verdict != nullptr && is_over_for_thread(verdict)) return;
   // Several frames are those of a payload: a power of two.
   const std::uint64_t frame_bytes = plan.frames == 1 ? 0 : kPayloadFrameBytes;
   const std::uint64_t tile = blockIdx.x * kTileBytes;

@@ -8,6 +8,7 @@
 #include "codec/cuda/crc32c_device.cuh"
 #include "codec/cuda/element_access.cuh"
 #include "codec/cuda/kernels.h"
+#include "codec/cuda/verdict.h"
 
 namespace geocomm::codec::cuda {
 namespace {
@@ -80,7 +81,7 @@ __global__ void __launch_bounds__(kThreads)
              std::uint32_t pieces_per_frame) {
   __shared__ LinearMap over_threads;
   __shared__ LinearMap over_word;
-  if (verdict != nullptr && *verdict != 0) return;
+  if (verdict != nullptr && is_over_for_block(verdict)) return;
   for (unsigned i = threadIdx.x; i < 4 * 256; i += kThreads) {
     over_threads.of_byte[i / 256][i % 256] = kOverThreads.of_byte[i / 256][i % 256];
     over_word.of_byte[i / 256][i % 256] = kOverWord.of_byte[i / 256][i % 256];

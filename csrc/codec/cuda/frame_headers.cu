@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kThreads) find(FindArgs args) {
 
 __global__ void __launch_bounds__(kThreads) check(FindArgs args) {
   const std::uint64_t frame = (std::uint64_t{blockIdx.x} * kThreads + threadIdx.x) / kWarp;
-  if (frame >= args.plan.frames || *args.verdict != 0) return;
+  if (frame >= args.plan.frames || is_over_for_thread(args.verdict)) return;
   const FrameRecord& record = args.workspace.records[frame];
   const std::uint32_t crc =
       crc_finished_by_warp(record.crc, static_cast<std::uint32_t>(record.payload_bytes));

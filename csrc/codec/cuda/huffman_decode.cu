@@ -21,8 +21,7 @@ constexpr unsigned kEntryLengthBits = 4;
 __global__ void __launch_bounds__(kWarp) read_heads(HuffmanSpace space, std::uint64_t* verdict) {
   HuffmanPlane& plane = space.planes[blockIdx.x];
   const std::uint64_t there = plane.coded_bytes;
-  const bool is_over = *verdict != 0;
-  if (__any_sync(kFullMask, is_over)) return;  // after this the first lane may write both
+  if (is_over_for_warp(verdict)) return;  // after this the first lane may write both
   std::uint32_t coded_bytes = 0;
   const bool sound =
       read_plane_heads(plane.from, there, plane.bytes, space.blocks + space.slot(blockIdx.x, 0), coded_bytes);
@@ -180,7 +179,7 @@ __device__ bool decode_substream(const std::uint16_t* entries, const std::uint8_
 
 __global__ void __launch_bounds__(kThreads) decode(HuffmanSpace space, std::uint64_t* verdict) {
   __shared__ Table table;
-  if (is_over(verdict)) return;
+  if (is_over_for_block(verdict)) return;
   const std::uint32_t plane_index = blockIdx.x / space.blocks_per_plane;
   const HuffmanPlane& plane = space.planes[plane_index];
   const unsigned index = blockIdx.x % space.blocks_per_plane;

@@ -14,6 +14,10 @@
 #include "codec/cuda/cuda_codec.h"
 #include "core/status.h"
 
+#ifdef __USE_FAST_MATH__
+#error "kernels compiled with -use_fast_math give other bytes than the CPU: leave it out"
+#endif
+
 namespace geocomm::codec::cuda {
 
 struct Grid {

@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kLocoThreads) expect(LocoDecode args) {
   if (frame >= args.frames.plan.frames) return;
   for (std::uint32_t s = 0; s < LocoSection::Count; ++s) args.sections.section(frame, s) = {};
   args.ks[frame] = 0;
-  if (*args.frames.verdict != 0 || args.frames.workspace.records[frame].is_plain != 0) return;
+  if (is_over_for_thread(args.frames.verdict) || args.frames.workspace.records[frame].is_plain != 0) return;
   args.sections.section(frame, LocoSection::Head).bytes = sizeof(LocoHead);
 }
 
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kLocoThreads) read(LocoDecode args) {
 
 // A block per frame.
 __global__ void __launch_bounds__(kLocoThreads) check_levels(LocoDecode args) {
-  if (is_over(args.frames.verdict)) return;
+  if (is_over_for_block(args.frames.verdict)) return;
   const std::uint32_t frame = blockIdx.x;
   const std::uint32_t k = args.ks[frame];
   if (k == 0) return;
@@ -134,7 +134,7 @@ __device__ bool find_record(const LocoDecode& args, Received& own) {
 }
 
 __global__ void __launch_bounds__(kLocoThreads) check_places(LocoDecode args) {
-  if (*args.frames.verdict != 0) return;
+  if (is_over_for_warp(args.frames.verdict)) return;
   Received own;
   if (!find_record(args, own)) return;
   // As many ones as places, none of them behind the last bit: only then the rest may be looked at.
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(kLocoThreads) check_places(LocoDecode args) {
 
 template <Sink kSink>
 __global__ void __launch_bounds__(kLocoThreads) put(LocoDecode args) {
-  if (*args.frames.verdict != 0) return;
+  if (is_over_for_warp(args.frames.verdict)) return;
   Received own;
   if (!find_record(args, own)) return;
   const Levels levels{load_u16(own.record), load_u16(own.record + 2)};

@@ -15,7 +15,7 @@ __device__ __forceinline__ LowerHalves mode_of(const LosslessSpace& space, std::
 // The frame's first byte is there: no payload is smaller than two.
 __global__ void __launch_bounds__(kRunThreads) name_sections(Decode args, LosslessSpace space) {
   const std::uint32_t frame = blockIdx.x * kRunThreads + threadIdx.x;
-  if (frame >= args.plan.frames || *args.verdict != 0) return;
+  if (frame >= args.plan.frames || is_over_for_thread(args.verdict)) return;
   const FrameRecord& record = args.workspace.records[frame];
   if (record.is_plain != 0) return;
   const std::uint32_t mode = args.payload[record.offset + sizeof(FrameHeader)];
@@ -38,8 +38,7 @@ __global__ void __launch_bounds__(kRunThreads) name_sections(Decode args, Lossle
 // A word of the bitmap for each lane.
 static_assert(kRunElements == 32 * kWarp);
 __global__ void __launch_bounds__(kRunThreads) count(Decode args, LosslessSpace space) {
-  const bool is_over = *args.verdict != 0;
-  if (__any_sync(kFullMask, is_over)) return;
+  if (is_over_for_warp(args.verdict)) return;
   RunPlace place;
   if (!find_run(args.plan, space, place)) return;
   if (args.workspace.records[place.frame].is_plain != 0) return;
@@ -59,7 +58,7 @@ __global__ void __launch_bounds__(kRunThreads) count(Decode args, LosslessSpace 
 // A block of threads per frame.
 __global__ void __launch_bounds__(kRunThreads) find_runs(Decode args, LosslessSpace space) {
   const std::uint32_t frame = blockIdx.x;
-  if (*args.verdict != 0 || args.workspace.records[frame].is_plain != 0) return;
+  if (is_over_for_block(args.verdict) || args.workspace.records[frame].is_plain != 0) return;
   if (mode_of(space, frame) != LowerHalves::NotZero) return;
   const std::uint32_t kept = scan_runs(space, frame, args.plan.extent(frame).elements);
   if (threadIdx.x != 0) return;
@@ -97,7 +96,7 @@ __device__ __forceinline__ void put_words(const Words& words, std::uint8_t* dst,
 
 template <core::DType kType, Sink kSink>
 __global__ void __launch_bounds__(kRunThreads) join(Decode args, LosslessSpace space) {
-  if (*args.verdict != 0) return;
+  if (is_over_for_warp(args.verdict)) return;
   RunPlace place;
   if (!find_run(args.plan, space, place)) return;
   if (args.workspace.records[place.frame].is_plain != 0) return;

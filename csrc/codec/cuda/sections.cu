@@ -89,8 +89,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kWarp)
     walk(Decode args, SectionSpace space, std::uint32_t first, std::uint32_t end) {
   const std::uint32_t frame = blockIdx.x;
-  const bool is_over = *args.verdict != 0;
-  if (__any_sync(kFullMask, is_over)) return;
+  if (is_over_for_warp(args.verdict)) return;
   const FrameRecord& record = args.workspace.records[frame];
   const bool is_plain = record.is_plain != 0;
   const std::uint8_t* payload = args.payload + record.offset + sizeof(FrameHeader);

@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kTileThreads) expect(TopKDecode args) {
   if (frame >= args.frames.plan.frames) return;
   for (std::uint32_t s = 0; s < TopKSection::Count; ++s) args.space.sections.section(frame, s) = {};
   args.space.heads[frame] = {};
-  if (*args.frames.verdict != 0 || args.frames.workspace.records[frame].is_plain != 0) return;
+  if (is_over_for_thread(args.frames.verdict) || args.frames.workspace.records[frame].is_plain != 0) return;
   args.space.sections.section(frame, TopKSection::Head).bytes = sizeof(TopKHead);
 }
 
@@ -77,7 +77,7 @@ __device__ ScaleCheck check_scale(Values form, const std::uint8_t* scale, std::u
 
 // A block per frame.
 __global__ void __launch_bounds__(kTileThreads) scales(TopKDecode args) {
-  if (is_over(args.frames.verdict)) return;
+  if (is_over_for_block(args.frames.verdict)) return;
   const std::uint32_t frame = blockIdx.x;
   const TopKHead head = args.space.heads[frame];
   const auto form = static_cast<Values>(head.values);
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kTileThreads) scales(TopKDecode args) {
 __global__ void __launch_bounds__(kTileThreads)
     measure_tiles(TopKDecode args, std::uint32_t blocks_per_frame) {
   __shared__ IndexTile sums;
-  if (*args.frames.verdict != 0) return;
+  if (is_over_for_block(args.frames.verdict)) return;
   const std::uint32_t frame = blockIdx.x / blocks_per_frame;
   const TopKHead head = args.space.heads[frame];
   const std::uint8_t* index = args.space.sections.section(frame, TopKSection::Index).content;
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kTileThreads)
 
 // A block per frame. A tile's sums fit 32 bits; those of a frame need not, unless it is sound.
 __global__ void __launch_bounds__(kTileThreads) place_tiles(TopKDecode args) {
-  if (is_over(args.frames.verdict)) return;
+  if (is_over_for_block(args.frames.verdict)) return;
   const std::uint32_t frame = blockIdx.x;
   const TopKHead head = args.space.heads[frame];
   IndexTile* tiles = args.space.tiles + std::uint64_t{frame} * args.space.tiles_per_frame;

@@ -3,6 +3,7 @@
 #include "codec/cuda/element_tile.cuh"
 #include "codec/cuda/loco_levels.cuh"
 #include "codec/cuda/top_k_tiles.cuh"
+#include "codec/cuda/verdict.h"
 #include "codec/quantizers/block/block_layout.h"
 
 namespace geocomm::codec::cuda {
@@ -11,7 +12,7 @@ namespace {
 // Where nothing is added, zeros are put everywhere.
 template <Sink kSink>
 __global__ void __launch_bounds__(kElementThreads) fill(Decode args) {
-  if (*args.verdict != 0) return;
+  if (is_over_for_thread(args.verdict)) return;
   const ElementTile tile = find_tile(args.plan);
   const FrameRecord& record = args.workspace.records[tile.frame];
   if (record.is_plain == 0 && kSink == Sink::AddToFloat32) return;
@@ -80,7 +81,7 @@ __device__ ReceivedValues received_values(const TopKDecode& args, std::uint32_t 
 
 template <Sink kSink>
 __global__ void __launch_bounds__(kTileThreads) scatter(TopKDecode args, std::uint32_t blocks_per_frame) {
-  if (*args.frames.verdict != 0) return;
+  if (is_over_for_block(args.frames.verdict)) return;
   const std::uint32_t frame = blockIdx.x / blocks_per_frame;
   const TopKHead head = args.space.heads[frame];
   if (head.count == 0) return;

@@ -42,8 +42,17 @@ inline std::uint32_t frame_of(std::uint64_t verdict) {
 }
 
 #if defined(__CUDACC__) || defined(GEOCOMM_SIMT)
-// Whether there is one: for all threads of the block alike, whatever other blocks report meanwhile.
-__device__ inline bool is_over(const std::uint64_t* verdict) {
+// Whether there is one. Other blocks report meanwhile, so that threads which read it for themselves may leave
+// a kernel in which their neighbours go on: not where a warp or a block meets again.
+__device__ __forceinline__ bool is_over_for_thread(const std::uint64_t* verdict) {
+  return *verdict != 0;
+}
+// For all lanes of the warp alike.
+__device__ __forceinline__ bool is_over_for_warp(const std::uint64_t* verdict) {
+  return __any_sync(~0u, *verdict != 0) != 0;
+}
+// For all threads of the block alike.
+__device__ inline bool is_over_for_block(const std::uint64_t* verdict) {
   __shared__ bool over;
   if (threadIdx.x == 0) over = *verdict != 0;
   __syncthreads();

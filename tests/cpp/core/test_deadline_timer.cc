@@ -38,15 +38,19 @@ TEST(DeadlineTimer, test_tasks_run_in_the_order_of_their_deadlines_and_not_befor
 
 TEST(DeadlineTimer, test_cancelled_task_never_runs_and_is_freed_at_once) {
   std::atomic<bool> ran{false};
+  std::promise<void> cancelled;
   std::promise<void> later;
   DeadlineTimer timer;
+  // Until then the timer's thread begins no other.
+  (void)timer.add(Deadline::after(0ms), [&] { cancelled.get_future().wait(); });
   auto held = std::make_shared<int>(1);
-  const auto id = timer.add(Deadline::after(50ms), [&ran, held] { ran = true; }).value();
+  const auto id = timer.add(Deadline::after(1ms), [&ran, held] { ran = true; }).value();
   EXPECT_EQ(held.use_count(), 2);
   timer.cancel(id);
   EXPECT_EQ(held.use_count(), 1);
   timer.cancel(id);
-  (void)timer.add(Deadline::after(100ms), [&] { later.set_value(); });
+  (void)timer.add(Deadline::after(2ms), [&] { later.set_value(); });
+  cancelled.set_value();
   ASSERT_EQ(later.get_future().wait_for(20s), std::future_status::ready);
   EXPECT_FALSE(ran);
 }

@@ -2,7 +2,6 @@
 // address.
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <deque>
@@ -108,22 +107,6 @@ TEST_F(LinkMarks, test_mark_of_the_control_stream_before_counts) {
   acceptor.restart(*newest.acceptor);
   EXPECT_FALSE(acceptor.recognizes(mark_of(dialer)));
 }
-
-// What this process may have open, for its time.
-class FewDescriptors {
- public:
-  explicit FewDescriptors(rlim_t most) {
-    EXPECT_EQ(::getrlimit(RLIMIT_NOFILE, &before_), 0);
-    const rlimit now{most, before_.rlim_max};
-    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &now), 0);
-  }
-  FewDescriptors(const FewDescriptors&) = delete;
-  FewDescriptors& operator=(const FewDescriptors&) = delete;
-  ~FewDescriptors() { ::setrlimit(RLIMIT_NOFILE, &before_); }
-
- private:
-  rlimit before_{};
-};
 
 // Dials by hand, step by step.
 class HandDialer {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <array>
 #include <chrono>
@@ -218,6 +219,22 @@ inline RdmaOptions rdma_of_tests() {
   options.allow_tcp = true;
   return options;
 }
+
+// What this process may have open, for its time.
+class FewDescriptors {
+ public:
+  explicit FewDescriptors(rlim_t most) {
+    EXPECT_EQ(::getrlimit(RLIMIT_NOFILE, &before_), 0);
+    const rlimit now{most, before_.rlim_max};
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &now), 0);
+  }
+  FewDescriptors(const FewDescriptors&) = delete;
+  FewDescriptors& operator=(const FewDescriptors&) = delete;
+  ~FewDescriptors() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_{};
+};
 
 inline std::unique_ptr<Endpoint> make_endpoint(EndpointOptions options = {}) {
   core::set_log_level(core::LogLevel::Error);
