@@ -86,6 +86,17 @@ class CacheFolder:
         """Remove a claimed file."""
         (self.path / f"{sha256}.partial").unlink(missing_ok=True)
 
+    def names(self) -> set[str]:
+        """The hashes of the shards that are here, whole."""
+        try:
+            return {path.name for _, _, path in self._shards()}
+        except FileNotFoundError:
+            return set()
+
+    def remove(self, sha256: str) -> None:
+        """Have a shard not here."""
+        (self.path / sha256).unlink(missing_ok=True)
+
     def make_room(self, size: int, kept: Collection[str]) -> None:
         """Remove the shards that were read last, none of `kept`, until so many bytes fit. OSError where they do not."""
         lacking = size - self._free()

@@ -231,7 +231,7 @@ class Catalog:
             path = f"parts/{part.sha256} of {self.url}"
             try:
                 content = self.content(f"parts/{part.sha256}", part.sha256)
-                shards = [_SHARD.validate_json(line) for line in content.splitlines()]
+                shards = [shard_of(line) for line in content.splitlines()]
             except OSError as error:
                 raise BadInput(f"version {version.number}: its part {path} cannot be read: {error}") from None
             except ValidationError as error:
@@ -259,6 +259,11 @@ class Catalog:
         except OSError as error:
             raise BadInput(f"{self.url} cannot be written: {error}") from None
         return whole
+
+
+def shard_of(line: bytes) -> Shard:
+    """A line of a part. ValidationError: it is none."""
+    return _SHARD.validate_json(line)
 
 
 def _path(number: int) -> str:

@@ -73,8 +73,16 @@ class DealSequences(Sequences):
         """Read shards where this version says that they lie. shards: all of the version."""
         self.version, stores = version, ShardStores(version, shards, site)
         if self._cache is None:
-            self._cache = ShardCache(stores, far_rate=own_far_rate(site))
-        self._cache.stores = stores
+            far_rate = own_far_rate(site)
+            self._cache = ShardCache(stores, far_rate=far_rate, newest=self._newest_stores, hear=self._hear)
+        self._cache.read_from(stores, self._catalog.kept_shards)
+
+    def _newest_stores(self) -> ShardStores | None:
+        """By the newest version, where a leader takes back what it denies."""
+        return None
+
+    def _hear(self) -> None:
+        """Raise what ends a wait for a shard."""
 
     def _want(self, deals: Iterable[DealtTo]) -> None:
         """These are read next."""

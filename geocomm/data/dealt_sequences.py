@@ -14,6 +14,7 @@ from geocomm.core.units import count_text
 from geocomm.data.deal_records import SiteDeal
 from geocomm.data.deal_sequences import DealSequences, DealtTo
 from geocomm.data.read_version import ReadVersion
+from geocomm.data.shard_stores import ShardStores
 
 if TYPE_CHECKING:
     from geocomm.data.site_deals import SiteDeals
@@ -30,6 +31,7 @@ class DealtSequences(DealSequences):
         self.deals = deals
         self._site = site
         self._last: ReadVersion | None = None
+        self._newest: ReadVersion | None = None
         read = self._read(data.number, data.sha256)
         rules = read.version.rules
         own = self._numbered(shard for shard in read.shards if rules.may_read(site, shard.labels))
@@ -59,6 +61,16 @@ class DealtSequences(DealSequences):
                 f"counts {deal.of}"
             )
         return DealtTo(deal.at, deal.deal, numbers, deal.start)
+
+    @override
+    def _newest_stores(self) -> ShardStores:
+        if self._newest is None or self._catalog.numbers()[-1] > self._newest.version.number:
+            self._newest = ReadVersion.read(self._catalog, None)
+        return ShardStores(self._newest.version, self._newest.shards, self._site)
+
+    @override
+    def _hear(self) -> None:
+        self.deals.check()
 
     def _read(self, number: int, sha256: str) -> ReadVersion:
         """A version. Raises BadInput where it is not the one that the run has."""

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import ValidationError
 from typing_extensions import override
 
 from geocomm.core.bad_input import BadInput
@@ -19,7 +21,7 @@ from geocomm.core.environment import data_cache
 from geocomm.core.file_systems import write_whole
 from geocomm.core.message_log import logger
 from geocomm.core.patience import Waiting, pauses
-from geocomm.data.catalog import Catalog
+from geocomm.data.catalog import Catalog, Shard, shard_of
 
 _LOOK_S = 0.2
 
@@ -62,6 +64,12 @@ class KeptCatalog(Catalog):
                 (self._kept / path).parent.mkdir(parents=True, exist_ok=True)
                 write_whole(self._kept / path, found)
         return found
+
+    def kept_shards(self) -> Iterator[Shard]:
+        """The shards of all versions that were read here, as far as they are kept."""
+        for part in self._kept.glob("parts/*"):
+            with suppress(OSError, ValidationError):  # what is damaged is read anew where it is wanted
+                yield from [shard_of(line) for line in part.read_bytes().splitlines()]
 
     @property
     def _kept(self) -> Path:

@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +40,8 @@ _POLL_SECONDS = 0.2
 _FAR_SHARE = 0.5
 """Of the lines between sites, for shards: the rest is for what sites send each other in rounds."""
 _LEAST_RATE = float(1 << 20)
+_TAKEN_BACK_S = 120.0
+"""A leader sees a newer version, and takes back what it denies, sooner than this."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 10.0
 """Seconds until a store is asked again that has failed."""
 
@@ -48,12 +50,20 @@ class ShardCache:
     """The shards of one data set, for one process."""
 
     def __init__(
-        self, stores: ShardStores, *, folder: Path | None = None, row_bytes: int = 0, far_rate: float = math.inf
+        self,
+        stores: ShardStores,
+        *,
+        folder: Path | None = None,
+        row_bytes: int = 0,
+        far_rate: float = math.inf,
+        newest: Callable[[], ShardStores | None] = lambda: None,
+        hear: Callable[[], None] = lambda: None,
     ) -> None:
         """folder: in place of GEOCOMM_DATA_CACHE. far_rate: bytes a second that come from afar at most, while nobody
-        waits. Raises BadInput where the cache cannot hold two deals."""
-        self.stores = stores
-        """May be replaced by those of a newer version."""
+        waits. newest: the stores by the newest version, whose leader takes back what it denies; None: nobody does. It
+        may take seconds, and raise BadInput. hear: raises what ends a wait. Raises BadInput where the cache cannot hold
+        two deals."""
+        self.stores, self._newest, self._hear = stores, newest, hear
         self.row_bytes = row_bytes
         """What one call of `ids` stands for at all ranks of the site together. What is fetched ahead from afar comes at
         most at twice that rate; 0: as fast as it goes."""
@@ -71,6 +81,8 @@ class ShardCache:
         """By place: what was wrong with it, each time."""
         self._pauses: dict[str, tuple[float, float]] = {}
         """Pauses of a store, or of a shard that is not in it: until when, and how long each is."""
+        self._denied: dict[str, float] = {}
+        """By shard: since when the newest version is known to deny it."""
         self._troubles: dict[str, str] = {}
         """By shard: what was wrong at last."""
         self._pace, self._far_rate = TokenBucket(self._rate), far_rate
@@ -91,6 +103,15 @@ class ShardCache:
             "fetched_bytes": self.fetched_bytes,
             "fetched_dollars": self.fetched_dollars,
         }
+
+    def read_from(self, stores: ShardStores, known: Callable[[], Iterable[Shard]]) -> None:
+        """A newer version says where shards lie, and who may read them. known: shards of all versions that were read in
+        this cache: of what this one denies, no copy stays."""
+        self.stores = stores
+        if foreign := {name for name in self._folder.names() if not stores.lets_read(name)}:
+            for shard in known():
+                if shard.sha256 in foreign:
+                    self._folder.remove(shard.sha256)
 
     def want(self, shards: Sequence[Shard]) -> None:
         """Say what is read now and next, in this order: what is not there is fetched, and none of it is removed. It
@@ -160,6 +181,7 @@ class ShardCache:
                         raise self._failed.pop(shard.sha256)
                     if self._closed:
                         raise BadInput("the cache of shards was closed while it was read")
+                    self._hear()
                     if time.monotonic() > tell_at:
                         tell_at += _TELL_AGAIN_SECONDS
                         self._tell(shard, time.monotonic() - began)
@@ -250,6 +272,9 @@ class ShardCache:
         tries = 2 if len(copies) == 1 else 1
         left = [one for one in copies if len(self._wrong.get(one.place, ())) < tries]
         if not left:
+            if self._is_taken_back(shard):
+                self._pause(shard.sha256)
+                return True
             said = "; ".join(self._wrong[one.place][-1] for one in copies)
             raise BadInput(f"shard {shard.sha256[:16]}: {said}. geocomm data check --deep says what is whole")
         for copy in left:
@@ -274,6 +299,17 @@ class ShardCache:
         if any(len(self._wrong.get(one.place, ())) < tries for one in copies):
             self._pause(shard.sha256)
         return True
+
+    def _is_taken_back(self, shard: Shard) -> bool:
+        """Whether the leader is about to deal something else in its place."""
+        try:
+            newest = self._newest()
+        except BadInput:
+            return False
+        if newest is None or not (why := newest.denied(shard)):
+            return False
+        self._troubles[shard.sha256] = f"{why}; the leader is to take it back"
+        return time.monotonic() < self._denied.setdefault(shard.sha256, time.monotonic()) + _TAKEN_BACK_S
 
     def _try(self, copy: Shard) -> bool:
         """One copy; False: another process is about it. Where its bytes are wrong, that is counted. OSError."""

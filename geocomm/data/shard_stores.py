@@ -20,7 +20,7 @@ class ShardStores:
     def __init__(self, version: Version, shards: Iterable[Shard], site: str) -> None:
         """shards: all of the version, since a shard may lie in several stores. site: the own one."""
         self.dtype, self.width = version.dtype, version.width
-        self._rules, self._site = version.rules, site
+        self._rules, self._site, self._number = version.rules, site, version.number
         self._copies: dict[str, list[Shard]] = {}
         for shard in shards:
             self._copies.setdefault(shard.sha256, []).append(shard)
@@ -33,6 +33,18 @@ class ShardStores:
         if not found:
             self._require_reader(known[0])
         return sorted(found, key=self._distance)
+
+    def lets_read(self, sha256: str) -> bool:
+        """Whether this version has such a shard, and lets this site read it."""
+        return any(self._may_read(one) for one in self._copies.get(sha256, ()))
+
+    def denied(self, shard: Shard) -> str:
+        """Why this site is not to read the shard, by this version; empty: it may."""
+        if shard.sha256 not in self._copies:
+            return f"version {self._number} of the data is without {shard.path} of store {shard.store}"
+        if not self.lets_read(shard.sha256):
+            return f"version {self._number} of the data does not let site {self._site} read {shard.path}"
+        return ""
 
     def read(self, shard: Shard, start: int, count: int) -> bytes:
         """So many bytes of a shard. Raises BadInput where this site may not read it; OSError."""

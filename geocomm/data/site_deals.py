@@ -37,6 +37,10 @@ class FirstRank(Protocol):
     leader: str
     """Who deals, for messages."""
 
+    def check(self) -> None:
+        """Raise what the rounds have failed with."""
+        ...
+
     def take_dealt(self) -> Sequence[SiteDeal]:
         """The deals since the last call."""
         ...
@@ -103,6 +107,11 @@ class SiteDeals:
                     patience.put_off()
             if not self._take(waits=True):
                 time.sleep(_LOOK_S)
+
+    def check(self) -> None:
+        """Raise what ends the site's part, as where its deals were taken back; at the first rank."""
+        if self._first is not None:
+            self._first.check()
 
     def _write_heard(self) -> None:
         for deal in () if self._first is None else self._first.take_dealt():

@@ -1,7 +1,7 @@
 """The deals of a run's data: the leader deals to a site that soon has none left, and takes back from one that is gone.
 
-Pure logic, a part of the `Sequencer`. Deals only grow: nothing is taken back from a site that lives, so nobody else
-changes what it reads next, and a site that is cut off trains on for as long as its deals last.
+Pure logic, a part of the `Sequencer`. Deals only grow: nobody else changes what a site that lives reads next, and one
+that is cut off trains on for as long as its deals last. But what a newer version takes from it, it is not to read.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from geocomm.data.deal_records import DealtSet
-from geocomm.data.dealt_shards import length
-from geocomm.elastic.journal.entries import Data, Deal, TakenBack
+from geocomm.data.dealt_shards import cut, length
+from geocomm.elastic.journal.entries import Away, Data, Deal, TakenBack
 from geocomm.elastic.journal.led_run import LedRun
 from geocomm.elastic.journal.messages import Beat, Owner
 from geocomm.elastic.journal.run_state import SiteRecord, Standing
@@ -48,6 +48,8 @@ class LeaderDeals:
     def __init__(self, run: LedRun, forget: Callable[[str], None]) -> None:
         self._run, self._forget = run, forget
         self._data: RunData | None = None
+        self._looked_through = 0
+        """The number of the version by which all deals were looked at."""
         self._paces: dict[str, _Pace] = {}
         self._owners: dict[str, tuple[Owner, ...]] = {}
         """The last ranks of each site."""
@@ -116,6 +118,7 @@ class LeaderDeals:
         self.take_version()
         if not self._run.state.data:
             return
+        self._take_back_unreadable()
         for name, site in sorted(self._run.state.sites.items()):
             if self._is_gone(name, site) and self._run.state.left(name):
                 self._take_back(name, site)
@@ -201,13 +204,29 @@ class LeaderDeals:
         since = self._gone_since.setdefault(name, self._run.now)
         return 0 < doubt_s <= self._run.now - since
 
-    def _take_back(self, name: str, site: SiteRecord) -> None:
+    def _take_back_unreadable(self) -> None:
+        """What a site is about to read is in the newest version, and it may read it there: else it gets other deals."""
+        state, data = self._run.state, self._data
+        if data is None or data.number == self._looked_through:
+            return
+        self._looked_through = data.number
+        for name, site in sorted(state.sites.items()):
+            _, rest = cut(site.line, state.position(name) - state.line_begins(name))
+            if all(data.may_read(state, name, state.deals[deal]) for deal in {piece.deal for piece in rest}):
+                continue
+            why = f"version {data.number} of the data is without some of it, or does not let it read some"
+            if site.standing is Standing.READY:
+                self._run.append(Away, site=name, why=why)
+            self._take_back(name, site, why)
+
+    def _take_back(self, name: str, site: SiteRecord, why: str = "") -> None:
         state, data = self._run.state, self._run.state.data_in_force
         if data is None:
             return
-        why = f"it has {site.standing}" if site.standing is Standing.LEFT else f"it was {site.standing}"
-        if site.standing in (Standing.AWAY, Standing.JOINING):
-            why = f"away for {self._run.terms.doubt_s / 60:g} min"
+        if not why:
+            why = f"it has {site.standing}" if site.standing is Standing.LEFT else f"it was {site.standing}"
+            if site.standing in (Standing.AWAY, Standing.JOINING):
+                why = f"away for {self._run.terms.doubt_s / 60:g} min"
         # What it has offered, and what is on its way, is of deals that others read from now on.
         self._forget(name)
         self._paces.pop(name, None)

@@ -45,6 +45,9 @@ class Outer:
         assert found is not None
         self.deals: SiteDeals | None = found
 
+    def check(self) -> None:
+        pass
+
     def take_dealt(self) -> list[SiteDeal]:
         found, self._heard = self._heard, []
         return found

@@ -79,13 +79,61 @@ def test_label_that_a_newer_version_gives_a_shard_holds_for_what_is_mapped_and_c
     for site, may_read in (("frankfurt", True), ("virginia", False)):
         cache = ShardCache(ShardStores(version, [shard], site))
         assert len(cache.ids(shard)) == 64
-        cache.stores = ShardStores(version, [labelled], site)
+        cache.read_from(ShardStores(version, [labelled], site), lambda: [shard])
+        assert cached is (tmp_path / "cache" / shard.sha256).exists() or not may_read
         if may_read:
             assert len(cache.ids(shard)) == 64
         else:
             with pytest.raises(BadInput, match="virginia may not read"):
                 cache.ids(shard)
         cache.close()
+
+
+class TakenBackError(Exception):
+    """As the rounds of a site fail with it."""
+
+
+@pytest.mark.parametrize("newest", ["without", "labelled"])
+def test_shard_that_is_gone_and_that_the_newest_version_denies_waits_for_the_leader(
+    tmp_path: Path, newest: str
+) -> None:
+    shard, other = shard_of(IDS, "disk", "gone.ds"), shard_of(IDS + 1, "disk", "a.ds")
+    version = version_of(disk=tmp_path)
+    shards = [other] if newest == "without" else [other, shard._replace(labels=("personal",))]
+    asked = list[str]()
+
+    def newest_stores() -> ShardStores:
+        asked.append("newest")
+        return ShardStores(version, shards, "virginia")
+
+    def hear() -> None:
+        if asked:
+            raise TakenBackError
+
+    cache = ShardCache(ShardStores(version, [shard, other], "virginia"), newest=newest_stores, hear=hear)
+    with pytest.raises(TakenBackError):
+        cache.ids(shard)
+    cache.close()
+    shards.append(shard)  # the newest version has it: the store is at fault
+    cache = ShardCache(ShardStores(version, [shard, other], "virginia"), newest=newest_stores)
+    with pytest.raises(BadInput, match="No such file"):
+        cache.ids(shard)
+    cache.close()
+
+
+@pytest.mark.parametrize("denied", ["without", "labelled"])
+def test_copy_of_what_a_newer_version_denies_is_removed_and_nothing_else(tmp_path: Path, denied: str) -> None:
+    kept, gone, foreign = (shard_of(IDS + i, "disk", f"{i}.ds") for i in range(3))
+    (tmp_path / "cache").mkdir(exist_ok=True)
+    for one in (kept, gone, foreign):
+        (tmp_path / "cache" / one.sha256).write_bytes(b"as fetched")
+    version = version_of(disk=tmp_path)
+    shards = [kept] if denied == "without" else [kept, gone._replace(labels=("personal",))]
+    cache = ShardCache(ShardStores(version, [kept, gone], "virginia"))
+    cache.read_from(ShardStores(version, shards, "virginia"), lambda: [kept, gone])
+    here = {path.name for path in (tmp_path / "cache").iterdir()}
+    assert here == {kept.sha256, foreign.sha256}  # the last one is of another data set
+    cache.close()
 
 
 def test_labelled_shard_is_not_opened_from_outside(tmp_path: Path) -> None:

@@ -108,6 +108,7 @@ class MemberRounds:
         self._store = FragmentStore(run_dir)
         self._fragments = frozenset(fragment.index for fragment in fragments)
         self._model = model
+        self._due_a_step = -(-len(fragments) // model.every)
         self._agent = RankSocket(agent, self._hello, self._heard)
         self._answer = Future[RankWelcome | Refused | Stop]()
         """To the first hello."""
@@ -168,10 +169,14 @@ class MemberRounds:
 
     def decided(self) -> dict[int, Decided]:
         """The own fragments of which a round is to be applied now. Raises what the thread has failed with."""
-        if self._thread.failure is not None:
-            raise self._thread.failure
+        self.check()
         with self._lock:
             return dict(self._decided)
+
+    def check(self) -> None:
+        """Raise what the thread has failed with."""
+        if self._thread.failure is not None:
+            raise self._thread.failure
 
     def take_dealt(self) -> list[SiteDeal]:
         """What was dealt to the site since the last call; at the rank that owns fragment 0."""
@@ -383,14 +388,16 @@ class MemberRounds:
         self._show()
 
     def _show(self) -> None:
-        """Let the training thread see what is decided."""
-        with self._lock:
-            settled = self._require_member().next_settled()  # the others of this rank follow once this one is applied
-            if settled is None or settled.fragment in self._decided:
-                return
-        decided = self._decide(settled)
-        with self._lock:
-            self._decided[settled.fragment] = decided
+        """Let the training thread see what is decided: of each fragment what comes next, and no more averages at a time
+        than what is due in a step, and one."""
+        while True:
+            with self._lock:
+                settled = self._require_member().next_settled(self._decided)
+                if settled is None or len(self._decided) > self._due_a_step:
+                    return
+            decided = self._decide(settled)
+            with self._lock:
+                self._decided[settled.fragment] = decided
 
     def _mail_came(self, expected: Expected, content: torch.Tensor | None, why: str) -> None:
         """On a thread of the native core."""

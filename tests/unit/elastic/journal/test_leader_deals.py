@@ -287,6 +287,27 @@ def test_newer_version_is_dealt_from_now_on() -> None:
     assert of(run, Deal)[-1].index > of(run, Data)[-1].index
 
 
+def test_deal_that_a_newer_version_denies_is_taken_back_once_also_by_another_leader() -> None:
+    run = led("ab")
+    run.wait(1, "ab")
+    before = {name: left(run, name) for name in "ab"}
+    run.on(DataRead(Shards(number=2, readers="b")))
+    run.wait(1, "ab")
+    state = run.sequencer.state
+    assert [(one.site, one.taken) for one in of(run, TakenBack)] == [("a", 0)]
+    assert state.sites["a"].standing is not Standing.READY
+    assert (left(run, "a"), left(run, "b")) == (0, before["b"])
+    assert length(state.rests) == before["a"]
+    assert "a" in {one.site for one in run.sent if isinstance(one, Close)}
+    taken_back = run.entries.index(of(run, TakenBack)[0]) + 1
+    for entries, more in ((run.entries[: taken_back - 2], 1), (run.entries[:taken_back], 0)):  # before, and after it
+        other = Led(LeaderSettings(doubt_s=60.0), entries, start=1)
+        other.take_part("b")
+        other.on(DataRead(Shards(number=2, readers="b")))
+        other.wait(1, "b")
+        assert len(of(other, TakenBack)) == more + len([one for one in entries if isinstance(one, TakenBack)])
+
+
 def test_another_leader_goes_on_with_the_deals_and_the_data_set_of_the_journal() -> None:
     run = led("ab")
     run.wait(1, "ab")
