@@ -17,7 +17,7 @@ All calls come from one thread, or under one lock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -225,12 +225,13 @@ class Member:
             return []
         return [Say(Hold(fragment=fragment, version=version, site=site, frame=frame, by_mail=by_mail))]
 
-    def next_settled(self) -> Settled | None:
+    def next_settled(self, known: Container[int] = ()) -> Settled | None:
         """The next decided round of a fragment of which every listed frame is here, or the state behind it.
 
-        Of several fragments, the one that was decided first.
+        Of several fragments, the one that was decided first. known: fragments whose next one was taken already.
         """
-        ready = [(fragment, own) for fragment, own in self._own.items() if self._is_complete(own)]
+        own = self._own.items()
+        ready = [(fragment, one) for fragment, one in own if fragment not in known and self._is_complete(one)]
         if not ready:
             return None
         fragment, own = min(ready, key=lambda one: one[1].rounds[one[1].version].index)

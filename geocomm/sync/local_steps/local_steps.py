@@ -137,7 +137,6 @@ class LocalSteps:
         self._inner = inner
         self._settings = settings
         self._own = own
-        self._shows_anchor = False
         self._stop_clock: Callable[[], None] | None = None
         self._last_numbers = self._own.numbers()
 
@@ -239,14 +238,14 @@ class LocalSteps:
             self._own.meet()
         ranks = self._own.ranks
         local = [ranks.gather(self._view, fragment) for fragment in self.fragments]
-        self._shows_anchor = True
+        self._own.shows_anchor = True
         try:
             self._own.show_anchor()
             yield
         finally:
             for fragment, values in zip(self.fragments, local, strict=True):
                 ranks.write(self._view, fragment, values)
-            self._shows_anchor = False
+            self._own.shows_anchor = False
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of everything but model and optimizer, whose own states belong into the same checkpoint.
@@ -316,7 +315,7 @@ class LocalSteps:
         return self._stop_clock
 
     def _refuse_in_anchor(self, what: str) -> None:
-        if self._shows_anchor:
+        if self._own.shows_anchor:
             raise InvalidArgumentError(f"{what} while anchor() is entered: leave it first")
 
 

@@ -10,6 +10,8 @@ import torch
 
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.records import line_of
+from geocomm.data import site_deals
+from geocomm.data.deal_records import DealtData, SiteDeal
 from geocomm.elastic.journal.admission import difference
 from geocomm.elastic.journal.entries import Genesis, Listed, Round
 from geocomm.elastic.journal.member import Settled
@@ -56,11 +58,21 @@ class GivenRounds:
         self.written: list[int] = []
         """Versions of states that go to the run folder."""
         self._begin_step = begin_step
+        self.data: DealtData | None = None
+        self.leader = "the leader"
+        self.heard = 0
+        """How often it was looked whether anything was dealt."""
+
+    def take_dealt(self) -> list[SiteDeal]:
+        self.heard += 1
+        self.has_left = self.heard > 5
+        return []
 
     def begin(self, digests: dict[int, str]) -> RankWelcome:
         return RankWelcome(
-            site="a", run="0" * 32, versions={0: 0}, head=-1, states={}, every=EVERY, step=self._begin_step
-        )
+            site="a", run="0" * 32, versions={0: 0}, head=-1, states={}, every=EVERY, step=self._begin_step,
+            data=self.data,
+        )  # fmt: skip
 
     def go(self, held: dict[int, AnchoredFragment], head: int) -> None:
         """Nothing is replayed."""
@@ -268,6 +280,27 @@ def test_site_that_ends_asks_for_rounds_until_the_rest_has_counted() -> None:
     site.rounds.close = lambda: None  # type: ignore[attr-defined]
     site.state.end()
     assert [delta.own.step for delta in site.rounds.offered] == [5 * EVERY, 8 * EVERY]
+
+
+@pytest.mark.parametrize("shows_anchor", [True, False])
+def test_site_that_waits_for_data_merges_what_is_decided_unless_it_shows_the_anchor(
+    monkeypatch: pytest.MonkeyPatch, *, shows_anchor: bool
+) -> None:
+    monkeypatch.setattr(site_deals, "_MEET_S", 0.0)
+    site = Site()
+    site.rounds.data = DealtData(set="cat", number=1, sha256="0" * 64, sequence_length=8)
+    start = site.weights
+    site.state.begin()
+    site.decide(torch.full((16,), -1.0), counted=None)
+    site.state.shows_anchor = shows_anchor
+    assert site.state.deals is not None
+    with pytest.raises(site_deals.SiteLeft):
+        site.state.deals.reach(1)
+    merged = start + 1.0
+    assert torch.allclose(site.weights, start if shows_anchor else merged)
+    site.state.shows_anchor = False
+    site.step(0.0)
+    assert torch.allclose(site.weights, merged)
 
 
 def test_state_in_place_of_rounds_moves_the_weights_with_the_anchor() -> None:

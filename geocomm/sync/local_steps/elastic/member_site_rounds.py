@@ -232,8 +232,10 @@ class MemberSiteRounds(SiteState):
 
     @torch.no_grad()
     def _meet_in_wait(self) -> None:
-        """Take part while the training loop waits for data, which is not time that a step takes."""
-        self._meet_members()
+        """Take part while the training loop waits for data, which is not time that a step takes. Not where it
+        evaluates the anchor: the weights that come back then are those of before."""
+        if not self.shows_anchor:
+            self._meet_members()
         self._last_step_at = None
 
     def _meet_members(self) -> None:

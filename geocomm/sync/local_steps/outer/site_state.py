@@ -70,6 +70,8 @@ class SiteState(ABC):
         self._held: dict[int, AnchoredFragment] = {}
         self.step = 0
         """Optimizer steps so far."""
+        self.shows_anchor = False
+        """The model holds the anchor, and gets the site's own weights back."""
         self._has_stepped = False
         self.weight = 0
         """Steps or tokens so far."""

@@ -106,6 +106,18 @@ def test_round_from_due_to_applied() -> None:
     assert member.next_settled() is None
 
 
+def test_next_settled_of_several_fragments_is_that_of_one_that_was_not_taken_yet() -> None:
+    member = Member("a", {0: 0, 2: 0, 4: 0})
+    for number, fragment in enumerate((4, 0)):
+        decided = listed(0, b="b").entry.model_copy(update={"index": 5 + number, "fragment": fragment})
+        member.on_down(said(decided))
+        member.on_down(said(void(0).entry.model_copy(update={"fragment": fragment})))
+    taken: list[int] = []
+    while (settled := member.next_settled(taken)) is not None:
+        taken.append(settled.fragment)
+    assert taken == [4, 0]
+
+
 def test_frame_of_an_earlier_attempt_counts_by_its_hash() -> None:
     member = Member("a", {0: 0})
     member.on_down(opened())
