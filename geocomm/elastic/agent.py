@@ -125,7 +125,7 @@ class Agent:
         )
         self._was_welcomed = False
         self._beat: Beat | None = None
-        self._leaving = False
+        self._leaving = self._finished = False
 
     @property
     def is_followed(self) -> bool:
@@ -185,6 +185,7 @@ class Agent:
             counted |= {
                 "leader_entries": leader.entries,
                 "leader_commit_seconds": leader.commit_seconds,
+                "leader_frames_left_out": leader.sequencer.left_out,
                 "data_repeated_tokens": leader.sequencer.deals.repeated_tokens,
             }
         return counted
@@ -199,14 +200,14 @@ class Agent:
         """Tell the ranks that the site takes no part any more."""
         await self._ranks.stop(why)
 
-    def leave(self) -> None:
-        """The site ends its part in good order: what it has offered is its last."""
-        self._leaving = True
+    def leave(self, *, finished: bool = False) -> None:
+        """The site ends its part in good order: what it has offered is its last. finished: see `Leave`."""
+        self._leaving, self._finished = True, self._finished or finished
         self._say_leave()
 
     def _say_leave(self) -> None:
         if self._leaving:
-            self._view.say(Leave())
+            self._view.say(Leave(finished=self._finished))
 
     # ---- the leader, and the journal that it writes
 
@@ -225,6 +226,7 @@ class Agent:
             head=head.index,
             head_hash=head.hash if head.index >= 0 else None,
             term=self._view.state.term,
+            process=self._view.store.process,
             fetch=self._view.own_fetch,
             ranks=self._has_ranks,
         )
@@ -318,8 +320,10 @@ class Agent:
         if isinstance(entry, Round):
             self._ahead.came()
         self._ranks.tell(EntrySaid(entry=entry))
-        if isinstance(entry, Join) and entry.site == self.site and self._has_ranks:
-            self._ranks.load_ahead()
+        if isinstance(entry, Join):
+            self._say_beat()  # the next site may join once most hold this
+            if entry.site == self.site and self._has_ranks:
+                self._ranks.load_ahead()
         if isinstance(entry, Deal | TakenBack) and entry.site == self.site:
             self._ranks.dealt(entry)
             self._beat = None if isinstance(entry, TakenBack) else self._beat  # its tokens are void
@@ -348,7 +352,8 @@ class Agent:
 
     def _say_beat(self) -> None:
         beat = self._beat or Beat(step=0, tokens=0, step_s=0, line_s=0, free_bytes=0)
-        self._view.say(beat.model_copy(update={"free_bytes": self._view.store.free_bytes}))
+        head = self._view.journal.head.index if self._view.is_current else -1
+        self._view.say(beat.model_copy(update={"free_bytes": self._view.store.free_bytes, "head": head}))
 
     # ---- the ranks
 
@@ -374,8 +379,8 @@ class Agent:
                 if connection.hello.place == 0:
                     self._beat = up
             case Leave():
-                if self._ranks.leaves(connection):
-                    self.leave()
+                if self._ranks.leaves(connection, finished=up.finished):
+                    self.leave(finished=self._ranks.have_finished and not self.asked_to_leave)
             case Due() | Offer() | Pass() | Hold():
                 self._view.say_of_round(up)
             case _:

@@ -24,10 +24,11 @@ from geocomm.elastic.agent import Agent
 from geocomm.elastic.etcd import EtcdAddress, EtcdAddressError, LeaderSaid
 from geocomm.elastic.etcd_leadership import EtcdLeadership
 from geocomm.elastic.fragment_store import FragmentStore, StoreError
+from geocomm.elastic.journal.entries import BadLineError
 from geocomm.elastic.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
 from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.journal.sequencer_events import LeaderSettings
-from geocomm.elastic.journal_repair import repair
+from geocomm.elastic.journal_of_others import fetch_if_damaged
 from geocomm.elastic.known_agents import About, KnownAgents, TermNotKeptError
 from geocomm.elastic.leader import Leader, LeaderChanged
 from geocomm.elastic.leadership import Begun, HubLeadership, Leadership
@@ -117,8 +118,7 @@ async def run_agent(config: AgentConfig, store: FragmentStore, keys: Keys) -> No
     _leave_on_sigterm(leaving)
     leadership = leadership_of(config, store, keys)
     try:
-        await repair(store.run_dir / FILE_NAME, keys.identity.site, config.leader, keys)
-        while True:
+        while await fetch_if_damaged(store, config.leader, keys, leaving):
             try:
                 with contextlib.closing(SqliteJournal(store.run_dir / FILE_NAME)) as journal:
                     known = KnownAgents(store.run_dir, log)
@@ -365,6 +365,9 @@ def main() -> None:
             f"{_DISK_PAUSE_S:g} s"
         )
         time.sleep(_DISK_PAUSE_S)
+        sys.exit(1)
+    except (sqlite3.DatabaseError, BadLineError) as error:
+        log(f"the journal in {config.run_dir} cannot be read: {error}. The next agent looks at all of it")
         sys.exit(1)
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-from collections.abc import Callable, Iterator
+import sqlite3
+from collections.abc import Callable, Sequence
 
 from geocomm.core.addresses import HubAddress
 from geocomm.core.message_log import log
 from geocomm.core.patience import Waiting
 from geocomm.elastic.journal.entries import BadLineError, Entry
+from geocomm.elastic.journal.message_lines import journal_said
+from geocomm.elastic.journal.run_state import Head
 from geocomm.elastic.known_agents import tell_led
 from geocomm.elastic.promotion import ASK_LIMIT_S, Candidate
 from geocomm.elastic.questions import (
     AgentStanding,
-    EntriesAnswer,
     EntriesAsked,
     LeaderAnswer,
     MembersAsked,
@@ -28,6 +29,7 @@ from geocomm.elastic.questions import (
     read_question,
     standings,
     tell,
+    tell_journal,
 )
 from geocomm.elastic.run_view import RunView
 from geocomm.group.membership.own_address import own_address
@@ -38,26 +40,15 @@ FIND_AFTER_S = 9.0
 _LEAST_PAUSE_S = 2.0
 """A leader that hears of another one asks the others no more often than this."""
 _MOST_RIVALS = 16
-_ENTRIES_AT_ONCE = 100
-_ENTRY_BYTES_AT_ONCE = 1 << 20
-"""And one entry: half of what an answer may have."""
-
-
-def _first_of(entries: Iterator[Entry]) -> Iterator[Entry]:
-    """The first entries: as many as one answer has room for."""
-    size = 0
-    for entry in itertools.islice(entries, _ENTRIES_AT_ONCE):
-        yield entry
-        size += len(entry.line.encode())
-        if size > _ENTRY_BYTES_AT_ONCE:
-            return
 
 
 class Following:
     """Used in one event loop."""
 
-    def __init__(self, view: RunView, own_at: HubAddress, append: Callable[[Entry], None], *, passes_on: bool) -> None:
-        """own_at: where the agent listens, on this machine. append: takes an entry that follows the last one here.
+    def __init__(
+        self, view: RunView, own_at: HubAddress, append: Callable[[Sequence[Entry]], None], *, passes_on: bool
+    ) -> None:
+        """own_at: where the agent listens, on this machine. append: takes entries that follow the last one here.
         passes_on: another site leads by itself where the leader is gone."""
         self._view, self._own_at, self._append, self._passes_on = view, own_at, append, passes_on
         self._promoting = asyncio.Lock()
@@ -117,7 +108,10 @@ class Following:
                 elif leader != self._view.leader_at and term >= self._view.known.term:
                     self._is_asked_by_another(leader)
             case EntriesAsked(first=first):
-                await tell(stream, EntriesAnswer(entries=tuple(_first_of(self._view.journal.read(first)))))
+                try:
+                    await tell_journal(stream, self._standing, journal_said(self._view.journal, first))
+                except (BadLineError, sqlite3.Error) as error:  # the next agent looks at all of the file
+                    self._view.life.fail(error)
             case PromotionAsked() as asked:
                 async with self._promoting:
                     answer = await self._promote(asked, site)
@@ -189,12 +183,14 @@ class Following:
                 f"site {self._view.site} leads from now on, at {answer.address}: term {answer.term}"
             )
 
-    def _take_next(self, entry: Entry) -> None:
-        """An entry that another agent has, and that follows the last one here."""
+    def _take_next(self, entries: Sequence[Entry]) -> None:
+        """Entries that another agent has, and that follow the last one here."""
         head = self._view.journal.head
-        if entry.index != head.index + 1 or entry.prev != head.hash:
-            raise BadLineError(f"entry {entry.index} does not follow entry {head.index}")
-        self._append(entry)
+        for entry in entries:
+            if entry.index != head.index + 1 or entry.prev != head.hash:
+                raise BadLineError(f"entry {entry.index} does not follow entry {head.index}")
+            head = Head(entry.index, entry.hash)
+        self._append(entries)
 
     async def _heard_of(self, run: str | None, term: int, leader: str) -> bool:
         """An agent of that run follows this leader. Whether it leads, as it says itself, and this one follows it now:

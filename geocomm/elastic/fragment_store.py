@@ -16,6 +16,7 @@ import hashlib
 import itertools
 import os
 import re
+import secrets
 import shutil
 import uuid
 from collections.abc import Generator, Sequence
@@ -59,6 +60,8 @@ class FragmentStore:
                 "fsync are reliable: choose a folder on a disk of this machine"
             )
         self.store_id = self._find_store_id()
+        self.process = secrets.token_hex(16)
+        """A random name of what has opened it."""
 
     @property
     def free_bytes(self) -> int:

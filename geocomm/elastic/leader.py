@@ -9,6 +9,7 @@ import asyncio
 import collections
 import contextlib
 import secrets
+import sqlite3
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -23,7 +24,7 @@ from geocomm.elastic.agent_link import LineStream
 from geocomm.elastic.etcd import EtcdAwayError, EtcdJournal
 from geocomm.elastic.journal.entries import BadLineError, Entry, Kept, words
 from geocomm.elastic.journal.journal import HeadMovedError, SqliteJournal
-from geocomm.elastic.journal.message_lines import OtherProtocolError, entry_said, parts_of, said, up_of
+from geocomm.elastic.journal.message_lines import OtherProtocolError, journal_said, said, up_of
 from geocomm.elastic.journal.messages import Hello, Refused, Up
 from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.journal.sequencer import Sequencer
@@ -94,7 +95,9 @@ class Leader:
         state = journal.state()
         state.term = max(state.term, term)
         start = known.next_start()
-        self.sequencer = Sequencer(state, terms, journal.hash_at, lambda: secrets.token_hex(16), fetch, start)
+        self.sequencer = Sequencer(
+            state, terms, journal.hash_at, lambda: secrets.token_hex(16), fetch, start, shared=shared is not None
+        )
         self._sessions: dict[str, LineStream] = {}
         self._works: set[asyncio.Task[None]] = set()
         self._newcomers: dict[str, LineStream] = {}
@@ -297,12 +300,14 @@ class Leader:
                     f"{self._shared} still has the entries before {entry.snapshot} ({error}), until a later snapshot"
                 )
 
-    def _lines(self, state: RunState | None, first: int, last: int) -> Iterator[str]:
-        """What a site is sent that lacks the entries from `first` on."""
-        if state is not None:
-            yield from map(said, parts_of(state))
-            first = state.head.index + 1
-        yield from map(entry_said, self._journal.lines(first, last))
+    def _looked_at(self, lines: Iterator[str]) -> Iterator[str]:
+        """Lines of the journal. Where they cannot be read, the next agent looks at all of the file."""
+        try:
+            yield from lines
+        except (BadLineError, sqlite3.Error) as error:
+            if not self._failed.done():
+                self._failed.set_exception(error)
+            raise ConnectionAbortedError("the leader's journal is damaged") from None
 
     @contextlib.contextmanager
     def _counted(self) -> Generator[None]:
@@ -328,8 +333,7 @@ class Leader:
                     lines.say(said(action.message))
             case SendEntries():
                 if (lines := self._sessions.get(action.site)) is not None:
-                    state = self._journal.state_for(action.first)
-                    lines.say_all(self._lines(state, action.first, self._journal.head.index))
+                    lines.say_all(self._looked_at(journal_said(self._journal, action.first)))
             case Close():
                 if (lines := self._sessions.pop(action.site, None)) is not None:
                     lines.end()

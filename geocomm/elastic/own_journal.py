@@ -5,7 +5,7 @@ Where this agent leads too, both use the journal's one file, in which it finds w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from geocomm.elastic.journal.entries import BadLineError, Deal, Entry, Round, Skip, Snapshot, TakenBack
 from geocomm.elastic.journal.messages import MAX_STATE_CHARS, StatePart
@@ -49,9 +49,9 @@ class OwnJournal:
         if entry.index >= goal or len(self._arrived) >= _STORED_AT_ONCE:
             self.store_arrived()
 
-    def take_now(self, entry: Entry) -> None:
-        """The next entry, which no others follow."""
-        self._arrived.append(entry)
+    def take_now(self, entries: Sequence[Entry]) -> None:
+        """The next entries, which no others follow."""
+        self._arrived += entries
         self.store_arrived()
 
     def store_arrived(self) -> None:

@@ -1,8 +1,9 @@
 """A person has another site lead, since the leader is gone for good.
 
-The agent of that site takes the longest chain of the highest term among the agents that it reaches, and appends an
-entry with a term that nobody has seen. From then on it leads. The others follow the highest term: they ask all agents
-that they know of once they have no leader, and the new one tells them.
+The agent of that site takes the longest chain of the highest term among the agents that it reaches. These have to be
+most of the members that this chain lists, and to agree. Then it appends an entry with a term that nobody has seen, and
+leads. So what most members hold is never lost, and no two sides can do that. The others follow the highest term: they
+ask all agents that they know of once they have no leader, and the new one tells them.
 
 Who has agreed to the term follows nobody else. So the claim lies on the disk first, and the agent goes on with it until
 the entry is there, also after a restart, or until it hears of a later leader.
@@ -10,20 +11,19 @@ the entry is there, also after a restart, or until it hears of a later leader.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from geocomm.core.addresses import HubAddress, HubAddressError
+from geocomm.elastic.journal.admission import are_most, members_of
 from geocomm.elastic.journal.entries import BadLineError, Entry
-from geocomm.elastic.journal.run_state import Standing
+from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.questions import (
     AgentStanding,
-    EntriesAnswer,
-    EntriesAsked,
     PromotionAnswer,
     PromotionAsked,
     StandingAsked,
-    ask,
+    read_journal,
     standings,
 )
 from geocomm.elastic.run_view import RunView
@@ -44,8 +44,8 @@ class Candidate:
     view: RunView
     address: str
     """For the others, host:port."""
-    take: Callable[[Entry], None]
-    """Adds the next entry to state and journal. BadLineError: it is not the next one."""
+    take: Callable[[Sequence[Entry]], None]
+    """Adds the next entries to state and journal. BadLineError: they are not the next ones."""
     hear: Callable[[str | None, int, str], Awaitable[bool]]
     """Hears of a run's leader: its term and address. Whether that one answers and says so; it is followed then."""
     told: set[str]
@@ -76,8 +76,8 @@ class Candidate:
             if one.run == state.genesis.run and one.site != self.view.site and known.may_be(max(one.term, one.chain))
         }
         await self._refuse_if_led(found)
-        self._most_of_members(found, asked)
         await self._take_longest(found, force=asked.force)
+        self._most_of_members(found, asked)
         # Most members have seen the term before it begins, so that nobody else who reaches most begins the same one.
         goes_on = known.claims_after(state.term) and known.leader == self.address
         term = known.term if goes_on else 1 + max(known.term, state.term, *(one.term for one in found.values()))
@@ -86,6 +86,7 @@ class Candidate:
         answered = await standings(found, self.view.keys, question, 2 * ASK_LIMIT_S)  # each asks this one back
         follow = {at: one for at, one in answered.items() if (one.term, one.leader) == (term, self.address)}
         try:
+            await self._take_longest(follow, force=asked.force)  # what they heard last of the leader before
             away = self._most_of_members(follow, asked)
         except _RefusedError as refused:
             raise _RefusedError(
@@ -102,11 +103,10 @@ class Candidate:
 
     def _most_of_members(self, found: dict[str, AgentStanding], asked: PromotionAsked) -> list[str]:
         """The members that are not among those found. _RefusedError: half of them or more."""
-        members = {
-            name for name, one in self.view.state.sites.items() if one.standing not in (Standing.LEFT, Standing.REMOVED)
-        }
-        away = sorted(members - {self.view.site} - {one.site for one in found.values()})
-        if 2 * len(away) >= len(members) and not asked.force:
+        members = members_of(self.view.state)
+        reached = {self.view.site, *(one.site for one in found.values())}
+        away = sorted(set(members) - reached)
+        if not are_most(reached, members) and not asked.force:
             raise _RefusedError(
                 f"{len(away)} of {len(members)} members are not reached: {', '.join(away)}. They may have entries that "
                 "the others lack: those would be lost. They may follow another leader: one side would be lost when the "
@@ -141,15 +141,13 @@ class Candidate:
                 if not force:
                     raise
 
+    def _lacks_too_many(self, state: RunState) -> None:
+        raise BadLineError(f"its first entries, up to {state.head.index}, are gone, and this site lacks some of them")
+
     async def _take_from(self, at: str, best: AgentStanding) -> None:
         try:
-            while self.view.journal.head.index < best.head:
-                asked = EntriesAsked(first=self.view.journal.head.index + 1)
-                answer = await ask(HubAddress.parse(at), self.view.keys, asked, EntriesAnswer)
-                for entry in answer.entries:
-                    self.take(entry)
-                if not answer.entries:
-                    raise _RefusedError(f"site {best.site} has fewer entries than it said: promote again")
+            first = self.view.journal.head.index + 1
+            await read_journal(HubAddress.parse(at), self.view.keys, first, self._lacks_too_many, self.take)
         except BadLineError:
             raise _RefusedError(
                 f"the journal of site {best.site} is of a higher term, and this site's is no part of it: promote "

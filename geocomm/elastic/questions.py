@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+import itertools
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -16,8 +17,10 @@ from pydantic import Field, TypeAdapter, ValidationError
 from geocomm.core.addresses import HubAddress, HubAddressError
 from geocomm.core.records import Hash, Record, Text, Whole, line_of
 from geocomm.data.deal_records import StoreId
-from geocomm.elastic.journal.entries import Entry, SiteName
-from geocomm.elastic.journal.messages import Beat
+from geocomm.elastic.journal.entries import BadLineError, Entry, SiteName
+from geocomm.elastic.journal.message_lines import MAX_LINE_BYTES, down_of
+from geocomm.elastic.journal.messages import MAX_STATE_CHARS, Beat, EntrySaid, StatePart
+from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.leader import Leader
 from geocomm.group.rendezvous.store_session import (
     Greeting,
@@ -36,6 +39,7 @@ PROMOTION_LIMIT_S = 90.0
 _LIMIT_S = 15.0
 _MAX_QUESTION_BYTES = 64 * 1024
 _MAX_ANSWER_BYTES = 4 << 20
+_ENTRIES_AT_ONCE = 100
 
 _A = TypeVar("_A", bound=Record)
 
@@ -67,7 +71,7 @@ class StandingAsked(Record):
 
 
 class EntriesAsked(Record):
-    """Entries of the agent's journal, from this index on."""
+    """The agent's journal, from the entry of this index on: see `read_journal`."""
 
     kind: Literal["entries"] = "entries"
     first: Whole
@@ -131,12 +135,6 @@ class AgentStanding(Record):
     """It is the leader itself."""
 
 
-class EntriesAnswer(Record):
-    """The next entries, as many as are given at once; none: the journal ends there."""
-
-    entries: tuple[Entry, ...]
-
-
 class PromotionAnswer(Record):
     """How a promotion went."""
 
@@ -184,21 +182,67 @@ def answer_of(leader: Leader, own_site: str, asked: MembersAsked | RemovalAsked)
 
 async def ask(agent: HubAddress, keys: Keys, question: Question, kind: type[_A], limit_s: float = _LIMIT_S) -> _A:
     """The answer of the agent at an address. OSError, KeysError: there is none."""
-    return (await _ask(agent, keys, question, kind, limit_s))[0]
+    async with _asked(agent, keys, question, kind, limit_s) as (answer, _):
+        return answer
 
 
-async def _ask(agent: HubAddress, keys: Keys, question: Question, kind: type[_A], limit_s: float) -> tuple[_A, str]:
-    """The agent's answer, and the site whose certificate it has."""
+@contextlib.asynccontextmanager
+async def _asked(
+    agent: HubAddress, keys: Keys, question: Question, kind: type[_A], limit_s: float
+) -> AsyncGenerator[tuple[_A, TlsStream]]:
+    """The agent's answer, and the connection, on which more may come."""
     stream, _ = await dial(agent, keys, Greeting(Purpose.ASK, bytes(16), 0, "ask"))
     with contextlib.closing(stream):
         async with asyncio.timeout(limit_s):
             await stream.write(line_of(question).encode() + b"\n")
             line = await stream.read_line(_MAX_ANSWER_BYTES)
-        site = keys.check_peer(stream.tls).site
-    try:
-        return kind.model_validate_json(line), site
-    except ValidationError as error:
-        raise ProtocolError(f"not the answer of an agent: {error.errors()[0]['msg']}") from None
+        try:
+            answer = kind.model_validate_json(line)
+        except ValidationError as error:
+            raise ProtocolError(f"not the answer of an agent: {error.errors()[0]['msg']}") from None
+        yield answer, stream
+
+
+async def read_journal(
+    agent: HubAddress,
+    keys: Keys,
+    first: int,
+    begin_at: Callable[[RunState], None],
+    add: Callable[[Sequence[Entry]], None],
+) -> None:
+    """Have the journal of the agent at an address, from entry `first` on. begin_at: with the state that stands in the
+    place of entries that it has not got any more. add: with the next entries, some at a time.
+
+    The agent says its standing, then lines as a leader does to a site. OSError, KeysError: it does not give them all.
+    BadLineError: they are none, or what is called says so.
+    """
+    async with _asked(agent, keys, EntriesAsked(first=first), AgentStanding, _LIMIT_S) as (standing, stream):
+        text, entries, last = "", list[Entry](), first - 1
+        while last < standing.head:
+            async with asyncio.timeout(_LIMIT_S):
+                down = down_of(await stream.read_line(MAX_LINE_BYTES))
+            if isinstance(down, StatePart) and not entries and len(text) < MAX_STATE_CHARS:
+                text += down.text
+                if down.last:
+                    state = RunState.read(text)
+                    begin_at(state)
+                    last = state.head.index
+            elif isinstance(down, EntrySaid):
+                entries.append(down.entry)
+                last = down.entry.index
+                if len(entries) == _ENTRIES_AT_ONCE or last >= standing.head:
+                    add(entries)
+                    entries = []
+            else:
+                raise BadLineError(f"{down.kind} is no part of a journal")
+
+
+async def tell_journal(stream: TlsStream, standing: AgentStanding, lines: Iterator[str]) -> None:
+    """Answer EntriesAsked."""
+    await tell(stream, standing)
+    while some := list(itertools.islice(lines, _ENTRIES_AT_ONCE)):
+        async with asyncio.timeout(_LIMIT_S):
+            await stream.write("".join(f"{line}\n" for line in some).encode())
 
 
 async def standings(
@@ -210,9 +254,9 @@ async def standings(
     async def ask_one(address: str) -> None:
         with contextlib.suppress(OSError, KeysError, HubAddressError):
             async with asyncio.timeout(limit_s):
-                said, site = await _ask(HubAddress.parse(address), keys, asked, AgentStanding, limit_s)
-                if said.site == site:
-                    found[address] = said
+                async with _asked(HubAddress.parse(address), keys, asked, AgentStanding, limit_s) as (said, stream):
+                    if said.site == keys.check_peer(stream.tls).site:
+                        found[address] = said
 
     await asyncio.gather(*map(ask_one, set(addresses)))
     return found

@@ -49,6 +49,7 @@ class _Rank:
     """Those that the journal had when the rank was welcomed."""
     welcomed: bool = False
     left: bool = False
+    finished: bool = False
 
     @property
     def caught_up(self) -> bool:
@@ -127,9 +128,15 @@ class SiteRanks:
             raise BadLineError(f"a rank applied fragment {up.fragment}, which is not its own")
         versions[up.fragment] = up.version
 
-    def leaves(self, connection: RankConnection) -> bool:
+    @property
+    def have_finished(self) -> bool:
+        """Whether all ranks have trained to their end."""
+        return all(one.finished for one in self._ranks.values())
+
+    def leaves(self, connection: RankConnection, *, finished: bool) -> bool:
         """A rank that is known has made its last offer. Whether all have."""
-        self._ranks[connection.hello.place].left = True
+        rank = self._ranks[connection.hello.place]
+        rank.left, rank.finished = True, finished
         return self.complete and all(one.left for one in self._ranks.values())
 
     def gone(self, connection: RankConnection) -> bool:

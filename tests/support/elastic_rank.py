@@ -89,7 +89,7 @@ class FakeRank:
             self.step()
             self._steps_s.append(time.monotonic() - begun + STEP_S)
         print(f"steps: median {statistics.median(self._steps_s):.4f} s, longest {max(self._steps_s):.4f} s", flush=True)
-        self._socket.say(Leave())
+        self._socket.say(Leave(finished=True))
         self._socket.close()
 
     def step(self) -> None:

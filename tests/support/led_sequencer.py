@@ -38,7 +38,7 @@ from geocomm.elastic.journal.sequencer_events import (
 )
 
 D = TypeVar("D", bound=Down)
-STORES = {name: f"{ord(name):032x}" for name in "abcd"}
+STORES = {name: f"{ord(name):032x}" for name in "abcde"}
 MODEL = Model(
     settings={"codec": "int4", "every": "auto, 10 at first", FRAME_BYTES: "1000"},
     layout="1" * 32,
@@ -100,6 +100,9 @@ class Led:
         return Hello(**fields | changes)
 
     def hello(self, site: str, **changes: Any) -> None:
+        for one in self.sequencer.sites.values():
+            if one.connected:  # it has written what it heard
+                one.head = max(one.head, len(self.entries) - 1)
         hello = self.hello_of(site, **changes)
         if refused := self.sequencer.turned_away(site, hello, self.now):
             self.sent.append(Send(site, refused))
@@ -130,6 +133,7 @@ class Led:
         step: int | None = None,
         by_mail: bool = True,
         taken: int = 0,
+        length: float = 1.0,
     ) -> str:
         """The frame that the site makes in the last attempt; who else holds it."""
         attempt = self.messages(Open)[-1].attempt if attempt is None else attempt
@@ -144,7 +148,7 @@ class Led:
             exact_bytes=2,
             weight=5,
             step=10 * version if step is None else step,
-            squared_norm=1.0,
+            squared_norm=length * length,
             lr=lr,
             every=0,
             taken=taken,

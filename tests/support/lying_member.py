@@ -35,7 +35,7 @@ from geocomm.elastic.journal.messages import (
     Welcome,
 )
 from geocomm.elastic.journal.run_state import RunState
-from geocomm.elastic.questions import AgentStanding, EntriesAnswer, LeaderAnswer, Question
+from geocomm.elastic.questions import AgentStanding, LeaderAnswer, Question
 from geocomm.group.rendezvous.doorway import Doorway
 from geocomm.group.rendezvous.store_session import (
     Greeting,
@@ -52,7 +52,7 @@ from geocomm.security.key_folder import Identity, Keys
 from support.lies import Lie, kinds_of, lies, truth
 
 UP, ASK, FETCH = (TypeAdapter[Any](one) for one in (Up, Question, Asked))
-ANSWERS = [TypeAdapter[Any](one) for one in (RangeAnswer, StatesAnswer, AgentStanding, EntriesAnswer, LeaderAnswer)]
+ANSWERS = [TypeAdapter[Any](one) for one in (RangeAnswer, StatesAnswer, AgentStanding, LeaderAnswer)]
 CONTENT = b"c" * 1000
 """Of its frames."""
 _HONESTY = 0.5

@@ -3,7 +3,7 @@ refused for a journal that does not fit its own: it may have lost that, or not b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from geocomm.elastic.journal.entries import Genesis
@@ -26,8 +26,10 @@ class LedSite:
     heard: float = 0.0
     """The time of its last Beat, or of the Hello."""
     store: str = ""
+    process: str = ""
+    """The name of its agent's process, which changes at each start."""
     rival: tuple[str, float] = ("", 0.0)
-    """Another run folder under its name that has come meanwhile, and when first."""
+    """Another process under its name that has come meanwhile, and when first."""
     closed_for: str = ""
     """Why its last connection was ended, for as long as that has not changed."""
     ranks: bool = True
@@ -37,7 +39,11 @@ class LedSite:
     has_ranks: bool = False
     """They were said to be up over this connection."""
     beat: Beat | None = None
+    head: int = -1
+    """The last entry that its journal has, as it said last; it may be away since."""
     leaving: float | None = None
+    finished: bool = False
+    """It leaves since it has trained to its end."""
     late: bool = False
     """It missed the last round: nobody waits for it."""
     goals: tuple[int, ...] = ()
@@ -51,6 +57,17 @@ class LedSite:
 
 
 _GONE = (Standing.LEFT, Standing.REMOVED)
+
+
+def members_of(state: RunState) -> list[str]:
+    """The run's member list, as its journal says it: an entry is committed once most of these hold it."""
+    return sorted(name for name, site in state.sites.items() if site.standing not in _GONE)
+
+
+def are_most(some: Collection[str], members: Collection[str]) -> bool:
+    """Whether these are most of the members. A leader needs them to make the list longer, and a site to be promoted: so
+    no two sides have most of the list that each of them knows."""
+    return 2 * len(set(some).intersection(members)) > len(members)
 
 
 def refusal(state: RunState, sites: Mapping[str, LedSite], name: str, hello: Hello) -> str:
@@ -82,21 +99,25 @@ def _is_member(state: RunState, name: str, site: LedSite) -> bool:
 
 
 def turned_away(site: LedSite, name: str, hello: Hello, now: float, silent_s: float, *, live: bool) -> Refused | None:
-    """Why another run folder may not take the place of a site's that is there; None: it may, or is the same.
+    """Why another machine may not take the place of a site's that is there; None: it may, or is the same.
 
-    Its machine may be lost, and not yet be missed: so a newcomer waits, until the one that is there is heard again, or
-    is gone. live: it counts.
+    The one that is there may be lost, and not yet be missed: so a newcomer waits, until that one is heard again, or is
+    gone. live: it counts.
     """
     there = site.connected and site.welcomed and now - site.heard < silent_s
-    if site.store in ("", hello.store) or not (there or live):
+    is_copy = site.store == hello.store
+    if site.store == "" or (is_copy and site.process in ("", hello.process)):
         return None
-    if site.rival[0] != hello.store:
-        site.rival = (hello.store, now)
+    if not there and (is_copy or not live):  # its agent has started again, or another machine has come for good
+        return None
+    if site.rival[0] != hello.process:
+        site.rival = (hello.process, now)
     if there and site.heard > site.rival[1]:
         site.rival = ("", 0.0)
+        folder = "both have a copy of one run folder" if is_copy else "each has a run folder"
         return Refused(
-            why=f"two machines call themselves {name}: the run folder of the one that is there is {site.store[:12]}, "
-            f"this one's is {hello.store[:12]}. Give each site a name and keys of its own"
+            why=f"two machines call themselves {name}: {folder} ({site.store[:12]} is that of the one that is there, "
+            f"{hello.store[:12]} this one's). Give each site a name, keys and an empty run folder of its own"
         )
     return Refused(
         why=f"{name} is there already, with the run folder {site.store[:12]}; this one's is {hello.store[:12]}, and "

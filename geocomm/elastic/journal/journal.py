@@ -269,6 +269,18 @@ class SqliteJournal:
                     raise BadLineError(f"{self.path}: the state after entry {index} is not what its entries give")
             return state, confirmed
 
+    def check(self) -> None:
+        """Look at all bytes of all entries, without reading what they say, and at the state now. BadLineError,
+        sqlite3.DatabaseError: the file is damaged."""
+        with self._one_view():
+            head = self.base
+            for index, said, line in self._rows(0):
+                if index != head.index + 1 or _hash(line) != said or f'"prev":"{head.hash}"' not in line:
+                    raise BadLineError(f"{self.path}: entry {head.index + 1} is damaged, or missing")
+                head = Head(index, said)
+        if self.state().head != self._head:
+            raise BadLineError(f"{self.path}: its end is damaged")
+
     def copy_to(self, path: Path, last: int) -> None:
         """Make a journal in another file of the entries up to index `last`."""
         copy = SqliteJournal(path)
@@ -408,10 +420,13 @@ class RunReader:
         """What `read` finds in the state as it is now, which changes later. Raises NoJournalError, BadLineError."""
         with self._lock, contextlib.closing(SqliteJournal(self._path, read_only=True)) as journal:
             state, self._state = self._state, None
-            if state is None or journal.hash_at(state.head.index) != state.head.hash:
-                state = journal.state()
-            for entry in journal.read(state.head.index + 1):
-                state.apply(entry)
+            try:
+                if state is None or journal.hash_at(state.head.index) != state.head.hash:
+                    state = journal.state()
+                for entry in journal.read(state.head.index + 1):
+                    state.apply(entry)
+            except sqlite3.Error as error:
+                raise NoJournalError(f"{self._path} cannot be read: {error}") from None
             self._state = state
             return read(state)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from typing import TypeVar
@@ -10,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from geocomm.core.records import line_of
 from geocomm.elastic.journal.entries import BadLineError
+from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.messages import PART_CHARS, PROTOCOL_VERSION, Down, EntrySaid, StatePart, Up
 from geocomm.elastic.journal.run_state import RunState
 
@@ -31,6 +33,17 @@ def parts_of(state: RunState) -> Iterator[StatePart]:
     text = state.text
     for start in range(0, len(text), PART_CHARS):
         yield StatePart(text=text[start : start + PART_CHARS], last=start + PART_CHARS >= len(text))
+
+
+def journal_said(journal: SqliteJournal, first: int) -> Iterator[str]:
+    """What a site is sent that lacks the entries from `first` on, up to those that are here now. BadLineError,
+    sqlite3.Error, while they are made: the file is damaged."""
+    state, last = journal.state_for(first), journal.head.index
+    if state is not None:
+        first = state.head.index + 1
+    return itertools.chain(
+        () if state is None else map(said, parts_of(state)), map(entry_said, journal.lines(first, last))
+    )
 
 
 def up_of(line: str | bytes) -> Up:

@@ -152,6 +152,8 @@ class Hello(Record):
     """The hash of its last entry."""
     term: Whole
     """The term of its last entry."""
+    process: StoreId = "0" * 32
+    """A random name of the agent's process: two machines may have copies of one disk."""
     fetch: Address
     """See `Peer`."""
     ranks: bool = True
@@ -191,6 +193,8 @@ class Beat(Record):
     line_s: Seconds
     free_bytes: Whole
     """On the disk of the run folder."""
+    head: Annotated[int, Field(ge=-1, lt=2**63)] = -1
+    """The index of the last entry that the site's journal has, of this leader's; -1: the agent does not know yet."""
 
 
 class Due(OfRound):
@@ -262,6 +266,8 @@ class Leave(Record):
     """The site ends in good order: what it offered before is its last."""
 
     kind: Literal["leave"] = "leave"
+    finished: bool = False
+    """It has trained to its end: the run ends where nobody else takes part. False: it may come back."""
 
 
 Up = Annotated[

@@ -16,7 +16,9 @@ from geocomm.elastic.journal.admission import (
     MOST_COMINGS,
     ForeignJournals,
     LedSite,
+    are_most,
     difference,
+    members_of,
     other_chain,
     refusal,
     supersedes,
@@ -64,13 +66,17 @@ from geocomm.elastic.journal.sequencer_events import (
     Unbelieved,
 )
 
+_HELD_S = 10.0
+"""A site that cannot join yet is told of after this time."""
+
 
 class Sequencer:
     """Decides for the run whose journal says `state`: the caller hands it over, and no longer changes it.
 
     hash_at: of an entry by its index; None: there is no such entry. random_hex: 32 random hexadecimal digits, for the
     names of a new run. fetch: host:port of the leader's own agent, which can get what others have; empty: it gives out
-    no files. start: higher than at each leader before, of the same term.
+    no files. start: higher than at each leader before, of the same term. shared: an entry is committed where it is
+    durable, in etcd, whoever of the members holds it.
     """
 
     def __init__(
@@ -81,6 +87,8 @@ class Sequencer:
         random_hex: Callable[[], str],
         fetch: str = "",
         start: int = 0,
+        *,
+        shared: bool = False,
     ) -> None:
         self.state = state
         self.superseded = False
@@ -95,8 +103,12 @@ class Sequencer:
         self._snapshots = LeaderSnapshots(self._run)
         self._lost = LostFrames(self._run)
         self._foreign = ForeignJournals()
-        self._held_back: dict[str, RanksUp] = {}
-        """By site: no run begins here yet."""
+        self._held_back: dict[str, tuple[RanksUp, float]] = {}
+        """By site, since when: no run begins here yet, or it has room for no new member."""
+        self._told_held_back: set[str] = set()
+        self._shared = shared
+        self._listed_at = state.head.index
+        """The last entry by which a site may have become a member."""
         self._started = False
 
     def turned_away(self, name: str, hello: Hello, now: float) -> Refused | None:
@@ -106,6 +118,11 @@ class Sequencer:
         site = self.sites.get(name)
         live = name in self.state.live
         return None if site is None else turned_away(site, name, hello, now, self._terms.silent_s, live=live)
+
+    @property
+    def left_out(self) -> int:
+        """Frames that were left out as too long, since this leader began."""
+        return self._rounds.left_out
 
     @property
     def doubt(self) -> tuple[str, ...]:
@@ -174,7 +191,7 @@ class Sequencer:
             self._run.drop(name, "its first line was no Hello")
             return
         if isinstance(message, Beat):
-            site.heard, site.beat = self._run.now, message
+            site.heard, site.beat, site.head = self._run.now, message, max(site.head, message.head)
             self.deals.beat(name, message)
         elif isinstance(message, RanksUp):
             self._ranks_up(name, site, message)
@@ -209,6 +226,7 @@ class Sequencer:
             case SnapshotHeld():
                 self._snapshots.held(name, message)
             case Leave():
+                site.finished = message.finished
                 known = self.state.sites.get(name)
                 if known is not None and known.standing in (Standing.AWAY, Standing.JOINING):
                     self._left(name)  # nothing of it can count any more
@@ -244,7 +262,8 @@ class Sequencer:
         known = self.state.sites.get(name)
         if site.store not in ("", hello.store) or (known is not None and known.store != hello.store):
             self._forget_disk(name)
-        site.store, site.fetch, site.ranks, site.welcomed = hello.store, hello.fetch, hello.ranks, True
+        site.store, site.process = hello.store, hello.process
+        site.fetch, site.ranks, site.welcomed = hello.fetch, hello.ranks, True
         self._foreign.taken_in(name)
         site.changed = self._run.now
         if name not in self.state.live:  # else a line that breaks after each Hello would keep it for ever
@@ -254,12 +273,13 @@ class Sequencer:
         site.goals = tuple(self.state.versions)
         self._run.send(name, welcome)
         first, last = self._first_to_send(hello), self.state.head.index
+        site.head = first - 1  # behind that its journal is not the run's
         if first <= last:
             self._run.send_entries(name, first, last)
         if self.state.genesis is not None and hello.ranks and (known is None or known.store != hello.store):
             self._away(name, "it came back with another run folder")
-            if self._may_come(name, site):
-                self._run.append(Join, site=name, store=hello.store)
+            if self._has_place(name) and self._may_come(name, site):
+                self._join(name, hello.store)
         self._rounds.tell(name)
 
     def _first_to_send(self, hello: Hello) -> int:
@@ -281,14 +301,14 @@ class Sequencer:
         if self.state.ended:  # it hears of that with the entries that follow its welcome
             return
         genesis = self.state.genesis
-        if not site.ranks or (genesis is not None and name not in self.state.sites):
+        if not site.ranks:
             self._run.drop(name, "it said that it has no ranks, and it has some")
             return
         if len(message.digests) != message.model.fragments:
             self._run.drop(name, f"it has {len(message.digests)} digests of {message.model.fragments} fragments")
             return
-        if genesis is None and not self._may_begin():
-            self._held_back[name] = message
+        if not (self._may_begin() if genesis is None else self._has_place(name)):
+            self._held_back.setdefault(name, (message, self._run.now))
             return
         if genesis is None:
             model = message.model
@@ -304,7 +324,7 @@ class Sequencer:
             self.deals.take_version()
             for other, one in sorted(self.sites.items()):
                 if one.welcomed and one.ranks:
-                    self._run.append(Join, site=other, store=one.store)
+                    self._join(other, one.store)
         else:
             why = difference(genesis, message.model, name)
             if why:
@@ -317,10 +337,11 @@ class Sequencer:
                 f"{len(message.owners)} that own fragments",
             )
             return
-        if self.state.sites[name].standing is Standing.LEFT or self.state.sites[name].anew:
+        known = self.state.sites.get(name)
+        if known is None or known.standing is Standing.LEFT or known.anew:
             if not self._may_come(name, site):
                 return
-            self._run.append(Join, site=name, store=site.store)
+            self._join(name, site.store)
         if site.owners != message.owners:
             if not self._may_come(name, site):
                 return
@@ -334,11 +355,34 @@ class Sequencer:
     def _take_held_back(self) -> None:
         """Take the ranks in that came before the run might begin: at once, since they say but once that they are
         ready."""
-        if self._held_back and (self.state.genesis is not None or self._may_begin()):
-            held_back, self._held_back = self._held_back, {}
-            for name, message in sorted(held_back.items()):
-                if self.sites[name].welcomed:
-                    self._ranks_up(name, self.sites[name], message)
+        for name, (message, since) in sorted(self._held_back.items()):
+            if not self.sites[name].welcomed:
+                del self._held_back[name]
+            elif self._may_begin() if self.state.genesis is None else self._has_place(name):
+                del self._held_back[name]
+                self._told_held_back.discard(name)
+                self._ranks_up(name, self.sites[name], message)
+            elif self.state.genesis and self._run.now - since > _HELD_S and name not in self._told_held_back:
+                self._told_held_back.add(name)
+                lack = ", ".join(one for one in members_of(self.state) if one not in self._holders)
+                self._run.log(
+                    f"{name} joins once most members of the run hold entry {self._listed_at}: {lack} do not. Start "
+                    "these sites, or give them up with geocomm members remove"
+                )
+
+    def _join(self, name: str, store: str) -> None:
+        self._run.append(Join, site=name, store=store)
+        self._listed_at = self.state.head.index
+
+    @property
+    def _holders(self) -> list[str]:
+        """Who holds the entry by which the last member came."""
+        return [name for name, site in self.sites.items() if site.head >= self._listed_at]
+
+    def _has_place(self, name: str) -> bool:
+        """Whether the site is a member, or may become one: once the list as it is now is committed."""
+        members = members_of(self.state)
+        return self._shared or not members or name in members or are_most(self._holders, members)
 
     def _may_begin(self) -> bool:
         """Whether a run may begin here: not while a site is there that has one."""
@@ -373,7 +417,7 @@ class Sequencer:
         if not self._may_come(name, site):
             return
         self._run.append(Ready, site=name)
-        site.late = False
+        site.late = site.finished = False
         site.leaving = None
         site.closed_for = ""
         site.heard = self._run.now
@@ -400,7 +444,9 @@ class Sequencer:
 
     def _left(self, name: str) -> None:
         self._run.append(Left, site=name)
-        if all(site.standing in (Standing.LEFT, Standing.REMOVED) for site in self.state.sites.values()):
+        # Sites that all were told to leave, as for a night, may come back.
+        over = all(site.standing in (Standing.LEFT, Standing.REMOVED) for site in self.state.sites.values())
+        if over and self.sites[name].finished:
             self._run.append(End)
         self._run.drop(name, "it has left")
 

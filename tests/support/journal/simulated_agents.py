@@ -125,7 +125,9 @@ class SimulatedAgents:
     def _beat(self, site: Site) -> None:
         site.later(BEAT_S, lambda: self._beat(site))
         read = 0 if site.ranks is None else site.ranks.read
-        self._leader.say(site, Beat(step=site.steps, tokens=read, step_s=site.step_s, line_s=0, free_bytes=0))
+        head = site.state.head.index if site.caught_up else -1
+        beat = Beat(step=site.steps, tokens=read, step_s=site.step_s, line_s=0, free_bytes=0, head=head)
+        self._leader.say(site, beat)
 
     # ---- the journal
 

@@ -257,7 +257,7 @@ class MemberRounds:
 
     def leave(self, limit_s: float) -> None:
         """Say that the site ends in good order; what it has offered before is its last. Waits until it is sent."""
-        self._agent.say(Leave())
+        self._agent.say(Leave(finished=not self.is_leaving))
         self._agent.close(limit_s)
 
     def close(self) -> None:

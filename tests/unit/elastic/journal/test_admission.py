@@ -88,6 +88,31 @@ def test_site_whose_machine_was_lost_gets_its_place_with_an_empty_folder_once_it
     assert led.sequencer.state.sites["a"].standing is Standing.JOINING
 
 
+def test_of_two_machines_with_copies_of_one_disk_the_second_one_is_refused_and_the_first_goes_on() -> None:
+    led = Led().take_part("ab")
+    led.hello("a", process="1" * 32)  # its agent has started again, and the end of the one before was not seen yet
+    assert led.messages(Refused)[-1].blames == "leader"
+    led.wait(1, "ab")
+    led.hello("a", process="1" * 32)
+    assert led.messages(Refused)[-1].blames == "site"
+    assert "copy of one run folder" in led.messages(Refused)[-1].why
+    assert "a" in led.sequencer.state.live
+    led.due()
+    led.offer("a", "b")
+    led.offer("b", "a")
+    assert led.last_members == "ab"
+
+
+def test_agent_that_starts_again_has_its_place_at_once() -> None:
+    led = Led().take_part("ab")
+    led.on(Ended("a"))
+    led.hello("a", process="1" * 32)
+    assert not led.messages(Refused)
+    led.wait(1, "ab")
+    led.hello("a", process="1" * 32)  # its line broke, and the leader has not seen that
+    assert not led.messages(Refused)
+
+
 def test_store_of_a_site_whose_line_is_down_is_not_anothers() -> None:
     led = Led().take_part("ab")
     led.on(Ended("a"))
@@ -124,7 +149,7 @@ def test_stand_by_without_ranks_that_was_there_before_the_run_is_no_member_of_it
     led.hello("b", ranks=False)
     led.take_part("a")
     assert led.kinds() == ["genesis", "join", "ready"]
-    led.say("a", Leave())
+    led.say("a", Leave(finished=True))
     led.wait(1, "ab")
     assert led.kinds()[-2:] == ["left", "end"]
 

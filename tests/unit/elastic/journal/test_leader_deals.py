@@ -210,7 +210,7 @@ def test_removed_site_and_one_that_has_left_are_taken_back_at_once() -> None:
     run = led("abc")
     run.wait(1, "abc")
     run.on(Remove("a", "sold"))
-    run.say("b", Leave())
+    run.say("b", Leave(finished=True))
     run.wait(2, "c")
     assert run.sequencer.state.sites["b"].standing is Standing.LEFT
     assert {back.site for back in of(run, TakenBack)} == {"a", "b"}

@@ -9,6 +9,7 @@ import pytest
 from geocomm.elastic.journal.entries import Away, End, Genesis, Left, Ready, Removed, Round
 from geocomm.elastic.journal.messages import (
     Applied,
+    Beat,
     Due,
     Fetch,
     Hold,
@@ -24,7 +25,7 @@ from geocomm.elastic.journal.messages import (
     Stop,
     Welcome,
 )
-from geocomm.elastic.journal.sequencer_events import Close, Ended, LeaderSettings, Remove
+from geocomm.elastic.journal.sequencer_events import Came, Close, Ended, LeaderSettings, Remove
 from support.led_sequencer import Led
 
 
@@ -307,14 +308,14 @@ def test_last_frames_of_a_site_that_leaves_count_and_the_last_one_ends_the_run()
     led = Led().take_part("ab")
     led.due()
     led.offer("a")
-    led.say("a", Leave())
+    led.say("a", Leave(finished=True))
     led.wait(1, "ab")
     assert "left" not in led.kinds()
     led.offer("b", "a")
     led.say("b", Hold(fragment=0, version=0, site="a", frame=led.offer("a"), by_mail=True))
     led.wait(1, "ab")
     assert led.kinds()[-2:] == ["round", "left"]
-    led.say("b", Leave())
+    led.say("b", Leave(finished=True))
     led.wait(1, "b")
     assert isinstance(led.entries[-2], Left)
     assert isinstance(led.entries[-1], End)
@@ -394,16 +395,34 @@ def test_site_that_leaves_while_it_is_away_has_left_and_the_run_can_end() -> Non
     led = Led().take_part("ab")
     led.say("b", RanksGone(why="its ranks have ended"))
     assert isinstance(led.entries[-1], Away)
-    led.say("b", Leave())
+    led.say("b", Leave(finished=True))
     assert isinstance(led.entries[-1], Left)
-    led.say("a", Leave())
+    led.say("a", Leave(finished=True))
     led.wait(1, "a")
     assert isinstance(led.entries[-1], End)
 
 
+def test_run_whose_sites_were_all_told_to_leave_goes_on_when_they_are_back() -> None:
+    led = Led().take_part("ab")
+    for site in "ab":
+        led.say(site, Leave())
+        led.wait(1, "ab")
+    assert led.kinds()[-2:] == ["left", "left"]
+    again = Led(entries=led.entries, start=1).take_part("ba")
+    again.due()
+    again.offer("a", "b")
+    again.offer("b", "a")
+    assert isinstance(again.entries[-1], Round)
+    again.say("a", Leave())
+    again.wait(1, "ab")
+    again.say("b", Leave(finished=True))
+    again.wait(1, "b")
+    assert isinstance(again.entries[-1], End)
+
+
 def test_ranks_that_come_after_the_end_are_refused_and_the_leader_lives() -> None:
     led = Led().take_part("a")
-    led.say("a", Leave())
+    led.say("a", Leave(finished=True))
     led.wait(1, "a")
     assert isinstance(led.entries[-1], End)
     led.hello("b")
@@ -414,7 +433,7 @@ def test_ranks_that_come_after_the_end_are_refused_and_the_leader_lives() -> Non
 
 def test_site_is_removed_after_the_end_without_another_entry() -> None:
     led = Led().take_part("a")
-    led.say("a", Leave())
+    led.say("a", Leave(finished=True))
     led.wait(1, "a")
     led.on(Remove("a", "told so"))
     assert isinstance(led.entries[-1], End)
@@ -447,3 +466,56 @@ def test_snapshots_come_though_leaders_change_more_often_than_they_are_due() -> 
     rounds, snapshots = kinds.count("round"), kinds.count("snapshot")
     assert rounds == 48
     assert 1 <= snapshots <= 3  # 240 s went by
+
+
+def store(run: Led, sites: str) -> None:
+    """What was said to these lies in their journals, as they say with a beat."""
+    for site in sites:
+        beat = Beat(step=0, tokens=0, step_s=0.1, line_s=0, free_bytes=0, head=len(run.entries) - 1)
+        run.say(site, beat)
+
+
+def come(run: Led, site: str) -> None:
+    """Unlike `Led.take_part`, nothing says that the others have written what they heard."""
+    run.on(Came(site))
+    run.say(site, run.hello_of(site))
+    run.ranks_up(site)
+
+
+def test_member_list_grows_once_most_of_it_hold_the_last_one_that_came() -> None:
+    """Else a leader that is cut off from most could fill the list with others: each side would have most of its own."""
+    run = Led().take_part("abc")
+    store(run, "abc")
+    for site in "bc":
+        run.on(Ended(site))
+    come(run, "d")
+    assert "d" in run.sequencer.state.sites  # all of a, b and c had what came before
+    store(run, "ad")
+    come(run, "e")
+    assert "e" not in run.sequencer.state.sites  # a and d hold it, of four
+    run.wait(20, "ade")
+    (told,) = [text for text in run.logged if "e joins once most members" in text]
+    assert "b, c do not" in told
+    other = Led(entries=run.entries, start=1)  # a leader that has just begun knows of nobody what it holds
+    come(other, "a")
+    come(other, "e")
+    assert "e" not in other.sequencer.state.sites
+    run.hello("b")
+    store(run, "b")
+    assert "e" in run.sequencer.state.sites
+
+
+def test_member_that_is_given_up_is_not_awaited() -> None:
+    run = Led().take_part("abc")
+    store(run, "abc")
+    for site in "bc":
+        run.on(Ended(site))
+    come(run, "d")
+    store(run, "ad")
+    come(run, "e")
+    assert "e" not in run.sequencer.state.sites
+    run.on(Remove("b", "lost"))
+    assert "e" in run.sequencer.state.sites  # a and d are two of three
+    come(run, "c")  # who comes back is a member: nobody has to hold more for that
+    run.say("c", ReadySaid())
+    assert "c" in run.sequencer.state.live

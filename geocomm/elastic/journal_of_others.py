@@ -1,0 +1,154 @@
+"""An agent whose journal's file is damaged fetches the journal whole from another site, before it leads or follows.
+
+From the leader, where one answers. Else from the site that has most, once so many sites have answered that an entry
+which most members hold is at one of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import math
+import os
+import sqlite3
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from geocomm.core.addresses import HubAddress, HubAddressError
+from geocomm.core.message_log import log
+from geocomm.core.patience import Waiting
+from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.journal.admission import are_most, members_of
+from geocomm.elastic.journal.entries import BadLineError, Entry
+from geocomm.elastic.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
+from geocomm.elastic.known_agents import KnownAgents
+from geocomm.elastic.questions import AgentStanding, StandingAsked, read_journal, standings
+from geocomm.elastic.snapshots import Snapshots
+from geocomm.security.key_folder import Keys, KeysError
+
+_ASK_LIMIT_S = 5.0
+_PAUSE_S = 1.0
+_COMPARED = 2_000
+"""Of the newest entries that can still be read: what is fetched has the same."""
+
+
+async def fetch_if_damaged(store: FragmentStore, hub: str, keys: Keys, leaving: asyncio.Event) -> bool:
+    """Have a journal here that is whole, or none. hub: where all sites look for the leader at the start; empty: etcd
+    says that. False: the site was asked to leave before. NoJournalError: it is damaged, and no other site is known."""
+    path, site = store.run_dir / FILE_NAME, keys.identity.site
+    if not path.exists() or not (why := await asyncio.to_thread(_damage, path)):
+        return True
+    known = KnownAgents(store.run_dir, log)
+    addresses = {at for name, at in known.addresses.items() if name != site} | {known.leader or hub, hub} - {""}
+    told = (
+        f"{path} is damaged ({why}). geocomm snapshot restore goes back to a snapshot. Where another site leads, or is "
+        "promoted, this one may start with an empty run folder"
+    )
+    if not addresses - {known.addresses.get(site, "")}:
+        raise NoJournalError(f"{told}. No other site is known that has it")
+    log(f"{told}. It is fetched from another site")
+    own, waiting, reason = await asyncio.to_thread(_sound, path), Waiting(log), "none answers"
+    part = path.with_name(f".{path.name}.part")
+    while not leaving.is_set():
+        asked = StandingAsked(run=None, term=known.term, leader=known.leader or hub)
+        answered = await standings(addresses, keys, asked, _ASK_LIMIT_S)
+        found = {at: one for at, one in answered.items() if one.run is not None and one.site != site}
+        order = sorted(found.items(), key=lambda one: (_leads(one[1], known), one[1].chain, one[1].head), reverse=True)
+        for at, one in order:
+            _remove(part)
+            try:
+                with contextlib.closing(SqliteJournal(part)) as made:
+                    add = partial(_add, made)
+                    await read_journal(HubAddress.parse(at), keys, 0, made.begin_at, add)
+                    state = made.state()
+                    members = members_of(state)
+                    if not _fits(made, own):
+                        raise BadLineError("it has other entries than those that can still be read here")
+            except (OSError, KeysError, HubAddressError, BadLineError, sqlite3.Error) as error:
+                reason = f"{one.site}: {str(error) or 'silent'}"
+                continue
+            missing = set(members) - {other.site for other in found.values()}
+            if not _leads(one, known) and are_most(missing, members):
+                names = ", ".join(sorted(missing - {site}))
+                reason = f"nobody leads, and too few of {len(members)} members answer to know what counted: start "
+                reason += names
+                break
+            aside = _put_in_place(part, path)
+            for fragment, version in enumerate(state.versions):  # what only this site's journal had is gone
+                store.remove_states_after(fragment, version)
+            Snapshots(store).remove_from(state.head.index + 1)
+            log(
+                f"{path} is whole again, with the {state.head.index + 1} entries that {one.site} has; the damaged file "
+                f"is {aside.name}"
+            )
+            return True
+        waiting.tell(lambda reason=reason: f"another site's journal, since that of this one is damaged ({reason})")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PAUSE_S):
+                await leaving.wait()
+    _remove(part)
+    return False
+
+
+def _leads(one: AgentStanding, known: KnownAgents) -> bool:
+    return one.leads and one.term >= known.term
+
+
+def _add(journal: SqliteJournal, entries: Sequence[Entry]) -> None:
+    journal.append_all(entries, journal.head)
+
+
+def _damage(path: Path) -> str:
+    """What is wrong with the file; empty: nothing. NoJournalError: it is none, or of another version."""
+    try:
+        with contextlib.closing(SqliteJournal(path, read_only=True)) as journal:
+            journal.check()
+    except (sqlite3.DatabaseError, BadLineError) as error:
+        return str(error)
+    except NoJournalError as error:
+        if "malformed" not in str(error):
+            raise
+        return str(error)
+    return ""
+
+
+def _sound(path: Path) -> dict[int, tuple[str, int]]:
+    """Hash and term of the newest entries, by index, as far as they can be read and are as they were written."""
+    found: dict[int, tuple[str, int]] = {}
+    query = "SELECT idx, hash, CAST(line AS BLOB) FROM entries ORDER BY idx DESC LIMIT ?"
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(path)) as db:
+        for index, said, line in db.execute(query, (_COMPARED,)):
+            if hashlib.sha256(line).hexdigest() == said:
+                found[int(index)] = str(said), int(json.loads(line)["term"])
+    return found
+
+
+def _fits(made: SqliteJournal, own: dict[int, tuple[str, int]]) -> bool:
+    """Whether a journal has the same entries, up to where a later leader took over."""
+    terms = made.state().terms
+    for index, (said, term) in own.items():
+        end = min((at for later, at in terms.items() if later > term), default=math.inf)
+        if index < end and made.hash_at(index) not in (None, said):
+            return False
+    return True
+
+
+def _put_in_place(part: Path, path: Path) -> Path:
+    """Returns where the damaged file is kept for a person to look at."""
+    number = 1
+    while (aside := path.with_name(f"{path.stem}-damaged-{number}.sqlite")).exists():
+        number += 1
+    for end in ("", "-wal", "-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(f"{path}{end}", f"{aside}{end}")
+    os.replace(part, path)
+    _remove(part)
+    return aside
+
+
+def _remove(path: Path) -> None:
+    for end in ("", "-wal", "-shm"):
+        Path(f"{path}{end}").unlink(missing_ok=True)
