@@ -16,6 +16,7 @@ COUNTERS = {
     "agent_connections": "connections of the site's agent to the leader; each after the first is a reconnection",
     "leader_entries": "journal entries that the site's agent has committed as the leader",
     "leader_commit_seconds": "seconds in which the site's agent committed journal entries, also to etcd",
+    "leader_frames_left_out": "frames that the site's agent, as the leader, let no round take: far longer than usual",
     "data_repeated_tokens": "tokens that sites had read and read again after a failure, since the site's agent leads",
 }
 """Name without `geocomm_` and `_total`, and help."""

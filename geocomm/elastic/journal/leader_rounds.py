@@ -15,6 +15,7 @@ from geocomm.elastic.journal.learning_rates import LearningRates
 from geocomm.elastic.journal.led_run import LedRun
 from geocomm.elastic.journal.messages import Due, Fetch, Hold, Offer, Open, Pass, Peer, Peers
 from geocomm.elastic.journal.open_round import MOST_HOLDS, OpenRound
+from geocomm.elastic.journal.outliers import TIMES, Outliers
 from geocomm.elastic.journal.said_digests import SaidDigests
 
 STARVED_ROUNDS = 4
@@ -59,6 +60,9 @@ class LeaderRounds:
         self._unmailed: dict[tuple[str, str], int] = {}
         """By (holder, maker): rounds since any frame came by mail, late or not."""
         self._rates = LearningRates()
+        self._outliers = Outliers()
+        self.left_out = 0
+        """Frames that no round took, since this leader began, since they were far longer than what is usual."""
         begun = any(run.state.versions)
         self._waited_for = frozenset[str]() if begun else run.terms.wait_for - set(run.state.live)
         self._peers: tuple[Peer, ...] = ()
@@ -296,7 +300,16 @@ class LeaderRounds:
                     ),
                 )
 
-    def _close_round(self, fragment: int, found: OpenRound, chosen: Mapping[str, Offer]) -> None:
+    def _close_round(self, fragment: int, found: OpenRound, eligible: Mapping[str, Offer]) -> None:
+        left_out = self._outliers.take(fragment, eligible, max(1, self._terms.min_sites))
+        self.left_out += len(left_out)
+        for name, (length, usual) in left_out.items():
+            self._run.log(
+                f"{name}: its delta of fragment {fragment} in round {found.version} is left out: it is {length:.3g} "
+                f"long, over {TIMES:g} times the {usual:.3g} that is usual there and at the others. The next one "
+                "counts. Look at the loss of that site; its ranks begin with the run's weights when they start again"
+            )
+        chosen = {name: offer for name, offer in eligible.items() if name not in left_out}
         until = found.opened + self._grace_s()
         for name in self._state.live:
             site = self._sites[name]

@@ -246,6 +246,11 @@ RULES: tuple[AlertRule, ...] = (
         "the log of the agent there says which sites, and what to do: promote one, or start others with empty folders",
     ),
     AlertRule(
+        *("FrameLeftOut", _WARNING, AlertScope.SITE, _site("leader_frames_left_out_total").growth(15) > 0, 0),
+        "{site}, which leads, has left out a delta that was 50 times as long as usual: a site may diverge",
+        "the log of the agent there says which site: look at its loss, and start its ranks again, or end them",
+    ),
+    AlertRule(
         *("SnapshotLost", _WARNING, AlertScope.SITE, _recent("snapshot_lost"), 0),
         "{site} could not keep a snapshot of the elastic run; its event snapshot_lost says which, and why",
         "free room on the disk of its run folder; geocomm snapshot ls says which other sites have it",

@@ -144,6 +144,11 @@ CASES: dict[str, tuple[Run, str, Run]] = {
     ),
     "MemberAway": (site(member_away=1), "w", site(member_away=0)),
     "LeaderInDoubt": (plain(leader_in_doubt=1), "c", plain(leader_in_doubt=0)),
+    "FrameLeftOut": (
+        site(leader_frames_left_out_total=(0, 1)),
+        "w",
+        site(leader_frames_left_out_total=3),
+    ),
     "SnapshotLost": (event("snapshot_lost", 1), "w", event("snapshot_lost", 0)),
     "SnapshotNotKept": (plain(snapshot_not_kept=1), "w", plain(snapshot_not_kept=0)),
     "TelemetryLost": (

@@ -1,0 +1,57 @@
+"""Which frames a round is to do without: a site whose weights run away, all of them finite, would take the others along.
+
+Once only, since what it learned may be right: a person hears of it meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+from geocomm.elastic.journal.messages import Offer
+
+TIMES = 50.0
+"""So many times as long as the site's own frames, and as those of the others. Chosen: a delta of the most cycles that
+count at once is five times as long at most."""
+_KNOWN = 15
+_LEAST_KNOWN = 3
+"""Frames of a site that have counted, of a fragment."""
+
+
+class Outliers:
+    """A part of the rounds of a leader, which forgets it all when it starts again."""
+
+    def __init__(self) -> None:
+        self._lengths: dict[tuple[str, int], deque[float]] = {}
+        """By site and fragment."""
+        self._left_out: set[tuple[str, int]] = set()
+        """Of these, the next one counts."""
+
+    def take(self, fragment: int, offers: Mapping[str, Offer], least: int) -> dict[str, tuple[float, float]]:
+        """The sites whose frame of these is left out, with its length and what is usual; the others' count. least:
+        frames that a round has."""
+        length = {name: math.sqrt(offer.squared_norm) for name, offer in offers.items()}
+        found: dict[str, tuple[float, float]] = {}
+        for name, own in length.items():
+            usual = self._usual(fragment, name, length)
+            is_out = 0 < TIMES * usual < own and len(offers) - len(found) > least
+            if is_out and (name, fragment) not in self._left_out:
+                found[name] = own, usual
+                self._left_out.add((name, fragment))
+            else:
+                self._lengths.setdefault((name, fragment), deque(maxlen=_KNOWN)).append(own)
+                if not is_out:
+                    self._left_out.discard((name, fragment))
+        return found
+
+    def _usual(self, fragment: int, name: str, length: Mapping[str, float]) -> float:
+        """The longer of what is usual at the site, and at the others; 0: too little is known."""
+        known = self._lengths.get((name, fragment), ())
+        others = [one for other, one in length.items() if other != name]
+        return max(_median(known), _median(others)) if len(known) >= _LEAST_KNOWN and others else 0.0
+
+
+def _median(lengths: Iterable[float]) -> float:
+    return statistics.median(lengths)
