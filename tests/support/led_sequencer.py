@@ -134,6 +134,7 @@ class Led:
         by_mail: bool = True,
         taken: int = 0,
         length: float = 1.0,
+        weight: int = 5,
     ) -> str:
         """The frame that the site makes in the last attempt; who else holds it."""
         attempt = self.messages(Open)[-1].attempt if attempt is None else attempt
@@ -146,7 +147,7 @@ class Led:
             frame=frame,
             coded_bytes=10,
             exact_bytes=2,
-            weight=5,
+            weight=weight,
             step=10 * version if step is None else step,
             squared_norm=length * length,
             lr=lr,

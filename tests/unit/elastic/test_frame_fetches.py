@@ -103,3 +103,19 @@ def test_a_frame_that_is_needed_no_more_is_given_up() -> None:
         assert (fetcher.made, told) == (1, [])
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("asked", [{"fragment": 2}, {"fragment": 10**12}, {"version": 5}, {"version": 2**60}])
+def test_a_frame_of_a_round_that_the_run_does_not_have_is_not_looked_for(asked: dict[str, int]) -> None:
+    """Each would get a folder of its own."""
+
+    async def run() -> None:
+        fetcher = Attempts(Outcome.HERE)
+        fetcher.may_end.set()
+        brought, _ = fetches(fetcher)
+        brought._view.state.versions = [4, 4]
+        assert not await brought.for_others(FRAME.model_copy(update=asked))
+        assert fetcher.made == 0
+        assert await brought.for_others(FRAME)
+
+    asyncio.run(run())

@@ -519,3 +519,17 @@ def test_member_that_is_given_up_is_not_awaited() -> None:
     come(run, "c")  # who comes back is a member: nobody has to hold more for that
     run.say("c", ReadySaid())
     assert "c" in run.sequencer.state.live
+
+
+def test_what_a_site_may_weigh_is_known_to_the_next_leader_too() -> None:
+    led = Led().take_part("ab")
+    led.due()
+    led.offer("a", "b")
+    led.offer("b", "a")
+    other = Led(entries=led.entries, start=1).take_part("ab")
+    other.due()
+    other.offer("a", "b", weight=2**40)
+    other.offer("b", "a")
+    entry = other.entries[-1]
+    assert isinstance(entry, Round)
+    assert [one.weight for one in entry.members] == [16 * 5, 5]  # b has counted for 5

@@ -1,0 +1,83 @@
+"""What an agent makes of the state that its leader says in the place of entries which the site lacks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.journal.entries import Away, BadLineError, Entry, Ready
+from geocomm.elastic.journal.journal import SqliteJournal
+from geocomm.elastic.journal.message_lines import parts_of
+from geocomm.elastic.journal.run_state import RunState
+from geocomm.elastic.own_journal import OwnJournal
+from geocomm.elastic.snapshots import Snapshots
+from support.led_sequencer import Led
+
+
+def led_on(entries: Sequence[Entry], more: int) -> list[Entry]:
+    """What a leader adds that leads alone: sites come and go."""
+    found = list(entries)
+    state = RunState.of(found)
+    for number in range(more):
+        kind = Away if number % 2 == 0 else Ready
+        given: dict[str, Any] = {"why": "cut off"} if kind is Away else {}
+        entry = kind(index=state.head.index + 1, prev=state.head.hash, term=state.term, site="b", **given)
+        state.apply(entry)
+        found.append(entry)
+    return found
+
+
+@pytest.mark.parametrize("alone", [2, 40])
+@pytest.mark.parametrize("later", [True, False])
+def test_former_leader_that_led_alone_takes_the_state_of_a_later_term_though_it_has_more_entries(
+    tmp_path: Path, alone: int, *, later: bool
+) -> None:
+    common = Led().take_part("ab").entries
+    own = led_on(common, alone)
+    others = SqliteJournal(tmp_path / "others")
+    others.append_all(common, others.head)
+    if later:
+        others.append(others.term_begun(1, "b", "b:1"), others.head)
+    said, told = others.state(), list[str]()
+    others.close()
+
+    async def run(journal: SqliteJournal) -> None:
+        state = journal.state()
+        store = FragmentStore(tmp_path / "run")
+        store.write_state(0, 7, [b"of the entries that it wrote alone"])
+        ranks = SimpleNamespace(end_those_with=lambda first, why: asyncio.sleep(0))
+        view: Any = SimpleNamespace(
+            site="a",
+            journal=journal,
+            state=state,
+            store=store,
+            leader_at="b:1",
+            welcome=SimpleNamespace(run=said.genesis and said.genesis.run, head=said.head.index, term=said.term),
+            leave_leader=lambda: None,
+            life=SimpleNamespace(start=asyncio.ensure_future, start_again=told.append),
+        )
+        taking = OwnJournal(view, ranks, Snapshots(store), lambda entry: None, lambda: None)  # type: ignore[arg-type]
+        for part in parts_of(said):
+            taking.take_part(part)
+        async with asyncio.timeout(20):
+            while not told:
+                await asyncio.sleep(0.001)
+        assert journal.head == journal.base == said.head
+        assert store.states(0) == []
+
+    with contextlib.closing(SqliteJournal(tmp_path / "own")) as journal:
+        journal.append_all(own, journal.head)
+        if later:
+            asyncio.run(run(journal))
+            assert "has given the state of the run" in told[0]
+        else:  # of its own term, less than it has: that is an older copy
+            with pytest.raises(BadLineError, match="does not follow"):
+                asyncio.run(run(journal))
+            assert journal.head.index == len(own) - 1

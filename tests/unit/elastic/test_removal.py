@@ -1,0 +1,30 @@
+"""What a leader says to who asks it to remove a site."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+from geocomm.elastic.journal.entries import Removed
+from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
+from geocomm.elastic.journal.sequencer_events import LeaderSettings
+from geocomm.elastic.known_agents import KnownAgents
+from geocomm.elastic.leader import Leader
+from geocomm.elastic.questions import RemovalAsked, answer_of
+from support.led_sequencer import Led
+
+
+def test_site_that_leads_is_not_removed_before_another_one_is_promoted(tmp_path: Path) -> None:
+    async def ask(journal: SqliteJournal) -> None:
+        leader = Leader(journal, LeaderSettings(), "a:1", KnownAgents(tmp_path, print), print)
+        own = answer_of(leader, "a", RemovalAsked(site="a", why="broken"))
+        assert "promote another one first" in own.problem
+        assert len([*journal.read()]) == len(entries)
+        assert not answer_of(leader, "a", RemovalAsked(site="b", why="broken")).problem
+        assert isinstance([*journal.read()][-1], Removed)
+
+    entries = Led().take_part("ab").entries
+    with contextlib.closing(SqliteJournal(tmp_path / FILE_NAME)) as journal:
+        journal.append_all(entries, journal.head)
+        asyncio.run(ask(journal))
