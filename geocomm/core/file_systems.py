@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -15,7 +16,13 @@ from pathlib import Path
 
 from geocomm.core.bad_input import BadInput
 
-_OF_A_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "afs", "9p"}
+_OF_FUSE = ("sshfs", "ceph-fuse", "glusterfs", "s3fs", "gcsfuse", "rclone", "juicefs", "grpcfuse")
+_OF_A_NETWORK = {
+    *("nfs", "nfs4", "cifs", "smb3", "afs", "9p", "virtiofs", "lustre", "gpfs", "ceph", "beegfs", "pvfs2", "ocfs2"),
+    *(f"fuse.{name}" for name in _OF_FUSE),
+}
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What the system says where there is no room."""
 _LOOK_S = 0.1
 
 

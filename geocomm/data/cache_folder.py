@@ -108,7 +108,9 @@ class CacheFolder:
                 lacking -= used
             if lacking <= 0:
                 return
-        raise OSError(errno.ENOSPC, f"no room for {size / 1e6:.0f} MB more, and all of it is read next")
+        # Of the size that it was given: what else is full may have room again.
+        code = errno.ENOSPC if self._size is None else errno.EFBIG
+        raise OSError(code, f"no room for {size / 1e6:.0f} MB more, and all of it is read next")
 
     def seen(self, sha256: str) -> Path | None:
         """The file, outside, that had the right bytes, and is as it was."""

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from geocomm.core.bad_input import BadInput
 from geocomm.core.environment import data_cache, links_file
+from geocomm.core.file_systems import FULL
 from geocomm.core.message_log import logger
 from geocomm.data.cache_folder import CacheFolder
 from geocomm.data.catalog import Shard
@@ -123,7 +124,7 @@ class ShardCache:
     def ids(self, shard: Shard) -> NDArray[np.unsignedinteger]:
         """All ids of a shard, mapped; waits where they are not there yet.
 
-        Raises BadInput where this site may not read it, no store has the right bytes, or the cache's disk is full.
+        Raises BadInput where this site may not read it, no store has the right bytes, or its size is too small.
         """
         if not self._began:
             self._began = time.monotonic()
@@ -131,7 +132,10 @@ class ShardCache:
         self.stores.copies(shard)  # a newer version may say that this site may not read it any more
         found = self._maps.get(shard.sha256)
         if found is None:
-            found = self._maps[shard.sha256] = self._mapped(shard, self._there(shard) or self._awaited(shard))
+            found = self._mapped(shard, self._there(shard) or self._awaited(shard))
+            while found is None:  # another process has made room meanwhile
+                found = self._mapped(shard, self._awaited(shard))
+            self._maps[shard.sha256] = found
             if len(self._maps) > _OPEN_MAPS:
                 self._maps.popitem(last=False)
         self._maps.move_to_end(shard.sha256)
@@ -146,10 +150,14 @@ class ShardCache:
             thread.join()
         self._maps.clear()
 
-    def _mapped(self, shard: Shard, place: tuple[Path, int]) -> NDArray[np.unsignedinteger]:
+    def _mapped(self, shard: Shard, place: tuple[Path, int]) -> NDArray[np.unsignedinteger] | None:
+        """None: the file has gone."""
         path, offset = place
         try:
             whole = np.memmap(path, self.stores.dtype, mode="r", offset=offset, shape=(shard.tokens,))
+        except FileNotFoundError:
+            self._seen.pop(shard.sha256, None)
+            return None
         except (OSError, ValueError) as error:
             raise BadInput(f"{path} cannot be mapped: {error}") from None
         self._folder.was_read(shard.sha256)
@@ -328,8 +336,10 @@ class ShardCache:
         except OSError as error:
             if error.errno is None:  # the store's: those of the system have a number
                 raise
-            if error.errno == errno.ENOSPC and copy.sha256 != self._urgent_sha256:
-                return True  # there may be room when it is needed
+            is_limit = error.errno == errno.EFBIG
+            if error.errno in FULL or (is_limit and copy.sha256 != self._urgent_sha256):
+                self._troubles[copy.sha256] = f"the disk of the cache {self._folder.path} is full"
+                return True  # there may be room later
             raise BadInput(f"the cache {self._folder.path} cannot be used: {error.strerror}") from None
 
     @property

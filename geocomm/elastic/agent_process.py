@@ -144,6 +144,7 @@ def _leave_on_sigterm(leaving: asyncio.Event) -> None:
             leaving.set()
 
     loop.add_signal_handler(signal.SIGTERM, asked)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # the supervisor has it held back until here
 
 
 async def _run_once(
@@ -358,11 +359,11 @@ def main() -> None:
         AgentEnded,
     ) as error:
         _refuse(str(error))
-    except (sqlite3.OperationalError, TermNotKeptError) as error:
-        what = "" if isinstance(error, TermNotKeptError) else f"the journal in {config.run_dir} cannot be written: "
+    except (sqlite3.OperationalError, TermNotKeptError, OSError) as error:
+        what = f"the journal in {config.run_dir}: " if isinstance(error, sqlite3.Error) else ""
         log(
-            f"{what}{error}. This site trains on and does not count. Free room on that disk; it is tried again in "
-            f"{_DISK_PAUSE_S:g} s"
+            f"{what}{error}. This site trains on and does not count. The agent starts again in {_DISK_PAUSE_S:g} s; if "
+            "a disk is full, free room there"
         )
         time.sleep(_DISK_PAUSE_S)
         sys.exit(1)

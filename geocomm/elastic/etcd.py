@@ -11,6 +11,7 @@ import base64
 import contextlib
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -107,6 +108,7 @@ class Etcd:
             if not os.access(file, os.R_OK):
                 raise EtcdAddressError(f"cannot read {file}, which GEOCOMM_ETCD_CA, _CERT or _KEY names")
         self.address = address
+        self._turn = threading.Lock()
         self.encrypted = ca is not None
         session = requests.Session()
         # Variables of the environment would put proxies between, and other authorities in the place of etcd's.
@@ -135,12 +137,13 @@ class Etcd:
         from etcd3gw.exceptions import Etcd3Exception
 
         reason = ""
-        for _ in self._clients:
-            try:
-                return work(self._clients[0])
-            except (Etcd3Exception, requests.RequestException, ValueError, KeyError) as error:
-                reason = f"{getattr(error, 'detail_text', None) or error}".strip()
-                self._clients.append(self._clients.pop(0))
+        with self._turn:  # who was cancelled may still be at it, in a thread
+            for _ in self._clients:
+                try:
+                    return work(self._clients[0])
+                except (Etcd3Exception, requests.RequestException, ValueError, KeyError) as error:
+                    reason = f"{getattr(error, 'detail_text', None) or error}".strip()
+                    self._clients.append(self._clients.pop(0))
         raise EtcdAwayError(_short(reason))
 
     def transact(self, compare: list[dict[str, Any]], *requests: dict[str, Any]) -> int:
@@ -157,6 +160,11 @@ class Etcd:
     def compact(self, revision: int) -> None:
         """Have etcd forget what was overwritten or deleted up to a revision, of all its keys."""
         self.call(lambda client: client.post(client.get_url("/kv/compaction"), json={"revision": revision}))
+
+    def lease_of(self, name: str) -> int:
+        """The lease with which a key goes; 0: there is none."""
+        found = self.call(lambda client: client.get(self.key(name), metadata=True))
+        return int(found[0][1].get("lease", 0)) if found else 0
 
     def get(self, name: str) -> tuple[str, int] | None:
         """The value of a key, and the revision that wrote it."""
@@ -193,7 +201,9 @@ class Election:
             return found
         lease = self._etcd.call(lambda client: client.lease(LEASE_S)).id
         put = self._etcd.put("leader", line_of(self._own), lease)
-        if self._etcd.transact([compare_leader(self._etcd, 0 if found is None else found.revision)], put):
+        self._etcd.transact([compare_leader(self._etcd, 0 if found is None else found.revision)], put)
+        # Not by the answer: an attempt whose answer was lost may have been it, which the next server then denies.
+        if self._etcd.lease_of("leader") == lease:
             self._lease = lease
         return self.leader()
 
@@ -258,7 +268,8 @@ class EtcdJournal:
         """Have a journal without entries go on after `head`. HeadMovedError: it has some, or another one leads."""
         etcd = self._etcd
         compare = [_compare_head(etcd, EMPTY), compare_leader(etcd, self._revision)]
-        if head != EMPTY and not etcd.transact(compare, etcd.put("head", _head_text(head))):
+        written = head == EMPTY or etcd.transact(compare, etcd.put("head", _head_text(head)))
+        if not written and self._read_head() != head:  # else an attempt before was written, and its answer lost
             raise HeadMovedError(f"{etcd.address}: another site has begun to write there")
         self._head = head
 

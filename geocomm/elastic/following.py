@@ -156,7 +156,7 @@ class Following:
                 problem="the journal of this run is in etcd, where another site takes over by itself: end the leader's "
                 "agent, and wait for 10 s"
             )
-        host = own_address(HubAddress.parse(self._view.hub).host)
+        host = await asyncio.to_thread(own_address, HubAddress.parse(self._view.hub).host)  # it may ask a name server
         address = asked.address or self._view.own_fetch or str(HubAddress(host, self._own_at.port))
         if self._view.leader is not None and address == self._view.leader_at:
             return PromotionAnswer(problem=f"site {self._view.site} leads already, at {address}")

@@ -102,16 +102,14 @@ def _add(journal: SqliteJournal, entries: Sequence[Entry]) -> None:
 
 
 def _damage(path: Path) -> str:
-    """What is wrong with the file; empty: nothing. NoJournalError: it is none, or of another version."""
+    """What is wrong with the file; empty: nothing, or who opens it to write says so: it is no journal yet, or none."""
     try:
         with contextlib.closing(SqliteJournal(path, read_only=True)) as journal:
             journal.check()
     except (sqlite3.DatabaseError, BadLineError) as error:
         return str(error)
     except NoJournalError as error:
-        if "malformed" not in str(error):
-            raise
-        return str(error)
+        return str(error) if "malformed" in str(error) else ""
     return ""
 
 

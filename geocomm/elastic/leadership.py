@@ -166,7 +166,10 @@ def open_port(
     try:
         return listen_everywhere(leader.port), False
     except OSError as error:
-        listener = listen_everywhere(port_before)
+        try:
+            listener = listen_everywhere(port_before)
+        except OSError:
+            listener = listen_everywhere(0)
         log(
             f"port {leader.port} cannot be listened on ({error.strerror}): files are given out on port "
             f"{listener.getsockname()[1]}; --listen chooses another"

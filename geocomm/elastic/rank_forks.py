@@ -91,6 +91,9 @@ class RankForks:
             pid = int(self._control.recv(20) or b"0")
         finally:
             os.close(its_status)
+        if pid < 0:
+            os.close(status)
+            return None
         if pid == 0:
             os.close(status)
             raise ChildProcessError("the process that ranks are forked from has ended")
@@ -117,7 +120,14 @@ def _run(control: socket.socket) -> None:
                 return
             out, err, status = descriptors
             here, there = os.pipe()
-            if (pid := os.fork()) == 0:
+            try:
+                pid = os.fork()
+            except OSError:  # no memory, or too many processes: torchrun starts that one itself, or says why not
+                for descriptor in (here, there, out, err, status):
+                    os.close(descriptor)
+                control.send(b"-1")
+                continue
+            if pid == 0:
                 os.setsid()
                 os.dup2(out, 1)
                 os.dup2(err, 2)

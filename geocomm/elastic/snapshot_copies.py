@@ -11,10 +11,11 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
+import os
+import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from geocomm.elastic.journal.journal import FILE_NAME, RunReader, SqliteJournal
 from geocomm.elastic.known_agents import ABOUT_FILE, About, about
 from geocomm.elastic.snapshots import FOLDER, KEPT, LAYOUT_FILE, MANIFEST_FILE, Manifest, SnapshotError, Snapshots
 
+_COPYING = ".copying"
 _LOOK_S = 2.0
 _AGAIN_S = 60.0
 """After a failure."""
@@ -83,15 +85,14 @@ class SnapshotCopies:
         if manifest in before:
             return
         self._files.makedirs(self._at(index), exist_ok=True)
-        with tempfile.TemporaryDirectory() as made:
+        with _linked(run_dir, folder) as made:
             with contextlib.closing(SqliteJournal(run_dir / FILE_NAME, read_only=True)) as journal:
-                journal.copy_to(Path(made) / FILE_NAME, kept.index)
+                journal.copy_to(made / FILE_NAME, kept.index)
             said = about(run_dir)
-            About(site=said.site, leader=said.leader, journal=said.journal).write(Path(made))
-            beside = [Path(made) / FILE_NAME, Path(made) / ABOUT_FILE]
-            for path in [*folder.glob("*.state"), folder / LAYOUT_FILE, *beside]:
-                self._files.put_file(str(path), f"{self._at(index)}/{path.name}")
-        self._files.put_file(str(folder / MANIFEST_FILE), f"{self._at(index)}/{MANIFEST_FILE}")
+            About(site=said.site, leader=said.leader, journal=said.journal).write(made)
+            states = [path.name for path in made.glob("*.state")]
+            for name in (*states, LAYOUT_FILE, FILE_NAME, ABOUT_FILE, MANIFEST_FILE):
+                self._files.put_file(str(made / name), f"{self._at(index)}/{name}")
         for old in [one.index for one in before][: -KEPT + 1]:
             self._files.rm(self._at(old), recursive=True)
 
@@ -118,6 +119,21 @@ class SnapshotCopies:
             return Manifest.model_validate_json(self._files.cat_file(f"{self._at(index)}/{MANIFEST_FILE}"))
         except ValidationError:
             raise SnapshotError(f"{self.url}/{index}/{MANIFEST_FILE} is no manifest of a snapshot: remove it") from None
+
+
+@contextlib.contextmanager
+def _linked(run_dir: Path, folder: Path) -> Generator[Path]:
+    """The files of a snapshot under other names, for as long as they are copied: meanwhile newer ones may be kept, and
+    this one removed."""
+    made = run_dir / _COPYING
+    shutil.rmtree(made, ignore_errors=True)  # of a process that died
+    made.mkdir()
+    try:
+        for path in folder.iterdir():
+            os.link(path, made / path.name)
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def copy_kept_snapshots(copies: SnapshotCopies, store: FragmentStore, log: Callable[[str], None]) -> None:

@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +22,9 @@ from pathlib import Path
 from geocomm.core.bad_input import EXIT_BAD_INPUT
 from geocomm.core.child_processes import ending_with_this, send_signal
 from geocomm.core.environment import AGENT_OF_FIRST_NODE
+from geocomm.core.file_systems import FULL
 from geocomm.core.message_log import log
-from geocomm.core.patience import for_ever
+from geocomm.core.patience import Waiting, for_ever
 from geocomm.elastic.agent_process import LAST_STEPS_S, AgentConfig
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.journal.entries import BadLineError
@@ -44,6 +46,7 @@ LAST_OFFERS_S = 5.0
 _COLLECTOR_AGAIN_S = 10.0
 _LEAVE_LIMIT_S = 40.0
 _LOOK_S = 0.25
+_DISK_PAUSE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -186,7 +189,8 @@ class Supervisor:
         config, clock = self._agent_config, asyncio.get_running_loop().time
         while True:
             began = clock()
-            self._agent = await self._start(config.command(), signal.SIGKILL)  # SIGTERM would have the site leave
+            with _held_back(signal.SIGTERM):  # the agent lets it come once it can leave in good order
+                self._agent = await self._start(config.command(), signal.SIGKILL)  # SIGTERM would have the site leave
             status = await self._agent.wait()
             config = config.model_copy(update={"again": True})
             if status in (0, EXIT_BAD_INPUT) or self._agent_told:
@@ -293,8 +297,32 @@ def run_elastic(config: AgentConfig, job: SiteJob, keys: Keys) -> int:
             environment["GEOCOMM_RUN_DIR"] = str(run_dir)
         command = job.command("telemetry")  # kept by the first node
         os.execvpe(command[0], command, environment)
-    FragmentStore(run_dir)
+    _wait_for_folder(run_dir)
     return asyncio.run(Supervisor(config.model_copy(update={"run_dir": str(run_dir)}), job, keys).run())
+
+
+@contextlib.contextmanager
+def _held_back(number: signal.Signals) -> Generator[None]:
+    """It comes to this process after this context; to one that is started inside, once that wants it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+
+
+def _wait_for_folder(run_dir: Path) -> None:
+    """Have the run folder. StoreError for one that cannot be used; a disk that is full is awaited."""
+    waiting = Waiting(log)
+    while True:
+        try:
+            FragmentStore(run_dir)
+            return
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            waiting.tell(lambda error=error: f"the disk of {run_dir} ({error.strerror}): free room there")
+            time.sleep(_DISK_PAUSE_S)
 
 
 def _signal(process: asyncio.subprocess.Process | None, number: signal.Signals) -> None:

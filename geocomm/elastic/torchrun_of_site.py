@@ -37,7 +37,11 @@ class _Torchruns:
         """Run one; its exit status."""
         parent = os.getpid()
         with _no_sigterm():
-            pid = os.fork()
+            try:
+                pid = os.fork()
+            except OSError as error:
+                print(f"geocomm run: the ranks cannot be started: {error}", file=sys.stderr, flush=True)
+                return 1
             if pid != 0:
                 signal.signal(signal.SIGTERM, lambda number, _: self._pass_on(pid, number))
         if pid == 0:

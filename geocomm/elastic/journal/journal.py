@@ -60,8 +60,9 @@ class SqliteJournal:
     A SQLite file (WAL, synchronous=FULL) that one process writes and others may read. It has states of the run now and
     then, so that nobody reads all entries.
 
-    Raises NoJournalError: the file is of something else, of another version, or on a network file system. Raises
-    BadLineError: its chain is broken at the end; `verify` looks at all of it.
+    Raises NoJournalError: the file is of something else, of another version, or on a network file system.
+    sqlite3.OperationalError: the disk is full, or fails. BadLineError: its chain is broken at the end; `verify` looks
+    at all of it.
     """
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
@@ -82,6 +83,8 @@ class SqliteJournal:
                     self._check_end()
         except sqlite3.DatabaseError as error:
             self.close()
+            if not read_only and _is_of_disk(error):
+                raise
             raise NoJournalError(f"{path} is not a journal of geocomm: {error}") from None
         except BaseException:
             self.close()
@@ -429,6 +432,11 @@ class RunReader:
                 raise NoJournalError(f"{self._path} cannot be read: {error}") from None
             self._state = state
             return read(state)
+
+
+def _is_of_disk(error: sqlite3.DatabaseError) -> bool:
+    """Whether a disk is full, or fails: the file is what it was."""
+    return isinstance(error, sqlite3.OperationalError) and any(word in str(error) for word in ("full", "I/O", "open"))
 
 
 def _hash(text: str) -> Hash:

@@ -45,6 +45,7 @@ class _Held:
 
     session: Session
     site: str
+    store: str
     carrier: asyncio.Task[None] | None = None
     lost_at: float | None = None  # since when no connection carries it
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -83,6 +84,10 @@ class Hub:
             await asyncio.gather(reaper, return_exceptions=True)
             for held in self._held.values():
                 held.session.close()
+
+    def uses(self, store: str) -> bool:
+        """Whether a session of that store is carried or kept."""
+        return any(held.store == store for held in self._held.values())
 
     async def drained(self, limit_s: float) -> None:
         """Return when no session is left, or after `limit_s`."""
@@ -128,7 +133,7 @@ class Hub:
             port = await self._port_of_store(greeting.store)
             if port is None:
                 raise SessionRefused(f"the hub has no store {greeting.store!r}")
-            held = _Held(Session(*await asyncio.open_connection("127.0.0.1", port)), peer.site)
+            held = _Held(Session(*await asyncio.open_connection("127.0.0.1", port)), peer.site, greeting.store)
         self._held[greeting.session] = held
         return held
 

@@ -101,6 +101,7 @@ async def _be_hub(
 ) -> int:
     stores = _Stores()
     hub = Hub(listener, keys, stores.port, log, telemetry)
+    stores.in_use = hub.uses
     serving = asyncio.create_task(hub.serve())
     first = asyncio.create_task(stores.port("agents"))  # torch takes seconds to import, here as in torchrun
     with _passed_on() as pass_on_to:
@@ -156,6 +157,8 @@ class _Stores:
     """torch's stores on loopback, made when first asked for."""
 
     def __init__(self) -> None:
+        self.in_use: Callable[[str], bool] = lambda _: False
+        """Whether anybody is connected to a store, by its name: such a one stays."""
         self._stores: OrderedDict[str, Any] = OrderedDict()
         self._turn = asyncio.Lock()
 
@@ -164,10 +167,12 @@ class _Stores:
             return None
         async with self._turn:
             if name not in self._stores:
+                left = [other for other in self._stores if other != "agents" and not self.in_use(other)]
+                if len(self._stores) >= MAX_STORES:
+                    if not left:
+                        return None
+                    await asyncio.to_thread(self._stores.pop, left[0])
                 self._stores[name] = await asyncio.to_thread(_new_store)
-                rounds = [other for other in self._stores if other != "agents"]
-                if len(self._stores) > MAX_STORES:
-                    await asyncio.to_thread(self._stores.pop, rounds[0])
             return self._stores[name].port
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Mapping
 from enum import Enum
@@ -137,6 +138,12 @@ def _require_files(folder: Path, metadata: Metadata, entries: set[str]) -> None:
 
 
 def _read(folder: Path, metadata: Metadata, entry: str, stored: TensorStorageMetadata) -> torch.Tensor:
+    covered = sum(math.prod(chunk.sizes) for chunk in stored.chunks)
+    if covered < math.prod(stored.size):
+        raise BadInput(
+            f"{folder} has {covered} of {math.prod(stored.size)} values of {entry}: the rank that has the others did "
+            "not save them. Take an older checkpoint"
+        )
     found = torch.empty(stored.size, dtype=stored.properties.dtype)
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     reader = FileSystemReader(folder)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -133,6 +136,47 @@ def test_copy_of_what_a_newer_version_denies_is_removed_and_nothing_else(tmp_pat
     cache.read_from(ShardStores(version, shards, "virginia"), lambda: [kept, gone])
     here = {path.name for path in (tmp_path / "cache").iterdir()}
     assert here == {kept.sha256, foreign.sha256}  # the last one is of another data set
+    cache.close()
+
+
+def test_shard_that_is_removed_before_it_is_mapped_is_looked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by another process that makes room in the cache."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.ds").write_bytes(IDS.tobytes())
+    shards = [shard_of(IDS, name, "a.ds") for name in ("a", "b")]
+    version = version_of(a={"url": str(tmp_path / "a"), "near": ["frankfurt"]}, b=tmp_path / "b")
+    cache = ShardCache(ShardStores(version, shards, "frankfurt"))
+    memmap = np.memmap
+
+    def late(path: Path, *args: Any, **more: Any) -> Any:
+        path.unlink() if path.parent.name == "a" else None
+        return memmap(path, *args, **more)
+
+    monkeypatch.setattr(np, "memmap", late)
+    assert cache.ids(shards[0]).tolist() == IDS.tolist()
+    cache.close()
+
+
+def test_full_disk_of_the_cache_is_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = shard_of(IDS, "web", "a.ds")
+    version = version_of(web={"url": "https://127.0.0.1:9/"})
+    room = list[str]()
+
+    def fetched(stores: object, copy: object, partial: int, *_: object) -> str:
+        if len(room) < 2:
+            room.append("none")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        os.write(partial, IDS.tobytes())
+        return shard.sha256
+
+    monkeypatch.setattr("geocomm.data.shard_cache.fetch", fetched)
+    monkeypatch.setattr("geocomm.data.shard_cache._FIRST_PAUSE", 0.1)
+    cache = ShardCache(ShardStores(version, [shard], "frankfurt"))
+    assert cache.ids(shard).tolist() == IDS.tolist()
+    assert room == ["none", "none"]
     cache.close()
 
 

@@ -32,3 +32,13 @@ def test_port_of_the_hub_that_is_taken_is_replaced_by_the_one_before() -> None:
         port, at_hub = listens(hub, 0, taken_over=False)
         assert port not in (hub, 0)
         assert not at_hub
+
+
+def test_port_before_that_is_taken_too_is_replaced_by_a_free_one() -> None:
+    hub, before = free_ports(2)
+    first, _ = open_port(f"127.0.0.1:{hub}", None, 0)
+    second, _ = open_port(f"127.0.0.1:{before}", None, 0)
+    with contextlib.closing(first), contextlib.closing(second):
+        port, at_hub = listens(hub, before, taken_over=False)
+    assert port not in (hub, before)
+    assert not at_hub

@@ -122,12 +122,13 @@ class GivenRounds:
 class Site:
     """A linear model that the test moves by hand: each step adds `change` to every weight."""
 
-    def __init__(self, settings: LocalSettings | None = None, begin_step: int = 0) -> None:
+    def __init__(self, settings: LocalSettings | None = None, begin_step: int = 0, facts: Facts | None = None) -> None:
+        facts = facts or Facts()
         self.model = torch.nn.Linear(4, 4, bias=False)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
         self.rounds = GivenRounds(begin_step)
         given = settings or LocalSettings(every=EVERY, fragments=1, outer=OUTER, merge="carry", codec="none")
-        view = view_of(self.model, Facts(), given)
+        view = view_of(self.model, facts, given)
         inner = InnerOptimizers(self.optimizer)
         inner.check(view)
 
@@ -135,7 +136,7 @@ class Site:
             return self.rounds
 
         resolved = ResolvedSettings.of(given, view.tensors, None)
-        self.state = MemberSiteRounds(view, inner, Facts(), resolved, rounds_of)  # type: ignore[arg-type]
+        self.state = MemberSiteRounds(view, inner, facts, resolved, rounds_of)  # type: ignore[arg-type]
 
     @property
     def weights(self) -> torch.Tensor:
@@ -301,6 +302,29 @@ def test_site_that_waits_for_data_merges_what_is_decided_unless_it_shows_the_anc
     site.state.shows_anchor = False
     site.step(0.0)
     assert torch.allclose(site.weights, merged)
+
+
+class OfTwo(SiteGroup):
+    """As one of two ranks, of which the other one may have failed."""
+
+    other_failed = False
+
+    def all_reduce(self, numbers: Sequence[int]) -> list[int]:
+        found = super().all_reduce(numbers)
+        return [one + self.other_failed for one in found] if len(found) == 1 else found
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_what_is_wrong_at_one_rank_is_raised_at_all_of_the_site(*, here: bool) -> None:
+    """The others would wait for it in the next round."""
+    ranks = OfTwo()
+    site = Site(facts=Facts(ranks=ranks))
+    site.state.begin()
+    if here:
+        site.model.weight.requires_grad_(requires_grad=False)
+    ranks.other_failed = not here
+    with pytest.raises(InvalidArgumentError, match="weight" if here else "another rank of this site"):
+        site.step(0.25)
 
 
 def test_state_in_place_of_rounds_moves_the_weights_with_the_anchor() -> None:

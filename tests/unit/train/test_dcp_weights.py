@@ -47,6 +47,17 @@ def test_model_is_found_however_it_was_saved(tmp_path: Path, layout: str) -> Non
         assert torch.equal(weights[name], value)
 
 
+def test_weight_of_which_a_rank_saved_nothing_is_refused(tmp_path: Path) -> None:
+    """What is in memory by chance would be exported."""
+    _saved(tmp_path)
+    path = tmp_path / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    stored = next(one for name, one in metadata.state_dict_metadata.items() if name.endswith("model.0.weight"))
+    stored.chunks[0].sizes = torch.Size([4, 5])  # of 7 rows
+    path.write_bytes(pickle.dumps(metadata))
+    assert "has 20 of 35 values of model.model.0.weight" in _refusal(tmp_path)
+
+
 def _saved(folder: Path) -> Path:
     dcp.save({"model": _model().state_dict()}, checkpoint_id=folder)
     return folder

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from geocomm.codecs.codec_spec import codec_spec
-from geocomm.core.errors import InvalidArgumentError
+from geocomm.core.errors import GeocommError, InvalidArgumentError
 from geocomm.core.message_log import logger
 from geocomm.core.place import local_world_size
 from geocomm.core.typed_torch import norm
@@ -111,7 +111,7 @@ class SiteState(ABC):
             self.weight += 1
         if not self._has_stepped:
             self._has_stepped = True
-            self._view.check()
+            self._check_together(self._view.check)
 
     def count_tokens(self, tokens: int) -> None:
         """The site has read this many tokens more."""
@@ -184,15 +184,28 @@ class SiteState(ABC):
             )
         return weight
 
+    def _check_together(self, *checks: Callable[[], None]) -> None:
+        """Raise at all ranks of the site what is wrong at one of them: the others would wait for it."""
+        failure: GeocommError | None = None
+        try:
+            for check in checks:
+                check()
+        except GeocommError as error:
+            failure = error
+        failed = self.ranks.all_reduce([int(failure is not None)])[0]
+        if failure is not None:
+            raise failure
+        if failed:
+            raise InvalidArgumentError("local steps: another rank of this site cannot go on; its own log says why")
+
     def _begin_by_owner(self, index: int, offer: Callable[[SiteWeights], bool], *, looks: bool) -> bool:
         """Begin a round: the fragment's owner offers what the site has learned. Whether the site's weights are finite,
         as `offer` says there.
 
         looks: at every parameter, whether the model is what it was.
         """
-        if looks:
-            self._view.check()
-        self._inner.check(self._view)
+        checks = [*([self._view.check] if looks else []), partial(self._inner.check, self._view)]
+        self._check_together(*checks)
         local = weights_of(self.ranks, self._view, self.fragments[index])
         (finite,) = self.ranks.by_owner(index, None if local is None else lambda: [int(offer(local))], 1)
         return bool(finite)

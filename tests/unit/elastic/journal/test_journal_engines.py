@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -152,6 +153,30 @@ def test_an_entry_whose_answer_was_lost_is_written_once(servers: EtcdServers, en
     fill(journal, entries[:3])
     journal.append(entries[2], Head(1, entries[2].prev))  # as after a time-out
     assert list(journal.read()) == list(entries[:3])
+
+
+@needs_etcd
+def test_election_whose_answer_was_lost_is_won_once(
+    servers: EtcdServers, monkeypatch: pytest.MonkeyPatch, entries: tuple[Entry, ...]
+) -> None:
+    """As where a server did what it was asked for and then did not answer, and the next one is asked for it again."""
+    address, transact = servers.address("lost-election"), Etcd.transact
+
+    def twice(self: Etcd, compare: list[dict[str, Any]], *requests: dict[str, Any]) -> int:
+        transact(self, compare, *requests)
+        return transact(self, compare, *requests)
+
+    monkeypatch.setattr(Etcd, "transact", twice)
+    first, leading = elect(address, "a")
+    assert leading is not None
+    assert leading.said == said("a")
+    assert first.keep(leading.term)
+    journal = EtcdJournal(Etcd(address), leading.revision)
+    journal.begin_after(Head(1, entries[1].hash))
+    fill(journal, entries[2:4])
+    other, found = elect(address, "b")
+    assert found == leading
+    assert not other.keep(leading.term)
 
 
 @needs_etcd
