@@ -1,4 +1,4 @@
-"""Which frames a round is to do without: a site whose weights run away, all of them finite, would take the others along.
+"""Which frames a round does without: a site whose weights run away, though finite, would take the others along.
 
 Once only, since what it learned may be right: a person hears of it meanwhile.
 """
