@@ -148,6 +148,8 @@ class Candidate:
         try:
             first = self.view.journal.head.index + 1
             await read_journal(HubAddress.parse(at), self.view.keys, first, self._lacks_too_many, self.take)
+            if (self.view.state.term, self.view.journal.head.index) < (best.chain, best.head):
+                raise BadLineError("it has other entries")  # fewer, of a later leader
         except BadLineError:
             raise _RefusedError(
                 f"the journal of site {best.site} is of a higher term, and this site's is no part of it: promote "

@@ -245,7 +245,7 @@ def test_a_full_disk_takes_a_site_out_until_there_is_room(tmp_path: Path) -> Non
         with contextlib.suppress(OSError), (tmp_path / "b" / "other").open("wb", buffering=0) as other:
             while True:
                 other.write(bytes(4096))
-        sites.until(lambda: "Free room on that disk" in sites["b"].text(), "the agent says what is wrong")
+        sites.until(lambda: "free room there" in sites["b"].text(), "the agent says what is wrong")
         wait_for_rounds(sites, "a")
         (tmp_path / "b" / "other").unlink()
         sites["b"].end()
