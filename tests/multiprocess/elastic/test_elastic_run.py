@@ -379,6 +379,9 @@ def test_damaged_journal_comes_whole_from_another_site(tmp_path: Path) -> None:
             time.sleep(0.05)
         assert "start c" in log.read_text(), log.read_text()  # it may have what b has not
         sites["c"].start_agent()
+        end = time.monotonic() + 60
+        while "is whole again" not in log.read_text() and time.monotonic() < end:
+            time.sleep(0.05)
         wait_for_rounds(sites, "abc")
         assert_one_chain(sites)
         assert [entry.hash for entry in sites["a"].entries()[: len(before)]] == [entry.hash for entry in before]
