@@ -216,7 +216,10 @@ class FakeRank:
 
 
 def _send(owner: Owner, content: bytes) -> None:
-    with contextlib.suppress(OSError, UnicodeError), socket.create_connection((owner.host, owner.port), 5) as connection:
+    with (
+        contextlib.suppress(OSError, UnicodeError),
+        socket.create_connection((owner.host, owner.port), 5) as connection,
+    ):
         connection.sendall(content)
 
 
