@@ -24,7 +24,7 @@ def test_module_that_cannot_be_imported_is_told_to_everybody_who_asks(
             warm.start("json.tool", [], os.environ)
     with pytest.raises(WarmPythonError, match="broken_preload cannot be imported"):
         second.wait()
-    ended = subprocess.run(first.command("json.tool"), capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(first.command("json.tool"), capture_output=True, text=True, check=False)
     assert ended.returncode == 1
     assert "ZeroDivisionError" in ended.stderr
     assert "warm_command.main" not in ended.stderr  # not its own traceback
@@ -37,7 +37,7 @@ def test_process_to_fork_from_that_is_killed_is_told(tmp_path: Path, monkeypatch
     for ask in (warm.wait, lambda: WarmPython("deadly", ["deadly_preload"])):
         with pytest.raises(WarmPythonError, match="has ended"):
             ask()
-    ended = subprocess.run(warm.command("json.tool"), capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(warm.command("json.tool"), capture_output=True, text=True, check=False)
     assert ended.returncode == 1
     assert len(ended.stderr.splitlines()) == 1
     Path(warm.command("json.tool")[-2]).unlink()  # its address, which it could not remove

@@ -2,7 +2,7 @@
 
     warm = WarmPython("training", ["torch", "deepspeed"])
     process = warm.start("geocomm.train", ["--set", ...], os.environ | {...})
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate()
 
 The new process is forked from that one and has everything else to itself: arguments, variables, output, exit status. It
 ends as an interpreter does, but frees nothing (`_exit`). What stays: variables that libraries read when they are loaded

@@ -75,7 +75,7 @@ def test_keys_that_do_not_fit_the_sites_are_refused(tmp_path: Path) -> None:
     with pytest.raises(WanConfigError, match="those of site 'b'"):
         site_keys(["site0", "site1"], tmp_path / "keys", secure=False).__enter__()
     run = geocomm("wan", "run", "--keys", str(tmp_path / "keys"), "--", "true")
-    assert run.communicate(timeout=60)[1].count("keys:") == 1
+    assert run.communicate()[1].count("keys:") == 1
     assert run.returncode == 2
 
 

@@ -120,9 +120,7 @@ def test_store_without_tls_may_be_named_by_the_environment(buckets: Buckets) -> 
     program = "import sys; from geocomm.data.places import open_place; place = open_place(sys.argv[1], 'x'); "
     program += "print(place.create('of-env/1', b'one'), place.create('of-env/1', b'two'), place.read('of-env/1'))"
     environment = {name: text for name, text in os.environ.items() if name != "GEOCOMM_STORES"} | named
-    done = subprocess.run(
-        [sys.executable, "-c", program, server.url], env=environment, capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", program, server.url], env=environment, capture_output=True, text=True)
     assert done.stdout == "True False b'one'\n", done.stderr
 
 

@@ -42,7 +42,7 @@ def ended_agent(folder: Path, entries: list[Made], data: DealtSet, leader: str) 
     config = AgentConfig(
         leader=leader, keys=str(keys["a"].folder), run_dir=str(run_dir), terms=LeaderSettings(data=data)
     )
-    return subprocess.run(config.command(), env=environment(), capture_output=True, text=True, timeout=60)
+    return subprocess.run(config.command(), env=environment(), capture_output=True, text=True)
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,6 @@ def test_site_that_is_ended_while_it_loads_says_so(tmp_path: Path) -> None:
             time.sleep(0.05)
         time.sleep(0.5)
         site.send_signal(signal.SIGTERM)
-        _, said = site.communicate(timeout=60)
+        _, said = site.communicate()
     assert "this site ends: it was still loading, and had not joined the run" in said
     assert site.returncode == 128 + signal.SIGTERM, said

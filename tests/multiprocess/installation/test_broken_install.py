@@ -73,7 +73,6 @@ def test_broken_install_spares_torch_and_explains_itself(
         [sys.executable, "program.py"],
         capture_output=True,
         text=True,
-        timeout=60,
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
         cwd=tmp_path,
         check=False,

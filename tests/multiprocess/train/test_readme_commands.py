@@ -54,7 +54,6 @@ def test_model_that_was_trained_exported_and_served_answers(tmp_path: Path) -> N
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
         )
         assert asked.returncode == 0, asked.stdout + asked.stderr
         assert json.loads(asked.stdout)["choices"][0]["text"]

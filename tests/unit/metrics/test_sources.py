@@ -24,4 +24,4 @@ def test_source_is_read_anew_each_time_and_unknown_before_it_is_registered() -> 
 
 
 def test_stats_of_a_process_without_groups_are_zeros_and_load_no_torch() -> None:
-    subprocess.run([sys.executable, "-c", STATS_ALONE], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", STATS_ALONE], check=True)

@@ -29,8 +29,11 @@ from geocomm.train.export.onnx_export import (
 )
 from support.deepseek_folder import deepseek_folder
 
-# Importing it starts a thread, which what is forked from this process lacks.
-pytestmark = pytest.mark.skipif(find_spec("onnxruntime") is None, reason="onnxruntime is not installed")
+pytestmark = [
+    # Importing it starts a thread, which what is forked from this process lacks.
+    pytest.mark.skipif(find_spec("onnxruntime") is None, reason="onnxruntime is not installed"),
+    pytest.mark.timeout(900),  # to export takes a minute of one core
+]
 ROUNDING = 1e-4
 EXPERTS = {"n_routed_experts": 8, "n_group": 2, "topk_group": 1}
 
