@@ -1,20 +1,19 @@
 """Histories of whole elastic runs in virtual time, on all cores: `make simulate`.
 
 Prints the seed of each history in which something does not hold, and ends with 1 then. --seed replays one, with its
-log. Equal seeds give equal histories as a rule: sets of texts have the same order in each process, sets of tasks not.
+log: equal seeds give equal histories, whatever the process. --twice checks that, each seed in two processes.
 """
 
 from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import os
 import sys
 import time
 
 from support.whole_run.whole_run import History, WholeRun
-
-_HASH_SEED = "0"
 
 
 def simulate(seed: int) -> History:
@@ -36,34 +35,40 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--seconds", type=float, default=60.0, help="no other history begins after this time")
     parser.add_argument("--seed", type=int, help="replay this history, with its log")
+    parser.add_argument("--twice", action="store_true", help="each in two processes, which have to agree")
     given = parser.parse_args()
-    if os.environ.get("PYTHONHASHSEED") != _HASH_SEED:
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | {"PYTHONHASHSEED": _HASH_SEED})
     if given.seed is not None:
         return replay(given.seed)
-    end, broken, entries, passed, took = time.monotonic() + given.seconds, list[History](), 0, 0.0, 0
-    cores = len(os.sched_getaffinity(0))
-    with concurrent.futures.ProcessPoolExecutor(cores, max_tasks_per_child=50) as pool:
+    end, histories = time.monotonic() + given.seconds, list[History]()
+    differ, cores = list[int](), len(os.sched_getaffinity(0))
+    with contextlib.ExitStack() as stack:
+        # Each pool's processes are others, which hash texts in another way.
+        pools = [
+            stack.enter_context(concurrent.futures.ProcessPoolExecutor(cores, max_tasks_per_child=50))
+            for _ in range(1 + given.twice)
+        ]
         seeds = iter(range(given.first, given.first + given.seeds))
-        under_way: set[concurrent.futures.Future[History]] = set()
+        under_way: list[list[concurrent.futures.Future[History]]] = []
         while True:
             while len(under_way) < 2 * cores and time.monotonic() < end and (seed := next(seeds, None)) is not None:
-                under_way.add(pool.submit(simulate, seed))
+                under_way.append([pool.submit(simulate, seed) for pool in pools])
             if not under_way:
                 break
-            done, under_way = concurrent.futures.wait(under_way, return_when=concurrent.futures.FIRST_COMPLETED)
-            for one in done:
-                history = one.result()
-                took, entries, passed = took + 1, entries + history.entries, passed + history.seconds
-                if history.broken:
-                    broken.append(history)
-                    print(f"seed {history.seed}: {history.broken}", flush=True)
+            history, *again = [one.result() for one in under_way.pop(0)]
+            histories.append(history)
+            if history.broken:
+                print(f"seed {history.seed}: {history.broken}", flush=True)
+            if any(one.digest != history.digest for one in again):
+                differ.append(history.seed)
+                print(f"seed {history.seed}: another history in another process", flush=True)
+    broken = [one.seed for one in histories if one.broken]
     print(
-        f"simulate: {took} histories, {passed / 3600:.1f} h of virtual time, {entries} entries; "
-        f"{len(broken)} in which something does not hold"
-        + (f": make simulate SEED={broken[0].seed} replays the first" if broken else "")
+        f"simulate: {len(histories)} histories, {sum(one.seconds for one in histories) / 3600:.1f} h of virtual time, "
+        f"{sum(one.entries for one in histories)} entries; {len(broken)} in which something does not hold"
+        + (f": make simulate SEED={broken[0]} replays the first" if broken else "")
+        + (f"; {len(differ)} that differ from process to process" if given.twice else "")
     )
-    return 1 if broken else 0
+    return 1 if broken or differ else 0
 
 
 if __name__ == "__main__":

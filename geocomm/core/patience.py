@@ -67,9 +67,10 @@ async def until_one_ends(*works: Awaitable[Any]) -> None:
     """Wait until one of these has ended, and cancel the others. Raises what it raised."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            if task.done():
+                task.result()
     finally:
         for task in tasks:
             task.cancel()

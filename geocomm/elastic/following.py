@@ -80,7 +80,7 @@ class Following:
             connected = leader.others_connected(self._view.site)
             addresses = {at for site, at in self._view.known.addresses.items() if site not in connected}
             in_doubt = await self._ask_others(addresses | self._rivals)
-            for why in in_doubt - self._in_doubt:
+            for why in sorted(in_doubt - self._in_doubt):
                 log(f"this site may not be the only one that leads: {why}")
             self._in_doubt = in_doubt
             led = leader.sequencer

@@ -258,7 +258,7 @@ async def standings(
                     if said.site == keys.check_peer(stream.tls).site:
                         found[address] = said
 
-    await asyncio.gather(*map(ask_one, set(addresses)))
+    await asyncio.gather(*map(ask_one, sorted(set(addresses))))
     return found
 
 

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import random
 import secrets
+import shutil
 import sqlite3
 import time
 import traceback
@@ -22,6 +23,7 @@ from geocomm.core.addresses import HubAddress, HubAddressError
 from geocomm.elastic import agent_link, agent_process, fetch, following, leadership, questions
 from geocomm.elastic.agent_process import AgentConfig, run_agent
 from geocomm.elastic.fragment_store import FragmentStore, StoreError
+from geocomm.elastic.journal import journal
 from geocomm.elastic.journal.entries import BadLineError
 from geocomm.elastic.journal.journal import NoJournalError
 from geocomm.elastic.journal.message_lines import down_of, said
@@ -32,6 +34,7 @@ from geocomm.elastic.snapshots import SnapshotError
 from support.whole_run.machines import PORT, Door, Machine, Process, SimulatedKeys, World, current
 
 _SOCKET_S = 0.001
+_DISK = shutil._ntuple_diskusage(100 << 30, 50 << 30, 50 << 30)  # pyright: ignore
 
 
 class RankLine:
@@ -60,7 +63,7 @@ class RankServer:
 
     def __init__(self, path: Path, came: Any, said: Any, gone: Any, log: Callable[[str], None]) -> None:
         self._came, self._said, self._gone, self._log = came, said, gone, log
-        self._lines: set[RankLine] = set()
+        self._lines: dict[RankLine, None] = {}
 
     async def serve(self) -> None:
         """Until cancelled."""
@@ -78,7 +81,7 @@ class RankServer:
     def connect(self, hello: RankHello) -> RankLine:
         """A rank dials."""
         line = RankLine(hello)
-        self._lines.add(line)
+        self._lines[line] = None
         asyncio.get_running_loop().create_task(self._carry(line), context=self._context)
         return line
 
@@ -93,7 +96,7 @@ class RankServer:
         except BadLineError as error:
             self._log(f"ended the connection of a rank: {error}")
         finally:
-            self._lines.discard(line)
+            del self._lines[line]
             line.to_rank.put_nowait(None)
             if came:
                 self._gone(line)
@@ -167,6 +170,8 @@ def simulated(world: World, chance: random.Random, now: Callable[[], float]) -> 
         put(time, "monotonic", now)
         put(secrets, "token_hex", hexadecimal)
         put(uuid, "uuid4", lambda: uuid.UUID(int=chance.getrandbits(128)))
+        put(journal, "network_file_system", lambda _: "")
+        put(shutil, "disk_usage", lambda _: _DISK)
         yield
 
 

@@ -27,6 +27,7 @@ from geocomm.group.rendezvous.store_session import (
 )
 from geocomm.group.rendezvous.tunnel import DIAL_LIMIT_S
 from geocomm.security.key_folder import Identity, KeysError
+from support.whole_run.virtual_loop import NumberedTask, VirtualLoop
 
 PORT = 29400
 _MOST_UNDERWAY = 4 << 20
@@ -49,8 +50,8 @@ class Process:
     alive: bool = True
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
     """SIGTERM has come."""
-    streams: set[Stream] = field(default_factory=set["Stream"])
-    tasks: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
+    streams: dict[Stream, None] = field(default_factory=dict["Stream", None])
+    tasks: dict[asyncio.Task[Any], None] = field(default_factory=dict[asyncio.Task[Any], None])
 
     def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Begin work that is this process's."""
@@ -72,14 +73,14 @@ class Process:
         return id(self)
 
 
-def task_of_process(loop: asyncio.AbstractEventLoop, work: Any, **given: Any) -> asyncio.Task[Any]:
+def task_of_process(loop: VirtualLoop, work: Any, **given: Any) -> asyncio.Task[Any]:
     """A task factory: who begins a task has it."""
-    task = asyncio.Task(work, loop=loop, **given)
+    task = NumberedTask(work, loop, **given)
     context: Context | None = given.get("context")
     process = _CURRENT.get(None) if context is None else context.get(_CURRENT)
     if process is not None:
-        process.tasks.add(task)
-        task.add_done_callback(process.tasks.discard)
+        process.tasks[task] = None
+        task.add_done_callback(process.tasks.pop)
     return task
 
 
@@ -130,10 +131,10 @@ class Stream:
         self._room = asyncio.Event()
         self._sent: asyncio.Queue[tuple[float, bytes | OSError]] = asyncio.Queue()
         self._last_at = 0.0
-        process.streams.add(self)
+        process.streams[self] = None
         carrier = asyncio.get_running_loop().create_task(self._carry(), context=Context())
-        lines.carriers.add(carrier)
-        carrier.add_done_callback(lines.carriers.discard)
+        lines.carriers[carrier] = None
+        carrier.add_done_callback(lines.carriers.pop)
 
     def __hash__(self) -> int:
         return id(self)
@@ -182,7 +183,7 @@ class Stream:
     def _end(self, told: OSError) -> None:
         if not self._closed:
             self._closed = True
-            self._process.streams.discard(self)
+            self._process.streams.pop(self, None)
             if self._process.machine.up:  # else nobody hears of it
                 self._send(told)
             self._news.set()
@@ -229,6 +230,7 @@ class Stream:
                 self.other._news.set()
                 self.other._room.set()
                 return
+            self._lines.heard(what)
             self.other._arrived += what
             self.other._news.set()
 
@@ -236,12 +238,13 @@ class Stream:
 class Lines:
     """Which machines reach each other, each way by itself, and how long that takes."""
 
-    def __init__(self, chance: random.Random) -> None:
-        self._chance = chance
+    def __init__(self, chance: random.Random, heard: Callable[[bytes], None]) -> None:
+        """heard: is told of all that arrives."""
+        self.heard, self._chance = heard, chance
         self._cuts: Counter[tuple[str, str]] = Counter()
         self._latencies: dict[frozenset[str], float] = {}
         self._healed = asyncio.Event()
-        self.carriers: set[asyncio.Task[None]] = set()
+        self.carriers: dict[asyncio.Task[None], None] = {}
         self.bytes_per_s = 10e6
 
     def latency(self, one: str, other: str) -> float:
@@ -280,8 +283,8 @@ class Lines:
 class World:
     """All machines. `dial` stands for that of `tunnel`."""
 
-    def __init__(self, chance: random.Random, names: list[str]) -> None:
-        self.lines = Lines(chance)
+    def __init__(self, chance: random.Random, names: list[str], heard: Callable[[bytes], None]) -> None:
+        self.lines = Lines(chance, heard)
         self.machines = {name: Machine(name, f"10.0.0.{place + 1}") for place, name in enumerate(names)}
         self._by_host = {machine.host: machine for machine in self.machines.values()}
 

@@ -141,7 +141,7 @@ class Rank:
         self._answer: asyncio.Future[RankWelcome | Refused | Stop] = asyncio.get_running_loop().create_future()
         self._early: list[Down] | None = []
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._wanted: set[int] = set()
         self._for_snapshots: dict[tuple[int, int], list[Snapshot]] = {}
         self._step = 0
@@ -188,11 +188,11 @@ class Rank:
             call()
 
         task = asyncio.create_task(work())
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._task_ended)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None and not self._failure.done():
             self._failure.set_exception(error)
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import random
-import selectors
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable
+from contextvars import Context
 from typing import Any
 
 from typing_extensions import override
@@ -18,21 +21,70 @@ class StuckError(AssertionError):
     """Nothing will ever happen any more; or time does not pass."""
 
 
-class VirtualLoop(asyncio.SelectorEventLoop):
+class NumberedFuture(asyncio.Future[Any]):
+    """Hashed by its number, not by its address: sets of such have the same order in each process."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.number = loop.next_number()
+        super().__init__(loop=loop)
+
+    @override
+    def __hash__(self) -> int:
+        return self.number
+
+
+class NumberedTask(asyncio.Task[Any]):
+    """As NumberedFuture."""
+
+    def __init__(self, work: Any, loop: VirtualLoop, **given: Any) -> None:
+        self.number = loop.next_number()
+        super().__init__(work, loop=loop, **given)
+
+    @override
+    def __hash__(self) -> int:
+        return self.number
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
     """What is done in a thread elsewhere is done at once here, and its end comes after the time of a disk."""
 
+    _ready: deque[asyncio.Handle]
+    _stopping: bool
+
     def __init__(self, chance: random.Random) -> None:
+        super().__init__()
         self._now = 0.0
+        self._times_now = 0
         self._chance = chance
-        super().__init__(_Jumping(self))
+        self._numbers = itertools.count()
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        """A heap: those of one time in the order in which they were asked for."""
+
+    def next_number(self) -> int:
+        """Of a future or a task, and of a timer."""
+        return next(self._numbers)
+
+    @override
+    def create_future(self) -> asyncio.Future[Any]:
+        return NumberedFuture(self)
 
     @override
     def time(self) -> float:
         return self._now
 
-    def pass_time(self, seconds: float) -> None:
-        """Jump."""
-        self._now += seconds
+    @override
+    def call_at(
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._timers, (when, self.next_number(), timer))
+        return timer
+
+    @override
+    def call_later(
+        self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
 
     @override
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
@@ -53,24 +105,28 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.call_later(self._chance.uniform(0, _MOST_OF_DISK_S), end)
         return future
 
-
-class _Jumping(selectors.SelectSelector):
-    def __init__(self, loop: VirtualLoop) -> None:
-        super().__init__()
-        self._loop, self._times = loop, 0
-
-    @override
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None:
+    def _run_once(self) -> None:
+        """In the place of the one that waits for sockets and the clock."""
+        ready, timers = self._ready, self._timers
+        while timers and (timers[0][0] <= self._now or timers[0][2].cancelled() or not ready):
+            when, _, timer = heapq.heappop(timers)
+            if timer.cancelled():
+                continue
+            if when > self._now:
+                self._now, self._times_now = when, 0
+            ready.append(timer)
+        if not ready and not self._stopping:
             raise StuckError("nothing is due any more, and somebody waits")
-        if timeout > 0:
-            self._loop.pass_time(timeout)
-            self._times = 0
-        self._times += 1
-        if self._times > _MOST_AT_ONE_TIME:
-            raise StuckError(f"time stands still at {self._loop.time():.3f} s: something is done without end")
-        return []
+        self._times_now += 1
+        if self._times_now > _MOST_AT_ONE_TIME:
+            raise StuckError(f"time stands still at {self._now:.3f} s: something is done without end")
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle.cancelled():
+                handle._run()
 
-    @override
-    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
-        return super().get_map() or {}
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """It stays until it is due."""
+
+    def _write_to_self(self) -> None:
+        """Nobody sleeps."""

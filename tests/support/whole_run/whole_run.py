@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import random
 import shutil
@@ -69,6 +70,8 @@ class History:
     seconds: float = 0.0
     """Of virtual time."""
     log: list[str] = field(default_factory=list[str])
+    digest: str = ""
+    """Of all that was said, with its times: over the lines, by ranks, and to the log."""
 
 
 class _BrokenError(AssertionError):
@@ -89,6 +92,7 @@ class _Site:
         self._supervising: asyncio.Task[None] | None = None
         self.left = False
         self._hub = run.hub
+        self._read: tuple[RunState, list[Entry]] | None = None
 
     @property
     def name(self) -> str:
@@ -190,8 +194,10 @@ class _Site:
         path = self.run_dir / FILE_NAME
         if not path.exists():
             return RunState(), []
-        with contextlib.closing(SqliteJournal(path)) as journal:
-            return journal.state(), list(journal.read(journal.base.index + 1))
+        with contextlib.closing(SqliteJournal(path, read_only=True)) as journal:
+            if self._read is None or self._read[0].head != journal.head:
+                self._read = journal.state(), list(journal.read(journal.base.index + 1))
+            return self._read
 
 
 class WholeRun:
@@ -213,6 +219,7 @@ class WholeRun:
         self._names = list("abcde"[:count])
         self.rate = rate or any_schedule(self.chance)
         self.registry = Registry()
+        self.happened = hashlib.blake2b(digest_size=16)
         self.history = History(seed)
         self._broken: asyncio.Future[None]
 
@@ -230,7 +237,8 @@ class WholeRun:
             self.history.broken = f"stuck: {error}"
         finally:
             self.history.seconds = loop.time()
-            tasks = asyncio.all_tasks(loop)
+            self.history.digest = self.happened.hexdigest()
+            tasks = sorted(asyncio.all_tasks(loop), key=hash)
             for task in tasks:
                 task.cancel()
             with contextlib.suppress(StuckError):
@@ -241,9 +249,15 @@ class WholeRun:
 
     def say(self, what: str) -> None:
         """To the history's log."""
-        self.history.log.append(f"{self._loop.time():8.3f} {what}")
+        line = f"{self._loop.time():8.3f} {what}".replace(str(self.folder), "")
+        self.happened.update(line.encode())
         if self._logs:
-            print(self.history.log[-1], flush=True)
+            self.history.log.append(line)
+            print(line, flush=True)
+
+    def _heard(self, content: bytes) -> None:
+        self.happened.update(b"%r" % self._loop.time())
+        self.happened.update(content)
 
     def broke(self, what: str) -> _BrokenError:
         """The history ends."""
@@ -263,7 +277,7 @@ class WholeRun:
 
         log, handler = logger(), Handler()
         before, log.propagate = log.handlers[:], False
-        log.handlers[:] = [handler] if self._logs else [logging.NullHandler()]
+        log.handlers[:] = [handler]
         try:
             yield
         finally:
@@ -271,7 +285,7 @@ class WholeRun:
 
     async def _happen(self, loop: VirtualLoop) -> None:
         self._broken = loop.create_future()
-        self.world = World(self.chance, self._names)
+        self.world = World(self.chance, self._names, self._heard)
         self.hub = self.world.machines["a"]
         self.sites = {
             name: _Site(self, machine, self.chance.uniform(0.3, 1.2)) for name, machine in self.world.machines.items()
@@ -302,11 +316,11 @@ class WholeRun:
 
     async def _let_faults_come(self) -> None:
         end = self._loop.time() + FAULTS_S
-        under_way: set[asyncio.Task[None]] = set()
+        under_way: list[asyncio.Task[None]] = []
         while (pause := self.chance.expovariate(1 / _EVERY_S)) < end - self._loop.time():
             await asyncio.sleep(pause)
             kind = self.chance.choices([*self._faults], [*self._faults.values()])[0]
-            under_way.add(asyncio.create_task(self._fault(kind)))
+            under_way.append(asyncio.create_task(self._fault(kind)))
         await asyncio.sleep(max(0.0, end - self._loop.time()))
         for task in under_way:
             task.cancel()
