@@ -81,7 +81,8 @@ class Fetcher:
         self._store, self._keys, self._log, self._most_frame_bytes = store, keys, log, most_frame_bytes
         self._complain = CalmLog(log, _COMPLAINT_S)  # any site may ask for what cannot be
         self._under_way: dict[Path, asyncio.Task[Outcome]] = {}
-        self._idle: dict[str, list[tuple[TlsStream, float]]] = {}
+        self._idle: dict[str, dict[TlsStream, asyncio.TimerHandle]] = {}
+        """By agent: connections on which nothing is under way, and what closes each in time."""
         # A site that comes back wants many frames: more connections at once would be a flood to the others' doors.
         self._turns = asyncio.Semaphore(MOST_AT_A_TIME)
 
@@ -250,25 +251,20 @@ class Fetcher:
 
     def _keep(self, source: str, stream: TlsStream) -> None:
         """Leave a connection on which nothing is under way to a later transfer."""
-        loop = asyncio.get_running_loop()
-        self._idle.setdefault(source, []).append((stream, loop.time()))
-        loop.call_later(_KEPT_S, self._close_idle, source)
+        closing = asyncio.get_running_loop().call_later(_KEPT_S, self._close_idle, source, stream)
+        self._idle.setdefault(source, {})[stream] = closing
 
-    def _close_idle(self, source: str) -> None:
-        """Close the connections that nobody has taken in time."""
-        now, kept = asyncio.get_running_loop().time(), list[tuple[TlsStream, float]]()
-        for stream, since in self._idle.pop(source, ()):
-            if now - since < _KEPT_S:
-                kept.append((stream, since))
-            else:
-                stream.close()
-        if kept:
-            self._idle[source] = kept
+    def _close_idle(self, source: str, stream: TlsStream) -> None:
+        """Nobody has taken a connection in time."""
+        del self._idle[source][stream]
+        stream.close()
 
     async def _connection(self, source: str) -> TlsStream:
         """One that an earlier transfer has left, else a new one: across the world that takes a second."""
         if idle := self._idle.get(source):
-            return idle.pop()[0]
+            stream, closing = idle.popitem()
+            closing.cancel()
+            return stream
         return await self._dial(source)
 
     async def _take_range(self, transfer: _Transfer, stream: TlsStream, offset: int) -> None:

@@ -12,28 +12,32 @@ import sqlite3
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 from geocomm.core.addresses import HubAddress, HubAddressError
+from geocomm.core.records import line_of
 from geocomm.elastic import agent_link, agent_process, fetch, following, leadership, questions
 from geocomm.elastic.agent_process import AgentConfig, run_agent
+from geocomm.elastic.file_server import MAX_LINE_BYTES, FrameAsked, RangeAnswer
 from geocomm.elastic.fragment_store import FragmentStore, StoreError
 from geocomm.elastic.journal import journal
 from geocomm.elastic.journal.entries import BadLineError
 from geocomm.elastic.journal.journal import NoJournalError
 from geocomm.elastic.journal.message_lines import down_of, said
-from geocomm.elastic.journal.messages import Down, RankHello, Up
+from geocomm.elastic.journal.messages import Down, RankHello, Up, Wanted
 from geocomm.elastic.known_agents import TermNotKeptError
 from geocomm.elastic.run_view import AgentEnded
 from geocomm.elastic.snapshots import SnapshotError
+from geocomm.group.rendezvous.store_session import Greeting, Purpose
 from support.whole_run.machines import PORT, Door, Machine, Process, SimulatedKeys, World, current
 
 _SOCKET_S = 0.001
+_Answer = TypeVar("_Answer")
 _DISK = shutil._ntuple_diskusage(100 << 30, 50 << 30, 50 << 30)  # pyright: ignore
 
 
@@ -212,20 +216,40 @@ async def run_process(process: Process, config: AgentConfig) -> AgentEnd:
         return AgentEnd(1, traceback.format_exc(), is_error=True)
 
 
-async def ask(world: World, machine: Machine, at: str, question: Any, kind: Any, limit_s: float = 90.0) -> Any:
-    """A person at a machine asks an agent."""
-    asked: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+async def at_machine(machine: Machine, work: Callable[[Any], Awaitable[_Answer]]) -> _Answer:
+    """What a person at a machine does with its keys."""
+    done: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
     process = Process(machine, "person")
 
-    async def work() -> None:
-        keys: Any = SimulatedKeys(machine)
+    async def run() -> None:
         try:
-            asked.set_result(await questions.ask(HubAddress.parse(at), keys, question, kind, limit_s))
+            done.set_result(await work(SimulatedKeys(machine)))
         except Exception as error:
-            asked.set_exception(error)
+            done.set_exception(error)
 
-    process.start(work())
+    process.start(run())
     try:
-        return await asked
+        return await done
     finally:
         await process.kill()
+
+
+async def ask(machine: Machine, at: str, question: Any, kind: type[_Answer], limit_s: float = 90.0) -> _Answer:
+    """A person at a machine asks an agent."""
+    return await at_machine(machine, lambda keys: questions.ask(HubAddress.parse(at), keys, question, kind, limit_s))
+
+
+async def ask_for_frame(world: World, machine: Machine, at: str, wanted: Wanted) -> RangeAnswer:
+    """Ask an agent for a frame, which it is to get from others."""
+
+    async def work(keys: Any) -> RangeAnswer:
+        stream, _ = await world.dial(HubAddress.parse(at), keys, Greeting(Purpose.FETCH, bytes(16), 0, "fetch"))
+        try:
+            asked = FrameAsked(**wanted.named, bytes=wanted.bytes, offset=0, proxy=True)
+            await stream.write(line_of(asked).encode() + b"\n")
+            async with asyncio.timeout(90):
+                return RangeAnswer.model_validate_json(await stream.read_line(MAX_LINE_BYTES))
+        finally:
+            stream.close()
+
+    return await at_machine(machine, work)

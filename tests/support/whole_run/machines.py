@@ -20,6 +20,7 @@ from geocomm.group.rendezvous.store_session import (
     Greeting,
     PacketKind,
     ProtocolError,
+    Purpose,
     SessionRefused,
     offset_of,
     read_packet,
@@ -102,6 +103,8 @@ class Machine:
     door: Door | None = None
     """Of its port."""
     rank_server: Any = None
+    loses_hello: bool = False
+    """Its lines to the leader break, each once the first words have come there."""
 
 
 class SimulatedKeys:
@@ -119,8 +122,11 @@ class SimulatedKeys:
 class Stream:
     """One end of a connection."""
 
-    def __init__(self, lines: Lines, process: Process, peer: Identity) -> None:
-        self._lines, self._process = lines, process
+    def __init__(self, lines: Lines, process: Process, peer: Identity, purpose: Purpose | None = None) -> None:
+        """purpose: for which this end has dialed."""
+        self._lines, self._process, self.purpose = lines, process, purpose
+        self.used_at = 0.0
+        """When something was last sent or taken here."""
         self.tls = peer
         self.other: Stream
         self._arrived = bytearray()
@@ -156,6 +162,8 @@ class Stream:
             await self._room.wait()
         self._underway += len(content)
         self._send(content)
+        if self.purpose is Purpose.RUN and self._process.machine.loses_hello:
+            self.reset()
         await asyncio.sleep(0)
 
     async def read_exactly(self, size: int) -> bytes:
@@ -190,6 +198,7 @@ class Stream:
             self._room.set()
 
     def _take(self, size: int) -> bytes:
+        self.used_at = asyncio.get_running_loop().time()
         taken = bytes(self._arrived[:size])
         del self._arrived[:size]
         self.other._underway -= size
@@ -207,7 +216,7 @@ class Stream:
     def _send(self, what: bytes | OSError) -> None:
         size = len(what) if isinstance(what, bytes) else 0
         way = (self._process.machine.name, self.other._process.machine.name)
-        now = asyncio.get_running_loop().time()
+        self.used_at = now = asyncio.get_running_loop().time()
         self._last_at = max(self._last_at, now + self._lines.latency(*way)) + size / self._lines.bytes_per_s
         self._sent.put_nowait((self._last_at, what))
 
@@ -304,7 +313,7 @@ class World:
                 await asyncio.Event().wait()
             if door is None or not door.process.alive:
                 raise ConnectionRefusedError(111, "Connection refused")
-            own = Stream(self.lines, process, Identity("simulated", there.name))
+            own = Stream(self.lines, process, Identity("simulated", there.name), greeting.purpose)
             theirs = Stream(self.lines, door.process, keys.identity)
             own.other, theirs.other = theirs, own
             door.process.start(_serve(door.serve, theirs, greeting, keys.identity))

@@ -23,12 +23,16 @@ from pathlib import Path
 
 from geocomm.core.message_log import logger
 from geocomm.elastic.agent_process import AgentConfig
-from geocomm.elastic.journal.entries import Entry
+from geocomm.elastic.fragment_store import FRAGMENTS as FRAGMENTS_FOLDER
+from geocomm.elastic.journal.entries import Entry, Round
 from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
+from geocomm.elastic.journal.messages import Wanted
 from geocomm.elastic.journal.run_state import RunState, Standing
 from geocomm.elastic.journal.sequencer_events import LeaderSettings
-from geocomm.elastic.questions import PromotionAnswer, PromotionAsked
-from support.whole_run.agents import AgentEnd, ask, run_process, simulated
+from geocomm.elastic.questions import LeaderAnswer, PromotionAnswer, PromotionAsked, RemovalAsked
+from geocomm.elastic.snapshots import FOLDER, MANIFEST_FILE
+from geocomm.group.rendezvous.store_session import Purpose
+from support.whole_run.agents import AgentEnd, ask, ask_for_frame, run_process, simulated
 from support.whole_run.learning_rates import any_schedule
 from support.whole_run.machines import PORT, Machine, Process, World, task_of_process
 from support.whole_run.ranks import FRAGMENTS, Rank, Registry, frames_of
@@ -47,15 +51,27 @@ FAULTS = {
     "disk": 1.0,
     "all": 0.3,
     "hub": 0.7,
-    "pointless": 1.0,
+    "minority": 0.7,
+    "litter": 0.5,
+    "removal": 0.3,
+    "strange frame": 0.3,
 }
 """How often each comes, beside the others. `machine`: it ends, and comes back. `line`: two sites are cut from each
 other; `uplink`: one from all. `disk`: a machine ends and its disk is lost. `all`: all machines end at once. `hub`: the
 leader's machine is lost, for good or until another leads, or is cut off from all meanwhile; and a person promotes
-another site."""
+another site. `minority`: so many machines end that a site which had been cut off is left, and a person promotes it.
+`litter`: what is no snapshot lies beside them, and a manifest cannot be read. `removal`: a person removes the site that
+leads. `strange frame`: somebody asks the leader for frames that were never made."""
+
+LASTING = {"": 8.0, "phantom": 1.0, "restless": 1.0}
+"""What goes on when all else is over. `phantom`: a site's lines to the leader break after each Hello. `restless`: the
+leader's agent ends before a snapshot is due, again and again."""
 
 QUIET_S, FAULTS_S, PEACE_S = 12.0, 45.0, 150.0
 _EVERY_S = 4.0
+_IDLE_S = 30.0
+_STRANGE = 1_000_000
+"""A version that no run here comes to."""
 
 
 @dataclass
@@ -201,7 +217,8 @@ class _Site:
 
 
 class WholeRun:
-    """One history. sites: how many; None: 2 to 5. faults: see FAULTS. rate: the learning rate by the run's step."""
+    """One history. sites: how many; None: 2 to 5. faults: see FAULTS. lasting: see LASTING; None: one
+    of them. rate: the learning rate by the run's step."""
 
     def __init__(
         self,
@@ -209,6 +226,7 @@ class WholeRun:
         *,
         sites: int | None = None,
         faults: Mapping[str, float] = FAULTS,
+        lasting: str | None = None,
         terms: LeaderSettings = TERMS,
         rate: Callable[[int], float] | None = None,
         log: bool = False,
@@ -218,6 +236,9 @@ class WholeRun:
         count = sites or self.chance.randint(2, 5)
         self._names = list("abcde"[:count])
         self.rate = rate or any_schedule(self.chance)
+        drawn = self.chance.choices([*LASTING], [*LASTING.values()])[0]
+        self._lasting = drawn if lasting is None else lasting
+        self._skipped: _Site | None = None
         self.registry = Registry()
         self.happened = hashlib.blake2b(digest_size=16)
         self.history = History(seed)
@@ -363,8 +384,16 @@ class WholeRun:
                 await self._cut(kind, site)
             case "hub":
                 await self._lose_leader()
+            case "minority":
+                await self._leave_minority()
+            case "litter":
+                self._litter(site)
+            case "removal":
+                await self._remove_leader(site)
+            case "strange frame":
+                await self._ask_for_strange_frames(site)
             case _:
-                pass
+                raise AssertionError(kind)
 
     def _start_again(self, site: _Site) -> None:
         if not site.machine.up and not site.lost:
@@ -387,13 +416,67 @@ class WholeRun:
         newest = max(states, key=lambda state: (state.term, state.head.index))
         return newest.taken_over.site if newest.taken_over is not None else "a"
 
-    async def _lose_leader(self) -> None:
-        """Its machine is lost, or cut off from all; a person promotes a site until one leads."""
-        name, states = self._leader_name(), [site.state()[0] for site in self.sites.values()]
+    def _may_lose(self) -> bool:
+        """Whether a majority is left without some: else nobody knows who leads, and a person has to say."""
+        states = [site.state()[0] for site in self.sites.values()]
         all_there = all(site.machine.up and not site.lost for site in self.sites.values())
         is_settled = len({state.term for state in states}) == 1 and any(states[0].versions)
-        if len(states) < 3 or not all_there or not is_settled:  # else nobody knows who leads, and a person has to say
+        all_ready = all(states[0].sites.get(name) is not None for name in self._names)
+        return len(states) >= 3 and all_there and is_settled and all_ready
+
+    async def _leave_minority(self) -> None:
+        """One site was cut off, has an old journal, and reaches less than half of the members: nobody may promote it
+        without --force."""
+        if not self._may_lose():
             return
+        name = self._leader_name()
+        old = self.sites[self.chance.choice([other for other in self._names if other != name])]
+        ways = [way for other in self._names if other != old.name for way in ((old.name, other), (other, old.name))]
+        ended = self.chance.sample(
+            [site for site in self.sites.values() if site not in (old, self.sites[name])], (len(self._names) - 1) // 2
+        )
+        self.world.lines.cut(*ways)
+        try:
+            await asyncio.sleep(self.chance.uniform(5, 20))
+        finally:
+            self.world.lines.heal(*ways)
+        for one in (self.sites[name], *ended):
+            if one.machine.up:
+                await one.stop()
+        try:
+            await asyncio.sleep(self.chance.uniform(1, 5))
+            with contextlib.suppress(OSError):
+                await self._ask_to_lead(old)
+        finally:
+            for one in (self.sites[name], *ended):
+                self._start_again(one)
+
+    def _litter(self, site: _Site) -> None:
+        folder = site.run_dir / FOLDER
+        (folder / f"{self.chance.randint(1, 99)}.bak").mkdir(parents=True, exist_ok=True)
+        for manifest in sorted(folder.glob(f"*/{MANIFEST_FILE}"))[:1]:
+            manifest.write_bytes(b"{")
+
+    async def _remove_leader(self, site: _Site) -> None:
+        leader = self.sites[self._leader_name()]
+        question = RemovalAsked(site=leader.name, why="a mistake")
+        with contextlib.suppress(OSError):
+            answer = await ask(site.machine, f"{leader.machine.host}:{PORT}", question, LeaderAnswer)
+            if not answer.problem:
+                raise self.broke("the site that leads could be removed")
+
+    async def _ask_for_strange_frames(self, site: _Site) -> None:
+        leader = self.sites[self._leader_name()]
+        for number in range(1, 4):
+            wanted = Wanted(fragment=0, version=_STRANGE + number, site=site.name, frame=f"{number:064x}", bytes=100)
+            with contextlib.suppress(OSError):
+                await ask_for_frame(self.world, site.machine, f"{leader.machine.host}:{PORT}", wanted)
+
+    async def _lose_leader(self) -> None:
+        """Its machine is lost, or cut off from all; a person promotes a site until one leads."""
+        if not self._may_lose():
+            return
+        name = self._leader_name()
         leader = self.sites[name]
         leader.lost = True
         comes_back, is_cut_off = self.chance.random() < 0.6, self.chance.random() < 0.5
@@ -419,20 +502,30 @@ class WholeRun:
             if not there:
                 continue
             site = self.chance.choice(there)
-            at = f"{site.machine.host}:{PORT}"
             try:
-                asked = PromotionAsked(force=refused >= 8)
-                answer = await ask(self.world, site.machine, at, asked, PromotionAnswer)
+                problem = await self._ask_to_lead(site, force=refused >= 8)
             except OSError as error:
                 self.say(f"person: {site.name} does not answer: {error}")
                 continue
-            self.say(f"person: promote {site.name}: {answer.problem or 'it leads'}")
-            if not answer.problem:
-                self.hub = site.machine
+            if not problem:
                 return
             refused += 1
             if refused > 40:
-                raise self.broke(f"nobody can be promoted: {answer.problem}")
+                raise self.broke(f"nobody can be promoted: {problem}")
+
+    async def _ask_to_lead(self, site: _Site, *, force: bool = False) -> str:
+        """Why a site cannot be promoted; empty: it leads. Without force it has what most sites had."""
+        held = Counter((one.index, one.hash) for other in self.sites.values() for one in other.state()[1])
+        at = f"{site.machine.host}:{PORT}"
+        answer = await ask(site.machine, at, PromotionAsked(force=force), PromotionAnswer)
+        self.say(f"person: promote {site.name}: {answer.problem or 'it leads'}")
+        if not answer.problem:
+            self.hub = site.machine
+            own = {one.index: one.hash for one in site.state()[1]}
+            for (index, said), copies in held.items():
+                if not force and 2 * copies > len(self.sites) and own.get(index, said) != said:
+                    raise self.broke(f"{site.name} leads without entry {index}, which {copies} sites had")
+        return answer.problem
 
     # ---- peace
 
@@ -445,15 +538,33 @@ class WholeRun:
         leader = self._leader_name()
         if self.sites[leader].lost:
             await self._promote()
+        others = [site for name, site in self.sites.items() if name != leader and not site.lost]
+        if self._lasting == "phantom" and others:
+            self._skipped = self.chance.choice(others)
+            self._skipped.machine.loses_hello = True
+            await self._skipped.kill_agent()  # which dials anew
+            self.say(f"---- phantom: {self._skipped.name}")
+        restless = asyncio.create_task(self._end_leaders()) if self._lasting == "restless" else None
         began = self._loop.time()
         first = self._newest()[0]
         why = "it has not begun"
-        while self._loop.time() < began + PEACE_S:
-            await asyncio.sleep(2)
-            if not (why := self._lacks(first)):
-                self._check_chain()
-                return
+        try:
+            while self._loop.time() < began + PEACE_S:
+                await asyncio.sleep(2)
+                if not (why := self._lacks(first)):
+                    self._check_chain()
+                    self._check_bounds()
+                    return
+        finally:
+            if restless is not None:
+                restless.cancel()
+                await asyncio.gather(restless, return_exceptions=True)
         raise self.broke(f"stands still: {why}")
+
+    async def _end_leaders(self) -> None:
+        while True:
+            await asyncio.sleep(self.chance.uniform(0.6, 0.9) * self.terms.snapshot_s)
+            await self.sites[self._leader_name()].kill_agent()
 
     def _newest(self) -> tuple[RunState, list[Entry]]:
         return max(
@@ -463,19 +574,31 @@ class WholeRun:
 
     def _lacks(self, first: RunState) -> str:
         """What is missing before all is well again; empty: nothing."""
-        state, _ = self._newest()
+        state, entries = self._newest()
         before = first.versions or [0] * FRAGMENTS
         if not state.versions:
             return "no run has begun"
         for fragment, version in enumerate(state.versions):
             if version < before[fragment] + 3:
                 return f"fragment {fragment} has had {version - before[fragment]} rounds"
+        counted = {
+            one.site
+            for entry in entries
+            if isinstance(entry, Round) and entry.index > first.head.index
+            for one in entry.members
+        }
         for site in self.sites.values():
             known = state.sites.get(site.name)
             if site.lost:
                 continue
+            if site is self._skipped:
+                if known is not None and known.standing is Standing.READY:
+                    return f"{site.name} is ready, and has not said a word but Hello"
+                continue
             if known is None or known.standing is not Standing.READY:
                 return f"{site.name} is {known.standing if known else 'unknown'}"
+            if site.name not in counted:
+                return f"{site.name} has not counted"
             own = site.state()[0]
             if own.head.index < state.head.index - 3 or own.term != state.term:
                 return f"the journal of {site.name} ends at {own.head.index}, and that of the run at {state.head.index}"
@@ -485,10 +608,20 @@ class WholeRun:
             behind = [p for p, v in rank._member.versions.items() if v < state.versions[p] - 1]
             if behind:
                 return f"{site.name} is behind in fragment {behind[0]}"
-        copies = sum(not site.lost for site in self.sites.values())
+        copies = sum(not site.lost and site is not self._skipped for site in self.sites.values())
         if copies >= self.terms.copies and not any(index > first.head.index for index in state.kept):
             return "no snapshot is kept since"
         return ""
+
+    def _check_bounds(self) -> None:
+        """Nothing is kept that nobody wants."""
+        for site in self.sites.values():
+            strange = [path.name for path in site.run_dir.glob(f"{FRAGMENTS_FOLDER}/*@{_STRANGE // 1000}*")]
+            if strange:
+                raise self.broke(f"{site.name} has made a folder for {strange[0]}, a frame that was never made")
+            for stream in () if site.agent is None else site.agent.streams:
+                if stream.purpose is Purpose.FETCH and stream.used_at < self._loop.time() - _IDLE_S:
+                    raise self.broke(f"{site.name} keeps a connection that it has not used for {_IDLE_S:.0f} s")
 
     def _check_chain(self) -> None:
         state, entries = self._newest()
