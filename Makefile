@@ -163,10 +163,12 @@ ecosystem: $(NATIVE) $(OPERATOR) ## full: the slow tests, and PyTorch's own dist
 	@$(PY) tests/ecosystem/run_torch_suite.py --again
 	@echo "make ecosystem: the tests marked slow passed, and PyTorch's as over Gloo"
 
-# SEEDS=100000 SECONDS=30000 for a night; SEED=N replays one history, with its log.
+# SEEDS=100000 SECONDS=30000 for a night; SEED=N replays one history, with its log. TWICE=1: each seed in two processes,
+# which have to agree. MUTANTS=1 SEEDS=100: which history finds each fault that is put back.
 .PHONY: simulate
 simulate: $(NATIVE) ## full: SEEDS (1000) elastic runs in virtual time, for SECONDS (60) at most
-	@cd tests && ../$(PY) simulate.py $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000) --seconds $(or $(SECONDS),60))
+	@cd tests && ../$(PY) simulate.py $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000) --seconds $(or $(SECONDS),60)) \
+	    $(if $(TWICE),--twice) $(if $(MUTANTS),--mutants)
 
 # SOAK_SEED=N repeats the faults of another soak. SOAK_FAULT_EVERY=600 of soak-elastic: a failure of each site every 30
 # minutes, as they are in life.

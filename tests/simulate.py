@@ -2,6 +2,7 @@
 
 Prints the seed of each history in which something does not hold, and ends with 1 then. --seed replays one, with its
 log: equal seeds give equal histories, whatever the process. --twice checks that, each seed in two processes.
+--mutants puts faults back that geocomm had, one at a time, and tells which history finds each.
 """
 
 from __future__ import annotations
@@ -13,12 +14,34 @@ import os
 import sys
 import time
 
+from support.whole_run.mutants import MUTANTS
 from support.whole_run.whole_run import History, WholeRun
 
 
 def simulate(seed: int) -> History:
     """In a process of its own."""
     return WholeRun(seed).run()
+
+
+def first_found(mutant: str, seeds: range) -> History | None:
+    """The first of these histories in which a fault that was put back is found; None: it is not."""
+    with MUTANTS[mutant].put():
+        return next((history for seed in seeds if (history := WholeRun(seed).run()).broken), None)
+
+
+def find_mutants(seeds: range) -> int:
+    """Whether each fault that is put back is found."""
+    missed, cores = list[str](), len(os.sched_getaffinity(0))
+    with concurrent.futures.ProcessPoolExecutor(cores, max_tasks_per_child=1) as pool:
+        finding = {pool.submit(first_found, mutant, seeds): mutant for mutant in MUTANTS}
+        for one in concurrent.futures.as_completed(finding):
+            mutant, history = finding[one], one.result()
+            if history is None:
+                missed.append(mutant)
+            by = "not found" if history is None else f"seed {history.seed}: {history.broken.splitlines()[0][:90]}"
+            print(f"{mutant:45} {by}", flush=True)
+    print(f"simulate: {len(MUTANTS) - len(missed)} of {len(MUTANTS)} faults are found within {len(seeds)} histories")
+    return 1 if missed else 0
 
 
 def replay(seed: int) -> int:
@@ -36,7 +59,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="no other history begins after this time")
     parser.add_argument("--seed", type=int, help="replay this history, with its log")
     parser.add_argument("--twice", action="store_true", help="each in two processes, which have to agree")
+    parser.add_argument("--mutants", action="store_true", help="find faults that are put back, within these seeds")
     given = parser.parse_args()
+    if given.mutants:
+        return find_mutants(range(given.first, given.first + given.seeds))
     if given.seed is not None:
         return replay(given.seed)
     end, histories = time.monotonic() + given.seconds, list[History]()

@@ -26,10 +26,15 @@ def pauses(first_s: float, last_s: float) -> Iterator[float]:
         pause_s = min(2 * pause_s, last_s)
 
 
+def monotonic() -> float:
+    """Seconds. Looked up at each call: in a simulation time is another."""
+    return time.monotonic()
+
+
 class Patience:
     """When a word on a wait is due: after 10 s, 30 s, 90 s and so on."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, now: Callable[[], float] = monotonic) -> None:
         """The wait begins now."""
         self._now = now
         self._begun = now()
@@ -53,7 +58,7 @@ class Patience:
 class Waiting:
     """A wait that logs what it is for, whenever `Patience` says that a word is due."""
 
-    def __init__(self, log: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, log: Callable[[str], None], now: Callable[[], float] = monotonic) -> None:
         self._log, self._patience = log, Patience(now)
 
     def tell(self, what: Callable[[], str]) -> None:

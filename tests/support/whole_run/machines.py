@@ -42,7 +42,12 @@ def current() -> Process:
     return _CURRENT.get()
 
 
-@dataclass
+def current_or_none() -> Process | None:
+    """That of the task that asks, if it is of one."""
+    return _CURRENT.get(None)
+
+
+@dataclass(eq=False)
 class Process:
     """A process of a machine: its tasks and streams end with it."""
 
@@ -69,9 +74,6 @@ class Process:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks, timeout=0.01)
-
-    def __hash__(self) -> int:
-        return id(self)
 
 
 def task_of_process(loop: VirtualLoop, work: Any, **given: Any) -> asyncio.Task[Any]:
@@ -127,6 +129,8 @@ class Stream:
         self._lines, self._process, self.purpose = lines, process, purpose
         self.used_at = 0.0
         """When something was last sent or taken here."""
+        self.asks = False
+        """It was sent, and nothing was taken since."""
         self.tls = peer
         self.other: Stream
         self._arrived = bytearray()
@@ -141,9 +145,6 @@ class Stream:
         carrier = asyncio.get_running_loop().create_task(self._carry(), context=Context())
         lines.carriers[carrier] = None
         carrier.add_done_callback(lines.carriers.pop)
-
-    def __hash__(self) -> int:
-        return id(self)
 
     @property
     def own_host(self) -> str:
@@ -198,7 +199,7 @@ class Stream:
             self._room.set()
 
     def _take(self, size: int) -> bytes:
-        self.used_at = asyncio.get_running_loop().time()
+        self.used_at, self.asks = asyncio.get_running_loop().time(), False
         taken = bytes(self._arrived[:size])
         del self._arrived[:size]
         self.other._underway -= size
@@ -216,6 +217,7 @@ class Stream:
     def _send(self, what: bytes | OSError) -> None:
         size = len(what) if isinstance(what, bytes) else 0
         way = (self._process.machine.name, self.other._process.machine.name)
+        self.asks = True
         self.used_at = now = asyncio.get_running_loop().time()
         self._last_at = max(self._last_at, now + self._lines.latency(*way)) + size / self._lines.bytes_per_s
         self._sent.put_nowait((self._last_at, what))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from geocomm.core.patience import Waiting
 from geocomm.elastic import agent_link, following, snapshots
 from geocomm.elastic.fetch import Fetcher, Outcome
 from geocomm.elastic.frame_fetches import FrameFetches
@@ -19,7 +20,7 @@ from geocomm.elastic.journal.admission import LedSite
 from geocomm.elastic.journal.entries import BadLineError
 from geocomm.elastic.journal.leader_rounds import LeaderRounds
 from geocomm.elastic.journal.leader_snapshots import LeaderSnapshots
-from geocomm.elastic.journal.messages import Hello, Lost, Offer, StatePart, Wanted
+from geocomm.elastic.journal.messages import Hello, Lost, Offer, StatePart, Stop, Wanted
 from geocomm.elastic.journal.open_round import OpenRound
 from geocomm.elastic.journal.sequencer import Sequencer
 from geocomm.elastic.known_agents import KnownAgents
@@ -38,6 +39,10 @@ class Mutant:
     where: Any
     name: str
     instead: Any
+    faults: tuple[str, ...] = ()
+    """Those of the world by which it is found soon."""
+    lasting: str = ""
+    """And what goes on then."""
 
     def put(self) -> AbstractContextManager[Any]:
         """Have it in the place of what is right."""
@@ -47,10 +52,12 @@ class Mutant:
 MUTANTS: dict[str, Mutant] = {}
 
 
-def _mutant(where: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _mutant(
+    where: Any, name: str, *faults: str, lasting: str = ""
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def add(instead: Callable[..., Any]) -> Callable[..., Any]:
         key = instead.__name__.strip("_").replace("_", " ")
-        MUTANTS[key] = Mutant(instead.__doc__ or "", where, name, instead)
+        MUTANTS[key] = Mutant(instead.__doc__ or "", where, name, instead, faults, lasting)
         return instead
 
     return add
@@ -59,20 +66,20 @@ def _mutant(where: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..
 # ---- frames
 
 
-@_mutant(FrameFetches, "until_here")
+@_mutant(FrameFetches, "until_here", "line", "uplink", "one way")
 def _a_need_is_lost(self: FrameFetches, wanted: Wanted) -> None:
     """What ranks need is forgotten where a fetch of it is under way."""
     if wanted not in self._under_way:
         self._fetch(wanted, []).needed = True
 
 
-@_mutant(FrameFetches, "for_others")
+@_mutant(FrameFetches, "for_others", "strange frame")
 async def _folders_for_strangers(self: FrameFetches, wanted: Wanted) -> bool:
     """A leader that is asked for a frame makes a folder for it, whatever it is."""
     return await self._view.fetcher.frame(wanted, await self._view.sources(first=wanted.site)) is Outcome.HERE
 
 
-@_mutant(Fetcher, "_close_idle")
+@_mutant(Fetcher, "_close_idle", "ranks", "line")
 def _idle_connections_stay(self: Fetcher, source: str, stream: Any) -> None:
     """A connection for files that nobody takes again is kept."""
 
@@ -80,7 +87,7 @@ def _idle_connections_stay(self: Fetcher, source: str, stream: Any) -> None:
 _say_of_round = RunView.say_of_round
 
 
-@_mutant(RunView, "say_of_round")
+@_mutant(RunView, "say_of_round", "disk", "machine")
 def _a_lost_frame_is_not_told(self: RunView, said: Any) -> None:
     """Nobody tells the leader that a listed frame is nowhere: the round is never made void."""
     if not isinstance(said, Lost):
@@ -90,26 +97,19 @@ def _a_lost_frame_is_not_told(self: RunView, said: Any) -> None:
 # ---- rounds
 
 
-_look_at = LeaderRounds._look_at
-
-
-@_mutant(LeaderRounds, "_look_at")
-def _a_round_waits_for_all(self: LeaderRounds, fragment: int) -> None:
-    """A round has no end before all live sites have offered: there is no grace."""
-    found = self._open.get(fragment)
-    if found is None or all(found.has_tried(name) for name in self._state.live):
-        _look_at(self, fragment)
-
-
 _close_round = LeaderRounds._close_round
 
 
 @_mutant(LeaderRounds, "_close_round")
 def _another_rate_is_left_out(self: LeaderRounds, fragment: int, found: OpenRound, chosen: Mapping[str, Offer]) -> None:
-    """The referee of learning rates: who has another one than the site that is furthest does not count, though that
-    one may only be past a step of the schedule."""
+    """The referee of learning rates: who has another one than the site that is furthest does not count, and is stopped
+    the third time, though that one may only be past a step of the schedule."""
     first = max(chosen.values(), key=lambda offer: offer.step).lr
     fits = {name: offer for name, offer in chosen.items() if abs(offer.lr - first) <= 0.05 * first}
+    for name in chosen.keys() - fits.keys():
+        faults = self._unmailed[name, ""] = self._unmailed.get((name, ""), 0) + 1
+        if faults >= 3:
+            self._run.send(name, Stop(why="its learning rate differs from that of the others (the 3rd time)"))
     _close_round(self, fragment, found, fits)
 
 
@@ -119,7 +119,7 @@ def _another_rate_is_left_out(self: LeaderRounds, fragment: int, found: OpenRoun
 _hello = Sequencer._hello
 
 
-@_mutant(Sequencer, "_hello")
+@_mutant(Sequencer, "_hello", lasting="phantom")
 def _a_hello_is_life_enough(self: Sequencer, name: str, site: LedSite, hello: Hello) -> None:
     """A site whose line breaks after each Hello is live for ever."""
     _hello(self, name, site, hello)
@@ -127,11 +127,15 @@ def _a_hello_is_life_enough(self: Sequencer, name: str, site: LedSite, hello: He
 
 
 MUTANTS["silence is not noticed"] = Mutant(
-    "A connection to a machine that has ended without a word is kept for ever.", agent_link, "SILENCE_S", 1e9
+    "A connection to a machine that has ended without a word is kept for ever.",
+    agent_link,
+    "SILENCE_S",
+    1e9,
+    ("machine", "hub"),
 )
 
 
-@_mutant(following, "answer_of")
+@_mutant(following, "answer_of", "removal")
 def _the_leader_can_be_removed(leader: Leader, own_site: str, asked: MembersAsked | RemovalAsked) -> LeaderAnswer:
     """`members remove` of the site that leads ends the leader."""
     problem = leader.remove(asked.site, asked.why) if isinstance(asked, RemovalAsked) else ""
@@ -144,7 +148,7 @@ def _the_leader_can_be_removed(leader: Leader, own_site: str, asked: MembersAske
 _take_part = OwnJournal.take_part
 
 
-@_mutant(OwnJournal, "take_part")
+@_mutant(OwnJournal, "take_part", "hub")
 def _a_former_leader_is_refused(self: OwnJournal, part: StatePart) -> None:
     """One that led alone does not take the state of a later one, which has fewer entries."""
     head = self._view.state.head.index
@@ -153,13 +157,13 @@ def _a_former_leader_is_refused(self: OwnJournal, part: StatePart) -> None:
     _take_part(self, part)
 
 
-@_mutant(LeaderSnapshots, "_since_last_s")
+@_mutant(LeaderSnapshots, "_since_last_s", lasting="restless")
 def _snapshots_wait_for_a_leader_that_lasts(self: LeaderSnapshots) -> float:
     """A snapshot is due a whole while after a leader has begun."""
     return 0.0
 
 
-@_mutant(snapshots, "_indices")
+@_mutant(snapshots, "_indices", "litter", "agent")
 def _any_folder_is_a_snapshot(folder: Path) -> list[int]:
     """A folder such as 74.bak beside the snapshots ends the agent."""
     return sorted(int(path.name) for path in folder.iterdir()) if folder.is_dir() else []
@@ -171,14 +175,22 @@ def _any_folder_is_a_snapshot(folder: Path) -> list[int]:
 _init = KnownAgents.__init__
 
 
-@_mutant(KnownAgents, "__init__")
+@_mutant(KnownAgents, "__init__", "hub", "agent")
 def _the_term_is_forgotten(self: KnownAgents, run_dir: Path, log: Callable[[str], None]) -> None:
     """An agent that starts again does not know whom it has promised to follow."""
     _init(self, run_dir, log)
     self.term, self.leader = 0, ""
 
 
-@_mutant(Candidate, "_most_of_members")
+@_mutant(Candidate, "_most_of_members", "minority")
 def _a_minority_promotes(self: Candidate, found: dict[str, AgentStanding], asked: PromotionAsked) -> list[str]:
     """A site is promoted without --force though most of the members are away."""
     return []
+
+
+# ---- words
+
+
+@_mutant(Waiting, "tell", "hub", "uplink")
+def _waits_say_nothing(self: Waiting, what: Callable[[], str]) -> None:
+    """Whoever waits does not say for what."""

@@ -106,6 +106,8 @@ class Registry:
         self.broken: list[str] = []
         self.numbers = 0
         self.repairs = 0
+        self.counted_at: dict[str, float] = {}
+        """By site: when a rank was last told of a round that lists a frame of it."""
         self.written: set[tuple[str, Hash]] = set()
         """(store, frame)."""
         self.ranks: dict[str, Rank] = {}
@@ -247,6 +249,9 @@ class Rank:
             case EntrySaid(entry=Snapshot() as entry):
                 for index in range(FRAGMENTS):
                     self._for_snapshots.setdefault((index, entry.versions[index]), []).append(entry)
+            case EntrySaid(entry=Round() as entry):
+                now = asyncio.get_running_loop().time()
+                self._registry.counted_at.update((one.site, now) for one in entry.members)
             case EntrySaid(entry=Join() as entry) if entry.site != self._machine.name:
                 self._wanted |= set(range(FRAGMENTS))
             case Leaving():

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import math
 import random
 import shutil
 import tempfile
@@ -34,7 +35,7 @@ from geocomm.elastic.snapshots import FOLDER, MANIFEST_FILE
 from geocomm.group.rendezvous.store_session import Purpose
 from support.whole_run.agents import AgentEnd, ask, ask_for_frame, run_process, simulated
 from support.whole_run.learning_rates import any_schedule
-from support.whole_run.machines import PORT, Machine, Process, World, task_of_process
+from support.whole_run.machines import PORT, Machine, Process, World, current_or_none, task_of_process
 from support.whole_run.ranks import FRAGMENTS, Rank, Registry, frames_of
 from support.whole_run.virtual_loop import StuckError, VirtualLoop
 
@@ -68,6 +69,8 @@ LASTING = {"": 8.0, "phantom": 1.0, "restless": 1.0}
 leader's agent ends before a snapshot is due, again and again."""
 
 QUIET_S, FAULTS_S, PEACE_S = 12.0, 45.0, 150.0
+WORD_S = 30.0
+"""A word is due when something has kept a site waiting for 10 s; a dial in vain takes 15 s, and there may be two."""
 _EVERY_S = 4.0
 _IDLE_S = 30.0
 _STRANGE = 1_000_000
@@ -103,6 +106,7 @@ class _Site:
         self.agent: Process | None = None
         self.ranks: asyncio.Task[str] | None = None
         self.rank: Rank | None = None
+        self.up_since = math.inf
         self.lost = False
         """For good."""
         self._supervising: asyncio.Task[None] | None = None
@@ -117,6 +121,7 @@ class _Site:
     def start(self) -> None:
         """The machine begins, with what is on its disk. An empty folder needs the address of who leads now."""
         self.machine.up = True
+        self.up_since = self._run.now
         if not (self.run_dir / FILE_NAME).exists():
             self._hub = self._run.hub
         self._supervising = asyncio.get_running_loop().create_task(self._supervise(), context=Context())
@@ -239,6 +244,8 @@ class WholeRun:
         drawn = self.chance.choices([*LASTING], [*LASTING.values()])[0]
         self._lasting = drawn if lasting is None else lasting
         self._skipped: _Site | None = None
+        self._words: dict[str, float] = {}
+        """By site: when its agent last said something, or somebody something of it."""
         self.registry = Registry()
         self.happened = hashlib.blake2b(digest_size=16)
         self.history = History(seed)
@@ -268,8 +275,18 @@ class WholeRun:
             shutil.rmtree(self.folder, ignore_errors=True)
         return self.history
 
+    @property
+    def now(self) -> float:
+        """Virtual seconds."""
+        return self._loop.time()
+
     def say(self, what: str) -> None:
         """To the history's log."""
+        process = current_or_none()
+        for name in self._names:
+            by_it = what.startswith(f"{name}: ") or (process is not None and process.machine.name == name)
+            if by_it or f"site {name}" in what or self.world.machines[name].host in what:
+                self._words[name] = self._loop.time()
         line = f"{self._loop.time():8.3f} {what}".replace(str(self.folder), "")
         self.happened.update(line.encode())
         if self._logs:
@@ -328,10 +345,16 @@ class WholeRun:
     async def _work(self) -> None:
         for site in self.sites.values():
             self._loop.call_later(self.chance.uniform(0, 3), site.start)
-        await asyncio.sleep(QUIET_S)
-        if self._faults:
-            await self._let_faults_come()
-        await self._peace()
+        restless = asyncio.create_task(self._end_leaders()) if self._lasting == "restless" else None
+        try:
+            await asyncio.sleep(QUIET_S)
+            if self._faults:
+                await self._let_faults_come()
+            await self._peace()
+        finally:
+            if restless is not None:
+                restless.cancel()
+                await asyncio.gather(restless, return_exceptions=True)
 
     # ---- faults
 
@@ -544,24 +567,20 @@ class WholeRun:
             self._skipped.machine.loses_hello = True
             await self._skipped.kill_agent()  # which dials anew
             self.say(f"---- phantom: {self._skipped.name}")
-        restless = asyncio.create_task(self._end_leaders()) if self._lasting == "restless" else None
         began = self._loop.time()
         first = self._newest()[0]
         why = "it has not begun"
-        try:
-            while self._loop.time() < began + PEACE_S:
-                await asyncio.sleep(2)
-                if not (why := self._lacks(first)):
-                    self._check_chain()
-                    self._check_bounds()
-                    return
-        finally:
-            if restless is not None:
-                restless.cancel()
-                await asyncio.gather(restless, return_exceptions=True)
+        while self._loop.time() < began + PEACE_S:
+            await asyncio.sleep(2)
+            if not (why := self._lacks(first)):
+                self._check_chain()
+                self._check_bounds()
+                return
+            self._check_words(began)
         raise self.broke(f"stands still: {why}")
 
     async def _end_leaders(self) -> None:
+        """Again and again, before a snapshot is due by the time that a leader has led."""
         while True:
             await asyncio.sleep(self.chance.uniform(0.6, 0.9) * self.terms.snapshot_s)
             await self.sites[self._leader_name()].kill_agent()
@@ -613,6 +632,13 @@ class WholeRun:
             return "no snapshot is kept since"
         return ""
 
+    def _check_words(self, began: float) -> None:
+        """Whatever keeps a site from counting is said."""
+        for name, site in self.sites.items():
+            since = max(began, site.up_since, self.registry.counted_at.get(name, 0.0), self._words.get(name, 0.0))
+            if site.machine.up and since < self._loop.time() - WORD_S:
+                raise self.broke(f"{name} has not counted for {WORD_S:.0f} s, and nobody says why")
+
     def _check_bounds(self) -> None:
         """Nothing is kept that nobody wants."""
         for site in self.sites.values():
@@ -620,7 +646,8 @@ class WholeRun:
             if strange:
                 raise self.broke(f"{site.name} has made a folder for {strange[0]}, a frame that was never made")
             for stream in () if site.agent is None else site.agent.streams:
-                if stream.purpose is Purpose.FETCH and stream.used_at < self._loop.time() - _IDLE_S:
+                idle = stream.purpose is Purpose.FETCH and not stream.asks
+                if idle and stream.used_at < self._loop.time() - _IDLE_S:
                     raise self.broke(f"{site.name} keeps a connection that it has not used for {_IDLE_S:.0f} s")
 
     def _check_chain(self) -> None:

@@ -15,18 +15,24 @@ import pytest
 
 TESTS = Path(__file__).parents[2]
 _PROGRAM = """
-import json, sys
-from support.whole_run.whole_run import WholeRun
-history = WholeRun(int(sys.argv[1])).run()
+import contextlib, json, sys
+from support.whole_run.mutants import MUTANTS
+from support.whole_run.whole_run import FAULTS, WholeRun
+seed, mutant, is_put = json.loads(sys.argv[1])
+there = {}
+if mutant:
+    there = {"faults": {kind: FAULTS[kind] for kind in MUTANTS[mutant].faults}, "lasting": MUTANTS[mutant].lasting}
+with MUTANTS[mutant].put() if is_put else contextlib.nullcontext():
+    history = WholeRun(seed, **there).run()
 print(json.dumps([history.broken, history.entries, history.digest]))
 """
 
 
-def history(seed: int, hash_seed: int) -> tuple[str, int, str]:
+def history(seed: int, hash_seed: int, mutant: str = "", *, is_put: bool = False) -> tuple[str, int, str]:
     """What did not hold (empty: nothing), entries, and the digest of all that was said, in a process of its own that
-    orders sets of texts by hash_seed."""
+    orders sets of texts by hash_seed. mutant: in the world by which that is found; is_put: it is there."""
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, str(seed)],
+        [sys.executable, "-c", _PROGRAM, json.dumps([seed, mutant, is_put])],
         check=True,
         capture_output=True,
         text=True,
@@ -43,3 +49,19 @@ def test_a_run_goes_on_after_all_kinds_of_faults_in_the_same_way_in_each_process
     assert not broken
     assert entries > 10
     assert history(seed, 2) == (broken, entries, digest)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "seed"),
+    [
+        ("folders for strangers", 0),
+        ("idle connections stay", 0),
+        ("a hello is life enough", 0),
+        ("the leader can be removed", 0),
+        ("any folder is a snapshot", 0),
+        ("snapshots wait for a leader that lasts", 0),
+    ],
+)
+def test_a_fault_that_geocomm_had_is_found(mutant: str, seed: int) -> None:
+    assert not history(seed, 1, mutant)[0]
+    assert history(seed, 1, mutant, is_put=True)[0]
