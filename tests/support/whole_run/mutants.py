@@ -106,7 +106,7 @@ def _another_rate_is_left_out(self: LeaderRounds, fragment: int, found: OpenRoun
     the third time, though that one may only be past a step of the schedule."""
     first = max(chosen.values(), key=lambda offer: offer.step).lr
     fits = {name: offer for name, offer in chosen.items() if abs(offer.lr - first) <= 0.05 * first}
-    for name in chosen.keys() - fits.keys():
+    for name in sorted(chosen.keys() - fits.keys()):
         faults = self._unmailed[name, ""] = self._unmailed.get((name, ""), 0) + 1
         if faults >= 3:
             self._run.send(name, Stop(why="its learning rate differs from that of the others (the 3rd time)"))
