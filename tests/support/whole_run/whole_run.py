@@ -72,7 +72,7 @@ QUIET_S, FAULTS_S, PEACE_S = 12.0, 45.0, 150.0
 WORD_S = 30.0
 """A word is due when something has kept a site waiting for 10 s; a dial in vain takes 15 s, and there may be two."""
 _EVERY_S = 4.0
-_IDLE_S = 30.0
+_IDLE_S = 60.0
 _STRANGE = 1_000_000
 """A version that no run here comes to."""
 
@@ -269,8 +269,9 @@ class WholeRun:
             tasks = sorted(asyncio.all_tasks(loop), key=hash)
             for task in tasks:
                 task.cancel()
-            with contextlib.suppress(StuckError):
-                loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            if tasks:
+                with contextlib.suppress(StuckError):
+                    loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
             loop.close()
             shutil.rmtree(self.folder, ignore_errors=True)
         return self.history

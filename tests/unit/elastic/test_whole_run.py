@@ -55,7 +55,6 @@ def test_a_run_goes_on_after_all_kinds_of_faults_in_the_same_way_in_each_process
     ("mutant", "seed"),
     [
         ("folders for strangers", 0),
-        ("idle connections stay", 0),
         ("a hello is life enough", 0),
         ("the leader can be removed", 0),
         ("any folder is a snapshot", 0),
