@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
+from pydantic_core import SchemaValidator
 
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.records import line_of
@@ -17,6 +18,7 @@ from geocomm.elastic.journal.entries import Genesis, Listed, Round
 from geocomm.elastic.journal.member import Settled
 from geocomm.elastic.journal.message_lines import MAX_LINE_BYTES
 from geocomm.elastic.journal.messages import Beat, Model, Offer, Open, RankWelcome
+from geocomm.observe.telemetry.report_rows import STATS
 from geocomm.sync.local_steps.elastic.member_frames import Delta
 from geocomm.sync.local_steps.elastic.member_rounds import Decided
 from geocomm.sync.local_steps.elastic.member_site_rounds import MemberSiteRounds
@@ -325,6 +327,15 @@ def test_what_is_wrong_at_one_rank_is_raised_at_all_of_the_site(*, here: bool) -
     ranks.other_failed = not here
     with pytest.raises(InvalidArgumentError, match="weight" if here else "another rank of this site"):
         site.step(0.25)
+
+
+def test_report_takes_the_numbers_of_a_run_that_has_had_no_round() -> None:
+    site = Site()
+    site.state.begin()
+    numbers = site.state.numbers()
+    assert None in numbers.values()
+    (told,) = SchemaValidator(STATS).validate_python({"local_steps": [numbers]})["local_steps"]
+    assert {name: told[name] for name in numbers} == numbers
 
 
 def test_state_in_place_of_rounds_moves_the_weights_with_the_anchor() -> None:
