@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from geocomm.elastic.journal.messages import Offer
 
@@ -50,8 +50,6 @@ class Outliers:
         """The longer of what is usual at the site, and at the others; 0: too little is known."""
         known = self._lengths.get((name, fragment), ())
         others = [one for other, one in length.items() if other != name]
-        return max(_median(known), _median(others)) if len(known) >= _LEAST_KNOWN and others else 0.0
-
-
-def _median(lengths: Iterable[float]) -> float:
-    return statistics.median(lengths)
+        if len(known) < _LEAST_KNOWN or not others:
+            return 0.0
+        return max(statistics.median(known), statistics.median(others))
