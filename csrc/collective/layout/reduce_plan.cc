@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <optional>
 
 namespace geocomm::collective {
 
@@ -27,48 +28,55 @@ Flow flow_of(const PlannedStripe& planned, const PlanSettings& settings) {
 
 using Shares = std::vector<std::uint32_t>;
 
-// The owner of each of `count` chunks: always the site that has least of its share so far, so that owners
-// take turns and the first chunks of a stripe are spread as all of them are.
-std::vector<int> owners_of(std::uint64_t count, const Shares& shares) {
-  std::vector<int> owners;
-  std::vector<std::int64_t> owned(shares.size(), 0);
-  for (std::uint64_t c = 0; c < count; ++c) {
+// Deals chunks to owners, one after the other: always to the site that has least of its share so far, so that
+// owners take turns and the first chunks of a stripe are spread as all of them are.
+class OwnerTurns {
+ public:
+  explicit OwnerTurns(const Shares& shares) : shares_(shares), dealt_(shares.size(), 0) {}
+
+  int next() {
+    ++chunks_;
     std::size_t most_wanting = 0;
     std::int64_t most_missing = std::numeric_limits<std::int64_t>::min();
-    for (std::size_t site = 0; site < shares.size(); ++site) {
-      const std::int64_t missing = static_cast<std::int64_t>(c + 1) * shares[site] - owned[site];
-      if (shares[site] == 0 || missing <= most_missing) continue;
+    for (std::size_t site = 0; site < shares_.size(); ++site) {
+      const std::int64_t missing = chunks_ * shares_[site] - dealt_[site] * kShareParts;
+      if (shares_[site] == 0 || missing <= most_missing) continue;
       most_wanting = site;
       most_missing = missing;
     }
-    owned[most_wanting] += kShareParts;
-    owners.push_back(static_cast<int>(most_wanting));
+    ++dealt_[most_wanting];
+    return static_cast<int>(most_wanting);
   }
-  return owners;
-}
 
-// How far the site with the most chunks, for its share, is above it: 1 is exact.
-double imbalance(std::uint64_t count, const Shares& shares) {
-  std::vector<std::uint64_t> chunks(shares.size(), 0);
-  for (const int owner : owners_of(count, shares)) ++chunks[static_cast<std::size_t>(owner)];
-  double worst = 1.0;
-  for (std::size_t site = 0; site < shares.size(); ++site) {
-    if (shares[site] == 0) continue;
-    const double fair = static_cast<double>(count) * shares[site] / kShareParts;
-    worst = std::max(worst, static_cast<double>(chunks[site]) / fair);
+  // How far the site with the most chunks, for its share, is above it: 1 is exact.
+  double imbalance() const {
+    double worst = 1.0;
+    for (std::size_t site = 0; site < shares_.size(); ++site) {
+      if (shares_[site] == 0) continue;
+      const double fair = static_cast<double>(chunks_) * shares_[site] / kShareParts;
+      worst = std::max(worst, static_cast<double>(dealt_[site]) / fair);
+    }
+    return worst;
   }
-  return worst;
-}
+
+ private:
+  const Shares& shares_;
+  std::vector<std::int64_t> dealt_;  // chunks, per site
+  std::int64_t chunks_ = 0;
+};
 
 // `least` or somewhat more: as many chunks as can be dealt out by the shares.
 std::uint64_t fair_count(std::uint64_t least, const Shares& shares) {
   const std::uint64_t owners = shares.size() - static_cast<std::size_t>(std::ranges::count(shares, 0u));
   if (least >= owners * kChunksThatAreFair) return least;
   constexpr double kBetter = 0.99;
+  OwnerTurns turns(shares);
+  for (std::uint64_t count = 0; count < least; ++count) turns.next();
   std::uint64_t best = least;
-  double best_imbalance = imbalance(least, shares);
+  double best_imbalance = turns.imbalance();
   for (std::uint64_t count = least + 1; count < least + 2 * owners; ++count) {
-    const double tried = imbalance(count, shares);
+    turns.next();
+    const double tried = turns.imbalance();
     if (tried >= best_imbalance * kBetter) continue;
     best = count;
     best_imbalance = tried;
@@ -90,6 +98,15 @@ std::uint64_t chunk_elements(std::uint64_t elements, Flow flow, const PlanSettin
   if (has_owners) count = fair_count(count, settings.scheme->shares);
   const std::uint64_t size = (elements + count - 1) / count;
   return std::max((size + kChunkAlignment - 1) / kChunkAlignment * kChunkAlignment, kChunkAlignment);
+}
+
+// Whether `site` sends or receives frames of `origin` for the sites `wanted`.
+bool takes_part(int site, int origin, const std::vector<bool>& wanted, const RelayPaths& relays) {
+  if (site == origin || wanted[static_cast<std::size_t>(site)]) return true;
+  for (std::size_t to = 0; !relays.over.empty() && to < wanted.size(); ++to) {
+    if (wanted[to] && relays.via(static_cast<std::size_t>(origin), to) == site) return true;
+  }
+  return false;
 }
 
 // Calls visit(from_site, to_site, message) for the ways of one frame: from its origin to those that want it,
@@ -114,19 +131,20 @@ void send_to(const std::vector<bool>& wanted, Message message, const RelayPaths&
   }
 }
 
-// The same for every frame of a chunk.
+// The same for the frames of a chunk that `site` sends or receives, and perhaps others.
 template <typename Visit>
-void for_each_message(const PlannedChunk& chunk, std::size_t index, const std::vector<bool>& receives,
-                      const RelayPaths& relays, Visit&& visit) {
+void for_each_message(const PlannedChunk& chunk, std::size_t index, int site,
+                      const std::vector<bool>& receives, const RelayPaths& relays, Visit&& visit) {
   std::vector<bool> reduces = receives;
   if (chunk.reducer >= 0) {
     reduces.assign(receives.size(), false);
     reduces[static_cast<std::size_t>(chunk.reducer)] = true;
   }
   for (int origin = 0; origin < static_cast<int>(receives.size()); ++origin) {
+    if (!takes_part(site, origin, reduces, relays)) continue;
     send_to(reduces, {index, Message::Kind::Contribution, origin}, relays, visit);
   }
-  if (chunk.flow == Flow::OwnerReduces) {
+  if (chunk.flow == Flow::OwnerReduces && takes_part(site, chunk.reducer, receives, relays)) {
     send_to(receives, {index, Message::Kind::Result, chunk.reducer}, relays, visit);
   }
 }
@@ -150,18 +168,18 @@ ReducePlan plan_reduce(const Topology& topology, std::span<const PlannedStripe> 
     const Flow flow = flow_of(planned, settings);
     const std::uint64_t elements = planned.stripe.range.size();
     const std::uint64_t step = chunk_elements(elements, flow, settings);
-    std::vector<int> owners;
-    if (flow == Flow::OwnerReduces) owners = owners_of((elements + step - 1) / step, settings.scheme->shares);
+    std::optional<OwnerTurns> turns;
+    if (flow == Flow::OwnerReduces) turns.emplace(settings.scheme->shares);
     std::uint32_t index = 0;
     for (std::uint64_t begin = 0; begin < elements; begin += step, ++index) {
       PlannedChunk chunk{l, index, {begin, std::min(elements, begin + step)}, flow, -1};
       if (flow == Flow::ToReceiver) {
         chunk.reducer = static_cast<int>(first_receiver - planned.receives.begin());
       } else if (flow == Flow::OwnerReduces) {
-        chunk.reducer = owners[index];
+        chunk.reducer = turns->next();
       }
-      for_each_message(chunk, plan.chunks.size(), planned.receives, relays_of(flow, settings),
-                       [&](int from, int to, const Message& message) {
+      for_each_message(chunk, plan.chunks.size(), topology.site(), planned.receives,
+                       relays_of(flow, settings), [&](int from, int to, const Message& message) {
                          if (from != topology.site() && to != topology.site()) return;
                          const bool sends = from == topology.site();
                          const int rank =
