@@ -145,6 +145,8 @@ def _name(run: Run) -> str:
         parts.append("momentum falls over the last fifth")
     if run.pair_every:
         parts.append(f"averages inside of pairs every {run.pair_every}")
+    if run.aggregates:
+        parts.append("reduce: aggregator")
     return ", ".join(parts) or "**defaults**"
 
 

@@ -98,6 +98,8 @@ class Run:
     """Or radial."""
     pair_every: int = 0
     """Steps between two averages inside of each pair of neighbouring sites, besides the rounds of all; 0: none."""
+    aggregates: bool = False
+    """The mean is compressed once more, without error feedback, as an aggregator does."""
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -111,6 +113,7 @@ class Run:
             self.momentum_ends,
             self.averaging,
             self.pair_every,
+            self.aggregates,
         )
 
 
@@ -394,6 +397,8 @@ class _Outer:
             torch.sub(matrices, coded, out=self._residual)
             matrices.copy_(coded)
         mean = self._mean(delta)
+        if run.aggregates:
+            mean[..., : self._size.matrix_elements] = int4(mean[..., : self._size.matrix_elements])
         if run.averages_moments:
             moments = self.group.of(first)
             moments.copy_(moments.mean(1, keepdim=True).expand_as(moments))

@@ -247,10 +247,10 @@ sources.register("last error", lambda: native().last_error())
 
 FIRST_RESERVED_TAG = 0x7F000000
 """Tags from here on are geocomm's own; programs use smaller ones."""
-KINDS = 4
+KINDS = 6
 """The number of kinds of messages of one user of tags."""
 MOST_SITES = 1 << 10
-_USERS = 1 << 12
+_USERS = 1 << 11
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import geocomm
 from geocomm.sync.local_steps.fixed.simulated_rounds import SimulatedSites
 from geocomm.sync.local_steps.local_steps import LocalSteps, local_steps
 from geocomm.sync.local_steps.outer.rounds import Rounds
-from geocomm.sync.local_steps.settings.local_settings import LocalSettings
+from geocomm.sync.local_steps.settings.local_settings import LocalSettings, Reduce
 from support.harness import Ranks, hash_of, ranks_fixture
 from support.local_models import adamw, make_model, train_steps, values
 
@@ -28,6 +28,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fp32": {"every": 4, "overlap": 0, "codec": "none"},
     "int4": {"every": 5, "overlap": 2, "codec": "int4", "fragments": 3},
     "loco": {"every": 3, "overlap": 1, "preset": "loco", "fragments": 4},
+    "aggregator": {"every": 5, "overlap": 2, "codec": "int4", "fragments": 3, "reduce": "aggregator"},
     "entropy": {"every": 4, "overlap": 3, "codec": "int8+huffman", "merge": "carry"},
 }
 STEPS = 17
@@ -108,6 +109,35 @@ def _second_part(sites: list[str], settings: dict[str, Any], saved: list[bytes])
     return hash_of(values(model))
 
 
+def _sent_between_sites(reduce: Reduce) -> int:
+    """Bytes that this rank's site has sent to the others in twelve rounds of four fragments."""
+    torch.manual_seed(1)
+    model = nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(4)))
+    handle = local_steps(
+        model,
+        optimizer := adamw(model),
+        LocalSettings(every=4, overlap=0, codec="none", fragments=4, deterministic=True, reduce=reduce),
+    )
+    before = sum(peer["bytes_sent"] for peer in geocomm.stats()["peers"])
+    for step in range(12):
+        model(torch.randn(4, 256, generator=torch.Generator().manual_seed(step))).square().mean().backward()
+        optimizer.step()
+    sent = sum(peer["bytes_sent"] for peer in geocomm.stats()["peers"]) - before
+    handle.finish()
+    return sent
+
+
+def test_with_an_aggregator_a_site_sends_less_than_two_deltas_a_round() -> None:
+    model_bytes, cycles = 4 * 4 * 256 * 256, 3
+    with Ranks(list("abcd")) as ranks:
+        ranks.init()
+        to_all, to_one = (ranks.run(_sent_between_sites, reduce) for reduce in ("all", "aggregator"))
+    for sent in to_all:
+        assert sent == pytest.approx(3 * model_bytes * cycles, rel=0.05)
+    for sent in to_one:
+        assert sent == pytest.approx(2 * 3 / 4 * model_bytes * cycles, rel=0.05)
+
+
 def _left_behind(sites: list[str]) -> tuple[int, int]:
     """Threads of rounds, and process groups, that a run leaves beside the site's."""
     _ = geocomm.sites().inside  # lives as long as the default process group, whoever makes it
@@ -127,20 +157,21 @@ def test_finished_run_leaves_neither_threads_nor_groups(ranks: Ranks) -> None:
     assert ranks.run(_left_behind, ranks.sites) == [(0, 0)] * ranks.size
 
 
-def test_resumed_run_has_the_bits_of_one_that_was_not_interrupted(ranks: Ranks) -> None:
-    settings = SETTINGS["int4"]
+@pytest.mark.parametrize("name", ["int4", "aggregator"])
+def test_resumed_run_has_the_bits_of_one_that_was_not_interrupted(ranks: Ranks, name: str) -> None:
+    settings = SETTINGS[name]
     whole = {after for _, after, _ in ranks.run(_run, ranks.sites, settings)}
     saved = ranks.run(_first_part, ranks.sites, settings)
     assert set(ranks.run(_second_part, ranks.sites, settings, saved)) == whole
 
 
-def _with_a_late_site(sites: list[str]) -> tuple[str, int, dict[str, Any], float]:
+def _with_a_late_site(sites: list[str], reduce: Reduce) -> tuple[str, int, dict[str, Any], float]:
     """Site b begins a minute's worth of steps late."""
     site = sites[dist.get_rank()]
     model = of_site(make_model(), sites)
     optimizer = adamw(model)
     handle = local_steps(
-        model, optimizer, LocalSettings(exact_below=100, every=4, overlap=1, fragments=2, codec="int4")
+        model, optimizer, LocalSettings(exact_below=100, every=4, overlap=1, fragments=2, codec="int4", reduce=reduce)
     )
     if site == "a":
         train_steps(model, optimizer, site, range(30))
@@ -154,8 +185,9 @@ def _with_a_late_site(sites: list[str]) -> tuple[str, int, dict[str, Any], float
     return hash_of(values(model)), alone, handle.stats(), handle.stats()["waited_seconds"]
 
 
-def test_site_whose_results_are_late_trains_on_and_catches_up(ranks: Ranks) -> None:
-    found = ranks.run(_with_a_late_site, ranks.sites)
+@pytest.mark.parametrize("reduce", ["all", "aggregator"])
+def test_site_whose_results_are_late_trains_on_and_catches_up(ranks: Ranks, reduce: Reduce) -> None:
+    found = ranks.run(_with_a_late_site, ranks.sites, reduce)
     assert len({after for after, *_ in found}) == 1
     assert len({stats["rounds"] for _, _, stats, _ in found}) == 1
     for site, (_, alone, stats, _) in zip(ranks.sites, found, strict=True):
@@ -229,13 +261,13 @@ def test_one_site_is_refused() -> None:
 _handle: tuple[nn.Module, torch.optim.Optimizer, LocalSteps]
 
 
-def _train(steps: int, lost: bool) -> None:
+def _train(steps: int, lost: bool, reduce: Reduce) -> None:
     global _handle
     site = os.environ["GEOCOMM_SITE"]
     if not lost:
         model = make_model()
         optimizer = adamw(model)
-        _handle = model, optimizer, local_steps(model, optimizer, LocalSettings(every=3, overlap=1))
+        _handle = model, optimizer, local_steps(model, optimizer, LocalSettings(every=3, overlap=1, reduce=reduce))
     elif site == "b":
         os._exit(9)
     model, optimizer, handle = _handle
@@ -244,12 +276,13 @@ def _train(steps: int, lost: bool) -> None:
         handle.finish()
 
 
+@pytest.mark.parametrize("reduce", ["all", "aggregator"])
 @pytest.mark.parametrize("sites", [["a", "b"], ["a", "a", "b"]], ids=["1+1", "2+1"])
-def test_lost_site_ends_the_run_with_its_name(sites: list[str]) -> None:
+def test_lost_site_ends_the_run_with_its_name(sites: list[str], reduce: Reduce) -> None:
     with Ranks(sites) as ranks:
         ranks.init()
-        ranks.run(_train, 7, False)
-        first, *others, lost = ranks.outcomes(_train, 7, True)
+        ranks.run(_train, 7, False, reduce)
+        first, *others, lost = ranks.outcomes(_train, 7, True, reduce)
         assert lost.exit_code == 9
         assert "site b" in first.require("PeerLostError").message
         for other in others:

@@ -102,6 +102,12 @@ def test_overlap_that_was_not_given_is_short_and_at_most_every(given: dict[str, 
     assert resolved(**given).schedule.overlap == overlap
 
 
+@pytest.mark.parametrize("codec", ["topk", "loco"])
+def test_aggregator_does_not_take_codecs_that_keep_a_small_part(codec: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"{codec} keeps a small part"):
+        resolved(codec=codec, reduce="aggregator")
+
+
 def test_overlap_beyond_the_first_every_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match=r"overlap is 31; it must be from 0 to every \(30\)"):
         resolved(overlap=31)
@@ -109,7 +115,8 @@ def test_overlap_beyond_the_first_every_is_refused() -> None:
 
 def test_terms_are_all_settings_but_the_preset_with_what_they_stand_for() -> None:
     terms = resolved(fragments=1).terms()
-    assert terms.keys() == LocalSettings.model_fields.keys() - {"preset"}
+    assert terms.keys() == LocalSettings.model_fields.keys() - {"preset", "reduce"}
+    assert resolved(fragments=1, reduce="aggregator").terms() == terms | {"reduce": "aggregator"}
     assert terms["every"] == "auto, 30 at first"
     assert terms["codec"] == "int4:block=128"
     assert terms["outer"] == "Nesterov(lr=1.0, momentum=0.5)"

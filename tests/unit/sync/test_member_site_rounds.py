@@ -426,6 +426,7 @@ def test_weights_that_are_not_finite_are_not_offered_and_the_site_takes_the_anch
     ("settings", "told"),
     [
         (LocalSettings(every=EVERY, deterministic=True), "deterministic"),
+        (LocalSettings(every=EVERY, reduce="aggregator"), "reduce='aggregator' is for runs with fixed sites"),
         (LocalSettings(every=EVERY, overlap=0), "overlap"),
     ],
 )

@@ -12,6 +12,7 @@ from geocomm.core.errors import CorruptDataError, GeocommError
 from geocomm.sync.local_steps.fixed.round_exchange import Exchange
 from geocomm.sync.local_steps.fixed.round_header import (
     HEADER_BYTES,
+    AverageHeader,
     EndHeader,
     FailureHeader,
     Header,
@@ -28,6 +29,7 @@ OFFER = SiteOffer(7, 2, 61, 3, 12, 40, 2.5, True)
 HEADERS: list[Header] = [
     OfferHeader(OFFER, 1000, 24, DIGEST),
     OfferHeader(SiteOffer(0, 0, 1, 0, 0), 0, 24, None),
+    AverageHeader(7, 1000, 24),
     EndHeader(DIGEST),
     EndHeader(None),
     FailureHeader("ReplicaMismatch", "the sites differ"),
@@ -99,7 +101,7 @@ def test_field_that_cannot_be_is_refused(field: str, other: str) -> None:
 def test_frames_of_a_size_that_no_codec_gives_are_refused(coded: int, exact: int) -> None:
     fragment = Fragment(0, (Range("w", 0, 256), Range("b", 0, 4, exact=True)))
     coding, record = Coding("int4", 1.0, "mean"), ROUNDS.open(0, 0, elastic=False)
-    exchange = Exchange(OFFER, None, fragment, torch.zeros(260), None, coding, ("a", "b"), record)
+    exchange = Exchange(OFFER, None, fragment, torch.zeros(260), None, coding, ("a", "b"), "a", record)
     exchange.check_sizes("b", OfferHeader(OFFER, 200, 44, None))
     with pytest.raises(CorruptDataError, match="'b'"):
         exchange.check_sizes("b", OfferHeader(OFFER, coded, exact, None))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -50,6 +52,33 @@ def test_several_rounds_may_be_under_way_and_exact_elements_lose_nothing() -> No
         assert torch.equal(mine, theirs)
         torch.testing.assert_close(mine[256:], expected[256:])
         assert 0 < (mine[:256] - expected[:256]).norm() < 0.2 * expected.norm()
+
+
+def _averages(coding: Coding) -> list[torch.Tensor]:
+    def run(rounds: Rounds) -> torch.Tensor:
+        values = rounds.reduce(offer(0), FRAGMENT, delta_of(rounds.site), torch.zeros(256), coding).wait().values
+        assert values is not None
+        return values
+
+    return SimulatedSites(["x", "y", "z"]).run(run)
+
+
+def test_aggregator_averages_as_all_do_and_compresses_the_average_once_more() -> None:
+    exact = Coding("none", 1.0, "mean")
+    for mine, theirs in zip(_averages(replace(exact, reduce="aggregator")), _averages(exact), strict=True):
+        assert torch.equal(mine, theirs)
+    expected = _averages(INT4)[0]
+    mine, *others = _averages(replace(INT4, reduce="aggregator"))
+    assert all(torch.equal(mine, theirs) for theirs in others)
+    assert torch.equal(mine[256:], expected[256:])
+    assert 0 < (mine[:256] - expected[:256]).norm() < 0.2 * expected.norm()
+
+
+def test_sites_take_turns_to_aggregate_over_the_fragments() -> None:
+    coding = replace(INT4, reduce="aggregator")
+    assert [coding.aggregator(["x", "y"], fragment) for fragment in range(3)] == ["x", "y", "x"]
+    assert coding.of_last.aggregator(["x", "y"], 1) == "y"
+    assert INT4.aggregator(["x", "y"], 1) is None
 
 
 def test_residual_is_what_the_codec_lost_and_the_old_one_is_not_touched() -> None:

@@ -44,7 +44,8 @@ class GroupRounds(Rounds):
     One thread exchanges the frames of all sites, so that a round holds up no step; many rounds of a rank are under way
     at a time (`RoundExchange`). Every site decodes the same frames in the same order: averages have equal bits
     everywhere, and equal those of SimulatedSites. Each site sends its frame to every other one, which suits a few
-    sites. Where the links between two sites are slow, a third one passes frames on (`Links.relays`).
+    sites, or to an aggregator (`Coding.aggregator`). Where the links between two sites are slow, a third one passes on
+    what goes to all (`Links.relays`).
 
     A wait for another site is logged after 10 s, with its name. It ends with an error after the time-out of the process
     group (`agree`: after 300 s at most).

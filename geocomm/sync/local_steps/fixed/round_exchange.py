@@ -1,6 +1,7 @@
 """Rounds of one rank with the ranks of its place at the other sites, as messages of the default process group.
 
-A rank sends a header and then the frames of each round, in the order of its rounds, to each of the others. It takes
+A rank sends a header of each round, in the order of its rounds, to each of the others, and then its frames: to each of
+them, or to the aggregator of the round alone, which sends a header and the frames of the average to all. A rank takes
 one header of each site at a time, as long as it has a round that the site owes it a header for. A site that begins no
 more rounds says so in its last header. So no receive is left behind, whatever becomes of a run.
 """
@@ -29,6 +30,7 @@ from geocomm.core.errors import (
 )
 from geocomm.group.backend.runtime import KINDS, ReservedTags
 from geocomm.sync.local_steps.fixed.round_header import (
+    AverageHeader,
     Digest,
     EndHeader,
     FailureHeader,
@@ -40,16 +42,25 @@ from geocomm.sync.local_steps.fixed.round_header import (
 )
 from geocomm.sync.local_steps.fixed.site_messages import Relay, SiteMessages
 from geocomm.sync.local_steps.model.fragments import Fragment
+from geocomm.sync.local_steps.model.host_memory import host_empty
 from geocomm.sync.local_steps.outer.call_thread import CallThread
-from geocomm.sync.local_steps.outer.delta_frames import DeltaFrames, average_frames, encode_delta, most_bytes
+from geocomm.sync.local_steps.outer.delta_frames import (
+    DeltaFrames,
+    average_frames,
+    encode_delta,
+    most_bytes,
+    through_frames,
+)
 from geocomm.sync.local_steps.outer.round_records import RoundRecord
 from geocomm.sync.local_steps.outer.rounds import Average, Coding, Entry, Reduction, SiteOffer, decide, wait_for
 from geocomm.sync.local_steps.outer.schedule import LineClock
 
-_HEADER, _CODED, _EXACT, _NUMBER = range(KINDS)
+_HEADER, _CODED, _EXACT, _OWN_CODED, _OWN_EXACT, _NUMBER = range(KINDS)
 """Kinds of messages, each with tags of its own."""
 
 
+_MOST_EARLY = 4096
+"""Rounds that a site may be ahead of another: each fragment has one under way, and there are no more of these."""
 _FAILED = -1
 """The answer of a site that has failed, to a site that asks for its number."""
 
@@ -65,18 +76,41 @@ class Exchange(Reduction):
     residual: torch.Tensor | None
     coding: Coding
     sites: Sequence[str]
+    own: str
+    """The site of this rank."""
     record: RoundRecord
     future: Future[Average] = field(default_factory=Future[Average])
     offers: dict[str, SiteOffer] = field(default_factory=dict[str, SiteOffer])
     frames: dict[str, DeltaFrames] = field(default_factory=dict[str, DeltaFrames])
+    average: torch.Tensor | None = None
+    """Of an aggregator that is another site; None: it has not come, or no site counted."""
+    has_average: bool = False
     entry: Entry | None = None
     new_residual: torch.Tensor | None = None
+
+    @property
+    def aggregator(self) -> str | None:
+        """The site that averages; None: each does."""
+        return self.coding.aggregator(self.sites, self.fragment.index)
+
+    @property
+    def senders(self) -> list[str]:
+        """The other sites that send frames to this one."""
+        if self.is_averaged_by(self.own):
+            return [site for site in self.sites if site != self.own]
+        return [site for site in self.sites if site == self.aggregator]
+
+    def is_averaged_by(self, site: str) -> bool:
+        """Whether a site averages: the frames of all sites are for it."""
+        return self.aggregator in (None, site)
 
     @property
     def missing(self) -> list[str]:
         """The sites that have not begun the round; where all have, those whose frames have not come."""
         absent = [site for site in self.sites if site not in self.offers]
-        return absent or [site for site in self.sites if site not in self.frames]
+        if absent or self.is_averaged_by(self.own):
+            return absent or [site for site in self.sites if site not in self.frames]
+        return [] if self.has_average or self.aggregator is None else [self.aggregator]
 
     @override
     def is_done(self) -> bool:
@@ -86,7 +120,7 @@ class Exchange(Reduction):
     def wait(self) -> Average:
         return result_of(self, f"round {self.offer.round}")
 
-    def check_sizes(self, site: str, header: OfferHeader) -> None:
+    def check_sizes(self, site: str, header: OfferHeader | AverageHeader) -> None:
         """Raise CorruptDataError for frames of a size that no codec gives."""
         sizes = header.coded_bytes, header.exact_bytes
         for size, most in zip(sizes, most_bytes(self.fragment, self.coding), strict=True):
@@ -129,6 +163,10 @@ class _Owed:
 
     what: deque[Awaited] = field(default_factory=deque[Awaited])
     """What the next ones are to belong to."""
+    averages: dict[int, Exchange] = field(default_factory=dict[int, Exchange])
+    """Rounds that the site averages and whose header of the average is still to come, by number."""
+    early: deque[OfferHeader] = field(default_factory=deque[OfferHeader])
+    """Those that came before this site has begun their rounds: they lay before an average that was waited for."""
     is_receiving: bool = False
     """Whether the next one is being received."""
 
@@ -182,7 +220,7 @@ class RoundExchange:
         record: RoundRecord,
     ) -> Exchange:
         """Begin a round; see `Rounds.reduce`. digest: of the last round that this site has committed."""
-        exchange = Exchange(offer, digest, fragment, delta, residual, coding, self._sites, record)
+        exchange = Exchange(offer, digest, fragment, delta, residual, coding, self._sites, self._own, record)
         self._submit(exchange, lambda: self._begin(exchange))
         return exchange
 
@@ -216,7 +254,7 @@ class RoundExchange:
         self._thread.start()
 
     def _begin(self, exchange: Exchange) -> None:
-        exchange.record.awaits(self._owed)
+        exchange.record.awaits(exchange.senders)
         with self._line.running(), exchange.record.coding():
             frames, exchange.new_residual = encode_delta(
                 exchange.fragment,
@@ -227,12 +265,22 @@ class RoundExchange:
                 counts=exchange.offer.weight > 0,
             )
         exchange.offers[self._own], exchange.frames[self._own] = exchange.offer, frames
-        header = encode_header(OfferHeader(exchange.offer, *frames.sizes, exchange.digest))
-        for message, kind in ((header, _HEADER), (frames.coded, _CODED), (frames.exact, _EXACT)):
-            if message is not None:
-                self._messages.send(message, kind)
+        self._messages.send(encode_header(OfferHeader(exchange.offer, *frames.sizes, exchange.digest)), _HEADER)
+        if exchange.aggregator is None:
+            self._send_frames(frames)
+        elif exchange.aggregator != self._own:
+            for message, kind in ((frames.coded, _OWN_CODED), (frames.exact, _OWN_EXACT)):
+                if message is not None:
+                    self._messages.send_to(exchange.aggregator, message, kind)
+            self._owed[exchange.aggregator].averages[exchange.offer.round] = exchange
         exchange.record.offered(frames.wire_bytes)
         self._expect(exchange)
+
+    def _send_frames(self, frames: DeltaFrames) -> None:
+        """To all other sites, after the header that says their sizes."""
+        for message, kind in ((frames.coded, _CODED), (frames.exact, _EXACT)):
+            if message is not None:
+                self._messages.send(message, kind)
 
     def _ask(self, question: Meeting, number: int) -> None:
         self._messages.send(torch.tensor([number]), _NUMBER)
@@ -258,41 +306,94 @@ class RoundExchange:
         """Receive the headers of `what`, after those of what came before."""
         for site, owed in self._owed.items():
             owed.what.append(what)
+            if owed.early:
+                self._take_offer(site, owed, owed.early.popleft())
             self._receive_header(site, owed)
 
     def _receive_header(self, site: str, owed: _Owed) -> None:
-        if owed.what and not owed.is_receiving:
+        if (owed.what or owed.averages) and not owed.is_receiving:
             header = empty_header()
             self._messages.receive(header, site, _HEADER, lambda: self._on_header(site, owed, header))
             owed.is_receiving = True
 
     def _on_header(self, site: str, owed: _Owed, received: torch.Tensor) -> None:
         owed.is_receiving = False
-        what = owed.what.popleft()
         header = decode_header(received, site)
-        if isinstance(header, OfferHeader) and isinstance(what, Exchange):
-            what.check_sizes(site, header)
-            self._receive_frames(site, what, header)
+        if isinstance(header, AverageHeader) and header.round in owed.averages:
+            self._receive_average(site, owed.averages.pop(header.round), header)
             self._receive_header(site, owed)
-            self._on_offer(site, what, header)
             return
+        if isinstance(header, OfferHeader) and not owed.what:
+            if len(owed.early) == _MOST_EARLY:
+                raise CorruptDataError(f"local steps: site {site!r} has begun {_MOST_EARLY} rounds before this one")
+            owed.early.append(header)
+            self._receive_header(site, owed)
+            return
+        if isinstance(header, OfferHeader) and isinstance(owed.what[0], Exchange):
+            self._take_offer(site, owed, header)
+            return
+        what = owed.what[0] if owed.what else next(iter(owed.averages.values()))
         owed.what.clear()  # the site sends no more headers
+        owed.averages.clear()
         if not isinstance(header, EndHeader) or not isinstance(what, Meeting):
             raise _ended_early(site, what, header)
         self._check_digest(site, header.digest)
         self._on_answer(what, site, 0)
 
+    def _take_offer(self, site: str, owed: _Owed, header: OfferHeader) -> None:
+        """The next round of the site, which this one has begun, too."""
+        what = owed.what.popleft()
+        if not isinstance(what, Exchange):
+            raise _ended_early(site, what, header)
+        if what.is_averaged_by(self._own):
+            what.check_sizes(site, header)
+            self._receive_frames(site, what, header)
+        self._receive_header(site, owed)
+        self._on_offer(site, what, header)
+
     def _on_offer(self, site: str, exchange: Exchange, header: OfferHeader) -> None:
         self._check_digest(site, header.digest)
         size = header.coded_bytes + header.exact_bytes
-        exchange.record.announced(site, size, header.offer.step, header.offer.weight)
+        if site in exchange.senders:
+            exchange.record.announced(site, size, header.offer.step, header.offer.weight)
         exchange.offers[site] = header.offer
         if len(exchange.offers) == len(self._sites) and self._failure is None:
             exchange.entry = entry = decide([(one, exchange.offers[one]) for one in self._sites])
             exchange.record.listed(one for one, weight in zip(entry.members, entry.weights, strict=True) if weight)
+            self._average(exchange)  # a frame may have come before the last offer
 
     def _receive_frames(self, site: str, exchange: Exchange, header: OfferHeader) -> None:
         """Take the frames that the header announces, also where the round has failed: nothing else takes them."""
+
+        def arrived(frames: DeltaFrames) -> None:
+            exchange.frames[site] = frames
+            exchange.record.arrived(site)
+            self._average(exchange)
+
+        self._receive_both(site, header, exchange.aggregator is not None, arrived)
+
+    def _receive_average(self, site: str, exchange: Exchange, header: AverageHeader) -> None:
+        """Take the average, also where the round has failed."""
+
+        def arrived(frames: DeltaFrames) -> None:
+            exchange.record.arrived(site, frames.wire_bytes)
+            if frames.wire_bytes:
+                with self._line.running(), exchange.record.coding():
+                    exchange.average = host_empty(exchange.fragment.numel, pinned=False)
+                    frames.decode(exchange.fragment, exchange.average)
+            exchange.has_average = True
+            self._average(exchange)
+
+        if header.coded_bytes or header.exact_bytes:
+            exchange.check_sizes(site, header)
+            self._receive_both(site, header, False, arrived)
+        else:
+            arrived(DeltaFrames(None, None))
+
+    def _receive_both(
+        self, site: str, header: OfferHeader | AverageHeader, alone: bool, then: Callable[[DeltaFrames], None]
+    ) -> None:
+        """Receive the frames that a header announces. alone: they are for this site alone."""
         on_line = ExitStack()
         on_line.enter_context(self._line.running())
         coded, exact = (
@@ -305,25 +406,37 @@ class RoundExchange:
             left -= 1
             if left == 0:
                 on_line.close()
-                exchange.frames[site] = DeltaFrames(coded, exact)
-                exchange.record.arrived(site)
-                self._average(exchange)
+                then(DeltaFrames(coded, exact))
 
-        for part, kind in ((coded, _CODED), (exact, _EXACT)):
+        receive = self._messages.receive_own if alone else self._messages.receive
+        for part, kind in zip((coded, exact), (_OWN_CODED, _OWN_EXACT) if alone else (_CODED, _EXACT), strict=True):
             if part is not None:
-                self._messages.receive(part, site, kind, arrived)
+                receive(part, site, kind, arrived)
 
     def _average(self, exchange: Exchange) -> None:
-        """Decode and average, once all frames are there."""
+        """Decode and average, once all frames are there; or take the aggregator's average."""
         if exchange.missing or exchange.entry is None or exchange.future.done():
             return
-        frames = [exchange.frames[one] for one in self._sites]
-        with self._line.running(), exchange.record.coding():
-            averaging = exchange.coding.averaging
-            values = average_frames(frames, exchange.fragment, exchange.entry.weights, averaging)
+        values = exchange.average
+        if exchange.is_averaged_by(self._own):
+            frames = [exchange.frames[one] for one in self._sites]
+            with self._line.running(), exchange.record.coding():
+                averaging = exchange.coding.averaging
+                values = average_frames(frames, exchange.fragment, exchange.entry.weights, averaging)
+            if exchange.aggregator == self._own:
+                self._send_average(exchange, values)
         exchange.record.averaged()
         wire_bytes = exchange.frames[self._own].wire_bytes
         self._finish(exchange, Average(exchange.entry, values, exchange.new_residual, wire_bytes))
+
+    def _send_average(self, exchange: Exchange, values: torch.Tensor | None) -> None:
+        """To all other sites; `values` become what they decode. None: no site counted."""
+        frames = DeltaFrames(None, None)
+        if values is not None:
+            with self._line.running(), exchange.record.coding():
+                frames = through_frames(values, exchange.fragment, exchange.coding, exchange.offer.round)
+        self._messages.send(encode_header(AverageHeader(exchange.offer.round, *frames.sizes)), _HEADER)
+        self._send_frames(frames)
 
     def _finish(self, what: Awaited, result: Any) -> None:
         if not what.future.done():

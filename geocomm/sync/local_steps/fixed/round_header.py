@@ -1,6 +1,7 @@
 """The header that a site sends before the frames of a round: the one place that writes and reads it.
 
-512 bytes: one of the classes here as JSON, with spaces behind it. What is received is hostile until it is checked.
+512 bytes: one of the classes here as JSON, with spaces behind it. An aggregator sends one more for each round. What is
+received is hostile until it is checked.
 """
 
 from __future__ import annotations
@@ -34,6 +35,16 @@ class OfferHeader:
 
 
 @dataclass(frozen=True)
+class AverageHeader:
+    """The aggregator of a round has averaged; its frames follow, unless no site counted."""
+
+    round: NonNegativeInt
+    coded_bytes: NonNegativeInt
+    exact_bytes: NonNegativeInt
+    kind: Literal["average"] = "average"
+
+
+@dataclass(frozen=True)
 class EndHeader:
     """A site begins no more rounds."""
 
@@ -53,7 +64,7 @@ class FailureHeader:
     kind: Literal["failure"] = "failure"
 
 
-Header = OfferHeader | EndHeader | FailureHeader
+Header = OfferHeader | AverageHeader | EndHeader | FailureHeader
 _HEADER: TypeAdapter[Header] = TypeAdapter(Annotated[Header, Field(discriminator="kind")])
 
 

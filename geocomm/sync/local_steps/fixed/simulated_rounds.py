@@ -14,7 +14,7 @@ from typing_extensions import override
 from geocomm.core.errors import InvalidArgumentError, OperationTimeoutError, PeerLostError, ReplicaMismatchError
 from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.model.site_group import SiteGroup
-from geocomm.sync.local_steps.outer.delta_frames import DeltaFrames, average_frames, encode_delta
+from geocomm.sync.local_steps.outer.delta_frames import DeltaFrames, average_frames, encode_delta, through_frames
 from geocomm.sync.local_steps.outer.rounds import (
     Average,
     Coding,
@@ -287,5 +287,7 @@ class SimulatedReduction(Reduction):
             self.sites.wait_for(self.site, board.frames, f"round {self.number}")
             entry, frames = self.sites.decide(self.number), [board.frames[name] for name in self.sites.names]
             values = average_frames(frames, self.fragment, entry.weights, self.coding.averaging)
+            if values is not None and self.coding.aggregator(self.sites.names, self.fragment.index):
+                through_frames(values, self.fragment, self.coding, self.number)
             self.average = Average(entry, values, self.residual, self.wire_bytes)
         return self.average

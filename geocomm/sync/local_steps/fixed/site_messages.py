@@ -84,18 +84,35 @@ class SiteMessages:
             if peer.takes_directly:
                 dist.isend(message, peer.rank, tag=self._tags.tag(kind, self._own))
 
+    def send_to(self, site: str, message: torch.Tensor, kind: int) -> None:
+        """Send a message to one other site, which receives it by `receive_own`; else as `send`."""
+        dist.isend(message, self._peers[site].rank, tag=self._tags.tag(kind, self._own))
+
     def receive(self, room: torch.Tensor, site: str, kind: int, then: Callable[[], None]) -> None:
-        """Receive the next message of a kind from a site: `room` is as large as it is. `then` runs when it is there."""
+        """Receive the next message of a kind that a site sends to all: `room` is as large as it is. `then` runs when it
+        is there."""
         peer = self._peers[site]
-        work = dist.irecv(room, peer.source, tag=self._tags.tag(kind, peer.index))
         message = _Message(room)
         peer.passing[kind].append(message)
 
         def arrived() -> None:
-            if work is not None:
-                work.wait()  # raises what has become of it
             message.is_there = True
             self._pass_on(peer, kind)
+            then()
+
+        self._receive(room, peer.source, kind, peer.index, arrived)
+
+    def receive_own(self, room: torch.Tensor, site: str, kind: int, then: Callable[[], None]) -> None:
+        """The same for the next message of a kind that a site sends to this one alone."""
+        peer = self._peers[site]
+        self._receive(room, peer.rank, kind, peer.index, then)
+
+    def _receive(self, room: torch.Tensor, source: int, kind: int, index: int, then: Callable[[], None]) -> None:
+        work = dist.irecv(room, source, tag=self._tags.tag(kind, index))
+
+        def arrived() -> None:
+            if work is not None:
+                work.wait()  # raises what has become of it
             then()
 
         if work is not None:

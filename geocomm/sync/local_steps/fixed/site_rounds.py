@@ -21,7 +21,7 @@ from geocomm.sync.local_steps.model.inner_optimizers import InnerOptimizers
 from geocomm.sync.local_steps.model.parameter_view import ParameterView
 from geocomm.sync.local_steps.outer.anchor import STATE_VERSION, AnchoredFragment, copy_of, merge_local
 from geocomm.sync.local_steps.outer.resolved_settings import ResolvedSettings
-from geocomm.sync.local_steps.outer.rounds import LAST, Average, Entry, Reduction, Rounds, SiteOffer, Terms
+from geocomm.sync.local_steps.outer.rounds import Average, Entry, Reduction, Rounds, SiteOffer, Terms
 from geocomm.sync.local_steps.outer.schedule import Schedule
 from geocomm.sync.local_steps.outer.site_state import SiteState
 from geocomm.sync.local_steps.outer.site_weights import SiteWeights, take_delta
@@ -159,6 +159,7 @@ class SiteRounds(SiteState):
                 "its own, which has its residuals"
             )
         here = {"rank of the site": self.ranks.text, "layout": self.layout, **self._settings.terms()}
+        here.pop("reduce", None)  # of which the state has nothing
         saved = {"rank of the site": state["rank"], "layout": state["layout"], **state["settings"]}
         for name, value in here.items():
             if saved.get(name) != value:
@@ -264,7 +265,9 @@ class SiteRounds(SiteState):
         every = 0 if last else self._wanted_every(held.fragment.index, self._rounds.line_seconds)
         weight = weight if finite else 0
         offer = SiteOffer(number, held.fragment.index, self.step, held.version, weight, every, squared_norm, last)
-        coding, residual = (LAST, None) if last else (self._settings.coding, held.residual)
+        coding, residual = self._settings.coding, held.residual
+        if last:
+            coding, residual = coding.of_last, None
         reduction = self._rounds.reduce(offer, held.fragment, given, residual, coding)
         return reduction, local_at_begin, finite
 

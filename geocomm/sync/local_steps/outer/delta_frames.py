@@ -15,6 +15,8 @@ from geocomm.sync.local_steps.outer.averaging import Averaging, average_deltas
 from geocomm.sync.local_steps.outer.rounds import Coding
 
 _EXACT = "none"
+_AVERAGE_SEED = 1 << 63
+"""Of stochastic rounding of averages: no delta has such a seed."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,20 @@ def average_frames(
     for one, delta in zip(frames, deltas, strict=True):
         one.decode(fragment, delta)
     return average_deltas(averaging, fragment, deltas, weights, out=host_empty(fragment.numel, pinned=False))
+
+
+def through_frames(values: torch.Tensor, fragment: Fragment, coding: Coding, number: int) -> DeltaFrames:
+    """The frames of a round's average as its aggregator sends it; `values` become what every site decodes of them.
+
+    What the codec loses here is lost: it has no error feedback.
+    """
+    coded, seed = fragment.coded_elems, _AVERAGE_SEED | number
+    frames = DeltaFrames(
+        compress(values[:coded], coding.codec, seed=seed, threads=1) if coded else None,
+        compress(values[coded:], _EXACT, threads=1) if coded < fragment.numel else None,
+    )
+    frames.decode(fragment, values)
+    return frames
 
 
 def encode_delta(

@@ -19,6 +19,7 @@ _LEAST_OVERLAP = 1
 _DETERMINISTIC_OVERLAP = 5
 """Where a result is always merged after the same step, it should be there by then."""
 _INT4_BLOCK = 128
+_SPARSE = ("topk", "loco")
 
 
 @dataclass(frozen=True)
@@ -73,13 +74,19 @@ class ResolvedSettings:
             overlap = min(_DETERMINISTIC_OVERLAP if given.deterministic else _LEAST_OVERLAP, every)
         fragments = automatic_count(tensors) if given.fragments == "auto" else given.fragments
         decay = base.decay if given.decay == "auto" else given.decay
+        codec = codec_with_small_blocks(given.codec or base.codec)
+        if given.reduce == "aggregator" and codec_spec(codec).family in _SPARSE:
+            raise InvalidArgumentError(
+                f"local steps: reduce='aggregator' compresses the average by the codec of the deltas, and {codec} "
+                "keeps a small part of it; take a codec such as int4, or leave out reduce"
+            )
         return cls(
             given=given,
             schedule=Schedule(every=every, fragments=fragments, overlap=overlap),
             # Times differ between equal runs, so `deterministic` keeps the first value.
             renews=given.every == "auto" and not given.deterministic,
             outer=base.outer(sites) if given.outer is None else given.outer,
-            coding=Coding(codec_with_small_blocks(given.codec or base.codec), decay, given.averaging),
+            coding=Coding(codec, decay, given.averaging, given.reduce),
             merge=base.merge if given.merge == "auto" else given.merge,
             exact_below=given.resolved_exact_below([tensor.shape for tensor in tensors]),
         )
@@ -90,6 +97,8 @@ class ResolvedSettings:
         numbers |= {"outer": self.outer, "merge": self.merge, "exact_below": self.exact_below}
         shared = LocalSettings.model_fields.keys() - {"preset"}  # the other fields have what a preset stands for
         terms = {name: str(numbers.get(name, value)) for name, value in self.given if name in shared}
+        if self.given.reduce == "all":
+            del terms["reduce"]  # what earlier versions wrote has none
         if self.renews:
             terms["every"] = f"auto, {self.schedule.every} at first"
         return terms
@@ -109,6 +118,11 @@ def require_elastic(settings: ResolvedSettings) -> None:
         raise InvalidArgumentError(
             "local steps: deterministic=True has no meaning in an elastic run, whose rounds list the sites that were "
             "there; replaying its journal is deterministic"
+        )
+    if settings.given.reduce != "all":
+        raise InvalidArgumentError(
+            f"local steps: reduce={settings.given.reduce!r} is for runs with fixed sites; in an elastic run every site "
+            "sends its deltas to all: leave out reduce"
         )
     if settings.schedule.overlap == 0:
         raise InvalidArgumentError(

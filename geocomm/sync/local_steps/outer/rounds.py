@@ -16,6 +16,7 @@ from geocomm.core.units import count_text
 from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.model.site_group import SiteFacts
 from geocomm.sync.local_steps.outer.averaging import Averaging, is_mean
+from geocomm.sync.local_steps.settings.local_settings import Reduce
 
 
 @dataclass(frozen=True)
@@ -92,10 +93,19 @@ class Coding:
     decay: float
     """The factor of the residual of error feedback in each round."""
     averaging: Averaging
+    reduce: Reduce = "all"
 
+    @property
+    def of_last(self) -> Coding:
+        """That of last rounds, which carry weights."""
+        return Coding("none", 1.0, "mean", self.reduce)
 
-LAST = Coding("none", 1.0, "mean")
-"""The coding of last rounds, which carry weights."""
+    def aggregator(self, sites: Sequence[str], fragment: int) -> str | None:
+        """The one of the sites that averages the deltas of a fragment; None: each does.
+
+        It is the same in all rounds of the fragment, and another one for the next fragment: the work is shared.
+        """
+        return None if self.reduce == "all" else sites[fragment % len(sites)]
 
 
 @dataclass(frozen=True)

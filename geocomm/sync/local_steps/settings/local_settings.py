@@ -25,6 +25,7 @@ Merge = Annotated[
     number_or("auto", "carry", wanted="a number, from 0 on and below 1", fits=lambda n: 0 <= n < 1),
 ]
 Averaging = Literal["auto", "mean", "radial"]
+Reduce = Literal["all", "aggregator"]
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,11 @@ class LocalSettings(CodecSettings):
     averaging: Averaging = "auto"
     """How deltas are averaged. mean; radial: the mean length times the mean direction (Decoupled DiLoCo, arXiv
     2604.21428), which was worse with eight sites. auto: the mean."""
+    reduce: Reduce = "all"
+    """Where deltas are averaged. all: each site sends its delta to every other one, and all average. aggregator: to one
+    site, which averages, compresses the average by the same codec once more, and sends it to all. Sites take turns over
+    the fragments, so each sends and receives less than two deltas a round, however many sites there are. Not in elastic
+    runs, and not with topk and loco."""
     weights: Literal["steps", "tokens"] = "steps"
     """What a site's delta counts by: its optimizer steps, or its tokens (`LocalSteps.count_tokens`)."""
     buffers: Literal["refuse", "local"] = "refuse"
