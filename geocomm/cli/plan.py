@@ -179,9 +179,16 @@ class _Ways:
         return [estimate(self.work, table, name, self.speeds[name]) for name in self.steps]
 
     def local_rows(self, table: Links) -> list[LocalEstimate]:
+        from geocomm.codecs.codec_spec import codec_spec
         from geocomm.group.planning.local_estimate import local_estimate
 
-        return [local_estimate(self.work, table, name, self.speeds[name], every=self.every) for name in self.local]
+        rows: list[LocalEstimate] = []
+        for name in self.local:
+            given = self.work, table, name, self.speeds[name]
+            rows.append(local_estimate(*given, every=self.every))
+            if len(table.sites) > 2 and not codec_spec(name).needs_feedback:
+                rows.append(local_estimate(*given, every=self.every, reduce="aggregator"))
+        return rows
 
     def exchange(self, table: Links) -> TrainingTraffic:
         """The traffic of the best way to train."""
@@ -300,10 +307,22 @@ def _step_table(rows: Sequence[Estimate]) -> Table:
 
 
 def _local_table(rows: Sequence[LocalEstimate]) -> Table:
-    names = ["codec", "every", "frag-\nments", "over-\nlap", "round", "step", "link", "fewer\nbytes", "egress\na day"]
+    names = [
+        "codec",
+        "reduce",
+        "every",
+        "frag-\nments",
+        "over-\nlap",
+        "round",
+        "step",
+        "link",
+        "fewer\nbytes",
+        "egress\na day",
+    ]
     cells = [
         [
             row.codec,
+            row.reduce,
             str(row.every),
             str(row.fragments),
             str(row.overlap),
@@ -316,13 +335,17 @@ def _local_table(rows: Sequence[LocalEstimate]) -> Table:
         ]
         for row in rows
     ]
-    return table_of([*names, "$\na day"], cells, title="Local steps", folds=("codec", "way"))
+    return table_of([*names, "$\na day"], cells, title="Local steps", folds=("codec", "reduce"))
+
+
+def _local_name(row: LocalEstimate) -> str:
+    return row.codec if row.reduce == "all" else f"{row.codec}, {row.reduce}"
 
 
 def _verdict(rows: Sequence[Estimate], local_rows: Sequence[LocalEstimate]) -> list[str]:
     """Which way of training to take, and what to know of it."""
     lines = [
-        f"{row.codec}: the line is too slow for a round every {count_text(row.every, 'step')}; rounds "
+        f"{_local_name(row)}: the line is too slow for a round every {count_text(row.every, 'step')}; rounds "
         f"begin later, and steps do not "
         "wait"
         for row in local_rows
@@ -338,8 +361,8 @@ def _verdict(rows: Sequence[Estimate], local_rows: Sequence[LocalEstimate]) -> l
         )
     else:
         line = (
-            f"Local steps, {local.codec} every {local.every}: a step takes {_seconds(local.step_s)} in place of "
-            f"{_seconds(step.step_s)} with {step.codec}. What they cost in quality: docs/explanation/local-steps.md"
+            f"Local steps, {_local_name(local)}, every {local.every}: a step takes {_seconds(local.step_s)} in place "
+            f"of {_seconds(step.step_s)} with {step.codec}. What they cost in quality: docs/explanation/local-steps.md"
         )
     return [*lines, line]
 

@@ -1,15 +1,15 @@
 """Local steps over given links: how often each fragment of the model may cross, and what that costs.
 
 The numbers of `geocomm.local_steps` (every, fragments, overlap) follow from how long a round takes. A round is planned
-as `GroupRounds` carries it out: two exchanges, each site's frame to every other site, and coding by one thread of the
-rank that owns the fragment.
+as `GroupRounds` carries it out: what each site offers, then each site's frame to every other site, or to the fragment's
+aggregator and from there the average, and coding by one thread of the rank that owns the fragment.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.units import DAY_S
@@ -28,9 +28,11 @@ LINE_SHARE = 0.7
 slower at times, and a round that is late holds back the next one."""
 _LEAST_ROUND_TRIPS = 4.0
 """A fragment is so large that its round takes at least this time: then latency is half of it or less."""
-_EXCHANGES = 2
-"""The exchanges of a round: what each site offers, then the frames."""
+_EXCHANGES = {"all": 2, "aggregator": 3}
+"""The exchanges of a round: what each site offers, then the frames, then the average."""
 _DELTA_BYTES = 4
+Reduce = Literal["all", "aggregator"]
+"""As in `LocalSettings`."""
 _OVERLAP_MARGIN = 1.5
 """Times the estimate of a round. Chosen, as room for rounds that take longer."""
 
@@ -40,6 +42,7 @@ class LocalEstimate:
     """The estimate for one codec. Bytes are those of messages between sites, without TCP/IP headers."""
 
     codec: str
+    reduce: Reduce
     every: int
     """Optimizer steps between two rounds of a fragment (H)."""
     fragments: int
@@ -66,7 +69,7 @@ class LocalEstimate:
 
 
 def local_estimate(
-    work: Workload, links: Links, codec: str, speed: Speed, *, every: int | None = None
+    work: Workload, links: Links, codec: str, speed: Speed, *, every: int | None = None, reduce: Reduce = "all"
 ) -> LocalEstimate:
     """every: None to choose the smallest that fits. Raises InvalidArgumentError for a codec or links that cannot be."""
     if every is not None and every < 1:
@@ -74,15 +77,19 @@ def local_estimate(
     count = len(links.sites)
     raw_bytes = work.parameters * _DELTA_BYTES
     wire_bytes = work.parameters * bytes_per_element(codec, _DELTA_BYTES)
-    sent_bytes = wire_bytes * (count - 1)  # by each site, for a delta of the whole model
+    # An aggregator has one fragment in `count`: its average goes where the deltas of the others come from.
+    share = 2 / count if reduce == "aggregator" else 1.0
+    sent_bytes = wire_bytes * share * (count - 1)  # by each site, for a delta of the whole model
     rtt_s = max(max(row) for row in links.rtt_s)
-    loads = [[float(src != dst) for dst in range(count)] for src in range(count)]
+    loads = [[share * (src != dst) for dst in range(count)] for src in range(count)]
     link_s = wire_bytes * seconds_per_byte(links, loads)  # of the busiest link or line, for the whole model
     coding_s = raw_bytes * (speed.encode + count * speed.decode)
+    if reduce == "aggregator":
+        coding_s = raw_bytes * (speed.encode * (1 + 1 / count) + 2 * speed.decode)
 
     def seconds(fragments: int) -> float:
         """Of one round."""
-        return (link_s + coding_s) / fragments + _EXCHANGES * (rtt_s + OPERATION_S)
+        return (link_s + coding_s) / fragments + _EXCHANGES[reduce] * (rtt_s + OPERATION_S)
 
     most = max(1, min(MOST_FRAGMENTS, int(raw_bytes // LEAST_FRAGMENT_BYTES)))
     large_enough = [one for one in range(1, most + 1) if seconds(one) >= _LEAST_ROUND_TRIPS * rtt_s]
@@ -96,6 +103,7 @@ def local_estimate(
     egress = per_step * count * DAY_S / work.compute_s
     return LocalEstimate(
         codec=codec,
+        reduce=reduce,
         every=every,
         fragments=fragments,
         overlap=min(every, max(1, math.ceil(_OVERLAP_MARGIN * round_s / work.compute_s))),

@@ -78,6 +78,18 @@ def test_every_other_site_gets_the_frames() -> None:
     assert four.fewer_bytes == pytest.approx(two.fewer_bytes)
 
 
+def test_with_an_aggregator_bytes_hardly_grow_with_the_sites() -> None:
+    def row(sites: int) -> LocalEstimate:
+        links = Links.uniform([f"s{index}" for index in range(sites)], 1e9, 0.1)
+        work = Workload(1e9, 8, compute_s=1.0)
+        return local_estimate(work, links, "none", INSTANT, every=100, reduce="aggregator")
+
+    for sites in (2, 4, 16):
+        assert row(sites).sent_bytes_per_step == pytest.approx(2 * (sites - 1) / sites * 4e9 / 100)
+    assert row(2).sent_bytes_per_step == pytest.approx(over(1e9, every=100).sent_bytes_per_step)
+    assert row(16).round_s == pytest.approx(32 * 2 / 16 / MOST_FRAGMENTS + 3 * (0.1 + OPERATION_S))
+
+
 def test_interval_below_one_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="--every"):
         over(1e9, every=0)
@@ -92,9 +104,12 @@ def _plan(*arguments: str) -> str:
 
 def test_command_says_which_mode_wins() -> None:
     slow = _plan("--parameters", "7b", "--rate", "1gbit")
-    assert "Local steps, int4 every" in slow
+    assert "Local steps, int4, every" in slow
     fast = _plan("--parameters", "1m", "--rate", "100gbit", "--rtt", "1ms", "--step-time", "10s")
     assert "Reduce in every step, with" in fast
+    eight = ("--parameters", "7b", "--sites", "8", "--access", "1gbit")
+    assert "Local steps, int4, aggregator, every" in _plan(*eight, "--codec", "int4")
+    assert "aggregator" not in _plan(*eight, "--codec", "topk", "--mode", "local")
     held = _plan("--parameters", "7b", "--rate", "10mbit", "--mode", "local")
     assert "the line is too slow for a round every 300 steps" in held
 

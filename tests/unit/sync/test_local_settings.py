@@ -103,8 +103,8 @@ def test_overlap_that_was_not_given_is_short_and_at_most_every(given: dict[str, 
 
 
 @pytest.mark.parametrize("codec", ["topk", "loco"])
-def test_aggregator_does_not_take_codecs_that_keep_a_small_part(codec: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=f"{codec} keeps a small part"):
+def test_aggregator_does_not_take_codecs_that_need_error_feedback(codec: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"{codec} needs error feedback"):
         resolved(codec=codec, reduce="aggregator")
 
 

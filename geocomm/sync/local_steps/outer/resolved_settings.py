@@ -19,7 +19,6 @@ _LEAST_OVERLAP = 1
 _DETERMINISTIC_OVERLAP = 5
 """Where a result is always merged after the same step, it should be there by then."""
 _INT4_BLOCK = 128
-_SPARSE = ("topk", "loco")
 
 
 @dataclass(frozen=True)
@@ -75,10 +74,10 @@ class ResolvedSettings:
         fragments = automatic_count(tensors) if given.fragments == "auto" else given.fragments
         decay = base.decay if given.decay == "auto" else given.decay
         codec = codec_with_small_blocks(given.codec or base.codec)
-        if given.reduce == "aggregator" and codec_spec(codec).family in _SPARSE:
+        if given.reduce == "aggregator" and codec_spec(codec).needs_feedback:
             raise InvalidArgumentError(
                 f"local steps: reduce='aggregator' compresses the average by the codec of the deltas, and {codec} "
-                "keeps a small part of it; take a codec such as int4, or leave out reduce"
+                "needs error feedback, which an average has not; take a codec such as int4, or leave out reduce"
             )
         return cls(
             given=given,
