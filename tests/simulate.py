@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import contextlib
+import gc
+import multiprocessing
 import os
 import sys
 import time
@@ -17,9 +19,13 @@ import time
 from support.whole_run.mutants import MUTANTS
 from support.whole_run.whole_run import History, WholeRun
 
+SPAWN = multiprocessing.get_context("spawn")
+
 
 def simulate(seed: int) -> History:
-    """In a process of its own."""
+    """In a process that does nothing else."""
+    gc.freeze()
+    gc.set_threshold(100_000)
     return WholeRun(seed).run()
 
 
@@ -32,7 +38,7 @@ def first_found(mutant: str, seeds: range) -> History | None:
 def find_mutants(seeds: range) -> int:
     """Whether each fault that is put back is found."""
     missed, cores = list[str](), len(os.sched_getaffinity(0))
-    with concurrent.futures.ProcessPoolExecutor(cores, max_tasks_per_child=1) as pool:
+    with concurrent.futures.ProcessPoolExecutor(cores, SPAWN) as pool:
         finding = {pool.submit(first_found, mutant, seeds): mutant for mutant in MUTANTS}
         for one in concurrent.futures.as_completed(finding):
             mutant, history = finding[one], one.result()
@@ -70,7 +76,7 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         # Each pool's processes are others, which hash texts in another way.
         pools = [
-            stack.enter_context(concurrent.futures.ProcessPoolExecutor(cores, max_tasks_per_child=50))
+            stack.enter_context(concurrent.futures.ProcessPoolExecutor(cores, SPAWN))
             for _ in range(1 + given.twice)
         ]
         seeds = iter(range(given.first, given.first + given.seeds))

@@ -61,9 +61,14 @@ class Waiting:
     def __init__(self, log: Callable[[str], None], now: Callable[[], float] = monotonic) -> None:
         self._log, self._patience = log, Patience(now)
 
+    @property
+    def is_due(self) -> bool:
+        """Whether a line is."""
+        return self._patience.left_s <= 0
+
     def tell(self, what: Callable[[], str]) -> None:
         """`what` is asked only where a line is due."""
-        if self._patience.left_s <= 0:
+        if self.is_due:
             self._patience.put_off()
             self._log(f"waiting for {what()}")
 

@@ -22,6 +22,7 @@ from geocomm.security.key_folder import Keys, KeysError
 BEAT_S = 3.0
 SILENCE_S = 9.0
 _PAUSES_S = (0.1, 1.0)
+_LEAST_WATCH_S = 0.01
 _MAX_UNSENT_BYTES = 16 << 20
 _SEND_BYTES = 64 * 1024
 
@@ -35,6 +36,8 @@ class LineStream:
         self._unsent_bytes = 0
         self._news = asyncio.Event()
         self._ending = False
+        self._heard_at = self._said_at = 0.0
+        self._writes_since: float | None = None
 
     @property
     def own_host(self) -> str:
@@ -62,27 +65,40 @@ class LineStream:
         """Move lines until the connection ends. ConnectionError, TimeoutError: it was lost. ProtocolError: the peer
         sent what is no line, or `take` raised BadLineError."""
         try:
-            await until_one_ends(self._send(), self._read(take))
+            await until_one_ends(self._send(), self._read(take), self._watch())
         finally:
             self._stream.close()
 
+    async def _watch(self) -> None:
+        """Say an empty line where nothing else is said. TimeoutError: the peer has been silent, or takes nothing. One
+        timer for all: one a line would cost more than the line."""
+        clock = asyncio.get_running_loop().time
+        self._heard_at = self._said_at = clock()
+        while True:
+            now = clock()
+            idle = now - min(self._heard_at, now if self._writes_since is None else self._writes_since)
+            if idle >= SILENCE_S:
+                raise TimeoutError
+            if now - self._said_at >= BEAT_S:
+                self._said_at = now
+                self.say("")
+            await asyncio.sleep(max(_LEAST_WATCH_S, min(SILENCE_S - idle, BEAT_S - (now - self._said_at))))
+
     async def _send(self) -> None:
+        clock = asyncio.get_running_loop().time
         while True:
             self._news.clear()
             if self._unsent_bytes > _MAX_UNSENT_BYTES:
                 raise ConnectionAbortedError("the peer does not take what is sent to it")
             if content := self._next():
-                async with asyncio.timeout(SILENCE_S):  # a peer that reads takes a little at least
-                    await self._stream.write(content)
+                self._said_at = self._writes_since = clock()  # a peer that reads takes a little at least
+                await self._stream.write(content)
+                self._writes_since = None
                 await asyncio.sleep(0)
             elif self._ending:
                 return
             else:
-                try:
-                    async with asyncio.timeout(BEAT_S):
-                        await self._news.wait()
-                except TimeoutError:
-                    self.say("")
+                await self._news.wait()
 
     def _next(self) -> bytes:
         """Up to _SEND_BYTES and a line of what is to be sent."""
@@ -100,9 +116,10 @@ class LineStream:
         return bytes(content)
 
     async def _read(self, take: Callable[[bytes], None]) -> None:
+        clock = asyncio.get_running_loop().time
         while True:
-            async with asyncio.timeout(SILENCE_S):
-                line = await self._stream.read_line(MAX_LINE_BYTES)
+            line = await self._stream.read_line(MAX_LINE_BYTES)
+            self._heard_at = clock()
             if line:
                 try:
                     take(line)
@@ -164,11 +181,12 @@ class LeaderLink:
         while True:
             try:
                 async with self._connection() as lines:
-                    waits = pauses(*_PAUSES_S)
+                    waits, connected = pauses(*_PAUSES_S), Waiting(self._log)
                     try:
                         await lines.carry(self._take)
                     finally:
-                        waiting = Waiting(self._log)  # from now on, not from when the connection was made
+                        if connected.is_due:  # else it was of no use: the wait goes on
+                            waiting = Waiting(self._log)
                 reason, reported = "it closed the connection", ""
             except (SessionRefused, ProtocolError, KeysError) as error:
                 reason = str(error)

@@ -13,7 +13,7 @@ from geocomm.elastic.journal.claims import Claims
 from geocomm.elastic.journal.entries import Round
 from geocomm.elastic.journal.learning_rates import LearningRates
 from geocomm.elastic.journal.led_run import LedRun
-from geocomm.elastic.journal.messages import Due, Fetch, Hold, Offer, Open, Pass, Peer, Peers
+from geocomm.elastic.journal.messages import Due, Fetch, Hold, Offer, Open, Owner, Pass, Peer, Peers
 from geocomm.elastic.journal.open_round import MOST_HOLDS, OpenRound
 from geocomm.elastic.journal.outliers import TIMES, Outliers
 from geocomm.elastic.journal.said_digests import SaidDigests
@@ -67,6 +67,8 @@ class LeaderRounds:
         self._waited_for = frozenset[str]() if begun else run.terms.wait_for - set(run.state.live)
         self._peers: tuple[Peer, ...] = ()
         self._met: tuple[Peer, ...] = ()
+        self._told_of: tuple[list[tuple[str, tuple[Owner, ...], str]], list[str]] = [], []
+        """What `_met` and `_peers` are made of, which are compared after each event."""
         """Those, and the sites whose ranks are up and not ready yet."""
 
     # ---- what happens
@@ -212,7 +214,11 @@ class LeaderRounds:
         """Who has come meanwhile gets frames too: that changes what is open. Ranks connect before that."""
         live = self._state.live
         coming = [name for name, one in self._sites.items() if one.has_ranks and one.connected and one.welcomed]
-        met = tuple(self._peer(name) for name in sorted({*live, *coming}))
+        sites = [(name, self._sites[name].owners, self._sites[name].fetch) for name in sorted({*live, *coming})]
+        if sites == self._told_of[0] and live == self._told_of[1]:
+            return
+        self._told_of = sites, live
+        met = tuple(self._peer(name) for name, _, _ in sites)
         gained, self._met = set(met) - set(self._met), met
         if gained:
             for name in (one.site for one in met if self._sites[one.site].welcomed):

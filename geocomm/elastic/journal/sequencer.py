@@ -454,9 +454,10 @@ class Sequencer:
         terms = self._terms
         for name in self.state.live:
             site = self.sites[name]
+            silent_s = self._run.now - site.heard - (0.0 if site.connected else terms.disconnected_s)
             if not site.connected and self._run.now - site.changed >= terms.disconnected_s:
                 self._away(name, f"no connection for {terms.disconnected_s:g} s")
-            elif site.connected and self._run.now - site.heard >= terms.silent_s:
+            elif silent_s >= terms.silent_s:  # also where a line breaks so soon that it hardly ever stands at a look
                 self._away(name, f"silent for {terms.silent_s:g} s")
                 self._run.drop(name, "silent")
             elif not site.has_ranks and self._run.now - site.changed >= terms.disconnected_s:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
@@ -139,12 +139,10 @@ class Stream:
         self._news = asyncio.Event()
         self._underway = 0
         self._room = asyncio.Event()
-        self._sent: asyncio.Queue[tuple[float, bytes | OSError]] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        self._sent: deque[tuple[float, bytes | OSError]] = deque()
         self._last_at = 0.0
         process.streams[self] = None
-        carrier = asyncio.get_running_loop().create_task(self._carry(), context=Context())
-        lines.carriers[carrier] = None
-        carrier.add_done_callback(lines.carriers.pop)
 
     @property
     def own_host(self) -> str:
@@ -220,30 +218,32 @@ class Stream:
         self.asks = True
         self.used_at = now = asyncio.get_running_loop().time()
         self._last_at = max(self._last_at, now + self._lines.latency(*way)) + size / self._lines.bytes_per_s
-        self._sent.put_nowait((self._last_at, what))
+        self._sent.append((self._last_at, what))
+        if len(self._sent) == 1:
+            self._loop.call_at(self._last_at, self._carry, context=Context())
 
-    async def _carry(self) -> None:
-        """What is sent comes to the other end, in order."""
-        loop = asyncio.get_running_loop()
-        while True:
-            at, what = await self._sent.get()
-            if at > loop.time():
-                await asyncio.sleep(at - loop.time())
-            here, there = self._process.machine, self.other._process.machine
-            await self._lines.until_reached(here.name, there.name)
-            if not self.other._process.alive:
-                if there.up and not isinstance(what, OSError) and self._ended is None:  # its kernel answers
-                    self._ended = ConnectionResetError("Connection reset by peer")
-                    self._news.set()
-                return
-            if isinstance(what, OSError):
-                self.other._ended = self.other._ended or what
-                self.other._news.set()
-                self.other._room.set()
-                return
-            self._lines.heard(what)
-            self.other._arrived += what
+    def _carry(self) -> None:
+        """What was sent first comes to the other end."""
+        here, there = self._process.machine, self.other._process.machine
+        if not self._lines.reach(here.name, there.name):
+            self._lines.once_healed(self._carry)
+            return
+        what = self._sent.popleft()[1]
+        if not self.other._process.alive:
+            if there.up and not isinstance(what, OSError) and self._ended is None:  # its kernel answers
+                self._ended = ConnectionResetError("Connection reset by peer")
+                self._news.set()
+            return
+        if isinstance(what, OSError):
+            self.other._ended = self.other._ended or what
             self.other._news.set()
+            self.other._room.set()
+            return
+        self._lines.heard(what)
+        self.other._arrived += what
+        self.other._news.set()
+        if self._sent:
+            self._loop.call_at(self._sent[0][0], self._carry, context=Context())
 
 
 class Lines:
@@ -255,7 +255,7 @@ class Lines:
         self._cuts: Counter[tuple[str, str]] = Counter()
         self._latencies: dict[frozenset[str], float] = {}
         self._healed = asyncio.Event()
-        self.carriers: dict[asyncio.Task[None], None] = {}
+        self._then: list[Callable[[], None]] = []
         self.bytes_per_s = 10e6
 
     def latency(self, one: str, other: str) -> float:
@@ -279,6 +279,13 @@ class Lines:
             self._cuts[way] = max(0, self._cuts[way] - 1)
         self._healed.set()
         self._healed = asyncio.Event()
+        then, self._then = self._then, []
+        for call in then:
+            asyncio.get_running_loop().call_soon(call, context=Context())
+
+    def once_healed(self, call: Callable[[], None]) -> None:
+        """Call this after the next line has healed."""
+        self._then.append(call)
 
     def heal_all(self) -> None:
         """All is reached."""

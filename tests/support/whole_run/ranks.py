@@ -150,6 +150,8 @@ class Rank:
         self._ahead = 0
         self._next_due = [(index + 1) * EVERY // FRAGMENTS for index in range(FRAGMENTS)]
         self._since_state = [0] * FRAGMENTS
+        self._news = asyncio.Event()
+        """The member knows more than before."""
         self._leaves = self._has_said_leave = False
         self.has_left = False
         self.rounds_applied = 0
@@ -284,7 +286,8 @@ class Rank:
         self._beat_for_ever()
         while any(part.anchor.version < welcome.versions[index] for index, part in enumerate(self._parts)):
             self._settle()
-            await asyncio.sleep(0.01)
+            self._news.clear()
+            await self._news.wait()
         self._step = welcome.step
         self._next_due = [self._step + due for due in self._next_due]
         while not self._has_said_leave:
@@ -432,6 +435,7 @@ class Rank:
     # ---- what the member wants
 
     def _do(self, acts: list[Act]) -> None:
+        self._news.set()
         for act in acts:
             match act:
                 case Say(Need() as need):

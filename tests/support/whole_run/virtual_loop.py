@@ -21,20 +21,8 @@ class StuckError(AssertionError):
     """Nothing will ever happen any more; or time does not pass."""
 
 
-class NumberedFuture(asyncio.Future[Any]):
-    """Hashed by its number, not by its address: sets of such have the same order in each process."""
-
-    def __init__(self, loop: VirtualLoop) -> None:
-        self.number = loop.next_number()
-        super().__init__(loop=loop)
-
-    @override
-    def __hash__(self) -> int:
-        return self.number
-
-
 class NumberedTask(asyncio.Task[Any]):
-    """As NumberedFuture."""
+    """Hashed by its number, not by its address: sets of such have the same order in each process."""
 
     def __init__(self, work: Any, loop: VirtualLoop, **given: Any) -> None:
         self.number = loop.next_number()
@@ -61,12 +49,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """A heap: those of one time in the order in which they were asked for."""
 
     def next_number(self) -> int:
-        """Of a future or a task, and of a timer."""
+        """Of a task, and of a timer."""
         return next(self._numbers)
-
-    @override
-    def create_future(self) -> asyncio.Future[Any]:
-        return NumberedFuture(self)
 
     @override
     def time(self) -> float:
@@ -121,9 +105,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if self._times_now > _MOST_AT_ONE_TIME:
             raise StuckError(f"time stands still at {self._now:.3f} s: something is done without end")
         for _ in range(len(ready)):
-            handle = ready.popleft()
-            if not handle.cancelled():
-                handle._run()
+            handle: Any = ready.popleft()
+            if not handle._cancelled:
+                handle._context.run(handle._callback, *handle._args)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """It stays until it is due."""

@@ -68,10 +68,10 @@ LASTING = {"": 8.0, "phantom": 1.0, "restless": 1.0}
 """What goes on when all else is over. `phantom`: a site's lines to the leader break after each Hello. `restless`: the
 leader's agent ends before a snapshot is due, again and again."""
 
-QUIET_S, FAULTS_S, PEACE_S = 12.0, 45.0, 150.0
+QUIET_S, FAULTS_S, PEACE_S = 8.0, 36.0, 150.0
 WORD_S = 30.0
 """A word is due when something has kept a site waiting for 10 s; a dial in vain takes 15 s, and there may be two."""
-_EVERY_S = 4.0
+_EVERY_S = 3.0
 _IDLE_S = 60.0
 _STRANGE = 1_000_000
 """A version that no run here comes to."""
@@ -91,6 +91,14 @@ class History:
     log: list[str] = field(default_factory=list[str])
     digest: str = ""
     """Of all that was said, with its times: over the lines, by ranks, and to the log."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a run was."""
+
+    index: int
+    versions: list[int]
 
 
 class _BrokenError(AssertionError):
@@ -211,14 +219,20 @@ class _Site:
             pause_s = min(max(1.0, 2 * pause_s), 60.0)
 
     def state(self) -> tuple[RunState, list[Entry]]:
-        """What its journal says."""
+        """What its journal says, until that is asked again."""
         path = self.run_dir / FILE_NAME
         if not path.exists():
             return RunState(), []
         with contextlib.closing(SqliteJournal(path, read_only=True)) as journal:
-            if self._read is None or self._read[0].head != journal.head:
+            known = None if self._read is None else self._read[0].head
+            if known is None or known.index < journal.base.index or journal.hash_at(known.index) != known.hash:
                 self._read = journal.state(), list(journal.read(journal.base.index + 1))
-            return self._read
+            assert self._read is not None
+            state, entries = self._read
+            for entry in journal.read(state.head.index + 1):
+                state.apply(entry)
+                entries.append(entry)
+            return state, entries
 
 
 class WholeRun:
@@ -569,7 +583,8 @@ class WholeRun:
             await self._skipped.kill_agent()  # which dials anew
             self.say(f"---- phantom: {self._skipped.name}")
         began = self._loop.time()
-        first = self._newest()[0]
+        state = self._newest()[0]
+        first = _Place(state.head.index, [*state.versions] or [0] * FRAGMENTS)
         why = "it has not begun"
         while self._loop.time() < began + PEACE_S:
             await asyncio.sleep(2)
@@ -577,6 +592,8 @@ class WholeRun:
                 self._check_chain()
                 self._check_bounds()
                 return
+            if self._logs:
+                print(f"{self._loop.time():8.3f} not yet: {why}", flush=True)
             self._check_words(began)
         raise self.broke(f"stands still: {why}")
 
@@ -592,19 +609,18 @@ class WholeRun:
             key=lambda one: (one[0].term, one[0].head.index),
         )
 
-    def _lacks(self, first: RunState) -> str:
+    def _lacks(self, first: _Place) -> str:
         """What is missing before all is well again; empty: nothing."""
         state, entries = self._newest()
-        before = first.versions or [0] * FRAGMENTS
         if not state.versions:
             return "no run has begun"
         for fragment, version in enumerate(state.versions):
-            if version < before[fragment] + 3:
-                return f"fragment {fragment} has had {version - before[fragment]} rounds"
+            if version < first.versions[fragment] + 3:
+                return f"fragment {fragment} has had {version - first.versions[fragment]} rounds"
         counted = {
             one.site
             for entry in entries
-            if isinstance(entry, Round) and entry.index > first.head.index
+            if isinstance(entry, Round) and entry.index > first.index
             for one in entry.members
         }
         for site in self.sites.values():
@@ -629,16 +645,17 @@ class WholeRun:
             if behind:
                 return f"{site.name} is behind in fragment {behind[0]}"
         copies = sum(not site.lost and site is not self._skipped for site in self.sites.values())
-        if copies >= self.terms.copies and not any(index > first.head.index for index in state.kept):
+        if copies >= self.terms.copies and not any(index > first.index for index in state.kept):
             return "no snapshot is kept since"
         return ""
 
     def _check_words(self, began: float) -> None:
         """Whatever keeps a site from counting is said."""
         for name, site in self.sites.items():
-            since = max(began, site.up_since, self.registry.counted_at.get(name, 0.0), self._words.get(name, 0.0))
-            if site.machine.up and since < self._loop.time() - WORD_S:
-                raise self.broke(f"{name} has not counted for {WORD_S:.0f} s, and nobody says why")
+            since, now = max(began, site.up_since, self.registry.counted_at.get(name, 0.0)), self._loop.time()
+            said = max(since, self._words.get(name, 0.0))
+            if site.machine.up and now - said > WORD_S + 2 * (said - since):  # as `Patience` goes on
+                raise self.broke(f"{name} has not counted for {now - since:.0f} s, and nobody says why")
 
     def _check_bounds(self) -> None:
         """Nothing is kept that nobody wants."""

@@ -452,6 +452,16 @@ def test_a_site_whose_line_breaks_after_each_hello_is_away_once_it_is_silent() -
     assert "b" in led.sequencer.state.live
 
 
+def test_a_site_whose_line_never_stands_when_the_leader_looks_is_away_too() -> None:
+    led = Led().take_part("ab")
+    for _ in range(16):
+        led.on(Ended("b"))
+        led.hello("b")
+        led.on(Ended("b"))
+        led.wait(1, "a")
+    assert "b" not in led.sequencer.state.live
+
+
 def test_snapshots_come_though_leaders_change_more_often_than_they_are_due() -> None:
     terms, kinds = LeaderSettings(snapshot_s=100), list[str]()
     led = Led(terms)
