@@ -2,7 +2,8 @@
 
 Prints the seed of each history in which something does not hold, and ends with 1 then. --seed replays one, with its
 log: equal seeds give equal histories, whatever the process. --twice checks that, each seed in two processes.
---mutants puts faults back that geocomm had, one at a time, and tells which history finds each.
+--mutants puts faults back that geocomm had, one at a time, and tells which history, of the kind that shows it, finds
+each.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def simulate(seed: int) -> History:
 def first_found(mutant: str, seeds: range) -> History | None:
     """The first of these histories in which a fault that was put back is found; None: it is not."""
     with MUTANTS[mutant].put():
-        return next((history for seed in seeds if (history := WholeRun(seed).run()).broken), None)
+        world = MUTANTS[mutant].world
+        return next((history for seed in seeds if (history := WholeRun(seed, **world).run()).broken), None)
 
 
 def find_mutants(seeds: range) -> int:
@@ -76,8 +78,7 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         # Each pool's processes are others, which hash texts in another way.
         pools = [
-            stack.enter_context(concurrent.futures.ProcessPoolExecutor(cores, SPAWN))
-            for _ in range(1 + given.twice)
+            stack.enter_context(concurrent.futures.ProcessPoolExecutor(cores, SPAWN)) for _ in range(1 + given.twice)
         ]
         seeds = iter(range(given.first, given.first + given.seeds))
         under_way: list[list[concurrent.futures.Future[History]]] = []

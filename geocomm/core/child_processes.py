@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -12,7 +11,6 @@ import sys
 from collections.abc import Sequence
 from typing import IO
 
-_PR_SET_PDEATHSIG = 1
 # In a program of its own, which becomes the command: between fork and exec of a process with threads, Python must not
 # run (`preexec_fn`). What it asks the kernel for outlives exec.
 _PROGRAM = """
@@ -29,13 +27,6 @@ os.execvp(sys.argv[3], sys.argv[3:])
 def ending_with_this(command: Sequence[str], number: signal.Signals = signal.SIGTERM) -> list[str]:
     """What runs a command that the kernel sends a signal when the thread that started it has ended."""
     return [sys.executable, "-I", "-S", "-c", _PROGRAM, str(os.getpid()), str(int(number)), *command]
-
-
-def end_with_parent(parent: int, number: signal.Signals) -> None:
-    """Have the kernel send this process, which `parent` has forked, a signal when the thread that forked it ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
-    if os.getppid() != parent:
-        os.kill(os.getpid(), number)
 
 
 def send_signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:

@@ -63,7 +63,6 @@ from geocomm.elastic.journal.messages import (
 from geocomm.elastic.journal.run_state import RunState, Standing
 from geocomm.elastic.known_agents import KnownAgents, TermNotKeptError
 from geocomm.elastic.leader import Leader
-from geocomm.elastic.loading_ahead import LoadingAhead
 from geocomm.elastic.own_journal import OwnJournal
 from geocomm.elastic.rank_socket import RankConnection
 from geocomm.elastic.run_view import AgentLife, RunView
@@ -114,8 +113,7 @@ class Agent:
         )
         self._own_at, self._has_ranks, self._passes_on = own_at, ranks, passes_on
         states = StatesOfOthers(view)
-        self._ahead = LoadingAhead(view, states)
-        self._ranks = SiteRanks(view, states, self._ahead)
+        self._ranks = SiteRanks(view, states)
         self._frames = FrameFetches(view, states, self._ranks)
         self._snapshots = Snapshots(store)
         self._journal = OwnJournal(view, self._ranks, self._snapshots, self._applied, self._journal_grown)
@@ -140,18 +138,12 @@ class Agent:
                 f"the run in {self._view.store.run_dir} has ended: start with an empty run folder", refused=True
             )
         self.life.start(self._beat_forever())
-        if self._has_ranks:
-            self.life.start(self._dial_others())
         self.life.start(self.following.look())
         self.life.start(self._ranks.begin_without_leader())
         try:
             await self._view.link.run()
         finally:
             await self.life.stop()
-
-    async def _dial_others(self) -> None:
-        """Ranks that start will want what others have."""
-        await self._view.fetcher.dial_ahead(self._view.last_known() or await self._view.sources())
 
     async def serve_connection(self, stream: TlsStream, greeting: Greeting, peer: Identity) -> None:
         """What comes through the doorway."""
@@ -307,8 +299,6 @@ class Agent:
         self._ranks.tell(self._view.welcome)
         self._ranks.welcome()  # those that came before: where this journal lacked nothing, no entry brings them in
         self._ranks.say_ready()
-        if self._has_ranks:
-            self._ranks.load_ahead()
         self.life.start(self._look_at_snapshot())
 
     def _applied(self, entry: Entry) -> None:
@@ -317,13 +307,9 @@ class Agent:
             known = self._view.opens.get(entry.fragment)
             if known is not None and known.version <= entry.version:
                 del self._view.opens[entry.fragment]
-        if isinstance(entry, Round):
-            self._ahead.came()
         self._ranks.tell(EntrySaid(entry=entry))
         if isinstance(entry, Join):
             self._say_beat()  # the next site may join once most hold this
-            if entry.site == self.site and self._has_ranks:
-                self._ranks.load_ahead()
         if isinstance(entry, Deal | TakenBack) and entry.site == self.site:
             self._ranks.dealt(entry)
             self._beat = None if isinstance(entry, TakenBack) else self._beat  # its tokens are void

@@ -10,7 +10,7 @@ import contextlib
 import enum
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from geocomm.core.addresses import HubAddress, HubAddressError
 from geocomm.core.file_systems import put_in_place
 from geocomm.core.message_log import CalmLog
+from geocomm.core.patience import Waiting
 from geocomm.core.records import Record
 from geocomm.elastic.file_server import (
     MAX_FILE_BYTES,
@@ -45,14 +46,14 @@ CONNECTIONS = 8
 """One file is fetched over so many, to all its sources together: what a long line with losses needs."""
 MOST_AT_A_TIME = 8
 """Files that an agent gets at once."""
-_AHEAD_LIMIT_S = 5.0
-"""A connection that takes longer is not made ahead: chosen to outlast a lost packet across the world."""
 _KEPT_S = 20.0
 """Connections are kept for this time for the next transfer: less than the other end does."""
 _SILENCE_S = 15.0
+_LOOK_S = 2.0
+"""Between two looks whether a wait is to be said."""
 _STALLED_S = 1.5
 """A range of which nothing has come for this time is asked of another source too."""
-_PROXY_LIMIT_S = 600.0
+PROXY_LIMIT_S = 600.0
 _COMPLAINT_S = 60.0
 
 _R = TypeVar("_R", bound=Record)
@@ -98,7 +99,7 @@ class Fetcher:
             for through, addresses in ((False, sources), (True, [proxy] if proxy else [])):
                 if addresses and outcome is not Outcome.HERE:
                     asked = FrameAsked(**wanted.named, bytes=wanted.bytes, offset=0, proxy=through)
-                    silence_s = _PROXY_LIMIT_S if through else _SILENCE_S
+                    silence_s = PROXY_LIMIT_S if through else _SILENCE_S
                     file = _WantedFile(
                         path, wanted.bytes, asked, lambda part: file_hash(part) == wanted.frame, silence_s
                     )
@@ -127,29 +128,14 @@ class Fetcher:
             stream = await self._connection(source)
             try:
                 await stream.write(line(StatesAsked(fragment=fragment, head=head, term=term)))
-                async with asyncio.timeout(_PROXY_LIMIT_S):  # it may have to read them all
+                # It may have to read them all.
+                async with self._in_time(source, f"its states of fragment {fragment}", PROXY_LIMIT_S):
                     answer = _answer(StatesAnswer, await stream.read_line(1 << 20))
             except BaseException:
                 stream.close()
                 raise
         self._keep(source, stream)
         return answer.states
-
-    async def dial_ahead(self, sources: Sequence[str]) -> None:
-        """Have the connections that one file will want to agents that will be asked soon: across the world a new one
-        takes a second.
-
-        CONNECTIONS are dialed at a time, each agent's first one before any agent's second.
-        """
-        turns = asyncio.Semaphore(CONNECTIONS)
-
-        async def dial_one(source: str) -> None:
-            async with turns:
-                with contextlib.suppress(OSError, KeysError):
-                    async with asyncio.timeout(_AHEAD_LIMIT_S):
-                        self._keep(source, await self._dial(source))
-
-        await asyncio.gather(*(dial_one(source) for _ in range(_connections_each(sources)) for source in sources))
 
     def _fits(self, path: Path, size: int, most: int) -> bool:
         if size > most:
@@ -197,7 +183,7 @@ class Fetcher:
 
     async def _from_all(self, transfer: _Transfer, sources: Sequence[str]) -> Outcome:
         """All ranges, each from the source that is free first; what one does not finish, another takes over."""
-        each = _connections_each(sources, len(transfer.ranges))
+        each = max(1, min(CONNECTIONS, len(transfer.ranges)) // max(1, len(sources)))
         workers = [asyncio.create_task(self._from_one(transfer, source)) for source in sources for _ in range(each)]
         ends: set[Outcome] = set()
         under_way = set(workers)
@@ -229,7 +215,7 @@ class Fetcher:
                     continue
                 try:
                     await stream.write(line(transfer.file.asked.model_copy(update={"offset": offset})))
-                    async with asyncio.timeout(transfer.file.silence_s):
+                    async with self._in_time(source, transfer.file.path.name, transfer.file.silence_s):
                         answer = _answer(RangeAnswer, await stream.read_line(MAX_LINE_BYTES))
                     if not answer.here or answer.bytes != transfer.file.size:
                         return Outcome.ABSENT
@@ -248,6 +234,25 @@ class Fetcher:
         finally:
             if stream is not None:
                 stream.close()
+
+    @contextlib.asynccontextmanager
+    async def _in_time(self, source: str, what: str, limit_s: float) -> AsyncGenerator[None]:
+        """A wait for an answer, which is said, and ends in words after `limit_s`."""
+        loop, waiting = asyncio.get_running_loop(), Waiting(self._log)
+
+        def tell() -> None:
+            nonlocal timer
+            waiting.tell(lambda: f"the agent at {source}, which is asked for {what}")
+            timer = loop.call_later(_LOOK_S, tell)
+
+        timer = loop.call_later(_LOOK_S, tell)
+        try:
+            async with asyncio.timeout(limit_s):
+                yield
+        except TimeoutError:
+            raise TimeoutError(f"no answer within {limit_s:g} s to the question for {what}") from None
+        finally:
+            timer.cancel()
 
     def _keep(self, source: str, stream: TlsStream) -> None:
         """Leave a connection on which nothing is under way to a later transfer."""
@@ -366,11 +371,6 @@ class _Transfer:
         except OSError:
             self.disk_failed = True
             raise
-
-
-def _connections_each(sources: Sequence[str], ranges: int = CONNECTIONS) -> int:
-    """To each source of one file that has so many ranges."""
-    return max(1, min(CONNECTIONS, ranges) // max(1, len(sources)))
 
 
 def _answer(kind: type[_R], said: bytes) -> _R:

@@ -26,7 +26,6 @@ from geocomm.elastic.journal.messages import (
     Stop,
 )
 from geocomm.elastic.journal.run_state import RunState, Standing
-from geocomm.elastic.loading_ahead import LoadingAhead
 from geocomm.elastic.rank_socket import RankConnection
 from geocomm.elastic.run_view import RunView
 
@@ -59,8 +58,8 @@ class _Rank:
 class SiteRanks:
     """Used in one event loop."""
 
-    def __init__(self, view: RunView, states: StatesOfOthers, ahead: LoadingAhead) -> None:
-        self._view, self._states, self._ahead = view, states, ahead
+    def __init__(self, view: RunView, states: StatesOfOthers) -> None:
+        self._view, self._states = view, states
         self._ranks: dict[int, _Rank] = {}
         self._welcoming: asyncio.Task[None] | None = None
         self._is_alone = False
@@ -143,13 +142,7 @@ class SiteRanks:
         """The connection of a rank that is known has ended. Whether the site had all its ranks before."""
         complete = self.complete
         del self._ranks[connection.hello.place]
-        self.load_ahead()
         return complete
-
-    def load_ahead(self) -> None:
-        """Bring here what ranks will load, if there are none and the journal is here."""
-        if not self._ranks and self._view.is_current:
-            self._ahead.begin()
 
     def tell(self, down: Down) -> None:
         """Tell all that are welcomed; to end, or whom to connect to, all."""
@@ -264,7 +257,6 @@ class SiteRanks:
         """Bring here what the ranks load first, then tell them; ranks that came meanwhile get their own turn."""
         ranks = [rank for rank in self._ranks.values() if not rank.welcomed]
         bases: dict[int, tuple[int, bool]] = {}
-        await self._ahead.end()
         if self._is_alone:
             log("the leader is away: the ranks of this site begin with what it has, and count once the leader is back")
         joining = self._view.state.sites[self._view.site].standing is Standing.JOINING

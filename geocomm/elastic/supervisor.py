@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Generator, Sequence
@@ -91,9 +90,6 @@ class Supervisor:
         self._environment.setdefault("GEOCOMM_ADDRESS", ",".join(agent.own_hosts))
         self._agent: asyncio.subprocess.Process | None = None
         self._ranks: asyncio.subprocess.Process | None = None
-        self._torchruns: tuple[asyncio.StreamReader, asyncio.StreamWriter]
-        """The ends of the socket to the process above, for a site of one node: it says how each torchrun ended, and
-        is told what to start."""
         self._collecting: asyncio.subprocess.Process | None = None
         self._leaving = asyncio.Event()
         self._ended_by: signal.Signals | None = None
@@ -235,21 +231,10 @@ class Supervisor:
 
     async def _run_ranks(self) -> int:
         """torchrun, once; its exit status."""
-        command = self._job.command(self._agent_config.run_dir)
-        if self._job.nodes > 1:
-            self._ranks = await self._start(command)
-            return await self._ranks.wait()
-        if self._ranks is None or self._ranks.returncode is not None:
-            own, given = socket.socketpair()
-            with given:
-                self._ranks = await self._start(command, stdin=given.fileno())
-            self._torchruns = await asyncio.open_connection(sock=own)
-        ends, starts = self._torchruns
-        told = b""
-        with contextlib.suppress(ConnectionError):  # it was ended before it has read what it is to start
-            starts.write(b"\n")
-            told = await ends.readline()
-        return int(told) if told else await self._ranks.wait()
+        self._ranks = await self._start(self._job.command(self._agent_config.run_dir))
+        if self._leaving.is_set():  # it may have missed its end
+            _signal(self._ranks, signal.SIGTERM)
+        return await self._ranks.wait()
 
     def _counted(self) -> int:
         """Rounds that listed a frame of this site."""
@@ -259,11 +244,10 @@ class Supervisor:
         self,
         command: Sequence[str],
         at_death: signal.Signals = signal.SIGTERM,
-        stdin: int | None = None,
     ) -> asyncio.subprocess.Process:
         """A child of this process, to which the kernel sends `at_death` once this one has ended."""
         return await asyncio.create_subprocess_exec(
-            *ending_with_this(command, at_death), stdin=stdin, env=self._environment, start_new_session=True
+            *ending_with_this(command, at_death), env=self._environment, start_new_session=True
         )
 
     async def _end(self, process: asyncio.subprocess.Process | None, limit_s: float) -> None:

@@ -1,92 +1,50 @@
-"""torchrun for a site of one node, once for each byte on stdin. The exit status is that of the last one.
+"""torchrun for a site of one node, which tells how it ended in a line: its ranks have told their errors themselves.
 
 python -m geocomm.elastic.torchrun_of_site TORCHRUN-ARGUMENTS
-
-Each torchrun is forked from this process, which has imported torch and what ranks import: ranks that start again have
-it at once. stdin is a socket, on which a line says how each torchrun has ended.
 """
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import os
-import signal
-import socket
+import logging
 import sys
-from collections.abc import Generator
-from importlib import import_module
+import tempfile
+from typing import Any, cast
 
-from geocomm.core.child_processes import end_with_parent
+from torch.distributed import run as torchrun
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-_FORKED = "geocomm.elastic.forked_torchrun"
+from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
+from geocomm.core.site import site_name
+from geocomm.group.rendezvous.first_error import hide_torchruns_lines, tell_failure
+from geocomm.group.rendezvous.launch_checks import check_program
 
-
-class _Torchruns:
-    """Run one after the other. The one that runs gets the SIGTERM that this process gets, and is the last then.
-
-    Where none runs, SIGTERM ends this process without a word: there is nothing to save, and a handler that raised would
-    raise wherever Python is by then, as in what torch has to do at exit.
-    """
-
-    def __init__(self, arguments: list[str], asked: socket.socket) -> None:
-        self._arguments, self._asked = arguments, asked
-        self._ending = False
-
-    def run(self) -> int:
-        """Run one; its exit status."""
-        parent = os.getpid()
-        with _no_sigterm():
-            try:
-                pid = os.fork()
-            except OSError as error:
-                print(f"geocomm run: the ranks cannot be started: {error}", file=sys.stderr, flush=True)
-                return 1
-            if pid != 0:
-                signal.signal(signal.SIGTERM, lambda number, _: self._pass_on(pid, number))
-        if pid == 0:
-            self._asked.close()
-            end_with_parent(parent, signal.SIGTERM)
-            sys.exit(import_module(_FORKED).main(self._arguments))
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # nobody else gets its number before the handler is gone
-        with _no_sigterm():
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-    def _pass_on(self, pid: int, number: int) -> None:
-        self._ending = True
-        os.kill(pid, number)
-
-    def run_all(self) -> int:
-        """Run as many as are asked for; the exit status of the last one."""
-        status = 0
-        while not self._ending and self._asked.recv(1):
-            status = self.run()
-            with contextlib.suppress(OSError):  # nobody hears it
-                self._asked.sendall(b"%d\n" % status)
-        return status
-
-
-@contextlib.contextmanager
-def _no_sigterm() -> Generator[None]:
-    """It comes after this context."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+run = cast(Any, torchrun)  # without types
 
 
 def main(arguments: list[str]) -> int:
-    """See the module."""
-    asked = socket.socket(fileno=os.dup(0))
-    with open(os.devnull, encoding="utf-8") as nothing:  # for the ranks
-        os.dup2(nothing.fileno(), 0)
-    gc.disable()  # it finds nothing while torch is imported, and takes a quarter of the time
-    import_module(_FORKED).preload()
-    gc.enable()
-    gc.freeze()  # what is imported outlives every collection: else each fork copies its pages
-    return _Torchruns(arguments, asked).run_all()
+    """Run torchrun; its exit status, or EXIT_BAD_INPUT for what no other start would mend."""
+    # torchrun's own folder for what ranks say of their errors is never removed, and each start makes one.
+    with tempfile.TemporaryDirectory(prefix="geocomm-torchrun-", ignore_cleanup_errors=True) as folder:
+        # Not by the name of this machine, as by default: nothing may know that name.
+        chosen = run.parse_args(["--standalone", "--local-addr", "127.0.0.1", "--log-dir", folder, *arguments])
+        try:
+            check_program(chosen)
+        except BadInput as error:
+            print(f"geocomm run: {error}", file=sys.stderr, flush=True)
+            return EXIT_BAD_INPUT
+        hide_torchruns_lines()
+        # A second signal, while torchrun formats its line about the first, would show as a traceback.
+        agent = logging.getLogger("torch.distributed.elastic.agent.server.api")
+        agent.addFilter(lambda record: not str(record.msg).startswith("Received %s death signal"))
+        try:
+            run.run(chosen)
+        except SignalException:  # the supervisor's
+            return 1
+        except ChildFailedError as error:
+            tell_failure(error, site_name() or "")
+            return 1
+        return 0
 
 
 if __name__ == "__main__":

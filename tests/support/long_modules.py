@@ -19,7 +19,6 @@ LONG_MODULES = frozenset(
         "multiprocess/elastic/test_etcd_run.py",
         "multiprocess/elastic/test_lying_member.py",
         "multiprocess/elastic/test_promotion.py",
-        "multiprocess/elastic/test_rank_forks.py",
         "multiprocess/elastic/test_supervisor.py",
         "multiprocess/group/test_fork.py",
         "multiprocess/group/test_full_stderr.py",

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from geocomm.core import patience
 from geocomm.core.addresses import HubAddress, loopback_listener
 from geocomm.elastic import fetch
-from geocomm.elastic.fetch import CONNECTIONS, Fetcher, Outcome
+from geocomm.elastic.fetch import Fetcher, Outcome
 from geocomm.elastic.file_server import RANGE_BYTES, FileServer, GetFrame, HeldState
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.journal.messages import Wanted
@@ -50,9 +51,6 @@ class Sites:
         """Made to all of them."""
         self.live = 0
         """Of these, that are there."""
-        self.open = asyncio.Event()
-        """Until then they keep who has dialed waiting."""
-        self.open.set()
 
     def fetcher(self, site: str, most_frame_bytes: int = 1 << 40) -> Fetcher:
         return Fetcher(self.stores[site], self.keys[site], self.lines.append, lambda: most_frame_bytes)
@@ -69,7 +67,6 @@ class Sites:
             self.connections += 1
             self.live += 1
             try:
-                await self.open.wait()
                 await server.serve(stream)
             finally:
                 self.live -= 1
@@ -109,59 +106,6 @@ def test_a_frame_comes_from_all_who_have_it_past_who_has_not(tmp_path: Path) -> 
             assert before < max(sites.servers[site].idle_since for site in "ab") <= time.monotonic()
         assert sites.stores["d"].read_frame(2, 9, "a", FRAME) == CONTENT
         assert not list(tmp_path.rglob("*.part"))
-
-    run(scenario())
-
-
-def test_a_file_comes_over_connections_that_were_made_ahead(tmp_path: Path) -> None:
-    sites = Sites(tmp_path)
-
-    async def scenario() -> None:
-        async with sites.two_sources() as (a, _):
-            fetcher = sites.fetcher("d")
-            await fetcher.dial_ahead([nobody(), a])
-            made = sites.connections
-            assert made > 1
-            assert await fetcher.frame(WANTED, [a]) is Outcome.HERE
-            assert sites.connections == made
-
-    run(scenario())
-
-
-def test_connections_to_many_are_made_ahead_a_few_at_a_time(tmp_path: Path) -> None:
-    sites = Sites(tmp_path)
-
-    async def scenario() -> None:
-        async with sites.serving("a") as a:
-            sites.open.clear()
-            dialing = asyncio.create_task(sites.fetcher("d").dial_ahead([a] * 2 * CONNECTIONS))
-            while sites.connections < CONNECTIONS:
-                await asyncio.sleep(0.01)
-            for _ in range(50):  # more of them would come now
-                await asyncio.sleep(0.01)
-                assert sites.connections == CONNECTIONS
-            sites.open.set()
-            await dialing
-            assert sites.connections == 2 * CONNECTIONS
-
-    run(scenario())
-
-
-def test_who_does_not_answer_holds_up_no_connection_to_others(tmp_path: Path) -> None:
-    sites = Sites(tmp_path)
-
-    async def scenario() -> None:
-        async with sites.serving("a") as a:
-            with loopback_listener() as silent:
-                address = f"127.0.0.1:{silent.getsockname()[1]}"
-                dialing = asyncio.create_task(
-                    sites.fetcher("d").dial_ahead([address, nobody(), *[a] * 2 * CONNECTIONS])
-                )
-                while sites.connections < 2 * CONNECTIONS:
-                    assert not dialing.done()
-                    await asyncio.sleep(0.01)
-                assert not dialing.done()  # it waits for the silent one
-                await dialing
 
     run(scenario())
 
@@ -290,6 +234,27 @@ def test_an_agent_gets_for_others_what_only_it_can_reach(tmp_path: Path) -> None
     run(scenario())
 
 
+def test_a_silent_proxy_is_named_while_it_is_waited_for_and_given_up_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "PROXY_LIMIT_S", 1.0)
+    monkeypatch.setattr(fetch, "_LOOK_S", 0.05)
+    monkeypatch.setattr(patience, "FIRST_WORD_S", 0.1)
+    sites = Sites(tmp_path)
+
+    async def never(_: Wanted) -> bool:
+        return await asyncio.get_running_loop().create_future()
+
+    async def scenario() -> None:
+        async with sites.serving("c", never) as c:
+            assert await sites.fetcher("d").frame(WANTED, [], c) is Outcome.FAILED
+            name = sites.stores["d"].frame_path(2, 9, "a", FRAME).name
+            assert sites.lines[0] == f"waiting for the agent at {c}, which is asked for {name}"
+            assert sites.lines[-1] == f"fetching from {c}: no answer within 1 s to the question for {name}"
+
+    run(scenario())
+
+
 def test_a_state_comes_with_its_digest(tmp_path: Path) -> None:
     sites = Sites(tmp_path)
     digests = [sites.stores["a"].write_state(1, version, [CONTENT, b"momentum"]) for version in (3, 8)]
@@ -348,7 +313,6 @@ def test_connections_that_nobody_takes_in_time_are_closed(tmp_path: Path, monkey
     async def main() -> None:
         async with sites.serving("a") as a:
             fetcher = sites.fetcher("d")
-            await fetcher.dial_ahead([a])
             assert await fetcher.frame(WANTED, [a]) is Outcome.HERE
             while sites.live:
                 await asyncio.sleep(0.05)

@@ -30,7 +30,7 @@ from geocomm.elastic.journal.entries import BadLineError
 from geocomm.elastic.journal.journal import NoJournalError
 from geocomm.elastic.journal.message_lines import down_of, said
 from geocomm.elastic.journal.messages import Down, RankHello, Up, Wanted
-from geocomm.elastic.known_agents import TermNotKeptError
+from geocomm.elastic.known_agents import KnownAgents, TermNotKeptError
 from geocomm.elastic.run_view import AgentEnded
 from geocomm.elastic.snapshots import SnapshotError
 from geocomm.group.rendezvous.store_session import Greeting, Purpose
@@ -150,8 +150,15 @@ async def _count_nothing(*_: Any) -> None:
 
 
 @contextlib.contextmanager
-def simulated(world: World, chance: random.Random, now: Callable[[], float]) -> Generator[None]:
-    """While agents are simulated."""
+def simulated(
+    world: World, chance: random.Random, now: Callable[[], float], follows: Callable[[str, int], None]
+) -> Generator[None]:
+    """While agents are simulated. follows: is told of each term of a leader that the agent of a site takes."""
+    really_saw = KnownAgents.saw
+
+    def saw(known: KnownAgents, term: int, leader: str) -> None:
+        really_saw(known, term, leader)
+        follows(current().machine.name, term)
 
     def hexadecimal(size: int = 16) -> str:
         return f"{chance.getrandbits(8 * size):0{2 * size}x}"
@@ -171,6 +178,7 @@ def simulated(world: World, chance: random.Random, now: Callable[[], float]) -> 
         put(agent_process, "reached_here", lambda listener: HubAddress(listener.machine.host, PORT))
         put(leadership, "open_port", open_port)
         put(following, "own_address", lambda _: current().machine.host)
+        put(KnownAgents, "saw", saw)
         put(time, "monotonic", now)
         put(secrets, "token_hex", hexadecimal)
         put(uuid, "uuid4", lambda: uuid.UUID(int=chance.getrandbits(128)))

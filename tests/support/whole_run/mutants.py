@@ -29,6 +29,7 @@ from geocomm.elastic.own_journal import OwnJournal
 from geocomm.elastic.promotion import Candidate
 from geocomm.elastic.questions import AgentStanding, LeaderAnswer, MembersAsked, PromotionAsked, RemovalAsked
 from geocomm.elastic.run_view import RunView
+from support.whole_run.faults import FAULTS
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,12 @@ class Mutant:
     """Those of the world by which it is found soon."""
     lasting: str = ""
     """And what goes on then."""
+
+    @property
+    def world(self) -> dict[str, Any]:
+        """The histories in which it shows, as arguments of `WholeRun`; with the usual faults for none."""
+        faults = {"faults": {kind: FAULTS[kind] for kind in self.faults}} if self.faults or self.lasting else {}
+        return faults | {"lasting": self.lasting}
 
     def put(self) -> AbstractContextManager[Any]:
         """Have it in the place of what is right."""
@@ -66,7 +73,7 @@ def _mutant(
 # ---- frames
 
 
-@_mutant(FrameFetches, "until_here", "line", "uplink", "one way")
+@_mutant(FrameFetches, "until_here", "line", "agent", "ranks")
 def _a_need_is_lost(self: FrameFetches, wanted: Wanted) -> None:
     """What ranks need is forgotten where a fetch of it is under way."""
     if wanted not in self._under_way:
@@ -87,7 +94,7 @@ def _idle_connections_stay(self: Fetcher, source: str, stream: Any) -> None:
 _say_of_round = RunView.say_of_round
 
 
-@_mutant(RunView, "say_of_round", "disk", "machine")
+@_mutant(RunView, "say_of_round", "frames")
 def _a_lost_frame_is_not_told(self: RunView, said: Any) -> None:
     """Nobody tells the leader that a listed frame is nowhere: the round is never made void."""
     if not isinstance(said, Lost):
@@ -191,6 +198,6 @@ def _a_minority_promotes(self: Candidate, found: dict[str, AgentStanding], asked
 # ---- words
 
 
-@_mutant(Waiting, "tell", "hub", "uplink")
+@_mutant(Waiting, "tell", lasting="phantom")
 def _waits_say_nothing(self: Waiting, what: Callable[[], str]) -> None:
     """Whoever waits does not say for what."""

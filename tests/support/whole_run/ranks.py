@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -106,12 +107,20 @@ class Registry:
         self.broken: list[str] = []
         self.numbers = 0
         self.repairs = 0
+        self.terms: Counter[str] = Counter()
+        """By site: the highest that its agent has promised to follow."""
         self.counted_at: dict[str, float] = {}
         """By site: when a rank was last told of a round that lists a frame of it."""
         self.written: set[tuple[str, Hash]] = set()
         """(store, frame)."""
         self.ranks: dict[str, Rank] = {}
         """By the name of the process."""
+
+    def follows(self, site: str, term: int) -> None:
+        """The agent of a site takes a leader of this term for its own."""
+        if term < self.terms[site]:
+            self.broken.append(f"{site} follows a leader of term {term}, and has followed one of {self.terms[site]}")
+        self.terms[site] = term
 
 
 class _EndedError(Exception):

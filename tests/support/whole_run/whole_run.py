@@ -34,6 +34,7 @@ from geocomm.elastic.questions import LeaderAnswer, PromotionAnswer, PromotionAs
 from geocomm.elastic.snapshots import FOLDER, MANIFEST_FILE
 from geocomm.group.rendezvous.store_session import Purpose
 from support.whole_run.agents import AgentEnd, ask, ask_for_frame, run_process, simulated
+from support.whole_run.faults import FAULTS, LASTING
 from support.whole_run.learning_rates import any_schedule
 from support.whole_run.machines import PORT, Machine, Process, World, current_or_none, task_of_process
 from support.whole_run.ranks import FRAGMENTS, Rank, Registry, frames_of
@@ -42,37 +43,11 @@ from support.whole_run.virtual_loop import StuckError, VirtualLoop
 TERMS = LeaderSettings(attempt_s=12.0, lost_s=20.0, lost_said_s=12.0, snapshot_s=15.0)
 """Those of a real run, but for what takes minutes there."""
 
-FAULTS = {
-    "agent": 3.0,
-    "ranks": 2.0,
-    "machine": 3.0,
-    "line": 3.0,
-    "one way": 1.0,
-    "uplink": 2.0,
-    "disk": 1.0,
-    "all": 0.3,
-    "hub": 0.7,
-    "minority": 0.7,
-    "litter": 0.5,
-    "removal": 0.3,
-    "strange frame": 0.3,
-}
-"""How often each comes, beside the others. `machine`: it ends, and comes back. `line`: two sites are cut from each
-other; `uplink`: one from all. `disk`: a machine ends and its disk is lost. `all`: all machines end at once. `hub`: the
-leader's machine is lost, for good or until another leads, or is cut off from all meanwhile; and a person promotes
-another site. `minority`: so many machines end that a site which had been cut off is left, and a person promotes it.
-`litter`: what is no snapshot lies beside them, and a manifest cannot be read. `removal`: a person removes the site that
-leads. `strange frame`: somebody asks the leader for frames that were never made."""
-
-LASTING = {"": 8.0, "phantom": 1.0, "restless": 1.0}
-"""What goes on when all else is over. `phantom`: a site's lines to the leader break after each Hello. `restless`: the
-leader's agent ends before a snapshot is due, again and again."""
-
 QUIET_S, FAULTS_S, PEACE_S = 8.0, 36.0, 150.0
 WORD_S = 30.0
 """A word is due when something has kept a site waiting for 10 s; a dial in vain takes 15 s, and there may be two."""
 _EVERY_S = 3.0
-_IDLE_S = 60.0
+_IDLE_S = 25.0
 _STRANGE = 1_000_000
 """A version that no run here comes to."""
 
@@ -343,7 +318,7 @@ class WholeRun:
         self.sites = {
             name: _Site(self, machine, self.chance.uniform(0.3, 1.2)) for name, machine in self.world.machines.items()
         }
-        with simulated(self.world, self.chance, loop.time):
+        with simulated(self.world, self.chance, loop.time, self.registry.follows):
             work = loop.create_task(self._work())
             try:
                 await asyncio.wait([work, self._broken], return_when=asyncio.FIRST_COMPLETED)
@@ -411,10 +386,14 @@ class WholeRun:
                     return  # that is what `hub` does
                 await site.stop()
                 shutil.rmtree(site.run_dir, ignore_errors=True)
+                self.registry.terms.pop(site.name, None)
                 await asyncio.sleep(chance.uniform(0.5, 25))
                 self._start_again(site)
-            case "all":
+            case "all" | "frames":
                 await asyncio.gather(*(one.stop() for one in there))
+                for one in there if kind == "frames" else ():
+                    for folder in (one.run_dir / FRAGMENTS_FOLDER).glob("*@*/"):
+                        shutil.rmtree(folder)
                 await asyncio.sleep(chance.uniform(0.5, 10))
                 for one in there:
                     self._start_again(one)
@@ -588,7 +567,8 @@ class WholeRun:
         why = "it has not begun"
         while self._loop.time() < began + PEACE_S:
             await asyncio.sleep(2)
-            if not (why := self._lacks(first)):
+            has_waited = self._skipped is None or self._loop.time() > began + WORD_S + 4
+            if not (why := self._lacks(first)) and has_waited:
                 self._check_chain()
                 self._check_bounds()
                 return

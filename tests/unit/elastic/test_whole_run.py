@@ -17,11 +17,9 @@ TESTS = Path(__file__).parents[2]
 _PROGRAM = """
 import contextlib, json, sys
 from support.whole_run.mutants import MUTANTS
-from support.whole_run.whole_run import FAULTS, WholeRun
+from support.whole_run.whole_run import WholeRun
 seed, mutant, is_put = json.loads(sys.argv[1])
-there = {}
-if mutant:
-    there = {"faults": {kind: FAULTS[kind] for kind in MUTANTS[mutant].faults}, "lasting": MUTANTS[mutant].lasting}
+there = MUTANTS[mutant].world if mutant else {}
 with MUTANTS[mutant].put() if is_put else contextlib.nullcontext():
     history = WholeRun(seed, **there).run()
 print(json.dumps([history.broken, history.entries, history.digest]))
