@@ -187,9 +187,11 @@ class Supervisor:
             began = clock()
             with _held_back(signal.SIGTERM):  # the agent lets it come once it can leave in good order
                 self._agent = await self._start(config.command(), signal.SIGKILL)  # SIGTERM would have the site leave
+            if leaves := self._agent_told:  # there was none to hear it, or it did not live to do it
+                _signal(self._agent, signal.SIGTERM)
             status = await self._agent.wait()
             config = config.model_copy(update={"again": True})
-            if status in (0, EXIT_BAD_INPUT) or self._agent_told:
+            if status in (0, EXIT_BAD_INPUT) or leaves:
                 return status
             log(f"the agent of this site has ended ({_told(status)}); the ranks train on, and it starts again")
             await asyncio.sleep(max(0.0, began + AGENT_AGAIN_S - clock()))

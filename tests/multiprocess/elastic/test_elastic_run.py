@@ -108,38 +108,6 @@ def test_a_site_joins_on_the_second_day_from_the_state_of_others(tmp_path: Path)
         assert_one_chain(sites)
 
 
-def test_what_ranks_will_load_is_there_before_they_are(tmp_path: Path) -> None:
-    with ElasticSites(tmp_path, make_keys(tmp_path / "keys", "abc"), wait_for=("a", "b")) as sites:
-        sites["a"].start()
-        sites["b"].start()
-        wait_for_rounds(sites, "ab")
-        sites["c"].start_agent()
-        store = FragmentStore(sites["c"].folder)
-        sites.until(lambda: store.latest_state(0) is not None, "a state for a site that joins, which has no ranks yet")
-        sites["c"].start_rank()
-        wait_for_rounds(sites, "abc")
-        store = FragmentStore(sites["b"].folder)
-        base = store.latest_state(0)
-        assert base is not None  # c has joined
-        sites["b"].kill_rank()
-        sites["b"].kill_agent()
-        wait_for_rounds(sites, "ac")
-        sites["b"].start_agent()
-        for more in (0, 2):  # the rounds that it has missed, and those that come while it has no ranks
-            missed = len(sites["a"].rounds()) + more
-            sites.until(
-                lambda missed=missed: all(
-                    store.has_frame(0, entry.version, one.site, one.frame)
-                    for entry in sites["a"].rounds()[base:missed]
-                    for one in entry.members
-                ),
-                "the frames of rounds that a site has missed, which has no ranks yet",
-            )
-        sites["b"].start_rank()
-        wait_for_rounds(sites, "abc")
-        assert_one_chain(sites)
-
-
 @pytest.mark.parametrize("noticed", [True, False])
 def test_a_site_comes_back_under_its_name_with_an_empty_disk(tmp_path: Path, noticed: bool) -> None:
     with ElasticSites(tmp_path, make_keys(tmp_path / "keys", "abc"), wait_for=("a", "b")) as sites:
@@ -250,6 +218,31 @@ def test_a_full_disk_takes_a_site_out_until_there_is_room(tmp_path: Path) -> Non
         (tmp_path / "b" / "other").unlink()
         sites["b"].end()
         sites["b"].start()
+        wait_for_rounds(sites, "ab")
+        assert_one_chain(sites)
+
+
+def test_a_site_that_starts_on_a_full_disk_says_so_and_takes_part_once_there_is_room(tmp_path: Path) -> None:
+    with (
+        small_disk(tmp_path / "b"),
+        ElasticSites(tmp_path, make_keys(tmp_path / "keys", "ab"), wait_for=("a", "b")) as sites,
+    ):
+        b = sites["b"]
+        sites["a"].start()
+        b.start()
+        wait_for_rounds(sites, "ab")
+        b.end()
+        SqliteJournal(b.folder / FILE_NAME).close()  # as after an end in good order: nothing is beside the file
+        with contextlib.suppress(OSError), (b.folder / "other").open("wb", buffering=0) as other:
+            while True:
+                other.write(bytes(4096))
+        b.start_agent()
+        sites.until(lambda: b.agent is not None and b.agent.poll() is not None, "it ends")
+        assert b.agent is not None
+        assert b.agent.poll() == 1  # as with which a supervisor starts it again
+        assert "free room there" in b.text()
+        (b.folder / "other").unlink()
+        b.start()
         wait_for_rounds(sites, "ab")
         assert_one_chain(sites)
 

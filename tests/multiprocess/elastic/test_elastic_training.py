@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import signal
 import subprocess
@@ -97,6 +98,20 @@ def test_ranks_whose_agent_was_away_for_long_catch_up_in_every_fragment(tmp_path
         )
         end_all(sites, tmp_path)
         assert_equal_bits(sites)
+
+
+def test_as_many_rounds_are_merged_at_a_step_as_fragments_are_due(tmp_path: Path) -> None:
+    with training_sites(tmp_path, "a") as sites:
+        one = training(sites, "a")
+        one.fragments, one.every = 24, 10
+        one.start()
+
+        def merges_two() -> bool:
+            counts = [step["rounds"] for step in one.steps() if "rounds" in step]
+            return any(after >= before + 2 for before, after in itertools.pairwise(counts))
+
+        sites.until(merges_two, "two rounds are merged at one step")
+        end_all(sites, tmp_path)
 
 
 @pytest.mark.slow

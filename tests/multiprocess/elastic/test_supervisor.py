@@ -68,6 +68,22 @@ def test_what_dies_is_started_again_and_sigterm_leaves(tmp_path: Path) -> None:
         assert not processes_of(b, "")
 
 
+def test_sigterm_while_there_is_no_agent_or_it_has_just_begun_has_the_site_leave(tmp_path: Path) -> None:
+    with supervised(tmp_path, "ab") as run:
+        a, b = run.sites["a"], run.sites["b"]
+        run.start("a", anew=True)
+        second = run.start("b", anew=True)
+        run.until(lambda: b.state().live == ["a", "b"], "both sites are ready")
+        (agent,) = processes_of(b, "agent_process")
+        os.kill(agent, signal.SIGKILL)
+        run.until(lambda: agent not in (new := processes_of(b, "agent_process")) and len(new) == 1, "another agent")
+        (agent,) = processes_of(b, "agent_process")
+        os.kill(agent, signal.SIGKILL)  # so soon that the next one has to wait
+        second.send_signal(signal.SIGTERM)
+        assert second.wait(90) == 0, b.text()
+        assert standing(a, "b") is Standing.LEFT
+
+
 def test_sigterm_to_every_process_of_a_site_waits_for_no_rank_that_is_dead(tmp_path: Path) -> None:
     with supervised(tmp_path, "ab") as run:
         a, b = run.sites["a"], run.sites["b"]

@@ -158,7 +158,7 @@ def simulated(
 
     def saw(known: KnownAgents, term: int, leader: str) -> None:
         really_saw(known, term, leader)
-        follows(current().machine.name, term)
+        follows(current().machine.name, known.term)
 
     def hexadecimal(size: int = 16) -> str:
         return f"{chance.getrandbits(8 * size):0{2 * size}x}"

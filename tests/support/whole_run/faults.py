@@ -24,6 +24,8 @@ another site. `minority`: so many machines end that a site which had been cut of
 `litter`: what is no snapshot lies beside them, and a manifest cannot be read. `removal`: a person removes the site that
 leads. `strange frame`: somebody asks the leader for frames that were never made."""
 
-LASTING = {"": 8.0, "phantom": 1.0, "restless": 1.0}
+LASTING = {"": 8.0, "phantom": 1.0, "restless": 1.0, "headless": 1.0, "alone": 1.0}
 """What goes on when all else is over. `phantom`: a site's lines to the leader break after each Hello. `restless`: the
-leader's agent ends before a snapshot is due, again and again."""
+leader's agent ends before a snapshot is due, again and again. `headless`: the
+leader's machine is away for a while. `alone`: the leader is cut off from all and goes on, another site is promoted, and
+they meet once that one has let go of the entries of before."""

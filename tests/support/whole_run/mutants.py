@@ -138,7 +138,7 @@ MUTANTS["silence is not noticed"] = Mutant(
     agent_link,
     "SILENCE_S",
     1e9,
-    ("machine", "hub"),
+    lasting="headless",
 )
 
 
@@ -155,7 +155,7 @@ def _the_leader_can_be_removed(leader: Leader, own_site: str, asked: MembersAske
 _take_part = OwnJournal.take_part
 
 
-@_mutant(OwnJournal, "take_part", "hub")
+@_mutant(OwnJournal, "take_part", lasting="alone")
 def _a_former_leader_is_refused(self: OwnJournal, part: StatePart) -> None:
     """One that led alone does not take the state of a later one, which has fewer entries."""
     head = self._view.state.head.index
@@ -198,6 +198,6 @@ def _a_minority_promotes(self: Candidate, found: dict[str, AgentStanding], asked
 # ---- words
 
 
-@_mutant(Waiting, "tell", lasting="phantom")
+@_mutant(Waiting, "tell", lasting="headless")
 def _waits_say_nothing(self: Waiting, what: Callable[[], str]) -> None:
     """Whoever waits does not say for what."""

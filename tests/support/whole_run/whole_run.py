@@ -47,6 +47,8 @@ QUIET_S, FAULTS_S, PEACE_S = 8.0, 36.0, 150.0
 WORD_S = 30.0
 """A word is due when something has kept a site waiting for 10 s; a dial in vain takes 15 s, and there may be two."""
 _EVERY_S = 3.0
+_HEADLESS_S = 40.0
+"""A link that is silent is given up after 9 s, a dial after 15."""
 _IDLE_S = 25.0
 _STRANGE = 1_000_000
 """A version that no run here comes to."""
@@ -208,6 +210,15 @@ class _Site:
                 state.apply(entry)
                 entries.append(entry)
             return state, entries
+
+    @property
+    def first(self) -> int:
+        """The index of the first entry in its journal."""
+        path = self.run_dir / FILE_NAME
+        if not path.exists():
+            return 0
+        with contextlib.closing(SqliteJournal(path, read_only=True)) as journal:
+            return journal.base.index + 1
 
 
 class WholeRun:
@@ -556,6 +567,10 @@ class WholeRun:
         if self.sites[leader].lost:
             await self._promote()
         others = [site for name, site in self.sites.items() if name != leader and not site.lost]
+        if self._lasting == "headless":
+            await self._go_without_leader()
+        if self._lasting == "alone" and self._may_lose():
+            await self._go_two_ways()
         if self._lasting == "phantom" and others:
             self._skipped = self.chance.choice(others)
             self._skipped.machine.loses_hello = True
@@ -576,6 +591,32 @@ class WholeRun:
                 print(f"{self._loop.time():8.3f} not yet: {why}", flush=True)
             self._check_words(began)
         raise self.broke(f"stands still: {why}")
+
+    async def _go_without_leader(self) -> None:
+        leader, began = self.sites[self._leader_name()], self._loop.time()
+        there = [site for site in self.sites.values() if site is not leader and site.machine.up]
+        if not leader.machine.up:
+            return
+        await leader.stop()
+        await asyncio.sleep(_HEADLESS_S)
+        for site in there:
+            if self._words.get(site.name, 0.0) < began:
+                raise self.broke(f"{site.name} does not say for {_HEADLESS_S:.0f} s that nobody leads")
+        self._start_again(leader)
+
+    async def _go_two_ways(self) -> None:
+        name = self._leader_name()
+        leader = self.sites[name]
+        ways = [way for other in self._names if other != name for way in ((name, other), (other, name))]
+        fork, end = leader.state()[0].head.index, self._loop.time() + PEACE_S
+        leader.lost = True
+        self.world.lines.cut(*ways)
+        await self._promote()
+        others = [site for site in self.sites.values() if site is not leader]
+        while min(site.first for site in others) <= fork and self._loop.time() < end:
+            await asyncio.sleep(1)
+        leader.lost = False
+        self.world.lines.heal(*ways)
 
     async def _end_leaders(self) -> None:
         """Again and again, before a snapshot is due by the time that a leader has led."""

@@ -1,0 +1,78 @@
+"""A site that is to lead looks twice who is there: before its term is known to others, and after."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from geocomm.core.addresses import HubAddress
+from geocomm.elastic import promotion
+from geocomm.elastic.agent_link import LeaderLink
+from geocomm.elastic.fetch import Fetcher
+from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.journal.journal import SqliteJournal
+from geocomm.elastic.known_agents import KnownAgents
+from geocomm.elastic.promotion import Candidate
+from geocomm.elastic.questions import AgentStanding, PromotionAnswer, PromotionAsked, StandingAsked
+from geocomm.elastic.run_view import AgentLife, RunView
+from support.hub_support import make_keys
+from support.led_sequencer import Led
+
+LEADER, OTHER = "127.0.0.1:1", "127.0.0.1:2"
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_promotion_is_refused_where_most_members_are_gone_once_its_term_is_claimed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stays: bool
+) -> None:
+    """Of a, which led, b, which is to lead, and c: that one answers the first time, and the second where it `stays`."""
+    entries = Led().take_part("abc").entries
+    journal = SqliteJournal(tmp_path / "journal")
+    journal.append_all(entries, journal.head)
+    state, known = journal.state(), KnownAgents(tmp_path, print)
+    known.learn("a", LEADER)
+    known.learn("c", OTHER)
+    keys = make_keys(tmp_path / "keys", "b")["b"]
+    store = FragmentStore(tmp_path / "run")
+    link = LeaderLink(HubAddress.parse(LEADER), keys, str, lambda _: None, lambda: None, print)
+    asked: list[StandingAsked] = []
+
+    async def standings(
+        addresses: Collection[str], _: object, question: StandingAsked, limit_s: float
+    ) -> dict[str, AgentStanding]:
+        asked.append(question)
+        answer = AgentStanding(
+            site="c",
+            run=question.run,
+            head=journal.head.index,
+            head_hash=journal.head.hash,
+            chain=0,
+            term=question.term,
+            leader=question.leader,
+            leads=False,
+        )
+        return {OTHER: answer} if stays or len(asked) == 1 else {}
+
+    async def hear(*_: Any) -> bool:
+        return False
+
+    monkeypatch.setattr(promotion, "standings", standings)
+
+    async def promote() -> PromotionAnswer:
+        fetcher = Fetcher(store, keys, print)
+        view = RunView("b", LEADER, keys, store, state, journal, known, None, link, fetcher, AgentLife())
+        return await Candidate(view, "127.0.0.1:3", lambda _: None, hear, set()).promote(PromotionAsked())
+
+    answer = asyncio.run(promote())
+    journal.close()
+    assert [question.term for question in asked] == [0, 1]
+    if stays:
+        assert (answer.problem, answer.term) == ("", 1)
+    else:
+        assert answer.problem.startswith("2 of 3 members are not reached: a, c.")
+        assert "this site asks again until it leads" in answer.problem
+        assert SqliteJournal(tmp_path / "journal", read_only=True).head.index == len(entries) - 1
