@@ -83,7 +83,7 @@ struct BufferPool::Shelf {
       usage.out_bytes -= size.capacity;
       if (usage.held_bytes - usage.out_bytes <= max_cached_bytes &&
           core::without_throwing([&] {
-            free_blocks[size.index].push_back({memory, size.capacity});
+            free_blocks[size.index].push_back({memory, size.capacity, std::chrono::steady_clock::now()});
             return Status::ok();
           }).is_ok()) {
         return;
@@ -93,15 +93,31 @@ struct BufferPool::Shelf {
     source.free(memory, size.capacity);
   }
 
+  void free_idle(std::chrono::milliseconds at_least) {
+    const auto until = std::chrono::steady_clock::now() - at_least;
+    std::unique_lock lock(mutex);
+    for (auto& blocks : free_blocks) {
+      while (!blocks.empty() && blocks.front().idle_since <= until) {
+        const Block block = blocks.front();
+        blocks.erase(blocks.begin());
+        usage.held_bytes -= block.capacity;
+        lock.unlock();
+        source.free(block.memory, block.capacity);
+        lock.lock();
+      }
+    }
+  }
+
   struct Block {
     std::byte* memory;
     std::size_t capacity;
+    std::chrono::steady_clock::time_point idle_since;
   };
 
   const std::size_t max_cached_bytes;
   const MemorySource source;
   mutable std::mutex mutex;  // guards all below
-  std::array<std::vector<Block>, kClasses + kClassesAbove> free_blocks;
+  std::array<std::vector<Block>, kClasses + kClassesAbove> free_blocks;  // the longest idle first
   PoolUsage usage;
 };
 
@@ -133,6 +149,10 @@ Buffer BufferPool::copy_of(std::span<const std::byte> bytes) {
 Buffer BufferPool::fitted(Buffer buffer) {
   const bool fits = 2 * SizeClass(buffer.size()).capacity > buffer.capacity();
   return fits ? buffer : copy_of(buffer.span());
+}
+
+void BufferPool::free_idle(std::chrono::milliseconds at_least) {
+  shelf_->free_idle(at_least);
 }
 
 PoolUsage BufferPool::usage() const {

@@ -1,7 +1,9 @@
 // Owned bytes with a size, shared by reference count, out of a pool that recycles them.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -47,8 +49,8 @@ class Buffer {
 
 // Where a pool's memory comes from. Both are thread-safe; `allocate` throws std::bad_alloc.
 struct MemorySource {
-  std::byte* (*allocate)(std::size_t bytes) = nullptr;  // aligned to 64
-  void (*free)(std::byte* memory, std::size_t bytes) = nullptr;
+  std::function<std::byte*(std::size_t bytes)> allocate;  // aligned to 64
+  std::function<void(std::byte* memory, std::size_t bytes)> free;
 };
 // Of the heap.
 MemorySource heap_memory();
@@ -79,6 +81,8 @@ class BufferPool {
   // For what is kept for long: the buffer, or, where that saves half of its memory, a copy that fits its
   // content.
   Buffer fitted(Buffer buffer);
+  // Frees, on this thread, what has lain idle for so long.
+  void free_idle(std::chrono::milliseconds at_least);
   PoolUsage usage() const;
 
  private:

@@ -1,6 +1,8 @@
 #include "binding/operation/device_streams.h"
 
+#include <algorithm>
 #include <atomic>
+#include <new>
 
 namespace geocomm::binding {
 namespace {
@@ -14,11 +16,44 @@ void store(std::uint32_t* word, std::uint32_t value) {
 
 }  // namespace
 
+DeviceStreams::DeviceStreams(StreamDriver& driver, std::chrono::milliseconds keep)
+    : driver_(driver),
+      keep_(keep),
+      pinned_(~std::size_t{0}, {[&driver](std::size_t bytes) {
+                                  std::byte* const memory = driver.allocate_pinned(bytes);
+                                  if (memory == nullptr) throw std::bad_alloc();
+                                  return memory;
+                                },
+                                [&driver](std::byte* memory, std::size_t) { driver.free_pinned(memory); }}) {}
+
+core::BufferPool& DeviceStreams::pinned() {
+  std::lock_guard lock(streams_mutex_);
+  if (!free_planned_ && !free_due_) free_idle_later_locked(keep_);
+  return pinned_;
+}
+
+void DeviceStreams::free_idle_later_locked(std::chrono::milliseconds wait) {
+  // Where the system has no thread for it, the next operation asks again.
+  free_planned_ = timer_.add(core::Deadline::after(wait), [this] { free_idle(); }).is_ok();
+}
+
+void DeviceStreams::free_idle() {
+  std::lock_guard lock(streams_mutex_);
+  free_planned_ = false;
+  free_due_ = streams_out_ > 0;
+  if (free_due_) return;
+  pinned_.free_idle(keep_);
+  if (pinned_.usage().held_bytes > 0) free_idle_later_locked(keep_);
+}
+
 DeviceStreams::Word DeviceStreams::take_word() {
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(words_mutex_);
   if (words_.empty()) {
-    std::uint32_t* const first = driver_.allocate_words(kWordsAtOnce * kStride);
+    constexpr std::size_t kWords = kWordsAtOnce * kStride;
+    auto* const first =
+        reinterpret_cast<std::uint32_t*>(driver_.allocate_pinned(kWords * sizeof(std::uint32_t)));
     if (first == nullptr) return {};
+    std::fill_n(first, kWords, 0u);
     for (std::size_t i = 0; i < kWordsAtOnce; ++i) words_.push_back({first + i * kStride});
   }
   const Word word = words_.back();
@@ -27,26 +62,32 @@ DeviceStreams::Word DeviceStreams::take_word() {
 }
 
 void DeviceStreams::give_back(Word word) {
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(words_mutex_);
   words_.push_back({word.address, word.next + 1});
 }
 
 // The one used last comes first: torch's allocator keeps memory for each stream.
 StreamDriver::Stream DeviceStreams::take_stream() {
   {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(streams_mutex_);
+    ++streams_out_;
     if (!streams_.empty()) {
       const StreamDriver::Stream stream = streams_.back();
       streams_.pop_back();
       return stream;
     }
   }
-  return driver_.create_stream();
+  const StreamDriver::Stream created = driver_.create_stream();
+  if (created == nullptr) give_back(created);
+  return created;
 }
 
 void DeviceStreams::give_back(StreamDriver::Stream stream) {
-  std::lock_guard lock(mutex_);
-  streams_.push_back(stream);
+  std::lock_guard lock(streams_mutex_);
+  if (stream != nullptr) streams_.push_back(stream);
+  if (--streams_out_ > 0 || !free_due_) return;
+  free_due_ = false;
+  free_idle_later_locked(std::chrono::milliseconds(0));
 }
 
 std::unique_ptr<StreamGate> StreamGate::create(DeviceStreams& device) {

@@ -3,15 +3,19 @@
 // torch; cuda_streams.h has CUDA's driver, the tests have a model of one.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <vector>
 
+#include "core/buffer.h"
+#include "core/deadline_timer.h"
+
 namespace geocomm::binding {
 
-// The driver of one device. Its functions are called with the device current.
+// The driver of one device. Its functions are called with the device current, where they do not say otherwise.
 class StreamDriver {
  public:
   using Stream = void*;  // cudaStream_t
@@ -19,8 +23,10 @@ class StreamDriver {
   virtual ~StreamDriver() = default;
   // nullptr: the driver refused.
   virtual Stream create_stream() = 0;
-  // Zeroed memory that the host and the device's streams read and write, never freed. nullptr: none is left.
-  virtual std::uint32_t* allocate_words(std::size_t count) = 0;
+  // Memory that the host and the device's streams read and write. nullptr: none is left.
+  virtual std::byte* allocate_pinned(std::size_t bytes) = 0;
+  // On any thread. Waits until the device has done all that it was given, maybe with the driver's lock.
+  virtual void free_pinned(std::byte* memory) = 0;
   // The stream goes on once the word has reached `value`: their difference is not negative as a signed
   // number. False: the driver refused.
   virtual bool enqueue_wait(Stream stream, const std::uint32_t* word, std::uint32_t value) = 0;
@@ -30,8 +36,8 @@ class StreamDriver {
   virtual bool has_failed(Stream stream) = 0;
 };
 
-// The words and streams of one device, which are used again and again and live as long as the process.
-// Thread-safe.
+// The words, streams and pinned memory of one device, which are used again and again. Words and streams live as
+// long as the process. Thread-safe.
 class DeviceStreams {
  public:
   // A word only ever grows, so it can serve again while a stream has not looked at it yet.
@@ -40,7 +46,8 @@ class DeviceStreams {
     std::uint32_t next = 1;
   };
 
-  explicit DeviceStreams(StreamDriver& driver) : driver_(driver) {}
+  // Pinned memory that has lain idle for `keep` goes back.
+  explicit DeviceStreams(StreamDriver& driver, std::chrono::milliseconds keep = std::chrono::seconds(10));
   DeviceStreams(const DeviceStreams&) = delete;
   DeviceStreams& operator=(const DeviceStreams&) = delete;
 
@@ -51,12 +58,26 @@ class DeviceStreams {
   // A stream with nothing on it. nullptr: the driver refused.
   StreamDriver::Stream take_stream();
   void give_back(StreamDriver::Stream stream);
+  // For the frames of an operation that has a stream. What lies idle is freed by a thread of its own, and only
+  // while no stream is out: freeing waits for the device, which must stand at no gate then, and holds up the
+  // streams that are asked for meanwhile.
+  core::BufferPool& pinned();
 
  private:
+  void free_idle();
+  void free_idle_later_locked(std::chrono::milliseconds wait);
+
   StreamDriver& driver_;
-  std::mutex mutex_;  // guards all below
+  const std::chrono::milliseconds keep_;
+  std::mutex words_mutex_;  // guards words_
   std::vector<Word> words_;
+  core::BufferPool pinned_;
+  std::mutex streams_mutex_;  // guards all below
   std::vector<StreamDriver::Stream> streams_;
+  std::size_t streams_out_ = 0;
+  bool free_planned_ = false;  // the timer has it
+  bool free_due_ = false;      // once no stream is out
+  core::DeadlineTimer timer_;  // its thread is the first to go
 };
 
 // A stream for one operation: what is on it never stands behind another operation's wait.

@@ -76,7 +76,9 @@ class StreamOperation final : public Operation {
 
   InnerUse inner() const { return inner_; }
   void use() override;
-  StreamDriver::Stream stream() const { return lease_->stream(); }  // until end()
+  // Until end().
+  StreamDriver::Stream stream() const { return lease_->stream(); }
+  core::BufferPool& pinned() const { return lease_->device().pinned(); }
 
   // In stage `pre`.
   void set_middle(std::function<void()> middle) { middle_ = std::move(middle); }

@@ -92,11 +92,12 @@ struct FrameChunk {
   bool reduces = false;
   bool owns = false;
   bool receives = false;
+  bool has_result = false;  // made by this rank, or coming
   codec::CompressOptions contribution_options;
   codec::CompressOptions result_options;
   core::Buffer contribution;         // room for compress_bound(codec, dtype)
   std::vector<core::Buffer> frames;  // by site, where `reduces`; sizes are set when they come
-  core::Buffer result;               // room for compress_bound(codec, Float32), where it is made or comes
+  core::Buffer result;               // room for compress_bound(codec, Float32), where `has_result`
 };
 struct FramePlan {
   codec::CodecSpec codec;
@@ -160,8 +161,8 @@ class Exchange {
   // other in the operation.
   virtual core::Status reduce(const OpContext& context, ReduceOp op, std::span<StripeData> stripes) = 0;
 
-  // The same for data on an accelerator. plan_frames() takes stripes without data and acquires the frames'
-  // memory from `memory`; Unsupported: the operation is exact or has residuals, or `memory` has no more
+  // The same for data on an accelerator. plan_frames() takes stripes without data and acquires the memory of
+  // all frames from `memory`, in one piece; Unsupported: the operation is exact or has residuals, or `memory` has no more
   // (Exchange::reduce() on host memory carries it out). exchange_frames() takes step 1 as done, and returns
   // when `frames` and the results of others have come; they were checked against crc and header, but may
   // still not decode. After an error a channel may still write to the frames: it shares the plan as long as

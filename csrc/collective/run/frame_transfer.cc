@@ -16,6 +16,41 @@ using core::Status;
 using core::StatusCode;
 using core::str;
 
+namespace {
+
+// The rooms of all frames in one piece of memory, which is whole as long as somebody holds one of them.
+void cut_slab(FramePlan& plan, DType dtype, std::size_t own_site, core::BufferPool& memory) {
+  constexpr std::size_t kAlignment = 256;  // of what a device writes at once
+  const auto for_each_room = [&](const auto& give) {
+    for (FrameChunk& chunk : plan.chunks) {
+      const auto room = [&](Buffer& frame, DType type) {
+        const std::size_t bound = codec::compress_bound(plan.codec, type, chunk.range.size());
+        give(frame, (bound + kAlignment - 1) / kAlignment * kAlignment);
+      };
+      if (chunk.contributes) room(chunk.contribution, dtype);
+      for (std::size_t site = 0; site < chunk.frames.size(); ++site) {
+        if (site != own_site) room(chunk.frames[site], dtype);
+      }
+      if (chunk.has_result) room(chunk.result, DType::Float32);
+    }
+  };
+  std::size_t bytes = 0;
+  for_each_room([&](Buffer&, std::size_t room) { bytes += room; });
+  const Buffer slab = memory.sized(bytes);
+  std::size_t used = 0;
+  for_each_room([&](Buffer& frame, std::size_t room) {
+    frame = slab.part(used, room);
+    frame.resize(0);
+    used += room;
+  });
+  // Everyone adds the same bytes of this rank, itself included.
+  for (FrameChunk& chunk : plan.chunks) {
+    if (chunk.reduces && chunk.contributes) chunk.frames[own_site] = chunk.contribution;
+  }
+}
+
+}  // namespace
+
 Result<std::shared_ptr<FramePlan>> plan_frames(const ExchangeConfig& config, const OpContext& context,
                                                ReduceOp op, std::span<const StripeData> stripes,
                                                core::BufferPool& memory) {
@@ -43,29 +78,19 @@ Result<std::shared_ptr<FramePlan>> plan_frames(const ExchangeConfig& config, con
       chunk.owns = chunk.reduces && planned.flow == Flow::OwnerReduces;
       // Somebody else reduces.
       chunk.contributes = planned.reducer != own_site;
-      const std::size_t bound =
-          codec::compress_bound(plan.codec, context.dtype, static_cast<std::size_t>(chunk.range.size()));
       if (chunk.contributes) {
-        chunk.contribution = memory.acquire(bound);
         chunk.contribution_options =
             encode_options(config, context, stripe, planned, Message::Kind::Contribution);
       }
-      if (chunk.reduces) {
-        chunk.frames.resize(sites);
-        for (std::size_t site = 0; site < sites; ++site) {
-          if (static_cast<int>(site) != own_site) chunk.frames[site] = memory.acquire(bound);
-        }
-        // Everyone adds the same bytes of this rank, itself included.
-        if (planned.reducer < 0) chunk.frames[static_cast<std::size_t>(own_site)] = chunk.contribution;
-      }
-      if (planned.flow == Flow::OwnerReduces && (chunk.owns || chunk.receives)) {
+      if (chunk.reduces) chunk.frames.resize(sites);
+      chunk.has_result = planned.flow == Flow::OwnerReduces && (chunk.owns || chunk.receives);
+      if (chunk.has_result) {
         plan.has_results = true;
-        chunk.result = memory.acquire(
-            codec::compress_bound(plan.codec, DType::Float32, static_cast<std::size_t>(chunk.range.size())));
         chunk.result_options = encode_options(config, context, stripe, planned, Message::Kind::Result);
       }
       plan.chunks.push_back(std::move(chunk));
     }
+    cut_slab(plan, context.dtype, static_cast<std::size_t>(own_site), memory);
   } catch (const std::bad_alloc&) {
     return Status(StatusCode::Unsupported, "no memory is left for frames: reduce host memory");
   }

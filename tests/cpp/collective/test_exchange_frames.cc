@@ -184,6 +184,51 @@ INSTANTIATE_TEST_SUITE_P(Flows, ExchangeFrames,
                                            Way::RelayedBroadcast, Way::RelayedOwners),
                          [](const auto& info) { return name_of(info.param); });
 
+// How many frames' bounds an operation of `sites` sites takes memory for, by chunk.
+double rooms_a_chunk(const char* codec, Way way, int sites, DType dtype = DType::Float32) {
+  constexpr std::size_t kElements = 1 << 18;
+  ExchangeGroup group(std::vector<int>(static_cast<std::size_t>(sites), 1), [=](int, ExchangeConfig& config) {
+    config.policy = policy_of(spec_of(codec), links_for(way, static_cast<std::size_t>(sites)));
+    config.chunk_bytes = 64 * 1024;
+  });
+  int pieces = 0;
+  core::BufferPool memory(0, {[&](std::size_t bytes) {
+                                ++pieces;
+                                return core::heap_memory().allocate(bytes);
+                              },
+                              core::heap_memory().free});
+  SiteVectors data(group.topology(0), dtype, kElements, 1);
+  auto stripes = data.stripes(0);
+  const auto context = context_of(OpKind::AllReduce, 1, dtype, kElements);
+  auto plan = group.exchange(0).plan_frames(context, ReduceOp::Sum, stripes, memory);
+  EXPECT_TRUE(plan.is_ok()) << plan.status().to_string();
+  EXPECT_EQ(pieces, 1);
+  EXPECT_LE(memory.usage().held_bytes, memory.usage().asked_bytes * 9 / 8);
+  for (const FrameChunk& chunk : (*plan)->chunks) {
+    const std::size_t bound = codec::compress_bound((*plan)->codec, dtype, chunk.range.size());
+    for (const core::Buffer* frame : {&chunk.contribution, &chunk.result}) {
+      EXPECT_TRUE(frame->data() == nullptr || frame->capacity() >= bound);
+    }
+    EXPECT_EQ(chunk.result.data() != nullptr, chunk.has_result);
+    EXPECT_EQ(chunk.contribution.data() != nullptr, chunk.contributes);
+  }
+  const double bounds = static_cast<double>(codec::compress_bound((*plan)->codec, dtype, kElements));
+  const double taken = static_cast<double>(memory.usage().asked_bytes);
+  plan = core::Status(StatusCode::Internal, "");
+  EXPECT_EQ(memory.usage().held_bytes, 0u);
+  return taken / bounds;
+}
+
+TEST(ExchangeFrames, test_frames_of_an_operation_are_one_piece_of_memory_of_their_bounds) {
+  for (const char* codec : {"int8", "balanced"}) {
+    // Its own, and those of the others.
+    EXPECT_NEAR(rooms_a_chunk(codec, Way::BroadcastAll, 2), 2, 0.1) << codec;
+    EXPECT_NEAR(rooms_a_chunk(codec, Way::BroadcastAll, 8), 8, 0.1) << codec;
+    // For each chunk its own or those of the others, and the result.
+    EXPECT_NEAR(rooms_a_chunk(codec, Way::EqualOwners, 8), 2 * 7 / 8.0 + 1, 0.1) << codec;
+  }
+}
+
 TEST(ExchangeFramesErrors, what_the_host_has_to_reduce_is_refused_and_a_lost_peer_ends_it) {
   ExchangeGroup group({1, 1}, with_codec("int8", Way::EqualOwners));
   core::BufferPool memory;

@@ -100,6 +100,20 @@ TEST(BufferPool, test_usage_counts_what_was_asked_for_what_it_takes_and_what_lie
   EXPECT_EQ(pool.usage().most_held_bytes, 73728u + 5120u);
 }
 
+TEST(BufferPool, test_free_idle_frees_what_is_not_out_and_has_lain_for_so_long) {
+  BufferPool pool;
+  const Buffer out = pool.acquire(10000);
+  pool.acquire(10000);
+  pool.acquire(50000);
+  const std::size_t idle = pool.usage().held_bytes - pool.usage().out_bytes;
+  EXPECT_GE(idle, 60000u);
+  pool.free_idle(std::chrono::hours(1));
+  EXPECT_EQ(pool.usage().held_bytes - pool.usage().out_bytes, idle);
+  pool.free_idle(std::chrono::milliseconds(0));
+  EXPECT_EQ(pool.usage().held_bytes, pool.usage().out_bytes);
+  EXPECT_EQ(pool.usage().out_bytes, out.capacity());
+}
+
 TEST(BufferPool, test_fitted_buffer_keeps_its_content_and_gives_its_room_back) {
   BufferPool pool;
   Buffer roomy = pool.acquire(1 << 20);

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -23,6 +24,11 @@ class DeviceModel final : public StreamDriver {
 
   // Streams take the queues by turns. One queue: CUDA_DEVICE_MAX_CONNECTIONS=1.
   explicit DeviceModel(std::size_t queues) : queues_(queues) {}
+  ~DeviceModel() override {
+    for (const auto& [memory, bytes] : pinned_) core::heap_memory().free(memory, bytes);
+  }
+  DeviceModel(const DeviceModel&) = delete;
+  DeviceModel& operator=(const DeviceModel&) = delete;
 
   Stream create_stream() override {
     if (refuses()) return nullptr;
@@ -30,11 +36,25 @@ class DeviceModel final : public StreamDriver {
     streams_.push_back(std::make_unique<FakeStream>(FakeStream{streams_.size() % queues_.size(), {}}));
     return streams_.back().get();
   }
-  std::uint32_t* allocate_words(std::size_t count) override {
+  std::byte* allocate_pinned(std::size_t bytes) override {
     if (refuses()) return nullptr;
     std::lock_guard lock(mutex_);
-    words_.push_back(std::make_unique<std::uint32_t[]>(count));
-    return words_.back().get();
+    if (pinned_bytes_ + bytes > most_pinned) return nullptr;
+    auto* const memory = core::heap_memory().allocate(bytes);
+    pinned_.emplace(memory, bytes);
+    pinned_bytes_ += bytes;
+    return memory;
+  }
+  // The device holds up whoever frees, as long as it has work.
+  void free_pinned(std::byte* memory) override {
+    if (!is_idle()) ++freed_under_work;
+    std::lock_guard lock(mutex_);
+    pinned_bytes_ -= pinned_.at(memory);
+    core::heap_memory().free(memory, pinned_.extract(memory).mapped());
+  }
+  std::size_t pinned_bytes() {
+    std::lock_guard lock(mutex_);
+    return pinned_bytes_;
   }
   bool enqueue_wait(Stream stream, const std::uint32_t* word, std::uint32_t value) override {
     if (refuses() || refuses_waits) return false;
@@ -94,6 +114,8 @@ class DeviceModel final : public StreamDriver {
   bool refuses_waits = false;
   bool refuses_writes = false;
   bool is_broken = false;
+  std::atomic<std::size_t> most_pinned = ~std::size_t{0};
+  std::atomic<int> freed_under_work = 0;  // which may never end: a gate may be what it stands at
 
   // One call of the driver, of whatever kind: whether it is the one that is refused.
   bool refuses() { return calls_until_refusal >= 0 && calls_until_refusal-- == 0; }
@@ -126,7 +148,8 @@ class DeviceModel final : public StreamDriver {
   std::mutex mutex_;  // guards all below
   std::vector<std::deque<Entry>> queues_;
   std::vector<std::unique_ptr<FakeStream>> streams_;
-  std::vector<std::unique_ptr<std::uint32_t[]>> words_;
+  std::map<std::byte*, std::size_t> pinned_;
+  std::size_t pinned_bytes_ = 0;
 };
 
 }  // namespace geocomm::binding

@@ -427,6 +427,47 @@ TEST_F(StreamOperationTest, test_stream_lease_of_ended_operations_serves_the_nex
   EXPECT_EQ(used.size(), 1u);
 }
 
+// Frames of 3 MB an operation, of which four are under way at once.
+TEST(StreamMemory, test_pinned_memory_serves_again_and_goes_back_once_it_lies_idle) {
+  DeviceModel device(2);
+  constexpr std::size_t kFrames = 3'000'000;
+  std::size_t words = 0;
+  {
+    DeviceStreams streams(device, 20ms);
+    EXPECT_NE(streams.take_word().address, nullptr);
+    words = device.pinned_bytes();
+    for (int round = 0; round < 5; ++round) {
+      std::vector<std::unique_ptr<StreamLease>> leases;
+      std::vector<core::Buffer> frames;
+      for (int i = 0; i < 4; ++i) {
+        leases.push_back(std::make_unique<StreamLease>(streams));
+        frames.push_back(streams.pinned().acquire(kFrames));
+      }
+      EXPECT_LE(device.pinned_bytes() - words, 4 * (kFrames + kFrames / 8));
+    }
+    // A kernel is under way on the stream of an operation: what is idle must wait for that.
+    auto lease = std::make_unique<StreamLease>(streams);
+    bool passed = false;
+    device.launch(lease->stream(), nullptr);
+    std::this_thread::sleep_for(100ms);
+    EXPECT_GE(device.pinned_bytes() - words, 4 * kFrames);
+    EXPECT_EQ(device.freed_under_work, 0);
+    device.advance();
+    lease.reset();
+    for (int i = 0; i < 2000 && !passed; ++i) {
+      passed = device.pinned_bytes() == words;
+      std::this_thread::sleep_for(10ms);
+    }
+    EXPECT_TRUE(passed) << device.pinned_bytes() - words << " bytes stay pinned";
+    EXPECT_EQ(device.freed_under_work, 0);
+    // And again: the memory comes back.
+    EXPECT_EQ(streams.pinned().acquire(kFrames).size(), 0u);
+    device.most_pinned = device.pinned_bytes();
+    EXPECT_THROW(streams.pinned().acquire(20 * kFrames), std::bad_alloc);
+  }
+  EXPECT_EQ(device.pinned_bytes(), words);  // words stay: a stream may still write to them
+}
+
 // Real threads: a device that moves by itself, exchanges on an executor, a program that waits for some
 // operations in any order, while others are settled.
 TEST_F(StreamOperationTest, test_stream_operations_of_many_threads_all_end_once) {

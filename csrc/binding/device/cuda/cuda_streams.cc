@@ -3,7 +3,6 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
-#include <algorithm>
 #include <map>
 #include <mutex>
 
@@ -33,6 +32,8 @@ CUdeviceptr device_address(const std::uint32_t* word) {
 
 class CudaDriver final : public StreamDriver {
  public:
+  explicit CudaDriver(int device) : device_(device) {}
+
   // Of the highest priority: a stage is short, and other sites wait for it. Not ordered behind the default
   // stream, as most streams are not.
   Stream create_stream() override {
@@ -46,16 +47,19 @@ class CudaDriver final : public StreamDriver {
     }
     return stream;
   }
-  std::uint32_t* allocate_words(std::size_t count) override {
+  std::byte* allocate_pinned(std::size_t bytes) override {
     void* memory = nullptr;
-    const unsigned flags = cudaHostAllocPortable | cudaHostAllocMapped;
-    if (cudaHostAlloc(&memory, count * sizeof(std::uint32_t), flags) != cudaSuccess) {
+    if (cudaHostAlloc(&memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped) != cudaSuccess) {
       (void)cudaGetLastError();
       return nullptr;
     }
-    auto* const words = static_cast<std::uint32_t*>(memory);
-    std::fill_n(words, count, 0u);
-    return words;
+    return static_cast<std::byte*>(memory);
+  }
+  // A thread of geocomm's own calls it, which has no device yet.
+  void free_pinned(std::byte* memory) override {
+    const BesideCapture beside;
+    if (cudaSetDevice(device_) == cudaSuccess) (void)cudaFreeHost(memory);
+    (void)cudaGetLastError();
   }
   bool enqueue_wait(Stream stream, const std::uint32_t* word, std::uint32_t value) override {
     static const auto wait = driver_function<StreamValue>("cuStreamWaitValue32");
@@ -73,6 +77,9 @@ class CudaDriver final : public StreamDriver {
     (void)cudaGetLastError();
     return state != cudaSuccess && state != cudaErrorNotReady;
   }
+
+ private:
+  const int device_;
 };
 
 // By a gate that is open and a signal, on a stream of its own, which the first operation takes then.
@@ -92,14 +99,13 @@ bool works(DeviceStreams& device) {
 
 DeviceStreams* cuda_streams() {
   static std::mutex mutex;
-  static auto* driver = new CudaDriver;  // never freed, nor what follows: the real one may be gone by then
-  static auto* known = new std::map<int, DeviceStreams*>;
+  static auto* known = new std::map<int, DeviceStreams*>;  // never freed: the real driver may be gone by then
   int device = 0;
   if (cudaGetDevice(&device) != cudaSuccess) return nullptr;
   std::lock_guard lock(mutex);
   const auto found = known->find(device);
   if (found != known->end()) return found->second;
-  auto* streams = new DeviceStreams(*driver);
+  auto* streams = new DeviceStreams(*new CudaDriver(device));
   const BesideCapture beside;
   if (!works(*streams)) streams = nullptr;
   (void)cudaGetLastError();

@@ -1,7 +1,5 @@
 #include "binding/device/device_reduction.h"
 
-#include <cuda_runtime_api.h>
-
 #include <new>
 #include <utility>
 
@@ -16,32 +14,11 @@ using core::DType;
 using core::Status;
 using core::StatusCode;
 
-namespace {
-
-// Pinned memory for frames. Where the system has no more, operations go through the host. Nothing goes back
-// to the driver: freeing would wait for the device, on whatever thread drops the last reference.
-core::BufferPool& pinned_buffers() {
-  static auto* pool = new core::BufferPool(
-      ~std::size_t{0},
-      {[](std::size_t bytes) {
-         void* memory = nullptr;
-         if (cudaHostAlloc(&memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped) != cudaSuccess) {
-           (void)cudaGetLastError();
-           throw std::bad_alloc();
-         }
-         return static_cast<std::byte*>(memory);
-       },
-       [](std::byte* memory, std::size_t) { (void)cudaFreeHost(memory); }});
-  return *pool;
-}
-
-}  // namespace
-
 // The device's side: one workspace and one word each for sizes and verdicts, used in order of the stream.
 class DeviceReduction::Kernels {
  public:
   Kernels(const collective::FramePlan& plan, DType dtype, const at::Device& device,
-          StreamDriver::Stream stream)
+          StreamDriver::Stream stream, core::BufferPool& pinned)
       : spec_(plan.codec), stream_(static_cast<codec::cuda::Stream>(stream)), device_(device) {
     std::size_t workspace = 0;
     for (const FrameChunk& chunk : plan.chunks) {
@@ -54,7 +31,7 @@ class DeviceReduction::Kernels {
     const auto bytes = at::TensorOptions().dtype(at::kByte).device(device);
     workspace_ = at::empty({static_cast<std::int64_t>(workspace)}, bytes);
     size_ = at::empty({8}, bytes);
-    verdicts_ = pinned_buffers().acquire(words_ * sizeof(std::uint64_t));
+    verdicts_ = pinned.acquire(words_ * sizeof(std::uint64_t));
     words_ = 0;
   }
 
@@ -117,7 +94,7 @@ std::shared_ptr<DeviceReduction> DeviceReduction::create(collective::Exchange& e
                                                          std::vector<collective::StripeData> stripes) {
   StreamOperation* const stream = StreamOperation::current();
   if (stream == nullptr) return nullptr;
-  auto plan = exchange.plan_frames(context, op, stripes, pinned_buffers());
+  auto plan = exchange.plan_frames(context, op, stripes, stream->pinned());
   if (!plan.is_ok()) {
     if (plan.status().code() == StatusCode::Unsupported) return nullptr;
     throw_if_error(plan.status());
@@ -130,7 +107,7 @@ std::shared_ptr<DeviceReduction> DeviceReduction::create(collective::Exchange& e
   self->plan_ = std::move(plan).value();
   const at::Device device(at::kCUDA, c10::impl::VirtualGuardImpl(at::kCUDA).getDevice().index());
   try {
-    self->kernels_ = std::make_shared<Kernels>(*self->plan_, context.dtype, device, stream->stream());
+    self->kernels_ = std::make_shared<Kernels>(*self->plan_, context.dtype, device, stream->stream(), stream->pinned());
   } catch (const std::bad_alloc&) {
     return nullptr;
   }
