@@ -116,7 +116,7 @@ struct BufferPool::Shelf {
 
   const std::size_t max_cached_bytes;
   const MemorySource source;
-  mutable std::mutex mutex;  // guards all below
+  mutable std::mutex mutex;                                              // guards all below
   std::array<std::vector<Block>, kClasses + kClassesAbove> free_blocks;  // the longest idle first
   PoolUsage usage;
 };

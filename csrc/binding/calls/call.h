@@ -74,7 +74,7 @@ class WanCollectives::Call {
                std::span<const collective::ReceivePiece> receives) const {
     auto operation = std::make_shared<Operation>(id(), context_.deadline, owner_);
     auto work = make_work({tensor}, {tensor});
-    work->set_operation(operation, false, true);
+    work->set_operation(operation);
     operation->on_done(completes(work));
     core::Result<collective::Exchange::MoveEnd> begun = begin_move(operation, tensor, sends, receives);
     if (!begun.is_ok()) Operation::over(operation);
@@ -115,7 +115,7 @@ class WanCollectives::Call {
     operation->set_steps(std::move(steps));
     operation->may_keep_thread(may_keep_thread());
     auto work = make_work(inputs, outputs);
-    work->set_operation(operation, false, true);
+    work->set_operation(operation);
     operation->on_done(completes(work));
     owner_->lane_.submit(operation, runs);
     return work;
@@ -137,8 +137,7 @@ class WanCollectives::Call {
     operation->set_steps(std::move(steps));
     auto work = make_work(inputs, outputs);
     // Before the exchange, which may be over at once, completes the work.
-    work->set_operation(operation, true, inner != InnerUse::FirstAndLast);
-    operation->when_enqueued(work->completes_future());
+    work->set_operation(operation, inner != InnerUse::FirstAndLast);
     operation->on_done(completes(work));
     owner_->stream_lane_.submit(operation, runs);
     return work;

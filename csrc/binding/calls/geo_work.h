@@ -30,28 +30,36 @@ class GeoWork : public Completing {
       : Completing(rank, type, title, inputs),
         seq_(seq),
         outputs_(std::move(outputs)),
-        future_(c10::make_intrusive<at::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
-                                                        accelerators_of(outputs_))),
+        future_(future_of(outputs_)),
         result_(c10::make_intrusive<at::ivalue::Future>(c10::IntType::get())),
         exposed_(std::move(exposed)) {}
 
-  // What it is the face of, before it is handed out. On a stream (StreamOperation) that is used, maybe often,
-  // when somebody is to wait for it, takes its Future, or lets go of the work: the rest of it is enqueued
-  // then, and the Future completed. Who waits for the Future makes a stream wait, as with NCCL's. An error
-  // that comes later is thrown by wait() if it is known by then, and by the next operation. `ends_unused`: it
-  // completes also if nobody uses it.
-  void set_operation(std::shared_ptr<Operation> operation, bool is_on_stream, bool ends_unused) {
-    operation_ = std::move(operation);
-    is_on_stream_ = is_on_stream;
+  // What it is the face of, before it is handed out.
+  void set_operation(std::shared_ptr<Operation> operation) { operation_ = std::move(operation); }
+  // The same on a stream. It is used, maybe often, when somebody is to wait for it: the rest of it is
+  // enqueued then. An error that comes later is thrown by wait() if it is known by then, and by the next
+  // operation.
+  //
+  // `ends_unused`: it ends also if nobody uses it. Then its Future completes once the exchange is over.
+  // Whoever has taken that waits on the host until then, and so has no gate in a stream while backward is
+  // still being launched. Else taking the Future uses it, as letting go of the work does, and completes the
+  // Future, so that a stream waits, as with NCCL's.
+  void set_operation(const std::shared_ptr<StreamOperation>& operation, bool ends_unused) {
+    operation_ = operation;
     ends_unused_ = ends_unused;
+    enqueued_ = ends_unused ? future_of(outputs_) : future_;
+    const auto completes = [outputs = outputs_](c10::intrusive_ptr<at::ivalue::Future> future) {
+      return [future = std::move(future), outputs](const std::exception_ptr& error) {
+        if (error) return future->setErrorIfNeeded(error);
+        future->markCompleted(at::IValue(outputs));
+      };
+    };
+    operation->when_enqueued(completes(enqueued_));
+    if (ends_unused) operation->when_over(completes(future_));
   }
   ~GeoWork() override { let_go(); }
   // In place of the destructor, which comes later where there are weak references.
   void release_resources() override { let_go(); }
-  // What is enqueued last, with the stream current: it needs no work.
-  std::function<void()> completes_future() const {
-    return [future = future_, outputs = outputs_] { future->markCompleted(at::IValue(outputs)); };
-  }
   struct Ending;
   static void mark(at::ivalue::Future& result, const std::exception_ptr& error) {
     const auto code = error ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS;
@@ -100,10 +108,16 @@ class GeoWork : public Completing {
     use();
     if (timeout != kNoTimeout) Work::wait(ends_within(timeout) ? kNoTimeout : kNoTime);
     if (const auto error = exception()) std::rethrow_exception(error);
-    future_->wait();  // blocks the current streams, not the host
+    block_stream();
     return true;
   }
-  bool is_on_stream() const { return is_on_stream_; }
+  // Blocks the current streams, not the host.
+  void block_stream() {
+    use();
+    enqueued_->wait();
+    if (enqueued_->hasError()) std::rethrow_exception(enqueued_->exception_ptr());
+  }
+  bool is_on_stream() const { return enqueued_ != nullptr; }
   bool ends_unused() const { return ends_unused_; }
   // Blocks the host until complete(); does not throw. `uses`: it is the program that waits.
   std::exception_ptr wait_for_end(bool uses = true) {
@@ -115,14 +129,14 @@ class GeoWork : public Completing {
     return exception();
   }
   bool isCompleted() override {
-    if (!ends_unused_) use();
+    ask();
     return Work::isCompleted();
   }
   void blockCurrentStream() override { wait(kNoTimeout); }
   Tensors result() override { return outputs_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
     require_own_process(mark_);
-    use();
+    ask();
     count_future();
     return future_of_end();
   }
@@ -132,7 +146,7 @@ class GeoWork : public Completing {
     return future_;
   }
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override {
-    use();
+    ask();
     count_future();
     future_taken_ = true;
     return result_;
@@ -158,18 +172,22 @@ class GeoWork : public Completing {
 
   void let_go() {
     try {
-      use();
+      ask();
     } catch (...) {  // of the driver's; the operation has failed, and says so
     }
     operation_ = nullptr;
   }
+  // The program is to learn of its end by other ways than wait().
+  void ask() {
+    if (!ends_unused_) use();
+  }
   void use() {
-    if (!is_on_stream_ || !operation_) return;
+    if (!is_on_stream() || !operation_) return;
     const GilRelease released;  // a thread that is about it may need Python's lock to free a tensor
     operation_->use();
   }
-  // The host does not wait for operations on streams. Once for an operation, by the first thread that takes
-  // its Future.
+  // Not of operations on streams: the device may have work while the host waits. Once for an operation, by
+  // the first thread that takes its Future.
   void count_future() {
     std::lock_guard lock(exposed_mutex_);
     if (is_on_stream() || Work::isCompleted() || waiting_thread_ != 0) return;
@@ -191,12 +209,12 @@ class GeoWork : public Completing {
     });
   }
 
-  static std::vector<at::Device> accelerators_of(const Tensors& tensors) {
+  static c10::intrusive_ptr<at::ivalue::Future> future_of(const Tensors& tensors) {
     std::vector<at::Device> devices;
     for (const auto& tensor : tensors) {
-      if (!tensor.device().is_cpu()) return {tensor.device()};
+      if (!tensor.device().is_cpu() && devices.empty()) devices.push_back(tensor.device());
     }
-    return devices;
+    return c10::make_intrusive<at::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), devices);
   }
 
   static constexpr std::chrono::milliseconds kNoTime{1};  // 0 is kNoTimeout
@@ -210,7 +228,7 @@ class GeoWork : public Completing {
   const std::shared_ptr<ExposedTime> exposed_;
   std::shared_ptr<collective::OpRecord> record_;  // nullptr: of several operations
   std::shared_ptr<Operation> operation_;
-  bool is_on_stream_ = false;
+  c10::intrusive_ptr<at::ivalue::Future> enqueued_;  // on a stream: completes when all is enqueued
   bool ends_unused_ = true;
   std::atomic<bool> future_taken_{false};
   std::mutex exposed_mutex_;  // guards waiting_thread_

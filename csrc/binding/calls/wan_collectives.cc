@@ -94,8 +94,8 @@ void wait_for_ends(const std::vector<WorkPtr>& works) {
 // Makes the current stream wait.
 void wait_on_stream(const std::vector<WorkPtr>& works) {
   for (const auto& work : works) {
-    if (on_stream(work) != nullptr) {
-      work->getFuture()->wait();
+    if (auto* const own = on_stream(work)) {
+      own->block_stream();
     } else if (work) {
       work->wait();
     }
@@ -126,7 +126,7 @@ void join_works(const c10::intrusive_ptr<GeoWork>& joined, std::vector<WorkPtr> 
   if (first == all->end()) {
     const auto operation = std::make_shared<Operation>(OperationId{}, never, group);
     operation->set_steps({[all] { wait_for_all(*all); }, nullptr, std::move(then)});
-    joined->set_operation(operation, false, true);
+    joined->set_operation(operation);
     operation->on_done(completes());
     return g_join_lanes.get().host.submit(operation, Runs::Beside);
   }
@@ -142,11 +142,10 @@ void join_works(const c10::intrusive_ptr<GeoWork>& joined, std::vector<WorkPtr> 
                           wait_on_stream(*all);
                           if (then) then();
                         }});
-  joined->set_operation(operation, true, std::ranges::all_of(*all, [](const WorkPtr& work) {
+  joined->set_operation(operation, std::ranges::all_of(*all, [](const WorkPtr& work) {
                           const auto* own = on_stream(work);
                           return own == nullptr || own->ends_unused();
                         }));
-  operation->when_enqueued(joined->completes_future());
   operation->on_done(completes());
   g_join_lanes.get().stream.submit(operation, Runs::Beside);
 }

@@ -15,7 +15,8 @@
 
 namespace geocomm::binding {
 
-// The driver of one device. Its functions are called with the device current, where they do not say otherwise.
+// The driver of one device. Its functions are called with the device current, where they do not say
+// otherwise.
 class StreamDriver {
  public:
   using Stream = void*;  // cudaStream_t
@@ -36,8 +37,8 @@ class StreamDriver {
   virtual bool has_failed(Stream stream) = 0;
 };
 
-// The words, streams and pinned memory of one device, which are used again and again. Words and streams live as
-// long as the process. Thread-safe.
+// The words, streams and pinned memory of one device, which are used again and again. Words and streams live
+// as long as the process. Thread-safe.
 class DeviceStreams {
  public:
   // A word only ever grows, so it can serve again while a stream has not looked at it yet.
@@ -58,9 +59,9 @@ class DeviceStreams {
   // A stream with nothing on it. nullptr: the driver refused.
   StreamDriver::Stream take_stream();
   void give_back(StreamDriver::Stream stream);
-  // For the frames of an operation that has a stream. What lies idle is freed by a thread of its own, and only
-  // while no stream is out: freeing waits for the device, which must stand at no gate then, and holds up the
-  // streams that are asked for meanwhile.
+  // For the frames of an operation that has a stream. What lies idle is freed by a thread of its own, and
+  // only while no stream is out: freeing waits for the device, which must stand at no gate then, and holds up
+  // the streams that are asked for meanwhile.
   core::BufferPool& pinned();
 
  private:

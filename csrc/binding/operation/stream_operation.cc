@@ -70,6 +70,24 @@ void StreamOperation::signal(StreamSignal& signal) {
   signal.give_unless_enqueued();
 }
 
+// Where nothing can be enqueued, whoever waits learns that, at least: a stream is needed for success alone.
+void StreamOperation::tell(Told& told) {
+  const Told tells = std::exchange(told, nullptr);
+  if (!tells) return;
+  const auto with_error = [&] { tells(has_failed() ? group_->named(error(), id_) : nullptr); };
+  bool is_told = false;
+  run_stage([&] {
+    with_error();
+    is_told = true;
+  });
+  if (is_told) return;
+  try {
+    with_error();
+  } catch (...) {
+    fail(std::current_exception());
+  }
+}
+
 void StreamOperation::require(bool taken, const char* what) const {
   if (!taken) std::rethrow_exception(group_->to_exception(Status(StatusCode::Driver, what), id_));
 }
@@ -111,10 +129,9 @@ void StreamOperation::enqueue_rest() {
       steps_.post();
     });
   }
-  if (when_enqueued_) run_stage(when_enqueued_);
+  tell(when_enqueued_);
   signal(*finish_);
   steps_.post = nullptr;
-  when_enqueued_ = nullptr;
   {
     std::lock_guard state(enqueued_mutex_);
     enqueued_.store(true, std::memory_order_release);
@@ -202,6 +219,7 @@ void StreamOperation::finish() {
   const auto self = std::static_pointer_cast<StreamOperation>(shared_from_this());
   if (!order_->settle(self) && !has_failed()) wait_until_enqueued(core::Deadline::after(kUnused));
   order_->use(self);
+  tell(when_over_);
   end();
   Operation::finish();
 }

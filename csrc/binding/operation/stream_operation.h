@@ -67,9 +67,13 @@ class StreamOperation final : public Operation {
                                                  Around around);
   ~StreamOperation() override { open(); }
 
-  // Before it is submitted. `enqueued` runs on the stream once all is enqueued: whoever waits for the stream
-  // from then on waits for the operation.
-  void when_enqueued(std::function<void()> enqueued) { when_enqueued_ = std::move(enqueued); }
+  // Both before it is submitted; each runs once, with what has failed by then, or nullptr.
+  // `enqueued`: with the stream current, once all is enqueued: whoever waits for the stream from then on
+  // waits for the operation. Under locks of the lane: it runs nothing of the program's. `over`: the same once
+  // the exchange is over as well, on a thread that may block.
+  using Told = std::function<void(const std::exception_ptr& error)>;
+  void when_enqueued(Told enqueued) { when_enqueued_ = std::move(enqueued); }
+  void when_over(Told over) { when_over_ = std::move(over); }
 
   // The operation that this thread is enqueueing, else nullptr.
   static StreamOperation* current();
@@ -133,6 +137,7 @@ class StreamOperation final : public Operation {
   void finish() override;
   void run_stage(const std::function<void()>& stage);
   void signal(StreamSignal& signal);
+  void tell(Told& told);
   void require(bool taken, const char* what) const;
   void enqueue_middle_locked();
   bool has_failed() const { return error() != nullptr; }
@@ -141,7 +146,8 @@ class StreamOperation final : public Operation {
   const InnerUse inner_;
   const Around around_;
   std::shared_ptr<EnqueueOrder> order_;  // of its lane
-  std::function<void()> when_enqueued_;
+  Told when_enqueued_;
+  Told when_over_;
   std::function<void()> middle_;
   std::unique_ptr<StreamGate> arrived_;
   std::unique_ptr<StreamGate> over_;

@@ -55,6 +55,7 @@ RefusedRun run_with_refusal(int calls_before) {
     StreamLane lane(host);
     const auto group = std::make_shared<RefusedGroup>();
     std::vector<std::future<bool>> ends;
+    std::vector<std::future<void>> tells;
     for (const InnerUse inner :
          {InnerUse::First, InnerUse::Beside, InnerUse::FirstAndLast, InnerUse::First}) {
       const auto lease = std::make_shared<StreamLease>(streams);
@@ -72,7 +73,16 @@ RefusedRun run_with_refusal(int calls_before) {
         continue;
       }
       const auto* const stream = operation->stream();
-      operation->when_enqueued(called);
+      const auto told = std::make_shared<std::promise<void>>();
+      tells.push_back(told->get_future());
+      // As a Future, for which a stream is needed unless it gets an error.
+      operation->when_over([called, told](const std::exception_ptr& error) {
+        if (!error) called();
+        told->set_value();
+      });
+      operation->when_enqueued([called](const std::exception_ptr& error) {
+        if (!error) called();
+      });
       operation->set_steps({[&device, stream, called] {
                               called();
                               StreamOperation::current()->set_middle([&device, stream, called] {
@@ -100,6 +110,10 @@ RefusedRun run_with_refusal(int calls_before) {
         std::abort();  // its thread cannot be stopped
       }
       if (!end.get()) ++run.errors;
+    }
+    for (auto& told : tells) {
+      EXPECT_EQ(told.wait_for(0s), std::future_status::ready)
+          << "nobody was told after call " << calls_before;
     }
     run.reached = device.calls_until_refusal < 0;
   }

@@ -77,7 +77,8 @@ struct ModelRank {
     if (post) steps.post = [stream, post = std::move(post)] { post(stream); };
     operation->set_steps(std::move(steps));
     const auto event = std::make_shared<DeviceModel::Event>();
-    operation->when_enqueued([this, stream, event] { *event = device.record(stream); });
+    operation->when_enqueued(
+        [this, stream, event](const std::exception_ptr&) { *event = device.record(stream); });
     finished[operation.get()] = event;
     order.issue(operation, submit);
     return operation;
@@ -187,6 +188,38 @@ bool computes_under_an_exchange(Close close) {
 TEST(StreamOrder, test_streams_compute_goes_on_under_an_exchange_that_nobody_waits_for_yet) {
   EXPECT_TRUE(computes_under_an_exchange(Close::AtUse));
   EXPECT_FALSE(computes_under_an_exchange(Close::AtIssue));
+}
+
+// Backward with twenty buckets over eight queues, of which the program takes the Futures, as DDP does: how
+// much of it is computed before the first bucket has crossed. `inner` says whether a Future has to be a use.
+int computed_under_futures(InnerUse inner) {
+  constexpr int kBuckets = 20;
+  ModelWorld world(1, 8, Close::AtUse);
+  auto& own = world.rank(0);
+  std::vector<StreamDriver::Stream> computes;  // torch's, and those of a library
+  for (int i = 0; i < 4; ++i) computes.push_back(own.device.create_stream());
+  int computed = 0;
+  std::vector<OperationPtr> buckets;
+  for (int bucket = 0; bucket < kBuckets; ++bucket) {
+    for (const auto compute : computes) own.device.launch(compute, [&] { ++computed; });
+    buckets.push_back(world.issue(0, bucket, inner));
+    if (inner == InnerUse::FirstAndLast) own.order.use(buckets.back());
+  }
+  world.run(2);  // the other rank is far away
+  const int before = computed;
+  for (const OperationPtr& bucket : buckets) {
+    bucket->open();
+    own.order.settle(bucket);
+  }
+  EXPECT_TRUE(world.run(2));
+  EXPECT_EQ(computed, kBuckets * 4);
+  return before;
+}
+
+TEST(StreamOrder, test_streams_compute_goes_on_under_futures_of_operations_that_end_unused) {
+  EXPECT_EQ(computed_under_futures(InnerUse::First), 80);
+  // Where the last stage is the site's, gates close at once.
+  EXPECT_LT(computed_under_futures(InnerUse::FirstAndLast), 40);
 }
 
 TEST(StreamOrder, test_streams_operations_that_nobody_uses_end_where_the_site_is_not_concerned) {
@@ -425,6 +458,63 @@ TEST_F(StreamOperationTest, test_stream_lease_of_ended_operations_serves_the_nex
     EXPECT_EQ(end_of(operation), nullptr);
   }
   EXPECT_EQ(used.size(), 1u);
+}
+
+// What completes a Future: behind open gates, on a thread that may block and holds no lock, with what has
+// failed.
+TEST_F(StreamOperationTest, test_stream_operation_unused_tells_once_its_exchange_is_over) {
+  std::atomic<bool> stop{false};
+  std::thread device([&] {
+    while (!stop) {
+      if (!rank_.device.advance()) std::this_thread::sleep_for(50us);
+    }
+  });
+  {
+    core::GrowingExecutor executor("test");
+    HostLane host(executor);
+    StreamLane lane(host);
+    for (const bool fails : {false, true}) {
+      const auto issue = [&](std::function<Status()> exchange, StreamOperation::Told over) {
+        const auto operation =
+            StreamOperation::create({}, soon(), rank_.group, std::make_shared<StreamLease>(rank_.streams),
+                                    InnerUse::First, [](const std::function<void()>& run) { run(); });
+        operation->set_steps({nullptr, std::move(exchange), [] {}});
+        operation->when_over(std::move(over));
+        const auto done = std::make_shared<std::promise<void>>();
+        operation->on_done([done](const std::exception_ptr&) { done->set_value(); });
+        lane.submit(operation, Runs::InOrder);
+        return std::pair(operation, done);
+      };
+      std::promise<void> crossed;
+      std::atomic<bool> told{false};
+      std::exception_ptr what;
+      OperationPtr chained;
+      const auto [operation, done] = issue(
+          [&] {
+            crossed.get_future().wait();
+            return fails ? Status(StatusCode::PeerLost, "gone") : Status::ok();
+          },
+          [&](const std::exception_ptr& error) {
+            what = error;
+            told = true;
+            // A hook goes on with another collective, and uses it.
+            if (error) return;
+            chained = issue(nullptr, [](const std::exception_ptr&) {}).first;
+            chained->use();
+            lane.use_all();
+          });
+      std::this_thread::sleep_for(5ms);
+      EXPECT_FALSE(told);
+      EXPECT_FALSE(operation->is_enqueued());
+      crossed.set_value();
+      ASSERT_EQ(done->get_future().wait_for(60s), std::future_status::ready);
+      EXPECT_TRUE(told);
+      EXPECT_EQ(code_of(what), fails ? StatusCode::PeerLost : StatusCode::Ok);
+      EXPECT_EQ(chained != nullptr, !fails);
+    }
+  }  // waits for the tasks
+  stop = true;
+  device.join();
 }
 
 // Frames of 3 MB an operation, of which four are under way at once.

@@ -107,7 +107,8 @@ std::shared_ptr<DeviceReduction> DeviceReduction::create(collective::Exchange& e
   self->plan_ = std::move(plan).value();
   const at::Device device(at::kCUDA, c10::impl::VirtualGuardImpl(at::kCUDA).getDevice().index());
   try {
-    self->kernels_ = std::make_shared<Kernels>(*self->plan_, context.dtype, device, stream->stream(), stream->pinned());
+    self->kernels_ =
+        std::make_shared<Kernels>(*self->plan_, context.dtype, device, stream->stream(), stream->pinned());
   } catch (const std::bad_alloc&) {
     return nullptr;
   }
