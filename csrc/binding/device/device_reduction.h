@@ -42,6 +42,7 @@ class DeviceReduction final : public collective::FrameMaker,
                   collective::ReduceOp op, std::vector<collective::StripeData> stripes,
                   StreamOperation& stream);
 
+  bool loads_kernels();
   void enqueue_sums();
   std::span<std::byte> data_of(const collective::FrameChunk& chunk) const;
 

@@ -12,8 +12,8 @@
 
 namespace geocomm::binding {
 
-// Whether this build has kernels for it.
-bool has_device_codec(const codec::CodecSpec& spec, core::DType dtype);
+// Whether this build has kernels for it that the device can run.
+bool has_device_codec(const codec::CodecSpec& spec, core::DType dtype, const at::Device& device);
 
 // `source`: flat; `residual`: contiguous float32 or bfloat16 on the same device, updated. A uint8 tensor
 // there.

@@ -44,7 +44,7 @@ core::Status DeviceReduction::wait_for_results(core::Deadline) {
   return core::Status::ok();
 }
 
-bool has_device_codec(const codec::CodecSpec&, core::DType) {
+bool has_device_codec(const codec::CodecSpec&, core::DType, const at::Device&) {
   return false;
 }
 at::Tensor compress_on_device(const codec::CodecSpec&, core::DType, const at::Tensor&,

@@ -110,7 +110,7 @@ at::Tensor on_host(const at::Tensor& tensor) {
 at::Tensor compress_cuda(const codec::CodecSpec& spec, DType dtype, const at::Tensor& tensor,
                          const std::optional<at::Tensor>& residual, std::uint64_t seed, double decay,
                          std::size_t threads) {
-  if (has_device_codec(spec, dtype)) {
+  if (has_device_codec(spec, dtype, tensor.device())) {
     return compress_on_device(spec, dtype, flat(tensor), residual, seed, static_cast<float>(decay));
   }
   const auto host_residual = residual ? std::optional(residual->cpu()) : std::nullopt;
@@ -125,7 +125,7 @@ at::Tensor decompress_cuda(const codec::PayloadInfo& info, const at::Tensor& pay
                            const at::Tensor& host_payload, const at::Tensor& out, bool add,
                            std::size_t threads) {
   const auto target = is_flat_view(out) ? out : at::empty(out.sizes(), out.options());
-  if (has_device_codec(info.spec, info.dtype)) {
+  if (has_device_codec(info.spec, info.dtype, out.device())) {
     decompress_on_device(info, flat(payload), target, add);
   } else {
     const auto host = add ? target.cpu() : at::empty(target.sizes(), target.options().device(at::kCPU));

@@ -9,9 +9,12 @@
 #ifdef __CUDACC__
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+#else
+#include <set>
 #endif
 
 #include "codec/cuda/cuda_codec.h"
+#include "codec/cuda/kernel_loading.h"
 #include "core/status.h"
 
 #ifdef __USE_FAST_MATH__
@@ -32,12 +35,17 @@ constexpr Grid one_thread_each(std::uint64_t pieces, unsigned threads) {
 #ifdef __CUDACC__
 template <typename... Parameters>
 core::Status launch(void (*kernel)(Parameters...), const Grid& grid, Stream stream, Parameters... arguments) {
-  if (grid.blocks == 0) return core::Status::ok();
-  void* addresses[] = {&arguments...};
-  // It says how this launch went. cudaGetLastError() would take an older error of the program's for its own.
-  const cudaError_t error =
-      cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(static_cast<unsigned>(grid.blocks)),
-                       dim3(grid.threads), addresses, grid.shared_bytes, stream);
+  const auto* const function = reinterpret_cast<const void*>(kernel);
+  // It says how this call went. cudaGetLastError() would take an older error of the program's for its own.
+  cudaError_t error = cudaSuccess;
+  if (LoadsOnly::is_on()) {
+    cudaFuncAttributes attributes;
+    error = cudaFuncGetAttributes(&attributes, function);
+  } else if (grid.blocks > 0) {
+    void* addresses[] = {&arguments...};
+    error = cudaLaunchKernel(function, dim3(static_cast<unsigned>(grid.blocks)), dim3(grid.threads),
+                             addresses, grid.shared_bytes, stream);
+  }
   if (error == cudaSuccess) return core::Status::ok();
   (void)cudaGetLastError();  // told here, so that the program does not take it for its own
   return {core::StatusCode::Driver, std::string("CUDA refused a kernel: ") + cudaGetErrorString(error)};
@@ -52,9 +60,23 @@ inline unsigned multiprocessors() {
   return static_cast<unsigned>(count);
 }
 #else
+// For tests of what is loaded before it is started.
+struct KernelsSeen {
+  std::set<const void*> loaded, started;
+  bool has_images = true;
+};
+inline KernelsSeen& kernels_seen() {
+  static KernelsSeen seen;
+  return seen;
+}
+
 template <typename... Parameters>
 core::Status launch(void (*kernel)(Parameters...), const Grid& grid, Stream, Parameters... arguments) {
-  if (grid.blocks == 0) return core::Status::ok();
+  KernelsSeen& seen = kernels_seen();
+  if (!seen.has_images) return {core::StatusCode::Driver, "no kernel image"};
+  if (!LoadsOnly::is_on() && grid.blocks == 0) return core::Status::ok();
+  (LoadsOnly::is_on() ? seen.loaded : seen.started).insert(reinterpret_cast<const void*>(kernel));
+  if (LoadsOnly::is_on()) return core::Status::ok();
   simt::launch([&] { kernel(arguments...); }, {static_cast<unsigned>(grid.blocks)}, {grid.threads},
                grid.shared_bytes);
   return core::Status::ok();

@@ -1,10 +1,14 @@
 #include "binding/device/device_reduction.h"
 
 #include <new>
+#include <set>
+#include <string>
 #include <utility>
 
+#include "binding/device/cuda/kernel_images.h"
 #include "codec/cuda/cuda_codec.h"
 #include "collective/cuda/device_sums.h"
+#include "core/str.h"
 
 namespace geocomm::binding {
 
@@ -57,6 +61,7 @@ class DeviceReduction::Kernels {
                                                    decoding, workspace(), next_verdict(), stream_));
   }
 
+  void start_over() { words_ = 0; }
   codec::cuda::Stream stream() const { return stream_; }
   at::Tensor floats(std::uint64_t count) const {
     return at::empty({static_cast<std::int64_t>(count)},
@@ -112,6 +117,7 @@ std::shared_ptr<DeviceReduction> DeviceReduction::create(collective::Exchange& e
   } catch (const std::bad_alloc&) {
     return nullptr;
   }
+  if (!self->loads_kernels()) return nullptr;
   stream->hold(self);
   stream->set_middle([reduction = self.get()] { reduction->enqueue_sums(); });
   stream->check_at_end([reduction = self.get()] { return reduction->kernels_->verdict(); });
@@ -122,6 +128,25 @@ DeviceReduction::DeviceReduction(collective::Exchange& exchange, const collectiv
                                  collective::ReduceOp op, std::vector<collective::StripeData> stripes,
                                  StreamOperation& stream)
     : exchange_(exchange), context_(context), op_(op), stripes_(std::move(stripes)), stream_(stream) {}
+
+// Which kernels there are depends on what the chunks do.
+bool DeviceReduction::loads_kernels() {
+  std::string key = core::str("reduction ", plan_->codec.to_string(), ' ', core::to_string(context_.dtype),
+                              ' ', plan_->divisor != 1);
+  std::set<std::string> kinds;
+  for (const FrameChunk& chunk : plan_->chunks) {
+    kinds.insert(
+        core::str(' ', chunk.contributes, chunk.reduces, chunk.owns, chunk.receives, chunk.has_result));
+  }
+  for (const std::string& kind : kinds) key += kind;
+  const bool loaded = has_kernels(key, [this] {
+    enqueue_contributions();
+    enqueue_sums();
+    enqueue_results();
+  });
+  if (kernels_) kernels_->start_over();
+  return loaded;
+}
 
 void DeviceReduction::enqueue_contributions() {
   for (const FrameChunk& chunk : plan_->chunks) {

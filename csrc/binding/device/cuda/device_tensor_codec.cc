@@ -1,8 +1,10 @@
 #include "binding/device/device_tensor_codec.h"
 
+#include "binding/device/cuda/kernel_images.h"
 #include "binding/torch/comm_error.h"
 #include "binding/torch/staging.h"
 #include "codec/cuda/cuda_codec.h"
+#include "core/str.h"
 
 namespace geocomm::binding {
 
@@ -31,8 +33,22 @@ struct DeviceCall {
 
 }  // namespace
 
-bool has_device_codec(const codec::CodecSpec& spec, core::DType dtype) {
-  return cuda::is_supported(spec, dtype);
+bool has_device_codec(const codec::CodecSpec& spec, core::DType dtype, const at::Device& device) {
+  if (!cuda::is_supported(spec, dtype)) return false;
+  const c10::DeviceGuard guard(device);
+  return has_kernels(core::str("payload ", spec.to_string(), ' ', core::to_string(dtype)), [&] {
+    constexpr std::uint64_t kElements = 4096;
+    auto* const nowhere = reinterpret_cast<std::byte*>(std::uintptr_t{1} << 20);
+    auto* const word = reinterpret_cast<std::uint64_t*>(nowhere);
+    const std::span workspace(nowhere, cuda::workspace_bytes(spec, dtype, kElements, cuda::Framing::Payload));
+    const std::span payload(nowhere, cuda::encoded_bound(spec, dtype, kElements, cuda::Framing::Payload));
+    throw_if_error(
+        cuda::compress_payload(spec, dtype, nowhere, kElements, payload, {}, workspace, word, nullptr));
+    for (const codec::Sink sink : {codec::sink_of(dtype), codec::Sink::AddToFloat32}) {
+      throw_if_error(cuda::decompress_payload(spec, dtype, payload, nowhere, kElements, sink, {}, workspace,
+                                              word, nullptr));
+    }
+  });
 }
 
 at::Tensor compress_on_device(const codec::CodecSpec& spec, core::DType dtype, const at::Tensor& source,
