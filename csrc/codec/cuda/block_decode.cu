@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kBlockThreads) decode(Decode args) {
   std::uint8_t* staged =
       staged_of_warps[threadIdx.x / kWarp] + lane / place.lanes * (args.plan.block + kStagedPad);
   const FrameRecord& record = args.workspace.records[place.frame];
-  const std::uint8_t* payload = args.payload + record.offset + sizeof(FrameHeader);
+  const std::uint8_t* payload = args.payload_of(place.frame);
 
   const std::uint8_t* plain = nullptr;  // the block's elements as they are
   std::uint32_t bits = 0;               // of the scale
@@ -46,14 +46,9 @@ __global__ void __launch_bounds__(kBlockThreads) decode(Decode args) {
     plain = payload + std::uint64_t{place.index} * args.plan.block * args.plan.element_bytes;
   } else {
     if (place.length > 0) bits = load_u16(payload + 2 * place.index);
-    // The whole warp counts, for the one or the other of its blocks.
-    for (unsigned half = 0; half < kWarp / place.lanes; ++half) {
-      const int lane_of_half = static_cast<int>(half * place.lanes);
-      if (__shfl_sync(kFullMask, bits, lane_of_half) != kRawScale) continue;
-      const unsigned index = __shfl_sync(kFullMask, place.index, lane_of_half);
-      const unsigned before = raw_blocks_before(payload, index);
-      if (index != place.index) continue;
-      plain = payload + record.raw_at + std::uint64_t{before} * args.plan.block * args.plan.element_bytes;
+    if (bits == kRawScale) {
+      const std::uint64_t before = args.raw_before[args.plan.slot_of_block(place.frame, place.index)];
+      plain = payload + record.raw_at + before * args.plan.element_bytes;
     }
     if (plain == nullptr && place.length > 0) {
       const std::uint8_t* packed =
@@ -63,15 +58,16 @@ __global__ void __launch_bounds__(kBlockThreads) decode(Decode args) {
   }
   __syncwarp();
   const Scale scale{bits, bfloat16_bits_to_float(bits)};
+  std::uint8_t* dst = args.elements(place.frame);
   for (unsigned row = 0; row < place.rows; ++row) {
     const unsigned count = place.count(row);
     if (count == 0) break;
-    const std::uint64_t element = place.first + place.offset(row);
+    const std::uint64_t element = place.begin + place.offset(row);
     if (plain != nullptr) {
-      put_plain<kSink>(args.dtype, plain + std::uint64_t{place.offset(row)} * args.plan.element_bytes,
-                       args.dst, element, count);
+      put_plain<kSink>(args.dtype, plain + std::uint64_t{place.offset(row)} * args.plan.element_bytes, dst,
+                       element, count);
     } else {
-      put_quad<kSink>(args.dst, element, Coder::decoded(word_at(staged, place.offset(row)), scale), count);
+      put_quad<kSink>(dst, element, Coder::decoded(word_at(staged, place.offset(row)), scale), count);
     }
   }
 }

@@ -61,10 +61,14 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksAtOnce) encode_blocks(Bl
   const unsigned pitch = args.plan.block + kStagedPad;
   std::uint8_t* staged = staged_of_warps[threadIdx.x / kWarp] + threadIdx.x % kWarp / place.lanes * pitch;
 
+  // Behind the end of a frame of a batch.
+  if (__shfl_sync(kFullMask, place.length, 0) == 0) return;
+  const std::uint8_t* src = args.elements(place.frame);
+  const ResidualView residual = args.residual_of(place.frame);
+
   Quad held[kMostRows];
   const auto load = [&](unsigned row) {
-    return load_values<kType, kFeedback>(args.src, args.residual, place.first + place.offset(row),
-                                         place.count(row));
+    return load_values<kType, kFeedback>(src, residual, place.begin + place.offset(row), place.count(row));
   };
   if constexpr (kHeld) {
 #pragma unroll
@@ -98,20 +102,22 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksAtOnce) encode_blocks(Bl
   }
 
   [[maybe_unused]] uint2 random_of_rows[2] = {};
-  [[maybe_unused]] const bool has_random =
-      kHeld && args.is_stochastic && place.rows == 2 && (args.first_element + place.first) % 8 == 0;
+  [[maybe_unused]] std::uint64_t counter = 0;  // of the block's first element
+  [[maybe_unused]] std::uint64_t seed = 0;
+  if (Coder::kHasRounding && args.is_stochastic) {
+    counter = args.counter_of(place.frame) + place.begin;
+    seed = args.seed_of(place.frame);
+  }
+  [[maybe_unused]] const bool has_random = kHeld && args.is_stochastic && place.rows == 2 && counter % 8 == 0;
   if constexpr (Coder::kHasRounding && kHeld) {
-    if (has_random) {
-      random_bits_of_rows(args.first_element + place.first + place.offset(0), args.seed, random_of_rows);
-    }
+    if (has_random) random_bits_of_rows(counter + place.offset(0), seed, random_of_rows);
   }
   for_rows([&](unsigned row, const Quad& values) {
-    const std::uint64_t element = place.first + place.offset(row);
     std::uint32_t codes;
     if constexpr (Coder::kHasRounding) {
       if (args.is_stochastic) {
         const uint2 random =
-            has_random ? random_of_rows[row % 2] : random_bits(args.first_element + element, args.seed);
+            has_random ? random_of_rows[row % 2] : random_bits(counter + place.offset(row), seed);
         codes = Coder::codes_stochastic(values, scale, random);
       } else {
         codes = Coder::codes(values, scale);
@@ -122,7 +128,8 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksAtOnce) encode_blocks(Bl
     *reinterpret_cast<std::uint32_t*>(staged + place.offset(row)) = codes;
     if constexpr (kFeedback) {
       if (!is_raw) {
-        store_residual(args.residual, element, values, Coder::decoded(codes, scale), place.count(row));
+        store_residual(residual, place.begin + place.offset(row), values, Coder::decoded(codes, scale),
+                       place.count(row));
       }
     }
   });
@@ -132,7 +139,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksAtOnce) encode_blocks(Bl
   __syncwarp();
   if (place.length == 0) return;
 
-  std::uint8_t* payload = args.dst + place.frame * args.plan.frame_stride + sizeof(FrameHeader);
+  std::uint8_t* payload = args.quantized(place.frame) + sizeof(FrameHeader);
   std::uint8_t* packed = payload + args.plan.extent(place.frame).codes_at +
                          std::uint64_t{place.index} * args.plan.block_code_bytes;
   const unsigned bytes = Coder::packed_bytes(place.length);
@@ -149,10 +156,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksAtOnce) encode_blocks(Bl
     const std::uint32_t bits = is_raw ? kRawScale : scale.bits;
     payload[2 * place.index] = static_cast<std::uint8_t>(bits);
     payload[2 * place.index + 1] = static_cast<std::uint8_t>(bits >> 8);
-    if (is_raw) {
-      atomicAdd(&args.workspace.records[place.frame].raw_elements, place.length);
-      args.workspace.state->irregular = 1;
-    }
+    if (is_raw) atomicAdd(&args.workspace.records[place.frame].raw_elements, place.length);
   }
 }
 

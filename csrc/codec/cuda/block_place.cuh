@@ -26,7 +26,7 @@ struct BlockPlace {
   unsigned index;   // of the block in its frame
   unsigned length;  // elements; 0: there is no such block
   std::uint32_t frame;
-  std::uint64_t first;  // element, of the payload
+  std::uint32_t begin;  // element, of the frame
 
   __device__ __forceinline__ unsigned offset(unsigned row) const { return row * kRow + 4 * u; }
   // How many of the row's four elements there are.
@@ -42,15 +42,14 @@ __device__ __forceinline__ bool find_block(const PayloadPlan& plan, std::uint64_
   const unsigned per_warp = kWarp / place.lanes;
   if (warp * per_warp >= plan.blocks()) return false;
   const std::uint64_t block = warp * per_warp + lane / place.lanes;
-  std::uint64_t frame = plan.frame_of_block(block);
-  if (frame >= plan.frames) frame = plan.frames - 1;
-  place.frame = static_cast<std::uint32_t>(frame);
-  place.index = static_cast<unsigned>(block - frame * plan.full.blocks);
-  const FrameExtent extent = plan.extent(frame);
-  const std::uint64_t begin = std::uint64_t{place.index} * plan.block;
-  const std::uint64_t left = begin < extent.elements ? extent.elements - begin : 0;
-  place.length = left < plan.block ? static_cast<unsigned>(left) : plan.block;
-  place.first = frame * plan.frame_elements + begin;
+  std::uint32_t index = plan.frame_of_block(block);
+  if (index >= plan.frames) index = plan.frames - 1;
+  place.frame = plan.first_frame + index;
+  place.index = static_cast<unsigned>(block - std::uint64_t{index} * plan.full.blocks);
+  place.begin = place.index * plan.block;
+  const std::uint32_t elements = plan.extent(place.frame).elements;
+  const std::uint32_t left = place.begin < elements ? elements - place.begin : 0;
+  place.length = left < plan.block ? left : plan.block;
   return true;
 }
 
@@ -61,6 +60,13 @@ inline std::uint64_t warps_of(const PayloadPlan& plan) {
 }
 inline Grid grid_of_warps(std::uint64_t warps) {
   return one_thread_each(warps * kWarp, kBlockThreads);
+}
+
+// Elements of a block that its frame has.
+__device__ __forceinline__ std::uint32_t length_of_block(const PayloadPlan& plan, const FrameExtent& extent,
+                                                         std::uint32_t block) {
+  const std::uint32_t left = extent.elements - block * plan.block;
+  return left < plan.block ? left : plan.block;
 }
 
 template <typename T, typename Combine>

@@ -1,6 +1,7 @@
 // Between the frames of the block codecs and the Huffman stage: a plane per frame, decoded in the regular
 // layout in the workspace, coded in the frame.
 #include "codec/cuda/huffman_device.cuh"
+#include "codec/cuda/huffman_heads.cuh"
 #include "codec/cuda/kernels.h"
 #include "codec/cuda/verdict.h"
 
@@ -23,35 +24,34 @@ __global__ void __launch_bounds__(kThreads)
                          frame};
 }
 
-// Behind a verdict, or in a frame of None, there is no plane.
-__global__ void __launch_bounds__(kThreads) find_planes(Decode args, HuffmanSpace space) {
-  const std::uint32_t frame = blockIdx.x * kThreads + threadIdx.x;
-  if (frame >= args.plan.frames) return;
-  HuffmanPlane& plane = space.planes[frame];
-  plane = {nullptr, nullptr, 0, 0, frame};
-  if (is_over_for_thread(args.verdict)) return;
-  const FrameRecord& record = args.workspace.records[frame];
-  if (record.is_plain != 0) return;
-  const FrameExtent extent = args.plan.extent(frame);
-  plane.from = args.payload + record.offset + sizeof(FrameHeader) + extent.codes_at;
-  plane.to = regular_codes(args.plan, args.workspace, frame);
-  plane.coded_bytes = record.payload_bytes - extent.codes_at;
-  plane.bytes = extent.bytes - extent.codes_at;
-}
-
-__global__ void __launch_bounds__(kThreads)
-    note_sizes(PayloadPlan plan, Workspace workspace, HuffmanSpace space) {
-  const std::uint32_t frame = blockIdx.x * kThreads + threadIdx.x;
-  if (frame >= plan.frames) return;
-  workspace.records[frame].raw_at = plan.extent(frame).codes_at + space.planes[frame].coded_bytes;
+// A warp per frame: where its plane is, and its heads. Behind a verdict, or in a frame of None, there is
+// none.
+__global__ void __launch_bounds__(kWarp) find_planes(Decode args, HuffmanSpace space) {
+  const std::uint32_t frame = blockIdx.x;
+  FrameRecord& record = args.workspace.records[frame];
+  HuffmanPlane plane{nullptr, nullptr, 0, 0, frame};
+  if (!is_over_for_warp(args.verdict) && record.is_plain == 0) {
+    const FrameExtent extent = args.plan.extent(frame);
+    plane.from = args.payload_of(frame) + extent.codes_at;
+    plane.to = regular_codes(args.plan, args.workspace, frame);
+    plane.bytes = extent.bytes - extent.codes_at;
+    std::uint32_t coded_bytes = 0;
+    const bool sound = read_plane_heads(plane.from, record.payload_bytes - extent.codes_at, plane.bytes,
+                                        space.blocks + space.slot(frame, 0), coded_bytes);
+    plane.coded_bytes = coded_bytes;
+    if (threadIdx.x == 0) {
+      record.raw_at = extent.codes_at + coded_bytes;
+      if (!sound) report(args.verdict, Fault::Plane, frame);
+    }
+  }
+  if (threadIdx.x == 0) space.planes[frame] = plane;
 }
 
 // A block of threads per frame.
-__global__ void __launch_bounds__(kThreads)
-    write_scales(std::uint8_t* dst, PayloadPlan plan, Workspace workspace, HuffmanSpace space) {
-  const std::uint32_t scale_bytes = plan.extent(blockIdx.x).codes_at;
-  std::uint8_t* to = dst + workspace.records[blockIdx.x].offset + sizeof(FrameHeader);
-  copy_bytes(to, regular_codes(plan, workspace, blockIdx.x) - scale_bytes, scale_bytes, threadIdx.x,
+__global__ void __launch_bounds__(kThreads) write_scales(ElementEncode args, HuffmanSpace space) {
+  const std::uint32_t scale_bytes = args.plan.extent(blockIdx.x).codes_at;
+  std::uint8_t* to = args.placed(blockIdx.x) + sizeof(FrameHeader);
+  copy_bytes(to, regular_codes(args.plan, args.workspace, blockIdx.x) - scale_bytes, scale_bytes, threadIdx.x,
              kThreads);
   if (threadIdx.x == 0) space.planes[blockIdx.x].to = to + scale_bytes;
 }
@@ -62,22 +62,16 @@ core::Status encode_stage(const PayloadPlan& plan, const Workspace& workspace, c
                           Stream stream) {
   const Grid frames = one_thread_each(plan.frames, kThreads);
   GEOCOMM_RETURN_IF_ERROR(launch(name_planes, frames, stream, plan, workspace, space));
-  GEOCOMM_RETURN_IF_ERROR(encode_huffman_blocks(space, stream));
-  return launch(note_sizes, frames, stream, plan, workspace, space);
+  return encode_huffman_blocks(space, stream);
 }
 
-core::Status write_staged_frames(std::uint8_t* dst, const PayloadPlan& plan, const Workspace& workspace,
-                                 const HuffmanSpace& space, Stream stream) {
-  GEOCOMM_RETURN_IF_ERROR(
-      launch(write_scales, Grid{plan.frames, kThreads}, stream, dst, plan, workspace, space));
+core::Status write_staged_frames(const ElementEncode& args, const HuffmanSpace& space, Stream stream) {
+  GEOCOMM_RETURN_IF_ERROR(launch(write_scales, Grid{args.plan.frames, kThreads}, stream, args, space));
   return write_huffman_planes(space, stream);
 }
 
 core::Status decode_stage(const Decode& args, const HuffmanSpace& space, Stream stream) {
-  const Grid grid = one_thread_each(args.plan.frames, kThreads);
-  GEOCOMM_RETURN_IF_ERROR(launch(find_planes, grid, stream, args, space));
-  GEOCOMM_RETURN_IF_ERROR(read_huffman_heads(space, args.verdict, stream));
-  GEOCOMM_RETURN_IF_ERROR(launch(note_sizes, grid, stream, args.plan, args.workspace, space));
+  GEOCOMM_RETURN_IF_ERROR(launch(find_planes, Grid{args.plan.frames, kWarp}, stream, args, space));
   return decode_huffman_planes(space, args.verdict, stream);
 }
 

@@ -15,13 +15,15 @@ __global__ void __launch_bounds__(kThreads) split(ElementEncode args, SectionSpa
   const ElementTile tile = find_tile(args.plan);
   FrameRecord& record = args.workspace.records[tile.frame];
   if (kFeedback && record.raw_elements != 0) return;
+  const std::uint8_t* src = args.elements(tile.frame);
+  const ResidualView residual = args.residual_of(tile.frame);
   bool fit = true;
 #pragma unroll
   for (unsigned round = 0; round < kElementRounds; ++round) {
     const std::uint32_t at = tile.at(round);
     const unsigned count = tile.count(round);
     if (count == 0) continue;
-    const Quad values = load_values<kType, kFeedback>(args.src, args.residual, tile.first + at, count);
+    const Quad values = load_values<kType, kFeedback>(src, residual, at, count);
     fit = fit && all_fit<kFormat>(values);
     Words words;
     Quad decoded;
@@ -33,7 +35,7 @@ __global__ void __launch_bounds__(kThreads) split(ElementEncode args, SectionSpa
     }
     *reinterpret_cast<std::uint32_t*>(space.content(tile.frame, kHighBytes) + at) = high_bytes(words);
     *reinterpret_cast<std::uint32_t*>(space.content(tile.frame, kLowBytes) + at) = low_bytes(words);
-    if constexpr (kFeedback) store_residual(args.residual, tile.first + at, values, decoded, count);
+    if constexpr (kFeedback) store_residual(residual, at, values, decoded, count);
   }
   if (!kFeedback && !fit) record.raw_elements = 1;
 }
@@ -59,13 +61,19 @@ template <core::DType kFormat, Sink kSink>
 __global__ void __launch_bounds__(kThreads) join(Decode args, SectionSpace space) {
   if (is_over_for_thread(args.verdict)) return;
   const ElementTile tile = find_tile(args.plan);
-  if (args.workspace.records[tile.frame].is_plain != 0) return;
+  const bool is_plain = args.workspace.records[tile.frame].is_plain != 0;
+  const std::uint8_t* payload = args.payload_of(tile.frame);
+  std::uint8_t* dst = args.elements(tile.frame);
   const std::uint8_t* high = space.section(tile.frame, kHighBytes).content;
   const std::uint8_t* low = space.section(tile.frame, kLowBytes).content;
   for (unsigned round = 0; round < kElementRounds; ++round) {
     const std::uint32_t at = tile.at(round);
     const unsigned count = tile.count(round);
     if (count == 0) return;
+    if (is_plain) {
+      put_plain<kSink>(args.dtype, payload + std::uint64_t{at} * args.plan.element_bytes, dst, at, count);
+      continue;
+    }
     const std::uint32_t four_high = load_bytes(high + at, count);
     const std::uint32_t four_low = load_bytes(low + at, count);
     Quad values;
@@ -74,7 +82,7 @@ __global__ void __launch_bounds__(kThreads) join(Decode args, SectionSpace space
       values.v[c] =
           widen<kFormat>(static_cast<std::uint16_t>(rotated_right(word_of(four_high, four_low, c))));
     }
-    put_quad<kSink>(args.dst, tile.first + at, values, count);
+    put_quad<kSink>(dst, at, values, count);
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include "codec/cuda/kernels.h"
 #include "codec/cuda/payload_plan.h"
+#include "codec/cuda/section_space.h"
 #include "codec/spec/codec_spec.h"
 #include "core/dtype.h"
 #include "core/status.h"
@@ -19,14 +20,28 @@ struct EncodeRun {
   ElementEncode input;
   std::uint64_t seed = 0;
   std::uint64_t first_element = 0;
-  std::uint64_t* bytes_out = nullptr;  // on the device
+  FrameHeaders headers;
+  std::uint64_t* bytes_out = nullptr;  // on the device; nullptr for a batch
   Stream stream = nullptr;
+
+  LayoutArgs layout(FrameSizes sizes) const {
+    return {input.dst, input.plan, input.workspace, headers, bytes_out, sizes, nullptr, {}, false};
+  }
 };
 
 struct DecodeRun {
   const CodecSpec& spec;
-  Decode args;
+  Decode args;  // the plan is that of all frames
   Stream stream = nullptr;
+  // Of those whose elements are put.
+  std::uint32_t first_frame = 0;
+  std::uint32_t frames = args.plan.frames;
+
+  Decode part() const {
+    Decode part = args;
+    part.plan = args.plan.part(first_frame, frames);
+    return part;
+  }
 };
 
 struct CodecFamily {
@@ -38,9 +53,24 @@ struct CodecFamily {
   // The records are cleared. Writes the payloads of all frames, and their places, sizes and codecs into the
   // records; the residual; the size of it all.
   core::Status (*encode)(const EncodeRun& run);
-  // The frames have been found. Checks all of them, then writes the elements.
-  core::Status (*decode)(const DecodeRun& run);
+  // The frames have been found: checks all of them.
+  core::Status (*check)(const DecodeRun& run);
+  // When all are sound: writes the elements of all, or of a part.
+  core::Status (*put)(const DecodeRun& run);
 };
+
+// Encoding. `content` and `bytes` of all sections are set, and `is_plain` in the records of frames that
+// become ones of None; with `must_shrink` these are also the frames that would not be smaller than their
+// elements. Codes the planes, lays the frames out and fills them, those of None as well, whose residuals are
+// then updated. What is left: sections that the codec writes, at `at` of frames that are not of None.
+core::Status place_sections(const EncodeRun& run, const SectionSpace& space, bool must_shrink);
+
+// Decoding. `bytes` of the sections [first, end) are set, at most the shape's: finds them in the frames,
+// undoes the stage, and sets their `content`, which lies at any address. Behind the last section of all the
+// payload has to end. Frames of None are left out: their `content` is nullptr. Does nothing once there is a
+// verdict.
+core::Status walk_sections(const DecodeRun& run, const SectionSpace& space, std::uint32_t first,
+                           std::uint32_t end);
 
 const CodecFamily& family_of(const CodecSpec& spec);
 

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "codec/frames/codec.h"
 #include "codec/frames/elements.h"
@@ -77,6 +78,51 @@ core::Status decompress_payload(const CodecSpec& spec, core::DType dtype,
                                 std::uint64_t elements, Sink sink, const DecodeOptions& options,
                                 std::span<std::byte> workspace_dev, std::uint64_t* verdict_dev,
                                 Stream stream);
+
+// A frame of a batch, as a chunk of a collective is one.
+struct BatchFrame {
+  std::byte* elements_dev = nullptr;  // encoding: read; decoding: written; aligned to their size
+  std::uint64_t elements = 0;         // at most kMaxFrameElements
+  // Where the device reaches it: its own memory, or pinned. Encoding: aligned to 16, of compress_bound(), to
+  // which it is written without checksums (codec::seal_frame()). Decoding: at any address; bytes behind the
+  // frame are nobody's business, and the host has seen to the checksums.
+  std::span<std::byte> frame = {};
+  std::uint64_t seed = 0;  // as in CompressOptions
+  std::uint64_t first_element = 0;
+  std::byte* residual_dev = nullptr;  // with BatchFeedback; for all frames or none
+};
+
+struct BatchFeedback {
+  core::DType dtype = core::DType::Float32;  // of all residuals
+  float decay = 1.0f;
+};
+
+// Frames that lie anywhere, of any sizes, coded together: in as many kernels as one of them would take. The
+// memory is the caller's until the stream has passed: `table`, aligned to 16, of batch_table_bytes(), is host
+// memory that the device reads (pinned); the workspace, aligned to 16, is of batch_workspace_bytes().
+struct Batch {
+  CodecSpec spec;
+  core::DType dtype = core::DType::Float32;
+  std::vector<BatchFrame> frames;
+  std::span<std::byte> table = {};
+  std::span<std::byte> workspace_dev = {};
+};
+
+std::size_t batch_table_bytes(std::size_t frames);
+// Bytes as of workspace_bytes(), as if each frame had the elements of the largest, rounded up to a power of
+// two where there are several.
+std::size_t batch_workspace_bytes(const CodecSpec& spec, core::DType dtype, std::uint64_t largest,
+                                  std::size_t frames);
+
+// The errors of the following are those of compress_payload() and decompress_payload().
+core::Status compress_batch(const Batch& batch, const BatchFeedback& feedback, Stream stream);
+// Decoding. Checks all frames, on the device; `*verdict_dev` becomes what was found, as above: its frame is
+// an index in the batch.
+core::Status check_batch(const Batch& batch, std::uint64_t* verdict_dev, Stream stream);
+// Then, with the same batch: the elements of `count` frames from `first` on, unless there is a verdict. Parts
+// are put in the order of the calls; together they may name each frame once.
+core::Status put_batch(const Batch& batch, std::size_t first, std::size_t count, Sink sink,
+                       std::uint64_t* verdict_dev, Stream stream);
 
 // What decompress_payload() left in its verdict, once the host has it. Ok, CorruptData or VersionMismatch.
 core::Status to_status(std::uint64_t verdict);

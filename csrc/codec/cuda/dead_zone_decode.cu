@@ -24,19 +24,25 @@ __global__ void __launch_bounds__(kBlockThreads) decode(Decode args, DeadZoneSpa
   const TeamPlace place = find_team(args.plan);
   const BlockPlace& block = place.block;
   const SectionSpace& sections = space.sections;
-  // Frames of None are not this kernel's; but the whole warp counts.
-  const bool is_there = block.length > 0 && args.workspace.records[block.frame].is_plain == 0;
+  // The whole warp counts, whatever its blocks are.
+  const bool is_there = block.length > 0;
   const std::uint8_t* bitmap = nullptr;
   const std::uint8_t* codes = nullptr;
   DeadZoneRun run = {};
   std::uint32_t step = kRawScale;
-  if (is_there) {
+  const std::uint8_t* raw = nullptr;  // the block's elements, if they are there as they are
+  if (is_there && args.workspace.records[block.frame].is_plain != 0) {
+    raw = args.payload_of(block.frame) + std::uint64_t{block.begin} * args.plan.element_bytes;
+  } else if (is_there) {
     bitmap =
         sections.section(block.frame, kBitmap).content + std::uint64_t{block.index} * (args.plan.block / 8);
     step = load_u16(sections.section(block.frame, kSteps).content + 2 * std::uint64_t{block.index});
     run = space.run(args.plan, block.frame, block.index);
     codes = sections.section(block.frame, kCodes).content + run.codes_at;
+    raw = sections.section(block.frame, kRawElements).content +
+          std::uint64_t{run.raw_at} * args.plan.element_bytes;
   }
+  std::uint8_t* dst = args.elements(block.frame);
   const bool has_codes = step != kRawScale;
   const float value = bfloat16_bits_to_float(step);
   // A team's lanes share a block, so all of them take part or none.
@@ -61,11 +67,10 @@ __global__ void __launch_bounds__(kBlockThreads) decode(Decode args, DeadZoneSpa
         Quad values = bytes_to_floats<128>(word ^ 0x80808080u);
 #pragma unroll
         for (int c = 0; c < 4; ++c) values.v[c] = __fmul_rn(values.v[c], value);
-        put_quad<kSink>(args.dst, block.first + offset, values, count);
+        put_quad<kSink>(dst, block.begin + offset, values, count);
       } else {
-        const std::uint8_t* raw = sections.section(block.frame, kRawElements).content +
-                                  (std::uint64_t{run.raw_at} + offset) * args.plan.element_bytes;
-        put_plain<kSink>(args.dtype, raw, args.dst, block.first + offset, count);
+        put_plain<kSink>(args.dtype, raw + std::uint64_t{offset} * args.plan.element_bytes, dst,
+                         block.begin + offset, count);
       }
     }
     at += kept.total;

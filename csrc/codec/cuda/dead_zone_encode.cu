@@ -63,13 +63,16 @@ __global__ void __launch_bounds__(kBlockThreads)
   const unsigned warp = threadIdx.x / kWarp;
   const bool is_shared = place.warps > 1;
 
+  const std::uint8_t* src = args.elements(block.frame);
+  const ResidualView residual = args.residual_of(block.frame);
+
   Quad held[kTeamRows];
   std::uint32_t peak = 0;
 #pragma unroll
   for (unsigned row = 0; row < kTeamRows; ++row) {
     if (row >= place.rows) continue;
-    held[row] = load_values<kType, kFeedback>(args.src, args.residual, block.first + place.offset(row),
-                                              place.count(row));
+    held[row] =
+        load_values<kType, kFeedback>(src, residual, block.begin + place.offset(row), place.count(row));
     peak = peak_with(peak, held[row]);
   }
   peak = reduce_lanes(peak, block.lanes, [](std::uint32_t a, std::uint32_t b) { return a > b ? a : b; });
@@ -122,7 +125,7 @@ __global__ void __launch_bounds__(kBlockThreads)
         Quad decoded = bytes_to_floats<128>(codes ^ 0x80808080u);
 #pragma unroll
         for (int c = 0; c < 4; ++c) decoded.v[c] = __fmul_rn(decoded.v[c], step.scale.value);
-        store_residual(args.residual, block.first + place.offset(row), held[row], decoded, place.count(row));
+        store_residual(residual, block.begin + place.offset(row), held[row], decoded, place.count(row));
       }
     }
   }

@@ -17,12 +17,6 @@ constexpr unsigned kThreads = 256;
 __device__ __forceinline__ std::uint32_t bitmap_bytes_of(const FrameExtent& extent) {
   return extent.elements / 8 + (extent.elements % 8 != 0 ? 1 : 0);
 }
-__device__ __forceinline__ std::uint32_t length_of(const PayloadPlan& plan, const FrameExtent& extent,
-                                                   std::uint32_t block) {
-  const std::uint32_t left = extent.elements - block * plan.block;
-  return left < plan.block ? left : plan.block;
-}
-
 // By a block of threads: the runs of a frame, of which `codes` are known; sizes of the sections behind them.
 __device__ void scan_runs(const PayloadPlan& plan, const DeadZoneSpace& space, std::uint32_t frame,
                           const std::uint8_t* steps) {
@@ -38,7 +32,7 @@ __device__ void scan_runs(const PayloadPlan& plan, const DeadZoneSpace& space, s
     const std::uint32_t codes_before =
         sum_before<kThreads>(is_there ? space.run(plan, frame, index).codes : 0u, codes_total);
     const std::uint32_t raw_before =
-        sum_before<kThreads>(is_raw ? length_of(plan, extent, index) : 0u, raw_total);
+        sum_before<kThreads>(is_raw ? length_of_block(plan, extent, index) : 0u, raw_total);
     if (is_there) {
       DeadZoneRun& run = space.run(plan, frame, index);
       run.codes_at = codes + codes_before;
@@ -88,7 +82,7 @@ __global__ void __launch_bounds__(kBlockThreads) write_raw(ElementEncode args, D
     const std::uint8_t* steps = space.sections.content(place.frame, kSteps);
     if (load_u16(steps + 2 * place.index) != kRawScale) continue;
     const std::uint64_t raw_at = space.run(args.plan, place.frame, place.index).raw_at;
-    std::uint8_t* to = args.dst + args.workspace.records[place.frame].offset + sizeof(FrameHeader) +
+    std::uint8_t* to = args.placed(place.frame) + sizeof(FrameHeader) +
                        space.sections.section(place.frame, kRawElements).at + raw_at * kElementBytes<kType>;
     write_raw_block<kType, kFeedback>(args, place, to);
   }

@@ -45,7 +45,7 @@ struct DeadZoneSpace {
 
   GEOCOMM_HOST_DEVICE DeadZoneRun& run(const PayloadPlan& plan, std::uint64_t frame,
                                        std::uint32_t block) const {
-    return runs[frame * plan.full.blocks + block];
+    return runs[plan.slot_of_block(frame, block)];
   }
   GEOCOMM_HOST_DEVICE std::uint32_t& count(std::uint64_t frame, std::uint32_t section) const {
     return counts[frame * kDeadZoneSections + section];

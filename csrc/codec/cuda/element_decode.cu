@@ -12,25 +12,25 @@ constexpr unsigned kUnit = 16;
 constexpr std::uint64_t kTileBytes = std::uint64_t{kElementThreads} * kElementRounds * kUnit;
 static_assert(kPayloadFrameBytes % kTileBytes == 0);
 
-// `format`: of the frames that are not of None; Float32: these are not this kernel's.
+// `format`: of the frames that are not of None.
 template <Sink kSink>
 __global__ void __launch_bounds__(kElementThreads) decode(Decode args, core::DType format) {
   if (is_over_for_thread(args.verdict)) return;
   const ElementTile tile = find_tile(args.plan);
   const FrameRecord& record = args.workspace.records[tile.frame];
-  if (record.is_plain == 0 && format == core::DType::Float32) return;
-  const std::uint8_t* payload = args.payload + record.offset + sizeof(FrameHeader);
+  const std::uint8_t* payload = args.payload_of(tile.frame);
+  std::uint8_t* dst = args.elements(tile.frame);
   for (unsigned round = 0; round < kElementRounds; ++round) {
     const std::uint64_t at = tile.at(round);
     const unsigned count = tile.count(round);
     if (count == 0) return;
     if (record.is_plain != 0) {
-      put_plain<kSink>(args.dtype, payload + at * args.plan.element_bytes, args.dst, tile.first + at, count);
+      put_plain<kSink>(args.dtype, payload + at * args.plan.element_bytes, dst, at, count);
     } else {
       const Quad values = format == core::DType::Float16
                               ? load_received<core::DType::Float16>(payload + at * 2, count)
                               : load_received<core::DType::BFloat16>(payload + at * 2, count);
-      put_quad<kSink>(args.dst, tile.first + at, values, count);
+      put_quad<kSink>(dst, at, values, count);
     }
   }
 }
@@ -40,16 +40,19 @@ template <bool kIntoFrames>
 __global__ void __launch_bounds__(kElementThreads)
     copy(const std::uint8_t* from, std::uint8_t* to, PayloadPlan plan, const std::uint64_t* verdict) {
   if (verdict != nullptr && is_over_for_thread(verdict)) return;
-  // Several frames are those of a payload: a power of two.
-  const std::uint64_t frame_bytes = plan.frames == 1 ? 0 : kPayloadFrameBytes;
   const std::uint64_t tile = blockIdx.x * kTileBytes;
-  const std::uint64_t frame = plan.frames == 1 ? 0 : tile / kPayloadFrameBytes;
-  const std::uint64_t begin = tile - frame * frame_bytes;
+  const std::uint32_t index = plan.frame_of_element(tile / plan.element_bytes);
+  const std::uint64_t begin = tile - index * plan.frame_elements * plan.element_bytes;
+  const std::uint32_t frame = plan.first_frame + index;
   const std::uint64_t end = plan.extent(frame).bytes;
-  const std::uint64_t framed = frame * plan.frame_stride + sizeof(FrameHeader);
-  const std::uint64_t plain = frame * frame_bytes;
-  from += kIntoFrames ? plain : framed;
-  to += kIntoFrames ? framed : plain;
+  const std::uint64_t regular = frame * plan.frame_stride;
+  if constexpr (kIntoFrames) {
+    from = plan.elements_at(from, plan.element_bytes, frame);
+    to = plan.frame_at(to, regular, frame) + sizeof(FrameHeader);
+  } else {
+    from = plan.frame_at(from, regular, frame) + sizeof(FrameHeader);
+    to = plan.elements_at(to, plan.element_bytes, frame);
+  }
 #pragma unroll
   for (unsigned round = 0; round < kElementRounds; ++round) {
     const std::uint64_t at = begin + (round * kElementThreads + threadIdx.x) * std::uint64_t{kUnit};
@@ -86,10 +89,6 @@ core::Status copy_out_of_frames(const Decode& args, Stream stream) {
 
 core::Status decode_elements(CodecId id, const Decode& args, Stream stream) {
   return launch_decode(id == CodecId::Fp16 ? core::DType::Float16 : core::DType::BFloat16, args, stream);
-}
-
-core::Status decode_plain_frames(const Decode& args, Stream stream) {
-  return launch_decode(core::DType::Float32, args, stream);
 }
 
 }  // namespace geocomm::codec::cuda

@@ -11,8 +11,8 @@ namespace {
 
 // Stores values in a 16-bit format or as floats, and keeps what that lost.
 template <core::DType kFormat, bool kFeedback>
-__device__ void encode_quad(const ElementEncode& args, std::uint8_t* payload, std::uint32_t at,
-                            std::uint64_t element, const Quad& values, unsigned count) {
+__device__ void encode_quad(const ResidualView& residual, std::uint8_t* payload, std::uint32_t at,
+                            const Quad& values, unsigned count) {
   store_quad<kFormat>(payload + std::uint64_t{at} * kElementBytes<kFormat>, values, count, true);
   if constexpr (kFeedback) {
     Quad decoded = values;
@@ -20,15 +20,15 @@ __device__ void encode_quad(const ElementEncode& args, std::uint8_t* payload, st
 #pragma unroll
       for (int c = 0; c < 4; ++c) decoded.v[c] = widen<kFormat>(narrow_saturated<kFormat>(values.v[c]));
     }
-    store_residual(args.residual, element, values, decoded, count);
+    store_residual(residual, at, values, decoded, count);
   }
 }
 
 template <typename Word>
-__device__ void copy_elements(const std::uint8_t* src, std::uint8_t* payload, std::uint64_t element,
-                              std::uint32_t at, unsigned count) {
+__device__ void copy_elements(const std::uint8_t* src, std::uint8_t* payload, std::uint32_t at,
+                              unsigned count) {
   for (unsigned c = 0; c < count; ++c) {
-    reinterpret_cast<Word*>(payload)[at + c] = reinterpret_cast<const Word*>(src)[element + c];
+    reinterpret_cast<Word*>(payload)[at + c] = reinterpret_cast<const Word*>(src)[at + c];
   }
 }
 
@@ -38,15 +38,15 @@ __global__ void __launch_bounds__(kElementThreads) encode_cast(ElementEncode arg
   if (placed && !kFeedback && args.workspace.state->irregular == 0) return;
   const ElementTile tile = find_tile(args.plan);
   FrameRecord& record = args.workspace.records[tile.frame];
-  const std::uint64_t offset = placed ? record.offset : tile.frame * args.plan.frame_stride;
-  std::uint8_t* payload = args.dst + offset + sizeof(FrameHeader);
+  const std::uint8_t* src = args.elements(tile.frame);
+  const ResidualView residual = args.residual_of(tile.frame);
+  std::uint8_t* payload = (placed ? args.placed(tile.frame) : args.regular(tile.frame)) + sizeof(FrameHeader);
 
   Quad values[kElementRounds];
   bool fit = true;
 #pragma unroll
   for (unsigned round = 0; round < kElementRounds; ++round) {
-    values[round] = load_values<kType, kFeedback>(args.src, args.residual, tile.first + tile.at(round),
-                                                  tile.count(round));
+    values[round] = load_values<kType, kFeedback>(src, residual, tile.at(round), tile.count(round));
     fit = fit && all_fit<kFormat>(values[round]);
   }
   if (!placed && !fit) {
@@ -57,16 +57,15 @@ __global__ void __launch_bounds__(kElementThreads) encode_cast(ElementEncode arg
 #pragma unroll
   for (unsigned round = 0; round < kElementRounds; ++round) {
     const std::uint32_t at = tile.at(round);
-    const std::uint64_t element = tile.first + at;
     const unsigned count = tile.count(round);
     if (!placed || record.is_plain == 0) {
-      encode_quad<kFormat, kFeedback>(args, payload, at, element, values[round], count);
+      encode_quad<kFormat, kFeedback>(residual, payload, at, values[round], count);
     } else if constexpr (kFeedback) {
-      encode_quad<kType, true>(args, payload, at, element, values[round], count);
+      encode_quad<kType, true>(residual, payload, at, values[round], count);
     } else if constexpr (kType == core::DType::Float32) {
-      copy_elements<std::uint32_t>(args.src, payload, element, at, count);
+      copy_elements<std::uint32_t>(src, payload, at, count);
     } else {
-      copy_elements<std::uint16_t>(args.src, payload, element, at, count);
+      copy_elements<std::uint16_t>(src, payload, at, count);
     }
   }
 }
@@ -74,14 +73,15 @@ __global__ void __launch_bounds__(kElementThreads) encode_cast(ElementEncode arg
 template <core::DType kType>
 __global__ void __launch_bounds__(kElementThreads) encode_plain(ElementEncode args) {
   const ElementTile tile = find_tile(args.plan);
-  std::uint8_t* payload = args.dst + tile.frame * args.plan.frame_stride + sizeof(FrameHeader);
+  const std::uint8_t* src = args.elements(tile.frame);
+  const ResidualView residual = args.residual_of(tile.frame);
+  std::uint8_t* payload = args.regular(tile.frame) + sizeof(FrameHeader);
 #pragma unroll
   for (unsigned round = 0; round < kElementRounds; ++round) {
     const std::uint32_t at = tile.at(round);
-    const std::uint64_t element = tile.first + at;
     const unsigned count = tile.count(round);
-    const Quad values = load_values<kType, true>(args.src, args.residual, element, count);
-    encode_quad<kType, true>(args, payload, at, element, values, count);
+    const Quad values = load_values<kType, true>(src, residual, at, count);
+    encode_quad<kType, true>(residual, payload, at, values, count);
   }
 }
 
@@ -90,10 +90,12 @@ __global__ void __launch_bounds__(kElementThreads) encode_plain_among_others(Ele
   const ElementTile tile = find_tile(args.plan);
   const FrameRecord& record = args.workspace.records[tile.frame];
   if (record.is_plain == 0) return;
-  std::uint8_t* payload = args.dst + record.offset + sizeof(FrameHeader);
+  const std::uint8_t* src = args.elements(tile.frame);
+  const ResidualView residual = args.residual_of(tile.frame);
+  std::uint8_t* payload = args.placed(tile.frame) + sizeof(FrameHeader);
   for (unsigned round = 0; round < kElementRounds; ++round) {
     const std::uint32_t at = tile.at(round);
-    write_plain<kType, true>(args.src, args.residual, tile.first + at, tile.count(round),
+    write_plain<kType, true>(src, residual, at, tile.count(round),
                              payload + std::uint64_t{at} * kElementBytes<kType>);
   }
 }

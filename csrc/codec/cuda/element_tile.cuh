@@ -16,7 +16,6 @@ struct ElementTile {
   std::uint32_t frame;
   std::uint32_t begin;     // element in the frame
   std::uint32_t elements;  // of the frame
-  std::uint64_t first;     // element of the payload that the frame begins with
 
   // This thread's four, in the frame, and how many of them there are.
   __device__ __forceinline__ std::uint32_t at(unsigned round) const {
@@ -27,9 +26,10 @@ struct ElementTile {
 
 __device__ __forceinline__ ElementTile find_tile(const PayloadPlan& plan) {
   const std::uint64_t element = std::uint64_t{blockIdx.x} * kTileElements;
-  const std::uint32_t frame = plan.frame_of_element(element);
-  const std::uint64_t first = frame * plan.frame_elements;
-  return {frame, static_cast<std::uint32_t>(element - first), plan.extent(frame).elements, first};
+  const std::uint32_t index = plan.frame_of_element(element);
+  const std::uint32_t frame = plan.first_frame + index;
+  return {frame, static_cast<std::uint32_t>(element - index * plan.frame_elements),
+          plan.extent(frame).elements};
 }
 
 inline Grid grid_of_tiles(const PayloadPlan& plan) {

@@ -1,5 +1,6 @@
-// Int8, Int4, Bit2, Bit1. The room holds frames of the regular layout, to move encoded blocks
-// through, or for planes before or behind their stage; then the stage's own.
+// Int8, Int4, Bit2, Bit1. The room holds frames of the regular layout, to move encoded blocks of a payload
+// through, or for planes before or behind their stage; then what comes before raw blocks; then the stage's
+// own.
 #include "codec/cuda/codec_family.h"
 
 namespace geocomm::codec::cuda {
@@ -11,11 +12,20 @@ bool has_stage(const CodecSpec& spec) {
   return spec.entropy != Entropy::None;
 }
 
-// Of the stage, behind the frames.
-HuffmanSpace space_of(const CodecSpec& spec, const PayloadPlan& plan, SpaceCutter& room) {
-  if (plan.frames > 1 || has_stage(spec)) room.take<std::uint8_t>(plan.bytes());
-  if (!has_stage(spec)) return {};
-  return take_huffman_space(plan.frames, plan.largest().bytes - plan.largest().codes_at, false, room);
+struct BlockSpace {
+  std::uint32_t* raw_before;  // decoding: see Decode
+  HuffmanSpace huffman;
+};
+
+BlockSpace space_of(const CodecSpec& spec, const PayloadPlan& plan, SpaceCutter& room) {
+  const bool is_moved = plan.frames > 1 && plan.slots == nullptr;
+  if (is_moved || has_stage(spec)) room.take<std::uint8_t>(plan.bytes());
+  BlockSpace space{room.take<std::uint32_t>(plan.blocks()), {}};
+  if (has_stage(spec)) {
+    space.huffman =
+        take_huffman_space(plan.frames, plan.largest().bytes - plan.largest().codes_at, false, room);
+  }
+  return space;
 }
 
 std::size_t room_bytes(const CodecSpec& spec, core::DType, const PayloadPlan& plan) {
@@ -33,38 +43,49 @@ Status encode(const EncodeRun& run) {
   const PayloadPlan& plan = run.input.plan;
   const Workspace& workspace = run.input.workspace;
   const BlockEncode blocks{run.input, run.seed, run.first_element, run.spec.rounding == Rounding::Stochastic};
-  LayoutArgs layout{plan, workspace, FrameSizes::Blocks, run.bytes_out};
   if (!has_stage(run.spec)) {
     GEOCOMM_RETURN_IF_ERROR(quantize(run, blocks));
-    GEOCOMM_RETURN_IF_ERROR(lay_out_frames(layout, run.stream));
+    GEOCOMM_RETURN_IF_ERROR(lay_out_frames(run.layout(FrameSizes::Blocks), run.stream));
     GEOCOMM_RETURN_IF_ERROR(move_frames(blocks.dst, plan, workspace, run.stream));
     return write_raw_blocks(run.dtype, blocks, run.stream);
   }
   SpaceCutter room(workspace.room);
-  const HuffmanSpace space = space_of(run.spec, plan, room);
+  const HuffmanSpace space = space_of(run.spec, plan, room).huffman;
   BlockEncode before_stage = blocks;
-  before_stage.dst = workspace.room;
-  layout.sizes = FrameSizes::StagedBlocks;
+  before_stage.staged = workspace.room;
   GEOCOMM_RETURN_IF_ERROR(quantize(run, before_stage));
   GEOCOMM_RETURN_IF_ERROR(encode_stage(plan, workspace, space, run.stream));
+  LayoutArgs layout = run.layout(FrameSizes::StagedBlocks);
+  layout.planes = space.planes;
   GEOCOMM_RETURN_IF_ERROR(lay_out_frames(layout, run.stream));
-  GEOCOMM_RETURN_IF_ERROR(write_staged_frames(blocks.dst, plan, workspace, space, run.stream));
+  GEOCOMM_RETURN_IF_ERROR(write_staged_frames(blocks, space, run.stream));
   return write_raw_blocks(run.dtype, blocks, run.stream);
 }
 
-Status decode(const DecodeRun& run) {
-  Decode args = run.args;
-  if (has_stage(run.spec)) {
-    args.staged = args.workspace.room;
-    SpaceCutter room(args.workspace.room);
-    GEOCOMM_RETURN_IF_ERROR(decode_stage(args, space_of(run.spec, args.plan, room), run.stream));
-  }
-  GEOCOMM_RETURN_IF_ERROR(check_blocks(run.spec.id, args, run.stream));
-  return decode_blocks(run.spec.id, args, run.stream);
+// With what its room holds.
+Decode with_room(const CodecSpec& spec, const Decode& all, const Decode& part, HuffmanSpace* huffman) {
+  Decode args = part;
+  SpaceCutter room(all.workspace.room);
+  const BlockSpace space = space_of(spec, all.plan, room);
+  args.raw_before = space.raw_before;
+  if (has_stage(spec)) args.staged = all.workspace.room;
+  if (huffman != nullptr) *huffman = space.huffman;
+  return args;
+}
+
+Status check(const DecodeRun& run) {
+  HuffmanSpace huffman;
+  const Decode args = with_room(run.spec, run.args, run.args, &huffman);
+  if (has_stage(run.spec)) GEOCOMM_RETURN_IF_ERROR(decode_stage(args, huffman, run.stream));
+  return check_blocks(run.spec.id, args, run.stream);
+}
+
+Status put(const DecodeRun& run) {
+  return decode_blocks(run.spec.id, with_room(run.spec, run.args, run.part(), nullptr), run.stream);
 }
 
 }  // namespace
 
-const CodecFamily kBlockFamily{true, true, room_bytes, encode, decode};
+const CodecFamily kBlockFamily{true, true, room_bytes, encode, check, put};
 
 }  // namespace geocomm::codec::cuda

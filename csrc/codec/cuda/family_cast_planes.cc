@@ -32,18 +32,20 @@ Status encode(const EncodeRun& run) {
   return place_sections(run, space, false);
 }
 
-Status decode(const DecodeRun& run) {
-  const PayloadPlan& plan = run.args.plan;
+Status check(const DecodeRun& run) {
   SpaceCutter room(run.args.workspace.room);
-  const SectionSpace space = space_of(plan, room);
-  GEOCOMM_RETURN_IF_ERROR(name_cast_sections(plan, space, run.stream));
-  GEOCOMM_RETURN_IF_ERROR(walk_sections(run, space, kHighBytes, kCastSections));
-  GEOCOMM_RETURN_IF_ERROR(join_casts(run.spec.id, run.args, space, run.stream));
-  return decode_plain_frames(run.args, run.stream);
+  const SectionSpace space = space_of(run.args.plan, room);
+  GEOCOMM_RETURN_IF_ERROR(name_cast_sections(run.args.plan, space, run.stream));
+  return walk_sections(run, space, kHighBytes, kCastSections);
+}
+
+Status put(const DecodeRun& run) {
+  SpaceCutter room(run.args.workspace.room);
+  return join_casts(run.spec.id, run.part(), space_of(run.args.plan, room), run.stream);
 }
 
 }  // namespace
 
-const CodecFamily kCastPlaneFamily{false, true, room_bytes, encode, decode};
+const CodecFamily kCastPlaneFamily{false, true, room_bytes, encode, check, put};
 
 }  // namespace geocomm::codec::cuda

@@ -51,24 +51,24 @@ Status encode(const EncodeRun& run) {
   return write_dead_zone_raw(run.dtype, input, space, run.stream);
 }
 
-Status decode(const DecodeRun& run) {
+Status check(const DecodeRun& run) {
   const Decode& args = run.args;
   SpaceCutter room(args.workspace.room);
   const DeadZoneSpace space = space_of(run.spec, args.plan, room);
   GEOCOMM_RETURN_IF_ERROR(name_dead_zone_blocks(args, space, run.stream));
   GEOCOMM_RETURN_IF_ERROR(walk_sections(run, space.sections, kSteps, kSigns));
   GEOCOMM_RETURN_IF_ERROR(check_dead_zone_blocks(args, space, run.stream));
-  if (run.spec.id == CodecId::BitPlanes) {
-    GEOCOMM_RETURN_IF_ERROR(find_codes(run, space));
-  } else {
-    GEOCOMM_RETURN_IF_ERROR(walk_sections(run, space.sections, kSigns, kDeadZoneSections));
-  }
-  GEOCOMM_RETURN_IF_ERROR(decode_dead_zone(args, space, run.stream));
-  return decode_plain_frames(args, run.stream);
+  if (run.spec.id == CodecId::BitPlanes) return find_codes(run, space);
+  return walk_sections(run, space.sections, kSigns, kDeadZoneSections);
+}
+
+Status put(const DecodeRun& run) {
+  SpaceCutter room(run.args.workspace.room);
+  return decode_dead_zone(run.part(), space_of(run.spec, run.args.plan, room), run.stream);
 }
 
 }  // namespace
 
-const CodecFamily kDeadZoneFamily{true, true, room_bytes, encode, decode};
+const CodecFamily kDeadZoneFamily{true, true, room_bytes, encode, check, put};
 
 }  // namespace geocomm::codec::cuda

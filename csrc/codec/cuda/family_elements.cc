@@ -13,23 +13,26 @@ std::size_t room_bytes(const CodecSpec&, core::DType, const PayloadPlan&) {
 Status encode(const EncodeRun& run) {
   const ElementEncode& input = run.input;
   const bool has_residual = input.residual.data != nullptr;
-  LayoutArgs layout{input.plan, input.workspace, FrameSizes::Casts, run.bytes_out};
   if (run.spec.id == CodecId::None) {
     GEOCOMM_RETURN_IF_ERROR(has_residual ? encode_plain_sums(run.dtype, input, run.stream)
                                          : copy_into_frames(input, run.stream));
-    layout.sizes = FrameSizes::Blocks;
-    return lay_out_frames(layout, run.stream);
+    return lay_out_frames(run.layout(FrameSizes::Blocks), run.stream);
   }
   // A frame that a cast cannot carry leaves the residual to its frame of None, so with a residual the check
   // comes first. Without one the encoder checks on the way, and runs again in the rare case.
   const CastPass first = has_residual ? CastPass::Check : CastPass::Regular;
   GEOCOMM_RETURN_IF_ERROR(encode_casts(run.spec.id, run.dtype, first, input, run.stream));
-  GEOCOMM_RETURN_IF_ERROR(lay_out_frames(layout, run.stream));
+  GEOCOMM_RETURN_IF_ERROR(lay_out_frames(run.layout(FrameSizes::Casts), run.stream));
   return encode_casts(run.spec.id, run.dtype, CastPass::Placed, input, run.stream);
 }
 
-Status decode(const DecodeRun& run) {
-  const Decode& args = run.args;
+// The headers say all.
+Status check(const DecodeRun&) {
+  return Status::ok();
+}
+
+Status put(const DecodeRun& run) {
+  const Decode args = run.part();
   if (run.spec.id == CodecId::None &&
       (!core::is_compressible(args.dtype) || args.sink == sink_of(args.dtype))) {
     return copy_out_of_frames(args, run.stream);
@@ -39,6 +42,6 @@ Status decode(const DecodeRun& run) {
 
 }  // namespace
 
-const CodecFamily kElementFamily{true, false, room_bytes, encode, decode};
+const CodecFamily kElementFamily{true, false, room_bytes, encode, check, put};
 
 }  // namespace geocomm::codec::cuda

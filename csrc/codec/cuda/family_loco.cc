@@ -30,7 +30,7 @@ Status encode(const EncodeRun& run) {
   return place_sections(run, args.chosen.space.sections, false);
 }
 
-Status decode(const DecodeRun& run) {
+Status check(const DecodeRun& run) {
   SpaceCutter room(run.args.workspace.room);
   LocoDecode args = take_loco_decoding(run.args.plan, room);
   args.frames = run.args;
@@ -40,12 +40,18 @@ Status decode(const DecodeRun& run) {
   GEOCOMM_RETURN_IF_ERROR(walk_sections(run, args.sections, LocoSection::Records, LocoSection::Raw));
   GEOCOMM_RETURN_IF_ERROR(check_loco_levels(args, run.stream));
   GEOCOMM_RETURN_IF_ERROR(walk_sections(run, args.sections, LocoSection::Raw, LocoSection::Count));
-  GEOCOMM_RETURN_IF_ERROR(check_loco_places(args, run.stream));
+  return check_loco_places(args, run.stream);
+}
+
+Status put(const DecodeRun& run) {
+  SpaceCutter room(run.args.workspace.room);
+  LocoDecode args = take_loco_decoding(run.args.plan, room);
+  args.frames = run.part();
   return put_loco_values(args, run.stream);
 }
 
 }  // namespace
 
-const CodecFamily kLocoFamily{true, false, room_bytes, encode, decode};
+const CodecFamily kLocoFamily{true, false, room_bytes, encode, check, put};
 
 }  // namespace geocomm::codec::cuda

@@ -31,9 +31,7 @@ LosslessSpace space_of(const CodecSpec& spec, DType dtype, const PayloadPlan& pl
   LosslessSpace space{};
   space.sections = take_section_space(shape_of(dtype, plan), plan, spec.entropy != Entropy::None, room);
   space.runs_per_frame = std::max(parts_of(plan.largest().elements, kRunElements), 1u);
-  space.run_count = std::uint64_t{plan.frames - 1} * parts_of(plan.full.elements, kRunElements) +
-                    parts_of(plan.last.elements, kRunElements);
-  space.runs = room.take<std::uint32_t>(space.run_count);
+  space.runs = room.take<std::uint32_t>(std::uint64_t{plan.frames} * space.runs_per_frame);
   return space;
 }
 
@@ -52,24 +50,24 @@ Status encode(const EncodeRun& run) {
   return place_sections(run, space.sections, true);
 }
 
-Status decode(const DecodeRun& run) {
+Status check(const DecodeRun& run) {
   const Decode& args = run.args;
   SpaceCutter room(args.workspace.room);
   const LosslessSpace space = space_of(run.spec, args.dtype, args.plan, room);
   GEOCOMM_RETURN_IF_ERROR(name_lossless_sections(args, space, run.stream));
-  if (args.dtype == DType::Float32) {
-    GEOCOMM_RETURN_IF_ERROR(walk_sections(run, space.sections, kMode, kLowerHigh));
-    GEOCOMM_RETURN_IF_ERROR(count_lower_halves(args, space, run.stream));
-    GEOCOMM_RETURN_IF_ERROR(walk_sections(run, space.sections, kLowerHigh, kLosslessSections));
-  } else {
-    GEOCOMM_RETURN_IF_ERROR(walk_sections(run, space.sections, kMode, kLosslessSections));
-  }
-  GEOCOMM_RETURN_IF_ERROR(join_words(args, space, run.stream));
-  return decode_plain_frames(args, run.stream);
+  if (args.dtype != DType::Float32) return walk_sections(run, space.sections, kMode, kLosslessSections);
+  GEOCOMM_RETURN_IF_ERROR(walk_sections(run, space.sections, kMode, kLowerHigh));
+  GEOCOMM_RETURN_IF_ERROR(count_lower_halves(args, space, run.stream));
+  return walk_sections(run, space.sections, kLowerHigh, kLosslessSections);
+}
+
+Status put(const DecodeRun& run) {
+  SpaceCutter room(run.args.workspace.room);
+  return join_words(run.part(), space_of(run.spec, run.args.dtype, run.args.plan, room), run.stream);
 }
 
 }  // namespace
 
-const CodecFamily kLosslessFamily{true, true, room_bytes, encode, decode};
+const CodecFamily kLosslessFamily{true, true, room_bytes, encode, check, put};
 
 }  // namespace geocomm::codec::cuda

@@ -31,7 +31,7 @@ Status encode(const EncodeRun& run) {
   return place_sections(run, space.sections, false);
 }
 
-Status decode(const DecodeRun& run) {
+Status check(const DecodeRun& run) {
   SpaceCutter room(run.args.workspace.room);
   const TopKDecodeSpace space = take_top_k_decoding(run.args.plan, room);
   const TopKDecode args{run.args, space};
@@ -41,12 +41,16 @@ Status decode(const DecodeRun& run) {
   GEOCOMM_RETURN_IF_ERROR(walk_sections(run, space.sections, TopKSection::Index, TopKSection::Raw));
   GEOCOMM_RETURN_IF_ERROR(check_scales(args, run.stream));
   GEOCOMM_RETURN_IF_ERROR(walk_sections(run, space.sections, TopKSection::Raw, TopKSection::Count));
-  GEOCOMM_RETURN_IF_ERROR(check_places(args, run.stream));
-  return put_chosen(args, run.stream);
+  return check_places(args, run.stream);
+}
+
+Status put(const DecodeRun& run) {
+  SpaceCutter room(run.args.workspace.room);
+  return put_chosen({run.part(), take_top_k_decoding(run.args.plan, room)}, run.stream);
 }
 
 }  // namespace
 
-const CodecFamily kTopKFamily{false, true, room_bytes, encode, decode};
+const CodecFamily kTopKFamily{false, true, room_bytes, encode, check, put};
 
 }  // namespace geocomm::codec::cuda

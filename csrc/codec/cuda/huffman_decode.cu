@@ -1,5 +1,5 @@
-// Received planes: their heads, then all blocks at once, a warp per substream. Blocks that share a table each
-// read it for themselves.
+// Received planes whose heads have been read: all blocks at once, a warp per substream. Blocks that share a
+// table each read it for themselves.
 #include "codec/cuda/huffman_device.cuh"
 #include "codec/cuda/huffman_heads.cuh"
 #include "codec/cuda/verdict.h"
@@ -16,19 +16,6 @@ using huffman::kWordBits;
 
 constexpr unsigned kThreads = kMaxSubstreams * kWarp;
 constexpr unsigned kEntryLengthBits = 4;
-
-// A warp per plane.
-__global__ void __launch_bounds__(kWarp) read_heads(HuffmanSpace space, std::uint64_t* verdict) {
-  HuffmanPlane& plane = space.planes[blockIdx.x];
-  const std::uint64_t there = plane.coded_bytes;
-  if (is_over_for_warp(verdict)) return;  // after this the first lane may write both
-  std::uint32_t coded_bytes = 0;
-  const bool sound =
-      read_plane_heads(plane.from, there, plane.bytes, space.blocks + space.slot(blockIdx.x, 0), coded_bytes);
-  if (threadIdx.x != 0) return;
-  plane.coded_bytes = coded_bytes;
-  if (!sound) report(verdict, Fault::Plane, plane.frame);
-}
 
 struct Table {
   std::uint16_t entries[kWholeCode];  // length | symbol << kEntryLengthBits
@@ -233,10 +220,6 @@ __global__ void __launch_bounds__(kThreads) decode(HuffmanSpace space, std::uint
 }
 
 }  // namespace
-
-core::Status read_huffman_heads(const HuffmanSpace& space, std::uint64_t* verdict, Stream stream) {
-  return launch(read_heads, Grid{space.plane_count, kWarp}, stream, space, verdict);
-}
 
 core::Status decode_huffman_planes(const HuffmanSpace& space, std::uint64_t* verdict, Stream stream) {
   const Grid grid{std::uint64_t{space.plane_count} * space.blocks_per_plane, kThreads};

@@ -71,10 +71,9 @@ core::Status encode_huffman_blocks(const HuffmanSpace& space, Stream stream);
 // `to` is set as well: puts the coded planes there.
 core::Status write_huffman_planes(const HuffmanSpace& space, Stream stream);
 
-// Decoding. Both do nothing once there is a verdict, and report what is wrong.
-// `from`, `bytes` and `coded_bytes` are set: checks the heads; `coded_bytes` becomes the plane's own.
-core::Status read_huffman_heads(const HuffmanSpace& space, std::uint64_t* verdict, Stream stream);
-// All are set. Nothing is read but the coded planes, nothing written but `bytes` from `to` on.
+// Decoding. All are set, and the heads have been read (huffman_heads.cuh). Nothing is read but the coded
+// planes, nothing written but `bytes` from `to` on. Does nothing once there is a verdict, and reports what is
+// wrong.
 core::Status decode_huffman_planes(const HuffmanSpace& space, std::uint64_t* verdict, Stream stream);
 
 }  // namespace geocomm::codec::cuda

@@ -7,6 +7,7 @@
 #include "codec/cuda/cuda_codec.h"
 #include "codec/cuda/huffman_planes.h"
 #include "codec/cuda/payload_plan.h"
+#include "codec/cuda/section_space.h"
 #include "codec/frames/elements.h"
 #include "codec/frames/frame.h"
 #include "codec/payload/payload.h"
@@ -16,27 +17,31 @@
 
 namespace geocomm::codec::cuda {
 
-// An error-feedback residual; data is nullptr where there is none.
-struct ResidualView {
-  std::uint8_t* data = nullptr;
-  bool is_bfloat16 = false;
-  float decay = 1.0f;
-
-  GEOCOMM_HOST_DEVICE std::uint8_t* at(std::uint64_t element) const {
-    return data + element * (is_bfloat16 ? 2 : 4);
-  }
-};
-
 // Encoding: clear, elements or blocks, layout, (moves, raw blocks), crc, seal.
-
-core::Status clear_records(const PayloadPlan& plan, const Workspace& workspace, Stream stream);
+// `table`: of a batch, the slots, where the host has written them; they become those of the workspace.
+core::Status clear_records(const PayloadPlan& plan, const Workspace& workspace, const FrameSlot* table,
+                           Stream stream);
 
 struct ElementEncode {
   const std::uint8_t* src;
   std::uint8_t* dst;
-  ResidualView residual;
+  ResidualView residual;  // of a batch: its data is not nullptr if the slots have residuals
   PayloadPlan plan;
   Workspace workspace;
+
+  GEOCOMM_HOST_DEVICE const std::uint8_t* elements(std::uint64_t frame) const {
+    return plan.elements_at(src, plan.element_bytes, frame);
+  }
+  GEOCOMM_HOST_DEVICE ResidualView residual_of(std::uint64_t frame) const {
+    return plan.residual_of(residual, frame);
+  }
+  // Where the frame lies: once all are laid out; if all are regular.
+  GEOCOMM_HOST_DEVICE std::uint8_t* placed(std::uint64_t frame) const {
+    return plan.frame_at(dst, workspace.records[frame].offset, frame);
+  }
+  GEOCOMM_HOST_DEVICE std::uint8_t* regular(std::uint64_t frame) const {
+    return plan.frame_at(dst, frame * plan.frame_stride, frame);
+  }
 };
 // Elements one by one: None, Fp16, Bf16.
 enum class CastPass : std::uint8_t {
@@ -58,6 +63,20 @@ struct BlockEncode : ElementEncode {
   std::uint64_t seed;
   std::uint64_t first_element;
   bool is_stochastic;
+  std::uint8_t* staged = nullptr;  // where a stage is to have them, in the regular layout
+
+  GEOCOMM_HOST_DEVICE std::uint8_t* quantized(std::uint64_t frame) const {
+    return staged != nullptr ? staged + frame * plan.frame_stride : regular(frame);
+  }
+
+  GEOCOMM_HOST_DEVICE std::uint64_t seed_of(std::uint64_t frame) const {
+    return plan.slots != nullptr ? plan.slots[frame].seed : seed;
+  }
+  // What the frame's first element is counted as.
+  GEOCOMM_HOST_DEVICE std::uint64_t counter_of(std::uint64_t frame) const {
+    return plan.slots != nullptr ? plan.slots[frame].first_element
+                                 : first_element + frame * plan.frame_elements;
+  }
 };
 core::Status encode_int_blocks(CodecId id, core::DType dtype, const BlockEncode& args, Stream stream);
 core::Status encode_bit_blocks(CodecId id, core::DType dtype, const BlockEncode& args, Stream stream);
@@ -68,25 +87,40 @@ core::Status write_raw_blocks(core::DType dtype, const BlockEncode& args, Stream
 // planes, whose sizes the layout needs; then, to their places, scales and coded planes.
 core::Status encode_stage(const PayloadPlan& plan, const Workspace& workspace, const HuffmanSpace& space,
                           Stream stream);
-core::Status write_staged_frames(std::uint8_t* dst, const PayloadPlan& plan, const Workspace& workspace,
-                                 const HuffmanSpace& space, Stream stream);
+core::Status write_staged_frames(const ElementEncode& args, const HuffmanSpace& space, Stream stream);
 
 // How the sizes of frames come about.
 enum class FrameSizes : std::uint8_t {
   Blocks,        // the regular size, and the elements of raw blocks; the record's raw_at is set as well
-  StagedBlocks,  // up to raw_at, and the elements of raw blocks
+  StagedBlocks,  // the scales, a coded plane, and the elements of raw blocks; sets raw_at as well
   Casts,         // the regular size, or that of a frame of None, which the record then names
-  Known          // the record's payload_bytes
+  Sections       // what the sections take, which are told their places; or that of a frame of None
+};
+// What the headers of a call's frames have in common.
+struct FrameHeaders {
+  FrameHeader regular;  // ids, flags and block of the codec's frames
+  FrameHeader plain;    // and of those of None
+  bool with_checksums;
+
+  // Whether they are written as soon as sizes are known: no crc is waited for, and no frame moves.
+  GEOCOMM_HOST_DEVICE bool come_with_layout(const PayloadPlan& plan) const {
+    return !with_checksums && (plan.frames == 1 || plan.slots != nullptr);
+  }
 };
 // Sizes and offsets of all frames, from what was counted.
 struct LayoutArgs {
+  std::uint8_t* dst;
   PayloadPlan plan;
   Workspace workspace;
+  FrameHeaders headers;
+  std::uint64_t* bytes_out;  // nullptr for a batch
   FrameSizes sizes;
-  std::uint64_t* bytes_out;
+  const HuffmanPlane* planes;  // StagedBlocks
+  SectionSpace sections;       // Sections
+  bool must_shrink;            // frames of sections that would not be smaller than their elements are of None
 };
 core::Status lay_out_frames(const LayoutArgs& args, Stream stream);
-// Where the layout is irregular: moves regular frames to their places, by way of the workspace.
+// Where the layout of a payload is irregular: moves regular frames to their places, by way of the workspace.
 core::Status move_frames(std::uint8_t* dst, const PayloadPlan& plan, const Workspace& workspace,
                          Stream stream);
 
@@ -95,27 +129,20 @@ core::Status move_frames(std::uint8_t* dst, const PayloadPlan& plan, const Works
 core::Status sum_payload_crcs(const std::uint8_t* bytes, const PayloadPlan& plan, const Workspace& workspace,
                               const std::uint64_t* verdict, Stream stream);
 
-struct SealArgs {
-  std::uint8_t* dst;
-  PayloadPlan plan;
-  Workspace workspace;
-  FrameHeader regular;  // ids, flags and block of the codec's frames
-  FrameHeader plain;    // and of those of None
-  bool with_checksums;
-};
-core::Status write_headers(const SealArgs& args, Stream stream);
+// Unless they came with the layout, when the crcs are there.
+core::Status write_headers(std::uint8_t* dst, const PayloadPlan& plan, const Workspace& workspace,
+                           const FrameHeaders& headers, Stream stream);
 
 // Decoding: clear, find frames, crc, check, elements or blocks. A stage does nothing once there is a verdict.
 
 struct FindArgs {
   const std::uint8_t* payload;
   std::uint64_t payload_bytes;
+  const FrameSlot* table;  // of a batch, as clear_records() has it; nullptr: a payload
   PayloadPlan plan;
   Workspace workspace;
-  FrameHeader regular;
-  FrameHeader plain;
+  FrameHeaders headers;
   bool takes_any_rounding;
-  bool has_checksums;
   std::uint64_t* verdict;
   bool may_be_longer;  // bytes behind the last frame are nobody's business
 };
@@ -127,28 +154,36 @@ core::Status check_crcs(const FindArgs& args, Stream stream);
 struct Decode {
   const std::uint8_t* payload;
   std::uint8_t* dst;
+  std::uint32_t target_bytes;  // of an element there
   core::DType dtype;
   Sink sink;
   PayloadPlan plan;
   Workspace workspace;
   std::uint64_t* verdict;
   const std::uint8_t* staged;  // nullptr, or where the stage has put the codes, in the regular layout
+  std::uint32_t* raw_before;   // of a raw block: elements in raw blocks of its frame before it
 
+  GEOCOMM_HOST_DEVICE std::uint8_t* elements(std::uint64_t frame) const {
+    return plan.elements_at(dst, target_bytes, frame);
+  }
+  // Of a frame that has been found.
+  GEOCOMM_HOST_DEVICE const std::uint8_t* payload_of(std::uint64_t frame) const {
+    return plan.frame_at(payload, workspace.records[frame].offset, frame) + sizeof(FrameHeader);
+  }
   // Of a frame of blocks.
   GEOCOMM_HOST_DEVICE const std::uint8_t* codes(std::uint32_t frame) const {
     const std::uint8_t* begin =
-        staged != nullptr ? staged + frame * plan.frame_stride : payload + workspace.records[frame].offset;
-    return begin + sizeof(FrameHeader) + plan.extent(frame).codes_at;
+        staged != nullptr ? staged + frame * plan.frame_stride + sizeof(FrameHeader) : payload_of(frame);
+    return begin + plan.extent(frame).codes_at;
   }
 };
+// Elements one by one, of casts and of None.
 core::Status decode_elements(CodecId id, const Decode& args, Stream stream);
-// Those of None, whatever the others are.
-core::Status decode_plain_frames(const Decode& args, Stream stream);
 // Frames of None to their own dtype.
 core::Status copy_out_of_frames(const Decode& args, Stream stream);
 // The planes of all frames to the regular layout in the workspace.
 core::Status decode_stage(const Decode& args, const HuffmanSpace& space, Stream stream);
-// Checks scales, packed bytes and sizes of all frames.
+// Checks scales and sizes of all frames, and finds what raw blocks come before which.
 core::Status check_blocks(CodecId id, const Decode& args, Stream stream);
 core::Status decode_blocks(CodecId id, const Decode& args, Stream stream);
 

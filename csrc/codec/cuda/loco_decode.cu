@@ -166,11 +166,12 @@ __global__ void __launch_bounds__(kLocoThreads) put(LocoDecode args) {
       std::uint64_t{
           args.raw_before[std::uint64_t{own.chunk.frame} * args.chunks_per_frame + own.chunk.index]} *
           sizeof(float);
+  std::uint8_t* dst = args.frames.elements(own.chunk.frame);
   for_places(own, [&](std::uint32_t index, std::uint32_t place, bool) {
     const float value = levels.low == kRawScale
                             ? __uint_as_float(load_u32(raw + std::uint64_t{index} * sizeof(float)))
                             : levels.value(codes[index / 4] >> 2 * (index % 4));
-    put_value<kSink>(args.frames.dst, own.chunk.first + place, value);
+    put_value<kSink>(dst, own.chunk.begin + place, value);
   });
 }
 

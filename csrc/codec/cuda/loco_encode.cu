@@ -127,8 +127,7 @@ __global__ void __launch_bounds__(kLocoThreads) write_records(LocoEncode args) {
   const PlaceWriter places{own, shape_of(own.chunk.length, own.count)};
   places.write(record + sizeof(LocoLevels));
   std::uint8_t* codes = record + sizeof(LocoLevels) + places.shape.bytes;
-  const ResidualView& residual = args.chosen.residual;
-  const std::uint64_t frame_first = own.chunk.frame * args.chosen.plan.frame_elements;
+  const ResidualView residual = args.chosen.plan.residual_of(args.chosen.residual, own.chunk.frame);
   own.for_quads([&](std::uint32_t at, const Quad& values, unsigned present) {
     if (present == 0) return;
     std::uint32_t byte = 0;
@@ -140,7 +139,7 @@ __global__ void __launch_bounds__(kLocoThreads) write_records(LocoEncode args) {
         byte |= code << 2 * c;
         lost = __fsub_rn(value, levels.value(code));
       }
-      if (residual.data != nullptr) store_residual(residual, frame_first + own.places[at + c], lost);
+      if (residual.data != nullptr) store_residual(residual, own.places[at + c], lost);
     }
     codes[at / 4] = static_cast<std::uint8_t>(byte);
   });

@@ -52,17 +52,20 @@ struct LocoChunk {
   std::uint32_t frame;
   std::uint32_t index;   // in the frame
   std::uint32_t length;  // elements
-  std::uint64_t first;   // element, of the payload
+  std::uint32_t begin;   // element, of the frame
 };
 
 // This warp's. False for all its lanes: there is none.
 __device__ __forceinline__ bool find_chunk(const PayloadPlan& plan, LocoChunk& chunk) {
-  chunk.first = (std::uint64_t{blockIdx.x} * kLocoWarps + threadIdx.x / kWarp) * kTopKChunk;
-  if (chunk.first >= plan.elements) return false;
-  chunk.frame = plan.frame_of_element(chunk.first);
-  const auto in_frame = static_cast<std::uint32_t>(chunk.first - chunk.frame * plan.frame_elements);
-  chunk.index = in_frame / kTopKChunk;
-  const std::uint32_t left = plan.extent(chunk.frame).elements - in_frame;
+  const std::uint64_t element = (std::uint64_t{blockIdx.x} * kLocoWarps + threadIdx.x / kWarp) * kTopKChunk;
+  if (element >= plan.elements) return false;
+  const std::uint32_t index = plan.frame_of_element(element);
+  chunk.frame = plan.first_frame + index;
+  chunk.begin = static_cast<std::uint32_t>(element - index * plan.frame_elements);
+  const std::uint32_t elements = plan.extent(chunk.frame).elements;
+  if (chunk.begin >= elements) return false;
+  chunk.index = chunk.begin / kTopKChunk;
+  const std::uint32_t left = elements - chunk.begin;
   chunk.length = left < kTopKChunk ? left : kTopKChunk;
   return true;
 }

@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kRunThreads) name_sections(Decode args, Lossle
   if (frame >= args.plan.frames || is_over_for_thread(args.verdict)) return;
   const FrameRecord& record = args.workspace.records[frame];
   if (record.is_plain != 0) return;
-  const std::uint32_t mode = args.payload[record.offset + sizeof(FrameHeader)];
+  const std::uint32_t mode = *args.payload_of(frame);
   const auto most = args.dtype == core::DType::Float32 ? LowerHalves::All : LowerHalves::None;
   if (mode > static_cast<std::uint32_t>(most)) {
     report(args.verdict, Fault::Code, frame);
@@ -99,7 +99,16 @@ __global__ void __launch_bounds__(kRunThreads) join(Decode args, LosslessSpace s
   if (is_over_for_warp(args.verdict)) return;
   RunPlace place;
   if (!find_run(args.plan, space, place)) return;
-  if (args.workspace.records[place.frame].is_plain != 0) return;
+  std::uint8_t* dst = args.elements(place.frame);
+  if (args.workspace.records[place.frame].is_plain != 0) {
+    const std::uint8_t* plain =
+        args.payload_of(place.frame) + std::uint64_t{place.first} * args.plan.element_bytes;
+    for (unsigned row = 0; row < place.rows(); ++row) {
+      put_plain<kSink>(kType, plain + std::uint64_t{place.at(row)} * args.plan.element_bytes, dst,
+                       place.first + place.at(row), place.count(row));
+    }
+    return;
+  }
   const auto content = [&](std::uint32_t section) {
     return space.sections.section(place.frame, section).content;
   };
@@ -140,8 +149,7 @@ __global__ void __launch_bounds__(kRunThreads) join(Decode args, LosslessSpace s
       }
     }
     if (count > 0) {
-      const std::uint64_t element = place.frame * args.plan.frame_elements + place.first + at;
-      put_words<kType, kSink>(words, args.dst, element, count);
+      put_words<kType, kSink>(words, dst, place.first + at, count);
     }
   }
 }
@@ -149,7 +157,7 @@ __global__ void __launch_bounds__(kRunThreads) join(Decode args, LosslessSpace s
 // Elements of 16 bits go to their own dtype, or to floats.
 template <core::DType kType>
 core::Status launch_join(const Decode& args, const LosslessSpace& space, Stream stream) {
-  const Grid grid = grid_of_runs(space);
+  const Grid grid = grid_of_runs(args.plan, space);
   if (args.sink == Sink::Float32) return launch(join<kType, Sink::Float32>, grid, stream, args, space);
   if (args.sink == Sink::AddToFloat32) {
     return launch(join<kType, Sink::AddToFloat32>, grid, stream, args, space);
@@ -164,7 +172,7 @@ core::Status name_lossless_sections(const Decode& args, const LosslessSpace& spa
 }
 
 core::Status count_lower_halves(const Decode& args, const LosslessSpace& space, Stream stream) {
-  GEOCOMM_RETURN_IF_ERROR(launch(count, grid_of_runs(space), stream, args, space));
+  GEOCOMM_RETURN_IF_ERROR(launch(count, grid_of_runs(args.plan, space), stream, args, space));
   return launch(find_runs, Grid{args.plan.frames, kRunThreads}, stream, args, space);
 }
 

@@ -15,8 +15,8 @@ __device__ __forceinline__ unsigned not_zero(const Words& words) {
 
 template <core::DType kType>
 __device__ __forceinline__ Words load_row(const ElementEncode& args, const RunPlace& place, unsigned row) {
-  const std::uint64_t element = place.frame * args.plan.frame_elements + place.first + place.at(row);
-  return load_words<kType>(args.src + element * kElementBytes<kType>, place.count(row));
+  const std::uint64_t element = place.first + place.at(row);
+  return load_words<kType>(args.elements(place.frame) + element * kElementBytes<kType>, place.count(row));
 }
 
 template <core::DType kType>
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kRunThreads) split_lower(ElementEncode args, L
 core::Status split_words(core::DType dtype, const ElementEncode& args, const LosslessSpace& space,
                          Stream stream) {
   return with_compressible(dtype, [&]<core::DType kType>() {
-    return launch(split<kType>, grid_of_runs(space), stream, args, space);
+    return launch(split<kType>, grid_of_runs(args.plan, space), stream, args, space);
   });
 }
 
@@ -137,7 +137,8 @@ core::Status split_lower_halves(core::DType dtype, const ElementEncode& args, co
   const bool is_float32 = dtype == core::DType::Float32;
   GEOCOMM_RETURN_IF_ERROR(
       launch(name_sections, Grid{args.plan.frames, kRunThreads}, stream, args, space, is_float32));
-  return is_float32 ? launch(split_lower, grid_of_runs(space), stream, args, space) : core::Status::ok();
+  return is_float32 ? launch(split_lower, grid_of_runs(args.plan, space), stream, args, space)
+                    : core::Status::ok();
 }
 
 }  // namespace geocomm::codec::cuda

@@ -28,18 +28,20 @@ struct RunPlace {
 // False for the whole warp: there is none.
 __device__ __forceinline__ bool find_run(const PayloadPlan& plan, const LosslessSpace& space,
                                          RunPlace& place) {
-  place.slot = std::uint64_t{blockIdx.x} * kRunWarps + threadIdx.x / kWarp;
-  if (place.slot >= space.run_count) return false;
-  // The last frame may be shorter, no other.
+  place.slot = std::uint64_t{plan.first_frame} * space.runs_per_frame +
+               std::uint64_t{blockIdx.x} * kRunWarps + threadIdx.x / kWarp;
   place.frame = static_cast<std::uint32_t>(place.slot / space.runs_per_frame);
+  if (place.frame >= plan.first_frame + plan.frames) return false;
   place.first = static_cast<std::uint32_t>(place.slot % space.runs_per_frame) * kRunElements;
-  const std::uint32_t left = plan.extent(place.frame).elements - place.first;
+  const std::uint32_t elements = plan.extent(place.frame).elements;
+  if (place.first >= elements) return false;
+  const std::uint32_t left = elements - place.first;
   place.length = left < kRunElements ? left : kRunElements;
   return true;
 }
 
-inline Grid grid_of_runs(const LosslessSpace& space) {
-  return one_thread_each(space.run_count * kWarp, kRunThreads);
+inline Grid grid_of_runs(const PayloadPlan& plan, const LosslessSpace& space) {
+  return one_thread_each(std::uint64_t{plan.frames} * space.runs_per_frame * kWarp, kRunThreads);
 }
 
 // By a block of threads: makes the counts of a frame's runs those of what comes before, and gives their sum.

@@ -31,7 +31,6 @@ struct LosslessSpace {
   SectionSpace sections;
   std::uint32_t* runs;  // lower halves carried: of the run, then, of those before it in its frame
   std::uint32_t runs_per_frame;
-  std::uint64_t run_count;  // of the payload
 };
 
 // Encoding: the planes of the upper halves (or of 16 bits), and the bitmap; then all sections, those of the

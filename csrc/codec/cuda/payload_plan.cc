@@ -11,6 +11,9 @@
 namespace geocomm::codec::cuda {
 namespace {
 
+// Of several frames of a batch: whole tiles and blocks of every kernel.
+constexpr std::uint64_t kLeastFrameElements = 16384;
+
 // Of the payload of a regular frame.
 std::size_t regular_bytes(const CodecSpec& spec, core::DType dtype, std::size_t elements) {
   switch (spec.id) {
@@ -32,6 +35,8 @@ std::size_t regular_bytes(const CodecSpec& spec, core::DType dtype, std::size_t 
   }
 }
 
+}  // namespace
+
 FrameExtent extent_of(const CodecSpec& spec, core::DType dtype, std::uint64_t elements) {
   FrameExtent extent{};
   extent.elements = static_cast<std::uint32_t>(elements);
@@ -47,13 +52,13 @@ FrameExtent extent_of(const CodecSpec& spec, core::DType dtype, std::uint64_t el
   return extent;
 }
 
-}  // namespace
+namespace {
 
-PayloadPlan make_plan(const CodecSpec& spec, core::DType dtype, std::uint64_t elements, Framing framing) {
+PayloadPlan plan_of(const CodecSpec& spec, core::DType dtype, std::uint64_t elements,
+                    std::uint64_t frame_elements) {
   PayloadPlan plan{};
   plan.elements = elements;
-  plan.frame_elements = framing == Framing::Payload ? kPayloadFrameBytes / core::size_of(dtype)
-                                                    : std::max<std::uint64_t>(elements, 1);
+  plan.frame_elements = frame_elements;
   plan.frames = static_cast<std::uint32_t>(
       std::max<std::uint64_t>((elements + plan.frame_elements - 1) / plan.frame_elements, 1));
   plan.element_bytes = static_cast<std::uint32_t>(core::size_of(dtype));
@@ -71,15 +76,34 @@ PayloadPlan make_plan(const CodecSpec& spec, core::DType dtype, std::uint64_t el
   return plan;
 }
 
-Workspace cut_workspace(const PayloadPlan& plan, std::byte* workspace_dev) {
+}  // namespace
+
+PayloadPlan make_plan(const CodecSpec& spec, core::DType dtype, std::uint64_t elements, Framing framing) {
+  return plan_of(spec, dtype, elements,
+                 framing == Framing::Payload ? kPayloadFrameBytes / core::size_of(dtype)
+                                             : std::max<std::uint64_t>(elements, 1));
+}
+
+PayloadPlan make_batch_plan(const CodecSpec& spec, core::DType dtype, std::uint64_t largest,
+                            std::uint32_t frames) {
+  // Several: a power of two, as the frames of a payload have, so that no tile and no block is in two of them.
+  const std::uint64_t frame_elements = frames == 1 ? std::max<std::uint64_t>(largest, 1)
+                                                   : std::bit_ceil(std::max(largest, kLeastFrameElements));
+  PayloadPlan plan = plan_of(spec, dtype, frames == 1 ? largest : frames * frame_elements, frame_elements);
+  plan.frame_stride = SpaceCutter::aligned(plan.frame_stride);
+  return plan;
+}
+
+Workspace cut_workspace(const PayloadPlan& plan, bool is_batch, std::byte* workspace_dev) {
   SpaceCutter cutter(workspace_dev);
   auto* state = cutter.take<PayloadState>(1);
   auto* records = cutter.take<FrameRecord>(plan.frames);
-  return {state, records, cutter.rest()};
+  auto* slots = is_batch ? cutter.take<FrameSlot>(plan.frames) : nullptr;
+  return {state, records, slots, cutter.rest()};
 }
 
-std::size_t bytes_of_records(const PayloadPlan& plan) {
-  return reinterpret_cast<std::uintptr_t>(cut_workspace(plan, nullptr).room);
+std::size_t bytes_of_records(const PayloadPlan& plan, bool is_batch) {
+  return reinterpret_cast<std::uintptr_t>(cut_workspace(plan, is_batch, nullptr).room);
 }
 
 }  // namespace geocomm::codec::cuda

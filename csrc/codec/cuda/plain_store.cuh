@@ -48,9 +48,11 @@ __device__ void write_plain(const std::uint8_t* src, const ResidualView& residua
 // A block, or what its lanes have of it.
 template <core::DType kType, bool kFeedback>
 __device__ void write_raw_block(const ElementEncode& args, const BlockPlace& place, std::uint8_t* to) {
+  const std::uint8_t* src = args.elements(place.frame);
+  const ResidualView residual = args.residual_of(place.frame);
   for (unsigned row = 0; row < place.rows; ++row) {
     const unsigned offset = place.offset(row);
-    write_plain<kType, kFeedback>(args.src, args.residual, place.first + offset, place.count(row),
+    write_plain<kType, kFeedback>(src, residual, place.begin + offset, place.count(row),
                                   to + std::uint64_t{offset} * kElementBytes<kType>);
   }
 }

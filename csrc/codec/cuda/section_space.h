@@ -2,19 +2,18 @@
 // as they are, of others a plane that goes through the stage.
 //
 // A codec has the same sections in all of its frames; any may be empty. Encoding: its kernels put the content
-// into the workspace and say how much it is, place_sections() does the rest. Decoding: walk_sections() goes
-// as far as the sizes are known, the codec's kernels look at what is there and say the sizes of what follows,
-// and so on to the last section.
+// into the workspace and say how much it is, place_sections() (codec_family.h) does the rest. Decoding:
+// walk_sections() goes as far as the sizes are known, the codec's kernels look at what is there and say the
+// sizes of what follows, and so on to the last section.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#include "codec/cuda/codec_family.h"
 #include "codec/cuda/huffman_planes.h"
 #include "codec/cuda/payload_plan.h"
 #include "codec/cuda/space_cutter.h"
-#include "core/status.h"
+#include "core/host_device.h"
 
 namespace geocomm::codec::cuda {
 
@@ -74,18 +73,5 @@ struct SectionSpace {
 
 SectionSpace take_section_space(const SectionShape& shape, const PayloadPlan& plan, bool has_stage,
                                 SpaceCutter& room);
-
-// Encoding. `content` and `bytes` of all sections are set, and `is_plain` in the records of frames that
-// become ones of None; with `must_shrink` these are also the frames that would not be smaller than their
-// elements. Codes the planes, lays the frames out and fills them, those of None as well, whose residuals are
-// then updated. What is left: sections that the codec writes, at `at` of frames that are not of None.
-core::Status place_sections(const EncodeRun& run, const SectionSpace& space, bool must_shrink);
-
-// Decoding. `bytes` of the sections [first, end) are set, at most the shape's: finds them in the frames,
-// undoes the stage, and sets their `content`, which lies at any address. Behind the last section of all the
-// payload has to end. Frames of None are left out: their `content` is nullptr. Does nothing once there is a
-// verdict.
-core::Status walk_sections(const DecodeRun& run, const SectionSpace& space, std::uint32_t first,
-                           std::uint32_t end);
 
 }  // namespace geocomm::codec::cuda

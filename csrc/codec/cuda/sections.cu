@@ -1,6 +1,6 @@
 // Sections of frames: through the stage and to their places, and back.
+#include "codec/cuda/codec_family.h"
 #include "codec/cuda/huffman_heads.cuh"
-#include "codec/cuda/section_space.h"
 #include "codec/cuda/verdict.h"
 
 namespace geocomm::codec::cuda {
@@ -23,27 +23,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    find_sizes(PayloadPlan plan, Workspace workspace, SectionSpace space, bool must_shrink) {
-  const std::uint32_t frame = blockIdx.x * kThreads + threadIdx.x;
-  if (frame >= plan.frames) return;
-  FrameRecord& record = workspace.records[frame];
-  std::uint32_t at = 0;
-  for (std::uint32_t s = 0; s < space.count; ++s) {
-    Section& section = space.section(frame, s);
-    section.coded_bytes = section.bytes;
-    if (space.is_staged(s)) {
-      section.coded_bytes =
-          static_cast<std::uint32_t>(space.huffman.planes[space.plane(frame, s)].coded_bytes);
-    }
-    section.at = at;
-    at += section.coded_bytes;
-  }
-  const std::uint64_t plain_bytes = std::uint64_t{plan.extent(frame).elements} * plan.element_bytes;
-  if (must_shrink && at >= plain_bytes) record.is_plain = 1;
-  record.payload_bytes = record.is_plain != 0 ? plain_bytes : at;
-}
-
 // The bytes [begin, end) of `from`, a piece at a time, of which this block takes every `stride`-th.
 __device__ void copy_pieces(std::uint8_t* to, const std::uint8_t* from, std::uint64_t bytes,
                             std::uint64_t begin, std::uint64_t stride) {
@@ -64,7 +43,7 @@ __global__ void __launch_bounds__(kThreads)
     const auto s = static_cast<std::uint32_t>(job / pieces_per_section % space.count);
     const std::uint64_t frame = job / pieces_per_section / space.count;
     const FrameRecord& record = args.workspace.records[frame];
-    std::uint8_t* payload = args.dst + record.offset + sizeof(FrameHeader);
+    std::uint8_t* payload = args.placed(frame) + sizeof(FrameHeader);
     const Section& section = space.section(frame, s);
     const bool is_staged = space.is_staged(s);
     if (is_staged && begin == 0 && threadIdx.x == 0) {
@@ -75,9 +54,8 @@ __global__ void __launch_bounds__(kThreads)
     if (record.is_plain != 0) {
       // The sections' blocks share the work.
       const std::uint64_t own = begin + s * stride;
-      const std::uint64_t first = frame * args.plan.frame_elements * args.plan.element_bytes;
       if (args.residual.data == nullptr) {
-        copy_pieces(payload, args.src + first, record.payload_bytes, own, stride * space.count);
+        copy_pieces(payload, args.elements(frame), record.payload_bytes, own, stride * space.count);
       }
     } else if (!is_staged && section.content != nullptr) {
       copy_pieces(payload + section.at, section.content, section.bytes, begin, stride);
@@ -92,7 +70,7 @@ __global__ void __launch_bounds__(kWarp)
   if (is_over_for_warp(args.verdict)) return;
   const FrameRecord& record = args.workspace.records[frame];
   const bool is_plain = record.is_plain != 0;
-  const std::uint8_t* payload = args.payload + record.offset + sizeof(FrameHeader);
+  const std::uint8_t* payload = args.payload_of(frame);
   std::uint64_t at = 0;
   if (first > 0) {
     const Section& before = space.section(frame, first - 1);
@@ -149,15 +127,15 @@ HuffmanSpace part_of(const SectionSpace& space, std::uint32_t first, std::uint32
 
 core::Status place_sections(const EncodeRun& run, const SectionSpace& space, bool must_shrink) {
   const ElementEncode& input = run.input;
-  const Grid frames = one_thread_each(input.plan.frames, kThreads);
   if (space.has_stage) {
+    const Grid frames = one_thread_each(input.plan.frames, kThreads);
     GEOCOMM_RETURN_IF_ERROR(launch(name_planes, frames, run.stream, input.plan, input.workspace, space));
     GEOCOMM_RETURN_IF_ERROR(encode_huffman_blocks(space.huffman, run.stream));
   }
-  GEOCOMM_RETURN_IF_ERROR(
-      launch(find_sizes, frames, run.stream, input.plan, input.workspace, space, must_shrink));
-  GEOCOMM_RETURN_IF_ERROR(
-      lay_out_frames({input.plan, input.workspace, FrameSizes::Known, run.bytes_out}, run.stream));
+  LayoutArgs layout = run.layout(FrameSizes::Sections);
+  layout.sections = space;
+  layout.must_shrink = must_shrink;
+  GEOCOMM_RETURN_IF_ERROR(lay_out_frames(layout, run.stream));
   const std::uint64_t per_section = space.bytes_per_frame / space.count;
   const auto pieces = static_cast<std::uint32_t>(per_section / kPieceBytes + 1);
   const std::uint64_t jobs = std::uint64_t{space.frames} * space.count * pieces;

@@ -67,14 +67,15 @@ __device__ Bound find_bound(const Elements& elements, std::uint32_t rank, Choice
 }
 
 template <core::DType kType, bool kFeedback>
-__device__ Elements load(const TopKEncode& args, std::uint64_t first, std::uint32_t length) {
+__device__ Elements load(const std::uint8_t* src, const ResidualView& residual, std::uint32_t first,
+                         std::uint32_t length) {
   Elements elements;
 #pragma unroll
   for (unsigned q = 0; q < kQuarters; ++q) {
     const std::uint32_t at = q * kQuarter + 4 * threadIdx.x;
     const unsigned count = four_from(at, length);
-    const Quad values = load_values<kType, kFeedback>(args.src, args.residual, first + at, count);
-    if constexpr (kFeedback) store_residual(args.residual, first + at, values, Quad{}, count);
+    const Quad values = load_values<kType, kFeedback>(src, residual, first + at, count);
+    if constexpr (kFeedback) store_residual(residual, first + at, values, Quad{}, count);
 #pragma unroll
     for (unsigned c = 0; c < 4; ++c) {
       elements.words[q][c] = c < count ? word_of(values.v[c]) : 0;
@@ -126,15 +127,19 @@ __device__ std::uint32_t count_before(const Elements& elements, const Bound& bou
 template <core::DType kType, bool kFeedback>
 __global__ void __launch_bounds__(kThreads, kBlocksAtOnce) choose(TopKEncode args) {
   __shared__ Choice choice;
-  const std::uint32_t chunk = blockIdx.x;
-  const std::uint32_t frame = args.plan.frame_of_element(std::uint64_t{chunk} * kTopKChunk);
-  const std::uint32_t index = chunk - frame * args.space.chunks_per_frame;
-  const std::uint64_t first = std::uint64_t{chunk} * kTopKChunk;
-  const std::uint32_t left = args.plan.extent(frame).elements - index * kTopKChunk;
+  const std::uint64_t element = std::uint64_t{blockIdx.x} * kTopKChunk;
+  const std::uint32_t frame = args.plan.frame_of_element(element);
+  const auto first = static_cast<std::uint32_t>(element - frame * args.plan.frame_elements);
+  const std::uint32_t index = first / kTopKChunk;
+  const std::uint32_t elements_of_frame = args.plan.extent(frame).elements;
+  if (first >= elements_of_frame) return;
+  const std::uint32_t left = elements_of_frame - first;
   const std::uint32_t length = left < kTopKChunk ? left : kTopKChunk;
   const std::uint32_t limit = (args.space.chunk_limit * length + kTopKChunk - 1) / kTopKChunk;
 
-  const Elements elements = load<kType, kFeedback>(args, first, length);
+  const Elements elements =
+      load<kType, kFeedback>(args.plan.elements_at(args.src, args.plan.element_bytes, frame),
+                             args.plan.residual_of(args.residual, frame), first, length);
   if (threadIdx.x == 0) choice.longs = 0;
   const Bound bound = find_bound(elements, limit, choice);
 

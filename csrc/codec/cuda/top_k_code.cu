@@ -120,6 +120,7 @@ decltype(auto) with_form(Values form, Run&& run) {
 // To the element that it was taken from.
 __device__ void keep_lost(const TopKEncode& args, const ValueBlock& block, const Rows& values,
                           const Rows& decoded) {
+  const ResidualView residual = args.plan.residual_of(args.residual, block.frame);
 #pragma unroll
   for (unsigned row = 0; row < kRows; ++row) {
 #pragma unroll
@@ -127,10 +128,7 @@ __device__ void keep_lost(const TopKEncode& args, const ValueBlock& block, const
       if (c >= block.count(row)) continue;
       const float value = values[row].v[c];
       const float lost = is_finite(value) ? __fsub_rn(value, decoded[row].v[c]) : 0.0f;
-      store_residual(
-          args.residual,
-          block.frame * args.plan.frame_elements + args.space.places[block.first + block.offset(row) + c],
-          lost);
+      store_residual(residual, args.space.places[block.first + block.offset(row) + c], lost);
     }
   }
 }

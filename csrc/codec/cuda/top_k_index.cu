@@ -89,16 +89,19 @@ __device__ void write_bitmap(const ChunkRecord& record, const std::uint32_t* pla
 
 __global__ void __launch_bounds__(kThreads) write_chunks(TopKEncode args) {
   __shared__ std::uint32_t bitmaps[kTopKWarps][kBitmapWords];
-  const std::uint64_t chunk = std::uint64_t{blockIdx.x} * kTopKWarps + threadIdx.x / kWarp;
-  if (chunk * kTopKChunk >= args.plan.elements) return;
-  const std::uint32_t frame = args.plan.frame_of_element(chunk * kTopKChunk);
-  const auto index = static_cast<std::uint32_t>(chunk - std::uint64_t{frame} * args.space.chunks_per_frame);
-  const ChunkRecord record = args.space.chunks[chunk];
+  const std::uint64_t element = (std::uint64_t{blockIdx.x} * kTopKWarps + threadIdx.x / kWarp) * kTopKChunk;
+  if (element >= args.plan.elements) return;
+  const std::uint32_t frame = args.plan.frame_of_element(element);
+  const auto first = static_cast<std::uint32_t>(element - frame * args.plan.frame_elements);
+  const std::uint32_t elements = args.plan.extent(frame).elements;
+  if (first >= elements) return;
+  const std::uint32_t index = first / kTopKChunk;
+  const ChunkRecord record = args.space.chunks[std::uint64_t{frame} * args.space.chunks_per_frame + index];
   const std::uint32_t* places =
       args.space.places + args.space.first_value(frame) + std::uint64_t{index} * args.space.chunk_limit;
   std::uint8_t* to = args.space.sections.content(frame, TopKSection::Index);
   if (args.space.frames[frame].head.index_mode == static_cast<std::uint8_t>(IndexMode::Bitmap)) {
-    const std::uint32_t left = args.plan.extent(frame).elements - index * kTopKChunk;
+    const std::uint32_t left = elements - first;
     write_bitmap(record, places, left < kTopKChunk ? left : kTopKChunk, bitmaps[threadIdx.x / kWarp],
                  reinterpret_cast<std::uint32_t*>(to + index * (kTopKChunk / 8)));
   } else if (record.count != 0) {

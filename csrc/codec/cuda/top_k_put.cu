@@ -16,17 +16,17 @@ __global__ void __launch_bounds__(kElementThreads) fill(Decode args) {
   const ElementTile tile = find_tile(args.plan);
   const FrameRecord& record = args.workspace.records[tile.frame];
   if (record.is_plain == 0 && kSink == Sink::AddToFloat32) return;
-  const std::uint8_t* plain = args.payload + record.offset + sizeof(FrameHeader);
+  const std::uint8_t* plain = args.payload_of(tile.frame);
+  std::uint8_t* dst = args.elements(tile.frame);
 #pragma unroll
   for (unsigned round = 0; round < kElementRounds; ++round) {
     const std::uint32_t at = tile.at(round);
     const unsigned count = tile.count(round);
     if (count == 0) break;
     if (record.is_plain != 0) {
-      put_plain<kSink>(args.dtype, plain + std::uint64_t{at} * args.plan.element_bytes, args.dst,
-                       tile.first + at, count);
+      put_plain<kSink>(args.dtype, plain + std::uint64_t{at} * args.plan.element_bytes, dst, at, count);
     } else {
-      put_quad<kSink>(args.dst, tile.first + at, Quad{}, count);
+      put_quad<kSink>(dst, at, Quad{}, count);
     }
   }
 }
@@ -82,13 +82,13 @@ __device__ ReceivedValues received_values(const TopKDecode& args, std::uint32_t 
 template <Sink kSink>
 __global__ void __launch_bounds__(kTileThreads) scatter(TopKDecode args, std::uint32_t blocks_per_frame) {
   if (is_over_for_block(args.frames.verdict)) return;
-  const std::uint32_t frame = blockIdx.x / blocks_per_frame;
+  const std::uint32_t frame = args.frames.plan.first_frame + blockIdx.x / blocks_per_frame;
   const TopKHead head = args.space.heads[frame];
   if (head.count == 0) return;
   const bool as_gaps = is_gaps(head);
   const std::uint8_t* index = args.space.sections.section(frame, TopKSection::Index).content;
   const ReceivedValues values = received_values(args, frame);
-  const std::uint64_t first = frame * args.frames.plan.frame_elements;
+  std::uint8_t* dst = args.frames.elements(frame);
   for (std::uint32_t tile = blockIdx.x % blocks_per_frame; tile < tiles_of(head); tile += blocks_per_frame) {
     const IndexTile before = args.space.tiles[std::uint64_t{frame} * args.space.tiles_per_frame + tile];
     const IndexBytes bytes = load_index(index, head.index_bytes, tile);
@@ -107,11 +107,11 @@ __global__ void __launch_bounds__(kTileThreads) scatter(TopKDecode args, std::ui
         if (as_gaps) {
           place += bits;
           if (bits == kLongGap) continue;
-          put_value<kSink>(args.frames.dst, first + place++, values.at(value++));
+          put_value<kSink>(dst, place++, values.at(value++));
         } else {
           for (; bits != 0; bits &= bits - 1) {
             const auto bit = static_cast<std::uint32_t>(__ffs(bits)) - 1;
-            put_value<kSink>(args.frames.dst, first + place + bit, values.at(value++));
+            put_value<kSink>(dst, place + bit, values.at(value++));
           }
           place += 8;
         }

@@ -57,6 +57,8 @@ struct Device {
   Coordinates here;
   unsigned threads = 0;
   std::vector<uint4> shared;
+  std::size_t launches = 0;
+  bool only_counts = false;
 };
 Device device;
 
@@ -235,6 +237,8 @@ void set_order(Order order) {
 }
 
 void launch(const std::function<void()>& kernel, dim3 grid, dim3 block, std::size_t shared_bytes) {
+  ++device.launches;
+  if (device.only_counts) return;
   device.here.grid_size = grid;
   device.here.block_size = block;
   device.threads = block.x * block.y * block.z;
@@ -250,6 +254,14 @@ void launch(const std::function<void()>& kernel, dim3 grid, dim3 block, std::siz
       }
     }
   }
+}
+
+std::size_t launches() {
+  return device.launches;
+}
+
+void only_count(bool counts) {
+  device.only_counts = counts;
 }
 
 const Coordinates& here() {

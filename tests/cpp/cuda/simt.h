@@ -38,6 +38,10 @@ void set_order(Order order);
 
 // Runs a kernel to its end. Not thread-safe; not from inside a kernel.
 void launch(const std::function<void()>& kernel, dim3 grid, dim3 block, std::size_t shared_bytes);
+// Kernels that were launched since the process began; and whether they are only counted: of operations whose
+// memory nobody has.
+std::size_t launches();
+void only_count(bool counts);
 
 struct Coordinates {
   dim3 thread_index, block_index, block_size, grid_size;

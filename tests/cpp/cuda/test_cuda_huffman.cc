@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <random>
 
+#include "codec/cuda/huffman_heads.cuh"
 #include "codec/cuda/huffman_planes.h"
 #include "codec/cuda/verdict.h"
 #include "codec/entropy/huffman/huffman_plane.h"
@@ -62,7 +63,16 @@ bool decode_plane(const Bytes& coded, Bytes& plane, std::size_t& taken, std::siz
   space.planes[0] = {raw(from.data()), raw(to.data()), coded.size(), static_cast<std::uint32_t>(plane.size()),
                      0};
   std::uint64_t verdict = 0;
-  EXPECT_TRUE(cuda::read_huffman_heads(space, &verdict, nullptr).is_ok());
+  simt::launch(
+      [&] {
+        std::uint32_t coded_bytes = 0;
+        const bool sound = cuda::read_plane_heads(space.planes[0].from, coded.size(), space.planes[0].bytes,
+                                                  space.blocks, coded_bytes);
+        if (threadIdx.x != 0) return;
+        space.planes[0].coded_bytes = coded_bytes;
+        if (!sound) cuda::report(&verdict, cuda::Fault::Plane, 0);
+      },
+      {1}, {cuda::kWarp}, 0);
   EXPECT_TRUE(cuda::decode_huffman_planes(space, &verdict, nullptr).is_ok());
   taken = space.planes[0].coded_bytes;
   plane = to.bytes();
