@@ -59,6 +59,11 @@ OTHER_VARIABLES: tuple[tuple[str, str, str], ...] = (
     ("GEOCOMM_LOG", "`warning`", "level of the log: debug, info, warning, error or off"),
     ("GEOCOMM_LOG_FORMAT", "`text`", "text, or json: an object a line, with site, rank, pid, step, term and entry"),
     ("GEOCOMM_CPU", "all that it has", "the most that codecs use of the CPU: scalar, avx2, avx512 or neon; same bytes"),
+    (
+        "GEOCOMM_GPU_BATCHES",
+        "`0`",
+        "collectives of CUDA tensors take all chunks of an operation at once; same bytes; has not run on a GPU",
+    ),
     ("GEOCOMM_RDMA_ALLOW_TCP", "`0`", "transport=rdma may run over UCX's TCP and shared memory, for a trial"),
     ("GEOCOMM_WAN_CONTROL", "", "control socket of a running `geocomm wan run`, which sets it"),
     ("GEOCOMM_LOOPBACK_RUN", "", "which of its runs over loopback a process belongs to; `geocomm demo` sets it"),
@@ -116,6 +121,11 @@ def log_is_json() -> bool:
 def cpu_level() -> str | None:
     """The most that codecs may use of the CPU, from GEOCOMM_CPU (scalar, avx2, avx512, neon); None: all that it has."""
     return _choice("GEOCOMM_CPU", CPU_LEVELS, "") or None
+
+
+def gpu_batches() -> bool:
+    """Whether collectives of CUDA tensors take all chunks of an operation at once, from GEOCOMM_GPU_BATCHES."""
+    return read("GEOCOMM_GPU_BATCHES", parse_boolean, default=False)
 
 
 def rdma_allow_tcp() -> bool:
@@ -247,7 +257,7 @@ def run_folder() -> str | None:
 def check_other_variables() -> None:
     """Read the variables that are no options. Raises InvalidArgumentError for the first that cannot be."""
     for reads in (
-        *(log_level, cpu_level, rdma_allow_tcp, alert_webhook, alert_command, egress_price, egress_budget),
+        *(log_level, cpu_level, gpu_batches, rdma_allow_tcp, alert_webhook, alert_command, egress_price, egress_budget),
         *(backend_over_sites, backend_name),
     ):
         reads()

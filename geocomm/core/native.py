@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from geocomm.core.bindings import Binding, TorchBuild, fitting_binding, installed_bindings, why_none_fits
-from geocomm.core.environment import cpu_level, log_is_json, log_level, tensor_threads
+from geocomm.core.environment import cpu_level, gpu_batches, log_is_json, log_level, tensor_threads
 from geocomm.core.errors import CLASS_OF_CODE, InternalError, VersionMismatchError
 from geocomm.core.message_log import fields_of_process, logger, write_through
 from geocomm.core.once import Once
@@ -32,7 +32,7 @@ def native() -> ModuleType:
     """The module geocomm._C, of the binding for the torch that is here.
 
     Raises VersionMismatchError where this geocomm has none for it, InternalError where the installation is broken, and
-    InvalidArgumentError for a GEOCOMM_CPU, GEOCOMM_THREADS or GEOCOMM_LOG that cannot be.
+    InvalidArgumentError for a GEOCOMM_CPU, GEOCOMM_GPU_BATCHES, GEOCOMM_THREADS or GEOCOMM_LOG that cannot be.
     """
     import torch
 
@@ -55,6 +55,7 @@ def native() -> ModuleType:
     module.set_codec_threads(tensor_threads())
     if level := cpu_level():
         module.set_cpu_level(level)
+    module.use_device_batches(gpu_batches())
     return module
 
 

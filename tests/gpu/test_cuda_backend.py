@@ -84,10 +84,15 @@ CASES: list[Case] = [
 ]
 
 
-def compare_devices(case: Case, codec: str, device: str) -> list[str]:
-    """Runs the case on tensors of the CPU and of `device`; what differed, one line each."""
-    import geocomm
+def compare_devices(case: Case, codec: str, device: str, in_batches: bool) -> list[str]:
+    """Runs the case on tensors of the CPU and of `device`; what differed, one line each.
 
+    in_batches: the device takes all chunks of an operation at once, as with GEOCOMM_GPU_BATCHES.
+    """
+    import geocomm
+    from geocomm.core.native import native
+
+    native().use_device_batches(in_batches)
     group = dist.new_group(pg_options=geocomm.Options(codec=codec, min_compress_bytes=1024))
     wrong = []
     for dtype in DTYPES:
@@ -100,13 +105,20 @@ def compare_devices(case: Case, codec: str, device: str) -> list[str]:
                 elif not torch.equal(a, b.cpu()):
                     wrong.append(f"{dtype} {size} [{index}]: differs in {(a != b.cpu()).sum()} elements")
     dist.destroy_process_group(group)
+    native().use_device_batches(False)
     return wrong
 
 
 @pytest.mark.parametrize("codec", ["none", "int8"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_collective_of_cuda_tensors_equals_that_of_cpu_tensors(ranks: Ranks, case: Case, codec: str) -> None:
-    assert ranks.run(compare_devices, case, codec, "cuda") == [[], []]
+    assert ranks.run(compare_devices, case, codec, "cuda", False) == [[], []]
+
+
+@pytest.mark.parametrize("codec", ["int8", "int8+huffman", "fp16", "balanced", "small", "tiny", "loco", "lossless"])
+@pytest.mark.parametrize("case", [all_reduce, reduce_scatter], ids=lambda case: case.__name__)
+def test_reduction_in_batches_equals_that_of_cpu_tensors(ranks: Ranks, case: Case, codec: str) -> None:
+    assert ranks.run(compare_devices, case, codec, "cuda", True) == [[], []]
 
 
 def reduce_behind_kernels(device: str) -> list[bool]:

@@ -43,7 +43,7 @@ ROOMS = {
         ("cuda",),
     ),
     "transport": (("wire",), ("io", "mux"), ("link",), ("rdma",), ("", "rdma/ucx"), ("mail",)),
-    "collective": (("policy",), ("layout",), ("sums", "outer", "cuda"), ("run",)),
+    "collective": (("policy",), ("layout",), ("sums", "outer"), ("run",), ("cuda",)),
     "binding": (("torch", "operation"), ("device",), ("device/cuda", "tensors"), ("calls",), ("module",)),
     "emulator": (("",),),
     "link_bench": (("",),),

@@ -3,6 +3,7 @@
 // threads of the WAN only see host memory, and never wait for the device nor make it wait for them.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <span>
 #include <vector>
@@ -18,11 +19,16 @@ class DeviceReduction final : public collective::FrameMaker,
   // While stage `pre` of a StreamOperation is enqueued (StreamOperation::current()), which the reduction then
   // belongs to. `stripes` hold addresses of device memory, which outlives the operation. nullptr: the host
   // has to do it (nothing is enqueued, the operation is exact, this build's kernels lack the codec, or no
-  // pinned memory is left).
+  // memory is left, pinned or the device's).
   static std::shared_ptr<DeviceReduction> create(collective::Exchange& exchange,
                                                  const collective::OpContext& context,
                                                  collective::ReduceOp op,
                                                  std::vector<collective::StripeData> stripes);
+
+  // Whether reductions that are created from now on take all chunks of an operation at once
+  // (collective/cuda/batched_reduction.h), or one after the other. Bytes are the same. Thread-safe.
+  static void use_batches(bool uses) { uses_batches_.store(uses, std::memory_order_relaxed); }
+  static bool uses_batches() { return uses_batches_.load(std::memory_order_relaxed); }
 
   // Stage `pre`: encodes.
   void enqueue_contributions();
@@ -37,6 +43,7 @@ class DeviceReduction final : public collective::FrameMaker,
 
  private:
   class Kernels;
+  class Batched;
 
   DeviceReduction(collective::Exchange& exchange, const collective::OpContext& context,
                   collective::ReduceOp op, std::vector<collective::StripeData> stripes,
@@ -53,7 +60,11 @@ class DeviceReduction final : public collective::FrameMaker,
   StreamOperation& stream_;  // owns this, by way of its stages
   std::shared_ptr<collective::FramePlan> plan_;
   std::vector<at::Tensor> sums_;  // per chunk, where it has an owner or is of 16 bits; float32
+  // One of the two.
   std::shared_ptr<Kernels> kernels_;
+  std::shared_ptr<Batched> batched_;
+
+  static inline std::atomic<bool> uses_batches_ = false;
 };
 
 }  // namespace geocomm::binding

@@ -28,6 +28,7 @@ c10::Stream own_stream(StreamDriver::Stream, const at::Device&) {
 }
 
 class DeviceReduction::Kernels {};
+class DeviceReduction::Batched {};
 
 std::shared_ptr<DeviceReduction> DeviceReduction::create(collective::Exchange&, const collective::OpContext&,
                                                          collective::ReduceOp,

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "binding/device/device_reduction.h"
 #include "binding/module/op_log_rows.h"
 #include "binding/module/policy_values.h"
 #include "binding/module/process_group.h"
@@ -310,6 +311,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_codec_threads", &set_codec_threads, py::arg("threads"));
   m.def("cpu_level", [] { return std::string(core::to_string(core::cpu_level())); });
   m.def("detected_cpu_level", [] { return std::string(core::to_string(core::detected_cpu_level())); });
+  m.def("use_device_batches", &DeviceReduction::use_batches, py::arg("uses"));
   m.def(
       "set_cpu_level",
       [](const std::string& level) {

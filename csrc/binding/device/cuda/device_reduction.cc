@@ -7,6 +7,7 @@
 
 #include "binding/device/cuda/kernel_images.h"
 #include "codec/cuda/cuda_codec.h"
+#include "collective/cuda/batched_reduction.h"
 #include "collective/cuda/device_sums.h"
 #include "core/str.h"
 
@@ -14,11 +15,38 @@ namespace geocomm::binding {
 
 using codec::Accumulate;
 using collective::FrameChunk;
+using collective::cuda::SumPiece;
 using core::DType;
 using core::Status;
 using core::StatusCode;
 
-// The device's side: one workspace and one word each for sizes and verdicts, used in order of the stream.
+// The device's side, all chunks at once.
+class DeviceReduction::Batched {
+ public:
+  Batched(const std::shared_ptr<collective::FramePlan>& plan, DType dtype,
+          std::vector<std::span<std::byte>> data, const at::Device& device, StreamDriver::Stream stream,
+          core::BufferPool& pinned)
+      : stream_(static_cast<codec::cuda::Stream>(stream)), reduction_(plan, dtype, std::move(data)) {
+    pinned_ = pinned.acquire(reduction_.pinned_bytes());
+    workspace_ = at::empty({static_cast<std::int64_t>(reduction_.device_bytes())},
+                           at::TensorOptions().dtype(at::kByte).device(device));
+    reduction_.take_memory(static_cast<std::byte*>(workspace_.data_ptr()), pinned_.data());
+  }
+
+  void enqueue_contributions() const { throw_if_error(reduction_.enqueue_contributions(stream_)); }
+  void enqueue_sums() const { throw_if_error(reduction_.enqueue_sums(stream_)); }
+  void enqueue_results() const { throw_if_error(reduction_.enqueue_results(stream_)); }
+  Status verdict() const { return reduction_.verdict(); }
+
+ private:
+  const codec::cuda::Stream stream_;
+  collective::cuda::BatchedReduction reduction_;
+  core::Buffer pinned_;
+  at::Tensor workspace_;
+};
+
+// The same chunk by chunk: one workspace and one word each for sizes and verdicts, used in order of the
+// stream.
 class DeviceReduction::Kernels {
  public:
   Kernels(const collective::FramePlan& plan, DType dtype, const at::Device& device,
@@ -105,22 +133,34 @@ std::shared_ptr<DeviceReduction> DeviceReduction::create(collective::Exchange& e
     throw_if_error(plan.status());
   }
   if (!codec::cuda::is_supported((*plan)->codec, context.dtype)) return nullptr;
+  const bool is_batched = uses_batches();
   // Frame by frame its many kernels would take longer than the way through the host.
-  if ((*plan)->codec.id == codec::CodecId::BitPlanes) return nullptr;
+  if (!is_batched && (*plan)->codec.id == codec::CodecId::BitPlanes) return nullptr;
   std::shared_ptr<DeviceReduction> self(
       new DeviceReduction(exchange, context, op, std::move(stripes), *stream));
   self->plan_ = std::move(plan).value();
   const at::Device device(at::kCUDA, c10::impl::VirtualGuardImpl(at::kCUDA).getDevice().index());
   try {
-    self->kernels_ =
-        std::make_shared<Kernels>(*self->plan_, context.dtype, device, stream->stream(), stream->pinned());
+    if (is_batched) {
+      std::vector<std::span<std::byte>> data;
+      for (const FrameChunk& chunk : self->plan_->chunks) data.push_back(self->data_of(chunk));
+      self->batched_ = std::make_shared<Batched>(self->plan_, context.dtype, std::move(data), device,
+                                                 stream->stream(), stream->pinned());
+    } else {
+      self->kernels_ =
+          std::make_shared<Kernels>(*self->plan_, context.dtype, device, stream->stream(), stream->pinned());
+    }
   } catch (const std::bad_alloc&) {
+    return nullptr;
+  } catch (const c10::OutOfMemoryError&) {
     return nullptr;
   }
   if (!self->loads_kernels()) return nullptr;
   stream->hold(self);
   stream->set_middle([reduction = self.get()] { reduction->enqueue_sums(); });
-  stream->check_at_end([reduction = self.get()] { return reduction->kernels_->verdict(); });
+  stream->check_at_end([reduction = self.get()] {
+    return reduction->batched_ ? reduction->batched_->verdict() : reduction->kernels_->verdict();
+  });
   return self;
 }
 
@@ -131,8 +171,8 @@ DeviceReduction::DeviceReduction(collective::Exchange& exchange, const collectiv
 
 // Which kernels there are depends on what the chunks do.
 bool DeviceReduction::loads_kernels() {
-  std::string key = core::str("reduction ", plan_->codec.to_string(), ' ', core::to_string(context_.dtype),
-                              ' ', plan_->divisor != 1);
+  std::string key = core::str(batched_ ? "batched " : "", "reduction ", plan_->codec.to_string(), ' ',
+                              core::to_string(context_.dtype), ' ', plan_->divisor != 1);
   std::set<std::string> kinds;
   for (const FrameChunk& chunk : plan_->chunks) {
     kinds.insert(
@@ -149,6 +189,7 @@ bool DeviceReduction::loads_kernels() {
 }
 
 void DeviceReduction::enqueue_contributions() {
+  if (batched_) return batched_->enqueue_contributions();
   for (const FrameChunk& chunk : plan_->chunks) {
     if (!chunk.contributes) continue;
     kernels_->encode(context_.dtype, data_of(chunk).data(), chunk, chunk.contribution_options,
@@ -161,6 +202,7 @@ Status DeviceReduction::exchange() {
 }
 
 void DeviceReduction::enqueue_sums() {
+  if (batched_) return batched_->enqueue_sums();
   const DType dtype = context_.dtype;
   const auto stream = kernels_->stream();
   sums_.resize(plan_->chunks.size());
@@ -180,24 +222,29 @@ void DeviceReduction::enqueue_sums() {
       const core::Buffer& frame = chunk.frames[site];
       const bool first = site == 0;
       if (frame.data() == nullptr) {  // this rank's own part, exact
+        const SumPiece own[] = {{sums, data.data(), count}};
         throw_if_error(collective::cuda::accumulate_elements(
-            dtype, data.data(), sums, count, first ? Accumulate::Assign : Accumulate::Add, stream));
+            dtype, own, first ? Accumulate::Assign : Accumulate::Add, stream));
       } else {
         kernels_->decode(dtype, frame, chunk, first ? codec::Sink::Float32 : codec::Sink::AddToFloat32,
                          reinterpret_cast<std::byte*>(sums));
       }
     }
-    throw_if_error(collective::cuda::divide(sums, count, plan_->divisor, stream));
+    const bool is_apart = reinterpret_cast<std::byte*>(sums) != data.data();
+    std::byte* const target = !chunk.owns && chunk.receives && is_apart ? data.data() : nullptr;
+    if (target != nullptr || plan_->divisor != 1) {
+      const SumPiece piece[] = {{sums, target, count}};
+      throw_if_error(collective::cuda::finish_sums(dtype, piece, plan_->divisor, stream));
+    }
     if (chunk.owns) {
       kernels_->encode(DType::Float32, reinterpret_cast<const std::byte*>(sums), chunk, chunk.result_options,
                        chunk.result);
-    } else if (chunk.receives) {
-      throw_if_error(collective::cuda::store_sums(dtype, sums, data.data(), count, stream));
     }
   }
 }
 
 void DeviceReduction::enqueue_results() {
+  if (batched_) return batched_->enqueue_results();
   const DType dtype = context_.dtype;
   const auto stream = kernels_->stream();
   for (std::size_t c = 0; c < plan_->chunks.size(); ++c) {
@@ -214,7 +261,8 @@ void DeviceReduction::enqueue_results() {
     auto* sums = static_cast<float*>(sums_[c].data_ptr());
     kernels_->decode(DType::Float32, chunk.result, chunk, codec::Sink::Float32,
                      reinterpret_cast<std::byte*>(sums));
-    throw_if_error(collective::cuda::store_sums(dtype, sums, data.data(), chunk.range.size(), stream));
+    const SumPiece piece[] = {{sums, data.data(), chunk.range.size()}};
+    throw_if_error(collective::cuda::finish_sums(dtype, piece, 1, stream));
   }
 }
 

@@ -1,0 +1,70 @@
+// A lossy reduction whose frames are made, decoded and summed on a device, all chunks at once: what is
+// enqueued does not grow with the operation. What it does is that of reduce_transfer.h, bit for bit.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "codec/cuda/cuda_codec.h"
+#include "collective/cuda/device_sums.h"
+#include "collective/run/exchange.h"
+#include "core/dtype.h"
+#include "core/status.h"
+
+namespace geocomm::collective::cuda {
+
+class BatchedReduction {
+ public:
+  // `plan` as Exchange::plan_frames() made it, in memory that the device reaches; `data_dev` has each chunk's
+  // elements, on the device. Its codec is_supported(), of `dtype` and of Float32.
+  BatchedReduction(std::shared_ptr<const FramePlan> plan, core::DType dtype,
+                   std::vector<std::span<std::byte>> data_dev);
+
+  // Memory that it works in, aligned to 16, until the stream has passed all that was enqueued: on the device,
+  // and pinned.
+  std::size_t device_bytes() const { return device_bytes_; }
+  std::size_t pinned_bytes() const { return pinned_bytes_; }
+  void take_memory(std::byte* device, std::byte* pinned);
+
+  // The steps of FrameChunk, in this order: 1; 3 and 4; 5, of results that come.
+  core::Status enqueue_contributions(Stream stream) const;
+  core::Status enqueue_sums(Stream stream) const;
+  core::Status enqueue_results(Stream stream) const;
+  // Once the stream has passed: whether all that was received decoded.
+  core::Status verdict() const;
+
+ private:
+  // Which words say what was found in received frames.
+  enum Word : std::uint32_t { kOfContributions, kOfResults, kWords };
+  // What a site brings to the sums.
+  struct Site {
+    std::size_t first = 0;  // of its frames in received_
+    std::size_t frames = 0;
+    std::span<const SumPiece> own = {};  // elements of this rank as they are
+  };
+
+  // Where all is in that memory; nullptr: how much it takes.
+  void lay_out(std::byte* device, std::byte* pinned);
+  core::Status publish(Word word, Stream stream) const;
+
+  const std::shared_ptr<const FramePlan> plan_;
+  const core::DType dtype_;
+  const std::vector<std::span<std::byte>> data_dev_;
+  // A batch each; of no frames where there are none.
+  codec::cuda::Batch contributions_;
+  codec::cuda::Batch received_;  // those of the first site, then those of the next
+  codec::cuda::Batch made_results_;
+  codec::cuda::Batch results_;
+  std::vector<Site> sites_;
+  std::span<const SumPiece> sums_ = {};  // to be divided, and rounded where this rank receives them
+  std::span<const SumPiece> decoded_results_ = {};  // to be rounded
+  std::uint64_t* words_dev_ = nullptr;
+  std::uint64_t* words_ = nullptr;
+  std::size_t device_bytes_ = 0;
+  std::size_t pinned_bytes_ = 0;
+};
+
+}  // namespace geocomm::collective::cuda
