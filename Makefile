@@ -139,7 +139,7 @@ test-fast: $(NATIVE) ## quick: the Python tests of units and properties
 
 # $(call python_tests,<workers>,<how xdist deals tests>,<which tests>)
 define python_tests
-	@$(PY) -m pytest -q -m "$(TESTS)" -n $(1) --dist $(2) --no-loadscope-reorder $(3)
+	@$(PY) -m pytest -q -m "$(TESTS)" -n $(1) --dist $(2) --no-loadscope-reorder --durations 20 --durations-min 10 $(3)
 endef
 
 python-test: look-for-wan $(NATIVE) $(OPERATOR) ## full: the Python tests but the long and slow ones; TEST_WORKERS (8) at a time
