@@ -319,7 +319,11 @@ class RoundExchange:
     def _on_header(self, site: str, owed: _Owed, received: torch.Tensor) -> None:
         owed.is_receiving = False
         header = decode_header(received, site)
-        if isinstance(header, AverageHeader) and header.round in owed.averages:
+        if isinstance(header, AverageHeader):
+            if header.round not in owed.averages:
+                raise CorruptDataError(
+                    f"local steps: site {site!r} sends an average of round {header.round}, not asked"
+                )
             self._receive_average(site, owed.averages.pop(header.round), header)
             self._receive_header(site, owed)
             return
