@@ -86,6 +86,8 @@ class Fetcher:
         """By agent: connections on which nothing is under way, and what closes each in time."""
         # A site that comes back wants many frames: more connections at once would be a flood to the others' doors.
         self._turns = asyncio.Semaphore(MOST_AT_A_TIME)
+        self._turns_of_states = asyncio.Semaphore(MOST_AT_A_TIME)
+        """These wait for no frames: a state makes frames needless."""
 
     async def frame(self, wanted: Wanted, sources: Sequence[str], proxy: str | None = None) -> Outcome:
         """Have a frame on the disk, from `sources` (host:port), else through the agent at `proxy`. Who asks for the
@@ -108,7 +110,7 @@ class Fetcher:
                     outcome = outcome if now is Outcome.FAILED else now
             return outcome
 
-        return await self._once(path, get)
+        return await self._once(path, get, self._turns)
 
     async def state(self, fragment: int, held: HeldState, sources: Sequence[str]) -> Outcome:
         """Have a state on the disk, from sources that said that they hold it."""
@@ -119,12 +121,12 @@ class Fetcher:
         file = _WantedFile(
             path, held.bytes, asked, lambda part: file_digest(part, held.version) == held.digest, _SILENCE_S
         )
-        return await self._once(path, lambda: self._file(file, sources))
+        return await self._once(path, lambda: self._file(file, sources), self._turns_of_states)
 
     async def states(self, fragment: int, source: str, head: int, term: int) -> tuple[HeldState, ...]:
         """The states of a fragment that an agent has, none if its journal ends before entry `head`, or in a lower term.
         OSError, KeysError: it cannot be asked."""
-        async with self._turns:
+        async with self._turns_of_states:
             stream = await self._connection(source)
             try:
                 await stream.write(line(StatesAsked(fragment=fragment, head=head, term=term)))
@@ -142,14 +144,14 @@ class Fetcher:
             self._complain(f"{path.name} is not fetched: {size} bytes, and one of this model has {most} at most")
         return size <= most
 
-    async def _once(self, path: Path, get: Callable[[], Awaitable[Outcome]]) -> Outcome:
+    async def _once(self, path: Path, get: Callable[[], Awaitable[Outcome]], turns: asyncio.Semaphore) -> Outcome:
         if path.exists():
             return Outcome.HERE
         task = self._under_way.get(path)
         if task is None:
 
             async def work() -> Outcome:
-                async with self._turns:
+                async with turns:
                     return await get()
 
             task = self._under_way[path] = asyncio.create_task(work())

@@ -243,7 +243,8 @@ class Following:
     def _doubt(self, other: AgentStanding) -> str:
         """Why this agent, which leads, may not be the only one, by what another one says."""
         known = self._view.known
-        if other.leads and other.term == known.term and other.site != self._view.site:
+        leads_too = other.leads and other.term == known.term and other.site != self._view.site
+        if leads_too and other.leader != self._view.leader_at:  # else it is about to follow this one
             return (
                 f"site {other.site} leads the same run, at {other.leader}, and both with term {other.term}, as after "
                 "two promotions with --force. Choose a side, and start the sites of the other with empty run folders"

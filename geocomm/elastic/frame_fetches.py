@@ -36,6 +36,8 @@ class FrameFetches:
     def __init__(self, view: RunView, states: StatesOfOthers, ranks: SiteRanks) -> None:
         self._view, self._states, self._ranks = view, states, ranks
         self._under_way: dict[Wanted, _Fetch] = {}
+        self._taking: dict[int, asyncio.Task[int | None]] = {}
+        """By fragment: the search for a state in place of frames."""
 
     def once(self, wanted: Wanted, sources: Iterable[str]) -> None:
         """Get an offered frame from these sources, if they have it."""
@@ -66,12 +68,15 @@ class FrameFetches:
         try:
             outcome = await self._first(wanted, fetch)
             while outcome is not Outcome.HERE and fetch.needed and self._is_needed(wanted):
+                if self._waits_for_earlier(wanted):
+                    await asyncio.sleep(NEED_PAUSE_S)
+                    continue
                 attempts += 1
                 sources = await self._view.sources(first=wanted.site)
                 outcome = await self._view.fetcher.frame(wanted, sources, self._view.proxy)
                 if outcome is Outcome.HERE:
                     break
-                is_absent = outcome is Outcome.ABSENT
+                is_absent = outcome is Outcome.ABSENT or not (sources or self._view.proxy)  # a leader that hears nobody
                 tries_state = is_absent or attempts >= PATIENT_ATTEMPTS
                 if not (tries_state and await self._take_state(wanted, sources)) and is_absent:
                     self._view.say_of_round(Lost(**wanted.named))
@@ -89,12 +94,27 @@ class FrameFetches:
         return await self._view.fetcher.frame(wanted, self._view.last_known(first=wanted.site))
 
     async def _take_state(self, wanted: Wanted, sources: list[str]) -> bool:
-        """Others let go of frames once they have written a state. Whether there is one, which the ranks take then."""
-        version = await self._states.newest(wanted.fragment, wanted.version, sources)
-        if version is None:
+        """Others let go of frames once they have written a state. Whether there is one, which the ranks take then: all
+        frames of the fragment that are gone wait for one search."""
+        fragment = wanted.fragment
+        if (taking := self._taking.get(fragment)) is None:
+            taking = self._taking[fragment] = self._view.life.start(
+                self._states.newest(fragment, wanted.version, sources)
+            )
+            taking.add_done_callback(lambda _: self._taking.pop(fragment, None))
+        version = await asyncio.shield(taking)
+        if version is None or version <= wanted.version:
             return False
-        self._ranks.tell_owner(wanted.fragment, TakeState(fragment=wanted.fragment, version=version))
+        self._ranks.tell_owner(fragment, TakeState(fragment=fragment, version=version))
         return True
+
+    def _waits_for_earlier(self, wanted: Wanted) -> bool:
+        """Whether the ranks lack a frame of an earlier round too: without it this one is of no use, and hundreds that
+        are looked for at once hold up each other."""
+        return any(
+            other.fragment == wanted.fragment and other.version < wanted.version and fetch.needed
+            for other, fetch in self._under_way.items()
+        )
 
     def _is_needed(self, wanted: Wanted) -> bool:
         void = (wanted.fragment, wanted.version) in self._view.state.skipped

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from geocomm.core.addresses import HubAddress
 from geocomm.elastic.agent_link import LeaderLink
@@ -25,6 +25,9 @@ Sources = Callable[[], Awaitable[list[str]]]
 """Where other agents give out files, now."""
 
 
+_T = TypeVar("_T")
+
+
 class AgentEnded(Exception):
     """The site's part in the run is over; `refused`: not in good order, and the message says why."""
 
@@ -39,7 +42,7 @@ class AgentLife:
     def __init__(self) -> None:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Raises AgentEnded, LeaderChanged, or the error of what was started."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     def end(self, why: str, *, refused: bool) -> None:
         """The site's part is over."""
@@ -54,7 +57,7 @@ class AgentLife:
         if not self.ended.done():
             self.ended.set_exception(error)
 
-    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def start(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
         """Begin work, whose error ends the agent."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -67,7 +70,7 @@ class AgentLife:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)

@@ -36,10 +36,11 @@ class LeaderSnapshots:
         """Take a snapshot if one is due, and the run has changed since the last one."""
         state, last = self._run.state, self._run.state.snapshot
         due = 0 < self._run.terms.snapshot_s <= max(self._run.now - self._last_at, self._since_last_s())
-        if last is not None and state.lacks_snapshot and (due or self._run.now >= self._tell_at):
+        takes = due and state.live and any(state.versions) and (last is None or last.versions != tuple(state.versions))
+        if last is not None and state.lacks_snapshot and (takes or self._run.now >= self._tell_at):
             self._tell_at = math.inf
             self._run.log(self._missed(last))
-        if due and state.live and any(state.versions) and (last is None or last.versions != tuple(state.versions)):
+        if takes:
             self._last_at = self._run.now
             self._tell_at = self._run.now + KEPT_LIMIT_S
             self._copies = {}

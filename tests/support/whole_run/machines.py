@@ -254,6 +254,8 @@ class Lines:
         self.heard, self._chance = heard, chance
         self._cuts: Counter[tuple[str, str]] = Counter()
         self._latencies: dict[frozenset[str], float] = {}
+        self.more_s: dict[str, float] = {}
+        """By machine: how much longer its lines take now."""
         self._healed = asyncio.Event()
         self._then: list[Callable[[], None]] = []
         self.bytes_per_s = 10e6
@@ -263,7 +265,7 @@ class Lines:
         if one == other:
             return 0.0005
         least = self._latencies.setdefault(frozenset((one, other)), self._chance.uniform(0.01, 0.15))
-        return least * self._chance.uniform(1, 1.2)
+        return least * self._chance.uniform(1, 1.2) + self.more_s.get(one, 0.0) + self.more_s.get(other, 0.0)
 
     def reach(self, one: str, other: str) -> bool:
         """Whether what one sends comes to the other."""
@@ -290,6 +292,7 @@ class Lines:
     def heal_all(self) -> None:
         """All is reached."""
         self._cuts.clear()
+        self.more_s.clear()
         self.heal()
 
     async def until_reached(self, one: str, other: str) -> None:

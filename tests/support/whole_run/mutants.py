@@ -22,6 +22,7 @@ from geocomm.elastic.journal.leader_rounds import LeaderRounds
 from geocomm.elastic.journal.leader_snapshots import LeaderSnapshots
 from geocomm.elastic.journal.messages import Hello, Lost, Offer, StatePart, Stop, Wanted
 from geocomm.elastic.journal.open_round import OpenRound
+from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.journal.sequencer import Sequencer
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.leader import Leader
@@ -73,7 +74,7 @@ def _mutant(
 # ---- frames
 
 
-@_mutant(FrameFetches, "until_here", "line", "agent", "ranks")
+@_mutant(FrameFetches, "until_here", "slow", "agent")
 def _a_need_is_lost(self: FrameFetches, wanted: Wanted) -> None:
     """What ranks need is forgotten where a fetch of it is under way."""
     if wanted not in self._under_way:
@@ -86,7 +87,7 @@ async def _folders_for_strangers(self: FrameFetches, wanted: Wanted) -> bool:
     return await self._view.fetcher.frame(wanted, await self._view.sources(first=wanted.site)) is Outcome.HERE
 
 
-@_mutant(Fetcher, "_close_idle", "ranks", "line")
+@_mutant(Fetcher, "_close_idle", "ranks", "line", lasting="headless")
 def _idle_connections_stay(self: Fetcher, source: str, stream: Any) -> None:
     """A connection for files that nobody takes again is kept."""
 
@@ -158,8 +159,7 @@ _take_part = OwnJournal.take_part
 @_mutant(OwnJournal, "take_part", lasting="alone")
 def _a_former_leader_is_refused(self: OwnJournal, part: StatePart) -> None:
     """One that led alone does not take the state of a later one, which has fewer entries."""
-    head = self._view.state.head.index
-    if part.last and self._view.welcome is not None and self._view.welcome.head <= head:
+    if part.last and RunState.read(self._state_text + part.text).head.index <= self._view.state.head.index:
         raise BadLineError("a state that does not follow")
     _take_part(self, part)
 

@@ -31,9 +31,14 @@ class Attempts:
         return next(self.outcomes)
 
 
-def fetches(fetcher: Attempts, lacks: Any = lambda *_: True) -> tuple[FrameFetches, list[str]]:
+def fetches(
+    fetcher: Attempts, lacks: Any = lambda *_: True, others: Sequence[str] = ("b:1",)
+) -> tuple[FrameFetches, list[str]]:
     async def sources(first: str = "") -> list[str]:
-        return ["b:1"]
+        return list(others)
+
+    async def no_state(*_: object) -> None:
+        pass
 
     told: list[str] = []
     view: Any = SimpleNamespace(
@@ -46,7 +51,8 @@ def fetches(fetcher: Attempts, lacks: Any = lambda *_: True) -> tuple[FrameFetch
         state=SimpleNamespace(skipped=set()),
     )
     ranks: Any = SimpleNamespace(lacks=lacks, tell_owner=lambda fragment, down: told.append(down.kind))
-    return FrameFetches(view, SimpleNamespace(), ranks), told  # type: ignore[arg-type]
+    states: Any = SimpleNamespace(newest=no_state)
+    return FrameFetches(view, states, ranks), told
 
 
 @pytest.fixture(autouse=True)
@@ -86,6 +92,33 @@ def test_an_offered_frame_that_nobody_needs_is_tried_once() -> None:
         brought.once(FRAME, ["a:1"])  # the leader says it again
         await _until(lambda: told)
         assert told == ["hold", "fetched"]
+
+    asyncio.run(run())
+
+
+def test_a_leader_that_hears_nobody_gives_up_a_frame_that_it_has_lost() -> None:
+    async def run() -> None:
+        fetcher = Attempts(*[Outcome.FAILED] * 2, Outcome.HERE)
+        brought, told = fetches(fetcher, others=())
+        fetcher.may_end.set()
+        brought.until_here(FRAME)
+        await _until(lambda: "hold" in told)
+        assert told[0] == "lost"
+
+    asyncio.run(run())
+
+
+def test_frames_of_a_later_round_are_not_looked_for_again_before_those_of_an_earlier_one_are_there() -> None:
+    """Hundreds at once would hold up each other, and with them what nobody has is never said to be lost."""
+
+    async def run() -> None:
+        fetcher = Attempts(*[Outcome.ABSENT] * 100_000)
+        brought, told = fetches(fetcher)
+        fetcher.may_end.set()
+        for version in range(3, 23):
+            brought.until_here(FRAME.model_copy(update={"version": version}))
+        await _until(lambda: told.count("lost") >= 5)
+        assert fetcher.made - told.count("lost") <= 20 + 1  # one may be under way
 
     asyncio.run(run())
 

@@ -439,6 +439,18 @@ def test_site_is_removed_after_the_end_without_another_entry() -> None:
     assert isinstance(led.entries[-1], End)
 
 
+def test_a_snapshot_that_nobody_has_is_told_of_once_while_no_site_is_ready() -> None:
+    led = Led(LeaderSettings(snapshot_s=10)).take_part("a")
+    led.due()
+    led.offer("a")
+    led.wait(11, "a")
+    assert led.kinds()[-1] == "snapshot"
+    led.on(Ended("a"))
+    led.wait(400)
+    assert not led.sequencer.state.live
+    assert sum("is not kept yet" in text for text in led.logged) == 1
+
+
 def test_a_site_whose_line_breaks_after_each_hello_is_away_once_it_is_silent() -> None:
     led = Led().take_part("ab")
     for _ in range(12):
