@@ -2,7 +2,7 @@
 // threads has a frame, and goes through it a tile at a time.
 #include "codec/cuda/block_scan.cuh"
 #include "codec/cuda/dead_zone_stages.h"
-#include "codec/cuda/huffman_device.cuh"
+#include "codec/cuda/sections.cuh"
 #include "codec/cuda/verdict.h"
 
 namespace geocomm::codec::cuda {
@@ -94,26 +94,15 @@ __global__ void __launch_bounds__(kPlaneThreads) split(DeadZoneSpace space) {
     }
     count = peel(codes, count, static_cast<int>(plane - kTwos) + 1, signs, bits);
   }
-  if (threadIdx.x == 0) sections.section(frame, kCodes).bytes = count;
+  if (threadIdx.x != 0) return;
+  sections.section(frame, kCodes).bytes = count;
+  name_planes(sections, frame, false);
 }
 
-// Of frames whose codes have been counted: sizes of the first two planes.
-__global__ void name_first(Decode args, DeadZoneSpace space) {
-  const std::uint32_t frame = blockIdx.x * blockDim.x + threadIdx.x;
-  if (frame >= args.plan.frames) return;
+// Of a frame that has codes, when the plane is there: checks it, and finds the size of the next.
+__device__ void count_larger(const Decode& args, const DeadZoneSpace& space, std::uint32_t frame,
+                             std::uint32_t plane) {
   const SectionSpace& sections = space.sections;
-  const std::uint32_t count = sections.section(frame, kCodes).bytes;
-  space.count(frame, kTwos) = count;
-  sections.section(frame, kSigns).bytes = bytes_of_bits(count);
-  sections.section(frame, kTwos).bytes = bytes_of_bits(count);
-}
-
-// The plane is there: checks it, and finds the size of the next.
-__global__ void __launch_bounds__(kPlaneThreads)
-    count_larger(Decode args, DeadZoneSpace space, std::uint32_t plane) {
-  const std::uint32_t frame = blockIdx.x;
-  const SectionSpace& sections = space.sections;
-  if (!has_codes(args, frame)) return;
   const std::uint32_t count = space.count(frame, plane);
   const std::uint32_t bytes = bytes_of_bits(count);
   const std::uint8_t* bits = sections.section(frame, plane).content;
@@ -132,6 +121,19 @@ __global__ void __launch_bounds__(kPlaneThreads)
   if (!is_sound) report(args.verdict, Fault::Bitmap, frame);
   space.count(frame, plane + 1) = larger;
   sections.section(frame, plane + 1).bytes = plane == kFours ? larger : bytes_of_bits(larger);
+}
+
+// The next plane, or all the rest, is found.
+__global__ void __launch_bounds__(kPlaneThreads)
+    find_next(Decode args, DeadZoneSpace space, std::uint32_t plane) {
+  const std::uint32_t frame = blockIdx.x;
+  if (has_codes(args, frame)) {
+    count_larger(args, space, frame, plane);
+    __syncthreads();
+  }
+  if (threadIdx.x < kWarp) {
+    walk_sections(args, space.sections, frame, plane + 1, plane == kFours ? kDeadZoneSections : plane + 2);
+  }
 }
 
 // All planes are there. The codes take turns in two places, and end up where each block's were packed.
@@ -168,15 +170,12 @@ core::Status split_codes(const ElementEncode& args, const DeadZoneSpace& space, 
 
 core::Status find_codes(const DecodeRun& run, const DeadZoneSpace& space) {
   const Decode& args = run.args;
-  GEOCOMM_RETURN_IF_ERROR(
-      launch(name_first, one_thread_each(args.plan.frames, kWarp), run.stream, args, space));
-  std::uint32_t first = kSigns;
+  GEOCOMM_RETURN_IF_ERROR(decode_sections(run, space.sections, kSigns, kTwos + 1));
   for (std::uint32_t plane = kTwos; plane <= kFours; ++plane) {
-    GEOCOMM_RETURN_IF_ERROR(walk_sections(run, space.sections, first, plane + 1));
-    GEOCOMM_RETURN_IF_ERROR(launch(count_larger, block_per_frame(args.plan), run.stream, args, space, plane));
-    first = plane + 1;
+    const std::uint32_t end = plane == kFours ? std::uint32_t{kDeadZoneSections} : plane + 2;
+    GEOCOMM_RETURN_IF_ERROR(launch(find_next, block_per_frame(args.plan), run.stream, args, space, plane));
+    GEOCOMM_RETURN_IF_ERROR(decode_sections(run, space.sections, plane + 1, end));
   }
-  GEOCOMM_RETURN_IF_ERROR(walk_sections(run, space.sections, kCodes, kDeadZoneSections));
   return launch(join, block_per_frame(args.plan), run.stream, args, space);
 }
 

@@ -3,6 +3,7 @@
 #include "codec/cuda/cast_range.cuh"
 #include "codec/cuda/element_access.cuh"
 #include "codec/cuda/element_tile.cuh"
+#include "codec/cuda/sections.cuh"
 #include "codec/cuda/verdict.h"
 
 namespace geocomm::codec::cuda {
@@ -47,14 +48,17 @@ __global__ void __launch_bounds__(kThreads)
   FrameRecord& record = workspace.records[frame];
   record.is_plain = record.raw_elements != 0 ? 1 : 0;
   for (const std::uint32_t s : {kHighBytes, kLowBytes}) space.name(frame, s, plan.extent(frame).elements);
+  name_planes(space, frame, record.is_plain != 0);
 }
 
-__global__ void __launch_bounds__(kThreads) name_received(PayloadPlan plan, SectionSpace space) {
-  const std::uint32_t frame = blockIdx.x * kThreads + threadIdx.x;
-  if (frame >= plan.frames) return;
-  for (const std::uint32_t s : {kHighBytes, kLowBytes}) {
-    space.section(frame, s).bytes = plan.extent(frame).elements;
+// A warp per frame.
+__global__ void __launch_bounds__(kWarp) walk(Decode args, SectionSpace space) {
+  const std::uint32_t frame = blockIdx.x;
+  if (threadIdx.x < kCastSections) {
+    space.section(frame, threadIdx.x).bytes = args.plan.extent(frame).elements;
   }
+  __syncwarp();
+  walk_sections(args, space, frame, kHighBytes, kCastSections);
 }
 
 template <core::DType kFormat, Sink kSink>
@@ -112,8 +116,8 @@ core::Status split_casts(CodecId id, core::DType dtype, const ElementEncode& arg
                 space);
 }
 
-core::Status name_cast_sections(const PayloadPlan& plan, const SectionSpace& space, Stream stream) {
-  return launch(name_received, one_thread_each(plan.frames, kThreads), stream, plan, space);
+core::Status walk_cast_sections(const Decode& args, const SectionSpace& space, Stream stream) {
+  return launch(walk, Grid{args.plan.frames, kWarp}, stream, args, space);
 }
 
 core::Status join_casts(CodecId id, const Decode& args, const SectionSpace& space, Stream stream) {

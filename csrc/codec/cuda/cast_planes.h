@@ -17,8 +17,8 @@ enum CastSection : std::uint32_t { kHighBytes, kLowBytes, kCastSections };
 // residual those that CastPass::Check has found, which are left out; else it finds them on the way.
 core::Status split_casts(CodecId id, core::DType dtype, const ElementEncode& args, const SectionSpace& space,
                          Stream stream);
-// Decoding: the sizes of both; elements, when both are there.
-core::Status name_cast_sections(const PayloadPlan& plan, const SectionSpace& space, Stream stream);
+// Decoding: finds both; elements, when both are there.
+core::Status walk_cast_sections(const Decode& args, const SectionSpace& space, Stream stream);
 core::Status join_casts(CodecId id, const Decode& args, const SectionSpace& space, Stream stream);
 
 }  // namespace geocomm::codec::cuda

@@ -59,18 +59,16 @@ struct CodecFamily {
   core::Status (*put)(const DecodeRun& run);
 };
 
-// Encoding. `content` and `bytes` of all sections are set, and `is_plain` in the records of frames that
-// become ones of None; with `must_shrink` these are also the frames that would not be smaller than their
-// elements. Codes the planes, lays the frames out and fills them, those of None as well, whose residuals are
-// then updated. What is left: sections that the codec writes, at `at` of frames that are not of None.
+// Encoding. All sections and their planes are named (name_planes() in sections.cuh), and `is_plain` is set in
+// the records of frames that become ones of None; with `must_shrink` these are also the frames that would not
+// be smaller than their elements. Codes the planes, lays the frames out and fills them, those of None as
+// well, whose residuals are then updated. What is left: sections that the codec writes, at `at` of frames
+// that are not of None.
 core::Status place_sections(const EncodeRun& run, const SectionSpace& space, bool must_shrink);
 
-// Decoding. `bytes` of the sections [first, end) are set, at most the shape's: finds them in the frames,
-// undoes the stage, and sets their `content`, which lies at any address. Behind the last section of all the
-// payload has to end. Frames of None are left out: their `content` is nullptr. Does nothing once there is a
-// verdict.
-core::Status walk_sections(const DecodeRun& run, const SectionSpace& space, std::uint32_t first,
-                           std::uint32_t end);
+// Decoding. The sections [first, end) of all frames have been walked (sections.cuh): undoes their stage.
+core::Status decode_sections(const DecodeRun& run, const SectionSpace& space, std::uint32_t first,
+                             std::uint32_t end);
 
 const CodecFamily& family_of(const CodecSpec& spec);
 

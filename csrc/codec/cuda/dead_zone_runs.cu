@@ -6,6 +6,7 @@
 #include "codec/cuda/huffman_device.cuh"
 #include "codec/cuda/kept_rows.cuh"
 #include "codec/cuda/plain_store.cuh"
+#include "codec/cuda/sections.cuh"
 #include "codec/cuda/verdict.h"
 #include "codec/quantizers/block/block_scale.h"
 
@@ -58,6 +59,7 @@ __global__ void __launch_bounds__(kThreads) name_sections(PayloadPlan plan, Dead
   for (std::uint32_t s = kSigns; s <= kFours; ++s) sections.section(frame, s) = {};
   sections.section(frame, kCodes).content = sections.content(frame, kCodes);
   sections.section(frame, kRawElements).content = nullptr;
+  name_planes(sections, frame, false);
 }
 
 // A warp per block, or per two.
@@ -88,13 +90,17 @@ __global__ void __launch_bounds__(kBlockThreads) write_raw(ElementEncode args, D
   }
 }
 
-__global__ void __launch_bounds__(kThreads) name_blocks(PayloadPlan plan, DeadZoneSpace space) {
-  const std::uint32_t frame = blockIdx.x * kThreads + threadIdx.x;
-  if (frame >= plan.frames) return;
-  const FrameExtent extent = plan.extent(frame);
-  space.sections.section(frame, kSteps).bytes = extent.codes_at;
-  space.sections.section(frame, kBitmap).bytes = bitmap_bytes_of(extent);
-  for (std::uint32_t s = kSigns; s <= kFours; ++s) space.sections.section(frame, s).bytes = 0;
+// A warp per frame.
+__global__ void __launch_bounds__(kWarp) walk_blocks(Decode args, DeadZoneSpace space) {
+  const std::uint32_t frame = blockIdx.x;
+  if (threadIdx.x == 0) {
+    const FrameExtent extent = args.plan.extent(frame);
+    space.sections.section(frame, kSteps).bytes = extent.codes_at;
+    space.sections.section(frame, kBitmap).bytes = bitmap_bytes_of(extent);
+    for (std::uint32_t s = kSigns; s <= kFours; ++s) space.sections.section(frame, s).bytes = 0;
+  }
+  __syncwarp();
+  walk_sections(args, space.sections, frame, kSteps, kSigns);
 }
 
 // Steps in range, and no bits of raw blocks or beyond the last element; counts the codes.
@@ -128,9 +134,24 @@ __global__ void __launch_bounds__(kBlockThreads) check(Decode args, DeadZoneSpac
   }
 }
 
-__global__ void __launch_bounds__(kThreads) find_runs(Decode args, DeadZoneSpace space) {
-  if (is_over_for_block(args.verdict) || args.workspace.records[blockIdx.x].is_plain != 0) return;
-  scan_runs(args.plan, space, blockIdx.x, space.sections.section(blockIdx.x, kSteps).content);
+// A block of threads per frame. Of BitPlanes only the sizes of the first two planes are known then.
+__global__ void __launch_bounds__(kThreads) find_runs(Decode args, DeadZoneSpace space, bool has_planes) {
+  const std::uint32_t frame = blockIdx.x;
+  const SectionSpace& sections = space.sections;
+  if (is_over_for_block(args.verdict)) return;
+  if (args.workspace.records[frame].is_plain == 0) {
+    scan_runs(args.plan, space, frame, sections.section(frame, kSteps).content);
+    if (has_planes && threadIdx.x == 0) {
+      const std::uint32_t count = sections.section(frame, kCodes).bytes;
+      space.count(frame, kTwos) = count;
+      sections.section(frame, kSigns).bytes = (count + 7) / 8;
+      sections.section(frame, kTwos).bytes = (count + 7) / 8;
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x < kWarp) {
+    walk_sections(args, sections, frame, kSigns, has_planes ? kTwos + 1u : kDeadZoneSections);
+  }
 }
 
 }  // namespace
@@ -148,13 +169,14 @@ core::Status write_dead_zone_raw(core::DType dtype, const ElementEncode& args, c
   });
 }
 
-core::Status name_dead_zone_blocks(const Decode& args, const DeadZoneSpace& space, Stream stream) {
-  return launch(name_blocks, one_thread_each(args.plan.frames, kThreads), stream, args.plan, space);
+core::Status walk_dead_zone_blocks(const Decode& args, const DeadZoneSpace& space, Stream stream) {
+  return launch(walk_blocks, Grid{args.plan.frames, kWarp}, stream, args, space);
 }
 
-core::Status check_dead_zone_blocks(const Decode& args, const DeadZoneSpace& space, Stream stream) {
+core::Status check_dead_zone_blocks(const Decode& args, const DeadZoneSpace& space, bool has_planes,
+                                    Stream stream) {
   GEOCOMM_RETURN_IF_ERROR(launch(check, grid_of_warps(warps_of(args.plan)), stream, args, space));
-  return launch(find_runs, Grid{args.plan.frames, kThreads}, stream, args, space);
+  return launch(find_runs, Grid{args.plan.frames, kThreads}, stream, args, space, has_planes);
 }
 
 }  // namespace geocomm::codec::cuda

@@ -63,11 +63,12 @@ core::Status split_codes(const ElementEncode& args, const DeadZoneSpace& space, 
 core::Status write_dead_zone_raw(core::DType dtype, const ElementEncode& args, const DeadZoneSpace& space,
                                  Stream stream);
 
-// Decoding. The sizes of steps and bitmap.
-core::Status name_dead_zone_blocks(const Decode& args, const DeadZoneSpace& space, Stream stream);
-// These are there: checks both, and finds the runs and the sizes of the rest.
-core::Status check_dead_zone_blocks(const Decode& args, const DeadZoneSpace& space, Stream stream);
-// BitPlanes, in place of what walks the rest: all of it, and the codes put together.
+// Decoding. Finds steps and bitmap.
+core::Status walk_dead_zone_blocks(const Decode& args, const DeadZoneSpace& space, Stream stream);
+// These are there: checks both, and finds the runs and the rest; with planes, signs and bits of twos.
+core::Status check_dead_zone_blocks(const Decode& args, const DeadZoneSpace& space, bool has_planes,
+                                    Stream stream);
+// BitPlanes: finds the rest, and puts the codes together.
 core::Status find_codes(const DecodeRun& run, const DeadZoneSpace& space);
 // All is there.
 core::Status decode_dead_zone(const Decode& args, const DeadZoneSpace& space, Stream stream);

@@ -35,8 +35,8 @@ Status encode(const EncodeRun& run) {
 Status check(const DecodeRun& run) {
   SpaceCutter room(run.args.workspace.room);
   const SectionSpace space = space_of(run.args.plan, room);
-  GEOCOMM_RETURN_IF_ERROR(name_cast_sections(run.args.plan, space, run.stream));
-  return walk_sections(run, space, kHighBytes, kCastSections);
+  GEOCOMM_RETURN_IF_ERROR(walk_cast_sections(run.args, space, run.stream));
+  return decode_sections(run, space, kHighBytes, kCastSections);
 }
 
 Status put(const DecodeRun& run) {

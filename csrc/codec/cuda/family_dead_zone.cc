@@ -55,11 +55,12 @@ Status check(const DecodeRun& run) {
   const Decode& args = run.args;
   SpaceCutter room(args.workspace.room);
   const DeadZoneSpace space = space_of(run.spec, args.plan, room);
-  GEOCOMM_RETURN_IF_ERROR(name_dead_zone_blocks(args, space, run.stream));
-  GEOCOMM_RETURN_IF_ERROR(walk_sections(run, space.sections, kSteps, kSigns));
-  GEOCOMM_RETURN_IF_ERROR(check_dead_zone_blocks(args, space, run.stream));
-  if (run.spec.id == CodecId::BitPlanes) return find_codes(run, space);
-  return walk_sections(run, space.sections, kSigns, kDeadZoneSections);
+  const bool has_planes = run.spec.id == CodecId::BitPlanes;
+  GEOCOMM_RETURN_IF_ERROR(walk_dead_zone_blocks(args, space, run.stream));
+  GEOCOMM_RETURN_IF_ERROR(decode_sections(run, space.sections, kSteps, kSigns));
+  GEOCOMM_RETURN_IF_ERROR(check_dead_zone_blocks(args, space, has_planes, run.stream));
+  return has_planes ? find_codes(run, space)
+                    : decode_sections(run, space.sections, kSigns, kDeadZoneSections);
 }
 
 Status put(const DecodeRun& run) {

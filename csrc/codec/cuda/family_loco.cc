@@ -35,11 +35,8 @@ Status check(const DecodeRun& run) {
   LocoDecode args = take_loco_decoding(run.args.plan, room);
   args.frames = run.args;
   GEOCOMM_RETURN_IF_ERROR(expect_loco_heads(args, run.stream));
-  GEOCOMM_RETURN_IF_ERROR(walk_sections(run, args.sections, LocoSection::Head, LocoSection::Records));
   GEOCOMM_RETURN_IF_ERROR(read_loco_heads(args, run.stream));
-  GEOCOMM_RETURN_IF_ERROR(walk_sections(run, args.sections, LocoSection::Records, LocoSection::Raw));
   GEOCOMM_RETURN_IF_ERROR(check_loco_levels(args, run.stream));
-  GEOCOMM_RETURN_IF_ERROR(walk_sections(run, args.sections, LocoSection::Raw, LocoSection::Count));
   return check_loco_places(args, run.stream);
 }
 

@@ -54,11 +54,13 @@ Status check(const DecodeRun& run) {
   const Decode& args = run.args;
   SpaceCutter room(args.workspace.room);
   const LosslessSpace space = space_of(run.spec, args.dtype, args.plan, room);
-  GEOCOMM_RETURN_IF_ERROR(name_lossless_sections(args, space, run.stream));
-  if (args.dtype != DType::Float32) return walk_sections(run, space.sections, kMode, kLosslessSections);
-  GEOCOMM_RETURN_IF_ERROR(walk_sections(run, space.sections, kMode, kLowerHigh));
+  const bool is_float32 = args.dtype == DType::Float32;
+  const std::uint32_t end = is_float32 ? kLowerHigh : kLosslessSections;
+  GEOCOMM_RETURN_IF_ERROR(walk_lossless_sections(args, space, end, run.stream));
+  GEOCOMM_RETURN_IF_ERROR(decode_sections(run, space.sections, kMode, end));
+  if (!is_float32) return Status::ok();
   GEOCOMM_RETURN_IF_ERROR(count_lower_halves(args, space, run.stream));
-  return walk_sections(run, space.sections, kLowerHigh, kLosslessSections);
+  return decode_sections(run, space.sections, kLowerHigh, kLosslessSections);
 }
 
 Status put(const DecodeRun& run) {

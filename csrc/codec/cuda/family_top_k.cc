@@ -36,11 +36,9 @@ Status check(const DecodeRun& run) {
   const TopKDecodeSpace space = take_top_k_decoding(run.args.plan, room);
   const TopKDecode args{run.args, space};
   GEOCOMM_RETURN_IF_ERROR(expect_heads(args, run.stream));
-  GEOCOMM_RETURN_IF_ERROR(walk_sections(run, space.sections, TopKSection::Head, TopKSection::Index));
   GEOCOMM_RETURN_IF_ERROR(read_heads(args, run.stream));
-  GEOCOMM_RETURN_IF_ERROR(walk_sections(run, space.sections, TopKSection::Index, TopKSection::Raw));
+  GEOCOMM_RETURN_IF_ERROR(decode_sections(run, space.sections, TopKSection::Index, TopKSection::Raw));
   GEOCOMM_RETURN_IF_ERROR(check_scales(args, run.stream));
-  GEOCOMM_RETURN_IF_ERROR(walk_sections(run, space.sections, TopKSection::Raw, TopKSection::Count));
   return check_places(args, run.stream);
 }
 

@@ -5,29 +5,26 @@
 #include "codec/cuda/loco_levels.cuh"
 #include "codec/cuda/loco_records.cuh"
 #include "codec/cuda/loco_stages.h"
+#include "codec/cuda/sections.cuh"
 #include "codec/cuda/verdict.h"
 #include "codec/quantizers/block/block_layout.h"
 
 namespace geocomm::codec::cuda {
 namespace {
 
-__device__ __forceinline__ std::uint32_t frame_of_thread() {
-  return blockIdx.x * kLocoThreads + threadIdx.x;
+// A warp per frame. Behind a verdict, or in a frame of None, nothing has any bytes.
+__global__ void __launch_bounds__(kWarp) expect(LocoDecode args) {
+  const std::uint32_t frame = blockIdx.x;
+  if (threadIdx.x == 0) {
+    for (std::uint32_t s = 0; s < LocoSection::Count; ++s) args.sections.section(frame, s) = {};
+    args.ks[frame] = 0;
+    args.sections.section(frame, LocoSection::Head).bytes = sizeof(LocoHead);
+  }
+  __syncwarp();
+  walk_sections(args.frames, args.sections, frame, LocoSection::Head, LocoSection::Records);
 }
 
-// Behind a verdict, or in a frame of None, nothing has any bytes.
-__global__ void __launch_bounds__(kLocoThreads) expect(LocoDecode args) {
-  const std::uint32_t frame = frame_of_thread();
-  if (frame >= args.frames.plan.frames) return;
-  for (std::uint32_t s = 0; s < LocoSection::Count; ++s) args.sections.section(frame, s) = {};
-  args.ks[frame] = 0;
-  if (is_over_for_thread(args.frames.verdict) || args.frames.workspace.records[frame].is_plain != 0) return;
-  args.sections.section(frame, LocoSection::Head).bytes = sizeof(LocoHead);
-}
-
-__global__ void __launch_bounds__(kLocoThreads) read(LocoDecode args) {
-  const std::uint32_t frame = frame_of_thread();
-  if (frame >= args.frames.plan.frames) return;
+__device__ void read_head(const LocoDecode& args, std::uint32_t frame) {
   const std::uint8_t* from = args.sections.section(frame, LocoSection::Head).content;
   if (from == nullptr) return;
   const std::uint32_t k = load_u16(from);
@@ -40,10 +37,17 @@ __global__ void __launch_bounds__(kLocoThreads) read(LocoDecode args) {
       records_bytes_of(k, args.frames.plan.extent(frame).elements);
 }
 
-// A block per frame.
-__global__ void __launch_bounds__(kLocoThreads) check_levels(LocoDecode args) {
-  if (is_over_for_block(args.frames.verdict)) return;
+// A warp per frame.
+__global__ void __launch_bounds__(kWarp) read(LocoDecode args) {
   const std::uint32_t frame = blockIdx.x;
+  if (is_over_for_warp(args.frames.verdict)) return;
+  if (threadIdx.x == 0) read_head(args, frame);
+  __syncwarp();
+  walk_sections(args.frames, args.sections, frame, LocoSection::Records, LocoSection::Raw);
+}
+
+// A block per frame.
+__device__ void check_levels_of(const LocoDecode& args, std::uint32_t frame) {
   const std::uint32_t k = args.ks[frame];
   if (k == 0) return;
   const std::uint32_t elements = args.frames.plan.extent(frame).elements;
@@ -71,6 +75,15 @@ __global__ void __launch_bounds__(kLocoThreads) check_levels(LocoDecode args) {
   if (threadIdx.x == 0) {
     args.sections.section(frame, LocoSection::Raw).bytes =
         raw_values * static_cast<std::uint32_t>(sizeof(float));
+  }
+}
+
+__global__ void __launch_bounds__(kLocoThreads) check_levels(LocoDecode args) {
+  if (is_over_for_block(args.frames.verdict)) return;
+  check_levels_of(args, blockIdx.x);
+  __syncthreads();
+  if (threadIdx.x < kWarp) {
+    walk_sections(args.frames, args.sections, blockIdx.x, LocoSection::Raw, LocoSection::Count);
   }
 }
 
@@ -178,11 +191,11 @@ __global__ void __launch_bounds__(kLocoThreads) put(LocoDecode args) {
 }  // namespace
 
 core::Status expect_loco_heads(const LocoDecode& args, Stream stream) {
-  return launch(expect, one_thread_each(args.frames.plan.frames, kLocoThreads), stream, args);
+  return launch(expect, Grid{args.frames.plan.frames, kWarp}, stream, args);
 }
 
 core::Status read_loco_heads(const LocoDecode& args, Stream stream) {
-  return launch(read, one_thread_each(args.frames.plan.frames, kLocoThreads), stream, args);
+  return launch(read, Grid{args.frames.plan.frames, kWarp}, stream, args);
 }
 
 core::Status check_loco_levels(const LocoDecode& args, Stream stream) {

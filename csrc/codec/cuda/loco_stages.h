@@ -41,7 +41,7 @@ LocoDecode take_loco_decoding(const PayloadPlan& plan, SpaceCutter& room);
 core::Status write_loco_records(const LocoEncode& args, Stream stream);
 
 // Does nothing once there is a verdict, as all that follows.
-// Sizes: of the head; of the records; of raw chunks.
+// Find: the head; the records; raw chunks.
 core::Status expect_loco_heads(const LocoDecode& args, Stream stream);
 core::Status read_loco_heads(const LocoDecode& args, Stream stream);
 core::Status check_loco_levels(const LocoDecode& args, Stream stream);

@@ -2,6 +2,7 @@
 #include "codec/cuda/element_access.cuh"
 #include "codec/cuda/kept_rows.cuh"
 #include "codec/cuda/lossless_run.cuh"
+#include "codec/cuda/sections.cuh"
 #include "codec/cuda/verdict.h"
 
 namespace geocomm::codec::cuda {
@@ -13,11 +14,7 @@ __device__ __forceinline__ LowerHalves mode_of(const LosslessSpace& space, std::
 }
 
 // The frame's first byte is there: no payload is smaller than two.
-__global__ void __launch_bounds__(kRunThreads) name_sections(Decode args, LosslessSpace space) {
-  const std::uint32_t frame = blockIdx.x * kRunThreads + threadIdx.x;
-  if (frame >= args.plan.frames || is_over_for_thread(args.verdict)) return;
-  const FrameRecord& record = args.workspace.records[frame];
-  if (record.is_plain != 0) return;
+__device__ void name_sections(const Decode& args, const LosslessSpace& space, std::uint32_t frame) {
   const std::uint32_t mode = *args.payload_of(frame);
   const auto most = args.dtype == core::DType::Float32 ? LowerHalves::All : LowerHalves::None;
   if (mode > static_cast<std::uint32_t>(most)) {
@@ -33,6 +30,15 @@ __global__ void __launch_bounds__(kRunThreads) name_sections(Decode args, Lossle
   sections.section(frame, kLowerBitmap).bytes = lower == LowerHalves::NotZero ? (elements + 7) / 8 : 0;
   sections.section(frame, kLowerHigh).bytes = lower == LowerHalves::All ? elements : 0;
   sections.section(frame, kLowerLow).bytes = lower == LowerHalves::All ? elements : 0;
+}
+
+// A warp per frame. Sections from `end` on have sizes that the bitmap will tell.
+__global__ void __launch_bounds__(kWarp) walk(Decode args, LosslessSpace space, std::uint32_t end) {
+  const std::uint32_t frame = blockIdx.x;
+  if (is_over_for_warp(args.verdict)) return;
+  if (threadIdx.x == 0 && args.workspace.records[frame].is_plain == 0) name_sections(args, space, frame);
+  __syncwarp();
+  walk_sections(args, space.sections, frame, kMode, end);
 }
 
 // A word of the bitmap for each lane.
@@ -58,12 +64,16 @@ __global__ void __launch_bounds__(kRunThreads) count(Decode args, LosslessSpace 
 // A block of threads per frame.
 __global__ void __launch_bounds__(kRunThreads) find_runs(Decode args, LosslessSpace space) {
   const std::uint32_t frame = blockIdx.x;
-  if (is_over_for_block(args.verdict) || args.workspace.records[frame].is_plain != 0) return;
-  if (mode_of(space, frame) != LowerHalves::NotZero) return;
-  const std::uint32_t kept = scan_runs(space, frame, args.plan.extent(frame).elements);
-  if (threadIdx.x != 0) return;
-  space.sections.section(frame, kLowerHigh).bytes = kept;
-  space.sections.section(frame, kLowerLow).bytes = kept;
+  if (is_over_for_block(args.verdict)) return;
+  if (args.workspace.records[frame].is_plain == 0 && mode_of(space, frame) == LowerHalves::NotZero) {
+    const std::uint32_t kept = scan_runs(space, frame, args.plan.extent(frame).elements);
+    if (threadIdx.x == 0) {
+      space.sections.section(frame, kLowerHigh).bytes = kept;
+      space.sections.section(frame, kLowerLow).bytes = kept;
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x < kWarp) walk_sections(args, space.sections, frame, kLowerHigh, kLosslessSections);
 }
 
 // Four whole elements to the sink; to their own dtype they go bit for bit.
@@ -167,8 +177,9 @@ core::Status launch_join(const Decode& args, const LosslessSpace& space, Stream 
 
 }  // namespace
 
-core::Status name_lossless_sections(const Decode& args, const LosslessSpace& space, Stream stream) {
-  return launch(name_sections, one_thread_each(args.plan.frames, kRunThreads), stream, args, space);
+core::Status walk_lossless_sections(const Decode& args, const LosslessSpace& space, std::uint32_t end,
+                                    Stream stream) {
+  return launch(walk, Grid{args.plan.frames, kWarp}, stream, args, space, end);
 }
 
 core::Status count_lower_halves(const Decode& args, const LosslessSpace& space, Stream stream) {

@@ -1,6 +1,7 @@
 #include "codec/cuda/byte_planes.cuh"
 #include "codec/cuda/kept_rows.cuh"
 #include "codec/cuda/lossless_run.cuh"
+#include "codec/cuda/sections.cuh"
 
 namespace geocomm::codec::cuda {
 namespace {
@@ -78,6 +79,7 @@ __global__ void __launch_bounds__(kRunThreads)
   sections.name(frame, kLowerBitmap, lower == LowerHalves::NotZero ? (elements + 7) / 8 : 0);
   sections.name(frame, kLowerHigh, carried);
   sections.name(frame, kLowerLow, carried);
+  name_planes(sections, frame, args.residual.data != nullptr);
 }
 
 // The lower halves that the mode carries; the words are loaded again, from where they were.

@@ -40,9 +40,11 @@ core::Status split_words(core::DType dtype, const ElementEncode& args, const Los
 core::Status split_lower_halves(core::DType dtype, const ElementEncode& args, const LosslessSpace& space,
                                 Stream stream);
 
-// Decoding: checks the mode; sizes of all sections but of those that the bitmap will say.
-core::Status name_lossless_sections(const Decode& args, const LosslessSpace& space, Stream stream);
-// The bitmap is there: checks it, and finds the sizes of the rest.
+// Decoding: checks the mode, and finds the sections before `end`, from which on the bitmap will say the
+// sizes.
+core::Status walk_lossless_sections(const Decode& args, const LosslessSpace& space, std::uint32_t end,
+                                    Stream stream);
+// The bitmap is there: checks it, and finds the rest.
 core::Status count_lower_halves(const Decode& args, const LosslessSpace& space, Stream stream);
 // All is there.
 core::Status join_words(const Decode& args, const LosslessSpace& space, Stream stream);

@@ -2,9 +2,9 @@
 // as they are, of others a plane that goes through the stage.
 //
 // A codec has the same sections in all of its frames; any may be empty. Encoding: its kernels put the content
-// into the workspace and say how much it is, place_sections() (codec_family.h) does the rest. Decoding:
-// walk_sections() goes as far as the sizes are known, the codec's kernels look at what is there and say the
-// sizes of what follows, and so on to the last section.
+// into the workspace and say how much it is, place_sections() (codec_family.h) does the rest. Decoding: the
+// codec's kernels look at what is there and say the sizes of what follows, walk_sections() (sections.cuh)
+// goes as far as these are known, decode_sections() undoes the stage, and so on to the last section.
 #pragma once
 
 #include <cstddef>

@@ -1,27 +1,12 @@
 // Sections of frames: through the stage and to their places, and back.
 #include "codec/cuda/codec_family.h"
-#include "codec/cuda/huffman_heads.cuh"
-#include "codec/cuda/verdict.h"
+#include "codec/cuda/huffman_device.cuh"
 
 namespace geocomm::codec::cuda {
 namespace {
 
 constexpr unsigned kThreads = 256;
 constexpr std::uint32_t kPieceBytes = 32768;  // that a block of threads copies at once
-
-// Frames of None have no planes.
-__global__ void __launch_bounds__(kThreads)
-    name_planes(PayloadPlan plan, Workspace workspace, SectionSpace space) {
-  const std::uint32_t frame = blockIdx.x * kThreads + threadIdx.x;
-  if (frame >= plan.frames) return;
-  const bool is_plain = workspace.records[frame].is_plain != 0;
-  for (std::uint32_t s = 0; s < space.count; ++s) {
-    if (!space.is_staged(s)) continue;
-    const Section& section = space.section(frame, s);
-    space.huffman.planes[space.plane(frame, s)] = {section.content, nullptr, 0, is_plain ? 0 : section.bytes,
-                                                   frame};
-  }
-}
 
 // The bytes [begin, end) of `from`, a piece at a time, of which this block takes every `stride`-th.
 __device__ void copy_pieces(std::uint8_t* to, const std::uint8_t* from, std::uint64_t bytes,
@@ -63,54 +48,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A warp per frame.
-__global__ void __launch_bounds__(kWarp)
-    walk(Decode args, SectionSpace space, std::uint32_t first, std::uint32_t end) {
-  const std::uint32_t frame = blockIdx.x;
-  if (is_over_for_warp(args.verdict)) return;
-  const FrameRecord& record = args.workspace.records[frame];
-  const bool is_plain = record.is_plain != 0;
-  const std::uint8_t* payload = args.payload_of(frame);
-  std::uint64_t at = 0;
-  if (first > 0) {
-    const Section& before = space.section(frame, first - 1);
-    at = std::uint64_t{before.at} + before.coded_bytes;
-  }
-  for (std::uint32_t s = first; s < end; ++s) {
-    Section& section = space.section(frame, s);
-    const std::uint32_t bytes = is_plain ? 0 : section.bytes;
-    const std::uint8_t* content = is_plain ? nullptr : payload + at;
-    std::uint32_t coded_bytes = bytes;
-    bool sound = true;
-    if (space.is_staged(s)) {
-      const std::uint64_t plane = space.plane(frame, s);
-      if (!is_plain) {
-        sound = read_plane_heads(payload + at, record.payload_bytes - at, bytes,
-                                 space.huffman.blocks + space.huffman.slot(plane, 0), coded_bytes);
-        content = space.content(frame, s);
-      }
-      if (threadIdx.x == 0) {
-        space.huffman.planes[plane] = {payload + at, space.content(frame, s), coded_bytes, bytes, frame};
-      }
-    } else {
-      sound = bytes <= record.payload_bytes - at;
-    }
-    if (!sound) {
-      const Fault fault = space.is_staged(s) ? Fault::Plane : Fault::SectionSize;
-      if (threadIdx.x == 0) report(args.verdict, fault, frame);
-      return;
-    }
-    __syncwarp();
-    if (threadIdx.x == 0) {
-      section = {content, bytes, static_cast<std::uint32_t>(at), coded_bytes, 0};
-    }
-    at += coded_bytes;
-  }
-  if (end == space.count && !is_plain && at != record.payload_bytes && threadIdx.x == 0) {
-    report(args.verdict, Fault::SectionSize, frame);
-  }
-}
-
 // Of the planes of the sections [first, end), which lie side by side.
 HuffmanSpace part_of(const SectionSpace& space, std::uint32_t first, std::uint32_t end) {
   HuffmanSpace part = space.huffman;
@@ -127,11 +64,7 @@ HuffmanSpace part_of(const SectionSpace& space, std::uint32_t first, std::uint32
 
 core::Status place_sections(const EncodeRun& run, const SectionSpace& space, bool must_shrink) {
   const ElementEncode& input = run.input;
-  if (space.has_stage) {
-    const Grid frames = one_thread_each(input.plan.frames, kThreads);
-    GEOCOMM_RETURN_IF_ERROR(launch(name_planes, frames, run.stream, input.plan, input.workspace, space));
-    GEOCOMM_RETURN_IF_ERROR(encode_huffman_blocks(space.huffman, run.stream));
-  }
+  if (space.has_stage) GEOCOMM_RETURN_IF_ERROR(encode_huffman_blocks(space.huffman, run.stream));
   LayoutArgs layout = run.layout(FrameSizes::Sections);
   layout.sections = space;
   layout.must_shrink = must_shrink;
@@ -145,9 +78,8 @@ core::Status place_sections(const EncodeRun& run, const SectionSpace& space, boo
   return input.residual.data == nullptr ? core::Status::ok() : write_plain_sums(run.dtype, input, run.stream);
 }
 
-core::Status walk_sections(const DecodeRun& run, const SectionSpace& space, std::uint32_t first,
-                           std::uint32_t end) {
-  GEOCOMM_RETURN_IF_ERROR(launch(walk, Grid{space.frames, kWarp}, run.stream, run.args, space, first, end));
+core::Status decode_sections(const DecodeRun& run, const SectionSpace& space, std::uint32_t first,
+                             std::uint32_t end) {
   if (!space.has_stage) return core::Status::ok();
   return decode_huffman_planes(part_of(space, first, end), run.args.verdict, run.stream);
 }

@@ -1,6 +1,7 @@
 // Checks of received frames of TopK, and sums over what comes before in the frame, which tell each tile of
 // the index and each raw block of values where its own begin.
 #include "codec/cuda/block_coders.cuh"
+#include "codec/cuda/sections.cuh"
 #include "codec/cuda/top_k_tiles.cuh"
 #include "codec/cuda/verdict.h"
 #include "codec/quantizers/block/block_layout.h"
@@ -8,18 +9,17 @@
 namespace geocomm::codec::cuda {
 namespace {
 
-__device__ std::uint32_t frame_of_thread() {
-  return blockIdx.x * kTileThreads + threadIdx.x;
-}
-
-// Behind a verdict, or in a frame of None, nothing has any bytes.
-__global__ void __launch_bounds__(kTileThreads) expect(TopKDecode args) {
-  const std::uint32_t frame = frame_of_thread();
-  if (frame >= args.frames.plan.frames) return;
-  for (std::uint32_t s = 0; s < TopKSection::Count; ++s) args.space.sections.section(frame, s) = {};
-  args.space.heads[frame] = {};
-  if (is_over_for_thread(args.frames.verdict) || args.frames.workspace.records[frame].is_plain != 0) return;
-  args.space.sections.section(frame, TopKSection::Head).bytes = sizeof(TopKHead);
+// A warp per frame. Behind a verdict, or in a frame of None, nothing has any bytes.
+__global__ void __launch_bounds__(kWarp) expect(TopKDecode args) {
+  const std::uint32_t frame = blockIdx.x;
+  const SectionSpace& sections = args.space.sections;
+  if (threadIdx.x == 0) {
+    for (std::uint32_t s = 0; s < TopKSection::Count; ++s) sections.section(frame, s) = {};
+    args.space.heads[frame] = {};
+    sections.section(frame, TopKSection::Head).bytes = sizeof(TopKHead);
+  }
+  __syncwarp();
+  walk_sections(args.frames, sections, frame, TopKSection::Head, TopKSection::Index);
 }
 
 __device__ TopKHead load_head(const std::uint8_t* from) {
@@ -43,9 +43,7 @@ __device__ bool is_possible(const TopKHead& head, std::uint32_t elements) {
   return head.index_bytes >= head.count && head.index_bytes - head.count <= elements / kLongGap;
 }
 
-__global__ void __launch_bounds__(kTileThreads) read(TopKDecode args) {
-  const std::uint32_t frame = frame_of_thread();
-  if (frame >= args.frames.plan.frames) return;
+__device__ void read_head(const TopKDecode& args, std::uint32_t frame) {
   const SectionSpace& sections = args.space.sections;
   const std::uint8_t* from = sections.section(frame, TopKSection::Head).content;
   if (from == nullptr) return;
@@ -63,6 +61,15 @@ __global__ void __launch_bounds__(kTileThreads) read(TopKDecode args) {
   sections.section(frame, TopKSection::Plane).bytes = form == Values::Int8 ? head.count : 0;
 }
 
+// A warp per frame.
+__global__ void __launch_bounds__(kWarp) read(TopKDecode args) {
+  const std::uint32_t frame = blockIdx.x;
+  if (is_over_for_warp(args.frames.verdict)) return;
+  if (threadIdx.x == 0) read_head(args, frame);
+  __syncwarp();
+  walk_sections(args.frames, args.space.sections, frame, TopKSection::Index, TopKSection::Raw);
+}
+
 // Of a block of `length` values.
 struct ScaleCheck {
   std::uint32_t raw_values;
@@ -75,10 +82,8 @@ __device__ ScaleCheck check_scale(Values form, const std::uint8_t* scale, std::u
   return {0, first < kRawScale && load_u16(scale + 2) < kRawScale};
 }
 
-// A block per frame.
-__global__ void __launch_bounds__(kTileThreads) scales(TopKDecode args) {
-  if (is_over_for_block(args.frames.verdict)) return;
-  const std::uint32_t frame = blockIdx.x;
+// By a block of threads.
+__device__ void check_scales_of(const TopKDecode& args, std::uint32_t frame) {
   const TopKHead head = args.space.heads[frame];
   const auto form = static_cast<Values>(head.values);
   if (head.count == 0 || !has_value_blocks(form)) return;
@@ -103,6 +108,16 @@ __global__ void __launch_bounds__(kTileThreads) scales(TopKDecode args) {
   if (threadIdx.x == 0) {
     args.space.sections.section(frame, TopKSection::Raw).bytes =
         raw_values * static_cast<std::uint32_t>(sizeof(float));
+  }
+}
+
+// A block per frame.
+__global__ void __launch_bounds__(kTileThreads) scales(TopKDecode args) {
+  if (is_over_for_block(args.frames.verdict)) return;
+  check_scales_of(args, blockIdx.x);
+  __syncthreads();
+  if (threadIdx.x < kWarp) {
+    walk_sections(args.frames, args.space.sections, blockIdx.x, TopKSection::Raw, TopKSection::Count);
   }
 }
 
@@ -163,11 +178,11 @@ __global__ void __launch_bounds__(kTileThreads) place_tiles(TopKDecode args) {
 }  // namespace
 
 core::Status expect_heads(const TopKDecode& args, Stream stream) {
-  return launch(expect, one_thread_each(args.frames.plan.frames, kTileThreads), stream, args);
+  return launch(expect, Grid{args.frames.plan.frames, kWarp}, stream, args);
 }
 
 core::Status read_heads(const TopKDecode& args, Stream stream) {
-  return launch(read, one_thread_each(args.frames.plan.frames, kTileThreads), stream, args);
+  return launch(read, Grid{args.frames.plan.frames, kWarp}, stream, args);
 }
 
 core::Status check_scales(const TopKDecode& args, Stream stream) {

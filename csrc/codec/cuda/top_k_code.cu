@@ -3,6 +3,7 @@
 #include "codec/cuda/block_coders.cuh"
 #include "codec/cuda/block_place.cuh"
 #include "codec/cuda/loco_levels.cuh"
+#include "codec/cuda/sections.cuh"
 #include "codec/cuda/top_k_stages.h"
 
 namespace geocomm::codec::cuda {
@@ -223,6 +224,7 @@ __global__ void __launch_bounds__(kBlockThreads) name_sections(TopKEncode args) 
   }
   sections.name(frame, TopKSection::Plane, args.form == Values::Int8 ? count : 0);
   sections.name(frame, TopKSection::Raw, chosen.raw_values * static_cast<std::uint32_t>(sizeof(float)));
+  name_planes(sections, frame, false);
 }
 
 template <typename Form>

@@ -35,7 +35,7 @@ struct TopKDecode {
 };
 
 // Does nothing once there is a verdict, as all that follows.
-// Sizes: of the head; of what it tells, which is all but raw blocks; of these.
+// Find: the head; what it tells, which is all but raw blocks; these.
 core::Status expect_heads(const TopKDecode& args, Stream stream);
 core::Status read_heads(const TopKDecode& args, Stream stream);
 core::Status check_scales(const TopKDecode& args, Stream stream);

@@ -316,12 +316,12 @@ constexpr Bound kBounds[] = {{"int8", 10, 18, 11},
                              {"int8+huffman", 19, 36, 22},
                              {"bit1", 10, 18, 11},
                              {"fp16", 9, 16, 9},
-                             {"fp16+huffman", 19, 36, 22},
-                             {"deadzone+huffman", 25, 48, 32},
-                             {"bitplanes+huffman", 37, 72, 55},
-                             {"lossless", 24, 46, 31},
-                             {"tiny", 31, 58, 40},
-                             {"loco", 22, 40, 29}};
+                             {"fp16+huffman", 17, 32, 19},
+                             {"deadzone+huffman", 22, 42, 27},
+                             {"bitplanes+huffman", 30, 58, 42},
+                             {"lossless", 21, 40, 26},
+                             {"tiny", 27, 50, 33},
+                             {"loco", 19, 34, 23}};
 
 TEST(CudaLaunches, test_their_number_does_not_grow_with_the_operation) {
   for (const Bound& bound : kBounds) {
