@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from bench_local_report import LAW, LAW_PER_STEP
 from local_rows import LENGTH, SIZES, Recipe, Run
@@ -33,7 +34,7 @@ read down to this size; it has no batch.
 """
 
 _OTHERS = """\
-- {1} of the runs, those of 32,768 tokens, on one core of a CPU (Xeon, AVX-512), Python 3.11, torch 2.13: {0}
+- {2} of the runs, those of {0}, on one core of a CPU, Python 3.11, torch 2.13: {1}
 """
 
 
@@ -68,12 +69,18 @@ def write_report(path: Path) -> None:
     texts = Counter(row["text"] for row in rows)
     (text, _), *others = texts.most_common()
     lines = _HEAD.format(
-        count=len(rows), text=text, others="".join(_OTHERS.format(*one) for one in others)
+        count=len(rows), text=text, others="".join(_OTHERS.format(_recipes_of(rows, one), one, runs) for one, runs in others)
     ).splitlines()
     lines += ["", "## By batch", "", "The defaults.", *_by_batch(found)]
     for recipe, methods in sorted(found.items(), key=lambda item: (item[0].size, item[0].batch, -item[0].steps)):
         lines += _trials(recipe, methods)
     path.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _recipes_of(rows: Sequence[Mapping[str, Any]], text: str) -> str:
+    """Of the runs that read this text: tokens of a site and step, and steps."""
+    recipes = {(row["recipe"]["batch"] * LENGTH, row["recipe"]["steps"]) for row in rows if row["text"] == text}
+    return ", ".join(f"{tokens:,} tokens and {steps} steps" for tokens, steps in sorted(recipes))
 
 
 def _by_batch(found: dict[Recipe, list[Method]]) -> Iterable[str]:
