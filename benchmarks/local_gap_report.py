@@ -69,7 +69,9 @@ def write_report(path: Path) -> None:
     texts = Counter(row["text"] for row in rows)
     (text, _), *others = texts.most_common()
     lines = _HEAD.format(
-        count=len(rows), text=text, others="".join(_OTHERS.format(_recipes_of(rows, one), one, runs) for one, runs in others)
+        count=len(rows),
+        text=text,
+        others="".join(_OTHERS.format(_recipes_of(rows, one), one, runs) for one, runs in others),
     ).splitlines()
     lines += ["", "## By batch", "", "The defaults.", *_by_batch(found)]
     for recipe, methods in sorted(found.items(), key=lambda item: (item[0].size, item[0].batch, -item[0].steps)):
