@@ -44,12 +44,16 @@ struct DecodeRun {
   }
 };
 
+// Decoding, the stage needs far less room.
+enum class Direction : std::uint8_t { Encode, Decode };
+
 struct CodecFamily {
   // Which codecs it has kernels for: those without a stage, those with Huffman's.
   bool takes_no_stage;
   bool takes_huffman;
-  // Bytes of Workspace::room, in either direction.
-  std::size_t (*room_bytes)(const CodecSpec& spec, core::DType dtype, const PayloadPlan& plan);
+  // Bytes of Workspace::room.
+  std::size_t (*room_bytes)(const CodecSpec& spec, core::DType dtype, const PayloadPlan& plan,
+                            Direction direction);
   // The records are cleared. Writes the payloads of all frames, and their places, sizes and codecs into the
   // records; the residual; the size of it all.
   core::Status (*encode)(const EncodeRun& run);

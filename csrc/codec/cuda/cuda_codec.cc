@@ -161,7 +161,7 @@ PayloadPlan plan_of_batch(const CodecSpec& spec, DType dtype, std::uint64_t larg
   return plan;
 }
 
-Status check_shape(const Batch& batch) {
+Status check_shape(const Batch& batch, bool is_received) {
   if (batch.frames.empty() || batch.frames.size() >= std::size_t{1} << 31) {
     return invalid("a batch of no or too many frames");
   }
@@ -170,7 +170,8 @@ Status check_shape(const Batch& batch) {
   const bool is_known = is_supported(batch.spec, batch.dtype);
   return check_call(
       batch.spec, batch.dtype, batch.workspace_dev,
-      is_known ? batch_workspace_bytes(batch.spec, batch.dtype, largest, batch.frames.size()) : 0);
+      is_known ? batch_workspace_bytes(batch.spec, batch.dtype, largest, batch.frames.size(), is_received)
+               : 0);
 }
 
 BatchParts parts_of(const Batch& batch) {
@@ -244,7 +245,9 @@ std::size_t encoded_bound(const CodecSpec& spec, DType dtype, std::uint64_t elem
 
 std::size_t workspace_bytes(const CodecSpec& spec, DType dtype, std::uint64_t elements, Framing framing) {
   const PayloadPlan plan = make_plan(spec, dtype, elements, framing);
-  return bytes_of_records(plan, false) + family_of(spec).room_bytes(spec, dtype, plan);
+  const CodecFamily& family = family_of(spec);
+  return bytes_of_records(plan, false) + std::max(family.room_bytes(spec, dtype, plan, Direction::Encode),
+                                                  family.room_bytes(spec, dtype, plan, Direction::Decode));
 }
 
 std::size_t batch_table_bytes(std::size_t frames) {
@@ -252,9 +255,10 @@ std::size_t batch_table_bytes(std::size_t frames) {
 }
 
 std::size_t batch_workspace_bytes(const CodecSpec& spec, DType dtype, std::uint64_t largest,
-                                  std::size_t frames) {
+                                  std::size_t frames, bool is_received) {
   const PayloadPlan plan = plan_of_batch(spec, dtype, largest, frames, nullptr);
-  return bytes_of_records(plan, true) + family_of(spec).room_bytes(spec, dtype, plan);
+  return bytes_of_records(plan, true) +
+         family_of(spec).room_bytes(spec, dtype, plan, is_received ? Direction::Decode : Direction::Encode);
 }
 
 Status compress_payload(const CodecSpec& spec, DType dtype, const std::byte* src_dev, std::uint64_t elements,
@@ -318,7 +322,7 @@ Status decompress_payload(const CodecSpec& spec, DType dtype, std::span<const st
 }
 
 Status compress_batch(const Batch& batch, const BatchFeedback& feedback, Stream stream) {
-  GEOCOMM_RETURN_IF_ERROR(check_shape(batch));
+  GEOCOMM_RETURN_IF_ERROR(check_shape(batch, false));
   const bool has_residuals = batch.frames.front().residual_dev != nullptr;
   if (has_residuals) GEOCOMM_RETURN_IF_ERROR(check_residual(batch.dtype, feedback.dtype, feedback.decay));
   for (const BatchFrame& frame : batch.frames) {
@@ -367,7 +371,7 @@ Decode decode_args(const Batch& batch, const BatchParts& parts, Sink sink, std::
 }  // namespace
 
 Status check_batch(const Batch& batch, std::uint64_t* verdict_dev, Stream stream) {
-  GEOCOMM_RETURN_IF_ERROR(check_shape(batch));
+  GEOCOMM_RETURN_IF_ERROR(check_shape(batch, true));
   const BatchParts parts = parts_of(batch);
   GEOCOMM_RETURN_IF_ERROR(write_table(batch, parts.table));
   const FindArgs find{nullptr,
@@ -386,7 +390,7 @@ Status check_batch(const Batch& batch, std::uint64_t* verdict_dev, Stream stream
 
 Status put_batch(const Batch& batch, std::size_t first, std::size_t count, Sink sink,
                  std::uint64_t* verdict_dev, Stream stream) {
-  GEOCOMM_RETURN_IF_ERROR(check_shape(batch));
+  GEOCOMM_RETURN_IF_ERROR(check_shape(batch, true));
   GEOCOMM_RETURN_IF_ERROR(check_sink(batch.dtype, sink));
   if (first > batch.frames.size() || count > batch.frames.size() - first) {
     return invalid("a part of a batch that it does not have");

@@ -109,10 +109,10 @@ struct Batch {
 };
 
 std::size_t batch_table_bytes(std::size_t frames);
-// Bytes as of workspace_bytes(), as if each frame had the elements of the largest, rounded up to a power of
-// two where there are several.
+// As if each frame had the elements of the largest, rounded up to a power of two where there are several. For
+// one direction: decoding takes less.
 std::size_t batch_workspace_bytes(const CodecSpec& spec, core::DType dtype, std::uint64_t largest,
-                                  std::size_t frames);
+                                  std::size_t frames, bool is_received);
 
 // The errors of the following are those of compress_payload() and decompress_payload().
 core::Status compress_batch(const Batch& batch, const BatchFeedback& feedback, Stream stream);

@@ -17,20 +17,20 @@ struct BlockSpace {
   HuffmanSpace huffman;
 };
 
-BlockSpace space_of(const CodecSpec& spec, const PayloadPlan& plan, SpaceCutter& room) {
+BlockSpace space_of(const CodecSpec& spec, const PayloadPlan& plan, Direction direction, SpaceCutter& room) {
   const bool is_moved = plan.frames > 1 && plan.slots == nullptr;
   if (is_moved || has_stage(spec)) room.take<std::uint8_t>(plan.bytes());
   BlockSpace space{room.take<std::uint32_t>(plan.blocks()), {}};
   if (has_stage(spec)) {
-    space.huffman =
-        take_huffman_space(plan.frames, plan.largest().bytes - plan.largest().codes_at, false, room);
+    space.huffman = take_huffman_space(plan.frames, plan.largest().bytes - plan.largest().codes_at,
+                                       direction == Direction::Decode, room);
   }
   return space;
 }
 
-std::size_t room_bytes(const CodecSpec& spec, core::DType, const PayloadPlan& plan) {
+std::size_t room_bytes(const CodecSpec& spec, core::DType, const PayloadPlan& plan, Direction direction) {
   SpaceCutter room;
-  space_of(spec, plan, room);
+  space_of(spec, plan, direction, room);
   return room.bytes();
 }
 
@@ -50,7 +50,7 @@ Status encode(const EncodeRun& run) {
     return write_raw_blocks(run.dtype, blocks, run.stream);
   }
   SpaceCutter room(workspace.room);
-  const HuffmanSpace space = space_of(run.spec, plan, room).huffman;
+  const HuffmanSpace space = space_of(run.spec, plan, Direction::Encode, room).huffman;
   BlockEncode before_stage = blocks;
   before_stage.staged = workspace.room;
   GEOCOMM_RETURN_IF_ERROR(quantize(run, before_stage));
@@ -66,7 +66,7 @@ Status encode(const EncodeRun& run) {
 Decode with_room(const CodecSpec& spec, const Decode& all, const Decode& part, HuffmanSpace* huffman) {
   Decode args = part;
   SpaceCutter room(all.workspace.room);
-  const BlockSpace space = space_of(spec, all.plan, room);
+  const BlockSpace space = space_of(spec, all.plan, Direction::Decode, room);
   args.raw_before = space.raw_before;
   if (has_stage(spec)) args.staged = all.workspace.room;
   if (huffman != nullptr) *huffman = space.huffman;

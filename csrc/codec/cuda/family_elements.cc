@@ -6,7 +6,7 @@ namespace {
 
 using core::Status;
 
-std::size_t room_bytes(const CodecSpec&, core::DType, const PayloadPlan&) {
+std::size_t room_bytes(const CodecSpec&, core::DType, const PayloadPlan&, Direction) {
   return 0;
 }
 

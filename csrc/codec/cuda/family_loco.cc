@@ -1,7 +1,5 @@
 // Loco: chunks choose as TopK's do, and each writes a record. Received ones go the other way: all is checked,
 // then zeros are put where nothing was chosen, and the values to their places.
-#include <algorithm>
-
 #include "codec/cuda/codec_family.h"
 #include "codec/cuda/loco_stages.h"
 
@@ -10,13 +8,14 @@ namespace {
 
 using core::Status;
 
-// The directions share the memory.
-std::size_t room_bytes(const CodecSpec& spec, core::DType, const PayloadPlan& plan) {
-  SpaceCutter encoding;
-  SpaceCutter decoding;
-  take_loco_encoding(spec, plan, encoding);
-  take_loco_decoding(plan, decoding);
-  return std::max(encoding.bytes(), decoding.bytes());
+std::size_t room_bytes(const CodecSpec& spec, core::DType, const PayloadPlan& plan, Direction direction) {
+  SpaceCutter room;
+  if (direction == Direction::Encode) {
+    take_loco_encoding(spec, plan, room);
+  } else {
+    take_loco_decoding(plan, room);
+  }
+  return room.bytes();
 }
 
 Status encode(const EncodeRun& run) {

@@ -12,9 +12,10 @@ namespace {
 using core::DType;
 using core::Status;
 
-SectionShape shape_of(DType dtype, const PayloadPlan& plan) {
+SectionShape shape_of(DType dtype, const PayloadPlan& plan, Direction direction) {
   const std::uint32_t elements = plan.largest().elements;
   SectionShape shape{kLosslessSections, 1u << kHigh | 1u << kLow, {}};
+  shape.is_received = direction == Direction::Decode;
   shape.bytes[kMode] = 1;
   shape.bytes[kHigh] = elements;
   shape.bytes[kLow] = elements;
@@ -27,24 +28,26 @@ SectionShape shape_of(DType dtype, const PayloadPlan& plan) {
   return shape;
 }
 
-LosslessSpace space_of(const CodecSpec& spec, DType dtype, const PayloadPlan& plan, SpaceCutter& room) {
+LosslessSpace space_of(const CodecSpec& spec, DType dtype, const PayloadPlan& plan, Direction direction,
+                       SpaceCutter& room) {
   LosslessSpace space{};
-  space.sections = take_section_space(shape_of(dtype, plan), plan, spec.entropy != Entropy::None, room);
+  space.sections =
+      take_section_space(shape_of(dtype, plan, direction), plan, spec.entropy != Entropy::None, room);
   space.runs_per_frame = std::max(parts_of(plan.largest().elements, kRunElements), 1u);
   space.runs = room.take<std::uint32_t>(std::uint64_t{plan.frames} * space.runs_per_frame);
   return space;
 }
 
-std::size_t room_bytes(const CodecSpec& spec, DType dtype, const PayloadPlan& plan) {
+std::size_t room_bytes(const CodecSpec& spec, DType dtype, const PayloadPlan& plan, Direction direction) {
   SpaceCutter room;
-  space_of(spec, dtype, plan, room);
+  space_of(spec, dtype, plan, direction, room);
   return room.bytes();
 }
 
 Status encode(const EncodeRun& run) {
   const ElementEncode& input = run.input;
   SpaceCutter room(input.workspace.room);
-  const LosslessSpace space = space_of(run.spec, run.dtype, input.plan, room);
+  const LosslessSpace space = space_of(run.spec, run.dtype, input.plan, Direction::Encode, room);
   GEOCOMM_RETURN_IF_ERROR(split_words(run.dtype, input, space, run.stream));
   GEOCOMM_RETURN_IF_ERROR(split_lower_halves(run.dtype, input, space, run.stream));
   return place_sections(run, space.sections, true);
@@ -53,7 +56,7 @@ Status encode(const EncodeRun& run) {
 Status check(const DecodeRun& run) {
   const Decode& args = run.args;
   SpaceCutter room(args.workspace.room);
-  const LosslessSpace space = space_of(run.spec, args.dtype, args.plan, room);
+  const LosslessSpace space = space_of(run.spec, args.dtype, args.plan, Direction::Decode, room);
   const bool is_float32 = args.dtype == DType::Float32;
   const std::uint32_t end = is_float32 ? kLowerHigh : kLosslessSections;
   GEOCOMM_RETURN_IF_ERROR(walk_lossless_sections(args, space, end, run.stream));
@@ -65,7 +68,8 @@ Status check(const DecodeRun& run) {
 
 Status put(const DecodeRun& run) {
   SpaceCutter room(run.args.workspace.room);
-  return join_words(run.part(), space_of(run.spec, run.args.dtype, run.args.plan, room), run.stream);
+  return join_words(run.part(), space_of(run.spec, run.args.dtype, run.args.plan, Direction::Decode, room),
+                    run.stream);
 }
 
 }  // namespace

@@ -1,8 +1,6 @@
 // TopK: chunks choose, places become an index, values take their form; each part of that is a section of the
 // frame. Received ones go the other way: all is checked, then zeros are put where nothing was chosen, and the
 // values to their places.
-#include <algorithm>
-
 #include "codec/cuda/codec_family.h"
 #include "codec/cuda/top_k_stages.h"
 
@@ -11,13 +9,14 @@ namespace {
 
 using core::Status;
 
-// The directions share the memory.
-std::size_t room_bytes(const CodecSpec& spec, core::DType, const PayloadPlan& plan) {
-  SpaceCutter encoding;
-  SpaceCutter decoding;
-  take_top_k_encoding(spec, plan, encoding);
-  take_top_k_decoding(plan, decoding);
-  return std::max(encoding.bytes(), decoding.bytes());
+std::size_t room_bytes(const CodecSpec& spec, core::DType, const PayloadPlan& plan, Direction direction) {
+  SpaceCutter room;
+  if (direction == Direction::Encode) {
+    take_top_k_encoding(spec, plan, room);
+  } else {
+    take_top_k_decoding(plan, room);
+  }
+  return room.bytes();
 }
 
 Status encode(const EncodeRun& run) {

@@ -116,20 +116,19 @@ void BatchedReduction::lay_out(std::byte* device_memory, std::byte* pinned_memor
 
   // One workspace, used in order of the stream; the tables are read when their kernels begin.
   std::size_t workspace_bytes = 0;
-  const auto for_batches = [&](auto&& run) {
-    for (Batch* batch : {&contributions_, &received_, &made_results_, &results_}) {
-      if (!batch->frames.empty()) run(*batch);
-    }
-  };
-  for_batches([&](Batch& batch) {
+  Batch* const batches[] = {&contributions_, &made_results_, &received_, &results_};
+  for (Batch* const batch : batches) {
+    if (batch->frames.empty()) continue;
     std::uint64_t largest = 0;
-    for (const auto& frame : batch.frames) largest = std::max(largest, frame.elements);
-    workspace_bytes = std::max(workspace_bytes, codec::cuda::batch_workspace_bytes(
-                                                    batch.spec, batch.dtype, largest, batch.frames.size()));
-    batch.table = taken(codec::cuda::batch_table_bytes(batch.frames.size()), pinned);
-  });
+    for (const auto& frame : batch->frames) largest = std::max(largest, frame.elements);
+    const bool is_received = batch == &received_ || batch == &results_;
+    workspace_bytes =
+        std::max(workspace_bytes, codec::cuda::batch_workspace_bytes(batch->spec, batch->dtype, largest,
+                                                                     batch->frames.size(), is_received));
+    batch->table = taken(codec::cuda::batch_table_bytes(batch->frames.size()), pinned);
+  }
   const std::span<std::byte> workspace = taken(workspace_bytes, device);
-  for_batches([&](Batch& batch) { batch.workspace_dev = workspace; });
+  for (Batch* const batch : batches) batch->workspace_dev = workspace;
   device_bytes_ = device.bytes();
   pinned_bytes_ = pinned.bytes();
 }

@@ -51,13 +51,13 @@ struct BatchCase {
     memory.push_back(std::move(bytes));
     return memory.back()->span();
   }
-  void take_room() {
+  void take_room(bool is_received) {
     std::uint64_t largest = 0;
     for (const auto& frame : batch.frames) largest = std::max(largest, frame.elements);
     const std::size_t frames = batch.frames.size();
     table = std::make_unique<GuardedBytes>(cuda::batch_table_bytes(frames));
-    workspace =
-        std::make_unique<GuardedBytes>(cuda::batch_workspace_bytes(batch.spec, batch.dtype, largest, frames));
+    workspace = std::make_unique<GuardedBytes>(
+        cuda::batch_workspace_bytes(batch.spec, batch.dtype, largest, frames, is_received));
     batch.table = table->span();
     batch.workspace_dev = workspace->span();
   }
@@ -95,7 +95,7 @@ BatchCase make_case(const CodecSpec& spec, DType dtype, std::span<const std::siz
     }
     test.batch.frames.push_back(frame);
   }
-  test.take_room();
+  test.take_room(false);
   return test;
 }
 
@@ -145,7 +145,7 @@ BatchCase received_case(const CodecSpec& spec, DType dtype, std::span<const std:
     to.elements_dev = test.keep(std::make_unique<GuardedBytes>(to_bytes(gaussian(sizes[f], 3.0f, 9)))).data();
     test.batch.frames.push_back(to);
   }
-  test.take_room();
+  test.take_room(true);
   return test;
 }
 

@@ -338,5 +338,24 @@ TEST(CudaLaunches, test_their_number_does_not_grow_with_the_operation) {
   }
 }
 
+// Of the device, for two sites: what benchmarks/results/gpu-launches.md says, in bytes per element.
+TEST(CudaLaunches, test_memory_that_a_batch_takes) {
+  struct Most {
+    std::string_view codec;
+    double bytes;
+  };
+  for (const Most& most : {Most{"int8", 0.04}, Most{"int8+huffman", 2.6}, Most{"fp16+huffman", 4.1},
+                           Most{"deadzone+huffman", 5.2}, Most{"bitplanes+huffman", 11.8},
+                           Most{"lossless", 11.8}, Most{"tiny", 4.1}, Most{"loco", 0.22}}) {
+    const std::size_t bytes = std::size_t{64} << 20;
+    const Operation operation =
+        counted_operation(codec::spec_of(most.codec), DType::Float32, 2, Way::Broadcast, bytes);
+    const std::vector<std::span<std::byte>> data(operation.plan->chunks.size());
+    const cuda::BatchedReduction reduction(operation.plan, operation.dtype, data);
+    EXPECT_LE(static_cast<double>(reduction.device_bytes()) / static_cast<double>(bytes / 4), most.bytes)
+        << most.codec;
+  }
+}
+
 }  // namespace
 }  // namespace geocomm::collective
