@@ -5,6 +5,7 @@
 #include "binding/calls/call.h"
 #include "binding/calls/coalesced.h"
 #include "binding/device/device_reduction.h"
+#include "binding/operation/piece_prefix.h"
 
 namespace geocomm::binding {
 
@@ -25,11 +26,56 @@ struct WanCollectives::ReduceTarget {
 
 namespace {
 
+// Data of a CUDA tensor that crosses to the host, and back, in pieces: the copies of some beside the exchange
+// of others.
+class PieceFlow final : public collective::DataFlow {
+ public:
+  // In stage `pre`. Between `part` and `host`, whose first `bytes` are exchanged. nullptr: they are copied as
+  // a whole.
+  static std::unique_ptr<PieceFlow> create(const at::Tensor& part, const at::Tensor& host, std::size_t bytes,
+                                           bool back) {
+    // Several chunks each; so many that the first, and the last, are short beside the exchange.
+    constexpr std::size_t kMost = 8;
+    constexpr std::size_t kLeastBytes = std::size_t{1} << 20;
+    StreamOperation* const operation = StreamOperation::current();
+    if (operation == nullptr || bytes <= kLeastBytes) return nullptr;
+    const std::size_t piece = (bytes / kMost + kLeastBytes - 1) / kLeastBytes * kLeastBytes;
+    std::unique_ptr<PieceFlow> self(new PieceFlow(*operation, bytes, piece));
+    const auto per_piece = static_cast<std::int64_t>(piece / part.element_size());
+    // The padding goes with the last one.
+    const auto of = [per_piece, count = self->prefix_.pieces()](const at::Tensor& all, std::uint32_t i) {
+      const std::int64_t begin = i * per_piece;
+      return all.narrow(0, begin, i + 1 == count ? all.numel() - begin : per_piece);
+    };
+    StreamOperation::Pieces pieces{self->prefix_.pieces(),
+                                   [=](std::uint32_t i) { from_host(of(host, i), of(part, i)); }, nullptr};
+    if (back) pieces.back = [=](std::uint32_t i) { from_host(of(part, i), of(host, i)); };
+    return operation->set_pieces(std::move(pieces)) ? std::move(self) : nullptr;
+  }
+
+  core::Result<std::size_t> wait_for(std::size_t bytes, core::Deadline deadline) override {
+    GEOCOMM_ASSIGN_OR_RETURN(const std::uint32_t there,
+                             operation_.wait_for_pieces(prefix_.pieces_that_hold(bytes), deadline));
+    return prefix_.bytes_of(there);
+  }
+  void done(std::size_t begin, std::size_t end) override {
+    if (const std::uint32_t whole = prefix_.add(begin, end); whole > 0) operation_.open_pieces(whole);
+  }
+
+ private:
+  PieceFlow(StreamOperation& operation, std::size_t bytes, std::size_t piece_bytes)
+      : operation_(operation), prefix_(bytes, piece_bytes) {}
+
+  StreamOperation& operation_;  // owns this, by way of its stages
+  PiecePrefix prefix_;
+};
+
 struct ReduceState {
   at::Tensor input;  // one-dimensional, padded to the site's parts
   at::Tensor part;   // this rank's part on its device
   at::Tensor host;   // the same where the WAN can reach it
   std::vector<StripeData> stripes;
+  std::unique_ptr<PieceFlow> flow;             // between the two, or nullptr
   std::shared_ptr<DeviceReduction> on_device;  // carries the reduction out in place of `host`
   std::shared_ptr<CallerFeedback> feedback;    // or nullptr
   CallerFeedback::OnHost lent;
@@ -136,13 +182,18 @@ WorkPtr WanCollectives::reduce_stripes(const Call& call, const at::Tensor& given
       state->on_device->enqueue_contributions();
       return;
     }
-    state->host = to_host(state->part);
+    state->host = host_room_for(state->part);
     state->stripes =
         stripe_data(topology(), elements, bytes_of(state->host), tensor.element_size(), target.receives);
     if (state->feedback) state->lent = state->feedback->lend(state->stripes, encoded_range(elements).begin);
+    std::size_t bytes = 0;
+    for (const StripeData& stripe : state->stripes) bytes += stripe.data.size();
+    state->flow = PieceFlow::create(state->part, state->host, bytes, receives);
+    if (!state->flow) from_host(state->host, state->part);
   };
   const bool on_cpu = tensor.device().is_cpu();
-  auto exchange = [=, this, context = call.context(state)] {
+  auto exchange = [=, this, context = call.context(state)]() mutable {
+    context.flow = state->flow.get();
     auto status = state->on_device ? state->on_device->exchange()
                                    : exchange_->reduce(context, reduction.op, state->stripes);
     if (state->feedback && !on_cpu) state->feedback->settle_on_host(state->lent, status.is_ok());
@@ -151,7 +202,7 @@ WorkPtr WanCollectives::reduce_stripes(const Call& call, const at::Tensor& given
   auto post = [=, this] {
     if (state->on_device) state->on_device->enqueue_results();
     if (!receives) return;
-    if (!state->on_device) from_host(state->part, state->host);
+    if (!state->on_device && !state->flow) from_host(state->part, state->host);
     at::Tensor result = state->part;
     if (!alone_in_site()) {
       const bool direct = target.in_place && state->input.is_alias_of(tensor);

@@ -10,8 +10,13 @@ namespace {
 constexpr std::size_t kWordsAtOnce = 256;
 constexpr std::size_t kStride = 64 / sizeof(std::uint32_t);  // a cache line each
 
-void store(std::uint32_t* word, std::uint32_t value) {
-  std::atomic_ref<std::uint32_t>(*word).store(value, std::memory_order_release);
+// Never takes it back: several threads may open gates.
+void raise(std::uint32_t* address, std::uint32_t value) {
+  const std::atomic_ref<std::uint32_t> word(*address);
+  std::uint32_t now = word.load(std::memory_order_relaxed);
+  while (static_cast<std::int32_t>(value - now) > 0 &&
+         !word.compare_exchange_weak(now, value, std::memory_order_release, std::memory_order_relaxed)) {
+  }
 }
 
 }  // namespace
@@ -90,48 +95,50 @@ void DeviceStreams::give_back(StreamDriver::Stream stream) {
   free_idle_later_locked(std::chrono::milliseconds(0));
 }
 
-std::unique_ptr<StreamGate> StreamGate::create(DeviceStreams& device) {
+std::unique_ptr<StreamGate> StreamGate::create(DeviceStreams& device, std::uint32_t gates) {
   const auto word = device.take_word();
   if (word.address == nullptr) return nullptr;
-  return std::unique_ptr<StreamGate>(new StreamGate(device, word));
+  return std::unique_ptr<StreamGate>(new StreamGate(device, word, gates));
 }
 
-bool StreamGate::enqueue(StreamDriver::Stream stream) {
-  return device_.driver().enqueue_wait(stream, word_.address, word_.next);
+bool StreamGate::enqueue(StreamDriver::Stream stream, std::uint32_t gates) {
+  return device_.driver().enqueue_wait(stream, word_.address, word_.next + gates - 1);
 }
 
-void StreamGate::open() {
-  store(word_.address, word_.next);  // what the device is to see behind the gate was written before
+// What the device is to see behind the gate was written before.
+void StreamGate::open(std::uint32_t gates) {
+  raise(word_.address, word_.next + gates - 1);
 }
 
 StreamGate::~StreamGate() {
   open();
-  device_.give_back(word_);
+  device_.give_back({word_.address, word_.next + gates_ - 1});
 }
 
-std::unique_ptr<StreamSignal> StreamSignal::create(DeviceStreams& device) {
+std::unique_ptr<StreamSignal> StreamSignal::create(DeviceStreams& device, std::uint32_t steps) {
   const auto word = device.take_word();
   if (word.address == nullptr) return nullptr;
-  return std::unique_ptr<StreamSignal>(new StreamSignal(device, word));
+  return std::unique_ptr<StreamSignal>(new StreamSignal(device, word, steps));
 }
 
 bool StreamSignal::enqueue(StreamDriver::Stream stream) {
-  enqueued_ = device_.driver().enqueue_write(stream, word_.address, word_.next);
-  return enqueued_;
+  const bool taken = device_.driver().enqueue_write(stream, word_.address, word_.next + enqueued_);
+  if (taken) ++enqueued_;
+  return taken;
 }
 
 void StreamSignal::give_unless_enqueued() {
-  if (!enqueued_) store(word_.address, word_.next);
+  if (enqueued_ == 0) raise(word_.address, word_.next + steps_ - 1);
 }
 
-bool StreamSignal::is_given() const {
+std::uint32_t StreamSignal::given() const {
   const auto now = std::atomic_ref<std::uint32_t>(*word_.address).load(std::memory_order_acquire);
-  return static_cast<std::int32_t>(now - word_.next) >= 0;
+  return static_cast<std::uint32_t>(std::max(0, static_cast<std::int32_t>(now - (word_.next - 1))));
 }
 
 // A word that a stream has yet to write must not serve again: the late write would take it back.
 StreamSignal::~StreamSignal() {
-  if (!enqueued_ || is_given()) device_.give_back(word_);
+  if (given() >= enqueued_) device_.give_back({word_.address, word_.next + steps_ - 1});
 }
 
 }  // namespace geocomm::binding

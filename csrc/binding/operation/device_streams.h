@@ -99,53 +99,59 @@ class StreamLease {
   const StreamDriver::Stream stream_;
 };
 
-// A gate in a stream: the stream stops there until the host opens it. No kernel waits (the front end of the
-// device polls the word), and opening needs no call of the driver. It may hold up more than its stream: what
-// shares the hardware queue, which with CUDA_DEVICE_MAX_CONNECTIONS=1 is everything. So a gate is closed only
-// when somebody waits for what is behind it (EnqueueOrder).
+// Gates in a stream, one behind the other: the stream stops at each until the host has opened it. No kernel
+// waits (the front end of the device polls the word), and opening needs no call of the driver. It may hold up
+// more than its stream: what shares the hardware queue, which with CUDA_DEVICE_MAX_CONNECTIONS=1 is
+// everything. So a gate is closed only when somebody waits for what is behind it (EnqueueOrder).
 class StreamGate {
  public:
   // nullptr: no memory for words is left.
-  static std::unique_ptr<StreamGate> create(DeviceStreams& device);
+  static std::unique_ptr<StreamGate> create(DeviceStreams& device, std::uint32_t gates = 1);
 
-  // Stops the stream here until the gate is open. False: the driver refused.
-  bool enqueue(StreamDriver::Stream stream);
-  // Thread-safe, also before enqueue(); opening twice is no error. The destructor opens too: no stream is
+  // Stops the stream here until so many of them are open. False: the driver refused.
+  bool enqueue(StreamDriver::Stream stream, std::uint32_t gates = 1);
+  // Thread-safe, also before enqueue(); opening twice is no error. The destructor opens all: no stream is
   // left waiting.
-  void open();
+  void open() { open(gates_); }
+  void open(std::uint32_t gates);
   ~StreamGate();
   StreamGate(const StreamGate&) = delete;
   StreamGate& operator=(const StreamGate&) = delete;
 
  private:
-  StreamGate(DeviceStreams& device, DeviceStreams::Word word) : device_(device), word_(word) {}
+  StreamGate(DeviceStreams& device, DeviceStreams::Word word, std::uint32_t gates)
+      : device_(device), word_(word), gates_(gates) {}
 
   DeviceStreams& device_;
-  const DeviceStreams::Word word_;  // `next`: the gate is open once the word has reached it
+  const DeviceStreams::Word word_;  // `next`: the first gate is open once the word has reached it
+  const std::uint32_t gates_;
 };
 
-// The other way round: the host learns that a stream has come so far.
+// The other way round: the host learns how far a stream has come, in steps.
 class StreamSignal {
  public:
   // nullptr: no memory for words is left.
-  static std::unique_ptr<StreamSignal> create(DeviceStreams& device);
+  static std::unique_ptr<StreamSignal> create(DeviceStreams& device, std::uint32_t steps = 1);
 
-  // At most once. False: the driver refused.
+  // The next step. False: the driver refused.
   bool enqueue(StreamDriver::Stream stream);
   // The host gives it where the stream will not.
   void give_unless_enqueued();
-  // Thread-safe. What the stream did before is visible then.
-  bool is_given() const;
+  // Thread-safe. What the stream did before these steps is visible then.
+  std::uint32_t given() const;
+  bool is_given() const { return given() == steps_; }
   ~StreamSignal();
   StreamSignal(const StreamSignal&) = delete;
   StreamSignal& operator=(const StreamSignal&) = delete;
 
  private:
-  StreamSignal(DeviceStreams& device, DeviceStreams::Word word) : device_(device), word_(word) {}
+  StreamSignal(DeviceStreams& device, DeviceStreams::Word word, std::uint32_t steps)
+      : device_(device), word_(word), steps_(steps) {}
 
   DeviceStreams& device_;
-  const DeviceStreams::Word word_;
-  bool enqueued_ = false;
+  const DeviceStreams::Word word_;  // `next`: with the first step
+  const std::uint32_t steps_;
+  std::uint32_t enqueued_ = 0;
 };
 
 }  // namespace geocomm::binding

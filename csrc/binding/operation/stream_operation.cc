@@ -98,6 +98,25 @@ void StreamOperation::enqueue_first() {
     steps_.pre = nullptr;
   });
   signal(*ready_);
+  // Where this throws, the exchange does not begin.
+  if (!pieces_there_ || has_failed()) return;
+  run_stage([&] {
+    for (std::uint32_t i = 0; i < pieces_.count; ++i) {
+      pieces_.to_host(i);
+      require(pieces_there_->enqueue(lease_->stream()), kNoSignal);
+    }
+  });
+}
+
+bool StreamOperation::set_pieces(Pieces pieces) {
+  pieces_there_ = StreamSignal::create(lease_->device(), pieces.count);
+  pieces_made_ = StreamGate::create(lease_->device(), pieces.count);
+  if (!pieces_there_ || !pieces_made_) {
+    pieces_there_ = nullptr;
+    return false;
+  }
+  pieces_ = std::move(pieces);
+  return true;
 }
 
 void StreamOperation::enqueue_middle_locked() {
@@ -123,6 +142,14 @@ void StreamOperation::enqueue_rest() {
     if (!middle_enqueued_) run_stage([&] { close(*arrived_); });
     if (!has_failed()) enqueue_middle_locked();
   }
+  if (pieces_.back && !has_failed()) {
+    run_stage([&] {
+      for (std::uint32_t i = 0; i < pieces_.count; ++i) {
+        require(pieces_made_->enqueue(lease_->stream(), i + 1), kNoGate);
+        pieces_.back(i);
+      }
+    });
+  }
   if (steps_.post && !has_failed()) {
     run_stage([&] {
       close(*over_);
@@ -146,6 +173,7 @@ bool StreamOperation::wait_until_enqueued(core::Deadline deadline) {
 
 void StreamOperation::open() {
   if (arrived_) arrived_->open();
+  if (pieces_made_) pieces_made_->open();
   if (over_) over_->open();
 }
 
@@ -175,6 +203,14 @@ Status StreamOperation::wait_until_made(core::Deadline deadline) {
   if (!is_late) return {StatusCode::Driver, "this rank's part could not be reduced on the device"};
   return {StatusCode::Timeout,
           "the device has not reduced this rank's part in time: is it stuck in another kernel?"};
+}
+
+core::Result<std::uint32_t> StreamOperation::wait_for_pieces(std::uint32_t count, core::Deadline deadline) {
+  bool is_late = false;
+  nap_until([&] { return pieces_there_->given() >= count || (is_late = deadline.expired()); });
+  if (!is_late) return pieces_there_->given();
+  return Status(StatusCode::Timeout,
+                "the device has not copied this operation's data in time: is it stuck in another kernel?");
 }
 
 void StreamOperation::run_exchange() {
@@ -208,6 +244,7 @@ void StreamOperation::end() {
   if (!status.is_ok()) fail(std::move(status));
   held_.clear();
   middle_ = nullptr;
+  pieces_ = {};
   check_ = nullptr;
   if (!is_broken) lease_.reset();
 }

@@ -47,14 +47,16 @@ class EnqueueOrder;
 
 // One operation on its stream:
 //
-//   issued:          pre · ready
-//   used:            │arrived│ middle · made · │over│ post · finish
+//   issued:          pre · ready · pieces to the host
+//   used:            │arrived│ middle · made · (│piece│ back) · │over│ post · finish
 //   the host beside: the exchange, once `ready` has passed; opens the gates
 //
 // `middle`, which only some operations have, is what the exchange itself needs of the device once the data of
 // the other sites has arrived. Gates close only when the operation is used, that is, when somebody is to wait
-// for what is behind them (EnqueueOrder). Nothing on the exchange's way waits for that: it opens the gates
-// whether they are closed or not, and enqueues `middle` if nobody has by then.
+// for what is behind them (EnqueueOrder). Pieces, of operations that the host carries out, are copied one
+// after the other, so that the exchange of one runs beside the copies of others. Nothing on the exchange's
+// way waits for that: it opens the gates whether they are closed or not, and enqueues `middle` if nobody has
+// by then.
 class StreamOperation final : public Operation {
  public:
   // Runs its argument with the operation's stream as the current one.
@@ -86,6 +88,14 @@ class StreamOperation final : public Operation {
 
   // In stage `pre`.
   void set_middle(std::function<void()> middle) { middle_ = std::move(middle); }
+  // In stage `pre`. `to_host` and `back` enqueue one piece. False: no memory for words is left, nothing was
+  // done.
+  struct Pieces {
+    std::uint32_t count = 0;
+    std::function<void(std::uint32_t)> to_host;
+    std::function<void(std::uint32_t)> back;  // nullptr: nothing goes back
+  };
+  bool set_pieces(Pieces pieces);
   // `memory` is let go once the device has passed `finish`; `check` is asked then whether what the device did
   // was sound.
   void hold(std::shared_ptr<void> memory) { held_.push_back(std::move(memory)); }
@@ -108,6 +118,8 @@ class StreamOperation final : public Operation {
   void open_arrived() { arrived_->open(); }
   // By the exchange, on a thread that may block: after open_arrived().
   void enqueue_middle_if_due();
+  // By the exchange: so many pieces, from the first on, may go back.
+  void open_pieces(std::uint32_t count) { pieces_made_->open(count); }
   // All is over.
   void open();
 
@@ -116,6 +128,8 @@ class StreamOperation final : public Operation {
   core::Status run(const std::function<core::Status()>& exchange, core::Deadline deadline,
                    const std::function<core::Status()>& group);
   core::Status wait_until_made(core::Deadline deadline);
+  // Until the first `count` pieces are on the host; how many are.
+  core::Result<std::uint32_t> wait_for_pieces(std::uint32_t count, core::Deadline deadline);
   // After run() and enqueue_rest(): waits until the device has passed `finish`. What the device or the
   // enqueueing failed with, if nothing before it did.
   void end();
@@ -149,6 +163,9 @@ class StreamOperation final : public Operation {
   Told when_enqueued_;
   Told when_over_;
   std::function<void()> middle_;
+  Pieces pieces_;
+  std::unique_ptr<StreamSignal> pieces_there_;
+  std::unique_ptr<StreamGate> pieces_made_;
   std::unique_ptr<StreamGate> arrived_;
   std::unique_ptr<StreamGate> over_;
   std::unique_ptr<StreamSignal> ready_;

@@ -31,6 +31,17 @@
 
 namespace geocomm::collective {
 
+// Data of a reduction that is still on its way to the host, and that goes back as it becomes the result.
+// Bytes are counted over the stripes, in their order.
+class DataFlow {
+ public:
+  virtual ~DataFlow() = default;
+  // Blocks until the first `bytes` are there; how many are by then. On the thread that called reduce().
+  virtual core::Result<std::size_t> wait_for(std::size_t bytes, core::Deadline deadline) = 0;
+  // Those from `begin` to `end` are the result. On any thread, in any order; must not block.
+  virtual void done(std::size_t begin, std::size_t end) = 0;
+};
+
 // One operation, as all its ranks must agree on it. A peer whose operation of the same number differs in
 // kind, dtype, reduction, codec or element count gets, and gives, InvalidArgument that names both.
 struct OpContext {
@@ -46,6 +57,7 @@ struct OpContext {
   std::shared_ptr<void>
       keep_alive;  // owns the memory behind all spans; held until no IO can touch them any more: until the
                    // call returns or, after a failed move(), until the IO thread lets go of it
+  DataFlow* flow = nullptr;  // of reduce(), which it outlives; null: all data is there
 };
 
 // Numbers for point-to-point messages: apart from collectives, per tag in order of issue. counter < 2^24.

@@ -133,7 +133,7 @@ void FrameTransfer::contributions_are_there() {
   call_waiting_thread_locked([this] {
     GEOCOMM_RETURN_IF_ERROR(maker_.wait_for_results(context().deadline));
     std::lock_guard held(mutex_);
-    release_producers_locked();
+    release_producers_locked(jobs_.size());
     return Status::ok();
   });
 }

@@ -33,6 +33,11 @@ ReduceTransfer::ReduceTransfer(std::shared_ptr<ExchangeShared> shared, const OpC
                                std::span<const StripeData> stripes)
     : PlannedReduction(std::move(shared), context, op, stripes), states_(plan_.chunks.size()) {
   std::size_t finishes = 0;
+  std::size_t bytes = 0;
+  for (const StripeData& stripe : stripes_) {
+    stripe_begins_.push_back(bytes);
+    bytes += stripe.data.size();
+  }
   for (std::size_t c = 0; c < states_.size(); ++c) {
     const PlannedChunk& chunk = plan_.chunks[c];
     ChunkState& state = states_[c];
@@ -47,6 +52,9 @@ ReduceTransfer::ReduceTransfer(std::shared_ptr<ExchangeShared> shared, const OpC
     if (!route.contributions.empty()) {
       ++state.awaited;
       producers_.push_back(c);
+    } else if (context.flow != nullptr && state.finishes) {
+      ++state.awaited;
+      own_.push_back(c);
     }
     if (state.finishes && state.awaited == 0) ready_.push_back(c);
   }
@@ -54,6 +62,7 @@ ReduceTransfer::ReduceTransfer(std::shared_ptr<ExchangeShared> shared, const OpC
   std::stable_sort(producers_.begin(), producers_.end(), [&](std::size_t a, std::size_t b) {
     return plan_.chunks[a].index < plan_.chunks[b].index;
   });
+  if (context.flow != nullptr) hold_producers_locked(0);
   plan(make_peers(), producers_.size(), finishes + relayed_frames(), total_bytes(context),
        codec_.to_string());
 }
@@ -61,6 +70,29 @@ ReduceTransfer::ReduceTransfer(std::shared_ptr<ExchangeShared> shared, const OpC
 void ReduceTransfer::start() {
   std::lock_guard lock(mutex_);
   for (const std::size_t c : ready_) submit_finish_locked([this, c] { return finish(c); });
+  if (context().flow != nullptr) call_waiting_thread_locked([this] { return follow_data(); });
+}
+
+// Chunks begin as their data comes.
+Status ReduceTransfer::follow_data() {
+  std::size_t job = 0;
+  std::size_t own = 0;
+  while (job < producers_.size() || own < own_.size()) {
+    std::size_t next = ~std::size_t{0};
+    if (job < producers_.size()) next = data_end(producers_[job]);
+    if (own < own_.size()) next = std::min(next, data_end(own_[own]));
+    GEOCOMM_ASSIGN_OR_RETURN(const std::size_t there, context().flow->wait_for(next, context().deadline));
+    std::lock_guard lock(mutex_);
+    while (job < producers_.size() && data_end(producers_[job]) <= there) ++job;
+    while (own < own_.size() && data_end(own_[own]) <= there) arrived_locked(own_[own++]);
+    release_producers_locked(job);
+  }
+  return Status::ok();
+}
+
+std::size_t ReduceTransfer::data_end(std::size_t c) const {
+  const PlannedChunk& chunk = plan_.chunks[c];
+  return stripe_begins_[chunk.stripe] + chunk.range.end * core::size_of(context().dtype);
 }
 
 Status ReduceTransfer::produce(std::size_t job) {
@@ -100,7 +132,10 @@ Status ReduceTransfer::finish(std::size_t c) {
   } else {
     status = codec_.is_exact() ? reduce_exactly(c) : reduce_decoded(c);
   }
-  if (status.is_ok() && receives(chunk)) end_feedback(c);
+  if (status.is_ok() && receives(chunk)) {
+    end_feedback(c);
+    if (context().flow != nullptr) context().flow->done(data_end(c) - data_of(chunk).size(), data_end(c));
+  }
   state.frames.clear();
   state.result = {};
   return status;

@@ -34,6 +34,8 @@ class ReduceTransfer final : public PlannedReduction {
   void delivered_locked(const Message& message) override { arrived_locked(message.chunk); }
 
   void arrived_locked(std::size_t chunk);
+  core::Status follow_data();
+  std::size_t data_end(std::size_t chunk) const;
   core::Status finish(std::size_t chunk);
   core::Status reduce_exactly(std::size_t c);
   core::Status reduce_decoded(std::size_t c);
@@ -59,6 +61,8 @@ class ReduceTransfer final : public PlannedReduction {
   std::vector<ChunkState> states_;      // per chunk; frames, result and awaited guarded by mutex_
   std::vector<std::size_t> producers_;  // job → chunk
   std::vector<std::size_t> ready_;      // chunks to finish that await nothing: the group has one site
+  std::vector<std::size_t> own_;  // with a DataFlow: chunks that await this rank's data, which nobody sends
+  std::vector<std::size_t> stripe_begins_;  // in bytes of all stripes
 };
 
 }  // namespace geocomm::collective

@@ -364,8 +364,8 @@ void Transfer::call_waiting_thread_locked(std::function<Status()> task) {
   wake_locked();
 }
 
-void Transfer::release_producers_locked() {
-  released_producers_ = producers_;
+void Transfer::release_producers_locked(std::size_t first) {
+  released_producers_ = first;
   feed_locked();
 }
 

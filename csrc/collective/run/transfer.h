@@ -123,7 +123,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   void call_waiting_thread_locked(std::function<core::Status()> task);
   // Producers from `first` on wait until they are released. For constructors; `mutex_` must be held else.
   void hold_producers_locked(std::size_t first) { released_producers_ = first; }
-  void release_producers_locked();
+  void release_producers_locked(std::size_t first);
   // Sends one chunk to each; `mutex_` must not be held.
   core::Status send(const std::vector<Target>& targets, const core::Buffer& payload, std::uint64_t raw_bytes);
   // The same for another rank.

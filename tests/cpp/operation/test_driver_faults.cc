@@ -83,12 +83,15 @@ RefusedRun run_with_refusal(int calls_before) {
       operation->when_enqueued([called](const std::exception_ptr& error) {
         if (!error) called();
       });
-      operation->set_steps({[&device, stream, called] {
+      operation->set_steps({[&device, stream, called, inner] {
                               called();
-                              StreamOperation::current()->set_middle([&device, stream, called] {
+                              const auto copy = [&device, stream, called](std::uint32_t) {
                                 called();
                                 device.launch(const_cast<StreamDriver::Stream>(stream), [] {});
-                              });
+                              };
+                              StreamOperation::current()->set_middle([copy] { copy(0); });
+                              if (inner != InnerUse::Beside)
+                                StreamOperation::current()->set_pieces({3, copy, copy});
                             },
                             [weak = std::weak_ptr(operation)] {
                               const auto own = weak.lock();

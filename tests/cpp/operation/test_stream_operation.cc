@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "binding/operation/piece_prefix.h"
 #include "binding/operation/stream_operation.h"
 #include "core/executor.h"
 #include "device_model.h"
@@ -458,6 +459,81 @@ TEST_F(StreamOperationTest, test_stream_lease_of_ended_operations_serves_the_nex
     EXPECT_EQ(end_of(operation), nullptr);
   }
   EXPECT_EQ(used.size(), 1u);
+}
+
+// Three pieces. The device gets no further than the exchange lets it: a piece is exchanged while the next one
+// is on its way to the host, and goes back while the next one is exchanged.
+TEST_F(StreamOperationTest, test_stream_operation_copies_pieces_beside_the_exchange_of_others) {
+  for (const bool is_used_first : {true, false}) {
+    constexpr std::uint32_t kPieces = 3;
+    std::uint32_t exchanged = 0;
+    std::vector<std::uint32_t> back;
+    bool posted = false;
+    const auto operation = rank_.issue(
+        InnerUse::First,
+        [&](StreamDriver::Stream stream) {
+          ASSERT_TRUE(StreamOperation::current()->set_pieces(
+              {kPieces,
+               [&, stream](std::uint32_t i) {
+                 // A copy that takes until the piece before has crossed.
+                 rank_.device.launch(stream, [] {}, [&, i] { return i <= exchanged; });
+               },
+               [&, stream](std::uint32_t i) {
+                 rank_.device.launch(stream, [&, i] { back.push_back(i); });
+               }}));
+        },
+        [&](StreamDriver::Stream stream) { rank_.device.launch(stream, [&] { posted = true; }); });
+    if (is_used_first) rank_.order.use(operation);
+    while (rank_.device.advance()) {
+    }
+    ASSERT_TRUE(operation->is_ready());
+    EXPECT_EQ(operation->wait_for_pieces(2, Deadline::after(5ms)).status().code(), StatusCode::Timeout);
+    while (exchanged < kPieces) {
+      const auto there = operation->wait_for_pieces(exchanged + 1, soon());
+      ASSERT_TRUE(there.is_ok());
+      EXPECT_EQ(*there, exchanged + 1);
+      operation->open_pieces(++exchanged);
+      while (rank_.device.advance()) {
+      }
+      // Behind the last copy to the host: then two have crossed.
+      EXPECT_EQ(back.size(), is_used_first && exchanged > 1 ? exchanged : 0u);
+      EXPECT_FALSE(posted);
+    }
+    operation->open();
+    rank_.order.use(operation);
+    while (rank_.device.advance()) {
+    }
+    EXPECT_EQ(back, (std::vector<std::uint32_t>{0, 1, 2}));
+    EXPECT_TRUE(posted);
+    EXPECT_EQ(end_of(operation), nullptr);
+  }
+}
+
+TEST_F(StreamOperationTest, test_stream_operation_pieces_go_back_one_by_one_behind_their_gates) {
+  std::vector<std::uint32_t> back;
+  const auto operation = rank_.issue(InnerUse::First, [&](StreamDriver::Stream stream) {
+    StreamOperation::current()->set_pieces(
+        {4, [](std::uint32_t) {},
+         [&, stream](std::uint32_t i) { rank_.device.launch(stream, [&, i] { back.push_back(i); }); }});
+  });
+  rank_.order.use(operation);
+  PiecePrefix prefix(1000, 300);  // the last one is short
+  EXPECT_EQ(prefix.pieces(), 4u);
+  EXPECT_EQ(prefix.pieces_that_hold(301), 2u);
+  EXPECT_EQ(prefix.bytes_of(4), 1000u);
+  const std::vector<std::pair<std::size_t, std::size_t>> ranges{
+      {300, 650}, {0, 299}, {299, 300}, {650, 1000}};
+  const std::vector<std::size_t> whole{0, 0, 2, 4};
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    const std::uint32_t now = prefix.add(ranges[i].first, ranges[i].second);
+    EXPECT_EQ(now, whole[i]);
+    if (now > 0) operation->open_pieces(now);
+    while (rank_.device.advance()) {
+    }
+    EXPECT_EQ(back.size(), whole[i]);
+  }
+  operation->open_pieces(1);  // late: no gate closes again
+  EXPECT_EQ(end_of(operation), nullptr);
 }
 
 // What completes a Future: behind open gates, on a thread that may block and holds no lock, with what has
