@@ -64,11 +64,11 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksAtOnce) encode_blocks(Bl
   // Behind the end of a frame of a batch.
   if (__shfl_sync(kFullMask, place.length, 0) == 0) return;
   const std::uint8_t* src = args.elements(place.frame);
-  const ResidualView residual = args.residual_of(place.frame);
 
   Quad held[kMostRows];
   const auto load = [&](unsigned row) {
-    return load_values<kType, kFeedback>(src, residual, place.begin + place.offset(row), place.count(row));
+    return load_values<kType, kFeedback>(src, args.residual_of(place.frame), place.begin + place.offset(row),
+                                         place.count(row));
   };
   if constexpr (kHeld) {
 #pragma unroll
@@ -102,22 +102,20 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksAtOnce) encode_blocks(Bl
   }
 
   [[maybe_unused]] uint2 random_of_rows[2] = {};
-  [[maybe_unused]] std::uint64_t counter = 0;  // of the block's first element
-  [[maybe_unused]] std::uint64_t seed = 0;
-  if (Coder::kHasRounding && args.is_stochastic) {
-    counter = args.counter_of(place.frame) + place.begin;
-    seed = args.seed_of(place.frame);
-  }
-  [[maybe_unused]] const bool has_random = kHeld && args.is_stochastic && place.rows == 2 && counter % 8 == 0;
+  // Asked for where they are needed: in registers they would push others out.
+  [[maybe_unused]] const auto counter = [&] { return args.counter_of(place.frame) + place.begin; };
+  [[maybe_unused]] const auto seed = [&] { return args.seed_of(place.frame); };
+  [[maybe_unused]] const bool has_random =
+      kHeld && args.is_stochastic && place.rows == 2 && counter() % 8 == 0;
   if constexpr (Coder::kHasRounding && kHeld) {
-    if (has_random) random_bits_of_rows(counter + place.offset(0), seed, random_of_rows);
+    if (has_random) random_bits_of_rows(counter() + place.offset(0), seed(), random_of_rows);
   }
   for_rows([&](unsigned row, const Quad& values) {
     std::uint32_t codes;
     if constexpr (Coder::kHasRounding) {
       if (args.is_stochastic) {
         const uint2 random =
-            has_random ? random_of_rows[row % 2] : random_bits(counter + place.offset(row), seed);
+            has_random ? random_of_rows[row % 2] : random_bits(counter() + place.offset(row), seed());
         codes = Coder::codes_stochastic(values, scale, random);
       } else {
         codes = Coder::codes(values, scale);
@@ -128,8 +126,8 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksAtOnce) encode_blocks(Bl
     *reinterpret_cast<std::uint32_t*>(staged + place.offset(row)) = codes;
     if constexpr (kFeedback) {
       if (!is_raw) {
-        store_residual(residual, place.begin + place.offset(row), values, Coder::decoded(codes, scale),
-                       place.count(row));
+        store_residual(args.residual_of(place.frame), place.begin + place.offset(row), values,
+                       Coder::decoded(codes, scale), place.count(row));
       }
     }
   });
