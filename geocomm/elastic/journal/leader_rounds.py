@@ -67,9 +67,9 @@ class LeaderRounds:
         self._waited_for = frozenset[str]() if begun else run.terms.wait_for - set(run.state.live)
         self._peers: tuple[Peer, ...] = ()
         self._met: tuple[Peer, ...] = ()
-        self._told_of: tuple[list[tuple[str, tuple[Owner, ...], str]], list[str]] = [], []
-        """What `_met` and `_peers` are made of, which are compared after each event."""
         """Those, and the sites whose ranks are up and not ready yet."""
+        self._told_of: tuple[list[tuple[str, tuple[Owner, ...], str]], list[str]] = [], []
+        """What both are made of, which is compared after each event."""
 
     # ---- what happens
 
