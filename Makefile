@@ -180,12 +180,12 @@ soak-elastic: $(NATIVE) ## full: SOAK_MINUTES (60) of an elastic run whose sites
 	  $(if $(SOAK_FAULT_EVERY),--fault-every $(SOAK_FAULT_EVERY))
 
 # MUTANT_SEED=N draws others. `tools/mutants.py --wide` adds the tests of several processes, which take long.
-MUTANTS ?= 40
+MUTANT_NUMBER ?= 40
 MUTANT_PACKAGES ?= gradients group/planning
 MUTANT_SEED ?= 0
 .PHONY: mutants
-mutants: $(NATIVE) ## full: which of MUTANTS (40) faults in each of MUTANT_PACKAGES the unit tests see
-	@$(PY) tools/mutants.py $(MUTANT_PACKAGES) --number $(MUTANTS) --seed $(MUTANT_SEED)
+mutants: $(NATIVE) ## full: which of MUTANT_NUMBER (40) faults in MUTANT_PACKAGES the unit tests see
+	@$(PY) tools/mutants.py $(MUTANT_PACKAGES) --number $(MUTANT_NUMBER) --seed $(MUTANT_SEED)
 
 # Each has a copy of the tree and a .venv of its own in build/torch-VERSION; the copies are kept, and built anew where they
 # changed. The tests are those that see most of torch's inner parts; MATRIX_TESTS=tests/multiprocess takes all of several

@@ -32,3 +32,12 @@ def test_help_lists_every_target_once() -> None:
 
 def test_help_has_no_line_over_100_columns() -> None:
     assert [line for line in shown_lines() if len(line) > 100] == []
+
+
+def test_simulate_puts_faults_back_only_where_somebody_asks() -> None:
+    def command(*variables: str) -> str:
+        make = ["make", "--no-print-directory", "-n", "simulate", *variables]
+        return subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    assert "--mutants" not in command()
+    assert "--mutants" in command("MUTANTS=1")
