@@ -57,8 +57,8 @@ from geocomm.sync.local_steps.outer.schedule import LineClock
 
 _HEADER, _CODED, _EXACT, _OWN_CODED, _OWN_EXACT, _NUMBER = range(KINDS)
 """Kinds of messages, each with tags of its own."""
-
-
+_FOR_ALL, _FOR_ONE = (_CODED, _EXACT), (_OWN_CODED, _OWN_EXACT)
+"""Those of frames for all other sites, and for the aggregator alone."""
 _MOST_EARLY = 4096
 """Rounds that a site may be ahead of another: each fragment has one under way, and there are no more of these."""
 _FAILED = -1
@@ -82,9 +82,8 @@ class Exchange(Reduction):
     future: Future[Average] = field(default_factory=Future[Average])
     offers: dict[str, SiteOffer] = field(default_factory=dict[str, SiteOffer])
     frames: dict[str, DeltaFrames] = field(default_factory=dict[str, DeltaFrames])
-    average: torch.Tensor | None = None
-    """Of an aggregator that is another site; None: it has not come, or no site counted."""
-    has_average: bool = False
+    average: DeltaFrames | None = None
+    """What an aggregator that is another site has sent; it is empty where no site counted."""
     entry: Entry | None = None
     new_residual: torch.Tensor | None = None
 
@@ -110,7 +109,7 @@ class Exchange(Reduction):
         absent = [site for site in self.sites if site not in self.offers]
         if absent or self.is_averaged_by(self.own):
             return absent or [site for site in self.sites if site not in self.frames]
-        return [] if self.has_average or self.aggregator is None else [self.aggregator]
+        return self.senders if self.average is None else []
 
     @override
     def is_done(self) -> bool:
@@ -269,18 +268,16 @@ class RoundExchange:
         if exchange.aggregator is None:
             self._send_frames(frames)
         elif exchange.aggregator != self._own:
-            for message, kind in ((frames.coded, _OWN_CODED), (frames.exact, _OWN_EXACT)):
-                if message is not None:
-                    self._messages.send_to(exchange.aggregator, message, kind)
+            self._send_frames(frames, exchange.aggregator)
             self._owed[exchange.aggregator].averages[exchange.offer.round] = exchange
         exchange.record.offered(frames.wire_bytes)
         self._expect(exchange)
 
-    def _send_frames(self, frames: DeltaFrames) -> None:
-        """To all other sites, after the header that says their sizes."""
-        for message, kind in ((frames.coded, _CODED), (frames.exact, _EXACT)):
+    def _send_frames(self, frames: DeltaFrames, to: str | None = None) -> None:
+        """To one other site or to all, after the header that says their sizes."""
+        for message, kind in zip((frames.coded, frames.exact), _FOR_ALL if to is None else _FOR_ONE, strict=True):
             if message is not None:
-                self._messages.send(message, kind)
+                self._messages.send(message, kind, to)
 
     def _ask(self, question: Meeting, number: int) -> None:
         self._messages.send(torch.tensor([number]), _NUMBER)
@@ -380,12 +377,8 @@ class RoundExchange:
         """Take the average, also where the round has failed."""
 
         def arrived(frames: DeltaFrames) -> None:
+            exchange.average = frames
             exchange.record.arrived(site, frames.wire_bytes)
-            if frames.wire_bytes:
-                with self._line.running(), exchange.record.coding():
-                    exchange.average = host_empty(exchange.fragment.numel, pinned=False)
-                    frames.decode(exchange.fragment, exchange.average)
-            exchange.has_average = True
             self._average(exchange)
 
         if header.coded_bytes or header.exact_bytes:
@@ -413,7 +406,7 @@ class RoundExchange:
                 then(DeltaFrames(coded, exact))
 
         receive = self._messages.receive_own if alone else self._messages.receive
-        for part, kind in zip((coded, exact), (_OWN_CODED, _OWN_EXACT) if alone else (_CODED, _EXACT), strict=True):
+        for part, kind in zip((coded, exact), _FOR_ONE if alone else _FOR_ALL, strict=True):
             if part is not None:
                 receive(part, site, kind, arrived)
 
@@ -421,8 +414,12 @@ class RoundExchange:
         """Decode and average, once all frames are there; or take the aggregator's average."""
         if exchange.missing or exchange.entry is None or exchange.future.done():
             return
-        values = exchange.average
-        if exchange.is_averaged_by(self._own):
+        values: torch.Tensor | None = None
+        if exchange.average is not None and exchange.average.wire_bytes:
+            with self._line.running(), exchange.record.coding():
+                values = host_empty(exchange.fragment.numel, pinned=False)
+                exchange.average.decode(exchange.fragment, values)
+        elif exchange.is_averaged_by(self._own):
             frames = [exchange.frames[one] for one in self._sites]
             with self._line.running(), exchange.record.coding():
                 averaging = exchange.coding.averaging

@@ -78,15 +78,12 @@ class SiteMessages:
             if site != own
         }
 
-    def send(self, message: torch.Tensor, kind: int) -> None:
-        """Send a message to all other sites. It is not to be changed any more. Nobody waits for its arrival."""
-        for peer in self._peers.values():
-            if peer.takes_directly:
-                dist.isend(message, peer.rank, tag=self._tags.tag(kind, self._own))
-
-    def send_to(self, site: str, message: torch.Tensor, kind: int) -> None:
-        """Send a message to one other site, which receives it by `receive_own`; else as `send`."""
-        dist.isend(message, self._peers[site].rank, tag=self._tags.tag(kind, self._own))
+    def send(self, message: torch.Tensor, kind: int, to: str | None = None) -> None:
+        """Send a message to all other sites, or to one, which receives it by `receive_own`. It is not to be changed any
+        more. Nobody waits for its arrival."""
+        directly = [peer for peer in self._peers.values() if peer.takes_directly]
+        for peer in directly if to is None else [self._peers[to]]:
+            dist.isend(message, peer.rank, tag=self._tags.tag(kind, self._own))
 
     def receive(self, room: torch.Tensor, site: str, kind: int, then: Callable[[], None]) -> None:
         """Receive the next message of a kind that a site sends to all: `room` is as large as it is. `then` runs when it
