@@ -118,10 +118,12 @@ def _sent_between_sites(reduce: Reduce) -> int:
         optimizer := adamw(model),
         LocalSettings(every=4, overlap=0, codec="none", fragments=4, deterministic=True, reduce=reduce),
     )
+    dist.barrier()
     before = sum(peer["bytes_sent"] for peer in geocomm.stats()["peers"])
     for step in range(12):
         model(torch.randn(4, 256, generator=torch.Generator().manual_seed(step))).square().mean().backward()
         optimizer.step()
+    dist.barrier()  # what the others have received is counted as sent
     sent = sum(peer["bytes_sent"] for peer in geocomm.stats()["peers"]) - before
     handle.finish()
     return sent
