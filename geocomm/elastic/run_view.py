@@ -23,8 +23,6 @@ from geocomm.security.key_folder import Keys, KeysError
 
 Sources = Callable[[], Awaitable[list[str]]]
 """Where other agents give out files, now."""
-
-
 _T = TypeVar("_T")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import get_args
 
 import pytest
 from typer.testing import CliRunner
@@ -16,9 +17,11 @@ from geocomm.group.planning.local_estimate import (
     MOST_EVERY,
     MOST_FRAGMENTS,
     LocalEstimate,
+    Reduce,
     local_estimate,
 )
 from geocomm.group.planning.run_estimate import OPERATION_S, Workload
+from geocomm.sync.local_steps.settings.local_settings import LocalSettings
 from support.command_tree import APP
 
 INSTANT = Speed(0.0, 0.0)
@@ -76,6 +79,10 @@ def test_every_other_site_gets_the_frames() -> None:
     two, four = over(1e9, every=100), over(1e9, sites=4, every=100)
     assert four.sent_bytes_per_step == pytest.approx(3 * two.sent_bytes_per_step)
     assert four.fewer_bytes == pytest.approx(two.fewer_bytes)
+
+
+def test_ways_to_reduce_are_those_of_the_settings() -> None:
+    assert get_args(Reduce) == get_args(LocalSettings.model_fields["reduce"].annotation)
 
 
 def test_with_an_aggregator_bytes_hardly_grow_with_the_sites() -> None:

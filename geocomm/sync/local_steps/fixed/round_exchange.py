@@ -28,6 +28,7 @@ from geocomm.core.errors import (
     PeerLostError,
     error_of,
 )
+from geocomm.elastic.journal.entries import MOST_FRAGMENTS
 from geocomm.group.backend.runtime import KINDS, ReservedTags
 from geocomm.sync.local_steps.fixed.round_header import (
     AverageHeader,
@@ -59,8 +60,6 @@ _HEADER, _CODED, _EXACT, _OWN_CODED, _OWN_EXACT, _NUMBER = range(KINDS)
 """Kinds of messages, each with tags of its own."""
 _FOR_ALL, _FOR_ONE = (_CODED, _EXACT), (_OWN_CODED, _OWN_EXACT)
 """Those of frames for all other sites, and for the aggregator alone."""
-_MOST_EARLY = 4096
-"""Rounds that a site may be ahead of another: each fragment has one under way, and there are no more of these."""
 _FAILED = -1
 """The answer of a site that has failed, to a site that asks for its number."""
 
@@ -325,8 +324,8 @@ class RoundExchange:
             self._receive_header(site, owed)
             return
         if isinstance(header, OfferHeader) and not owed.what:
-            if len(owed.early) == _MOST_EARLY:
-                raise CorruptDataError(f"local steps: site {site!r} has begun {_MOST_EARLY} rounds before this one")
+            if len(owed.early) == MOST_FRAGMENTS:  # each has one round under way
+                raise CorruptDataError(f"local steps: site {site!r} has begun {MOST_FRAGMENTS} rounds before this one")
             owed.early.append(header)
             self._receive_header(site, owed)
             return
