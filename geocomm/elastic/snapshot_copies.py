@@ -3,7 +3,7 @@
     URL/I/P@V.state, URL/I/layout.json    as in the run folder
     URL/I/journal.sqlite                  up to the entry that says that the snapshot is kept
     URL/I/run.json                        the site, and where the run was led
-    URL/I/manifest.json                   written last: it makes the copy complete
+    URL/I/manifest.json                   there last, as a whole, and gone first: it makes the copy complete
 
 `fetch` makes a run folder of one, out of which everything is done as out of any other.
 """
@@ -29,6 +29,7 @@ from geocomm.elastic.known_agents import ABOUT_FILE, About, about
 from geocomm.elastic.snapshots import FOLDER, KEPT, LAYOUT_FILE, MANIFEST_FILE, Manifest, SnapshotError, Snapshots
 
 _COPYING = ".copying"
+_WRITING = "manifest.writing"
 _LOOK_S = 2.0
 _AGAIN_S = 60.0
 """After a failure."""
@@ -56,7 +57,7 @@ class SnapshotCopies:
         self.url, self._root = url, str(root).rstrip("/")
 
     def manifests(self) -> list[Manifest]:
-        """Manifests of the complete copies, the oldest first."""
+        """Manifests of the complete copies, the oldest first: one whose manifest cannot be read is not complete."""
         self._files.invalidate_cache()
         try:
             names = [str(path).rstrip("/").rpartition("/")[2] for path in self._files.ls(self._root, detail=False)]
@@ -64,8 +65,9 @@ class SnapshotCopies:
             return []
         found: list[Manifest] = []
         for index in sorted(int(name) for name in names if name.isdecimal()):
-            with contextlib.suppress(FileNotFoundError):
-                found.append(self._manifest(index))
+            with contextlib.suppress(FileNotFoundError, ValidationError):
+                manifest = self._files.cat_file(self._at(index, MANIFEST_FILE))
+                found.append(Manifest.model_validate_json(manifest))
         return found
 
     def size(self, index: int) -> int:
@@ -91,9 +93,13 @@ class SnapshotCopies:
             said = about(run_dir)
             About(site=said.site, leader=said.leader, journal=said.journal).write(made)
             states = [path.name for path in made.glob("*.state")]
-            for name in (*states, LAYOUT_FILE, FILE_NAME, ABOUT_FILE, MANIFEST_FILE):
-                self._files.put_file(str(made / name), f"{self._at(index)}/{name}")
+            for name in (*states, LAYOUT_FILE, FILE_NAME, ABOUT_FILE):
+                self._files.put_file(str(made / name), self._at(index, name))
+            # Many storages show a file while it is written; a reader must not take half a manifest for one.
+            self._files.put_file(str(made / MANIFEST_FILE), self._at(index, _WRITING))
+        self._files.mv(self._at(index, _WRITING), self._at(index, MANIFEST_FILE))
         for old in [one.index for one in before][: -KEPT + 1]:
+            self._files.rm_file(self._at(old, MANIFEST_FILE))
             self._files.rm(self._at(old), recursive=True)
 
     def fetch(self, index: int | None, into: Path) -> int:
@@ -111,14 +117,8 @@ class SnapshotCopies:
             self._files.get_file(str(path), str(to / name))
         return index
 
-    def _at(self, index: int) -> str:
-        return f"{self._root}/{index}"
-
-    def _manifest(self, index: int) -> Manifest:
-        try:
-            return Manifest.model_validate_json(self._files.cat_file(f"{self._at(index)}/{MANIFEST_FILE}"))
-        except ValidationError:
-            raise SnapshotError(f"{self.url}/{index}/{MANIFEST_FILE} is no manifest of a snapshot: remove it") from None
+    def _at(self, index: int, *name: str) -> str:
+        return "/".join((self._root, str(index), *name))
 
 
 @contextlib.contextmanager
