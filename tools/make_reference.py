@@ -140,8 +140,9 @@ def _sections(
     """
     if depth > 1:
         yield f"{'#' * depth} {name}\n"
-    told_of = (command.help or "").split("\n\n")
-    yield "\n\n".join(textwrap.fill(each, 100) for each in told_of if each is told_of[0] or _EXIT in each.lower()) + "\n"
+    paragraphs = (command.help or "").split("\n\n")
+    kept = [each for number, each in enumerate(paragraphs) if number == 0 or _EXIT in each.lower()]
+    yield "\n\n".join(textwrap.fill(each, 100) for each in kept) + "\n"
     lines = [] if name.startswith(_BRIEF) else [line for line in _parameters(command) if line not in told]
     if own := [line for line in lines if line not in shared]:
         yield "\n".join(own) + "\n"
