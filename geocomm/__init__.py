@@ -17,6 +17,8 @@ if TYPE_CHECKING:  # `as`: the form by which type checkers take a name for publi
     from geocomm.codecs.tensor_codec import compress as compress
     from geocomm.codecs.tensor_codec import compress_bound as compress_bound
     from geocomm.codecs.tensor_codec import decompress as decompress
+    from geocomm.codecs.tensor_delta import apply_delta as apply_delta
+    from geocomm.codecs.tensor_delta import make_delta as make_delta
     from geocomm.core.errors import AbortedError as AbortedError
     from geocomm.core.errors import AuthenticationError as AuthenticationError
     from geocomm.core.errors import CorruptDataError as CorruptDataError
@@ -62,6 +64,8 @@ _MODULE_OF = {
     "compress": "codecs.tensor_codec",
     "decompress": "codecs.tensor_codec",
     "compress_bound": "codecs.tensor_codec",
+    "make_delta": "codecs.tensor_delta",
+    "apply_delta": "codecs.tensor_delta",
     "codec_names": "codecs.tensor_codec",
     "codec_presets": "codecs.tensor_codec",
     "stats": "metrics.counters",

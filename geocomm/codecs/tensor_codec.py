@@ -56,7 +56,7 @@ def compress(
             payload = geocomm.compress(gradient, "int4", residual)
             decoded = geocomm.decompress(payload).view_as(gradient)
     """
-    return native().compress(tensor.detach().resolve_neg(), codec, residual, seed, decay, out, _threads(threads))
+    return native().compress(tensor.detach().resolve_neg(), codec, residual, seed, decay, out, native_threads(threads))
 
 
 def compress_bound(tensor: torch.Tensor, codec: str) -> int:
@@ -113,7 +113,7 @@ def decompress(
     """
     if max_elems is not None and max_elems < 0:
         raise InvalidArgumentError(f"max_elems is {max_elems}; it must be 0 or more")
-    return native().decompress(payload, out, add, max_elems, _threads(threads))
+    return native().decompress(payload, out, add, max_elems, native_threads(threads))
 
 
 def codec_names() -> list[str]:
@@ -140,7 +140,7 @@ def codec_presets() -> dict[str, str]:
     return dict(native().codec_presets())
 
 
-def _threads(threads: int | None) -> int:
+def native_threads(threads: int | None) -> int:
     """The number of threads as the native module takes it: 0 for its own default."""
     if threads is None:
         return 0

@@ -136,6 +136,8 @@ void fuzz_encode_top_k(Input input);
 void fuzz_encode_lossless(Input input);
 void fuzz_encode_loco(Input input);
 void fuzz_encode_plane(Input input);
+void fuzz_decode_delta(Input input);
+void fuzz_encode_delta(Input input);
 void fuzz_wire_header(Input input);
 void fuzz_opening_packet(Input input);
 void fuzz_link_mark(Input input);

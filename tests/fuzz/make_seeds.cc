@@ -5,9 +5,11 @@
 #include <map>
 #include <string>
 
+#include "codec/delta/delta.h"
 #include "codec/entropy/plane.h"
 #include "codec/frames/codec.h"
 #include "decode_case.h"
+#include "delta_case.h"
 #include "encode_case.h"
 
 namespace geocomm::fuzz {
@@ -259,6 +261,38 @@ void add_plane_seeds(SeedFolder& seeds) {
   }
 }
 
+void add_delta_seeds(SeedFolder& seeds) {
+  const Fill fills[] = {{kNoise, 0, 0, 0}, {kNoise, 0, 0, 255}, {kPalette, 7, 0, 0}};
+  const Bytes from = {std::byte{1}, std::byte{0}, std::byte{0}, std::byte{0}};
+  for (std::uint8_t dtype = 0; dtype < core::kDTypeCount; ++dtype) {
+    for (const std::size_t elements : {0, 1, 33, 600, 9000, 66000}) {
+      for (const Fill& fill : fills) {
+        const auto count = ElementCount::of(elements);
+        for (const std::uint32_t every : {0, 1, 40}) {
+          Bytes seed;
+          append(seed, DeltaHead{dtype, count.high, count.low, every, 1});
+          append(seed, fill);
+          seed.insert(seed.end(), from.begin(), from.end());
+          seeds.add("encode_delta", seed);
+        }
+        const auto type = static_cast<DType>(dtype);
+        const Bytes values = make_content(fill, type, elements, from);
+        const Bytes base(values.size());
+        Bytes delta(codec::delta_bound(type, elements));
+        const auto size = codec::make_delta(type, base, values, delta);
+        require(size.is_ok(), "a delta was not made");
+        codec::DeltaHeader header;
+        std::memcpy(&header, delta.data(), sizeof(header));
+        Bytes seed;
+        append(seed, DeltaHead{dtype, count.high, count.low, header.changes, header.gap_bytes});
+        const auto payload = Input(delta).first(*size).subspan(sizeof(header));
+        seed.insert(seed.end(), payload.begin(), payload.end());
+        seeds.add("decode_delta", seed);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace geocomm::fuzz
 
@@ -273,5 +307,6 @@ int main(int argc, char** argv) {
   }
   geocomm::fuzz::add_codec_seeds(seeds);
   geocomm::fuzz::add_plane_seeds(seeds);
+  geocomm::fuzz::add_delta_seeds(seeds);
   return 0;
 }

@@ -28,6 +28,8 @@ std::span<const Target> targets() {
       {"encode_lossless", fuzz_encode_lossless},
       {"encode_loco", fuzz_encode_loco},
       {"encode_plane", fuzz_encode_plane},
+      {"decode_delta", fuzz_decode_delta},
+      {"encode_delta", fuzz_encode_delta},
       {"wire_header", fuzz_wire_header},
       {"opening_packet", fuzz_opening_packet},
       {"link_mark", fuzz_link_mark},

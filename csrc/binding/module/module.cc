@@ -13,6 +13,7 @@
 #include "binding/module/wan_group.h"
 #include "binding/tensors/element_passes.h"
 #include "binding/tensors/tensor_codec.h"
+#include "binding/tensors/tensor_delta.h"
 #include "binding/torch/pybind_prelude.h"
 #include "core/cpu.h"
 #include "core/log.h"
@@ -292,6 +293,10 @@ PYBIND11_MODULE(_C, m) {
         py::call_guard<py::gil_scoped_release>());
   m.def("decompress", &decompress_tensor, py::arg("payload"), py::arg("out") = py::none(),
         py::arg("add") = false, py::arg("max_elems") = py::none(), py::arg("threads") = 0,
+        py::call_guard<py::gil_scoped_release>());
+  m.def("make_delta", &make_tensor_delta, py::arg("tensor"), py::arg("base"), py::arg("threads") = 0,
+        py::call_guard<py::gil_scoped_release>());
+  m.def("apply_delta", &apply_tensor_delta, py::arg("delta"), py::arg("tensor"), py::arg("threads") = 0,
         py::call_guard<py::gil_scoped_release>());
   m.def("compress_bound", &tensor_bound, py::arg("tensor"), py::arg("codec"));
   m.def("learn_scales", &learn_scales, py::arg("values"), py::arg("first"), py::arg("weight"),

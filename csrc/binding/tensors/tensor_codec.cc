@@ -29,29 +29,6 @@ std::atomic<std::size_t>& default_threads() {
   return threads;
 }
 
-// Helpers of the calling thread, or null where it works alone. Kept for the next call that asks for as many;
-// never joined at exit, when threads of the interpreter may still be in here.
-std::shared_ptr<core::ThreadPool> pool_for(std::size_t threads) {
-  struct Kept {
-    std::mutex mutex;         // guards all below
-    std::size_t helpers = 0;  // asked for
-    std::shared_ptr<core::ThreadPool> pool;
-  };
-  static constinit core::PerProcess<Kept> per_process;
-  if (threads == 0) threads = default_threads().load();
-  if (threads > kMaxThreads) {
-    throw_status(StatusCode::InvalidArgument,
-                 core::str("threads is ", threads, "; it must be from 1 to ", kMaxThreads));
-  }
-  if (threads == 1) return nullptr;
-  Kept& kept = per_process.get();
-  std::lock_guard lock(kept.mutex);
-  if (std::exchange(kept.helpers, threads - 1) != threads - 1) {
-    kept.pool = std::make_shared<core::ThreadPool>(threads - 1, "geocomm-tensor");
-  }
-  return kept.pool;
-}
-
 void require_cpu_or_cuda(const at::Tensor& tensor, const char* what) {
   if (tensor.device().is_cpu() || tensor.device().is_cuda()) return;
   throw_status(StatusCode::Unsupported, core::str("cannot ", what, " a tensor on ", tensor.device().str(),
@@ -140,6 +117,29 @@ at::Tensor decompress_cuda(const codec::PayloadInfo& info, const at::Tensor& pay
 
 void set_codec_threads(std::size_t threads) {
   default_threads().store(std::max<std::size_t>(threads, 1));
+}
+
+// Kept for the next call that asks for as many; never joined at exit, when threads of the interpreter may
+// still be in here.
+std::shared_ptr<core::ThreadPool> pool_for(std::size_t threads) {
+  struct Kept {
+    std::mutex mutex;         // guards all below
+    std::size_t helpers = 0;  // asked for
+    std::shared_ptr<core::ThreadPool> pool;
+  };
+  static constinit core::PerProcess<Kept> per_process;
+  if (threads == 0) threads = default_threads().load();
+  if (threads > kMaxThreads) {
+    throw_status(StatusCode::InvalidArgument,
+                 core::str("threads is ", threads, "; it must be from 1 to ", kMaxThreads));
+  }
+  if (threads == 1) return nullptr;
+  Kept& kept = per_process.get();
+  std::lock_guard lock(kept.mutex);
+  if (std::exchange(kept.helpers, threads - 1) != threads - 1) {
+    kept.pool = std::make_shared<core::ThreadPool>(threads - 1, "geocomm-tensor");
+  }
+  return kept.pool;
 }
 
 std::size_t tensor_bound(const at::Tensor& tensor, const std::string& codec) {

@@ -4,15 +4,21 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "binding/torch/torch_prelude.h"
+#include "core/executor.h"
 
 namespace geocomm::binding {
 
 // Threads that a call uses if it does not say (0), the calling one included. At first 1.
 void set_codec_threads(std::size_t threads);
+
+// The helpers of a calling thread that may use `threads` (0: as set_codec_threads() said), or null where it
+// works alone. Throws for too many.
+std::shared_ptr<core::ThreadPool> pool_for(std::size_t threads);
 
 // Room that compress_tensor() needs in `out`, in bytes.
 std::size_t tensor_bound(const at::Tensor& tensor, const std::string& codec);

@@ -19,8 +19,8 @@
 
 namespace geocomm::codec {
 
-enum class ScratchUse : std::uint8_t { Codes, Bitmap, Values, Indices, Places, Frame };
-inline constexpr std::size_t kScratchUses = 6;
+enum class ScratchUse : std::uint8_t { Codes, Bitmap, Values, Indices, Places, Plane, Frame };
+inline constexpr std::size_t kScratchUses = 7;
 inline constexpr std::size_t kKeptScratch = std::size_t{4} << 20;  // bytes of a buffer
 
 struct ScratchBuffer {

@@ -47,12 +47,16 @@ bool is_hopeless(const Histogram& counts, std::size_t total) {
 
 class PlaneEncoder {
  public:
+  explicit PlaneEncoder(unsigned least_gain_percent) : least_gain_percent_(least_gain_percent) {}
+
   // Writes the body of a block to `dst`, which has room for src.size(), and returns its head.
   std::uint32_t encode(std::span<const std::byte> src, std::byte* dst) {
     const Histogram counts = count_symbols(src);
     const auto first = std::to_integer<std::uint32_t>(src[0]);
     if (counts[first] == src.size()) return make_head(BlockMode::Single, first);
-    if (is_hopeless(counts, src.size())) return encode_raw(src, dst);
+    if (least_gain_percent_ >= kLeastGainPercent && is_hopeless(counts, src.size())) {
+      return encode_raw(src, dst);
+    }
 
     const CodeLengths own = make_code_lengths(counts);
     const std::size_t own_table = table_bytes(own);
@@ -61,7 +65,7 @@ class PlaneEncoder {
     const bool is_shared = latest_bits && *latest_bits <= own_bits + 8 * own_table;
     const std::size_t table = is_shared ? 0 : own_table;
     const std::size_t estimate = body_estimate(src.size(), table, is_shared ? *latest_bits : own_bits);
-    if (!is_worth_coding(src.size(), estimate)) return encode_raw(src, dst);
+    if (!is_worth_coding(src.size(), estimate, least_gain_percent_)) return encode_raw(src, dst);
     if (!is_shared) {
       has_table_ = true;
       latest_ = own;
@@ -81,6 +85,7 @@ class PlaneEncoder {
     return make_head(BlockMode::Raw, static_cast<std::uint32_t>(src.size()));
   }
 
+  const unsigned least_gain_percent_;
   bool has_table_ = false;
   CodeLengths latest_;
   EncodeTable encode_table_;
@@ -122,8 +127,9 @@ std::size_t huffman_plane_bound(std::size_t bytes) {
   return bytes + kHeadBytes * block_count(bytes);
 }
 
-std::size_t encode_huffman_plane(std::span<const std::byte> src, std::byte* dst) {
-  PlaneEncoder encoder;
+std::size_t encode_huffman_plane(std::span<const std::byte> src, std::byte* dst,
+                                 unsigned least_gain_percent) {
+  PlaneEncoder encoder(least_gain_percent);
   const std::size_t blocks = block_count(src.size());
   std::size_t at = blocks * kHeadBytes;
   for (std::size_t index = 0; index < blocks; ++index) {

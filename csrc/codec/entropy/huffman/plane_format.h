@@ -87,9 +87,11 @@ GEOCOMM_HOST_DEVICE constexpr std::size_t body_estimate(std::size_t block_bytes,
   return table + split_bytes(block_bytes) + substream_count(block_bytes) * kSubstreamOverhead +
          (coded_bits + 7) / 8;
 }
-// Coded unless that gains less than 5 % of the block.
-GEOCOMM_HOST_DEVICE constexpr bool is_worth_coding(std::size_t block_bytes, std::size_t estimate) {
-  return 20 * estimate <= 19 * block_bytes;
+// Coded unless that gains less than so much of the block: to decode takes time, too.
+inline constexpr unsigned kLeastGainPercent = 5;
+GEOCOMM_HOST_DEVICE constexpr bool is_worth_coding(std::size_t block_bytes, std::size_t estimate,
+                                                   unsigned least_gain_percent = kLeastGainPercent) {
+  return 100 * estimate <= (100 - least_gain_percent) * block_bytes;
 }
 
 }  // namespace geocomm::codec::huffman

@@ -1,0 +1,467 @@
+#include "codec/delta/delta_blocks.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <tuple>
+
+#include "codec/delta/delta_words.h"
+#include "codec/entropy/huffman/huffman_plane.h"
+#include "codec/entropy/plane.h"
+#include "codec/frames/elements.h"
+#include "codec/frames/thread_scratch.h"
+
+namespace geocomm::codec {
+namespace {
+
+using core::DType;
+using core::Status;
+
+constexpr std::size_t kBlockWords = 65536;
+constexpr std::size_t kEscape = 255;
+
+// Steps of changes lie four to a byte, 2 bits each: nearly all are 1 or 2, and a Huffman code of single ones
+// would spend half a bit on each as soon as there is a third. From kLarger on they stand in a plane of their
+// own.
+constexpr std::size_t kStepsInByte = 4;
+constexpr std::size_t kLarger = 4;
+constexpr std::size_t kWide = kLarger + kEscape;
+constexpr std::size_t bytes_of_steps(std::size_t changes) {
+  return (changes + kStepsInByte - 1) / kStepsInByte;
+}
+
+// How a block is carried.
+enum class Form : std::uint8_t {
+  Equal = 0,    // it is that of the base
+  Changes = 1,  // places and steps of the words that changed
+  Steps = 2,    // steps of all words
+  Words = 3,    // the words
+};
+constexpr std::uint8_t kForms = 4;
+
+std::size_t block_count(std::size_t words) {
+  return (words + kBlockWords - 1) / kBlockWords;
+}
+std::size_t block_words(std::size_t words, std::size_t block) {
+  return std::min(kBlockWords, words - block * kBlockWords);
+}
+
+template <typename Word>
+Word load_word(const std::byte* words, std::size_t index) {
+  return load_unaligned<Word>(words + index * sizeof(Word));
+}
+template <typename Word>
+void store_word(std::byte* words, std::size_t index, Word word) {
+  std::memcpy(words + index * sizeof(Word), &word, sizeof(Word));
+}
+
+std::size_t encode_smallest(std::span<const std::byte> plane, std::byte* dst) {
+  return huffman::encode_huffman_plane(plane, dst, 0);
+}
+
+// 256 log2(value), from whole numbers alone, so that every machine chooses the same forms. Wrong by less than
+// 1 % of a bit.
+std::uint64_t log2_256(std::uint64_t value) {
+  const auto whole = static_cast<unsigned>(std::bit_width(value)) - 1;
+  const std::uint64_t mantissa = (whole <= 8 ? value << (8 - whole) : value >> (whole - 8)) - 256;
+  return whole * 256 + mantissa + (mantissa * (256 - mantissa) * 88 >> 16);
+}
+
+using Histogram = std::array<std::uint32_t, 256>;
+
+// About what Huffman codes take, in 1/256 of a bit; without symbols below `first`. A symbol that is more
+// frequent than all others together takes one bit where less would do, and costs these one bit more.
+std::uint64_t coded_cost(Histogram counts, std::size_t first = 0) {
+  std::uint64_t cost = 0;
+  std::uint64_t total = 0;
+  for (std::size_t i = first; i < counts.size(); ++i) total += counts[i];
+  for (;;) {
+    const auto most = std::max_element(counts.begin() + static_cast<std::ptrdiff_t>(first), counts.end());
+    if (*most == total) return cost;
+    if (std::uint64_t{*most} * 2 < total) break;
+    cost += total * 256;
+    total -= *most;
+    *most = 0;
+  }
+  for (std::size_t i = first; i < counts.size(); ++i) {
+    if (counts[i] > 0) cost += counts[i] * (log2_256(total) - log2_256(counts[i]));
+  }
+  return cost;
+}
+
+// Of a choice between `few` and all the others of `all`: the entropy, which gaps come close to.
+std::uint64_t places_cost(std::uint64_t few, std::uint64_t all) {
+  const auto cost_of = [all](std::uint64_t some) {
+    return some == 0 ? 0 : some * (log2_256(all) - log2_256(some));
+  };
+  return cost_of(few) + cost_of(all - few);
+}
+
+template <typename Word, bool kIsFloat>
+class Encoder {
+ public:
+  Encoder(const std::byte* base, const std::byte* values, std::size_t words)
+      : base_(base),
+        values_(values),
+        words_(words),
+        forms_(thread_scratch(ScratchUse::Bitmap, block_count(words))),
+        gaps_(thread_scratch(ScratchUse::Places, most_gap_bytes(words)).data()),
+        steps_(thread_scratch(ScratchUse::Codes, bytes_of_steps(words) + words).data()),
+        larger_(steps_ + bytes_of_steps(words)),
+        all_steps_(thread_scratch(ScratchUse::Values, words).data()),
+        wide_(thread_scratch(ScratchUse::Indices, words * sizeof(Word)).data()) {}
+
+  DeltaPayload run(std::byte* dst) {
+    // Steps of words in blocks of the form Changes come first among the wide ones.
+    for (std::size_t block = 0; block < forms_.size(); ++block) set_form(block, choose(block));
+    for (std::size_t block = 0; block < forms_.size(); ++block) {
+      if (form(block) == Form::Steps) take_steps(block);
+    }
+    std::size_t end = encode_smallest(forms_, dst);
+    end += encode_smallest({gaps_, gap_bytes_}, dst + end);
+    if (changes_ % kStepsInByte != 0) put_small(changes_, 0);  // what was taken back may have left bits
+    end += encode_smallest({steps_, bytes_of_steps(changes_)}, dst + end);
+    end += encode_smallest({larger_, larger_taken_}, dst + end);
+    end += encode_smallest({all_steps_, all_steps_taken_}, dst + end);
+    for (unsigned byte = 0; byte < sizeof(Word); ++byte) {
+      const auto plane = thread_scratch(ScratchUse::Plane, wide_taken_);
+      for (std::size_t i = 0; i < wide_taken_; ++i) plane[i] = byte_of(load_word<Word>(wide_, i), byte);
+      end += encode_smallest(plane, dst + end);
+    }
+    for (unsigned byte = 0; byte < sizeof(Word); ++byte) {
+      end += encode_smallest(plane_of_words(byte), dst + end);
+    }
+    return {{static_cast<std::uint32_t>(changes_), static_cast<std::uint32_t>(gap_bytes_)}, end};
+  }
+
+ private:
+  static std::byte byte_of(Word word, unsigned byte) {
+    return static_cast<std::byte>(word >> (8 * byte) & 0xFF);
+  }
+  Form form(std::size_t block) const { return static_cast<Form>(forms_[block]); }
+  void set_form(std::size_t block, Form form) { forms_[block] = static_cast<std::byte>(form); }
+  Word step_at(std::size_t index) const {
+    return step_between<Word, kIsFloat>(load_word<Word>(base_, index), load_word<Word>(values_, index));
+  }
+  void put_wide(Word word) { store_word(wide_, wide_taken_++, word); }
+
+  // Takes the block's changes, unless another form would be smaller.
+  Form choose(std::size_t block) {
+    const std::size_t count = block_words(words_, block);
+    const std::size_t before = changes_;
+    if (take_changes(block, count / 8)) return changes_ == before ? Form::Equal : Form::Changes;
+    const Form form = smallest(block, count);
+    if (form == Form::Changes) take_changes(block, count);
+    return form;
+  }
+
+  // Of a block in which many words changed.
+  Form smallest(std::size_t block, std::size_t count) const {
+    Histogram steps{};
+    std::array<Histogram, sizeof(Word)> bytes{};
+    for (std::size_t i = block * kBlockWords; i < block * kBlockWords + count; ++i) {
+      ++steps[std::min<std::size_t>(step_at(i), kEscape)];
+      const Word word = std::rotl(load_word<Word>(values_, i), 1);
+      for (unsigned byte = 0; byte < sizeof(Word); ++byte) {
+        ++bytes[byte][static_cast<std::size_t>(byte_of(word, byte))];
+      }
+    }
+    const std::uint64_t wide = std::uint64_t{steps[kEscape]} * sizeof(Word) * 8 * 256;
+    const std::uint64_t as_changes = places_cost(count - steps[0], count) + coded_cost(steps, 1) + wide;
+    const std::uint64_t as_steps = coded_cost(steps) + wide;
+    std::uint64_t as_words = 0;
+    for (const Histogram& plane : bytes) as_words += std::min(coded_cost(plane), count * 8 * 256);
+    if (as_words < std::min(as_changes, as_steps)) return Form::Words;
+    return as_changes < as_steps ? Form::Changes : Form::Steps;
+  }
+
+  // At most `limit`: else takes none, and returns false.
+  bool take_changes(std::size_t block, std::size_t limit) {
+    const std::size_t count = block_words(words_, block);
+    const auto before = std::tuple(gap_bytes_, changes_, larger_taken_, wide_taken_, next_place_);
+    const std::byte* const base = base_ + block * kBlockWords * sizeof(Word);
+    const std::byte* const values = values_ + block * kBlockWords * sizeof(Word);
+    constexpr std::size_t kLanes = sizeof(std::uint64_t) / sizeof(Word);
+    constexpr std::size_t kAtOnce = 8;
+    const std::size_t most = changes_ + limit;
+    std::size_t i = 0;
+    for (; i + kAtOnce * kLanes <= count; i += kAtOnce * kLanes) {
+      std::array<std::uint64_t, kAtOnce> differ;
+      std::uint64_t any = 0;
+      for (std::size_t j = 0; j < kAtOnce; ++j) {
+        const std::size_t at = (i + j * kLanes) * sizeof(Word);
+        differ[j] = load_unaligned<std::uint64_t>(base + at) ^ load_unaligned<std::uint64_t>(values + at);
+        any |= differ[j];
+      }
+      if (any == 0) continue;
+      for (std::size_t j = 0; j < kAtOnce; ++j) {
+        for (std::uint64_t rest = differ[j]; rest != 0;) {
+          const auto lane = static_cast<unsigned>(std::countr_zero(rest)) / kWordBitsOf<Word>;
+          rest &= ~(std::uint64_t{static_cast<Word>(~Word{0})} << (lane * kWordBitsOf<Word>));
+          put_change(block, i + j * kLanes + lane);
+        }
+      }
+      if (changes_ > most) break;
+    }
+    if (changes_ <= most) {
+      for (; i < count; ++i) {
+        if (load_word<Word>(base, i) != load_word<Word>(values, i)) put_change(block, i);
+      }
+    }
+    if (changes_ > most) {
+      std::tie(gap_bytes_, changes_, larger_taken_, wide_taken_, next_place_) = before;
+      return false;
+    }
+    if (changes_ > std::get<1>(before)) place_of_block_ += count;
+    return true;
+  }
+
+  // Places are counted over the blocks of the form Changes as if they were one.
+  void put_change(std::size_t block, std::size_t offset) {
+    const std::size_t place = place_of_block_ + offset;
+    std::size_t gap = place - next_place_;
+    for (; gap >= kEscape; gap -= kEscape) gaps_[gap_bytes_++] = std::byte{kEscape};
+    gaps_[gap_bytes_++] = static_cast<std::byte>(gap);
+    next_place_ = place + 1;
+    const Word step = step_at(block * kBlockWords + offset);  // not 0
+    put_small(changes_++, std::min<std::size_t>(step, kLarger) - 1);
+    if (step < kLarger) return;
+    larger_[larger_taken_++] = static_cast<std::byte>(std::min<std::size_t>(step - kLarger, kEscape));
+    if (step >= kWide) put_wide(static_cast<Word>(step - kWide));
+  }
+  // Bits of later ones become 0.
+  void put_small(std::size_t change, std::size_t code) {
+    std::byte& byte = steps_[change / kStepsInByte];
+    const auto shift = static_cast<unsigned>(2 * (change % kStepsInByte));
+    byte = (byte & ~(std::byte{0xFF} << shift)) | static_cast<std::byte>(code << shift);
+  }
+
+  void take_steps(std::size_t block) {
+    const std::size_t first = block * kBlockWords;
+    for (std::size_t i = first; i < first + block_words(words_, block); ++i) {
+      const Word step = step_at(i);
+      const bool is_wide = step >= kEscape;
+      all_steps_[all_steps_taken_++] = static_cast<std::byte>(is_wide ? kEscape : step);
+      if (is_wide) put_wide(static_cast<Word>(step - kEscape));
+    }
+  }
+
+  std::span<const std::byte> plane_of_words(unsigned byte) const {
+    const auto plane = thread_scratch(ScratchUse::Plane, words_);
+    std::size_t taken = 0;
+    for (std::size_t block = 0; block < forms_.size(); ++block) {
+      if (form(block) != Form::Words) continue;
+      const std::size_t first = block * kBlockWords;
+      for (std::size_t i = first; i < first + block_words(words_, block); ++i) {
+        plane[taken++] = byte_of(std::rotl(load_word<Word>(values_, i), 1), byte);
+      }
+    }
+    return plane.first(taken);
+  }
+
+  const std::byte* const base_;
+  const std::byte* const values_;
+  const std::size_t words_;
+  const std::span<std::byte> forms_;
+  std::byte* const gaps_;
+  std::byte* const steps_;
+  std::byte* const larger_;
+  std::byte* const all_steps_;
+  std::byte* const wide_;
+  std::size_t gap_bytes_ = 0;
+  std::size_t changes_ = 0;
+  std::size_t larger_taken_ = 0;
+  std::size_t all_steps_taken_ = 0;
+  std::size_t wide_taken_ = 0;
+  std::size_t place_of_block_ = 0;  // of the block's first word
+  std::size_t next_place_ = 0;      // behind the latest change
+};
+
+std::size_t count_escapes(std::span<const std::byte> plane) {
+  return static_cast<std::size_t>(std::ranges::count(plane, std::byte{kEscape}));
+}
+
+template <typename Word, bool kIsFloat>
+class Decoder {
+ public:
+  Decoder(std::span<const std::byte> payload, const DeltaCounts& counts, std::size_t words, std::byte* values)
+      : rest_(payload), counts_(counts), words_(words), values_(values) {}
+
+  Status run() {
+    GEOCOMM_RETURN_IF_ERROR(read_planes());
+    GEOCOMM_RETURN_IF_ERROR(apply_changes());
+    std::size_t taken = 0;
+    for (std::size_t block = 0; block < forms_.size(); ++block) {
+      if (form(block) == Form::Steps) apply_steps(block, taken);
+    }
+    GEOCOMM_RETURN_IF_ERROR(apply_words());
+    if (!rest_.empty()) return core::corrupt("delta: ", rest_.size(), " bytes after the last plane");
+    return Status::ok();
+  }
+
+ private:
+  Form form(std::size_t block) const { return static_cast<Form>(forms_[block]); }
+  // Words in blocks of that form.
+  std::size_t words_of(Form which) const {
+    std::size_t count = 0;
+    for (std::size_t block = 0; block < forms_.size(); ++block) {
+      if (form(block) == which) count += block_words(words_, block);
+    }
+    return count;
+  }
+  core::Result<std::span<const std::byte>> read(ScratchUse use, std::size_t bytes) {
+    const auto plane = thread_scratch(use, bytes);
+    GEOCOMM_RETURN_IF_ERROR(take_plane(Entropy::Huffman, rest_, plane));
+    return std::span<const std::byte>(plane);
+  }
+
+  Status read_planes() {
+    GEOCOMM_ASSIGN_OR_RETURN(forms_, read(ScratchUse::Bitmap, block_count(words_)));
+    const auto is_unknown = [](std::byte form) { return static_cast<std::uint8_t>(form) >= kForms; };
+    if (std::ranges::any_of(forms_, is_unknown)) return core::corrupt("delta: a block of unknown form");
+    const std::size_t words = words_of(Form::Changes);
+    if (counts_.changes > words || counts_.gap_bytes < counts_.changes ||
+        counts_.gap_bytes > most_gap_bytes(words)) {
+      return core::corrupt("delta: ", counts_.changes, " changes with gaps of ", counts_.gap_bytes,
+                           " bytes, in ", words, " words");
+    }
+    GEOCOMM_ASSIGN_OR_RETURN(gaps_, read(ScratchUse::Places, counts_.gap_bytes));
+    const std::size_t steps_bytes = bytes_of_steps(counts_.changes);
+    const auto codes = thread_scratch(ScratchUse::Codes, steps_bytes + counts_.changes);
+    GEOCOMM_RETURN_IF_ERROR(take_plane(Entropy::Huffman, rest_, codes.first(steps_bytes)));
+    steps_ = codes.first(steps_bytes);
+    std::size_t larger = 0;
+    for (std::size_t change = 0; change < counts_.changes; ++change) larger += small_step(change) == kLarger;
+    const auto larger_steps = codes.subspan(steps_bytes, larger);
+    GEOCOMM_RETURN_IF_ERROR(take_plane(Entropy::Huffman, rest_, larger_steps));
+    larger_ = larger_steps;
+    GEOCOMM_ASSIGN_OR_RETURN(all_steps_, read(ScratchUse::Values, words_of(Form::Steps)));
+    const std::size_t wide = count_escapes(larger_) + count_escapes(all_steps_);
+    const auto words_of_wide = thread_scratch(ScratchUse::Indices, wide * sizeof(Word));
+    for (unsigned byte = 0; byte < sizeof(Word); ++byte) {
+      GEOCOMM_ASSIGN_OR_RETURN(const auto plane, read(ScratchUse::Plane, wide));
+      for (std::size_t i = 0; i < wide; ++i) words_of_wide[i * sizeof(Word) + byte] = plane[i];
+    }
+    wide_ = words_of_wide.data();
+    return Status::ok();
+  }
+
+  // kLarger: it stands among the larger ones.
+  std::size_t small_step(std::size_t change) const {
+    const auto shift = static_cast<unsigned>(2 * (change % kStepsInByte));
+    return static_cast<std::size_t>(steps_[change / kStepsInByte] >> shift & std::byte{3}) + 1;
+  }
+  Word next_larger() {
+    const auto step = static_cast<std::size_t>(larger_[larger_taken_++]);
+    return step == kEscape ? static_cast<Word>(next_wide() + kWide) : static_cast<Word>(step + kLarger);
+  }
+  Word next_wide() { return load_word<Word>(wide_, wide_taken_++); }
+  void step_word(std::size_t index, Word step) {
+    store_word(values_, index, stepped<Word, kIsFloat>(load_word<Word>(values_, index), step));
+  }
+
+  Status apply_changes() {
+    std::size_t block = 0;           // where the next change is
+    std::size_t place_of_block = 0;  // of its first word
+    const auto skip_others = [&] {
+      while (block < forms_.size() && form(block) != Form::Changes) ++block;
+    };
+    skip_others();
+    std::size_t place = 0;
+    std::size_t gap = 0;
+    for (std::size_t change = 0; change < counts_.changes; ++change) {
+      std::size_t part = kEscape;
+      while (part == kEscape) {
+        if (gap == gaps_.size()) return core::corrupt("delta: a change has no place");
+        part = static_cast<std::size_t>(gaps_[gap++]);
+        place += part;
+      }
+      while (block < forms_.size() && place - place_of_block >= block_words(words_, block)) {
+        place_of_block += block_words(words_, block);
+        ++block;
+        skip_others();
+      }
+      if (block == forms_.size()) return core::corrupt("delta: a change lies beyond its blocks");
+      const std::size_t step = small_step(change);
+      step_word(block * kBlockWords + (place - place_of_block),
+                step == kLarger ? next_larger() : static_cast<Word>(step));
+      ++place;
+    }
+    if (gap != gaps_.size()) return core::corrupt("delta: places without changes");
+    return Status::ok();
+  }
+
+  void apply_steps(std::size_t block, std::size_t& taken) {
+    const std::size_t first = block * kBlockWords;
+    for (std::size_t i = first; i < first + block_words(words_, block); ++i) {
+      const auto step = static_cast<std::size_t>(all_steps_[taken++]);
+      if (step == 0) continue;
+      step_word(i, step == kEscape ? static_cast<Word>(next_wide() + kEscape) : static_cast<Word>(step));
+    }
+  }
+
+  Status apply_words() {
+    const std::size_t count = words_of(Form::Words);
+    for (unsigned byte = 0; byte < sizeof(Word); ++byte) {
+      GEOCOMM_ASSIGN_OR_RETURN(const auto plane, read(ScratchUse::Plane, count));
+      const bool is_last = byte + 1 == sizeof(Word);
+      std::size_t taken = 0;
+      for (std::size_t block = 0; block < forms_.size(); ++block) {
+        if (form(block) != Form::Words) continue;
+        const std::size_t first = block * kBlockWords;
+        for (std::size_t i = first; i < first + block_words(words_, block); ++i) {
+          const Word before = byte == 0 ? Word{0} : load_word<Word>(values_, i);
+          const auto word =
+              static_cast<Word>(before | static_cast<Word>(static_cast<Word>(plane[taken++]) << (8 * byte)));
+          store_word(values_, i, is_last ? std::rotr(word, 1) : word);
+        }
+      }
+    }
+    return Status::ok();
+  }
+
+  std::span<const std::byte> rest_;
+  const DeltaCounts counts_;
+  const std::size_t words_;
+  std::byte* const values_;
+  std::span<const std::byte> forms_;
+  std::span<const std::byte> gaps_;
+  std::span<const std::byte> steps_;
+  std::span<const std::byte> larger_;
+  std::span<const std::byte> all_steps_;
+  const std::byte* wide_ = nullptr;
+  std::size_t larger_taken_ = 0;
+  std::size_t wide_taken_ = 0;
+};
+
+}  // namespace
+
+std::size_t most_gap_bytes(std::size_t words) {
+  return words + words / kEscape;
+}
+
+std::size_t delta_payload_bound(DType dtype, std::size_t words) {
+  const auto plane = [](std::size_t bytes) { return plane_bound(Entropy::Huffman, bytes); };
+  // A word has one larger step, of changes or of all, and its bytes once, as a wide step or as a word: two
+  // planes that share `words` bytes, and so at most one part of a block more.
+  const std::size_t shared = plane(words) + plane(1);
+  return plane(block_count(words)) + plane(most_gap_bytes(words)) + plane(bytes_of_steps(words)) +
+         (1 + word_bytes(dtype)) * shared;
+}
+
+DeltaPayload encode_delta(DType dtype, const std::byte* base, const std::byte* values, std::size_t words,
+                          std::byte* dst) {
+  return with_words(dtype, [&]<typename Word, bool kIsFloat>() {
+    return Encoder<Word, kIsFloat>(base, values, words).run(dst);
+  });
+}
+
+Status decode_delta(DType dtype, std::span<const std::byte> payload, const DeltaCounts& counts,
+                    std::size_t words, std::byte* values) {
+  return with_words(dtype, [&]<typename Word, bool kIsFloat>() {
+    return Decoder<Word, kIsFloat>(payload, counts, words, values).run();
+  });
+}
+
+}  // namespace geocomm::codec
