@@ -5,8 +5,8 @@
 Pairs of weights are those of a transformers model (Llama's layers, from a config) in bfloat16 before and after one step
 of AdamW on float32 weights, at each rate; and made ones, of which a given share changed by one unit in the last place.
 The bound of a pair is its own entropy: of which weights changed, and of the steps in the last place of those. What each
-way makes is applied first, and compared bit for bit. Then one thread packs and unpacks, in turns, all ways in each round;
-rates are raw bytes over the thread's CPU time, medians.
+way makes is applied first, and compared bit for bit. Then all ways pack and unpack, in turns, in each round; rates are raw bytes over the process's CPU time,
+medians, so that threads of a way's own count.
 
 Peers: `fireworks-delta-compression` (arc_v3) where it is installed; sorted places as int32 and values, gaps of 16 bits
 and values, and XOR, each through zstd at level 3.
@@ -237,9 +237,9 @@ def made_pair(share: float, elements: int) -> Pair:
 
 
 def seconds(run: Callable[[], Any]) -> tuple[float, Any]:
-    begin = time.thread_time()
+    begin = time.process_time()
     result = run()
-    return time.thread_time() - begin, result
+    return time.process_time() - begin, result
 
 
 def measure(pair: Pair, ways: list[Way], rounds: int) -> list[Row]:
@@ -295,7 +295,7 @@ def main() -> None:
         *conditions.lines(),
         f"- CPU level: {native().cpu_level()}",
         "",
-        f"One thread, {options.rounds} rounds; rates are raw bytes over its CPU time, medians. The bound is the entropy of",
+        f"{options.rounds} rounds; rates are raw bytes over CPU time of all threads, medians. The bound is the entropy of",
         "which weights changed and by how much. Trained: one step of AdamW, weights in float32, sent as bfloat16",
         f"({pairs[0].base.numel() / 1e6:.1f} M). Made: {options.elements >> 20} Mi weights, by one unit in the last place.",
         "",

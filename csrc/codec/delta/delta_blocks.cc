@@ -4,7 +4,6 @@
 #include <array>
 #include <bit>
 #include <cstring>
-#include <tuple>
 
 #include "codec/delta/delta_words.h"
 #include "codec/entropy/huffman/huffman_plane.h"
@@ -98,6 +97,41 @@ std::uint64_t places_cost(std::uint64_t few, std::uint64_t all) {
   return cost_of(few) + cost_of(all - few);
 }
 
+// The planes of changes while they are filled. Loops work on a copy, which compilers keep in registers: bytes
+// may be written to anything else.
+template <typename Word>
+struct Changes {
+  std::byte* gaps;
+  std::byte* steps;
+  std::byte* larger;
+  std::byte* wide;
+  std::size_t gap_bytes = 0;
+  std::size_t count = 0;
+  std::size_t larger_count = 0;
+  std::size_t wide_count = 0;
+  std::size_t next_place = 0;  // behind the latest change
+
+  // step: not 0.
+  void put(std::size_t place, Word step) {
+    std::size_t gap = place - next_place;
+    for (; gap >= kEscape; gap -= kEscape) gaps[gap_bytes++] = std::byte{kEscape};
+    gaps[gap_bytes++] = static_cast<std::byte>(gap);
+    next_place = place + 1;
+    put_small(std::min<std::size_t>(step, kLarger) - 1);
+    ++count;
+    if (step < kLarger) return;
+    larger[larger_count++] = static_cast<std::byte>(std::min<std::size_t>(step - kLarger, kEscape));
+    if (step >= kWide) put_wide(static_cast<Word>(step - kWide));
+  }
+  // Bits of later ones become 0.
+  void put_small(std::size_t code) {
+    std::byte& byte = steps[count / kStepsInByte];
+    const auto shift = static_cast<unsigned>(2 * (count % kStepsInByte));
+    byte = (byte & ~(std::byte{0xFF} << shift)) | static_cast<std::byte>(code << shift);
+  }
+  void put_wide(Word word) { store_word(wide, wide_count++, word); }
+};
+
 template <typename Word, bool kIsFloat>
 class Encoder {
  public:
@@ -106,11 +140,12 @@ class Encoder {
         values_(values),
         words_(words),
         forms_(thread_scratch(ScratchUse::Bitmap, block_count(words))),
-        gaps_(thread_scratch(ScratchUse::Places, most_gap_bytes(words)).data()),
-        steps_(thread_scratch(ScratchUse::Codes, bytes_of_steps(words) + words).data()),
-        larger_(steps_ + bytes_of_steps(words)),
-        all_steps_(thread_scratch(ScratchUse::Values, words).data()),
-        wide_(thread_scratch(ScratchUse::Indices, words * sizeof(Word)).data()) {}
+        all_steps_(thread_scratch(ScratchUse::Values, words).data()) {
+    changes_.gaps = thread_scratch(ScratchUse::Places, most_gap_bytes(words)).data();
+    changes_.steps = thread_scratch(ScratchUse::Codes, bytes_of_steps(words) + words).data();
+    changes_.larger = changes_.steps + bytes_of_steps(words);
+    changes_.wide = thread_scratch(ScratchUse::Indices, words * sizeof(Word)).data();
+  }
 
   DeltaPayload run(std::byte* dst) {
     // Steps of words in blocks of the form Changes come first among the wide ones.
@@ -119,20 +154,23 @@ class Encoder {
       if (form(block) == Form::Steps) take_steps(block);
     }
     std::size_t end = encode_smallest(forms_, dst);
-    end += encode_smallest({gaps_, gap_bytes_}, dst + end);
-    if (changes_ % kStepsInByte != 0) put_small(changes_, 0);  // what was taken back may have left bits
-    end += encode_smallest({steps_, bytes_of_steps(changes_)}, dst + end);
-    end += encode_smallest({larger_, larger_taken_}, dst + end);
+    end += encode_smallest({changes_.gaps, changes_.gap_bytes}, dst + end);
+    if (changes_.count % kStepsInByte != 0) changes_.put_small(0);  // of what was taken back
+    end += encode_smallest({changes_.steps, bytes_of_steps(changes_.count)}, dst + end);
+    end += encode_smallest({changes_.larger, changes_.larger_count}, dst + end);
     end += encode_smallest({all_steps_, all_steps_taken_}, dst + end);
     for (unsigned byte = 0; byte < sizeof(Word); ++byte) {
-      const auto plane = thread_scratch(ScratchUse::Plane, wide_taken_);
-      for (std::size_t i = 0; i < wide_taken_; ++i) plane[i] = byte_of(load_word<Word>(wide_, i), byte);
+      const auto plane = thread_scratch(ScratchUse::Plane, changes_.wide_count);
+      for (std::size_t i = 0; i < plane.size(); ++i) {
+        plane[i] = byte_of(load_word<Word>(changes_.wide, i), byte);
+      }
       end += encode_smallest(plane, dst + end);
     }
     for (unsigned byte = 0; byte < sizeof(Word); ++byte) {
       end += encode_smallest(plane_of_words(byte), dst + end);
     }
-    return {{static_cast<std::uint32_t>(changes_), static_cast<std::uint32_t>(gap_bytes_)}, end};
+    return {{static_cast<std::uint32_t>(changes_.count), static_cast<std::uint32_t>(changes_.gap_bytes)},
+            end};
   }
 
  private:
@@ -144,13 +182,12 @@ class Encoder {
   Word step_at(std::size_t index) const {
     return step_between<Word, kIsFloat>(load_word<Word>(base_, index), load_word<Word>(values_, index));
   }
-  void put_wide(Word word) { store_word(wide_, wide_taken_++, word); }
 
   // Takes the block's changes, unless another form would be smaller.
   Form choose(std::size_t block) {
     const std::size_t count = block_words(words_, block);
-    const std::size_t before = changes_;
-    if (take_changes(block, count / 8)) return changes_ == before ? Form::Equal : Form::Changes;
+    const std::size_t before = changes_.count;
+    if (take_changes(block, count / 8)) return changes_.count == before ? Form::Equal : Form::Changes;
     const Form form = smallest(block, count);
     if (form == Form::Changes) take_changes(block, count);
     return form;
@@ -179,14 +216,20 @@ class Encoder {
   // At most `limit`: else takes none, and returns false.
   bool take_changes(std::size_t block, std::size_t limit) {
     const std::size_t count = block_words(words_, block);
-    const auto before = std::tuple(gap_bytes_, changes_, larger_taken_, wide_taken_, next_place_);
     const std::byte* const base = base_ + block * kBlockWords * sizeof(Word);
     const std::byte* const values = values_ + block * kBlockWords * sizeof(Word);
+    // Places are counted over the blocks of the form Changes as if they were one.
+    const std::size_t first_place = place_of_block_;
+    Changes<Word> taken = changes_;
+    const std::size_t most = taken.count + limit;
+    const auto take = [&](std::size_t i) {
+      taken.put(first_place + i,
+                step_between<Word, kIsFloat>(load_word<Word>(base, i), load_word<Word>(values, i)));
+    };
     constexpr std::size_t kLanes = sizeof(std::uint64_t) / sizeof(Word);
     constexpr std::size_t kAtOnce = 8;
-    const std::size_t most = changes_ + limit;
     std::size_t i = 0;
-    for (; i + kAtOnce * kLanes <= count; i += kAtOnce * kLanes) {
+    for (; i + kAtOnce * kLanes <= count && taken.count <= most; i += kAtOnce * kLanes) {
       std::array<std::uint64_t, kAtOnce> differ;
       std::uint64_t any = 0;
       for (std::size_t j = 0; j < kAtOnce; ++j) {
@@ -199,42 +242,17 @@ class Encoder {
         for (std::uint64_t rest = differ[j]; rest != 0;) {
           const auto lane = static_cast<unsigned>(std::countr_zero(rest)) / kWordBitsOf<Word>;
           rest &= ~(std::uint64_t{static_cast<Word>(~Word{0})} << (lane * kWordBitsOf<Word>));
-          put_change(block, i + j * kLanes + lane);
+          take(i + j * kLanes + lane);
         }
       }
-      if (changes_ > most) break;
     }
-    if (changes_ <= most) {
-      for (; i < count; ++i) {
-        if (load_word<Word>(base, i) != load_word<Word>(values, i)) put_change(block, i);
-      }
+    for (; i < count && taken.count <= most; ++i) {
+      if (load_word<Word>(base, i) != load_word<Word>(values, i)) take(i);
     }
-    if (changes_ > most) {
-      std::tie(gap_bytes_, changes_, larger_taken_, wide_taken_, next_place_) = before;
-      return false;
-    }
-    if (changes_ > std::get<1>(before)) place_of_block_ += count;
+    if (taken.count > most) return false;
+    if (taken.count > changes_.count) place_of_block_ += count;
+    changes_ = taken;
     return true;
-  }
-
-  // Places are counted over the blocks of the form Changes as if they were one.
-  void put_change(std::size_t block, std::size_t offset) {
-    const std::size_t place = place_of_block_ + offset;
-    std::size_t gap = place - next_place_;
-    for (; gap >= kEscape; gap -= kEscape) gaps_[gap_bytes_++] = std::byte{kEscape};
-    gaps_[gap_bytes_++] = static_cast<std::byte>(gap);
-    next_place_ = place + 1;
-    const Word step = step_at(block * kBlockWords + offset);  // not 0
-    put_small(changes_++, std::min<std::size_t>(step, kLarger) - 1);
-    if (step < kLarger) return;
-    larger_[larger_taken_++] = static_cast<std::byte>(std::min<std::size_t>(step - kLarger, kEscape));
-    if (step >= kWide) put_wide(static_cast<Word>(step - kWide));
-  }
-  // Bits of later ones become 0.
-  void put_small(std::size_t change, std::size_t code) {
-    std::byte& byte = steps_[change / kStepsInByte];
-    const auto shift = static_cast<unsigned>(2 * (change % kStepsInByte));
-    byte = (byte & ~(std::byte{0xFF} << shift)) | static_cast<std::byte>(code << shift);
   }
 
   void take_steps(std::size_t block) {
@@ -243,7 +261,7 @@ class Encoder {
       const Word step = step_at(i);
       const bool is_wide = step >= kEscape;
       all_steps_[all_steps_taken_++] = static_cast<std::byte>(is_wide ? kEscape : step);
-      if (is_wide) put_wide(static_cast<Word>(step - kEscape));
+      if (is_wide) changes_.put_wide(static_cast<Word>(step - kEscape));
     }
   }
 
@@ -264,18 +282,10 @@ class Encoder {
   const std::byte* const values_;
   const std::size_t words_;
   const std::span<std::byte> forms_;
-  std::byte* const gaps_;
-  std::byte* const steps_;
-  std::byte* const larger_;
   std::byte* const all_steps_;
-  std::byte* const wide_;
-  std::size_t gap_bytes_ = 0;
-  std::size_t changes_ = 0;
-  std::size_t larger_taken_ = 0;
+  Changes<Word> changes_;
   std::size_t all_steps_taken_ = 0;
-  std::size_t wide_taken_ = 0;
   std::size_t place_of_block_ = 0;  // of the block's first word
-  std::size_t next_place_ = 0;      // behind the latest change
 };
 
 std::size_t count_escapes(std::span<const std::byte> plane) {
@@ -332,7 +342,8 @@ class Decoder {
     GEOCOMM_RETURN_IF_ERROR(take_plane(Entropy::Huffman, rest_, codes.first(steps_bytes)));
     steps_ = codes.first(steps_bytes);
     std::size_t larger = 0;
-    for (std::size_t change = 0; change < counts_.changes; ++change) larger += small_step(change) == kLarger;
+    for (std::size_t change = 0; change < counts_.changes; ++change)
+      larger += small_step(steps_.data(), change) == kLarger;
     const auto larger_steps = codes.subspan(steps_bytes, larger);
     GEOCOMM_RETURN_IF_ERROR(take_plane(Entropy::Huffman, rest_, larger_steps));
     larger_ = larger_steps;
@@ -348,9 +359,9 @@ class Decoder {
   }
 
   // kLarger: it stands among the larger ones.
-  std::size_t small_step(std::size_t change) const {
+  static std::size_t small_step(const std::byte* steps, std::size_t change) {
     const auto shift = static_cast<unsigned>(2 * (change % kStepsInByte));
-    return static_cast<std::size_t>(steps_[change / kStepsInByte] >> shift & std::byte{3}) + 1;
+    return static_cast<std::size_t>(steps[change / kStepsInByte] >> shift & std::byte{3}) + 1;
   }
   Word next_larger() {
     const auto step = static_cast<std::size_t>(larger_[larger_taken_++]);
@@ -362,33 +373,36 @@ class Decoder {
   }
 
   Status apply_changes() {
-    std::size_t block = 0;           // where the next change is
-    std::size_t place_of_block = 0;  // of its first word
-    const auto skip_others = [&] {
+    // Copies, which compilers keep in registers: words may be written to anything else.
+    const std::byte* gap = gaps_.data();
+    const std::byte* const gaps_end = gap + gaps_.size();
+    const std::byte* const steps = steps_.data();
+    std::size_t block = 0;
+    std::byte* words = nullptr;  // those of the block where the next change is, `count` of them
+    std::size_t count = 0;
+    const auto go_to_changes = [&] {
       while (block < forms_.size() && form(block) != Form::Changes) ++block;
+      if (block == forms_.size()) return false;
+      words = values_ + block * kBlockWords * sizeof(Word);
+      count = block_words(words_, block);
+      ++block;
+      return true;
     };
-    skip_others();
-    std::size_t place = 0;
-    std::size_t gap = 0;
-    for (std::size_t change = 0; change < counts_.changes; ++change) {
-      std::size_t part = kEscape;
-      while (part == kEscape) {
-        if (gap == gaps_.size()) return core::corrupt("delta: a change has no place");
-        part = static_cast<std::size_t>(gaps_[gap++]);
-        place += part;
+    std::size_t place = 0;  // in the block
+    for (std::size_t change = 0; change < counts_.changes; ++change, ++place) {
+      for (std::size_t part = kEscape; part == kEscape; place += part) {
+        if (gap == gaps_end) return core::corrupt("delta: a change has no place");
+        part = static_cast<std::size_t>(*gap++);
       }
-      while (block < forms_.size() && place - place_of_block >= block_words(words_, block)) {
-        place_of_block += block_words(words_, block);
-        ++block;
-        skip_others();
+      while (place >= count) {
+        place -= count;
+        if (!go_to_changes()) return core::corrupt("delta: a change lies beyond its blocks");
       }
-      if (block == forms_.size()) return core::corrupt("delta: a change lies beyond its blocks");
-      const std::size_t step = small_step(change);
-      step_word(block * kBlockWords + (place - place_of_block),
-                step == kLarger ? next_larger() : static_cast<Word>(step));
-      ++place;
+      const std::size_t small = small_step(steps, change);
+      const Word step = small == kLarger ? next_larger() : static_cast<Word>(small);
+      store_word(words, place, stepped<Word, kIsFloat>(load_word<Word>(words, place), step));
     }
-    if (gap != gaps_.size()) return core::corrupt("delta: places without changes");
+    if (gap != gaps_end) return core::corrupt("delta: places without changes");
     return Status::ok();
   }
 
