@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from geocomm.core.addresses import HubAddress
 from geocomm.core.message_log import log
@@ -101,11 +101,9 @@ class Following:
                 leader = self._view.leader
                 await tell(stream, other if leader is None else answer_of(leader, self._view.site, asked))
             case StandingAsked(run=run, term=term, leader=leader):
-                heard = await self._believes(run, term, leader, by=site)
-                await tell(stream, self._standing)
-                if heard:
-                    self._follow_leader()
-                elif leader != self._view.leader_at and term >= self._view.known.term:
+                async with self._hearing(run, term, leader, by=site) as heard:
+                    await tell(stream, self._standing)
+                if not heard and leader != self._view.leader_at and term >= self._view.known.term:
                     self._is_asked_by_another(leader)
             case EntriesAsked(first=first):
                 try:
@@ -195,22 +193,30 @@ class Following:
     async def _heard_of(self, run: str | None, term: int, leader: str) -> bool:
         """An agent of that run follows this leader. Whether it leads, as it says itself, and this one follows it now:
         the higher term counts."""
-        if heard := await self._believes(run, term, leader):
-            self._follow_leader()
-        return heard
+        async with self._hearing(run, term, leader) as heard:
+            return heard
 
-    async def _believes(self, run: str | None, term: int, leader: str, by: str = "") -> bool:
-        """Whether that is the highest term of this run so far, which is kept then. by: the site that asks for it."""
+    @contextlib.asynccontextmanager
+    async def _hearing(self, run: str | None, term: int, leader: str, by: str = "") -> AsyncGenerator[bool]:
+        """Whether that is the highest term of this run so far. It is kept then, and followed at the end, whatever comes
+        of what is done within: nobody is told of a kept term twice. by: the site that asks for it."""
+        if heard := await self._believes(run, term, leader, by):
+            self._view.known.saw(term, leader)
+        try:
+            yield heard
+        finally:
+            if heard:
+                self._follow_leader()
+
+    async def _believes(self, run: str | None, term: int, leader: str, by: str) -> bool:
         genesis, known = self._view.state.genesis, self._view.known
         if run is None or (genesis is not None and run != genesis.run) or term <= known.term:
             return False
         if not self._passes_on and not known.may_be(term):
             return False
         asked = StandingAsked(run=run, term=known.term, leader=self._view.leader_at)
-        if not await leads_there(term, leader, self._view.keys, asked, ASK_LIMIT_S, by) or term <= known.term:
-            return False
-        known.saw(term, leader)
-        return True
+        leads = await leads_there(term, leader, self._view.keys, asked, ASK_LIMIT_S, by)
+        return leads and term > known.term
 
     def _follow_leader(self) -> None:
         """Go to the leader of the highest term; what the one before still says is not heard."""
