@@ -2,6 +2,7 @@
 
     RUN_DIR/store-id                              names this store: what a site holds belongs to it
     RUN_DIR/fragments/P@V/SITE-HASH16.frame       a frame of the round that takes fragment P from version V to V + 1
+    RUN_DIR/fragments/P@V/SITE-HASH16.missed      seconds for which this site has looked for that frame in vain
     RUN_DIR/fragments/P@V.state                   fragment P at version V: anchor, then momentum, as raw float32
 
 A file has its name only once all of it is on the disk: written beside, fsync, rename, fsync of the folder. So who sees
@@ -36,6 +37,7 @@ _STATE = re.compile(r"(\d+)@(\d+)\.state")
 _FRAMES = re.compile(r"(\d+)@(\d+)")
 _PART = re.compile(r"\.(\d+)-\d+\.part")
 _READ_BYTES = 1 << 20
+_MOST_MISSED_S = 1e9
 
 
 class StoreError(UserError, ValueError):
@@ -100,6 +102,26 @@ class FragmentStore:
             path.unlink(missing_ok=True)
             raise FileNotFoundError(f"{path} does not have the bytes of its name any more")
         return content
+
+    def missed_s(self, fragment: int, version: int, site: str, frame: str) -> float:
+        """For how long this site has looked for a frame that nobody had, over all its starts."""
+        try:
+            return min(float(int(self._missed_path(fragment, version, site, frame).read_text())), _MOST_MISSED_S)
+        except (OSError, ValueError):  # none, or damaged: it looks for as long again
+            return 0.0
+
+    def keep_missed_s(self, fragment: int, version: int, site: str, frame: str, seconds: float) -> None:
+        """Keep that; 0: nobody looks for the frame any more."""
+        path = self._missed_path(fragment, version, site, frame)
+        if not seconds:
+            path.unlink(missing_ok=True)
+            return
+        with contextlib.suppress(OSError):  # see missed_s
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(str(round(seconds)))
+
+    def _missed_path(self, fragment: int, version: int, site: str, frame: str) -> Path:
+        return self.frame_path(fragment, version, site, frame).with_suffix(".missed")
 
     # ---- states
 

@@ -64,11 +64,12 @@ class FrameFetches:
 
     async def _bring(self, wanted: Wanted, fetch: _Fetch) -> None:
         """Once; and again while the ranks need it, from any site that has it."""
-        waiting, attempts = Waiting(log), 0
+        waiting, attempts, said_lost = Waiting(log), 0, False
         try:
             outcome = await self._first(wanted, fetch)
             while outcome is not Outcome.HERE and fetch.needed and self._is_needed(wanted):
                 if self._waits_for_earlier(wanted):
+                    said_lost = False
                     await asyncio.sleep(NEED_PAUSE_S)
                     continue
                 attempts += 1
@@ -78,14 +79,27 @@ class FrameFetches:
                     break
                 is_absent = outcome is Outcome.ABSENT or not (sources or self._view.proxy)  # a leader that hears nobody
                 tries_state = is_absent or attempts >= PATIENT_ATTEMPTS
-                if not (tries_state and await self._take_state(wanted, sources)) and is_absent:
-                    self._view.say_of_round(Lost(**wanted.named))
+                takes_state = tries_state and await self._take_state(wanted, sources)
+                said_lost = is_absent and not takes_state and self._say_lost(wanted, again=said_lost)
                 waiting.tell(lambda: f"the frame of site {wanted.site} (fragment {wanted.fragment}, {wanted.version})")
                 await asyncio.sleep(NEED_PAUSE_S)
         finally:  # nothing is awaited between the last look at `needed` and this
             del self._under_way[wanted]
+        self._view.store.keep_missed_s(**wanted.named, seconds=0)
         if outcome is Outcome.HERE:
             self._arrived(wanted)
+
+    def _say_lost(self, wanted: Wanted, *, again: bool) -> bool:
+        """Tell the leader that nobody has a frame, and for how long this site has looked for it: leaders may change, and
+        this agent begin anew. Whether there is one. again: it was told before the last pause, which counts then."""
+        if not self._view.is_current:
+            return False
+        missed_s = self._view.store.missed_s(**wanted.named)
+        if again:
+            missed_s += NEED_PAUSE_S
+            self._view.store.keep_missed_s(**wanted.named, seconds=missed_s)
+        self._view.say_of_round(Lost(**wanted.named, missed_s=missed_s))
+        return True
 
     async def _first(self, wanted: Wanted, fetch: _Fetch) -> Outcome:
         if fetch.sources:

@@ -244,6 +244,8 @@ class Lost(OfFrame):
     """No agent that answers has a listed frame."""
 
     kind: Literal["lost"] = "lost"
+    missed_s: Seconds = 0.0
+    """How long the site has looked for it in vain, under all leaders."""
 
 
 class StateKept(OfRound):

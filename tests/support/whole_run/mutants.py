@@ -20,6 +20,7 @@ from geocomm.elastic.journal.admission import LedSite
 from geocomm.elastic.journal.entries import BadLineError
 from geocomm.elastic.journal.leader_rounds import LeaderRounds
 from geocomm.elastic.journal.leader_snapshots import LeaderSnapshots
+from geocomm.elastic.journal.lost_frames import LostFrames
 from geocomm.elastic.journal.messages import Hello, Lost, Offer, StatePart, Stop, Wanted
 from geocomm.elastic.journal.open_round import OpenRound
 from geocomm.elastic.journal.run_state import RunState
@@ -100,6 +101,13 @@ def _a_lost_frame_is_not_told(self: RunView, said: Any) -> None:
     """Nobody tells the leader that a listed frame is nowhere: the round is never made void."""
     if not isinstance(said, Lost):
         _say_of_round(self, said)
+
+
+@_mutant(LostFrames, "_is_earlier", "frames", lasting="restless")
+def _each_leader_looks_anew(self: LostFrames, fragment: int, version: int) -> bool:
+    """A leader knows nothing of how long a frame was missed under those before: one after another ends before a lost
+    frame is given up."""
+    return False
 
 
 # ---- rounds

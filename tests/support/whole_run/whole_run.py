@@ -403,8 +403,6 @@ class WholeRun:
                 self.registry.terms.pop(site.name, None)
                 await asyncio.sleep(chance.uniform(0.5, 25))
                 self._start_again(site)
-            case "frames" if self._lasting == "restless":
-                return  # see limits.md: no leader lasts long enough to give them up
             case "all" | "frames":
                 await asyncio.gather(*(one.stop() for one in there))
                 for one in there if kind == "frames" else ():

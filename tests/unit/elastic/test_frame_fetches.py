@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,10 +12,24 @@ import pytest
 
 from geocomm.elastic import frame_fetches
 from geocomm.elastic.fetch import Outcome
+from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.frame_fetches import FrameFetches
-from geocomm.elastic.journal.messages import Wanted
+from geocomm.elastic.journal.messages import Lost, Up, Wanted
 
 FRAME = Wanted(fragment=0, version=3, site="a", frame="0" * 64, bytes=9)
+
+
+class Told(list[str]):
+    """The kinds of what is said to the leader and to ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.missed_s = -1.0
+
+    def add(self, up: Up) -> None:
+        self.append(up.kind)
+        if isinstance(up, Lost):
+            self.missed_s = up.missed_s
 
 
 class Attempts:
@@ -32,22 +47,24 @@ class Attempts:
 
 
 def fetches(
-    fetcher: Attempts, lacks: Any = lambda *_: True, others: Sequence[str] = ("b:1",)
-) -> tuple[FrameFetches, list[str]]:
+    run_dir: Path, fetcher: Attempts, lacks: Any = lambda *_: True, others: Sequence[str] = ("b:1",)
+) -> tuple[FrameFetches, Told]:
     async def sources(first: str = "") -> list[str]:
         return list(others)
 
     async def no_state(*_: object) -> None:
         pass
 
-    told: list[str] = []
+    told = Told()
     view: Any = SimpleNamespace(
         fetcher=fetcher,
         life=SimpleNamespace(start=asyncio.create_task),
         proxy=None,
         last_known=lambda first: ["b:1"],
         sources=sources,
-        say_of_round=lambda up: told.append(up.kind),
+        say_of_round=told.add,
+        is_current=True,
+        store=FragmentStore(run_dir),
         state=SimpleNamespace(skipped=set()),
     )
     ranks: Any = SimpleNamespace(lacks=lacks, tell_owner=lambda fragment, down: told.append(down.kind))
@@ -66,10 +83,10 @@ async def _until(done: Any) -> None:
             await asyncio.sleep(0.001)
 
 
-def test_a_need_that_comes_while_an_attempt_is_under_way_outlives_it() -> None:
+def test_a_need_that_comes_while_an_attempt_is_under_way_outlives_it(tmp_path: Path) -> None:
     async def run() -> None:
         fetcher = Attempts(Outcome.FAILED, Outcome.FAILED, Outcome.HERE)
-        brought, told = fetches(fetcher)
+        brought, told = fetches(tmp_path, fetcher)
         brought.once(FRAME, ["a:1"])  # as the leader says
         await _until(lambda: fetcher.made == 1)
         brought.until_here(FRAME)  # the round is decided meanwhile
@@ -81,10 +98,10 @@ def test_a_need_that_comes_while_an_attempt_is_under_way_outlives_it() -> None:
     asyncio.run(run())
 
 
-def test_an_offered_frame_that_nobody_needs_is_tried_once() -> None:
+def test_an_offered_frame_that_nobody_needs_is_tried_once(tmp_path: Path) -> None:
     async def run() -> None:
         fetcher = Attempts(Outcome.FAILED, Outcome.HERE)
-        brought, told = fetches(fetcher)
+        brought, told = fetches(tmp_path, fetcher)
         fetcher.may_end.set()
         brought.once(FRAME, ["a:1"])
         await _until(lambda: not brought._under_way)
@@ -96,10 +113,10 @@ def test_an_offered_frame_that_nobody_needs_is_tried_once() -> None:
     asyncio.run(run())
 
 
-def test_a_leader_that_hears_nobody_gives_up_a_frame_that_it_has_lost() -> None:
+def test_a_leader_that_hears_nobody_gives_up_a_frame_that_it_has_lost(tmp_path: Path) -> None:
     async def run() -> None:
         fetcher = Attempts(*[Outcome.FAILED] * 2, Outcome.HERE)
-        brought, told = fetches(fetcher, others=())
+        brought, told = fetches(tmp_path, fetcher, others=())
         fetcher.may_end.set()
         brought.until_here(FRAME)
         await _until(lambda: "hold" in told)
@@ -108,12 +125,12 @@ def test_a_leader_that_hears_nobody_gives_up_a_frame_that_it_has_lost() -> None:
     asyncio.run(run())
 
 
-def test_frames_of_a_later_round_are_not_looked_for_again_before_those_of_an_earlier_one_are_there() -> None:
+def test_frames_of_a_later_round_are_not_looked_for_again_before_those_of_an_earlier_one_are_there(tmp_path: Path) -> None:
     """Hundreds at once would hold up each other, and with them what nobody has is never said to be lost."""
 
     async def run() -> None:
         fetcher = Attempts(*[Outcome.ABSENT] * 100_000)
-        brought, told = fetches(fetcher)
+        brought, told = fetches(tmp_path, fetcher)
         fetcher.may_end.set()
         for version in range(3, 23):
             brought.until_here(FRAME.model_copy(update={"version": version}))
@@ -123,11 +140,11 @@ def test_frames_of_a_later_round_are_not_looked_for_again_before_those_of_an_ear
     asyncio.run(run())
 
 
-def test_a_frame_that_is_needed_no_more_is_given_up() -> None:
+def test_a_frame_that_is_needed_no_more_is_given_up(tmp_path: Path) -> None:
     async def run() -> None:
         lacks = True
         fetcher = Attempts(*[Outcome.FAILED] * 2, Outcome.HERE)
-        brought, told = fetches(fetcher, lambda *_: lacks)
+        brought, told = fetches(tmp_path, fetcher, lambda *_: lacks)
         brought.until_here(FRAME)
         await _until(lambda: fetcher.made == 1)
         lacks = False
@@ -138,14 +155,34 @@ def test_a_frame_that_is_needed_no_more_is_given_up() -> None:
     asyncio.run(run())
 
 
+def test_for_how_long_a_frame_is_missed_outlives_the_agent_and_ends_once_it_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frame_fetches, "NEED_PAUSE_S", 0.01)
+    store = FragmentStore(tmp_path)
+    store.keep_missed_s(**FRAME.named, seconds=600)
+
+    async def run(*outcomes: Outcome) -> float:
+        fetcher = Attempts(*outcomes)
+        fetcher.may_end.set()
+        brought, told = fetches(tmp_path, fetcher)
+        brought.until_here(FRAME)
+        await _until(lambda: "hold" in told)
+        return told.missed_s
+
+    absent = [Outcome.ABSENT] * 4
+    assert 600 <= asyncio.run(run(*absent, Outcome.HERE)) < 601
+    assert asyncio.run(run(Outcome.ABSENT, Outcome.ABSENT, Outcome.HERE)) == 0
+
+
 @pytest.mark.parametrize("asked", [{"fragment": 2}, {"fragment": 10**12}, {"version": 5}, {"version": 2**60}])
-def test_a_frame_of_a_round_that_the_run_does_not_have_is_not_looked_for(asked: dict[str, int]) -> None:
+def test_a_frame_of_a_round_that_the_run_does_not_have_is_not_looked_for(tmp_path: Path, asked: dict[str, int]) -> None:
     """Each would get a folder of its own."""
 
     async def run() -> None:
         fetcher = Attempts(Outcome.HERE)
         fetcher.may_end.set()
-        brought, _ = fetches(fetcher)
+        brought, _ = fetches(tmp_path, fetcher)
         brought._view.state.versions = [4, 4]
         assert not await brought.for_others(FRAME.model_copy(update=asked))
         assert fetcher.made == 0
