@@ -10,7 +10,7 @@ import contextlib
 import enum
 import os
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -53,7 +53,8 @@ _LOOK_S = 2.0
 """Between two looks whether a wait is to be said."""
 _STALLED_S = 1.5
 """A range of which nothing has come for this time is asked of another source too."""
-PROXY_LIMIT_S = 600.0
+_ANSWER_LIMIT_S = 600.0
+"""What an agent works for an answer, at most: it may have to get a frame from others first, or to read many states."""
 _COMPLAINT_S = 60.0
 
 _R = TypeVar("_R", bound=Record)
@@ -101,10 +102,7 @@ class Fetcher:
             for through, addresses in ((False, sources), (True, [proxy] if proxy else [])):
                 if addresses and outcome is not Outcome.HERE:
                     asked = FrameAsked(**wanted.named, bytes=wanted.bytes, offset=0, proxy=through)
-                    silence_s = PROXY_LIMIT_S if through else _SILENCE_S
-                    file = _WantedFile(
-                        path, wanted.bytes, asked, lambda part: file_hash(part) == wanted.frame, silence_s
-                    )
+                    file = _WantedFile(path, wanted.bytes, asked, lambda part: file_hash(part) == wanted.frame)
                     now = await self._file(file, addresses)
                     # A proxy that cannot be asked takes nothing back of what the sources have said.
                     outcome = outcome if now is Outcome.FAILED else now
@@ -118,9 +116,7 @@ class Fetcher:
         if not self._fits(path, held.bytes, 2 * self._most_frame_bytes()):  # anchor and momentum, as they are
             return Outcome.FAILED
         asked = StateAsked(fragment=fragment, version=held.version, offset=0)
-        file = _WantedFile(
-            path, held.bytes, asked, lambda part: file_digest(part, held.version) == held.digest, _SILENCE_S
-        )
+        file = _WantedFile(path, held.bytes, asked, lambda part: file_digest(part, held.version) == held.digest)
         return await self._once(path, lambda: self._file(file, sources), self._turns_of_states)
 
     async def states(self, fragment: int, source: str, head: int, term: int) -> tuple[HeldState, ...]:
@@ -130,9 +126,8 @@ class Fetcher:
             stream = await self._connection(source)
             try:
                 await stream.write(line(StatesAsked(fragment=fragment, head=head, term=term)))
-                # It may have to read them all.
-                async with self._in_time(source, f"its states of fragment {fragment}", PROXY_LIMIT_S):
-                    answer = _answer(StatesAnswer, await stream.read_line(1 << 20))
+                said = await self._answer_line(stream, source, f"its states of fragment {fragment}", 1 << 20)
+                answer = _answer(StatesAnswer, said)
             except BaseException:
                 stream.close()
                 raise
@@ -217,8 +212,8 @@ class Fetcher:
                     continue
                 try:
                     await stream.write(line(transfer.file.asked.model_copy(update={"offset": offset})))
-                    async with self._in_time(source, transfer.file.path.name, transfer.file.silence_s):
-                        answer = _answer(RangeAnswer, await stream.read_line(MAX_LINE_BYTES))
+                    said = await self._answer_line(stream, source, transfer.file.path.name, MAX_LINE_BYTES)
+                    answer = _answer(RangeAnswer, said)
                     if not answer.here or answer.bytes != transfer.file.size:
                         return Outcome.ABSENT
                     await self._take_range(transfer, stream, offset)
@@ -237,9 +232,9 @@ class Fetcher:
             if stream is not None:
                 stream.close()
 
-    @contextlib.asynccontextmanager
-    async def _in_time(self, source: str, what: str, limit_s: float) -> AsyncGenerator[None]:
-        """A wait for an answer, which is said, and ends in words after `limit_s`."""
+    async def _answer_line(self, stream: TlsStream, source: str, what: str, most: int) -> bytes:
+        """The line of an answer, of `most` bytes. The wait for it is said. It ends in words once the other end has been
+        silent, as it is where its machine has ended; or after _ANSWER_LIMIT_S."""
         loop, waiting = asyncio.get_running_loop(), Waiting(self._log)
 
         def tell() -> None:
@@ -248,10 +243,14 @@ class Fetcher:
             timer = loop.call_later(_LOOK_S, tell)
 
         timer = loop.call_later(_LOOK_S, tell)
+        end = loop.time() + _ANSWER_LIMIT_S
         try:
-            async with asyncio.timeout(limit_s):
-                yield
+            while True:
+                async with asyncio.timeout(min(_SILENCE_S, end - loop.time())):
+                    if said := await stream.read_line(most):
+                        return said
         except TimeoutError:
+            limit_s = _SILENCE_S if loop.time() < end else _ANSWER_LIMIT_S
             raise TimeoutError(f"no answer within {limit_s:g} s to the question for {what}") from None
         finally:
             timer.cancel()
@@ -303,8 +302,6 @@ class _WantedFile:
     """Its first range."""
     fits: Callable[[Path], bool]
     """Whether what has come is that file."""
-    silence_s: float
-    """How long an answer may take."""
 
 
 class _Transfer:

@@ -1,7 +1,8 @@
 """The files of fragments that an agent gives out to others, in ranges, over TLS.
 
 After the greeting, the side that dialed asks with a line of JSON, as often as it wants; the answer is a line of JSON
-and, for a range of a file, its bytes.
+and, for a range of a file, its bytes. An answer that takes long has empty lines before it, one every BEAT_S: whoever
+asked knows that somebody is at it.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter
 
@@ -28,6 +29,7 @@ RANGE_BYTES = 4 << 20
 MAX_FILE_BYTES = 1 << 40
 MAX_LINE_BYTES = 64 * 1024
 PIECE_BYTES = 256 * 1024
+BEAT_S = 3.0
 _MAX_STATES = 500
 _IDLE_LIMIT_S = 60.0
 _CONGESTION_CONTROL = "bbr"
@@ -62,6 +64,7 @@ class StatesAsked(Record):
     """Nor does who follows an earlier leader: its states may be of rounds that the run does not have."""
 
 
+_T = TypeVar("_T")
 Asked = Annotated[FrameAsked | StateAsked | StatesAsked, Field(discriminator="kind")]
 _ASKED: TypeAdapter[Asked] = TypeAdapter(Asked)
 
@@ -124,8 +127,9 @@ class FileServer:
                 asked = _ASKED.validate_json(said)
                 if isinstance(asked, StatesAsked):
                     head, term = self._journal()
-                    knows = head >= asked.head and term >= asked.term
-                    states = await asyncio.to_thread(self._states, asked.fragment) if knows else ()
+                    states: tuple[HeldState, ...] = ()
+                    if head >= asked.head and term >= asked.term:  # it may have to read them all
+                        states = await _while_alive(stream, asyncio.to_thread(self._states, asked.fragment))
                     await stream.write(line(StatesAnswer(states=states)))
                 else:
                     await self._give(stream, asked)
@@ -143,14 +147,14 @@ class FileServer:
     async def _give(self, stream: TlsStream, asked: FrameAsked | StateAsked) -> None:
         self._under_way += 1
         try:
-            await self._give_range(stream, await self._path(asked), asked.offset)
+            await self._give_range(stream, await _while_alive(stream, self._path(asked)), asked.offset)
         finally:
             self._under_way -= 1
             self._asked_at = time.monotonic()
 
     async def _give_range(self, stream: TlsStream, path: Path, offset: int) -> None:
         try:
-            size, content = await asyncio.to_thread(_read_range, path, offset)
+            size, content = await _while_alive(stream, asyncio.to_thread(_read_range, path, offset))
         except OSError:
             await stream.write(line(RangeAnswer(here=False, bytes=0)))
             return
@@ -175,6 +179,20 @@ class FileServer:
             if key[0] != fragment or key[1] in {state.version for state in held}
         }
         return tuple(held)
+
+
+async def _while_alive(stream: TlsStream, work: Coroutine[Any, Any, _T]) -> _T:
+    """What work for an answer comes to. Whoever asked hears meanwhile that this end lives."""
+    task = asyncio.create_task(work)
+    try:
+        while not task.done():
+            await asyncio.wait([task], timeout=BEAT_S)
+            if not task.done():
+                async with asyncio.timeout(_IDLE_LIMIT_S):
+                    await stream.write(b"\n")
+        return task.result()
+    finally:
+        task.cancel()
 
 
 def _read_range(path: Path, offset: int) -> tuple[int, bytes]:

@@ -90,8 +90,8 @@ class FrameFetches:
             self._arrived(wanted)
 
     def _say_lost(self, wanted: Wanted, *, again: bool) -> bool:
-        """Tell the leader that nobody has a frame, and for how long this site has looked for it: leaders may change, and
-        this agent begin anew. Whether there is one. again: it was told before the last pause, which counts then."""
+        """Tell the leader that nobody has a frame, and for how long this site has looked for it: leaders may change,
+        and this agent begin anew. Whether there is one. again: it was told before the last pause, which counts then."""
         if not self._view.is_current:
             return False
         missed_s = self._view.store.missed_s(**wanted.named)

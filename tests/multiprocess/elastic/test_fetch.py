@@ -14,7 +14,7 @@ import pytest
 
 from geocomm.core import patience
 from geocomm.core.addresses import HubAddress, loopback_listener
-from geocomm.elastic import fetch
+from geocomm.elastic import fetch, file_server
 from geocomm.elastic.fetch import Fetcher, Outcome
 from geocomm.elastic.file_server import RANGE_BYTES, FileServer, GetFrame, HeldState
 from geocomm.elastic.fragment_store import FragmentStore
@@ -234,10 +234,14 @@ def test_an_agent_gets_for_others_what_only_it_can_reach(tmp_path: Path) -> None
     run(scenario())
 
 
-def test_a_silent_proxy_is_named_while_it_is_waited_for_and_given_up_in_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_proxy_that_does_not_answer_is_named_while_it_is_waited_for_and_given_up_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lives: bool
 ) -> None:
-    monkeypatch.setattr(fetch, "PROXY_LIMIT_S", 1.0)
+    """One that lives says so, and has long; one that is silent may be gone with its machine."""
+    monkeypatch.setattr(fetch, "_ANSWER_LIMIT_S", 2.0)
+    monkeypatch.setattr(fetch, "_SILENCE_S", 1.0)
+    monkeypatch.setattr(file_server, "BEAT_S", 0.2 if lives else 1000)
     monkeypatch.setattr(fetch, "_LOOK_S", 0.05)
     monkeypatch.setattr(patience, "FIRST_WORD_S", 0.1)
     sites = Sites(tmp_path)
@@ -250,7 +254,8 @@ def test_a_silent_proxy_is_named_while_it_is_waited_for_and_given_up_in_words(
             assert await sites.fetcher("d").frame(WANTED, [], c) is Outcome.FAILED
             name = sites.stores["d"].frame_path(2, 9, "a", FRAME).name
             assert sites.lines[0] == f"waiting for the agent at {c}, which is asked for {name}"
-            assert sites.lines[-1] == f"fetching from {c}: no answer within 1 s to the question for {name}"
+            limit_s = 2 if lives else 1
+            assert sites.lines[-1] == f"fetching from {c}: no answer within {limit_s} s to the question for {name}"
 
     run(scenario())
 
