@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import itertools
+import os
 import random
 import secrets
 import shutil
@@ -19,22 +21,23 @@ from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
 
+from geocomm.core import file_systems
 from geocomm.core.addresses import HubAddress, HubAddressError
 from geocomm.core.records import line_of
-from geocomm.elastic import agent_link, agent_process, fetch, following, leadership, questions
+from geocomm.elastic import agent_link, agent_process, fetch, following, fragment_store, leadership, questions
 from geocomm.elastic.agent_process import AgentConfig, run_agent
 from geocomm.elastic.file_server import MAX_LINE_BYTES, FrameAsked, RangeAnswer
 from geocomm.elastic.fragment_store import FragmentStore, StoreError
 from geocomm.elastic.journal import journal
 from geocomm.elastic.journal.entries import BadLineError
-from geocomm.elastic.journal.journal import NoJournalError
+from geocomm.elastic.journal.journal import NoJournalError, SqliteJournal
 from geocomm.elastic.journal.message_lines import down_of, said
 from geocomm.elastic.journal.messages import Down, RankHello, Up, Wanted
 from geocomm.elastic.known_agents import KnownAgents, TermNotKeptError
 from geocomm.elastic.run_view import AgentEnded
 from geocomm.elastic.snapshots import SnapshotError
 from geocomm.group.rendezvous.store_session import Greeting, Purpose
-from support.whole_run.machines import PORT, Door, Machine, Process, SimulatedKeys, World, current
+from support.whole_run.machines import PORT, Door, Machine, Process, Room, SimulatedKeys, World, current
 
 _SOCKET_S = 0.001
 _Answer = TypeVar("_Answer")
@@ -151,9 +154,10 @@ async def _count_nothing(*_: Any) -> None:
 
 @contextlib.contextmanager
 def simulated(
-    world: World, chance: random.Random, now: Callable[[], float], follows: Callable[[str, int], None]
+    world: World, folder: Path, chance: random.Random, now: Callable[[], float], follows: Callable[[str, int], None]
 ) -> Generator[None]:
-    """While agents are simulated. follows: is told of each term of a leader that the agent of a site takes."""
+    """While agents are simulated. folder: has the run folder of each machine, by its name. follows: is told of each
+    term of a leader that the agent of a site takes."""
     really_saw = KnownAgents.saw
 
     def saw(known: KnownAgents, term: int, leader: str) -> None:
@@ -163,6 +167,25 @@ def simulated(
     def hexadecimal(size: int = 16) -> str:
         return f"{chance.getrandbits(8 * size):0{2 * size}x}"
 
+    def room_for(path: Path) -> Room:
+        return world.machines[path.relative_to(folder).parts[0]].room
+
+    really_put = file_systems.put_in_place
+
+    def put_in_place(part: Path, path: Path) -> None:
+        room = room_for(path)
+        is_large = path.parent.parent != folder  # else it lies beside the journal
+        if room is Room.FOR_NOTHING or (is_large and room is Room.FOR_LITTLE):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        really_put(part, path)
+
+    really_begin = SqliteJournal._transaction
+
+    def transaction(of: SqliteJournal) -> Any:
+        if room_for(of.path) is Room.FOR_NOTHING:
+            raise sqlite3.OperationalError("database or disk is full")
+        return really_begin(of)
+
     random.seed(chance.random())
     with contextlib.ExitStack() as stack:
 
@@ -171,6 +194,9 @@ def simulated(
 
         for module in (agent_link, fetch, questions):
             put(module, "dial", world.dial)
+        for module in (file_systems, fragment_store, fetch):
+            put(module, "put_in_place", put_in_place)
+        put(SqliteJournal, "_transaction", transaction)
         put(agent_process, "Doorway", Doorway)
         put(agent_process, "RankServer", RankServer)
         put(agent_process, "keep_counters", _count_nothing)
@@ -217,10 +243,11 @@ async def run_process(process: Process, config: AgentConfig) -> AgentEnd:
         return AgentEnd(0)
     except (SnapshotError, StoreError, NoJournalError, HubAddressError, AgentEnded) as error:
         return AgentEnd(2, str(error))
-    except (sqlite3.OperationalError, TermNotKeptError) as error:
-        await asyncio.sleep(5)
-        return AgentEnd(1, str(error))
-    except Exception:
+    except Exception as error:
+        is_of_disk = isinstance(error, sqlite3.OperationalError | TermNotKeptError)
+        if is_of_disk or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
+            await asyncio.sleep(5)
+            return AgentEnd(1, str(error))
         return AgentEnd(1, traceback.format_exc(), is_error=True)
 
 

@@ -8,6 +8,8 @@ FAULTS = {
     "one way": 1.0,
     "uplink": 2.0,
     "slow": 1.0,
+    "mail": 0.7,
+    "full": 0.7,
     "disk": 1.0,
     "all": 0.3,
     "frames": 0.3,
@@ -18,13 +20,13 @@ FAULTS = {
     "strange frame": 0.3,
 }
 """How often each comes, beside the others. `machine`: it ends, and comes back. `line`: two sites are cut from each
-other; `uplink`: one from all. `slow`: all lines of a site take a second
-or two longer. `disk`: a machine ends and its disk is lost. `all`: all machines end at once; `frames`:
-and all frames are lost, but no states. `hub`: the leader's machine is lost, for good or until another leads, or is cut
-off from all meanwhile; and a person promotes another site. `minority`: so many machines end that a site which had been
-cut off is left, and a person promotes it. `litter`: what is no snapshot lies beside them, and a manifest cannot be
-read. `removal`: a person removes the site that leads. `strange frame`: somebody asks the leader for frames that were
-never made."""
+other; `uplink`: one from all. `slow`: all lines of a site take a second or two longer, and files come slowly. `mail`:
+no frame comes to or from its ranks by mail. `full`: its disk takes no frames and states, or nothing at all. `disk`: a
+machine ends and its disk is lost. `all`: all machines end at once; `frames`: and all frames are lost, but no states.
+`hub`: the leader's machine is lost, for good or until another leads, or is cut off from all meanwhile; and a person
+promotes another site. `minority`: so many machines end that a site which had been cut off is left, and a person
+promotes it. `litter`: what is no snapshot lies beside them, and a manifest cannot be read. `removal`: a person removes
+the site that leads. `strange frame`: somebody asks the leader for frames that were never made."""
 
 LASTING = {"": 8.0, "phantom": 1.0, "restless": 1.0, "headless": 1.0, "alone": 1.0}
 """What goes on when all else is over. `phantom`: a site's lines to the leader break after each Hello. `restless`: the

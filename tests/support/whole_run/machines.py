@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import random
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine
@@ -32,6 +33,8 @@ from support.whole_run.virtual_loop import NumberedTask, VirtualLoop
 
 PORT = 29400
 _MOST_UNDERWAY = 4 << 20
+_BYTES_PER_S = 5e3, 1e6
+"""Of the slowest line for files, and of the fastest: a frame takes up to a cycle."""
 _CURRENT: ContextVar[Process] = ContextVar("process")
 
 Serve = Callable[["Stream", Greeting, Identity], Awaitable[None]]
@@ -95,6 +98,15 @@ class Door:
     serve: Serve
 
 
+class Room(enum.Enum):
+    """What a disk takes."""
+
+    FOR_ALL = "all"
+    FOR_LITTLE = "little"
+    """Entries, but no frames, no states and no snapshots."""
+    FOR_NOTHING = "nothing"
+
+
 @dataclass
 class Machine:
     """That of a site."""
@@ -105,6 +117,10 @@ class Machine:
     door: Door | None = None
     """Of its port."""
     rank_server: Any = None
+    room: Room = Room.FOR_ALL
+    """On its disk."""
+    takes_mail: bool = True
+    """Others' ranks reach its own, and they others'."""
     loses_hello: bool = False
     """Its lines to the leader break, each once the first words have come there."""
 
@@ -127,8 +143,11 @@ class Stream:
     def __init__(self, lines: Lines, process: Process, peer: Identity, purpose: Purpose | None = None) -> None:
         """purpose: for which this end has dialed."""
         self._lines, self._process, self.purpose = lines, process, purpose
-        self.used_at = 0.0
-        """When something was last sent or taken here."""
+        self._loop = asyncio.get_running_loop()
+        self.used_at = self._loop.time()
+        """When it was made, or something was last sent or taken here."""
+        self.is_for_files = purpose is Purpose.FETCH
+        """What is small passes by it."""
         self.asks = False
         """It was sent, and nothing was taken since."""
         self.tls = peer
@@ -139,7 +158,6 @@ class Stream:
         self._news = asyncio.Event()
         self._underway = 0
         self._room = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
         self._sent: deque[tuple[float, bytes | OSError]] = deque()
         self._last_at = 0.0
         process.streams[self] = None
@@ -217,7 +235,8 @@ class Stream:
         way = (self._process.machine.name, self.other._process.machine.name)
         self.asks = True
         self.used_at = now = asyncio.get_running_loop().time()
-        self._last_at = max(self._last_at, now + self._lines.latency(*way)) + size / self._lines.bytes_per_s
+        takes = size / self._lines.bytes_per_s(*way) if self.is_for_files else 0.0
+        self._last_at = max(self._last_at, now + self._lines.latency(*way)) + takes
         self._sent.append((self._last_at, what))
         if len(self._sent) == 1:
             self._loop.call_at(self._last_at, self._carry, context=Context())
@@ -254,11 +273,13 @@ class Lines:
         self.heard, self._chance = heard, chance
         self._cuts: Counter[tuple[str, str]] = Counter()
         self._latencies: dict[frozenset[str], float] = {}
+        self._rates: dict[frozenset[str], float] = {}
         self.more_s: dict[str, float] = {}
         """By machine: how much longer its lines take now."""
+        self.slow: dict[str, float] = {}
+        """By machine: the bytes per second of each of its lines for files now."""
         self._healed = asyncio.Event()
         self._then: list[Callable[[], None]] = []
-        self.bytes_per_s = 10e6
 
     def latency(self, one: str, other: str) -> float:
         """Seconds that a byte takes now."""
@@ -266,6 +287,16 @@ class Lines:
             return 0.0005
         least = self._latencies.setdefault(frozenset((one, other)), self._chance.uniform(0.01, 0.15))
         return least * self._chance.uniform(1, 1.2) + self.more_s.get(one, 0.0) + self.more_s.get(other, 0.0)
+
+    def bytes_per_s(self, one: str, other: str) -> float:
+        """How much of a file a line carries now."""
+        pair = frozenset((one, other))
+        if one == other:
+            return _BYTES_PER_S[1]
+        if (usual := self._rates.get(pair)) is None:
+            least, most = _BYTES_PER_S
+            usual = self._rates[pair] = least * (most / least) ** self._chance.random()
+        return min(usual, self.slow.get(one, usual), self.slow.get(other, usual))
 
     def reach(self, one: str, other: str) -> bool:
         """Whether what one sends comes to the other."""
@@ -293,6 +324,7 @@ class Lines:
         """All is reached."""
         self._cuts.clear()
         self.more_s.clear()
+        self.slow.clear()
         self.heal()
 
     async def until_reached(self, one: str, other: str) -> None:
@@ -327,6 +359,7 @@ class World:
                 raise ConnectionRefusedError(111, "Connection refused")
             own = Stream(self.lines, process, Identity("simulated", there.name), greeting.purpose)
             theirs = Stream(self.lines, door.process, keys.identity)
+            theirs.is_for_files = own.is_for_files
             own.other, theirs.other = theirs, own
             door.process.start(_serve(door.serve, theirs, greeting, keys.identity))
             try:

@@ -75,7 +75,7 @@ def _mutant(
 # ---- frames
 
 
-@_mutant(FrameFetches, "until_here", "slow", "agent")
+@_mutant(FrameFetches, "until_here", "mail", "uplink")
 def _a_need_is_lost(self: FrameFetches, wanted: Wanted) -> None:
     """What ranks need is forgotten where a fetch of it is under way."""
     if wanted not in self._under_way:

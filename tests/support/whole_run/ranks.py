@@ -49,7 +49,8 @@ EVERY = 6
 _MOST_STEPS = 5 * EVERY
 _MAIL_PATIENCE_S = 2.0
 _RETRY_S = 0.2
-_STATE_BYTES = 2000
+_FRAME_BYTES = 10_000
+_STATE_BYTES = 40_000
 MODEL = Model(settings={"frame bytes": "100000"}, layout="0" * 32, fragments=FRAGMENTS, every=EVERY)
 
 
@@ -351,7 +352,7 @@ class Rank:
         rest = sum(added for _, added in part.uncounted[_MOST_STEPS:])
         delta = part.local - rest - part.anchor.value + part.residual
         coded = delta // 8 * 8
-        content = json.dumps([coded, part.anchor.digest, self._chance.getrandbits(64)]).encode()
+        content = json.dumps([coded, part.anchor.digest, self._chance.getrandbits(64)]).encode().ljust(_FRAME_BYTES)
         local = part.local - rest
         run_step = self._step + self._ahead
 
@@ -477,13 +478,16 @@ class Rank:
             peer = self._registry.ranks.get(process)
             if peer is None:
                 return
-            if not lines.reach(here, site) or not lines.reach(site, here):
-                if self._chance.random() < 0.7:
+            machines = self._world.machines
+            is_open = machines[here].takes_mail and machines[site].takes_mail
+            if not is_open or not lines.reach(here, site) or not lines.reach(site, here):
+                if is_open and self._chance.random() < 0.7:
                     self._later(2, arrives)
                 return
             peer.mail_came(offer, here, content)
 
-        self._later(lines.latency(here, site) + self._chance.uniform(0.01, 0.2), arrives)
+        takes = len(content) / lines.bytes_per_s(here, site)
+        self._later(lines.latency(here, site) + takes + self._chance.uniform(0.01, 0.2), arrives)
 
     def mail_came(self, offer: Offer, site: str, content: bytes) -> None:
         """A frame of another rank's."""

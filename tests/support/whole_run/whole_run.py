@@ -36,7 +36,7 @@ from geocomm.group.rendezvous.store_session import Purpose
 from support.whole_run.agents import AgentEnd, ask, ask_for_frame, run_process, simulated
 from support.whole_run.faults import FAULTS, LASTING
 from support.whole_run.learning_rates import any_schedule
-from support.whole_run.machines import PORT, Machine, Process, World, current_or_none, task_of_process
+from support.whole_run.machines import PORT, Machine, Process, Room, World, current_or_none, task_of_process
 from support.whole_run.ranks import FRAGMENTS, Rank, Registry, frames_of
 from support.whole_run.virtual_loop import StuckError, VirtualLoop
 
@@ -332,7 +332,7 @@ class WholeRun:
         self.sites = {
             name: _Site(self, machine, self.chance.uniform(0.3, 1.2)) for name, machine in self.world.machines.items()
         }
-        with simulated(self.world, self.chance, loop.time, self.registry.follows):
+        with simulated(self.world, self.folder, self.chance, loop.time, self.registry.follows):
             work = loop.create_task(self._work())
             try:
                 await asyncio.wait([work, self._broken], return_when=asyncio.FIRST_COMPLETED)
@@ -415,8 +415,18 @@ class WholeRun:
                 await self._cut(kind, site)
             case "slow":
                 self.world.lines.more_s[site.name] = self.chance.uniform(0.3, 2)
+                self.world.lines.slow[site.name] = self.chance.uniform(1e3, 20e3)
                 await asyncio.sleep(self.chance.uniform(5, 30))
                 self.world.lines.more_s.pop(site.name, None)
+                self.world.lines.slow.pop(site.name, None)
+            case "mail":
+                site.machine.takes_mail = False
+                await asyncio.sleep(self.chance.uniform(5, 40))
+                site.machine.takes_mail = True
+            case "full":
+                site.machine.room = self.chance.choice([Room.FOR_LITTLE, Room.FOR_LITTLE, Room.FOR_NOTHING])
+                await asyncio.sleep(self.chance.uniform(1, 20))
+                site.machine.room = Room.FOR_ALL
             case "hub":
                 await self._lose_leader()
             case "minority":
@@ -569,6 +579,7 @@ class WholeRun:
         self.say("---- peace")
         self.world.lines.heal_all()
         for site in self.sites.values():
+            site.machine.room, site.machine.takes_mail = Room.FOR_ALL, True
             self._start_again(site)
         leader = self._leader_name()
         if self.sites[leader].lost:

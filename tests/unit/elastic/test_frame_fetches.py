@@ -125,7 +125,9 @@ def test_a_leader_that_hears_nobody_gives_up_a_frame_that_it_has_lost(tmp_path: 
     asyncio.run(run())
 
 
-def test_frames_of_a_later_round_are_not_looked_for_again_before_those_of_an_earlier_one_are_there(tmp_path: Path) -> None:
+def test_frames_of_a_later_round_are_not_looked_for_again_before_those_of_an_earlier_one_are_there(
+    tmp_path: Path,
+) -> None:
     """Hundreds at once would hold up each other, and with them what nobody has is never said to be lost."""
 
     async def run() -> None:
