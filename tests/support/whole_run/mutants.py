@@ -190,7 +190,7 @@ def _any_folder_is_a_snapshot(folder: Path) -> list[int]:
 _init = KnownAgents.__init__
 
 
-@_mutant(KnownAgents, "__init__", "hub", "agent")
+@_mutant(KnownAgents, "__init__", "hub", "agent", lasting="alone")
 def _the_term_is_forgotten(self: KnownAgents, run_dir: Path, log: Callable[[str], None]) -> None:
     """An agent that starts again does not know whom it has promised to follow."""
     _init(self, run_dir, log)
