@@ -4,7 +4,9 @@ be. So one site, by a lie or broken memory, neither moves the run's step by far,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import heapq
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
 
 from geocomm.elastic.journal.entries import MOST_STEPS, CodedFrame, Listed
 from geocomm.elastic.journal.led_run import LedRun
@@ -18,7 +20,19 @@ MOST_CYCLES = 8
 _LEAST_STEP_S = 1e-4
 LEAST_EVERY, MOST_EVERY = 30, 300
 """That `every="auto"` chooses: as in `planning.local_estimate`."""
+N = TypeVar("N", int, float)
 _AS_OFFERED = CodedFrame.model_fields.keys() - {"weight", "step"}
+
+
+class MostOfOthers(Generic[N]):
+    """Of the values of all sites, the largest that another site than a given one has."""
+
+    def __init__(self, values: Mapping[str, N]) -> None:
+        self._largest = heapq.nlargest(2, values.items(), key=lambda one: one[1])
+
+    def but(self, name: str) -> N | None:
+        """Without the site of this name; None: no other one has a value."""
+        return next((value for site, value in self._largest if site != name), None)
 
 
 class Claims:
@@ -32,12 +46,13 @@ class Claims:
 
     def listed(self, offers: Mapping[str, Offer]) -> tuple[Listed, ...]:
         """The members of a round, of which these are the offers."""
+        most_weight, most_step = self._most_weight(), self._most_step()
         members = tuple(
             Listed(
                 **offer.model_dump(include=_AS_OFFERED),
                 site=name,
-                weight=min(offer.weight, self._most_weight(name)),
-                step=min(offer.step, self._most_step(name), MOST_STEPS),
+                weight=min(offer.weight, most_weight(name)),
+                step=min(offer.step, most_step(name), MOST_STEPS),
             )
             for name, offer in sorted(offers.items())
         )
@@ -56,25 +71,41 @@ class Claims:
             return self._run.state.every
         return max(min(LEAST_EVERY, genesis.every), min(wanted, max(MOST_EVERY, genesis.every)))
 
-    def _most_step(self, name: str) -> int:
-        state, sites, now = self._run.state, self._run.sites, self._run.now
-        along = {
-            site: (beat.step, max(beat.step_s, _LEAST_STEP_S), now - sites[site].heard)
-            for site in {*state.live, name}
-            if (beat := sites[site].beat) is not None and beat.step_s > 0
-        }
-        own = along.pop(name, None)
-        if along:
-            since = 0.0 if self._listed_at is None else now - self._listed_at
-            fastest_s = min(step_s for _, step_s, _ in along.values())
-            return max(state.step, *map(_steps_now, along.values())) + int(MOST_TIMES * since / fastest_s)
-        if own is not None:
-            return max(state.step, _steps_now(own)) + state.every
-        return state.step + MOST_CYCLES * state.every
+    def _most_step(self) -> Callable[[str], int]:
+        """The most that is believed of a site, by its name."""
+        state = self._run.state
+        along = {name: one for name in state.live if (one := self._along(name)) is not None}
+        steps = MostOfOthers({name: _steps_now(one) for name, one in along.items()})
+        slowness = MostOfOthers({name: -one[1] for name, one in along.items()})
+        since = 0.0 if self._listed_at is None else self._run.now - self._listed_at
 
-    def _most_weight(self, name: str) -> int:
-        others = [weight for site, weight in self._weights.items() if site != name]
-        return MOST_TIMES * max(others) if others else 2**53
+        def most(name: str) -> int:
+            others, fastest_s = steps.but(name), slowness.but(name)
+            if others is not None and fastest_s is not None:
+                return max(state.step, others) + int(MOST_TIMES * since / -fastest_s)
+            own = self._along(name)
+            if own is not None:
+                return max(state.step, _steps_now(own)) + state.every
+            return state.step + MOST_CYCLES * state.every
+
+        return most
+
+    def _along(self, name: str) -> tuple[int, float, float] | None:
+        """How far a site is, see `_steps_now`; None: it has not said yet how long a step takes."""
+        site = self._run.sites.get(name)
+        if site is None or site.beat is None or site.beat.step_s <= 0:
+            return None
+        return site.beat.step, max(site.beat.step_s, _LEAST_STEP_S), self._run.now - site.heard
+
+    def _most_weight(self) -> Callable[[str], int]:
+        """The most that a site may count for, by its name."""
+        weights = MostOfOthers(dict(self._weights))
+
+        def most(name: str) -> int:
+            others = weights.but(name)
+            return 2**53 if others is None else MOST_TIMES * others
+
+        return most
 
 
 def _steps_now(of_beat: tuple[int, float, float]) -> int:

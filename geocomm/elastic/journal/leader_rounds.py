@@ -6,7 +6,7 @@ Pure logic, a part of the `Sequencer`. A round is open for one version of a frag
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from geocomm.elastic.journal.admission import LedSite
 from geocomm.elastic.journal.claims import Claims
@@ -68,6 +68,8 @@ class LeaderRounds:
         self._peers: tuple[Peer, ...] = ()
         self._met: tuple[Peer, ...] = ()
         """Those, and the sites whose ranks are up and not ready yet."""
+        self._known_grace_s: float | None = None
+        """None: it is to be computed anew."""
         self._told_of: tuple[list[tuple[str, tuple[Owner, ...], str]], list[str]] = [], []
         """What both are made of, which is compared after each event."""
 
@@ -87,6 +89,7 @@ class LeaderRounds:
         if offer.attempt < self._least_attempts.get(offer.fragment, 0):
             return
         found.offer(name, offer)
+        self._fetch_missing(offer.fragment, found, [name], late=self._run.now - found.opened >= self._grace_s())
 
     def passed(self, name: str, message: Pass) -> None:
         """A site has nothing to offer in this attempt."""
@@ -127,7 +130,7 @@ class LeaderRounds:
     def take_back(self, fragment: int, name: str) -> None:
         """What a site has offered of a fragment is a delta to a wrong state."""
         if (found := self._open.get(fragment)) is not None:
-            found.offers.pop(name, None)
+            found.take_back(name)
 
     def void(self, fragment: int) -> None:
         """A skip has changed the state of a fragment: its round begins anew."""
@@ -156,12 +159,16 @@ class LeaderRounds:
 
     def look(self) -> None:
         """Do what is due now, for each fragment."""
+        self._known_grace_s = None
         self._tell_peers()
         for fragment in range(len(self._state.versions)):
-            self._look_at(fragment)
+            self.look_at(fragment)
+            if (found := self._open.get(fragment)) is not None and not self._digests.is_repairing(fragment):
+                self._have_fetched(fragment, found)
 
-    def _look_at(self, fragment: int) -> None:
-        """Open, fetch, close or try again, whatever is due now."""
+    def look_at(self, fragment: int) -> None:
+        """Open or close the round of a fragment, if that is due now: after each word of a site, which must cost little
+        however many sites there are."""
         found = self._open.get(fragment)
         if found is None:
             if fragment in self._due and self._may_open():
@@ -169,15 +176,22 @@ class LeaderRounds:
             return
         if self._digests.is_repairing(fragment):
             return
-        eligible = found.eligible(self._state.live)
         grace_s = self._grace_s()
         late = self._run.now - found.opened >= grace_s
+        complete = self._is_complete(fragment, found)
+        if not late and not complete:
+            return
+        eligible = found.eligible(self._state.live)
         waits = self._starved(fragment, found, eligible) and self._run.now - found.opened < _MOST_GRACES * grace_s
-        is_over = (late and not waits) or self._is_complete(fragment, found, eligible)
+        is_over = (late and not waits) or (complete and self._are_newest(found, eligible))
         if len(eligible) >= self._terms.min_sites and is_over:
             self._close_round(fragment, found, eligible)
-            return
-        self._fetch_missing(fragment, found, late=late)
+
+    def _have_fetched(self, fragment: int, found: OpenRound) -> None:
+        """Have missing frames fetched, and try again where there are none."""
+        grace_s = self._grace_s()
+        self._fetch_missing(fragment, found, [*found.offers], late=self._run.now - found.opened >= grace_s)
+        eligible = found.eligible(self._state.live)
         nothing = not found.offers and all(found.has_tried(name) for name in self._state.live)
         attempt_s = min(self._terms.attempt_s, 2 * grace_s) if nothing else self._terms.attempt_s
         if not eligible and self._run.now - found.tried >= attempt_s:
@@ -202,9 +216,10 @@ class LeaderRounds:
         return self._attempts[fragment]
 
     def _announce(self, fragment: int) -> None:
+        message = self._open_message(fragment)
         for name in self._state.live:
             if self._sites[name].welcomed:
-                self._run.send(name, self._open_message(fragment))
+                self._run.send(name, message)
 
     def _open_message(self, fragment: int) -> Open:
         found = self._open[fragment]
@@ -246,19 +261,24 @@ class LeaderRounds:
         if self._run.now <= until:
             self._sites[name].late = False
 
-    def _is_complete(self, fragment: int, found: OpenRound, eligible: Mapping[str, Offer]) -> bool:
-        """Whether everybody who is waited for has offered, or passed, and holds all offers, and these are eligible."""
-        for name in self._state.live:
-            site = self._sites[name]
-            waits = not site.late or site.missed.get(fragment, 0) >= STARVED_ROUNDS
-            if waits and site.leaving is None and not found.has_tried(name):
-                return False
-            for maker, offers in found.offers.items():
-                if (name, offers[-1].frame) not in found.holds and (name, maker) not in self._late_pairs:
-                    return False
-            if name in found.offers and eligible.get(name) is not found.offers[name][-1]:
-                return False
-        return True
+    def _is_complete(self, fragment: int, found: OpenRound) -> bool:
+        """Whether everybody who is waited for has offered, or passed, and holds all offers."""
+        live = self._state.live
+        if found.lags in live and self._lags(fragment, found, found.lags):
+            return False
+        found.lags = next((name for name in live if self._lags(fragment, found, name)), "")
+        return not found.lags
+
+    def _lags(self, fragment: int, found: OpenRound, name: str) -> bool:
+        site = self._sites[name]
+        waits = not site.late or site.missed.get(fragment, 0) >= STARVED_ROUNDS
+        if waits and site.leaving is None and not found.has_tried(name):
+            return True
+        return any((name, maker) not in self._late_pairs for maker in found.lacks(name))
+
+    def _are_newest(self, found: OpenRound, eligible: Mapping[str, Offer]) -> bool:
+        """Whether the newest frames of all live sites are eligible."""
+        return all(eligible.get(name) is found.offers[name][-1] for name in self._state.live if name in found.offers)
 
     def _starved(self, fragment: int, found: OpenRound, eligible: Mapping[str, Offer]) -> bool:
         """Whether a site has offered whose frames have come too late for long: else it would never count."""
@@ -272,26 +292,36 @@ class LeaderRounds:
 
     def _grace_s(self) -> float:
         """Half a cycle of the fastest live site."""
+        if self._known_grace_s is None:
+            self._known_grace_s = self._new_grace_s()
+        return self._known_grace_s
+
+    def _new_grace_s(self) -> float:
         beats = [self._sites[name].beat for name in self._state.live if name in self._sites]
         steps = [beat.step_s for beat in beats if beat is not None and beat.step_s > 0]
         return max(self._terms.least_grace_s, self._state.every * min(steps, default=0.0) / 2)
 
-    def _fetch_missing(self, fragment: int, found: OpenRound, *, late: bool) -> None:
+    def _fetch_missing(self, fragment: int, found: OpenRound, makers: Iterable[str], *, late: bool) -> None:
         """What did not come by mail within the grace is fetched: from who has it, or through the leader's agent.
 
         Where no mail has come for long, nobody waits for the grace.
         """
         live, without_mail = self._state.live, _CYCLES_WITHOUT_MAIL * len(self._state.versions)
-        for maker, offers in found.offers.items():
-            offer = offers[-1]
-            holders = found.holders(offer.frame, live)
+        for maker in makers:
+            offer = found.offers[maker][-1]
+            lack = [
+                name
+                for name in live
+                if not found.holds(name, offer.frame) and (late or self._unmailed.get((name, maker), 0) >= without_mail)
+            ]
+            if not lack:
+                continue
+            holders = [name for name in live if found.holds(name, offer.frame)]
             addresses = [self._sites[name].fetch for name in holders] + [self._fetch]
             sources = tuple(address for address in addresses if address)
-            for name in live:
+            for name in lack:
                 asked = found.fetches.get((name, offer.frame), -math.inf)
-                if name in holders or not sources or self._run.now - asked < self._terms.fetch_again_s:
-                    continue
-                if not late and self._unmailed.get((name, maker), 0) < without_mail:
+                if not sources or self._run.now - asked < self._terms.fetch_again_s:
                     continue
                 found.fetches[name, offer.frame] = self._run.now
                 self._run.send(
@@ -323,9 +353,8 @@ class LeaderRounds:
                 site.late = True
             passed = found.has_tried(name) and name not in found.offers
             self._count_missed(fragment, site, passed=passed, counts=name in chosen)
+            self._late_pairs.update((name, maker) for maker in found.lacks(name))
             for maker, offers in found.offers.items():
-                if (name, offers[-1].frame) not in found.holds:
-                    self._late_pairs.add((name, maker))
                 if name != maker and (name, offers[-1].frame) not in found.mailed:
                     self._unmailed[name, maker] = self._unmailed.get((name, maker), 0) + 1
         del self._open[fragment]

@@ -1,5 +1,8 @@
 """Whether sites train with one schedule of the learning rate: who has another one is told of, and counts all the same.
 
+Each member of a round is compared with the next one by name: so whoever differs is found, in a time that grows with
+the members and not with their pairs.
+
 A rate is a function of the run's step, and sites are at different steps. So a site's rate is compared with those that
 another one had before and after that step, which says nothing before that one has come as far. A schedule may fall at
 a step, and a frame is made of the rate before it: a difference is worth a word once it has lasted for some cycles.
@@ -71,8 +74,10 @@ class LearningRates:
         for site, one in members.items():
             if one.lr > 0:  # else it is not known
                 self._schedules.setdefault(site, _Schedule()).learn(one.step, one.lr)
-        for site, other in itertools.permutations(sorted(self._schedules), 2):
+        known = sorted(site for site in members if site in self._schedules)
+        for site, other in itertools.pairwise(known):
             told += self._compare(site, other, every)
+            told += self._compare(other, site, every)
         return told
 
     def _compare(self, site: str, other: str, every: int) -> Iterable[str]:

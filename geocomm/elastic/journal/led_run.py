@@ -62,6 +62,11 @@ class LedRun:
         """Tell a person."""
         self._actions.append(Log(text))
 
+    @property
+    def has_actions(self) -> bool:
+        """Whether anything was asked for since the last call."""
+        return bool(self._actions)
+
     def take_actions(self) -> list[Action]:
         """All that was asked for since the last call."""
         actions, self._actions = self._actions, []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from geocomm.core.records import Hash
@@ -27,26 +27,46 @@ class OpenRound:
     """By site, of all attempts, the newest last: each is a delta to the same version."""
     passes: dict[str, int] = field(default_factory=dict[str, int])
     """By site: the attempt."""
-    holds: set[tuple[str, Hash]] = field(default_factory=set[tuple[str, Hash]])
-    """(holder, frame)."""
+    newest: dict[Hash, str] = field(default_factory=dict[Hash, str])
+    """Whose the newest frame of each site is."""
     mailed: set[tuple[str, Hash]] = field(default_factory=set[tuple[str, Hash]])
-    """Those that came by mail."""
+    """(holder, frame): those that came by mail."""
     fetches: dict[tuple[str, Hash], float] = field(default_factory=dict[tuple[str, Hash], float])
     """When the holder was told to fetch the frame."""
+    lags: str = ""
+    """A site that the round waited for at the last look: it is looked at first, and mostly alone."""
+    _held: dict[str, set[Hash]] = field(default_factory=dict[str, set[Hash]])
+    """By site: the frames on its disk."""
+    _holders: dict[Hash, set[str]] = field(default_factory=dict[Hash, set[str]])
+    """The same, by frame."""
 
     def offer(self, name: str, offer: Offer) -> None:
         """A site offers a frame, which it holds."""
         own = self.offers.setdefault(name, [])
         if all(one.frame != offer.frame for one in own):
+            before = own[-1].frame if own else ""
             own.append(offer)
             own.sort(key=lambda one: one.attempt)
             del own[:-_MOST_OFFERS]
-        self.holds.add((name, offer.frame))
+            self.newest.pop(before, None)
+            self.newest[own[-1].frame] = name
+        self.hold(name, offer.frame)
+
+    def take_back(self, name: str) -> None:
+        """What a site has offered does not count."""
+        for offer in self.offers.pop(name, []):
+            self.newest.pop(offer.frame, None)
 
     def hold(self, name: str, frame: Hash) -> bool:
         """A frame lies on a site's disk. Whether that can be: it names more frames than there are else."""
-        self.holds.add((name, frame))
-        return sum(holder == name for holder, _ in self.holds) <= MOST_HOLDS
+        held = self._held.setdefault(name, set())
+        held.add(frame)
+        self._holders.setdefault(frame, set()).add(name)
+        return len(held) <= MOST_HOLDS
+
+    def holds(self, name: str, frame: Hash) -> bool:
+        """Whether a frame lies on a site's disk."""
+        return name in self._holders.get(frame, ())
 
     def forget(self, name: str) -> None:
         """Nothing that a site has said counts."""
@@ -55,24 +75,26 @@ class OpenRound:
 
     def lose_disk(self, name: str) -> None:
         """What a site held is gone."""
-        self.holds = {hold for hold in self.holds if hold[0] != name}
-        self.offers.pop(name, None)
+        for frame in self._held.pop(name, ()):
+            self._holders[frame].discard(name)
+        self.take_back(name)
 
     def has_tried(self, name: str) -> bool:
         """Whether a site has offered or passed in this attempt."""
         offers = self.offers.get(name)
         return self.passes.get(name, -1) == self.attempt or (offers is not None and offers[-1].attempt >= self.attempt)
 
-    def holders(self, frame: Hash, names: Iterable[str]) -> list[str]:
-        """The sites of `names` on whose disks a frame lies."""
-        return [name for name in names if (name, frame) in self.holds]
+    def lacks(self, name: str) -> list[str]:
+        """The sites whose newest frame is not on a site's disk."""
+        held = self._held.get(name, set[Hash]())
+        return [] if self.newest.keys() <= held else [self.newest[frame] for frame in self.newest.keys() - held]
 
     def eligible(self, live: Sequence[str]) -> dict[str, Offer]:
         """By site: its newest frame that lies on two live sites' disks, or on one where only one is live."""
-        enough = min(2, len(live))
+        enough, there = min(2, len(live)), set(live)
         eligible: dict[str, Offer] = {}
         for maker, offers in self.offers.items():
             for offer in offers:
-                if enough and len(self.holders(offer.frame, live)) >= enough:
+                if enough and len(there & self._holders.get(offer.frame, set())) >= enough:
                     eligible[maker] = offer
         return eligible

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import Annotated
 
 from pydantic import ConfigDict, Field, PlainSerializer, TypeAdapter, ValidationError
@@ -245,9 +246,9 @@ class RunState:
         """Entries before this one are of no use any more: sites begin at a state of later snapshots."""
         return sorted(self.kept)[-GONE_BACK_TO] if len(self.kept) >= GONE_BACK_TO else 0
 
-    @property
+    @cached_property
     def live(self) -> list[str]:
-        """The sites that are ready, by name."""
+        """The sites that are ready, by name. Asked for after each event: made once for each change."""
         return sorted(name for name, site in self.sites.items() if site.standing is Standing.READY)
 
     @property
@@ -482,6 +483,7 @@ class RunState:
 
     def _place(self, site: SiteRecord, standing: Standing, index: int, why: str = "") -> None:
         self.sites[site.name] = replace(site, standing=standing, since=index, why=why)
+        self.__dict__.pop("live", None)
 
     def _misfit(self, entry: Entry, why: str) -> BadLineError:
         return BadLineError(f"entry {entry.index} ({entry.kind}) does not fit the journal: {why}")

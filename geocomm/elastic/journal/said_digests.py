@@ -71,12 +71,19 @@ class SaidDigests:
         """A live site says a digest. Who is wrong by it, or may be."""
         fragment, version = applied.fragment, applied.version
         said = self._said.setdefault(fragment, {})
-        said.setdefault(version, {})[name] = applied.digest
+        digests = said.setdefault(version, {})  # of one that came long ago nothing is kept below
+        digests[name] = applied.digest
         for old in [one for one in said if one < self._state.versions[fragment] - _KEPT_VERSIONS]:
             del said[old]
             self._differ_since.pop((fragment, old), None)
         if (repairing := self._repairing.get(fragment)) is not None:
             self._end_repair(fragment, repairing)
+            return None
+        if set(digests.values()) == {applied.digest} and self._state.base(fragment, version) in (
+            None,
+            applied.digest,
+        ):  # as nearly always: nobody differs, whoever is live
+            self._differ_since.pop((fragment, version), None)
             return None
         return self._judge(fragment, version, now)
 

@@ -40,6 +40,7 @@ from geocomm.elastic.journal.messages import (
     Leave,
     Lost,
     Offer,
+    OfRound,
     Pass,
     RanksGone,
     RanksUp,
@@ -152,7 +153,12 @@ class Sequencer:
                 self._look_at_clock()
                 self.deals.look()
         self._take_held_back()
-        self._rounds.look()
+        # A site that only says something of a round changes no other one, and most events are of this kind.
+        if isinstance(event, Said) and isinstance(event.message, OfRound) and not self._run.has_actions:
+            if event.message.fragment < len(self.state.versions):
+                self._rounds.look_at(event.message.fragment)
+        else:
+            self._rounds.look()
         return self._run.take_actions()
 
     def _start(self, now: float) -> None:

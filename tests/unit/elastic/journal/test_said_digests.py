@@ -50,6 +50,16 @@ def test_the_one_that_differs_from_most_repairs_alone_and_the_second_time_is_sto
     assert led.sequencer.state.live == ["b", "c"]
 
 
+def test_a_digest_of_long_ago_says_nothing() -> None:
+    led = Led().take_part("abc")
+    for _ in range(8):
+        a_round(led, "abc")
+    for digest, site in zip("45", "ab", strict=True):
+        led.say(site, Applied(fragment=0, version=1, digest=digest * 32))
+    assert told(led, Repair) == ""
+    assert led.sequencer.state.live == ["a", "b", "c"]
+
+
 def test_the_frame_of_a_site_with_wrong_bits_does_not_count() -> None:
     led = Led().take_part("abc")
     a_round(led, "abc")
