@@ -18,7 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from geocomm.elastic.journal.entries import Round
+from geocomm.elastic.journal.entries import AnyRound
 from support.journal.simulated_run import FAULTS, SimulatedRun
 
 RESULT = Path(__file__).parent / "results" / "journal-histories.md"
@@ -61,7 +61,7 @@ def run(seeds: range, lost_disks: bool) -> Counts:
         counts.histories += 1
         counts.virtual_s += history.seconds
         counts.entries += Counter(entry.kind for entry in history.entries)
-        counts.frames += sum(len(entry.members) for entry in history.entries if isinstance(entry, Round))
+        counts.frames += sum(len(entry.members) for entry in history.entries if isinstance(entry, AnyRound))
         counts.faults += history.faults
         counts.counted += history.counted
         counts.repeated += history.repeated

@@ -96,10 +96,11 @@ def told(entry: Entry) -> str:
             return f"{entry.site} has left"
         case kinds.Removed():
             return f"{entry.site} was removed: {entry.why}"
-        case kinds.Round():
+        case kinds.Round() | kinds.SummedRound():
             who = ", ".join(f"{one.site} (weight {one.weight})" for one in entry.members)
             change = f"; from now on every {count_text(entry.every, 'step')}" if entry.every else ""
-            return f"fragment {entry.fragment}, round {entry.version}: {who}{change}"
+            by = f", averaged by {entry.sum.site}" if isinstance(entry, kinds.SummedRound) else ""
+            return f"fragment {entry.fragment}, round {entry.version}: {who}{by}{change}"
         case kinds.Skip():
             return f"fragment {entry.fragment}, round {entry.version} is void: {entry.why}"
         case kinds.Snapshot():

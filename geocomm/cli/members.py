@@ -134,15 +134,15 @@ def show(
         geocomm members show tokyo --run-dir run
     """
     from geocomm.cli.log import told
-    from geocomm.elastic.journal.entries import Away, Deal, Join, Left, Ready, Removed, Round, TakenBack
+    from geocomm.elastic.journal.entries import AnyRound, Away, Deal, Join, Left, Ready, Removed, TakenBack
 
-    state, moves, rounds = _state(run_dir), deque[str](maxlen=_MOVES_SHOWN), deque[Round](maxlen=_ROUNDS_SHOWN)
+    state, moves, rounds = _state(run_dir), deque[str](maxlen=_MOVES_SHOWN), deque[AnyRound](maxlen=_ROUNDS_SHOWN)
     record = state.sites.get(site)
     if record is None:
         fail("members show", f"the run has no site {site}; it has {', '.join(sorted(state.sites)) or 'none'}")
     with _journal(run_dir) as journal:
         for entry in journal.read(max(0, state.head.index - _ENTRIES_READ)):
-            if isinstance(entry, Round):
+            if isinstance(entry, AnyRound):
                 rounds.append(entry)
             elif isinstance(entry, Join | Ready | Away | Left | Removed | Deal | TakenBack) and entry.site == site:
                 moves.append(f"{entry.index:>6} {told(entry)}")

@@ -20,13 +20,13 @@ from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.frame_fetches import FrameFetches
 from geocomm.elastic.join_states import StatesOfOthers
 from geocomm.elastic.journal.entries import (
+    AnyRound,
     BadLineError,
     Deal,
     Entry,
     Join,
     Kept,
     Removed,
-    Round,
     Skip,
     TakenBack,
 )
@@ -56,6 +56,8 @@ from geocomm.elastic.journal.messages import (
     StateKept,
     StatePart,
     Stop,
+    Sum,
+    Summed,
     Up,
     Wanted,
     Welcome,
@@ -256,6 +258,8 @@ class Agent:
             case Fetch():
                 sources = [one for one in down.sources if one != self._view.own_fetch]
                 self._frames.once(Wanted.of(down), sources)
+            case Sum():
+                self._ranks.tell_owner(down.fragment, down)
             case Repair():
                 self._ranks.tell(down)
             case Refused() if down.blames == "leader" or (down.blames == "run" and self._was_welcomed):
@@ -303,7 +307,7 @@ class Agent:
 
     def _applied(self, entry: Entry) -> None:
         """An entry is in the journal and in the state: now the ranks may see it."""
-        if isinstance(entry, Round | Skip):
+        if isinstance(entry, AnyRound | Skip):
             known = self._view.opens.get(entry.fragment)
             if known is not None and known.version <= entry.version:
                 del self._view.opens[entry.fragment]
@@ -367,7 +371,7 @@ class Agent:
             case Leave():
                 if self._ranks.leaves(connection, finished=up.finished):
                     self.leave(finished=self._ranks.have_finished and not self.asked_to_leave)
-            case Due() | Offer() | Pass() | Hold():
+            case Due() | Offer() | Pass() | Summed() | Hold():
                 self._view.say_of_round(up)
             case _:
                 raise BadLineError(f"a rank said {up.kind}")

@@ -95,7 +95,7 @@ class StatesOfOthers:
         """The frames of rounds from version `base` on that are not on this disk."""
         for entry in self._view.journal.rounds(fragment, base):
             if (fragment, entry.version) not in self._view.state.skipped:
-                for listed in entry.members:
+                for listed in entry.frames:
                     wanted = Wanted.listed(entry, listed)
                     if not self._view.store.has_frame(**wanted.named):
                         yield wanted

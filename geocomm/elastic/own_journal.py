@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from geocomm.elastic.journal.entries import BadLineError, Deal, Entry, Round, Skip, Snapshot, TakenBack
+from geocomm.elastic.journal.entries import AnyRound, BadLineError, Deal, Entry, Skip, Snapshot, TakenBack
 from geocomm.elastic.journal.messages import MAX_STATE_CHARS, StatePart
 from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.run_view import RunView
@@ -152,7 +152,7 @@ class OwnJournal:
         if first <= view.journal.base.index:
             void = dict.fromkeys(range(len(view.state.versions)), -1)
         for entry in view.journal.read(first):
-            if isinstance(entry, Round | Skip):
+            if isinstance(entry, AnyRound | Skip):
                 void[entry.fragment] = min(entry.version, void.get(entry.fragment, entry.version))
             has_deals |= isinstance(entry, Deal | TakenBack) and entry.site == view.site
         why = (

@@ -12,7 +12,7 @@ from geocomm.core.patience import Waiting
 from geocomm.data.deal_records import SiteDeal
 from geocomm.data.dealt_shards import cut
 from geocomm.elastic.join_states import StatesOfOthers
-from geocomm.elastic.journal.entries import BadLineError, Deal, Round, Skip, TakenBack
+from geocomm.elastic.journal.entries import AnyRound, BadLineError, Deal, Skip, TakenBack
 from geocomm.elastic.journal.messages import (
     Applied,
     Down,
@@ -315,7 +315,7 @@ class SiteRanks:
             lacks = [next(self._view.journal.rounds(fragment, bases[fragment][0]), None) for fragment in behind]
             first = min(0 if one is None else one.index for one in lacks)
             for entry in self._view.journal.read(first):
-                if isinstance(entry, Round | Skip):
+                if isinstance(entry, AnyRound | Skip):
                     base = rank.versions.get(entry.fragment)
                     if base is not None and entry.version >= base:
                         rank.connection.say(EntrySaid(entry=entry))

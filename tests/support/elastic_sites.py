@@ -13,7 +13,7 @@ from pathlib import Path
 
 from geocomm.data.deal_records import DealtSet
 from geocomm.elastic.agent_process import AgentConfig
-from geocomm.elastic.journal.entries import Entry, Round
+from geocomm.elastic.journal.entries import AnyRound, Entry
 from geocomm.elastic.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
 from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.journal.sequencer_events import LeaderSettings
@@ -147,8 +147,8 @@ class ElasticSite:
         except NoJournalError:  # it is being made
             return RunState()
 
-    def rounds(self) -> list[Round]:
-        return [entry for entry in self.entries() if isinstance(entry, Round)]
+    def rounds(self) -> list[AnyRound]:
+        return [entry for entry in self.entries() if isinstance(entry, AnyRound)]
 
     def listed(self, name: str) -> int:
         """Rounds that list a site, as this one knows."""

@@ -1,6 +1,6 @@
 """A rank of an elastic run: trains a small model with local steps, and writes a line of JSON after each step.
 
-python -m tests.support.elastic_training OUT STEPS STEP_SECONDS EVERY [plain|ddp|fsdp2|cuda [FRAGMENTS]]
+python -m tests.support.elastic_training OUT STEPS STEP_SECONDS EVERY [plain|ddp|fsdp2|cuda [FRAGMENTS [REDUCE]]]
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -47,7 +48,15 @@ def build_model(fragments: int = 2) -> torch.nn.Sequential:
     )
 
 
-def main(out: str, steps: str, step_seconds: str, every: str, wrap: str = "plain", fragments: str = "2") -> None:
+def main(
+    out: str,
+    steps: str,
+    step_seconds: str,
+    every: str,
+    wrap: str = "plain",
+    fragments: str = "2",
+    reduce: Literal["all", "aggregator"] = "all",
+) -> None:
     """Train, and say how it went."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("geocomm")
@@ -60,7 +69,7 @@ def main(out: str, steps: str, step_seconds: str, every: str, wrap: str = "plain
     elif wrap == "cuda":
         model, target = model.cuda(), target.cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    settings = geocomm.LocalSettings(every=int(every), fragments=int(fragments))
+    settings = geocomm.LocalSettings(every=int(every), fragments=int(fragments), reduce=reduce)
     handle = geocomm.local_steps(model, optimizer, settings)
     name = f"{os.environ['GEOCOMM_SITE']}.{os.environ.get('RANK', '0')}"
     generator = torch.Generator().manual_seed(xxhash.xxh3_64(name.encode()).intdigest() % 2**31)

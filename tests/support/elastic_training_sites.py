@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from geocomm.elastic.journal.entries import Round
+from geocomm.elastic.journal.entries import AnyRound
 from geocomm.security.key_folder import Keys
 from support.elastic_sites import ElasticSite, ElasticSites
 from support.hub_support import make_keys
@@ -24,9 +24,11 @@ class TrainingSite(ElasticSite):
     wrap: str = "plain"
     every: int = EVERY
     fragments: int = 2
+    reduce: str = "all"
 
     def start_rank(self) -> None:
-        arguments = [str(self.folder.parent), str(STEPS), "0.05", str(self.every), self.wrap, str(self.fragments)]
+        out = str(self.folder.parent)
+        arguments = [out, str(STEPS), "0.05", str(self.every), self.wrap, str(self.fragments), self.reduce]
         self.fork_ranks("support.elastic_training", *arguments, ranks=self.ranks)
 
     def steps(self, rank: int = 0) -> list[dict[str, Any]]:
@@ -51,7 +53,7 @@ def training(sites: ElasticSites, name: str) -> TrainingSite:
     return site
 
 
-def rounds_of(sites: ElasticSites, name: str, at: str) -> list[Round]:
+def rounds_of(sites: ElasticSites, name: str, at: str) -> list[AnyRound]:
     """The rounds that list the site, as `at` knows them."""
     return [one for one in sites[at].rounds() if name in [listed.site for listed in one.members]]
 

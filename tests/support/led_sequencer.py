@@ -51,8 +51,15 @@ DIGESTS = ("2" * 32, "3" * 32)
 class Led:
     """A leader with its journal and clock, and what it has sent."""
 
-    def __init__(self, terms: LeaderSettings | None = None, entries: Sequence[Entry] = (), start: int = 0) -> None:
+    def __init__(
+        self,
+        terms: LeaderSettings | None = None,
+        entries: Sequence[Entry] = (),
+        start: int = 0,
+        model: Model = MODEL,
+    ) -> None:
         self.entries = [*entries]
+        self._model = model
         self.now = 1000.0
         self.sent: list[Send | SendEntries | Close] = []
         self.logged: list[str] = []
@@ -110,9 +117,9 @@ class Led:
         self.on(Came(site))
         self.say(site, hello)
 
-    def ranks_up(self, site: str, model: Model = MODEL, owner: str = "") -> None:
+    def ranks_up(self, site: str, model: Model | None = None, owner: str = "") -> None:
         owners = (Owner(id=owner or STORES[site], host=site, port=1),)
-        self.say(site, RanksUp(owners=owners, model=model, digests=DIGESTS))
+        self.say(site, RanksUp(owners=owners, model=model or self._model, digests=DIGESTS))
 
     def take_part(self, sites: str) -> Led:
         for site in sites:

@@ -41,13 +41,23 @@ class BadLineError(UserError, ValueError):
     exit_status = EXIT_BAD_INPUT
 
 
-class CodedFrame(Record):
-    """A frame, as the site that has made it says."""
+class FrameBytes(Record):
+    """A frame as it lies on a disk."""
 
     frame: Hash
     """The hash of the frame's bytes: the coded part, then the exact part."""
     coded_bytes: Whole
     exact_bytes: Whole
+
+    @property
+    def size(self) -> int:
+        """Bytes of the frame."""
+        return self.coded_bytes + self.exact_bytes
+
+
+class CodedFrame(FrameBytes):
+    """A frame, as the site that has made it says."""
+
     weight: Annotated[int, Field(ge=1, lt=2**63)]
     """Steps, or tokens, that the delta stands for."""
     step: Whole
@@ -59,17 +69,31 @@ class CodedFrame(Record):
     taken: Whole = 0
     """Tokens that the site has read, over all its starts, up to where this frame ends; 0: it does not say."""
 
-    @property
-    def size(self) -> int:
-        """Bytes of the frame."""
-        return self.coded_bytes + self.exact_bytes
-
 
 class Listed(CodedFrame):
     """A frame that counts in a round."""
 
     site: SiteName
     """Whose it is."""
+
+
+class Counted(Record):
+    """A frame that counts in a round with an aggregator: nobody needs it any more, so little is said of it."""
+
+    frame: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+    """The first digits of its hash, by which its site knows it."""
+    weight: Annotated[int, Field(ge=1, lt=2**63)]
+    step: Whole
+    taken: Whole = 0
+    site: SiteName
+    """Whose it is. For all fields see `Listed`."""
+
+
+class SumFrame(FrameBytes):
+    """The frame of an average, as the aggregator of a round has made it."""
+
+    site: SiteName
+    """The aggregator."""
 
 
 class EntryBase(Record):
@@ -172,6 +196,35 @@ class Round(EntryBase):
     """Optimizer steps between two rounds from now on; 0: as before."""
     base: Digest | None
     """The digest of the fragment at `version`, as those who applied the entry before said; None: nobody has said."""
+
+    @property
+    def frames(self) -> tuple[Listed, ...]:
+        """The frames that a site needs to apply the round."""
+        return self.members
+
+
+class SummedRound(EntryBase):
+    """As `Round`, with the mean that an aggregator has made of the members' frames."""
+
+    kind: Literal["summed"] = "summed"
+    fragment: Whole
+    version: Whole
+    members: Annotated[tuple[Counted, ...], Field(min_length=1)]
+    """By name: the order in which the aggregator has added up the deltas."""
+    sum: SumFrame
+    squared_norm: Annotated[float, Field(ge=0)]
+    """The mean of those of the members' deltas, by their weights."""
+    every: Whole
+    base: Digest | None
+
+    @property
+    def frames(self) -> tuple[SumFrame, ...]:
+        """The frame that a site needs to apply the round."""
+        return (self.sum,)
+
+
+AnyRound = Round | SummedRound
+"""A fragment goes from a version to the next."""
 
 
 class Skip(EntryBase):
@@ -277,6 +330,7 @@ Entry = Annotated[
     | Left
     | Removed
     | Round
+    | SummedRound
     | Skip
     | Snapshot
     | Kept

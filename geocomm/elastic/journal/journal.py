@@ -15,7 +15,7 @@ from typing import TypeVar
 from geocomm.core.bad_input import BadInput
 from geocomm.core.file_systems import network_file_system
 from geocomm.core.records import Hash
-from geocomm.elastic.journal.entries import BadLineError, Entry, Round, TermBegun, entry_of
+from geocomm.elastic.journal.entries import AnyRound, BadLineError, Entry, TermBegun, entry_of
 from geocomm.elastic.journal.run_state import EMPTY, Head, RunState
 
 FILE_NAME = "journal.sqlite"
@@ -114,7 +114,7 @@ class SqliteJournal:
             if entry.index != head.index + 1 or entry.prev != head.hash:
                 raise BadLineError(f"entry {entry.index} does not follow entry {head.index}")
             head = Head(entry.index, entry.hash)
-            fragment, version = (entry.fragment, entry.version) if isinstance(entry, Round) else (None, None)
+            fragment, version = (entry.fragment, entry.version) if isinstance(entry, AnyRound) else (None, None)
             rows.append((head.index, head.hash, entry.line, fragment, version))
         with self._transaction():
             found = self._read_head()
@@ -169,13 +169,13 @@ class SqliteJournal:
                 raise BadLineError(f"{self.path}: entry {index} is damaged")
             yield line
 
-    def rounds(self, fragment: int, version: int) -> Iterator[Round]:
+    def rounds(self, fragment: int, version: int) -> Iterator[AnyRound]:
         """The round entries of a fragment from this version on."""
         query = "SELECT idx, line FROM entries WHERE fragment = ? AND version = ? AND idx > ?"
         base = self.base.index
         while row := self._db.execute(query, (fragment, version, base)).fetchone():
             entry = _entry_at(int(row[0]), str(row[1]))
-            if isinstance(entry, Round):
+            if isinstance(entry, AnyRound):
                 yield entry
             version += 1
 

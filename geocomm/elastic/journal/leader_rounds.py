@@ -6,15 +6,29 @@ Pure logic, a part of the `Sequencer`. A round is open for one version of a frag
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from geocomm.elastic.journal.admission import LedSite
 from geocomm.elastic.journal.claims import Claims
-from geocomm.elastic.journal.entries import Round
+from geocomm.elastic.journal.entries import AnyRound, Counted, FrameBytes, Round, SumFrame, SummedRound
 from geocomm.elastic.journal.learning_rates import LearningRates
 from geocomm.elastic.journal.led_run import LedRun
-from geocomm.elastic.journal.messages import Due, Fetch, Hold, Offer, Open, Owner, Pass, Peer, Peers
-from geocomm.elastic.journal.open_round import MOST_HOLDS, OpenRound
+from geocomm.elastic.journal.messages import (
+    Aggregator,
+    Due,
+    Fetch,
+    Hold,
+    Offer,
+    Open,
+    Owner,
+    Pass,
+    Peer,
+    Peers,
+    Sum,
+    Summed,
+)
+from geocomm.elastic.journal.open_round import MOST_HOLDS, Charge, OpenRound
 from geocomm.elastic.journal.outliers import TIMES, Outliers
 from geocomm.elastic.journal.said_digests import SaidDigests
 
@@ -25,6 +39,8 @@ _MOST_GRACES = 8
 """So many times the grace such a round waits at most."""
 _CYCLES_WITHOUT_MAIL = 2
 """Without any frame by mail from a site to another for this time, agents fetch at once."""
+PATIENT_GRACES = 4
+"""So many times the grace an aggregator has for its average, from the first offer on: then another one is named."""
 _ATTEMPTS_OF_A_START = 1 << 20
 _STARTS_OF_A_TERM = 1 << 20
 _MOST_TERMS = 1 << 20
@@ -98,6 +114,27 @@ class LeaderRounds:
             found.passes[name] = max(message.attempt, found.passes.get(name, -1))
         self._in_time(name, message.fragment, message.version)
 
+    def summed(self, name: str, summed: Summed) -> None:
+        """An aggregator has the average that it was asked for."""
+        found = self._open.get(summed.fragment)
+        charge = None if found is None or found.version != summed.version else found.charge
+        if found is None or charge is None or charge.aggregator != Aggregator(site=name, attempt=summed.attempt):
+            return
+        if not charge.members or charge.summed is not None:
+            return
+        unsound = [one.site for one in charge.members if one.site not in summed.counts]
+        if not unsound or len(unsound) < len(charge.members):
+            charge.summed = summed
+            found.hold(name, summed.frame)
+        for site in unsound:
+            self._run.log(
+                f"{site}: its frame of fragment {summed.fragment} in round {summed.version} is no delta of it, says "
+                f"{name}, which averages: it does not count"
+            )
+            found.left_out.update(one.frame for one in charge.members if one.site == site)
+        if charge.summed is None:
+            found.charge = None
+
     def held(self, name: str, hold: Hold) -> None:
         """A frame lies on a site's disk."""
         for found in (self._open.get(hold.fragment), self._closed.get(hold.fragment, (None, 0.0))[0]):
@@ -153,7 +190,7 @@ class LeaderRounds:
         """A site was welcomed: tell it what is open."""
         if name in self._state.live:
             for fragment in sorted(self._open):
-                self._run.send(name, self._open_message(fragment))
+                self._announce(fragment, [name])
 
     # ---- what is done
 
@@ -176,6 +213,8 @@ class LeaderRounds:
             return
         if self._digests.is_repairing(fragment):
             return
+        if self._aggregates and not self._is_charged(fragment, found):
+            return
         grace_s = self._grace_s()
         late = self._run.now - found.opened >= grace_s
         complete = self._is_complete(fragment, found)
@@ -185,18 +224,20 @@ class LeaderRounds:
         waits = self._starved(fragment, found, eligible) and self._run.now - found.opened < _MOST_GRACES * grace_s
         is_over = (late and not waits) or (complete and self._are_newest(found, eligible))
         if len(eligible) >= self._terms.min_sites and is_over:
-            self._close_round(fragment, found, eligible)
+            self._choose(fragment, found, eligible)
 
     def _have_fetched(self, fragment: int, found: OpenRound) -> None:
         """Have missing frames fetched, and try again where there are none."""
         grace_s = self._grace_s()
         self._fetch_missing(fragment, found, [*found.offers], late=self._run.now - found.opened >= grace_s)
+        if found.charge is not None:
+            self._see_to_charge(fragment, found, found.charge)
         eligible = found.eligible(self._state.live)
         nothing = not found.offers and all(found.has_tried(name) for name in self._state.live)
         attempt_s = min(self._terms.attempt_s, 2 * grace_s) if nothing else self._terms.attempt_s
         if not eligible and self._run.now - found.tried >= attempt_s:
             self._try_again(fragment, found)
-            self._announce(fragment)
+            self._announce(fragment, self._state.live)
 
     def _may_open(self) -> bool:
         return bool(self._state.live) and not self._waited_for and not self._state.ended
@@ -205,7 +246,10 @@ class LeaderRounds:
         self._due.discard(fragment)
         attempt = self._next_attempt(fragment)
         self._open[fragment] = OpenRound(self._state.versions[fragment], attempt, self._run.now, self._run.now)
-        self._announce(fragment)
+        if self._aggregates:
+            self._charge(fragment, self._open[fragment])
+        else:
+            self._announce(fragment, self._state.live)
 
     def _try_again(self, fragment: int, found: OpenRound) -> None:
         found.attempt = self._next_attempt(fragment)
@@ -215,15 +259,100 @@ class LeaderRounds:
         self._attempts[fragment] = self._attempts.get(fragment, self._first_attempt - 1) + 1
         return self._attempts[fragment]
 
-    def _announce(self, fragment: int) -> None:
-        message = self._open_message(fragment)
-        for name in self._state.live:
+    def _announce(self, fragment: int, to: Iterable[str]) -> None:
+        """Tell sites that a round is open; not before its aggregator is named, else they send their frames to all."""
+        found = self._open[fragment]
+        if found.charge is None and self._aggregates:
+            return
+        message = Open(
+            fragment=fragment,
+            version=found.version,
+            attempt=found.attempt,
+            peers=self._peers,
+            aggregator=None if found.charge is None else found.charge.aggregator,
+        )
+        for name in to:
             if self._sites[name].welcomed:
                 self._run.send(name, message)
 
-    def _open_message(self, fragment: int) -> Open:
-        found = self._open[fragment]
-        return Open(fragment=fragment, version=found.version, attempt=found.attempt, peers=self._peers)
+    # ---- an aggregator
+
+    @property
+    def _aggregates(self) -> bool:
+        genesis = self._state.genesis
+        return genesis is not None and genesis.settings.get("reduce") == "aggregator"
+
+    def _is_charged(self, fragment: int, found: OpenRound) -> bool:
+        """Whether an aggregator waits to be asked for the average; one is named where there is none. What it has
+        averaged goes to the journal once two sites have it."""
+        charge = found.charge
+        if charge is not None and charge.summed is not None and found.is_safe(charge.summed.frame, self._state.live):
+            self._close_summed(fragment, found, charge, charge.summed)
+            return False
+        if charge is None or charge.aggregator.site not in self._state.live:
+            self._charge(fragment, found)
+        return found.charge is not None and not found.charge.members
+
+    def _charge(self, fragment: int, found: OpenRound) -> None:
+        """Name an aggregator: sites take turns over the fragments and the rounds of each."""
+        before = "" if found.charge is None else found.charge.aggregator.site
+        able = [name for name in self._state.live if self._sites[name].has_ranks and self._sites[name].leaving is None]
+        others = [name for name in able if name != before] or able or self._state.live
+        found.charge = None
+        if not others:
+            return
+        name = others[(fragment + found.version + found.charges) % len(others)]
+        found.charges += 1
+        found.lags = ""
+        found.charge = Charge(Aggregator(site=name, attempt=self._next_attempt(fragment)), self._run.now)
+        self._announce(fragment, self._state.live)
+
+    def _see_to_charge(self, fragment: int, found: OpenRound, charge: Charge) -> None:
+        """Ask the aggregator again, have its average brought to another disk, or name another one."""
+        if not found.offers:
+            charge.since = self._run.now
+        if self._run.now - charge.since >= PATIENT_GRACES * self._grace_s() and len(self._state.live) > 1:
+            self._run.log(
+                f"{charge.aggregator.site} has not averaged round {found.version} of fragment {fragment} in time: "
+                "another site does"
+            )
+            self._charge(fragment, found)
+        elif charge.members and charge.summed is None and self._run.now - charge.asked >= self._terms.fetch_again_s:
+            self._ask(fragment, found, charge)
+        elif charge.summed is not None and self._run.now - charge.asked >= self._terms.fetch_again_s:
+            charge.asked = self._run.now
+            self._bring_average(fragment, found, charge, charge.summed)
+
+    def _ask(self, fragment: int, found: OpenRound, charge: Charge) -> None:
+        charge.asked = self._run.now
+        aggregator = charge.aggregator
+        self._run.send(
+            aggregator.site,
+            Sum(fragment=fragment, version=found.version, attempt=aggregator.attempt, members=charge.members),
+        )
+
+    def _bring_average(self, fragment: int, found: OpenRound, charge: Charge, summed: Summed) -> None:
+        """The mail has not brought it to anybody: one more site fetches it."""
+        name = charge.aggregator.site
+        sources = tuple(one for one in (self._sites[name].fetch, self._fetch) if one)
+        lack = [one for one in self._state.live if not found.holds(one, summed.frame)]
+        asked = {one: found.fetches.get((one, summed.frame), -math.inf) for one in lack}
+        if lack and sources:
+            other = min(lack, key=lambda one: asked[one])
+            found.fetches[other, summed.frame] = self._run.now
+            self._run.send(
+                other,
+                Fetch(
+                    fragment=fragment,
+                    version=found.version,
+                    site=name,
+                    frame=summed.frame,
+                    bytes=summed.size,
+                    sources=sources,
+                ),
+            )
+
+    # ---- what a round waits for
 
     def _tell_peers(self) -> None:
         """Who has come meanwhile gets frames too: that changes what is open. Ranks connect before that."""
@@ -245,7 +374,7 @@ class LeaderRounds:
         self._peers = peers
         if gained:
             for fragment in sorted(self._open):
-                self._announce(fragment)
+                self._announce(fragment, self._state.live)
 
     def _peer(self, name: str) -> Peer:
         return Peer(site=name, owners=self._sites[name].owners, fetch=self._sites[name].fetch)
@@ -274,10 +403,18 @@ class LeaderRounds:
         waits = not site.late or site.missed.get(fragment, 0) >= STARVED_ROUNDS
         if waits and site.leaving is None and not found.has_tried(name):
             return True
-        return any((name, maker) not in self._late_pairs for maker in found.lacks(name))
+        if found.charge is not None and found.charge.aggregator.site != name:
+            return False
+        live = self._state.live
+        return any(
+            (name, maker) not in self._late_pairs and found.is_anywhere(found.offers[maker][-1].frame, live)
+            for maker in found.lacks(name)
+        )
 
     def _are_newest(self, found: OpenRound, eligible: Mapping[str, Offer]) -> bool:
-        """Whether the newest frames of all live sites are eligible."""
+        """Whether the newest frames of all live sites are eligible; for an aggregator nothing else is waited for."""
+        if found.charge is not None:
+            return True
         return all(eligible.get(name) is found.offers[name][-1] for name in self._state.live if name in found.offers)
 
     def _starved(self, fragment: int, found: OpenRound, eligible: Mapping[str, Offer]) -> bool:
@@ -306,12 +443,13 @@ class LeaderRounds:
 
         Where no mail has come for long, nobody waits for the grace.
         """
+        to = self._state.live if found.charge is None else [found.charge.aggregator.site]
         live, without_mail = self._state.live, _CYCLES_WITHOUT_MAIL * len(self._state.versions)
         for maker in makers:
             offer = found.offers[maker][-1]
             lack = [
                 name
-                for name in live
+                for name in to
                 if not found.holds(name, offer.frame) and (late or self._unmailed.get((name, maker), 0) >= without_mail)
             ]
             if not lack:
@@ -336,41 +474,82 @@ class LeaderRounds:
                     ),
                 )
 
-    def _close_round(self, fragment: int, found: OpenRound, eligible: Mapping[str, Offer]) -> None:
+    def _choose(self, fragment: int, found: OpenRound, eligible: Mapping[str, Offer]) -> None:
+        """The round waits no longer: these frames count, but for those that are far too long."""
         left_out = self._outliers.take(fragment, eligible, max(1, self._terms.min_sites))
         self.left_out += len(left_out)
         for name, (length, usual) in left_out.items():
+            found.left_out.add(eligible[name].frame)
             self._run.log(
                 f"{name}: its delta of fragment {fragment} in round {found.version} is left out: it is {length:.3g} "
                 f"long, over {TIMES:g} times the {usual:.3g} that is usual there and at the others. The next one "
                 "counts. Look at the loss of that site; its ranks begin with the run's weights when they start again"
             )
         chosen = {name: offer for name, offer in eligible.items() if name not in left_out}
-        until = found.opened + self._grace_s()
+        members = self._claims.listed(chosen)
+        if found.charge is not None:
+            found.charge.members = members
+            self._ask(fragment, found, found.charge)
+            return
+        self._end_round(fragment, found, chosen)
+        self._append_round(Round, fragment, found, chosen, members=members)
+
+    def _close_summed(self, fragment: int, found: OpenRound, charge: Charge, summed: Summed) -> None:
+        """The average of the chosen frames is safe: the round is decided."""
+        listed = [one for one in charge.members if one.site in summed.counts]
+        frames = {one.site: one.frame for one in listed}
+        chosen = {name: next(one for one in found.offers[name] if one.frame == frame) for name, frame in frames.items()}
+        self._end_round(fragment, found, chosen)
+        aggregator, total = charge.aggregator.site, sum(one.weight for one in listed)
+        self._append_round(
+            SummedRound,
+            fragment,
+            found,
+            chosen,
+            members=tuple(
+                Counted(site=one.site, frame=one.frame[:16], weight=one.weight, step=one.step, taken=one.taken)
+                for one in listed
+            ),
+            sum=SumFrame(site=aggregator, **summed.model_dump(include=set(FrameBytes.model_fields))),
+            squared_norm=sum(one.weight * one.squared_norm for one in listed) / total,
+        )
+
+    def _end_round(self, fragment: int, found: OpenRound, chosen: Mapping[str, Offer]) -> None:
+        """Learn who was late, and whose frames."""
         for name in self._state.live:
             site = self._sites[name]
             if site.leaving is None and not found.has_tried(name) and name not in chosen:
                 site.late = True
             passed = found.has_tried(name) and name not in found.offers
             self._count_missed(fragment, site, passed=passed, counts=name in chosen)
+            if found.charge is not None and name != found.charge.aggregator.site:
+                continue
             self._late_pairs.update((name, maker) for maker in found.lacks(name))
             for maker, offers in found.offers.items():
                 if name != maker and (name, offers[-1].frame) not in found.mailed:
                     self._unmailed[name, maker] = self._unmailed.get((name, maker), 0) + 1
         del self._open[fragment]
-        self._closed[fragment] = (found, until)
+        self._closed[fragment] = (found, found.opened + self._grace_s())
         self._due.discard(fragment)
+
+    def _append_round(
+        self,
+        kind: Callable[..., AnyRound],
+        fragment: int,
+        found: OpenRound,
+        chosen: Mapping[str, Offer],
+        **fields: Any,
+    ) -> None:
         every = self._claims.every(chosen)
-        members = self._claims.listed(chosen)
         for told in self._rates.take(chosen, self._state.every):
             self._run.log(told)
         self._run.append(
-            Round,
+            kind,
             fragment=fragment,
             version=found.version,
-            members=members,
             every=0 if every == self._state.every and self._state.every_is_said else every,
             base=self._digests.base(fragment, found.version),
+            **fields,
         )
 
     @staticmethod

@@ -45,7 +45,7 @@ class LostFrames:
         if listed is None or lost.version > listed.version:
             return
         is_last = lost.version == listed.version
-        if is_last and (lost.site, lost.frame) not in [(one.site, one.frame) for one in listed.members]:
+        if is_last and (lost.site, lost.frame) not in [(one.site, one.frame) for one in listed.frames]:
             run.drop(name, f"it lacks a frame of {lost.site} in round {lost.version}, which lists none of that name")
             return
         key = (lost.fragment, lost.version, lost.site, lost.frame)

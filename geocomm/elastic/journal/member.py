@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from geocomm.core.records import Hash
-from geocomm.elastic.journal.entries import Digest, Entry, Round, Skip
+from geocomm.elastic.journal.entries import AnyRound, Digest, Entry, Skip
 from geocomm.elastic.journal.messages import (
     Applied,
     Down,
@@ -38,6 +38,8 @@ from geocomm.elastic.journal.messages import (
     Peer,
     RankWelcome,
     Repair,
+    Sum,
+    Summed,
     TakeState,
     Up,
     Welcome,
@@ -56,11 +58,19 @@ class Say:
 
 @dataclass(frozen=True)
 class SendFrame:
-    """Send an own frame to these sites by mail: not to those that have been sent this one before."""
+    """Send an own frame, or the average that this site has made as the aggregator, to these sites by mail: not to those
+    that have been sent this one before."""
 
-    offer: Offer
+    offer: Offer | Summed
     peers: tuple[Peer, ...]
     """Without the own site."""
+
+
+@dataclass(frozen=True)
+class MakeSum:
+    """Average these frames, which are on disk, and keep the frame of the average there; then tell `summed`."""
+
+    asked: Sum
 
 
 @dataclass(frozen=True)
@@ -81,7 +91,7 @@ class StartAgain:
     why: str
 
 
-Act = Say | SendFrame | Recompute | StartAgain
+Act = Say | SendFrame | MakeSum | Recompute | StartAgain
 
 
 class Frame(NamedTuple):
@@ -100,7 +110,7 @@ class Settled:
     fragment: int
     version: int
     """The fragment goes from this one to `after`."""
-    entry: Round | None
+    entry: AnyRound | None
     """None: the round is void, and the state stays; or the state is taken over."""
     counted: Offer | None
     """The own frame that the entry lists; None: none, so the uncounted steps and the residual stay."""
@@ -130,7 +140,11 @@ class _Fragment:
     """By own frame: the processes to which it was sent. Where their agent is may change with the leader."""
     on_disk: set[tuple[int, str, Hash]] = field(default_factory=set[tuple[int, str, Hash]])
     """(version, site, hash), of `version` and later ones."""
-    rounds: dict[int, Round] = field(default_factory=dict[int, Round])
+    summing: int = -1
+    """The highest charge to average at `version` that this site has begun."""
+    summed: Summed | None = None
+    """The average that it has made in that charge."""
+    rounds: dict[int, AnyRound] = field(default_factory=dict[int, AnyRound])
     void: set[int] = field(default_factory=set[int])
     state: int = 0
     """The newest version of which a state lies on disk that is to be taken over."""
@@ -163,6 +177,8 @@ class Member:
         match message:
             case Open():
                 return self._opened(message)
+            case Sum():
+                return self._sums(message)
             case EntrySaid():
                 return self._listed(message.entry)
             case Welcome():
@@ -250,6 +266,7 @@ class Member:
         own.rounds = {version: entry for version, entry in own.rounds.items() if version >= own.version}
         own.void = {version for version in own.void if version >= own.version}
         own.due, own.begun, own.tried, own.passed = False, -1, -1, -1
+        own.summing, own.summed = -1, None
         own.own.clear()
         own.sent.clear()
         own.on_disk = {one for one in own.on_disk if one[0] >= own.version}
@@ -267,6 +284,7 @@ class Member:
             if own.due and not self._is_open(own):
                 acts.append(Say(Due(fragment=fragment, version=own.version)))
             acts += [Say(offer) for offer in own.own]
+            acts += [] if own.summed is None else [Say(own.summed)]
             if own.passed >= 0 and own.passed == own.tried:
                 acts.append(Say(Pass(fragment=fragment, version=own.version, attempt=own.passed)))
             acts += [
@@ -293,18 +311,49 @@ class Member:
         """Who came since then has not got the frame yet, and a leader that came since then does not know of it."""
         return [act for offer in own.own[-1:] for act in [*self._sends(own, offer), Say(offer)]]
 
-    def _sends(self, own: _Fragment, offer: Offer) -> list[Act]:
+    def _sums(self, asked: Sum) -> list[Act]:
+        """The site is to average: what it lacks, or cannot do, another one is asked for in a while."""
+        own = self._own.get(asked.fragment)
+        if own is None or asked.version != own.version or self._is_decided(own):
+            return []
+        if own.summing == asked.attempt:
+            return [] if own.summed is None else [*self._sends(own, own.summed), Say(own.summed)]
+        if own.summing > asked.attempt:
+            return []
+        if any((asked.version, one.site, one.frame) not in own.on_disk for one in asked.members):
+            return []
+        own.summing, own.summed = asked.attempt, None
+        return [MakeSum(asked)]
+
+    def summed(self, said: Summed) -> list[Act]:
+        """The average of a `MakeSum` is on disk; or `counts` has no site, and there is none."""
+        own = self._own[said.fragment]
+        if said.version != own.version or said.attempt != own.summing:
+            return []
+        own.summed = said
+        if said.counts:
+            own.on_disk.add((said.version, self._site, said.frame))
+        return [*self._sends(own, said), Say(said)]
+
+    def _sends(self, own: _Fragment, offer: Offer | Summed) -> list[Act]:
+        """An average goes to all, and a frame to those who average."""
         sent = own.sent.setdefault(offer.frame, set())
         peers = () if own.open is None else own.open.peers
-        new = tuple(peer for peer in peers if peer.site != self._site and peer.owners and peer.owners not in sent)
+        to = None if own.open is None or isinstance(offer, Summed) else own.open.aggregator
+        new = tuple(
+            peer
+            for peer in peers
+            if peer.site != self._site and peer.owners and peer.owners not in sent
+            if to is None or to.site == peer.site
+        )
         sent.update(peer.owners for peer in new)
-        return [SendFrame(offer, new)] if new else []
+        return [SendFrame(offer, new)] if new and (isinstance(offer, Offer) or offer.counts) else []
 
     def _listed(self, entry: Entry) -> list[Act]:
-        if not isinstance(entry, Round | Skip) or entry.fragment not in self._own:
+        if not isinstance(entry, AnyRound | Skip) or entry.fragment not in self._own:
             return []
         own = self._own[entry.fragment]
-        if isinstance(entry, Round):
+        if isinstance(entry, AnyRound):
             if entry.version >= own.version:
                 own.rounds[entry.version] = entry
             return self._needs(own, only=entry.version)
@@ -325,7 +374,7 @@ class Member:
             Say(Need.listed(entry, listed))
             for version, entry in sorted(own.rounds.items())
             if version not in own.void and only in (None, version)
-            for listed in entry.members
+            for listed in entry.frames
             if (version, listed.site, listed.frame) not in own.on_disk
         ]
 
@@ -351,9 +400,9 @@ class Member:
         return own.version in own.void or own.state > own.version or self._has_frames(own, entry)
 
     @staticmethod
-    def _has_frames(own: _Fragment, entry: Round) -> bool:
-        return all((entry.version, listed.site, listed.frame) in own.on_disk for listed in entry.members)
+    def _has_frames(own: _Fragment, entry: AnyRound) -> bool:
+        return all((entry.version, listed.site, listed.frame) in own.on_disk for listed in entry.frames)
 
-    def _counted(self, own: _Fragment, entry: Round) -> Offer | None:
-        listed = {one.frame for one in entry.members if one.site == self._site}
-        return next((offer for offer in own.own if offer.frame in listed), None)
+    def _counted(self, own: _Fragment, entry: AnyRound) -> Offer | None:
+        listed = tuple(one.frame for one in entry.members if one.site == self._site)
+        return next((offer for offer in own.own if offer.frame.startswith(listed)), None)

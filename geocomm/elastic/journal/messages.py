@@ -18,9 +18,19 @@ from pydantic import Field
 
 from geocomm.core.records import Hash, Record, Text, Whole
 from geocomm.data.deal_records import LineBegun, SiteDeal, StoreId
-from geocomm.elastic.journal.entries import MOST_FRAGMENTS, CodedFrame, Digest, Entry, Listed, Round, SiteName
+from geocomm.elastic.journal.entries import (
+    MOST_FRAGMENTS,
+    AnyRound,
+    CodedFrame,
+    Digest,
+    Entry,
+    FrameBytes,
+    Listed,
+    SiteName,
+    SumFrame,
+)
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 MAX_STATE_CHARS = 64 << 20
 PART_CHARS = 100_000
 """A part of a state: less than a line in any alphabet."""
@@ -106,7 +116,7 @@ class Wanted(OfFrame):
         return Wanted(**asked.named, bytes=asked.bytes)
 
     @classmethod
-    def listed(cls, entry: Round, one: Listed) -> Self:
+    def listed(cls, entry: AnyRound, one: Listed | SumFrame) -> Self:
         """A frame that a round lists."""
         return cls(fragment=entry.fragment, version=entry.version, site=one.site, frame=one.frame, bytes=one.size)
 
@@ -219,6 +229,14 @@ class Pass(OfAttempt):
     kind: Literal["pass"] = "pass"
 
 
+class Summed(OfAttempt, FrameBytes):
+    """The aggregator has the average that it was asked for on its own disk, and sends it to all peers of the OPEN."""
+
+    kind: Literal["summed"] = "summed"
+    counts: tuple[SiteName, ...]
+    """Those of the members whose frames are deltas of the fragment; none: there is no average."""
+
+
 class Hold(OfFrame):
     """The site has another site's frame on disk, after fsync."""
 
@@ -282,6 +300,7 @@ Up = Annotated[
     | Due
     | Offer
     | Pass
+    | Summed
     | Hold
     | Applied
     | Need
@@ -295,12 +314,30 @@ Up = Annotated[
 # ---- down: what the leader says, and the agent to its ranks
 
 
+class Aggregator(Record):
+    """Who averages the frames of a round for all."""
+
+    site: SiteName
+    attempt: Whole
+    """The number of this charge, of the attempts of the fragment: another one in each, also for the same site."""
+
+
 class Open(OfAttempt):
-    """A round is open: make a frame at the next optimizer step, send it to all peers, and offer it."""
+    """A round is open: make a frame at the next optimizer step, send it to all peers or to the aggregator, and offer
+    it."""
 
     kind: Literal["open"] = "open"
     peers: tuple[Peer, ...]
     """The live members, the site itself included."""
+    aggregator: Aggregator | None = None
+    """None: all average. Another one may follow in the same attempt: it gets the same frames."""
+
+
+class Sum(OfAttempt):
+    """To the aggregator: average these frames, which it has, and say Summed. `attempt`: of the charge."""
+
+    kind: Literal["sum"] = "sum"
+    members: Annotated[tuple[Listed, ...], Field(min_length=1)]
 
 
 class Peers(Record):
@@ -414,6 +451,7 @@ class Stop(Record):
 
 Down = Annotated[
     Open
+    | Sum
     | Peers
     | Welcome
     | Refused

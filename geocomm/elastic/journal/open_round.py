@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from geocomm.core.records import Hash
-from geocomm.elastic.journal.messages import Offer
+from geocomm.elastic.journal.entries import Listed
+from geocomm.elastic.journal.messages import Aggregator, Offer, Summed
 
 _MOST_OFFERS = 8
 """The most offers of a site that are kept: its newest ones."""
 MOST_HOLDS = 1024
 """The most frames of which a site may say that it has them."""
+
+
+@dataclass
+class Charge:
+    """A site is to average the frames of a round: from when it is named until the average is in the journal, or another
+    one is named."""
+
+    aggregator: Aggregator
+    since: float
+    """When it was named, or the first frame was offered."""
+    members: tuple[Listed, ...] = ()
+    """What it was asked to average; none: it was not asked yet."""
+    asked: float = -math.inf
+    """When it was asked last."""
+    summed: Summed | None = None
+    """That it has done so."""
 
 
 @dataclass
@@ -33,6 +51,12 @@ class OpenRound:
     """(holder, frame): those that came by mail."""
     fetches: dict[tuple[str, Hash], float] = field(default_factory=dict[tuple[str, Hash], float])
     """When the holder was told to fetch the frame."""
+    charge: Charge | None = None
+    """None: all average, or no aggregator is named yet."""
+    charges: int = 0
+    """How many there were."""
+    left_out: set[Hash] = field(default_factory=set[Hash])
+    """Frames that are far too long."""
     lags: str = ""
     """A site that the round waited for at the last look: it is looked at first, and mostly alone."""
     _held: dict[str, set[Hash]] = field(default_factory=dict[str, set[Hash]])
@@ -56,6 +80,8 @@ class OpenRound:
         """What a site has offered does not count."""
         for offer in self.offers.pop(name, []):
             self.newest.pop(offer.frame, None)
+        if self.charge is not None and any(one.site == name for one in self.charge.members):
+            self.charge = None
 
     def hold(self, name: str, frame: Hash) -> bool:
         """A frame lies on a site's disk. Whether that can be: it names more frames than there are else."""
@@ -89,12 +115,27 @@ class OpenRound:
         held = self._held.get(name, set[Hash]())
         return [] if self.newest.keys() <= held else [self.newest[frame] for frame in self.newest.keys() - held]
 
+    def is_anywhere(self, frame: Hash, live: Sequence[str]) -> bool:
+        """Whether a frame lies on a live site's disk: else nobody waits for it."""
+        return any(name in self._holders.get(frame, ()) for name in live)
+
+    def is_safe(self, frame: Hash, live: Sequence[str]) -> bool:
+        """Whether a frame lies on two live sites' disks, or on one where only one is live."""
+        return bool(live) and len(self._holders.get(frame, set()).intersection(live)) >= min(2, len(live))
+
     def eligible(self, live: Sequence[str]) -> dict[str, Offer]:
-        """By site: its newest frame that lies on two live sites' disks, or on one where only one is live."""
-        enough, there = min(2, len(live)), set(live)
+        """By site: its newest frame that is safe; or with an aggregator, that lies on its disk, since what it makes of
+        the frames will be."""
         eligible: dict[str, Offer] = {}
+        charge = self.charge
         for maker, offers in self.offers.items():
             for offer in offers:
-                if enough and len(there & self._holders.get(offer.frame, set())) >= enough:
+                if offer.frame in self.left_out:
+                    continue
+                if charge is None:
+                    is_there = self.is_safe(offer.frame, live)
+                else:
+                    is_there = self.holds(charge.aggregator.site, offer.frame)
+                if is_there:
                     eligible[maker] = offer
         return eligible

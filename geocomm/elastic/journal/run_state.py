@@ -20,8 +20,10 @@ from geocomm.elastic.journal.entries import (
     FRAME_BYTES,
     MAX_FRAME_BYTES,
     MOST_STEPS,
+    AnyRound,
     Away,
     BadLineError,
+    Counted,
     Data,
     Deal,
     Digest,
@@ -37,6 +39,7 @@ from geocomm.elastic.journal.entries import (
     Round,
     Skip,
     Snapshot,
+    SummedRound,
     TakenBack,
     TermBegun,
 )
@@ -107,7 +110,7 @@ class SiteRecord:
         """Tokens that the site has read and that count in every fragment: from there it reads on when it comes back."""
         return max(self.for_good, min((marks[-1][1] if marks else 0 for marks in self.read), default=0))
 
-    def listed(self, fragment: int, version: int, one: Listed) -> SiteRecord:
+    def listed(self, fragment: int, version: int, one: Listed | Counted) -> SiteRecord:
         """The record after a round that lists a frame of the site."""
         marks = self.read[fragment]
         most = max(marks[-1][1], one.taken) if marks else one.taken
@@ -176,7 +179,7 @@ class RunState:
     sites: dict[str, SiteRecord] = field(default_factory=dict[str, SiteRecord])
     versions: list[Whole] = field(default_factory=list[int])
     """By fragment: how many round entries it has, void ones too."""
-    rounds: dict[int, Round] = field(default_factory=dict[int, Round])
+    rounds: dict[int, AnyRound] = field(default_factory=dict[int, AnyRound])
     """By fragment: its last round entry."""
     skipped: Annotated[set[tuple[int, int]], PlainSerializer(sorted)] = field(default_factory=set[tuple[int, int]])
     """(fragment, version) of void round entries."""
@@ -330,7 +333,7 @@ class RunState:
             case Removed():
                 self._place(self._from(entry, entry.site, Standing.REMOVED), Standing.REMOVED, entry.index, entry.why)
                 self._void(entry.site)
-            case Round():
+            case Round() | SummedRound():
                 self._take_round(entry)
             case Skip():
                 if not 0 <= entry.version < self._version(entry, entry.fragment):
@@ -384,12 +387,12 @@ class RunState:
         if self.ended:
             raise self._misfit(entry, "the run has ended")
 
-    def _take_round(self, entry: Round) -> None:
+    def _take_round(self, entry: AnyRound) -> None:
         if entry.version != self._version(entry, entry.fragment):
             raise self._misfit(
                 entry, f"fragment {entry.fragment} is at {self.versions[entry.fragment]}, not at {entry.version}"
             )
-        names = [listed.site for listed in entry.members]
+        names = [one.site for one in entry.members]
         if names != sorted(set(names)):
             raise self._misfit(entry, "its members do not stand in the order of their names, once each")
         unknown = [name for name in names if name not in self.sites]

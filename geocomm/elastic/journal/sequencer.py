@@ -49,6 +49,7 @@ from geocomm.elastic.journal.messages import (
     Repair,
     SnapshotHeld,
     Stop,
+    Summed,
     Up,
     Welcome,
 )
@@ -67,6 +68,8 @@ from geocomm.elastic.journal.sequencer_events import (
     Unbelieved,
 )
 
+_OfRun = Due | Offer | Pass | Summed | Hold | Applied | Lost
+"""What a site says of a fragment that the run is to have."""
 _HELD_S = 10.0
 """A site that cannot join yet is told of after this time."""
 
@@ -201,7 +204,7 @@ class Sequencer:
             self.deals.beat(name, message)
         elif isinstance(message, RanksUp):
             self._ranks_up(name, site, message)
-        elif isinstance(message, Offer | Pass | Hold | Due | Applied | Lost) and (why := self._misfit(message)):
+        elif isinstance(message, _OfRun) and (why := self._misfit(message)):
             self._run.drop(name, why)
         else:
             self._take(name, site, message)
@@ -222,6 +225,8 @@ class Sequencer:
                 self._rounds.offered(name, message)
             case Pass():
                 self._rounds.passed(name, message)
+            case Summed():
+                self._rounds.summed(name, message)
             case Hold():
                 self._rounds.held(name, message)
                 self._lost.held(message)
@@ -241,11 +246,11 @@ class Sequencer:
             case _:
                 self._run.drop(name, f"{message.kind} is not for the leader")
 
-    def _misfit(self, message: Offer | Pass | Hold | Due | Applied | Lost) -> str:
+    def _misfit(self, message: _OfRun) -> str:
         """Why what a site says of a round cannot be; empty: it can."""
         if message.fragment >= len(self.state.versions):
             return f"its {message.kind} is of fragment {message.fragment}, which the run does not have"
-        if isinstance(message, Offer):
+        if isinstance(message, Offer | Summed):
             size, most = message.size, self.state.most_frame_bytes
             return f"it offers a frame of {size} bytes; one of this model has {most} at most" if size > most else ""
         return ""

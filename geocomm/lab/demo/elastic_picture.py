@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from geocomm.core.units import count_text
-from geocomm.elastic.journal.entries import Round
+from geocomm.elastic.journal.entries import AnyRound
 from geocomm.elastic.journal.run_state import RunState
 from geocomm.lab.demo.demo_table import INK, PICTURE_STYLE, lateness_text
 from geocomm.lab.demo.elastic_run import KILLED, SITE_NAMES, ElasticRun, SeenStep, members
@@ -143,7 +143,7 @@ def _draw_members(axes: Any, run: ElasticRun) -> None:
         times.append(one.at - run.began_at)
         counts.append(len(state.live))
     axes.step(times, counts, where="post", color=INK, linewidth=2)
-    rounds = [(one.at, one.entry) for one in run.journal if isinstance(one.entry, Round)]
+    rounds = [(one.at, one.entry) for one in run.journal if isinstance(one.entry, AnyRound)]
     for (row, site), color in zip(enumerate(SITE_NAMES), _COLORS, strict=True):
         counted = [at - run.began_at for at, entry in rounds if site in members(entry)]
         axes.plot(counted, [0.3 + 0.3 * row] * len(counted), color=color, marker="|", linestyle="", markersize=7)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from geocomm.elastic.journal.entries import Away, BadLineError, Entry, Ready, Round, Skip
+from geocomm.elastic.journal.entries import AnyRound, Away, BadLineError, Entry, Ready, Skip
 from geocomm.elastic.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
 from geocomm.lab.demo.demo_run import DemoError, demo_environment, log_tail, read_entries
 from geocomm.lab.emulator.emulated_keys import site_environment
@@ -86,9 +86,9 @@ class ElasticRun:
         return self.journals[SITE_NAMES[0]]
 
     @property
-    def rounds(self) -> list[tuple[float, Round]]:
+    def rounds(self) -> list[tuple[float, AnyRound]]:
         """When the first site had each."""
-        return [(one.at, one.entry) for one in self.journal if isinstance(one.entry, Round)]
+        return [(one.at, one.entry) for one in self.journal if isinstance(one.entry, AnyRound)]
 
     @property
     def began_at(self) -> float:
@@ -169,7 +169,7 @@ def is_away(entry: Entry) -> bool:
     return isinstance(entry, Away) and entry.site == KILLED
 
 
-def members(entry: Round) -> list[str]:
+def members(entry: AnyRound) -> list[str]:
     """The sites whose frames count in a round."""
     return [one.site for one in entry.members]
 
@@ -240,7 +240,7 @@ def run_elastic_demo(
 
     def full_rounds_since(index: int) -> bool:
         return any(
-            isinstance(one.entry, Round) and len(one.entry.members) == len(SITE_NAMES) for one in first.seen[index:]
+            isinstance(one.entry, AnyRound) and len(one.entry.members) == len(SITE_NAMES) for one in first.seen[index:]
         )
 
     with (

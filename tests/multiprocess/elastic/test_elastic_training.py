@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from geocomm.elastic.fragment_store import FragmentStore
-from geocomm.elastic.journal.entries import Snapshot
+from geocomm.elastic.journal.entries import Round, Snapshot, SummedRound
 from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
 from geocomm.elastic.journal.run_state import Standing
 from geocomm.elastic.snapshot_copies import SnapshotCopies
@@ -43,6 +43,7 @@ def assert_rounds_were_logged(sites: ElasticSites, name: str) -> None:
     applied = [(one, row) for one, row in applied if row["begun_ns"] and row["applied_ns"]]
     assert len(applied) >= 4
     for entry, row in applied:
+        assert isinstance(entry, Round)
         times = [row[key] for key in ("begun_ns", "stored_ns", "listed_ns", "averaged_ns", "applied_ns")]
         assert times == sorted(times)
         assert row["elastic"]
@@ -96,6 +97,44 @@ def test_ranks_whose_agent_was_away_for_long_catch_up_in_every_fragment(tmp_path
             lambda: {entry.fragment for entry in rounds_of(sites, "c", "a")[counted:]} == {0, 1},
             "c counts in both fragments again",
         )
+        end_all(sites, tmp_path)
+        assert_equal_bits(sites)
+
+
+def test_an_aggregator_hangs_and_dies_and_another_one_averages_the_same_frames(tmp_path: Path) -> None:
+    with training_sites(tmp_path, "abcd") as sites:
+        for name, site in sites.items():
+            training(sites, name).reduce = "aggregator"
+            site.start()
+
+        def aggregators(after: int = 0) -> set[str]:
+            return {one.sum.site for one in sites["a"].rounds()[after:] if isinstance(one, SummedRound)}
+
+        def all_count(after: int = 0) -> bool:
+            return any(len(one.members) == 4 for one in sites["a"].rounds()[after:])
+
+        sites.until(lambda: aggregators() == set("abcd") and all_count(), "all have averaged, and count")
+        for entry in sites["b"].rounds():  # who does not average has its own frame and the average
+            folder = sites["b"].folder / "fragments" / f"{entry.fragment}@{entry.version}"
+            made_by = {path.name.partition("-")[0] for path in folder.glob("*.frame")}
+            assert isinstance(entry, SummedRound)
+            passed_on = f"not averaged round {entry.version} of fragment {entry.fragment}" in sites["a"].text()
+            assert made_by <= {"b", entry.sum.site} or entry.sum.site == "b" or passed_on
+        rank = sites["c"].rank
+        assert rank is not None
+        rank.send_signal(signal.SIGSTOP)  # its agent says that it lives
+        sites.until(lambda: "c has not averaged round" in sites["a"].text(), "another site is named")
+        before = len(sites["a"].rounds())
+        sites.until(lambda: len(sites["a"].rounds()) >= before + 4, "rounds with another aggregator")
+        sites["c"].kill_rank()
+        sites["c"].kill_agent()
+        sites.until(lambda: sites["a"].state().sites["c"].standing is Standing.AWAY, "c is away")
+        before = len(sites["a"].rounds())
+        sites.until(lambda: len(sites["a"].rounds()) >= before + 6, "rounds without c")
+        assert aggregators(before + 1) <= set("abd")
+        sites["c"].start()
+        back = len(sites["a"].rounds())
+        sites.until(lambda: "c" in aggregators(back) and all_count(back), "c averages again, and counts")
         end_all(sites, tmp_path)
         assert_equal_bits(sites)
 

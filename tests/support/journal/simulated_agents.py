@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from geocomm.elastic.journal.entries import Deal, Entry, Kept, Left, Round, Skip, Snapshot, TakenBack
+from geocomm.elastic.journal.entries import AnyRound, Deal, Entry, Kept, Left, Skip, Snapshot, TakenBack
 from geocomm.elastic.journal.member import Frame
 from geocomm.elastic.journal.messages import (
     PROTOCOL_VERSION,
@@ -229,7 +229,7 @@ class SimulatedAgents:
         if site.welcome is None or site.state.term >= site.welcome.term:
             raise BrokenRunError(f"1: {site.name} has another entry {first} than the leader, of the same term")
         cut = site.disk.cut(first)
-        dropped = [entry for entry in cut if isinstance(entry, Round | Skip)]
+        dropped = [entry for entry in cut if isinstance(entry, AnyRound | Skip)]
         dealt = [entry for entry in cut if isinstance(entry, Deal | TakenBack) and entry.site == site.name]
         for entry in dropped:
             state = site.disk.states.get(entry.fragment)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from geocomm.core.records import Hash
-from geocomm.elastic.journal.entries import Digest, Entry, Round, Skip
+from geocomm.elastic.journal.entries import AnyRound, Digest, Entry, Skip
 from geocomm.elastic.journal.member import Frame
 from support.journal.simulated_data import Sequence
 
@@ -47,10 +46,25 @@ class Content:
     """That these steps have read."""
 
 
+class Contents:
+    """Of all frames, by the beginning of their hash; and of the averages that aggregators have made."""
+
+    def __init__(self) -> None:
+        self._frames: dict[str, Content] = {}
+        self.sums: dict[Hash, list[int]] = {}
+        """What is in the members' frames, in their order."""
+
+    def __getitem__(self, frame: str) -> Content:
+        return self._frames[frame[:16]]
+
+    def __setitem__(self, frame: Hash, content: Content) -> None:
+        self._frames[frame[:16]] = content
+
+
 class Chain:
     """A journal, and what is so after it: what the checks compare with."""
 
-    def __init__(self, contents: Mapping[Hash, Content]) -> None:
+    def __init__(self, contents: Contents) -> None:
         self._contents = contents
         self.entries: list[Entry] = []
         self.hashes: list[Hash] = []
@@ -58,7 +72,7 @@ class Chain:
         """By fragment: the steps that count."""
         self.read: list[Counter[Sequence]] = [Counter() for _ in range(FRAGMENTS)]
         """By fragment: how often each counts."""
-        self.rounds: list[list[Round]] = [[] for _ in range(FRAGMENTS)]
+        self.rounds: list[list[AnyRound]] = [[] for _ in range(FRAGMENTS)]
         self.truth: list[list[State]] = [[State(0)] for _ in range(FRAGMENTS)]
         self.digests: dict[tuple[int, int], list[tuple[int, Digest]]] = {}
         """By fragment and version: from which entry on it has which digest."""
@@ -76,12 +90,12 @@ class Chain:
         """Another entry, after which other things are so."""
         self.entries.append(entry)
         self.hashes.append(entry.hash)
-        if isinstance(entry, Round):
+        if isinstance(entry, AnyRound):
             self._take_round(entry)
         if isinstance(entry, Skip):
             self._void(entry)
 
-    def _take_round(self, entry: Round) -> None:
+    def _take_round(self, entry: AnyRound) -> None:
         p, v = entry.fragment, entry.version
         self.counted[p] = self.counted[p].union(*(self._contents[one.frame].steps for one in entry.members))
         for one in entry.members:

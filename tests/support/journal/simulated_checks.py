@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from geocomm.core.records import Hash
-from geocomm.elastic.journal.entries import Round
+from geocomm.elastic.journal.entries import AnyRound
 from geocomm.elastic.journal.member import Frame
 from geocomm.elastic.journal.run_state import RunState, SiteRecord, Standing
-from support.journal.simulated_chain import Chain, Content
+from support.journal.simulated_chain import Chain, Contents
 from support.journal.simulated_data import Sequence, sequences_of
 from support.journal.simulated_site import Part, Site
 
@@ -25,7 +25,7 @@ class RunHasEnded(Exception):
 class Checks:
     """They raise BrokenRunError."""
 
-    def __init__(self, contents: Mapping[Hash, Content]) -> None:
+    def __init__(self, contents: Contents) -> None:
         self._contents = contents
         self._was_on_disk: set[tuple[str, Frame]] = set()
         """(store, frame)."""
@@ -39,6 +39,11 @@ class Checks:
         """How much may count twice, of all fragments."""
         self.most_again = 0
         """At one death."""
+        self._lines: dict[str, set[Sequence]] = {}
+        """By site, after the last entry."""
+        self._for_good: dict[str, set[Sequence]] = {}
+        """By site: what is in no line any more, since it counts. Ranks that began before the last frame of those before
+        them counted read it again."""
         self.read: Counter[Sequence] = Counter()
         """How often ranks have read each sequence, whether it counts or not."""
 
@@ -52,7 +57,7 @@ class Checks:
         """A frame lies on a disk."""
         self._was_on_disk.add((store, frame))
 
-    def check_round(self, entry: Round, chain: Chain, sites: Mapping[str, SiteRecord]) -> None:
+    def check_round(self, entry: AnyRound, chain: Chain, sites: Mapping[str, SiteRecord]) -> None:
         """A round is to be appended to the leader's journal. sites: as they stand in it."""
         p, v = entry.fragment, entry.version
         if v != len(chain.rounds[p]):
@@ -63,18 +68,20 @@ class Checks:
             self.wrong_bits_said and len(live) == 1
         ):  # who is alone is believed
             raise BrokenRunError(f"4: entry {entry.index} has another base than its journal gives")
+        for one in entry.frames:
+            frame = Frame(p, v, one.site, one.frame)
+            held = sum((self.stores[site.name], frame) in self._was_on_disk for site in live)
+            if held < min(2, len(live)):
+                raise BrokenRunError(f"3: entry {entry.index} needs a frame that {held} of {len(live)} live sites have")
         counted = chain.counted[p]
         for listed in entry.members:
             content = self._contents[listed.frame]
-            if content.frame != Frame(p, v, listed.site, listed.frame) or content.base != digest:
+            if content.frame[:3] != (p, v, listed.site) or content.base != digest:
                 raise BrokenRunError(f"5: entry {entry.index} lists a delta to another state")
-            held = sum((self.stores[site.name], content.frame) in self._was_on_disk for site in live)
-            if held < min(2, len(live)):
-                raise BrokenRunError(f"3: entry {entry.index} lists a frame that {held} of {len(live)} live sites have")
             if content.steps & counted:
                 raise BrokenRunError(f"12: entry {entry.index} counts steps of {listed.site} again")
             counted = counted | content.steps
-            if not content.read <= {*sequences_of(sites[listed.site].line)}:
+            if not content.read <= {*sequences_of(sites[listed.site].line)} | self._for_good.get(listed.site, set()):
                 raise BrokenRunError(f"14: entry {entry.index} counts what was not dealt to {listed.site}")
 
     def check_read(self, chain: Chain, state: RunState) -> None:
@@ -91,6 +98,9 @@ class Checks:
         found = Counter(one for line in [*lines.values(), sequences_of(state.rests)] for one in line)
         whole = {(index, i) for index, deal in state.deals.items() for i in range(deal.sequences)}
         forgotten = whole - found.keys()
+        for name, line in self._lines.items():
+            self._for_good.setdefault(name, set()).update(line - found.keys())
+        self._lines = {name: {*line} for name, line in lines.items()}
         if found.keys() - whole or max(found.values(), default=1) > 1:
             raise BrokenRunError(f"14: entry {state.head.index}: what was dealt is not in one place each")
         if any(read[one] < 1 for read in chain.read for one in forgotten):

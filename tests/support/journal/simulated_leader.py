@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from geocomm.core.records import Hash
-from geocomm.elastic.journal.entries import Deal, End, Entry, Genesis, Kept, Round, TakenBack, TermBegun
+from geocomm.elastic.journal.entries import AnyRound, Deal, End, Entry, Genesis, Kept, TakenBack, TermBegun
 from geocomm.elastic.journal.message_lines import parts_of
-from geocomm.elastic.journal.messages import Applied, Down, Due, EntrySaid, Hello, Hold, Offer, Pass, Up
+from geocomm.elastic.journal.messages import Applied, Down, Due, EntrySaid, Hello, Hold, Offer, Pass, Summed, Up
 from geocomm.elastic.journal.run_state import EMPTY, RunState, Standing
 from geocomm.elastic.journal.sequencer import Sequencer
 from geocomm.elastic.journal.sequencer_events import (
@@ -32,7 +32,7 @@ from support.journal.simulated_time import SimulatedTime
 
 _MOST_SENT = 20
 """Entries that a site is sent which has none."""
-_OF_RANKS = (Due, Offer, Pass, Hold, Applied)
+_OF_RANKS = (Due, Offer, Pass, Summed, Hold, Applied)
 
 
 class SimulatedLeader:
@@ -133,11 +133,12 @@ class SimulatedLeader:
         """Its disk has it."""
         if isinstance(entry, Genesis) and self.chain.entries:
             raise BrokenRunError("1: a second genesis")
-        if isinstance(entry, Round):
+        if isinstance(entry, AnyRound):
             self._checks.check_round(entry, self.chain, state.sites)
             for listed in entry.members:
                 ranks = self._sites[listed.site].ranks
-                if ranks is None or not ranks.parts or listed.frame not in ranks.parts[entry.fragment].frames:
+                made = [] if ranks is None or not ranks.parts else [*ranks.parts[entry.fragment].frames]
+                if not any(frame.startswith(listed.frame) for frame in made):
                     self._checks.counts_late(listed.frame)
         self.chain.append(entry)
         if isinstance(entry, Deal) and not self._data.may_read(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
-from geocomm.core.records import Hash
-from geocomm.elastic.journal.entries import Digest, Round, Skip, Snapshot
-from geocomm.elastic.journal.member import Act, Frame, Member, Recompute, Say, SendFrame, StartAgain
+from geocomm.elastic.journal.entries import AnyRound, Digest, Round, Skip, Snapshot
+from geocomm.elastic.journal.member import Act, Frame, MakeSum, Member, Recompute, Say, SendFrame, StartAgain
 from geocomm.elastic.journal.messages import (
     Down,
     EntrySaid,
@@ -23,8 +22,10 @@ from geocomm.elastic.journal.messages import (
     RanksUp,
     ReadySaid,
     SnapshotHeld,
+    Sum,
+    Summed,
 )
-from support.journal.simulated_chain import FRAGMENTS, Content, State
+from support.journal.simulated_chain import FRAGMENTS, Content, Contents, State
 from support.journal.simulated_checks import BrokenRunError, Checks, RunHasEnded
 from support.journal.simulated_data import read_after
 from support.journal.simulated_leader import SimulatedLeader
@@ -53,10 +54,12 @@ class SimulatedRanks:
         sites: Mapping[str, Site],
         leader: SimulatedLeader,
         checks: Checks,
-        contents: dict[Hash, Content],
+        contents: Contents,
         member: type[Member],
+        reduce: str,
     ) -> None:
-        """contents: of all frames; those that are made are added."""
+        """contents: of all frames; those that are made are added. reduce: as in LocalSettings."""
+        self._settings = {} if reduce == "all" else {"reduce": reduce}
         self._time = time
         self._random = time.random
         self._lines = lines
@@ -98,7 +101,7 @@ class SimulatedRanks:
         if ranks.introduced_to is not site.welcome:
             ranks.introduced_to = site.welcome
             digests = tuple(State(0).digest for _ in range(FRAGMENTS))
-            model = Model(settings={}, layout="0" * 32, fragments=FRAGMENTS, every=_EVERY)
+            model = Model(settings=self._settings, layout="0" * 32, fragments=FRAGMENTS, every=_EVERY)
             owner = Owner(id=ranks.id, host=site.name, port=1)
             self._leader.say(site, RanksUp(owners=(owner,), model=model, digests=digests))
             if ranks.member is not None:
@@ -120,7 +123,7 @@ class SimulatedRanks:
         ranks.member = self._member(site.name, versions, sorted(site.disk.frames), site.state.head.index)
         for entry in site.disk.journal:
             # A state behind a void round is not loaded: such an entry is of a version that is to come.
-            if isinstance(entry, Round | Skip) and entry.version >= states[entry.fragment].version:
+            if isinstance(entry, AnyRound | Skip) and entry.version >= states[entry.fragment].version:
                 self._do(site, ranks.member.on_down(EntrySaid(entry=entry)))
         for one in site.opens.values():
             self.tell(site, one)
@@ -232,7 +235,7 @@ class SimulatedRanks:
             before = part.state
             if before.version != settled.version:
                 raise BrokenRunError(f"{site.name} settles {settled.version} at version {before.version}")
-            coded = [self._contents[one.frame].coded for one in settled.entry.members] if settled.entry else []
+            coded = self._coded(settled.entry)
             part.state = before.after(coded)
             if settled.counted is None:
                 part.local += part.state.anchor - before.anchor
@@ -250,6 +253,37 @@ class SimulatedRanks:
                 disk.frames = {one for one in disk.frames if one[0] != settled.fragment or one.version >= old}
             self._do(site, ranks.member.applied(settled, self._digest_said(site, part.state.digest)))
             self._say_ready(site, ranks)
+
+    def _coded(self, entry: AnyRound | None) -> list[int]:
+        """What is in the frames of a round, in their order."""
+        if entry is None:
+            return []
+        if isinstance(entry, Round):
+            return [self._contents[one.frame].coded for one in entry.members]
+        return self._contents.sums[entry.sum.frame]
+
+    def _make_sum(self, site: Site, asked: Sum) -> None:
+        """The site averages for all."""
+        ranks = site.ranks
+        text = f"{self._time.hex()} {[one.frame for one in asked.members]}"
+        frame = Frame(asked.fragment, asked.version, site.name, hashlib.sha256(text.encode()).hexdigest())
+        self._contents.sums[frame.hash] = [self._contents[one.frame].coded for one in asked.members]
+        summed = Summed(
+            fragment=asked.fragment,
+            version=asked.version,
+            attempt=asked.attempt,
+            frame=frame.hash,
+            coded_bytes=8,
+            exact_bytes=0,
+            counts=tuple(one.site for one in asked.members),
+        )
+
+        def on_disk() -> None:
+            if ranks is not None and site.ranks is ranks and ranks.member is not None:
+                self._write(site, frame)
+                self._do(site, ranks.member.summed(summed))
+
+        site.later(self._random.uniform(0.01, 0.5), on_disk)
 
     def _digest_said(self, site: Site, digest: Digest) -> Digest:
         if not site.says_wrong_bits:
@@ -283,6 +317,8 @@ class SimulatedRanks:
                 case SendFrame():
                     for peer in act.peers:
                         self._mail(site, peer.site, peer.owners[0].id, act.offer)
+                case MakeSum():
+                    self._make_sum(site, act.asked)
                 case Recompute():
                     self._checks.repairs(site)
                     self.end(site, "they repair a fragment")
@@ -294,7 +330,7 @@ class SimulatedRanks:
     def _fetch_listed(self, site: Site, frame: Frame) -> None:
         self.fetch(site, frame, [*self._sites, LEADER], again=True)
 
-    def _mail(self, site: Site, name: str, process: str, offer: Offer) -> None:
+    def _mail(self, site: Site, name: str, process: str, offer: Offer | Summed) -> None:
         peer = self._sites[name]
         frame = Frame(offer.fragment, offer.version, site.name, offer.frame)
         pair = (site.name, name)

@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from geocomm.core.records import Hash
 from geocomm.elastic.journal.entries import Entry
 from geocomm.elastic.journal.member import Member
 from geocomm.elastic.journal.messages import Leave
@@ -27,7 +26,7 @@ from geocomm.elastic.journal.run_state import Standing
 from geocomm.elastic.journal.sequencer import Sequencer
 from geocomm.elastic.journal.sequencer_events import LeaderSettings
 from support.journal.simulated_agents import SimulatedAgents
-from support.journal.simulated_chain import FRAGMENTS, Chain, Content
+from support.journal.simulated_chain import FRAGMENTS, Chain, Contents
 from support.journal.simulated_checks import BrokenRunError, Checks, RunHasEnded, repeats
 from support.journal.simulated_data import DATA
 from support.journal.simulated_leader import SimulatedLeader
@@ -93,7 +92,7 @@ class History:
 
 
 class SimulatedRun:
-    """One history. sites: how many; None: 2 to 5. faults: see FAULTS.
+    """One history. sites: how many; None: 2 to 5. faults: see FAULTS. reduce: "all" or "aggregator"; None: one of them.
 
     terms, member, sequencer: others, to look whether the checks find what a mistake in them does.
     """
@@ -107,6 +106,7 @@ class SimulatedRun:
         terms: LeaderSettings = TERMS,
         member: type[Member] = Member,
         sequencer: type[Sequencer] = Sequencer,
+        reduce: str | None = None,
     ) -> None:
         self._seed = seed
         self._weights = faults
@@ -114,7 +114,7 @@ class SimulatedRun:
         self._time = SimulatedTime(seed)
         self._random = self._time.random
         self._lines = Lines(self._time)
-        contents: dict[Hash, Content] = {}
+        contents = Contents()
         chain, self._checks = Chain(contents), Checks(contents)
         checks = self._checks
         count = sites or self._random.randint(2, 5)
@@ -125,7 +125,9 @@ class SimulatedRun:
             self._sites[name] = Site(self._time, name, step_s, self._time.hex(), chain)
         world = (self._time, self._lines, self._sites)
         self._leader = SimulatedLeader(*world, chain, checks, terms, sequencer)
-        self._ranks = SimulatedRanks(*world, self._leader, checks, contents, member)
+        if reduce is None:
+            reduce = "aggregator" if seed % 2 else "all"
+        self._ranks = SimulatedRanks(*world, self._leader, checks, contents, member, reduce)
         self._agents = SimulatedAgents(*world, self._leader, self._ranks, checks)
 
     def run(self) -> History:

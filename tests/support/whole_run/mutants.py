@@ -113,10 +113,10 @@ def _each_leader_looks_anew(self: LostFrames, fragment: int, version: int) -> bo
 # ---- rounds
 
 
-_close_round = LeaderRounds._close_round
+_choose = LeaderRounds._choose
 
 
-@_mutant(LeaderRounds, "_close_round")
+@_mutant(LeaderRounds, "_choose")
 def _another_rate_is_left_out(self: LeaderRounds, fragment: int, found: OpenRound, chosen: Mapping[str, Offer]) -> None:
     """The referee of learning rates: who has another one than the site that is furthest does not count, and is stopped
     the third time, though that one may only be past a step of the schedule."""
@@ -126,7 +126,7 @@ def _another_rate_is_left_out(self: LeaderRounds, fragment: int, found: OpenRoun
         faults = self._unmailed[name, ""] = self._unmailed.get((name, ""), 0) + 1
         if faults >= 3:
             self._run.send(name, Stop(why="its learning rate differs from that of the others (the 3rd time)"))
-    _close_round(self, fragment, found, fits)
+    _choose(self, fragment, found, fits)
 
 
 # ---- who takes part

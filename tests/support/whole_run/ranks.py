@@ -12,13 +12,13 @@ import hashlib
 import json
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from geocomm.core.records import Hash
 from geocomm.elastic.fragment_store import digest_of
-from geocomm.elastic.journal.entries import Entry, Join, Left, Round, Skip, Snapshot
-from geocomm.elastic.journal.member import Act, Member, Recompute, Say, SendFrame, Settled, StartAgain
+from geocomm.elastic.journal.entries import AnyRound, Entry, Join, Left, Listed, Round, Skip, Snapshot, SummedRound
+from geocomm.elastic.journal.member import Act, MakeSum, Member, Recompute, Say, SendFrame, Settled, StartAgain
 from geocomm.elastic.journal.messages import (
     Beat,
     Down,
@@ -36,6 +36,8 @@ from geocomm.elastic.journal.messages import (
     Refused,
     StateKept,
     Stop,
+    Sum,
+    Summed,
     TakeState,
     Up,
 )
@@ -101,10 +103,11 @@ class _Part:
 
 
 class Registry:
-    """What only the checks know: of each frame the steps in it, and of each state who has it."""
+    """What only the checks know: of each frame, by the beginning of its hash, the steps in it, and of each state who
+    has it."""
 
     def __init__(self) -> None:
-        self.steps: dict[Hash, frozenset[int]] = {}
+        self.steps: dict[str, frozenset[int]] = {}
         self.broken: list[str] = []
         self.numbers = 0
         self.repairs = 0
@@ -140,11 +143,13 @@ class Rank:
         registry: Registry,
         step_s: float,
         rate: Callable[[int], float],
+        reduce: str = "all",
     ) -> None:
         self._world, self._machine, self._chance, self._registry = world, machine, chance, registry
         self._store = store_of_process(run_dir)
         self._snapshots = Snapshots(self._store)
         self._step_s, self._rate = step_s, rate
+        self._model = MODEL.model_copy(update={"settings": MODEL.settings | {"reduce": reduce}})
         self._owner = Owner(id=f"{chance.getrandbits(128):032x}", host=machine.host, port=1)
         self._member: Member | None = None
         self._parts = [_Part(Anchor(0), 0) for _ in range(FRAGMENTS)]
@@ -238,7 +243,7 @@ class Rank:
             place=0,
             owners=1,
             owner=self._owner,
-            model=MODEL,
+            model=self._model,
             digests={index: part.anchor.digest for index, part in enumerate(self._parts)},
             versions=dict.fromkeys(range(FRAGMENTS), 0) if member is None else member.versions,
             trains=member is not None,
@@ -261,7 +266,7 @@ class Rank:
             case EntrySaid(entry=Snapshot() as entry):
                 for index in range(FRAGMENTS):
                     self._for_snapshots.setdefault((index, entry.versions[index]), []).append(entry)
-            case EntrySaid(entry=Round() as entry):
+            case EntrySaid(entry=(Round() | SummedRound()) as entry):
                 now = asyncio.get_running_loop().time()
                 self._registry.counted_at.update((one.site, now) for one in entry.members)
             case EntrySaid(entry=Join() as entry) if entry.site != self._machine.name:
@@ -363,7 +368,7 @@ class Rank:
                 self._do(member.made(Pass(fragment=index, version=version, attempt=opened.attempt)))
                 return
             part.frames[frame] = _Own(delta - coded, local, len(counted))
-            self._registry.steps[frame] = frozenset(number for number, _ in counted)
+            self._registry.steps[frame[:16]] = frozenset(number for number, _ in counted)
             offer = Offer(
                 fragment=index,
                 version=version,
@@ -392,7 +397,7 @@ class Rank:
             self._apply(part, settled)
             self.rounds_applied += 1
             self._do(member.applied(settled, part.anchor.digest))
-            size = 0 if settled.entry is None else sum(one.size for one in settled.entry.members)
+            size = 0 if settled.entry is None else sum(one.size for one in settled.entry.frames)
             self._since_state[settled.fragment] += size
             if self._since_state[settled.fragment] > _STATE_BYTES:
                 self._write_state(settled.fragment)
@@ -403,12 +408,15 @@ class Rank:
             part.anchor = self._read(settled.fragment, settled.state).anchor
         else:
             coded: list[int] = []
-            for one in entry.members if entry is not None else ():
-                content = self._store.read_frame(settled.fragment, settled.version, one.site, one.frame)
-                value, base, _ = json.loads(content)
+            if isinstance(entry, Round):
+                coded = self._coded(entry.fragment, entry.version, entry.members)
+            elif entry is not None:
+                coded, base = json.loads(
+                    self._store.read_frame(entry.fragment, entry.version, entry.sum.site, entry.sum.frame)
+                )[:2]
                 if base != before.digest:
-                    self._registry.broken.append(f"{one.site} has offered a delta to another state")
-                coded.append(value)
+                    self._registry.broken.append(f"{entry.sum.site} has averaged deltas to another state")
+            for one in entry.members if entry is not None else ():
                 self._ahead = max(self._ahead, one.step - self._step)
             part.anchor = before.after(coded, settled.after)
         if settled.counted is None:
@@ -421,6 +429,44 @@ class Rank:
         part.frames.clear()
         if part.local - part.anchor.value != sum(added for _, added in part.uncounted):
             self._registry.broken.append(f"{self._machine.name} has other uncounted steps than its weights say")
+
+    def _coded(self, fragment: int, version: int, members: Iterable[Listed]) -> list[int]:
+        """What is in the frames of a round, in their order."""
+        coded: list[int] = []
+        for one in members:
+            value, base, _ = json.loads(self._store.read_frame(fragment, version, one.site, one.frame))
+            if base != self._parts[fragment].anchor.digest:
+                self._registry.broken.append(f"{one.site} has offered a delta to another state")
+            coded.append(value)
+        return coded
+
+    def _make_sum(self, asked: Sum) -> None:
+        """Average for all."""
+
+        def write() -> None:
+            member = self._member
+            if member is None or member.versions[asked.fragment] != asked.version:
+                return
+            with contextlib.suppress(OSError):
+                coded = self._coded(asked.fragment, asked.version, asked.members)
+                base = self._parts[asked.fragment].anchor.digest
+                content = json.dumps([coded, base, self._chance.getrandbits(64)]).encode()
+                frame = self._store.write_frame(asked.fragment, asked.version, self._machine.name, [content])
+                self._do(
+                    member.summed(
+                        Summed(
+                            fragment=asked.fragment,
+                            version=asked.version,
+                            attempt=asked.attempt,
+                            frame=frame,
+                            coded_bytes=len(content),
+                            exact_bytes=0,
+                            counts=tuple(one.site for one in asked.members),
+                        )
+                    )
+                )
+
+        self._later(self._chance.uniform(0.01, 0.1), write)
 
     def _write_wanted(self, index: int) -> None:
         key = (index, self._parts[index].anchor.version)
@@ -455,6 +501,8 @@ class Rank:
                 case SendFrame(offer, peers):
                     for peer in peers:
                         self._mail(peer.site, peer.owners[0].id, offer)
+                case MakeSum(asked):
+                    self._make_sum(asked)
                 case Recompute(fragment):
                     self._registry.repairs += 1
                     self._fail(f"fragment {fragment} differs from that of the others")
@@ -469,7 +517,7 @@ class Rank:
         if member is not None and member.versions[need.fragment] <= need.version:
             self._say(need)
 
-    def _mail(self, site: str, process: str, offer: Offer) -> None:
+    def _mail(self, site: str, process: str, offer: Offer | Summed) -> None:
         """A channel resumes where a cut is short; what a process that ends has sent does not come."""
         lines, here = self._world.lines, self._machine.name
         content = self._store.read_frame(offer.fragment, offer.version, here, offer.frame)
@@ -489,7 +537,7 @@ class Rank:
         takes = len(content) / lines.bytes_per_s(here, site)
         self._later(lines.latency(here, site) + takes + self._chance.uniform(0.01, 0.2), arrives)
 
-    def mail_came(self, offer: Offer, site: str, content: bytes) -> None:
+    def mail_came(self, offer: Offer | Summed, site: str, content: bytes) -> None:
         """A frame of another rank's."""
         member = self._member
         if member is None or offer.version < member.versions[offer.fragment]:
@@ -505,7 +553,7 @@ class Rank:
         self._later(self._chance.uniform(0.001, 0.05), kept)
 
 
-def frames_of(entries: list[Entry]) -> list[tuple[Round, bool]]:
+def frames_of(entries: list[Entry]) -> list[tuple[AnyRound, bool]]:
     """The rounds of a journal, and whether each counts."""
     void = {(one.fragment, one.version) for one in entries if isinstance(one, Skip)}
-    return [(one, (one.fragment, one.version) not in void) for one in entries if isinstance(one, Round)]
+    return [(one, (one.fragment, one.version) not in void) for one in entries if isinstance(one, AnyRound)]

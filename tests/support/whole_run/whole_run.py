@@ -25,7 +25,7 @@ from pathlib import Path
 from geocomm.core.message_log import logger
 from geocomm.elastic.agent_process import AgentConfig
 from geocomm.elastic.fragment_store import FRAGMENTS as FRAGMENTS_FOLDER
-from geocomm.elastic.journal.entries import Entry, Round
+from geocomm.elastic.journal.entries import AnyRound, Entry
 from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
 from geocomm.elastic.journal.messages import Wanted
 from geocomm.elastic.journal.run_state import RunState, Standing
@@ -177,6 +177,7 @@ class _Site:
                 self._run.registry,
                 self._step_s,
                 self._run.rate,
+                self._run.reduce,
             )
             self.ranks = asyncio.get_running_loop().create_task(rank.run(), context=Context())
             try:
@@ -224,7 +225,7 @@ class _Site:
 
 class WholeRun:
     """One history. sites: how many; None: 2 to 5. faults: see FAULTS. lasting: see LASTING; None: one
-    of them. rate: the learning rate by the run's step."""
+    of them. rate: the learning rate by the run's step. reduce: "all" or "aggregator"; None: one of them."""
 
     def __init__(
         self,
@@ -235,8 +236,10 @@ class WholeRun:
         lasting: str | None = None,
         terms: LeaderSettings = TERMS,
         rate: Callable[[int], float] | None = None,
+        reduce: str | None = None,
         log: bool = False,
     ) -> None:
+        self.reduce = reduce or ("aggregator" if seed % 2 else "all")
         self._seed, self._faults, self.terms, self._logs = seed, faults, terms, log
         self.chance = random.Random(seed)
         count = sites or self.chance.randint(2, 5)
@@ -664,7 +667,7 @@ class WholeRun:
         counted = {
             one.site
             for entry in entries
-            if isinstance(entry, Round) and entry.index > first.index
+            if isinstance(entry, AnyRound) and entry.index > first.index
             for one in entry.members
         }
         for site in self.sites.values():
@@ -728,7 +731,7 @@ class WholeRun:
         counted: dict[int, set[int]] = {fragment: set() for fragment in range(FRAGMENTS)}
         for one, counts in frames_of(entries):
             for listed in one.members if counts else ():
-                steps = self.registry.steps[listed.frame]
+                steps = self.registry.steps[listed.frame[:16]]
                 if steps & counted[one.fragment]:
                     raise self.broke(f"entry {one.index} counts steps of {listed.site} again")
                 counted[one.fragment] |= steps

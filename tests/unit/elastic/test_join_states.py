@@ -35,7 +35,7 @@ def base_of(state: RunState, store: FragmentStore, journal: SqliteJournal) -> tu
 
 @pytest.mark.parametrize("room", ["more than the frames", "less than the frames"])
 def test_frames_that_are_missing_are_fetched_unless_a_state_has_fewer_bytes(tmp_path: Path, room: str) -> None:
-    entries = SimulatedRun(3).run().entries
+    entries = SimulatedRun(3, reduce="all").run().entries
     journal, state = SqliteJournal(tmp_path / "journal"), RunState()
     for entry in entries:
         journal.append(entry, journal.head)

@@ -18,6 +18,7 @@ from geocomm.elastic.journal.entries import Genesis, Listed, Round
 from geocomm.elastic.journal.member import Settled
 from geocomm.elastic.journal.message_lines import MAX_LINE_BYTES
 from geocomm.elastic.journal.messages import Beat, Model, Offer, Open, RankWelcome
+from geocomm.group.planning.link_table import Links
 from geocomm.observe.telemetry.report_rows import STATS
 from geocomm.sync.local_steps.elastic.member_frames import Delta
 from geocomm.sync.local_steps.elastic.member_rounds import Decided
@@ -42,6 +43,7 @@ class Facts:
     site: str = "a"
     site_count: int | None = None
     ranks: SiteGroup = field(default_factory=SiteGroup)
+    links: Links | None = None
 
     def sites_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
         return (self.site,)
@@ -426,7 +428,6 @@ def test_weights_that_are_not_finite_are_not_offered_and_the_site_takes_the_anch
     ("settings", "told"),
     [
         (LocalSettings(every=EVERY, deterministic=True), "deterministic"),
-        (LocalSettings(every=EVERY, reduce="aggregator"), "reduce='aggregator' is for runs with fixed sites"),
         (LocalSettings(every=EVERY, overlap=0), "overlap"),
     ],
 )

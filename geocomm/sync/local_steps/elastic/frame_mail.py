@@ -10,7 +10,7 @@ import torch
 
 from geocomm.core.errors import GeocommError, InvalidArgumentError
 from geocomm.core.message_log import logger
-from geocomm.elastic.journal.messages import Offer, Open, Owner, Peer
+from geocomm.elastic.journal.messages import Offer, Open, Owner, Peer, Summed
 from geocomm.group.backend.runtime import runtime
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class FrameMail:
             for fragment in fragments:
                 self._meet(peer.site, peer.owners, fragment)
 
-    def send(self, offer: Offer, peers: Iterable[Peer], content: torch.Tensor) -> None:
+    def send(self, offer: Offer | Summed, peers: Iterable[Peer], content: torch.Tensor) -> None:
         """Send an own frame to those of the sites that were not sent it before."""
         number = self._number(offer.fragment, offer.version)
         for peer in peers:
@@ -71,11 +71,16 @@ class FrameMail:
                 self._mail.send(owner, number, offer.attempt, content)
 
     def expect(self, opened: Open) -> None:
-        """Receive the frames of the other members of a round: they send to its members alone."""
+        """Receive the frames of the other members of a round, who send to its members alone. With an aggregator, it
+        receives them, and all others receive the average."""
         if all(peer.site != self._site for peer in opened.peers):
             return
+        by = opened.aggregator
         for peer in opened.peers:
-            expected = Expected(opened.fragment, opened.version, opened.attempt, peer.site)
+            if by is not None and by.site not in (self._site, peer.site):
+                continue
+            attempt = opened.attempt if by is None or by.site == self._site else by.attempt
+            expected = Expected(opened.fragment, opened.version, attempt, peer.site)
             if peer.site == self._site or not peer.owners or expected in self._expected:
                 continue
             owner = self._meet(peer.site, peer.owners, opened.fragment)
@@ -83,7 +88,7 @@ class FrameMail:
                 continue
             self._expected.add(expected)
             number = self._number(opened.fragment, opened.version)
-            self._mail.receive(owner, number, opened.attempt, partial(self._arrived, expected))
+            self._mail.receive(owner, number, attempt, partial(self._arrived, expected))
 
     def stop_expecting(self, expected: Expected) -> None:
         """It has arrived, or will not come."""

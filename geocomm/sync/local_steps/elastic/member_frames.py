@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,13 +12,13 @@ import xxhash
 from geocomm.core.message_log import logger
 from geocomm.core.records import Hash
 from geocomm.elastic.fragment_store import FragmentStore
-from geocomm.elastic.journal.entries import Listed, Round
+from geocomm.elastic.journal.entries import AnyRound, Listed, Round, SumFrame
 from geocomm.elastic.journal.member import Frame
-from geocomm.elastic.journal.messages import Offer, Open
+from geocomm.elastic.journal.messages import Offer, Open, Sum, Summed
 from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.model.host_memory import bytes_of, host_empty
 from geocomm.sync.local_steps.outer.averaging import average_deltas
-from geocomm.sync.local_steps.outer.delta_frames import DeltaFrames, encode_delta, sound_delta
+from geocomm.sync.local_steps.outer.delta_frames import DeltaFrames, encode_delta, sound_delta, through_frames
 from geocomm.sync.local_steps.outer.round_records import RoundRecord
 from geocomm.sync.local_steps.outer.rounds import Coding
 from geocomm.sync.local_steps.outer.schedule import LineClock
@@ -81,9 +81,7 @@ class MemberFrames:
                 seed=self._seed(opened),
                 counts=True,
             )
-        pieces = [piece for piece in (frames.coded, frames.exact) if piece is not None]
-        content = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-        frame = self.keep(index, version, self._site, content)
+        frame = self.keep(index, version, self._site, frames.content)
         coded, exact = frames.sizes
         record.stored()
         record.offered(coded + exact)
@@ -112,6 +110,28 @@ class MemberFrames:
         self._contents[Frame(fragment, version, site, frame)] = content
         return frame
 
+    def make_sum(self, asked: Sum, record: RoundRecord) -> Summed:
+        """Average frames, which are on disk, and keep the frame of the average, for all sites. OSError: no room."""
+        fragment = self._fragments[asked.fragment]
+        with self._line.running(), record.coding():
+            average, counts = self._average(asked.fragment, asked.version, asked.members)
+            frames = DeltaFrames(None, None)
+            if average is not None:
+                frames = through_frames(average, fragment, self._coding, asked.attempt)
+        coded, exact = frames.sizes
+        frame = "0" * 64
+        if average is not None:
+            frame = self.keep(asked.fragment, asked.version, self._site, frames.content)
+        return Summed(
+            fragment=asked.fragment,
+            version=asked.version,
+            attempt=asked.attempt,
+            frame=frame,
+            coded_bytes=coded,
+            exact_bytes=exact,
+            counts=tuple(counts),
+        )
+
     def content(self, frame: Frame) -> torch.Tensor:
         """The bytes of a frame that is on disk."""
         found = self._contents.get(frame)
@@ -129,20 +149,29 @@ class MemberFrames:
         with self._lock:
             return [(frame.fragment, own.local_at_begin) for frame, own in self._own.items()]
 
-    def average(self, entry: Round, record: RoundRecord) -> tuple[torch.Tensor | None, list[str]]:
+    def average(self, entry: AnyRound, record: RoundRecord) -> tuple[torch.Tensor | None, list[str]]:
         """The average of a round, float32, in the order of the fragment, and the sites in it. None: no frame is sound.
 
         All frames must be on disk.
         """
-        fragment = self._fragments[entry.fragment]
         with self._line.running(), record.coding():
-            deltas = {one: delta for one in entry.members if (delta := self._delta_of(entry, one)) is not None}
-            if not deltas:
-                return None, []
-            average = host_empty(fragment.numel, pinned=False)
-            weights = [one.weight for one in deltas]
-            average_deltas(self._coding.averaging, fragment, list(deltas.values()), weights, out=average)
-        record.averaged()
+            if isinstance(entry, Round):
+                average, counts = self._average(entry.fragment, entry.version, entry.members)
+            else:
+                average = self._delta_of(entry.fragment, entry.version, entry.sum)
+                counts = [] if average is None else [one.site for one in entry.members]
+        if average is not None:
+            record.averaged()
+        return average, counts
+
+    def _average(self, index: int, version: int, members: Iterable[Listed]) -> tuple[torch.Tensor | None, list[str]]:
+        fragment = self._fragments[index]
+        deltas = {one: delta for one in members if (delta := self._delta_of(index, version, one)) is not None}
+        if not deltas:
+            return None, []
+        average = host_empty(fragment.numel, pinned=False)
+        weights = [one.weight for one in deltas]
+        average_deltas(self._coding.averaging, fragment, list(deltas.values()), weights, out=average)
         return average, [one.site for one in deltas]
 
     def forget(self, fragment: int, version: int) -> None:
@@ -153,13 +182,13 @@ class MemberFrames:
             for frame in [one for one in self._own if one.fragment == fragment and one.version <= version]:
                 del self._own[frame]
 
-    def _delta_of(self, entry: Round, listed: Listed) -> torch.Tensor | None:
-        content = self.content(Frame(entry.fragment, entry.version, listed.site, listed.frame))
+    def _delta_of(self, fragment: int, version: int, listed: Listed | SumFrame) -> torch.Tensor | None:
+        content = self.content(Frame(fragment, version, listed.site, listed.frame))
         frames = DeltaFrames.of_bytes(content, listed.coded_bytes)
-        delta = sound_delta(frames, self._fragments[entry.fragment])
+        delta = sound_delta(frames, self._fragments[fragment])
         if delta is None:
             logger().warning(
-                f"local steps: what site {listed.site!r} sent for fragment {entry.fragment} is no delta of it, or "
+                f"local steps: what site {listed.site!r} sent for fragment {fragment} is no delta of it, or "
                 "has NaN or Inf: no site counts it"
             )
         return delta

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from geocomm.elastic.journal.entries import Round, Skip
+from geocomm.elastic.journal.entries import AnyRound, Listed, Skip
 from geocomm.elastic.journal.messages import Open
 from geocomm.sync.local_steps.outer.round_records import ROUNDS, RoundRecord
 
@@ -34,7 +34,12 @@ class MemberRecords:
 
     def opened(self, opened: Open) -> None:
         """Sites with ranks are to send a frame."""
-        others = (peer.site for peer in opened.peers if peer.site != self._site and peer.owners)
+        by = None if opened.aggregator is None else opened.aggregator.site
+        others = (
+            peer.site
+            for peer in opened.peers
+            if peer.site != self._site and peer.owners and by in (None, self._site, peer.site)
+        )
         self.of(opened.fragment, opened.version).awaits(others)
 
     def arrived(self, fragment: int, version: int, site: str, size: int | None = None) -> None:
@@ -42,12 +47,12 @@ class MemberRecords:
         if site != self._site:
             self.of(fragment, version).arrived(site, size)
 
-    def decided(self, entry: Round | Skip) -> None:
+    def decided(self, entry: AnyRound | Skip) -> None:
         """The journal says which frames count."""
         record = self.of(entry.fragment, entry.version)
-        members = entry.members if isinstance(entry, Round) else ()
+        members = entry.members if isinstance(entry, AnyRound) else ()
         for one in members:
-            if one.site != self._site:
+            if one.site != self._site and isinstance(one, Listed):
                 record.describe(one.site, one.size, one.step, one.weight)
         record.listed(one.site for one in members)
 

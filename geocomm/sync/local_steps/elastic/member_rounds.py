@@ -22,8 +22,8 @@ from geocomm.core.errors import AbortedError, InvalidArgumentError, ReplicaMisma
 from geocomm.core.message_log import logger
 from geocomm.data.deal_records import SiteDeal
 from geocomm.elastic.fragment_store import FragmentStore
-from geocomm.elastic.journal.entries import Away, Join, Left, Removed, Round, Skip, Snapshot, TakenBack, TermBegun
-from geocomm.elastic.journal.member import Act, Frame, Member, Recompute, Say, SendFrame, Settled, StartAgain
+from geocomm.elastic.journal.entries import AnyRound, Away, Join, Left, Removed, Skip, Snapshot, TakenBack, TermBegun
+from geocomm.elastic.journal.member import Act, Frame, MakeSum, Member, Recompute, Say, SendFrame, Settled, StartAgain
 from geocomm.elastic.journal.messages import (
     Beat,
     Down,
@@ -43,6 +43,7 @@ from geocomm.elastic.journal.messages import (
     Refused,
     StateKept,
     Stop,
+    Sum,
 )
 from geocomm.elastic.rank_socket import RankSocket
 from geocomm.elastic.snapshots import Layout
@@ -334,7 +335,7 @@ class MemberRounds:
         self._act(self._told(lambda member: member.on_down(message)))
 
     def _follow(self, said: EntrySaid) -> None:
-        if isinstance(said.entry, Round | Skip):
+        if isinstance(said.entry, AnyRound | Skip):
             self._records.decided(said.entry)
         if isinstance(said.entry, Left) and said.entry.site == self.site:
             self.has_left = True
@@ -377,6 +378,8 @@ class MemberRounds:
                 case SendFrame(offer, peers):
                     content = self._frames.content(Frame(offer.fragment, offer.version, self.site, offer.frame))
                     self._frame_mail.send(offer, peers, content)
+                case MakeSum(asked):
+                    self._post(partial(self._make_sum, asked))
                 case Recompute(fragment):
                     raise ReplicaMismatchError(
                         f"local steps: fragment {fragment} of this site differs from that of the others; start its "
@@ -446,6 +449,17 @@ class MemberRounds:
             self._complain(error)
             said = Pass(fragment=opened.fragment, version=opened.version, attempt=opened.attempt)
         self._act(self._told(lambda member: member.made(said)))
+
+    def _make_sum(self, asked: Sum) -> None:
+        """Average for all sites."""
+        if self._is_past(asked.fragment, asked.version):
+            return
+        try:
+            said = self._frames.make_sum(asked, self._records.of(asked.fragment, asked.version))
+        except OSError as error:  # another site is asked
+            self._complain(error)
+            return
+        self._act(self._told(lambda member: member.summed(said)))
 
     def _complain(self, error: OSError) -> None:
         logger().warning(

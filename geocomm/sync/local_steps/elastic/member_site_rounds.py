@@ -19,7 +19,7 @@ from geocomm.core.message_log import logger
 from geocomm.core.patience import Patience
 from geocomm.core.units import count_text
 from geocomm.data.site_deals import SiteDeals
-from geocomm.elastic.journal.entries import FRAME_BYTES, MOST_STEPS, Round
+from geocomm.elastic.journal.entries import FRAME_BYTES, MOST_STEPS, AnyRound, Round
 from geocomm.elastic.journal.messages import Beat, Model, Open, RankWelcome
 from geocomm.elastic.snapshots import Layout
 from geocomm.sync.local_steps.elastic.member_frames import Delta, OwnFrame
@@ -402,7 +402,7 @@ class MemberSiteRounds(SiteState):
         if decided.settled.entry is None or self._rounds is None:
             return
         index = held.fragment.index
-        self._since_state[index] += sum(one.size for one in decided.settled.entry.members)
+        self._since_state[index] += sum(one.size for one in decided.settled.entry.frames)
         of_state = BYTES_PER_ELEMENT * held.state_numel
         if self._since_state[index] > of_state:
             self._since_state[index] = 0
@@ -473,8 +473,12 @@ class MemberSiteRounds(SiteState):
         return Beat(step=self.run_step, tokens=self.tokens, step_s=step_s, line_s=line_s, free_bytes=0)
 
 
-def _entry_of(listed: Round) -> Entry:
+def _entry_of(listed: AnyRound) -> Entry:
     members = listed.members
+    if isinstance(listed, Round):
+        norms = tuple(one.squared_norm for one in listed.members)
+    else:
+        norms = (listed.squared_norm,) * len(members)
     return Entry(
         listed.version,
         listed.fragment,
@@ -482,5 +486,5 @@ def _entry_of(listed: Round) -> Entry:
         tuple(one.site for one in members),
         tuple(one.step for one in members),
         tuple(one.weight for one in members),
-        squared_norms=tuple(one.squared_norm for one in members),
+        squared_norms=norms,
     )

@@ -37,6 +37,12 @@ class DeltaFrames:
         """Bytes of both."""
         return sum(self.sizes)
 
+    @property
+    def content(self) -> torch.Tensor:
+        """Both, one after the other, as `of_bytes` takes them."""
+        pieces = [piece for piece in (self.coded, self.exact) if piece is not None]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
     @classmethod
     def of_bytes(cls, content: torch.Tensor, coded_bytes: int) -> DeltaFrames:
         """The frames that lie one after the other in `content`: uint8, the coded one first."""

@@ -118,11 +118,6 @@ def require_elastic(settings: ResolvedSettings) -> None:
             "local steps: deterministic=True has no meaning in an elastic run, whose rounds list the sites that were "
             "there; replaying its journal is deterministic"
         )
-    if settings.given.reduce != "all":
-        raise InvalidArgumentError(
-            f"local steps: reduce={settings.given.reduce!r} is for runs with fixed sites; in an elastic run every site "
-            "sends its deltas to all: leave out reduce"
-        )
     if settings.schedule.overlap == 0:
         raise InvalidArgumentError(
             "local steps: overlap=0 has steps wait for other sites, which no step of an elastic run does; leave "

@@ -98,8 +98,8 @@ class LocalSettings(CodecSettings):
     reduce: Reduce = "all"
     """Where deltas are averaged. all: each site sends its delta to every other one, and all average. aggregator: to one
     site, which averages, compresses the average by the same codec once more, and sends it to all. Sites take turns over
-    the fragments, so each sends and receives less than two deltas a round, however many sites there are. Not in elastic
-    runs, and not with topk and loco."""
+    the fragments, so each sends and receives less than two deltas a round, however many sites there are. Not with
+    topk and loco."""
     weights: Literal["steps", "tokens"] = "steps"
     """What a site's delta counts by: its optimizer steps, or its tokens (`LocalSteps.count_tokens`)."""
     buffers: Literal["refuse", "local"] = "refuse"

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from geocomm.elastic.journal.entries import Round
+from geocomm.elastic.journal.entries import AnyRound
 from geocomm.elastic.journal.leader_deals import LeaderDeals
 from geocomm.elastic.journal.member import Member
-from geocomm.elastic.journal.messages import Fetch, Hello, Offer, Refused
+from geocomm.elastic.journal.messages import Fetch, Hello, Offer, Refused, Summed
 from geocomm.elastic.journal.sequencer import Sequencer
 from geocomm.elastic.journal.sequencer_events import Action, Event, Send
 from support.journal import simulated_agents
@@ -57,7 +57,7 @@ def test_equal_seeds_give_equal_histories() -> None:
     one, other = SimulatedRun(11).run(), SimulatedRun(11).run()
     assert one.entries == other.entries
     assert one.faults == other.faults
-    assert sum(isinstance(entry, Round) for entry in one.entries) > 10
+    assert sum(isinstance(entry, AnyRound) for entry in one.entries) > 10
 
 
 def test_leader_says_how_much_is_read_again_after_ranks_die(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ class NeverSkips(Sequencer):
 class KnowsItsLastFrameOnly(Member):
     """A member that forgets what it offered before, in the same round."""
 
-    def _counted(self, own: Any, entry: Round) -> Offer | None:
+    def _counted(self, own: Any, entry: AnyRound) -> Offer | None:
         found = super()._counted(own, entry)
         return found if found in own.own[-1:] else None
 
@@ -138,7 +138,35 @@ class CountsWhatWasTakenBack(Sequencer):
         self.deals = LeaderDeals(self._run, lambda site: None)
 
 
+class NamesOneAggregator(Sequencer):
+    """A leader whose aggregators stay what they are, also where they have left."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        charge = self._rounds._charge
+        self._rounds._charge = lambda fragment, found: None if found.charges else charge(fragment, found)
+
+
+class BelievesOneDisk(Sequencer):
+    """A leader for which an average that lies on its aggregator's disk alone is safe."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        rounds, summed = self._rounds, self._rounds.summed
+
+        def believed(name: str, message: Summed) -> None:
+            summed(name, message)
+            found = rounds._open.get(message.fragment)
+            if found is not None and found.charge is not None and found.charge.summed == message:
+                for site in self.state.live:
+                    found.hold(site, message.frame)
+
+        self._rounds.summed = believed
+
+
 MISTAKES = [
+    ({"sequencer": NamesOneAggregator, "faults": {"leave": 1.0}, "sites": 4, "reduce": "aggregator"}, "stands still"),
+    ({"sequencer": BelievesOneDisk, "faults": {"line": 1.0}, "reduce": "aggregator"}, "3"),
     ({"member": BelievesWhatWasOpen, "faults": {"leader": 1.0}}, "stands still"),
     (
         {"sequencer": NeverFetches, "faults": {"line": 1.0}, "sites": 2, "terms": replace(TERMS, attempt_s=math.inf)},
@@ -166,7 +194,9 @@ def verdict(history: History) -> str:
 
 
 @pytest.mark.parametrize(
-    ("mistake", "found"), MISTAKES, ids=["open", "fetch", "store", "skip", "frames", "read", "deals"]
+    ("mistake", "found"),
+    MISTAKES,
+    ids=["charge", "average", "open", "fetch", "store", "skip", "frames", "read", "deals"],
 )
 def test_mistake_of_a_member_or_leader_is_found(mistake: Mapping[str, Any], found: str) -> None:
     right = {name: value for name, value in mistake.items() if name not in ("member", "sequencer")}
