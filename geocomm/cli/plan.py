@@ -152,7 +152,7 @@ def plan(
         say(_step_table(rows))
     if local_rows:
         say(_local_table(local_rows))
-    for line in _verdict(rows, local_rows):
+    for line in [*_verdict(rows, local_rows), *ways.reduce_lines(table)]:
         say(line, wrap=True)
     if refused:
         say(_refusal(refused), "bold yellow", wrap=True)
@@ -189,6 +189,19 @@ class _Ways:
             if len(table.sites) > 2 and not codec_spec(name).needs_feedback:
                 rows.append(local_estimate(*given, every=self.every, reduce="aggregator"))
         return rows
+
+    def reduce_lines(self, table: Links) -> list[str]:
+        """What `reduce="auto"` would be, by codec."""
+        from geocomm.codecs.codec_spec import codec_spec
+        from geocomm.group.planning.local_estimate import chosen_reduce
+
+        if len(table.sites) < 3:
+            return []
+        return [
+            f"{name}, reduce='auto': {chosen_reduce(self.work.parameters, table, name)}"
+            for name in self.local
+            if not codec_spec(name).needs_feedback
+        ]
 
     def exchange(self, table: Links) -> TrainingTraffic:
         """The traffic of the best way to train."""

@@ -11,8 +11,9 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from geocomm.codecs.codec_spec import codec_spec
 from geocomm.core.errors import InvalidArgumentError
-from geocomm.core.units import DAY_S
+from geocomm.core.units import DAY_S, duration_text
 from geocomm.group.planning.codec_choice import Speed
 from geocomm.group.planning.link_table import Links
 from geocomm.group.planning.run_estimate import OPERATION_S, Workload, bytes_per_element, seconds_per_byte
@@ -31,6 +32,8 @@ _LEAST_ROUND_TRIPS = 4.0
 _EXCHANGES = {"all": 2, "aggregator": 3}
 """The exchanges of a round: what each site offers, then the frames, then the average."""
 _DELTA_BYTES = 4
+WORTH_TIMES = 0.9
+"""`reduce="auto"` takes an aggregator where its rounds take less than this part of the time. Chosen."""
 Reduce = Literal["all", "aggregator"]
 """As in `LocalSettings`."""
 _OVERLAP_MARGIN = 1.5
@@ -116,6 +119,35 @@ def local_estimate(
         egress_bytes_per_day=egress,
         dollars_per_day=None if work.dollars_per_gb is None else egress / 1e9 * work.dollars_per_gb,
     )
+
+
+@dataclass(frozen=True)
+class ReduceChoice:
+    """Which way to reduce local steps, and the seconds that the rounds of all fragments take each way."""
+
+    reduce: Reduce
+    all_s: float
+    aggregator_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.reduce}: by the links alone, the rounds of all fragments take "
+            f"{duration_text(self.all_s, '.3g')} with all, and {duration_text(self.aggregator_s, '.3g')} with an "
+            "aggregator"
+        )
+
+
+def chosen_reduce(parameters: float, links: Links, codec: str) -> ReduceChoice:
+    """What `reduce="auto"` is. By the links alone: they are the same for all sites, and what coding takes is not."""
+    work = Workload(parameters, 1, 1.0)
+    ways: tuple[Reduce, Reduce] = "all", "aggregator"
+    to_all, to_one = (
+        row.fragments * row.round_s
+        for row in (local_estimate(work, links, codec, Speed(0.0, 0.0), reduce=reduce) for reduce in ways)
+    )
+    # Its average is compressed once more, so it has to be worth that.
+    is_worth = to_one < WORTH_TIMES * to_all and not codec_spec(codec).needs_feedback
+    return ReduceChoice("aggregator" if is_worth else "all", to_all, to_one)
 
 
 def least_every(rounds_s: float, step_s: float) -> int:

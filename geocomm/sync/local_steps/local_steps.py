@@ -113,7 +113,9 @@ def _handle(
     view = view_of(model, sites, settings)
     inner = InnerOptimizers(optimizer)
     inner.check(view)
-    resolved = ResolvedSettings.of(settings, view.tensors, sites.site_count)
+    resolved = ResolvedSettings.of(settings, view.tensors, sites.site_count, sites.links)
+    if resolved.choice is not None and own_rank() in (0, None):
+        logger().info(f"local steps: reduce='auto' is {resolved.choice}")
     if isinstance(sites, ElasticSite):
         rounds_of = partial(sites.rounds, coding=resolved.coding)
         keeps = sites.keeps_moments(sharded=view.sharded)

@@ -17,6 +17,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import geocomm
+from geocomm.group.backend.runtime import runtime
+from geocomm.group.planning.local_estimate import chosen_reduce
 from geocomm.sync.local_steps.fixed.simulated_rounds import SimulatedSites
 from geocomm.sync.local_steps.local_steps import LocalSteps, local_steps
 from geocomm.sync.local_steps.outer.rounds import Rounds
@@ -138,6 +140,26 @@ def test_with_an_aggregator_a_site_sends_less_than_two_deltas_a_round() -> None:
         assert sent == pytest.approx(3 * model_bytes * cycles, rel=0.05)
     for sent in to_one:
         assert sent == pytest.approx(2 * 3 / 4 * model_bytes * cycles, rel=0.05)
+
+
+def _chosen(_: list[str]) -> tuple[str, str]:
+    """What "auto" is at this rank, and what the links say."""
+    model = make_model()
+    handle = local_steps(model, adamw(model), LocalSettings(every=2, overlap=1, codec="int4", reduce="auto"))
+    stats = handle.stats()
+    handle.finish()
+    world = runtime.world
+    assert world is not None
+    assert world.policy is not None
+    return stats.get("reduce", "all"), chosen_reduce(stats["elements"], world.policy.links, "int4").reduce
+
+
+def test_all_sites_begin_with_the_same_way_to_reduce_where_the_links_choose_it() -> None:
+    with Ranks(list("abcd")) as ranks:
+        ranks.init()
+        found = ranks.run(_chosen, list("abcd"))
+    assert len(set(found)) == 1
+    assert found[0][0] == found[0][1]
 
 
 def _left_behind(sites: list[str]) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from geocomm.group.planning.local_estimate import (
     local_estimate,
 )
 from geocomm.group.planning.run_estimate import OPERATION_S, Workload
+from geocomm.sync.local_steps.settings import local_settings
 from geocomm.sync.local_steps.settings.local_settings import LocalSettings
 from support.command_tree import APP
 
@@ -82,7 +83,8 @@ def test_every_other_site_gets_the_frames() -> None:
 
 
 def test_ways_to_reduce_are_those_of_the_settings() -> None:
-    assert get_args(Reduce) == get_args(LocalSettings.model_fields["reduce"].annotation)
+    assert get_args(Reduce) == get_args(local_settings.Reduce)
+    assert get_args(LocalSettings.model_fields["reduce"].annotation)[-1] == local_settings.Auto
 
 
 def test_with_an_aggregator_bytes_hardly_grow_with_the_sites() -> None:
@@ -116,6 +118,7 @@ def test_command_says_which_mode_wins() -> None:
     assert "Reduce in every step, with" in fast
     eight = ("--parameters", "7b", "--sites", "8", "--access", "1gbit")
     assert "Local steps, int4, aggregator, every" in _plan(*eight, "--codec", "int4")
+    assert "int4, reduce='auto': aggregator: by the links" in _plan(*eight, "--codec", "int4", "--mode", "local")
     assert "aggregator" not in _plan(*eight, "--codec", "topk", "--mode", "local")
     held = _plan("--parameters", "7b", "--rate", "10mbit", "--mode", "local")
     assert "the line is too slow for a round every 300 steps" in held

@@ -10,8 +10,10 @@ import pytest
 
 import geocomm
 from geocomm.core.errors import InvalidArgumentError
+from geocomm.group.planning.link_table import Links
 from geocomm.sync.local_steps.model.fragments import Tensor
-from geocomm.sync.local_steps.outer.resolved_settings import PRESETS, ResolvedSettings
+from geocomm.sync.local_steps.outer.resolved_settings import PRESETS, ResolvedSettings, require_elastic
+from geocomm.sync.local_steps.outer.rounds import Terms, check_terms
 from geocomm.sync.local_steps.settings.local_settings import LocalSettings, Nesterov
 
 TENSORS = [Tensor("weight", 1 << 20), Tensor("bias", 1 << 10)]
@@ -106,6 +108,38 @@ def test_overlap_that_was_not_given_is_short_and_at_most_every(given: dict[str, 
 def test_aggregator_does_not_take_codecs_that_need_error_feedback(codec: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"{codec} needs error feedback"):
         resolved(codec=codec, reduce="aggregator")
+
+
+@pytest.mark.parametrize(
+    ("sites", "links", "codec", "reduce"),
+    [
+        (8, Links.uniform("abcdefgh", 1e7, 0.01), "int4", "aggregator"),
+        (8, Links.uniform("abcdefgh", 1e7, 0.01), "loco", "all"),  # its average would need error feedback
+        (8, Links.uniform("abcdefgh", 1e12, 0.1), "int4", "all"),  # latency is the round
+        (2, Links.uniform("ab", 1e7, 0.01), "int4", "all"),
+        (8, None, "int4", "all"),
+    ],
+)
+def test_auto_takes_the_aggregator_where_that_saves_time_by_the_links(
+    sites: int, links: Links | None, codec: str, reduce: str
+) -> None:
+    found = ResolvedSettings.of(LocalSettings(codec=codec, reduce="auto"), TENSORS, sites, links)
+    assert found.coding.reduce == reduce
+    assert found.terms().get("reduce", "all") == reduce
+    assert (found.choice is None) == (links is None)
+    assert found.choice is None or str(found.choice).startswith(f"{reduce}: by the links alone")
+
+
+def test_auto_is_refused_in_an_elastic_run() -> None:
+    with pytest.raises(InvalidArgumentError, match="reduce='auto' chooses by the links of fixed sites"):
+        require_elastic(resolved(reduce="auto"))
+    require_elastic(resolved(reduce="aggregator"))
+
+
+def test_sites_that_disagree_on_reduce_are_refused_in_one_sentence() -> None:
+    sides = [(site, Terms(resolved(reduce=one).terms(), {}, {})) for site, one in (("a", "all"), ("b", "aggregator"))]
+    with pytest.raises(InvalidArgumentError, match="reduce is aggregator at site 'b' and nothing at site 'a'"):
+        check_terms(sides)
 
 
 def test_overlap_beyond_the_first_every_is_refused() -> None:

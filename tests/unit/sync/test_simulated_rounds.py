@@ -74,9 +74,9 @@ def test_aggregator_averages_as_all_do_and_compresses_the_average_once_more() ->
     assert 0 < (mine[:256] - expected[:256]).norm() < 0.2 * expected.norm()
 
 
-def test_sites_take_turns_to_aggregate_over_the_fragments() -> None:
+def test_sites_take_turns_to_aggregate_over_the_rounds() -> None:
     coding = replace(INT4, reduce="aggregator")
-    assert [coding.aggregator(["x", "y"], fragment) for fragment in range(3)] == ["x", "y", "x"]
+    assert [coding.aggregator(["x", "y"], number) for number in range(3)] == ["x", "y", "x"]
     assert coding.of_last.aggregator(["x", "y"], 1) == "y"
     assert INT4.aggregator(["x", "y"], 1) is None
 

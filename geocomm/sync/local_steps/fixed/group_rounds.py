@@ -15,6 +15,7 @@ from geocomm.core.patience import Patience
 from geocomm.group.backend.runtime import ReservedTags, runtime
 from geocomm.group.backend.sites import sites
 from geocomm.group.membership import roll_call
+from geocomm.group.planning.link_table import Links
 from geocomm.sync.local_steps.fixed.round_exchange import Exchange, RoundExchange, result_of
 from geocomm.sync.local_steps.fixed.round_header import Digest
 from geocomm.sync.local_steps.model.fragments import Fragment
@@ -89,6 +90,11 @@ class GroupRounds(Rounds):
     @override
     def line_seconds(self) -> float:
         return self._line.seconds
+
+    @property
+    @override
+    def links(self) -> Links | None:
+        return None if self._world.policy is None else self._world.policy.links
 
     @override
     def sites_of(self, ranks: Sequence[int]) -> tuple[str, ...]:

@@ -89,7 +89,7 @@ class Exchange(Reduction):
     @property
     def aggregator(self) -> str | None:
         """The site that averages; None: each does."""
-        return self.coding.aggregator(self.sites, self.fragment.index)
+        return self.coding.aggregator(self.sites, self.offer.round)
 
     @property
     def senders(self) -> list[str]:

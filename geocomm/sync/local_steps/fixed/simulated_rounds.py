@@ -287,7 +287,7 @@ class SimulatedReduction(Reduction):
             self.sites.wait_for(self.site, board.frames, f"round {self.number}")
             entry, frames = self.sites.decide(self.number), [board.frames[name] for name in self.sites.names]
             values = average_frames(frames, self.fragment, entry.weights, self.coding.averaging)
-            if values is not None and self.coding.aggregator(self.sites.names, self.fragment.index):
+            if values is not None and self.coding.aggregator(self.sites.names, self.number):
                 through_frames(values, self.fragment, self.coding, self.number)
             self.average = Average(entry, values, self.residual, self.wire_bytes)
         return self.average

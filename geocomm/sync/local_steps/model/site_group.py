@@ -13,6 +13,7 @@ from torch.distributed import HashStore, PrefixStore, Store
 from geocomm.core.errors import GeocommError, InvalidArgumentError, error_of
 from geocomm.core.typed_torch import all_gather_object, all_reduce, default_store, to_list
 from geocomm.core.units import count_text
+from geocomm.group.planning.link_table import Links
 from geocomm.sync.local_steps.model.fragments import Fragment, Range
 from geocomm.sync.local_steps.model.host_memory import host_empty
 from geocomm.sync.local_steps.model.parameter_view import ParameterView
@@ -192,6 +193,11 @@ class SiteFacts(Protocol):
     """How many sites there are; None: it changes while the run goes."""
     ranks: SiteGroup
     """The ranks of this site."""
+
+    @property
+    def links(self) -> Links | None:
+        """Those between the sites, as all ranks of the run know them; None: nobody does."""
+        return None
 
     def sites_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
         """The names of the sites that have these ranks of the default process group."""

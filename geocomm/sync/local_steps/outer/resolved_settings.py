@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 
 from geocomm.codecs.codec_spec import codec_spec
 from geocomm.core.errors import InvalidArgumentError
-from geocomm.group.planning.local_estimate import LEAST_EVERY
+from geocomm.group.planning.link_table import Links
+from geocomm.group.planning.local_estimate import LEAST_EVERY, ReduceChoice, chosen_reduce
 from geocomm.sync.local_steps.model.fragments import Tensor, automatic_count
 from geocomm.sync.local_steps.outer.anchor import CARRY, Merge
 from geocomm.sync.local_steps.outer.rounds import Coding
@@ -62,10 +63,15 @@ class ResolvedSettings:
     coding: Coding
     merge: Merge
     exact_below: int
+    choice: ReduceChoice | None = None
+    """Why `reduce` is what it is, where "auto" chose it by the links."""
 
     @classmethod
-    def of(cls, given: LocalSettings, tensors: Sequence[Tensor], sites: int | None) -> ResolvedSettings:
-        """Fill in what follows from the model and the number of sites. Raises InvalidArgumentError."""
+    def of(
+        cls, given: LocalSettings, tensors: Sequence[Tensor], sites: int | None, links: Links | None = None
+    ) -> ResolvedSettings:
+        """Fill in what follows from the model, the number of sites, and the links between them, which all sites know
+        alike; None: they are not known. Raises InvalidArgumentError."""
         base = PRESETS[given.preset]
         every = LEAST_EVERY if given.every == "auto" else given.every
         overlap = given.overlap
@@ -79,15 +85,22 @@ class ResolvedSettings:
                 f"local steps: reduce='aggregator' compresses the average by the codec of the deltas, and {codec} "
                 "needs error feedback, which an average has not; take a codec such as int4, or leave out reduce"
             )
+        choice = None
+        if given.reduce == "auto" and links is not None and len(links.sites) > 1:
+            choice = chosen_reduce(sum(tensor.numel for tensor in tensors), links, codec)
+        reduce = given.reduce
+        if reduce == "auto":
+            reduce = "all" if choice is None else choice.reduce
         return cls(
             given=given,
             schedule=Schedule(every=every, fragments=fragments, overlap=overlap),
             # Times differ between equal runs, so `deterministic` keeps the first value.
             renews=given.every == "auto" and not given.deterministic,
             outer=base.outer(sites) if given.outer is None else given.outer,
-            coding=Coding(codec, decay, given.averaging, given.reduce),
+            coding=Coding(codec, decay, given.averaging, reduce),
             merge=base.merge if given.merge == "auto" else given.merge,
             exact_below=given.resolved_exact_below([tensor.shape for tensor in tensors]),
+            choice=choice,
         )
 
     def terms(self) -> dict[str, str]:
@@ -96,7 +109,7 @@ class ResolvedSettings:
         numbers |= {"outer": self.outer, "merge": self.merge, "exact_below": self.exact_below}
         shared = LocalSettings.model_fields.keys() - {"preset"}  # the other fields have what a preset stands for
         terms = {name: str(numbers.get(name, value)) for name, value in self.given if name in shared}
-        if self.given.reduce == "all":
+        if self.coding.reduce == "all":
             del terms["reduce"]  # what earlier versions wrote has none
         if self.renews:
             terms["every"] = f"auto, {self.schedule.every} at first"
@@ -117,6 +130,11 @@ def require_elastic(settings: ResolvedSettings) -> None:
         raise InvalidArgumentError(
             "local steps: deterministic=True has no meaning in an elastic run, whose rounds list the sites that were "
             "there; replaying its journal is deterministic"
+        )
+    if settings.given.reduce == "auto":
+        raise InvalidArgumentError(
+            "local steps: reduce='auto' chooses by the links of fixed sites, and those of an elastic run come and go; "
+            "set reduce='aggregator' from four sites on, or leave it out"
         )
     if settings.schedule.overlap == 0:
         raise InvalidArgumentError(

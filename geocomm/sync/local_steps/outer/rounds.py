@@ -100,12 +100,12 @@ class Coding:
         """That of last rounds, which carry weights."""
         return Coding("none", 1.0, "mean", self.reduce)
 
-    def aggregator(self, sites: Sequence[str], fragment: int) -> str | None:
-        """The one of the sites that averages the deltas of a fragment; None: each does.
+    def aggregator(self, sites: Sequence[str], number: int) -> str | None:
+        """The one of the sites that averages the deltas of the round of this number; None: each does.
 
-        It is the same in all rounds of the fragment, and another one for the next fragment: the work is shared.
+        Sites take turns over the rounds: so the work is shared also where they are more than the fragments.
         """
-        return None if self.reduce == "all" else sites[fragment % len(sites)]
+        return None if self.reduce == "all" else sites[number % len(sites)]
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ Merge = Annotated[
 ]
 Averaging = Literal["auto", "mean", "radial"]
 Reduce = Literal["all", "aggregator"]
+ReduceGiven = Reduce | Auto
 
 
 @dataclass(frozen=True)
@@ -95,11 +96,12 @@ class LocalSettings(CodecSettings):
     averaging: Averaging = "auto"
     """How deltas are averaged. mean; radial: the mean length times the mean direction (Decoupled DiLoCo, arXiv
     2604.21428), which was worse with eight sites. auto: the mean."""
-    reduce: Reduce = "all"
+    reduce: ReduceGiven = "all"
     """Where deltas are averaged. all: each site sends its delta to every other one, and all average. aggregator: to one
     site, which averages, compresses the average by the same codec once more, and sends it to all. Sites take turns over
-    the fragments, so each sends and receives less than two deltas a round, however many sites there are. Not with
-    topk and loco."""
+    the rounds, so each sends and receives less than two deltas a round, however many sites there are. Not with topk
+    and loco. auto: with fixed sites what takes less time by the job's links, where an aggregator has to save a tenth;
+    the log says which, and `geocomm plan` before that."""
     weights: Literal["steps", "tokens"] = "steps"
     """What a site's delta counts by: its optimizer steps, or its tokens (`LocalSteps.count_tokens`)."""
     buffers: Literal["refuse", "local"] = "refuse"
