@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import statistics
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from geocomm.core.records import line_of
-from geocomm.elastic.journal.entries import FRAME_BYTES, Entry, Round
+from geocomm.elastic.journal.entries import FRAME_BYTES, AnyRound, Entry
 from geocomm.elastic.journal.messages import (
     PROTOCOL_VERSION,
     Applied,
@@ -28,10 +30,22 @@ from geocomm.elastic.journal.messages import (
     Owner,
     RanksUp,
     ReadySaid,
+    Sum,
+    Summed,
 )
 from geocomm.elastic.journal.run_state import EMPTY, RunState
 from geocomm.elastic.journal.sequencer import Sequencer
-from geocomm.elastic.journal.sequencer_events import Append, Came, Close, Event, LeaderSettings, Said, Send, Tick
+from geocomm.elastic.journal.sequencer_events import (
+    Action,
+    Append,
+    Came,
+    Close,
+    Event,
+    LeaderSettings,
+    Said,
+    Send,
+    Tick,
+)
 from geocomm.lab.bench.bench_report import Conditions, page, table_lines
 
 RESULT = Path(__file__).parent / "results" / "leader.md"
@@ -45,16 +59,17 @@ _CYCLES = 2
 class LedBench:
     """A leader, and the sites that it hears."""
 
-    def __init__(self, sites: int, fragments: int) -> None:
+    def __init__(self, sites: int, fragments: int, reduce: str) -> None:
         self.sites = [f"site-{number:03d}" for number in range(sites)]
         self.fragments = fragments
         self.entries: list[Entry] = []
         self.cpu_s = 0.0
         self._now = 1000.0
-        self._attempt = -1
-        model = Model(
-            settings={"codec": "int4", FRAME_BYTES: "1000000"}, layout="1" * 32, fragments=fragments, every=EVERY
-        )
+        self._open: Open | None = None
+        self._asked: Sum | None = None
+        self._reduce = reduce
+        settings = {"codec": "int4", FRAME_BYTES: "1000000", "reduce": reduce}
+        model = Model(settings=settings, layout="1" * 32, fragments=fragments, every=EVERY)
         terms = LeaderSettings(wait_for=frozenset(self.sites))
         self._sequencer = Sequencer(RunState(), terms, self._hash_at, lambda: "1" * 32)
         for number, name in enumerate(self.sites):
@@ -79,40 +94,75 @@ class LedBench:
     def round(self, fragment: int, version: int) -> None:
         """All that is said in one."""
         step = EVERY * version + fragment + 1
-        for name in self.sites:
-            self._on(Said(name, Due(fragment=fragment, version=version)))
+        self._on(*(Said(name, Due(fragment=fragment, version=version)) for name in self.sites))
+        assert self._open is not None
+        attempt = self._open.attempt
         frames = {name: _hex(f"{name} {fragment} {version}") for name in self.sites}
-        for name, frame in frames.items():
-            self._on(
-                Said(
-                    name,
-                    Offer(
-                        fragment=fragment,
-                        version=version,
-                        attempt=self._attempt,
-                        frame=frame,
-                        coded_bytes=500_000,
-                        exact_bytes=1_000,
-                        weight=EVERY,
-                        step=step,
-                        squared_norm=1.25,
-                        lr=0.001,
-                        every=0,
-                        taken=4096 * step,
-                    ),
-                )
+        offers = [
+            Said(
+                name,
+                Offer(
+                    fragment=fragment,
+                    version=version,
+                    attempt=attempt,
+                    frame=frame,
+                    coded_bytes=500_000,
+                    exact_bytes=1_000,
+                    weight=EVERY,
+                    step=step,
+                    squared_norm=1.25,
+                    lr=0.001,
+                    every=0,
+                    taken=4096 * step,
+                ),
             )
-        for name in self.sites:
-            for maker, frame in frames.items():
-                if maker != name:
-                    self._on(
-                        Said(name, Hold(fragment=fragment, version=version, site=maker, frame=frame, by_mail=True))
-                    )
-        for name in self.sites:
-            self._on(
-                Said(name, Applied(fragment=fragment, version=version + 1, digest=_hex(f"{fragment}{version}")[:32]))
+            for name, frame in frames.items()
+        ]
+        self._on(*offers)
+        if self._reduce == "all":
+            self._hold(fragment, version, self.sites, frames)
+        else:
+            self._average(fragment, version, frames)
+        digest = _hex(f"{fragment}{version}")[:32]
+        said = Applied(fragment=fragment, version=version + 1, digest=digest)
+        self._on(*(Said(name, said) for name in self.sites), Tick())
+
+    def _hold(self, fragment: int, version: int, holders: Iterable[str], frames: Mapping[str, str]) -> None:
+        """Sites have the frames of others on disk."""
+        holds = [
+            Said(name, Hold(fragment=fragment, version=version, site=maker, frame=frame, by_mail=True))
+            for name in holders
+            for maker, frame in frames.items()
+            if maker != name
+        ]
+        self._on(*holds)
+
+    def _average(self, fragment: int, version: int, frames: Mapping[str, str]) -> None:
+        """The aggregator has all frames and averages them, and all get the average."""
+        opened = self._open
+        assert opened is not None
+        assert opened.aggregator is not None
+        by = opened.aggregator
+        self._hold(fragment, version, [by.site], frames)
+        asked = self._asked
+        assert asked is not None
+        assert asked.attempt == by.attempt
+        average = _hex(f"{fragment} {version}")
+        self._on(
+            Said(
+                by.site,
+                Summed(
+                    fragment=fragment,
+                    version=version,
+                    attempt=by.attempt,
+                    frame=average,
+                    coded_bytes=500_000,
+                    exact_bytes=1_000,
+                    counts=tuple(one.site for one in asked.members),
+                ),
             )
-        self._on(Tick())
+        )
+        self._hold(fragment, version, self.sites, {by.site: average})
 
     def beat(self) -> None:
         """All sites say how they do."""
@@ -121,7 +171,7 @@ class LedBench:
 
     def check(self, cycles: int) -> int:
         """The journal says what it should. The bytes of its last round."""
-        rounds = [entry for entry in self.entries if isinstance(entry, Round)]
+        rounds = [entry for entry in self.entries if isinstance(entry, AnyRound)]
         assert len(rounds) == cycles * self.fragments
         assert all([one.site for one in entry.members] == self.sites for entry in rounds)
         assert RunState.of(self.entries).versions == [cycles] * self.fragments
@@ -134,27 +184,33 @@ class LedBench:
     def _hash_at(self, index: int) -> str | None:
         return EMPTY.hash if index < 0 else self.entries[index].hash if index < len(self.entries) else None
 
-    def _on(self, event: Event) -> None:
-        self._now += 1e-5
+    def _on(self, *events: Event) -> None:
+        """The leader hears these, one after the other. The clock is read once for all: that takes longer than many of
+        them."""
         began = time.thread_time()
-        actions = self._sequencer.on(event, self._now)
+        all_actions: list[list[Action]] = []
+        for event in events:
+            self._now += 1e-5
+            all_actions.append(self._sequencer.on(event, self._now))
         self.cpu_s += time.thread_time() - began
-        for action in actions:
+        for action in itertools.chain(*all_actions):
             if isinstance(action, Append):
                 self.entries.append(action.entry)
             elif isinstance(action, Close):
                 raise AssertionError(f"{action.site}: {action.why}")
             elif isinstance(action, Send) and isinstance(action.message, Open):
-                self._attempt = action.message.attempt
+                self._open = action.message
+            elif isinstance(action, Send) and isinstance(action.message, Sum):
+                self._asked = action.message
 
 
 def _hex(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def measure(sites: int, fragments: int) -> tuple[float, float, int]:
+def measure(sites: int, fragments: int, reduce: str) -> tuple[float, float, int]:
     """Milliseconds of CPU of a round: the median and the most; and bytes of an entry."""
-    led = LedBench(sites, fragments)
+    led = LedBench(sites, fragments, reduce)
     took: list[float] = []
     for version in range(_CYCLES):
         for fragment in range(fragments):
@@ -177,11 +233,15 @@ def main() -> None:
     conditions = Conditions.here(f"python benchmarks/bench_leader.py{' --write' if args.write else ''}")
     rows: list[list[str]] = []
     for sites in args.sites:
-        median, most, size = measure(sites, args.fragments)
-        rows.append([str(sites), f"{median:.1f}", f"{most:.1f}", f"{size / 1024:.1f}"])
-        print(*rows[-1], flush=True)
-    table = table_lines(("sites", "CPU of a round, median, ms", "most, ms", "entry, KiB"), rows)
-    text = f"{args.fragments} fragments. All sites offer a frame, hold those of all others, and are listed."
+        for reduce in ("all", "aggregator"):
+            median, most, size = measure(sites, args.fragments, reduce)
+            rows.append([reduce, str(sites), f"{median:.1f}", f"{most:.1f}", f"{size / 1024:.1f}"])
+            print(*rows[-1], flush=True)
+    table = table_lines(("reduce", "sites", "CPU of a round, median, ms", "most, ms", "entry, KiB"), rows)
+    text = (
+        f"{args.fragments} fragments. All sites offer a frame, which all others or the aggregator hold, and are "
+        "listed. CPU is that of the sequencer alone: it neither writes the journal nor its lines."
+    )
     if args.write:
         RESULT.write_text(page("The leader's cost of a round", conditions, text, *table) + "\n")
 
