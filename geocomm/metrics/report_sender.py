@@ -31,7 +31,7 @@ from geocomm.metrics.training import training
 from geocomm.security.key_folder import certificate_ends
 
 VERSION = 4
-"""What the rank that makes a report, collectors, and readers of a run store must agree on."""
+"""What the rank that makes a report and collectors must agree on."""
 MAX_PACKED_BYTES = 128 << 10
 """The longest report as it travels: what Linux keeps of a connection by default, until it is read, has room for it."""
 INTERVAL_S = 1.0

@@ -16,20 +16,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic_core import from_json, to_json
+from pydantic_core import SchemaValidator, from_json, to_json
 
 from geocomm.core.bad_input import BadInput
 from geocomm.core.units import DAY_S
 from geocomm.metrics.report_sender import VERSION
 from geocomm.observe.telemetry.report import Report, Row
+from geocomm.observe.telemetry.report_rows import OPERATION, ROUND, STEP, rows
 
 FILE_NAME = "telemetry.sqlite"
+FORMAT = 4
+"""What those who write and read a file must agree on: its tables, and what a field that stays means. Reports of an
+earlier `VERSION` are read as if they came now: what their fields lack is what a sender may leave out."""
 _APPLICATION_ID = 0x67637465
 _SQLITE = b"SQLite format 3\0"
 _KEPT_S = ((3600.0, 10.0), (2 * DAY_S, 60.0))
 """(age, interval): of reports older than `age`, one in `interval` is kept."""
 _FOR_EVER = 1e12
 _DETAILS = ("operations", "rounds")
+_KINDS = {
+    kind: SchemaValidator(rows(one)) for kind, one in (("operations", OPERATION), ("rounds", ROUND), ("steps", STEP))
+}
 _APART = {"stats", "events", *_DETAILS}
 """Fields of a report that have a column, or rows, of their own; `said` has the others."""
 _LOOK_EVERY_S = 3600.0
@@ -229,24 +236,24 @@ class RunStore:
         first."""
         column = _column_of(kind)
         reports = self._db.execute(
-            f"SELECT at, site, rank, process, {column} FROM reports WHERE at > ? AND at <= ? AND {column} IS NOT NULL "
-            "ORDER BY at",
+            f"SELECT at, site, rank, process, said ->> '$.version', {column} FROM reports "
+            f"WHERE at > ? AND at <= ? AND {column} IS NOT NULL ORDER BY at",
             (since, until),
         )
-        for at, site, rank, process, text in reports:
-            for row in from_json(text).get(kind, ()):
+        for at, site, rank, process, version, text in reports:
+            for row in _rows_of(kind, version, text):
                 yield at, Rank(site, rank, process), row
 
     def newest(self, kind: str, rank: Rank, until: float = _FOR_EVER) -> Iterator[Row]:
         """Rows of a kind of one process, the newest first."""
         column = _column_of(kind)
         reports = self._db.execute(
-            f"SELECT {column} FROM reports WHERE site = ? AND rank = ? AND process = ? AND at <= ? "
-            f"AND {column} IS NOT NULL ORDER BY at DESC",
+            f"SELECT said ->> '$.version', {column} FROM reports WHERE site = ? AND rank = ? AND process = ? "
+            f"AND at <= ? AND {column} IS NOT NULL ORDER BY at DESC",
             (rank.site, rank.rank, rank.process, until),
         )
-        for (text,) in reports:
-            yield from reversed(from_json(text).get(kind, ()))
+        for version, text in reports:
+            yield from reversed(_rows_of(kind, version, text))
 
     def events(
         self, since: float = 0.0, until: float = _FOR_EVER, *, site: str | None = None, kind: str = ""
@@ -307,7 +314,7 @@ class RunStore:
             "CREATE INDEX events_at ON events (at);"
             "CREATE INDEX events_of_site ON events (site, at);"
             f"PRAGMA application_id={_APPLICATION_ID};"
-            f"PRAGMA user_version={VERSION};"
+            f"PRAGMA user_version={FORMAT};"
             "COMMIT;"
         )
 
@@ -316,10 +323,10 @@ class RunStore:
         found, version = (
             self._db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
         )
-        if (found, version) != (_APPLICATION_ID, VERSION):
+        if (found, version) != (_APPLICATION_ID, FORMAT):
             self.close()
             raise NoStoreError(
-                f"{self.path} is no run store of this version of geocomm (format {version}, not {VERSION}): move the "
+                f"{self.path} is no run store of this version of geocomm (format {version}, not {FORMAT}): move the "
                 "file away or name another folder for a new run; the version that wrote it reads it"
             )
 
@@ -341,7 +348,14 @@ def _of_last_start(found: list[tuple[float, Received]]) -> list[Received]:
 
 def _received(at: float, lost: int, said: str, stats: str, details: str | None = None) -> Received:
     values: Row = {**from_json(said), "stats": from_json(stats), **(from_json(details) if details else {})}
+    if values.get("version", VERSION) != VERSION:
+        return Received(at, Report.model_validate(values | {"version": VERSION}), lost)
     return Received(at, Report.model_construct(**values), lost)
+
+
+def _rows_of(kind: str, version: int | None, text: str) -> list[Row]:
+    found: list[Row] = from_json(text).get(kind, [])
+    return found if version in (VERSION, None) else _KINDS[kind].validate_python(found)
 
 
 def _column_of(kind: str) -> str:

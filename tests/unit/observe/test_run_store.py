@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from geocomm.core.units import DAY_S
 from geocomm.observe.telemetry import run_store
 from geocomm.observe.telemetry.report import BadReportError, Report
+from geocomm.observe.telemetry.overview import overview
 from geocomm.observe.telemetry.run_store import NoStoreError, RunStore
 from support.effort import effort
 from support.reports import keep, line, operation
@@ -93,6 +94,25 @@ def test_a_store_of_another_format_is_refused_in_words_and_stays_as_it_is(tmp_pa
         with pytest.raises(NoStoreError, match=r"format 2, not 4.*move the file away"):
             RunStore(tmp_path, write=write)
     assert (tmp_path / "telemetry.sqlite").read_bytes() == before
+
+
+def test_reports_of_an_earlier_version_are_read_without_what_they_did_not_have_yet(tmp_path: Path) -> None:
+    store = RunStore(tmp_path, write=True)
+    keep(store, report(1, stats={"operations": 7}, operations=[operation(1)], training={"step": 3}), 1.0)
+    store.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "telemetry.sqlite", isolation_level=None)) as old:
+        old.execute(
+            "UPDATE reports SET said = json_set(said, '$.version', 1), stats = json_remove(stats, '$.relayed_bytes'), "
+            "details = json_remove(details, '$.operations[0].coding_ns')"
+        )
+    with contextlib.closing(RunStore(tmp_path)) as store:
+        (last,) = store.latest()
+        assert (last.report.stats["operations"], last.report.stats["relayed_bytes"]) == (7, 0)
+        assert last.report.training == {"step": 3}
+        ((_, row),) = store.rows("operations")
+        assert row["coding_ns"] == 0
+        assert next(store.newest("operations", last.rank))["coding_ns"] == 0
+        overview(store, 1.0)
 
 
 @pytest.mark.skipif(shutil.which("sqlite3") is None, reason="needs sqlite3 (apt install sqlite3)")
