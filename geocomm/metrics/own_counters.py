@@ -1,4 +1,7 @@
-"""What agents and collectors count of their own work: each has a file in its folder, which `/metrics` reads."""
+"""What agents and collectors count of their own work: each has a file in its folder, which `/metrics` reads.
+
+`observe.telemetry.run_numbers` declares them (`StoreNumbers`).
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,6 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-COUNTERS = {
-    "collector_reports_kept": "reports that the run store's collector has kept since it started",
-    "collector_reports_refused": "reports that the run store's collector has refused since it started",
-    "collector_reports_dropped": "reports that the run store's collector could not keep or pass on since it started",
-    "agent_connections": "connections of the site's agent to the leader; each after the first is a reconnection",
-    "leader_entries": "journal entries that the site's agent has committed as the leader",
-    "leader_commit_seconds": "seconds in which the site's agent committed journal entries, also to etcd",
-    "leader_frames_left_out": "frames that the site's agent, as the leader, let no round take: far longer than usual",
-    "data_repeated_tokens": "tokens that sites had read and read again after a failure, since the site's agent leads",
-}
-"""Name without `geocomm_` and `_total`, and help."""
 _EVERY_S = 5.0
 
 

@@ -8,8 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from geocomm.core.units import DAY_S
+from geocomm.observe.alerts.conditions import Condition, LookBack, Written
 from geocomm.observe.telemetry.last_reports import SILENT_SECONDS
-from geocomm.observe.telemetry.metric_expressions import Always, Expression, MetricValue
+from geocomm.observe.telemetry.numbers import Labels, NumberRow
+from geocomm.observe.telemetry.overview_links import LinkState
+from geocomm.observe.telemetry.overview_sites import SiteOverview
+from geocomm.observe.telemetry.run_numbers import Heard, LeaderNumbers, MemberNumbers, RecentEvents, StoreNumbers
 
 PREFIX = "Geocomm"
 """How the names in Prometheus begin, where other programs have alerts too."""
@@ -28,70 +32,81 @@ class Severity(enum.StrEnum):
     """Somebody should look now."""
 
 
-class AlertScope(enum.Enum):
-    """What an alert is about; the value: the labels that it has."""
-
-    RUN = ""
-    SITE = "site"
-    LINK = "site peer_site"
-    """What a site sends another. It is no news while one of the two is silent."""
-
-    @property
-    def labels(self) -> Sequence[str]:
-        """Their names. The value is no tuple: until Python 3.11.4 the one without elements becomes an `object()`."""
-        return self.value.split()
-
-
 @dataclass(frozen=True)
 class AlertRule:
     """One alert at one severity."""
 
     name: str
     severity: Severity
-    scope: AlertScope
-    when: Expression
+    of: type[NumberRow]
+    """The rows that it looks at, each by itself."""
     for_seconds: float
     """How many seconds it has to be so before the alert fires."""
+    when: Condition | str
+    """A text is PromQL, which only Prometheus evaluates."""
     text: str
-    """With {site} and {peer_site}."""
+    """With {site}, and {peer_site}, where the alert is about these."""
     fix: str
-    only_prometheus: bool = field(default=False, kw_only=True)
-    """The collector's own evaluation leaves it out."""
+    kind: str = field(default="", kw_only=True)
+    """Of the rows by kind, those that are meant."""
 
     @property
     def docs(self) -> str:
         """Where the documentation has it."""
         return f"{_REFERENCE}#{self.name.lower()}"
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels that its texts name."""
+        return tuple(name for name in ("site", "peer_site") if f"{{{name}}}" in self.text)
 
-def _site(name: str) -> MetricValue:
-    return MetricValue(f"geocomm_{name}")
+    def promql(self, looks_back: dict[LookBack, float] | None = None) -> str:
+        """The condition in PromQL. looks_back: as of `Written`."""
+        if isinstance(self.when, str):
+            return self.when
+        chosen = f'{{kind="{self.kind}"}}' if self.kind else ""
+        return self.when(Written(self.of, chosen, looks_back)).text
 
-
-def _link(name: str) -> MetricValue:
-    return MetricValue(f"geocomm_site_link_{name}")
-
-
-def _recent(kind: str) -> Expression:
-    return MetricValue("geocomm_site_recent_events", (("kind", kind),)) > 0
-
-
-def _retransmitted_above(share: float) -> Expression:
-    sent = _link("tcp_sent_bytes_total").growth(10)
-    return (_link("retransmitted_bytes_total").growth(10) > sent * share) & (sent > 10 * _MIB)
-
-
-def _is_full(disk: str) -> Expression:
-    free, size = MetricValue(f"geocomm_{disk}_free_bytes"), MetricValue(f"geocomm_{disk}_size_bytes")
-    return (free < size * 0.05) & (free < 10 * 1024 * _MIB)
+    def means(self, labels: Labels) -> bool:
+        """Whether the row with these labels is of its kind."""
+        return not self.kind or ("kind", self.kind) in labels
 
 
-_silent = MetricValue("geocomm_site_report_age_seconds")
-_step_age = _site("train_step_age_seconds")
-_clock = _link("clock_offset_seconds").magnitude() - _link("clock_error_seconds")
-_loss_jump = _site("train_loss_least") - _site("train_loss_median")
-_egress = _site("site_egress_dollars_total").growth(60)
-_certificate = _site("site_certificate_left_seconds")
+def _is_full(disk: Any) -> Any:
+    return (disk.free_bytes < disk.size_bytes * 0.05) & (disk.free_bytes < 10 * 1024 * _MIB)
+
+
+def _is_full_there(site: Any) -> Any:
+    return (site.disk_free_bytes < site.disk_size_bytes * 0.05) & (site.disk_free_bytes < 10 * 1024 * _MIB)
+
+
+def _retransmitted_above(share: float) -> Condition:
+    def holds(link: Any) -> Any:
+        sent = link.grown(10).tcp_bytes_sent
+        return (link.grown(10).retransmitted_bytes > sent * share) & (sent > 10 * _MIB)
+
+    return holds
+
+
+def _is_link_below_plan(link: Any) -> Any:
+    is_below = link.bytes_per_second < link.planned_bytes_per_second * 0.7
+    return is_below & (link.busy_share > 0.9) & (link.rtt_seconds > link.least_rtt_seconds * 1.5)
+
+
+def _jumps(site: Any) -> Any:
+    jump = site.loss_least - site.loss_median
+    return (jump > 0.2) & (jump > site.loss_spread * 6) & (site.loss_settling == 0)
+
+
+def _is_rtt_inflated(link: Any) -> Any:
+    is_long = link.rtt_seconds > link.least_rtt_seconds * 3
+    return is_long & (link.rtt_seconds - link.least_rtt_seconds > 0.1)
+
+
+def _is_checkpoint_old(site: Any) -> Any:
+    is_late = site.checkpoint_age_seconds > site.checkpoint_interval_seconds * 3
+    return is_late & (site.checkpoint_age_seconds > 300)
+
 
 _WARNING, _CRITICAL = Severity.WARNING, Severity.CRITICAL
 
@@ -109,176 +124,189 @@ RUN_DISK_FULL = "RunDiskFull"
 # sites").
 RULES: tuple[AlertRule, ...] = (
     AlertRule(
-        *(SITE_SILENT, _WARNING, AlertScope.SITE, _silent > SILENT_SECONDS, 0),
+        *(SITE_SILENT, _WARNING, Heard, 0),
+        lambda site: site.age_seconds > SILENT_SECONDS,
         f"a rank of {{site}} has not reported for {SILENT_SECONDS:g} s",
         "see whether its processes and its line are there: geocomm hang FOLDER names ranks that others wait for",
     ),
     AlertRule(
-        *(SITE_SILENT, _CRITICAL, AlertScope.SITE, _silent > 120, 0),
+        *(SITE_SILENT, _CRITICAL, Heard, 0),
+        lambda site: site.age_seconds > 120,
         "a rank of {site} has not reported for two minutes",
         "start the site again; without an elastic run, the whole job, from its last checkpoint",
     ),
     AlertRule(
-        *("TrainingStalled", _CRITICAL, AlertScope.SITE),
-        (_step_age > 60) & (_step_age > _site("train_mean_step_seconds") * 5),
-        0,
+        *("TrainingStalled", _CRITICAL, SiteOverview, 0),
+        lambda site: (site.no_step_seconds > 60) & (site.no_step_seconds > site.mean_step_seconds * 5),
         "{site} reports, but has ended no step for a minute and for five times a step's time",
         "geocomm hang FOLDER says who has not come to which operation",
     ),
     AlertRule(
-        *("LossNotFinite", _CRITICAL, AlertScope.SITE, _site("train_ranks_not_finite") > 0, 0),
+        *("LossNotFinite", _CRITICAL, SiteOverview, 0),
+        lambda site: site.ranks_not_finite > 0,
         "the loss at {site} is NaN or infinite",
         "stop, and go back to a checkpoint with a smaller learning rate; look at that site's data",
     ),
     AlertRule(
-        *("LossSpike", _WARNING, AlertScope.SITE),
-        (_loss_jump > 0.2) & (_loss_jump > _site("train_loss_spread") * 6) & _site("train_loss_settling").equals(0),
-        0,
+        *("LossSpike", _WARNING, SiteOverview, 0),
+        _jumps,
         "the last 3 losses at {site} are far above the 64 before",
         "look at that site's data and learning rate; go back to a checkpoint if the loss stays high",
     ),
     AlertRule(
-        *("WeightsNotFinite", _CRITICAL, AlertScope.SITE),
-        _site("train_rounds_not_finite_total").growth(30) > 0,
-        0,
+        *("WeightsNotFinite", _CRITICAL, SiteOverview, 0),
+        lambda site: site.grown(30).rounds_not_finite > 0,
         "weights of {site} were NaN or infinite: a round of local steps went on without them",
         "look at that site's learning rate and data",
     ),
     AlertRule(
-        *("ReplicasDiverged", _CRITICAL, AlertScope.SITE, _recent("replicas_differ"), 0),
+        *("ReplicasDiverged", _CRITICAL, RecentEvents, 0),
+        lambda events: events.count > 0,
         "replicas have come apart; check_replicas at {site} says which",
         "go back to a checkpoint on all ranks; test the memory of a rank that differs alone",
+        kind="replicas_differ",
     ),
     AlertRule(
-        *("ResidualGuard", _WARNING, AlertScope.SITE, _recent("codec_fallback"), 0),
+        *("ResidualGuard", _WARNING, RecentEvents, 0),
+        lambda events: events.count > 0,
         "a gradient hook at {site} took a finer codec, since the one asked for lost too much",
         "ask for a finer preset from the start, or more warm-up",
+        kind="codec_fallback",
     ),
     AlertRule(
-        *("Straggler", _WARNING, AlertScope.SITE, _site("train_pace_ratio") < 0.7, 300),
+        *("Straggler", _WARNING, SiteOverview, 300),
+        lambda site: site.pace < 0.7,
         "sites wait for {site}: its steps take 1.4 times those of the quickest, without waits",
         "give it a smaller share of the batch; geocomm why FOLDER says what it costs",
     ),
     AlertRule(
-        *("LinkBelowPlan", _WARNING, AlertScope.LINK),
-        (_link("rate_bytes_per_second") < _link("planned_rate_bytes_per_second") * 0.7)
-        & (_link("busy_ratio") > 0.9)
-        & (_link("rtt_seconds") > _link("least_rtt_seconds") * 1.5),
-        600,
+        *("LinkBelowPlan", _WARNING, LinkState, 600),
+        _is_link_below_plan,
         "{site} sends {peer_site} less than 0.7 of the planned rate, though the link is always busy",
         "measure with geocomm bench link, then correct GEOCOMM_LINKS; ask the provider",
     ),
     AlertRule(
-        *("Retransmits", _WARNING, AlertScope.LINK, _retransmitted_above(0.01), 60),
+        *("Retransmits", _WARNING, LinkState, 60),
+        _retransmitted_above(0.01),
         "TCP sends more than 1 % again from {site} to {peer_site}",
         "use BBR, and GEOCOMM_MAX_PACING_BPS a little below the link's rate; ask the provider",
     ),
     AlertRule(
-        *("Retransmits", _CRITICAL, AlertScope.LINK, _retransmitted_above(0.05), 60),
+        *("Retransmits", _CRITICAL, LinkState, 60),
+        _retransmitted_above(0.05),
         "TCP sends more than 5 % again from {site} to {peer_site}",
         "use BBR, and GEOCOMM_MAX_PACING_BPS a little below the link's rate; ask the provider",
     ),
     AlertRule(
-        *("RttInflated", _WARNING, AlertScope.LINK),
-        (_link("rtt_seconds") > _link("least_rtt_seconds") * 3)
-        & (_link("rtt_seconds") - _link("least_rtt_seconds") > 0.1),
-        600,
+        *("RttInflated", _WARNING, LinkState, 600),
+        _is_rtt_inflated,
         "round trips from {site} to {peer_site} take three times the least: a queue fills on the way",
         "GEOCOMM_MAX_PACING_BPS a little below the link's rate",
     ),
     AlertRule(
-        *("LinkOutages", _WARNING, AlertScope.LINK, _link("worst_pair_outages_total").growth(15) > 3, 0),
+        *("LinkOutages", _WARNING, LinkState, 0),
+        lambda link: link.grown(15).most_outages > 3,
         "connections from {site} to {peer_site} broke more than 3 times in 15 minutes",
         "an idle timeout, a NAT that forgets, a link that fails: GEOCOMM_LOG=info says why",
     ),
     AlertRule(
-        *("ClockSkew", _WARNING, AlertScope.LINK, _clock > 0.05, 600),
+        *("ClockSkew", _WARNING, LinkState, 600),
+        lambda link: abs(link.clock_offset_seconds) - link.clock_error_seconds > 0.05,
         "the clocks of {site} and {peer_site} are more than 50 ms apart",
         "run chrony or another NTP client on both",
     ),
     AlertRule(
-        *("ClockSkew", _CRITICAL, AlertScope.LINK, _clock > 1, 600),
+        *("ClockSkew", _CRITICAL, LinkState, 600),
+        lambda link: abs(link.clock_offset_seconds) - link.clock_error_seconds > 1,
         "the clocks of {site} and {peer_site} are more than a second apart",
         "run chrony or another NTP client on both",
     ),
     AlertRule(
-        *("CertificateExpiry", _WARNING, AlertScope.SITE, _certificate < 14 * DAY_S, 0),
+        *("CertificateExpiry", _WARNING, SiteOverview, 0),
+        lambda site: site.certificate_left_seconds < 14 * DAY_S,
         "the certificate of {site} expires within 14 days",
         "geocomm keys renew",
     ),
     AlertRule(
-        *("CertificateExpiry", _CRITICAL, AlertScope.SITE, _certificate < 7 * DAY_S, 0),
+        *("CertificateExpiry", _CRITICAL, SiteOverview, 0),
+        lambda site: site.certificate_left_seconds < 7 * DAY_S,
         "the certificate of {site} expires within 7 days",
         "geocomm keys renew",
     ),
     AlertRule(
-        *("EgressBudget", _WARNING, AlertScope.SITE, _egress * 24 > _site("site_egress_budget_dollars"), 0),
+        *("EgressBudget", _WARNING, SiteOverview, 0),
+        lambda site: site.grown(60).egress_dollars * 24 > site.egress_dollars_per_day,
         "what {site} sent other sites within an hour cost more than a 24th of its GEOCOMM_EGRESS_BUDGET",
         "a coarser codec, or exchange less often: geocomm plan --price says what each would cost",
     ),
     AlertRule(
         # Ranks look at their disks once a minute: they tell first of one that both lie on.
-        *(DISK_FULL, _CRITICAL, AlertScope.RUN, _is_full("disk"), 120),
+        *(DISK_FULL, _CRITICAL, StoreNumbers, 120),
+        _is_full,
         "the disk of the run store has less than 5 % and 10 GiB left",
         "free room there; training continues, but telemetry is dropped once it is full",
     ),
     AlertRule(
-        *(RUN_DISK_FULL, _CRITICAL, AlertScope.SITE, _is_full("site_disk"), 0),
+        *(RUN_DISK_FULL, _CRITICAL, SiteOverview, 0),
+        _is_full_there,
         "the disk of the run folder of {site} has less than 5 % and 10 GiB left",
         "free room there: once it is full, the site trains on and does not count",
     ),
     AlertRule(
-        *("CheckpointOld", _WARNING, AlertScope.SITE),
-        (_site("train_checkpoint_age_seconds") > _site("train_checkpoint_interval_seconds") * 3)
-        & (_site("train_checkpoint_age_seconds") > 300),
-        0,
+        *("CheckpointOld", _WARNING, SiteOverview, 0),
+        _is_checkpoint_old,
         "the last checkpoint of {site} is older than three times the interval before it",
         "look at the disk and the log of the rank that writes it",
     ),
     AlertRule(
-        *("MemberAway", _WARNING, AlertScope.SITE, MetricValue("geocomm_member_away").equals(1), 300),
+        *("MemberAway", _WARNING, MemberNumbers, 300),
+        lambda member: member.is_away == 1,
         "{site} has been away from the elastic run for five minutes",
         "start it again, or geocomm members remove",
     ),
     AlertRule(
-        *("LeaderInDoubt", _CRITICAL, AlertScope.RUN, MetricValue("geocomm_leader_in_doubt").equals(1), 0),
+        *("LeaderInDoubt", _CRITICAL, LeaderNumbers, 0),
+        lambda run: run.in_doubt == 1,
         "two sites lead the elastic run, or the one that leads lacks the journal that others have",
         "the log of the agent there says which sites, and what to do: promote one, or start others with empty folders",
     ),
     AlertRule(
-        *("FrameLeftOut", _WARNING, AlertScope.SITE, _site("leader_frames_left_out_total").growth(15) > 0, 0),
+        *("FrameLeftOut", _WARNING, StoreNumbers, 0),
+        lambda own: own.grown(15).leader_frames_left_out > 0,
         "{site}, which leads, has left out a delta that was 50 times as long as usual: a site may diverge",
         "the log of the agent there says which site: look at its loss, and start its ranks again, or end them",
     ),
     AlertRule(
-        *("SnapshotLost", _WARNING, AlertScope.SITE, _recent("snapshot_lost"), 0),
+        *("SnapshotLost", _WARNING, RecentEvents, 0),
+        lambda events: events.count > 0,
         "{site} could not keep a snapshot of the elastic run; its event snapshot_lost says which, and why",
         "free room on the disk of its run folder; geocomm snapshot ls says which other sites have it",
+        kind="snapshot_lost",
     ),
     AlertRule(
-        *("SnapshotNotKept", _WARNING, AlertScope.RUN, MetricValue("geocomm_snapshot_not_kept").equals(1), 300),
+        *("SnapshotNotKept", _WARNING, LeaderNumbers, 300),
+        lambda run: run.snapshot_not_kept == 1,
         "too few sites have the last snapshot of the elastic run after five minutes",
         "the log of the leader says which site lacks it, and the log of that site why",
     ),
     AlertRule(
-        *("TelemetryLost", _WARNING, AlertScope.SITE),
-        _site("site_reports_dropped_total").growth(10) > _site("site_reports_total").growth(10) * 0.01,
-        60,
+        *("TelemetryLost", _WARNING, SiteOverview, 60),
+        lambda site: site.grown(10).reports_lost > site.grown(10).reports * 0.01,
         "more than 1 % of the reports of {site} do not arrive",
         "the logs of its collector and of the run store's say why: a line that breaks, a full disk, refused reports; "
         "where they say nothing, leave both a share of a core",
     ),
     AlertRule(
-        *("DashboardDown", _WARNING, AlertScope.RUN, MetricValue("up", (("job", "geocomm"),)).equals(0), 60),
+        *("DashboardDown", _WARNING, NumberRow, 60),
+        'up{job="geocomm"} == 0',
         "geocomm dashboard does not answer, so that no alert of a run can fire",
         "start it again: geocomm dashboard FOLDER",
-        only_prometheus=True,
     ),
     AlertRule(
-        *("Watchdog", Severity.NONE, AlertScope.RUN, Always(), 0),
+        *("Watchdog", Severity.NONE, NumberRow, 0),
+        "vector(1)",
         "always there: let who receives it say when it stops",
         "nothing",
-        only_prometheus=True,
     ),
 )
 
@@ -289,11 +317,11 @@ def prometheus_rules() -> dict[str, Any]:
 
 
 def _prometheus_rule(rule: AlertRule) -> dict[str, Any]:
-    labels = {name: f"{{{{ $labels.{name} }}}}" for name in rule.scope.labels}
+    labels = {name: f"{{{{ $labels.{name} }}}}" for name in rule.labels}
     own = {name: value for name, value in labels_of(rule, labels).items() if name not in (*labels, "alertname")}
     return {
         "alert": PREFIX + rule.name,
-        "expr": rule.when.promql(),
+        "expr": rule.promql(),
         **({"for": f"{rule.for_seconds:g}s"} if rule.for_seconds else {}),
         "keep_firing_for": f"{KEEP_FIRING_S:g}s",
         "labels": own,
@@ -302,7 +330,7 @@ def _prometheus_rule(rule: AlertRule) -> dict[str, Any]:
 
 
 def labels_of(rule: AlertRule, labels: Mapping[str, str]) -> dict[str, str]:
-    """The labels of an alert, as Alertmanager gets it. labels: those of its scope."""
+    """The labels of an alert, as Alertmanager gets it. labels: those of its row."""
     found = {"alertname": PREFIX + rule.name, "severity": rule.severity.value, **labels}
     if rule.name == SITE_SILENT:
         found["peer_site"] = labels["site"]  # inhibitions compare equal labels alone: links to the site too
@@ -343,7 +371,7 @@ class Inhibition:
         return tuple(labels.get(name, "") for name in self.equal)
 
 
-_LINKS = frozenset(PREFIX + rule.name for rule in RULES if rule.scope is AlertScope.LINK)
+_LINKS = frozenset(PREFIX + rule.name for rule in RULES if rule.of is LinkState)
 
 INHIBITIONS = (
     Inhibition(("alertname", PREFIX + SITE_SILENT), ("alertname", _LINKS), ("site",)),

@@ -24,10 +24,11 @@ from geocomm.observe.alerts.alert_rules import (
     labels_of,
 )
 from geocomm.observe.alerts.alert_sinks import AlertSinks
+from geocomm.observe.alerts.conditions import LookBack, Past
 from geocomm.observe.telemetry.last_reports import SILENT_SECONDS, Life
-from geocomm.observe.telemetry.metric_expressions import History, Labels, Samples
+from geocomm.observe.telemetry.numbers import Labels
 from geocomm.observe.telemetry.overview import Overview, overview
-from geocomm.observe.telemetry.prometheus_text import samples
+from geocomm.observe.telemetry.run_numbers import Rows, rows_now
 from geocomm.observe.telemetry.run_store import NoStoreError, RunStore
 from geocomm.observe.telemetry.store_folder import StoreFolder
 
@@ -77,15 +78,23 @@ class Evaluation:
     """Which alerts fire, from one moment to the next."""
 
     def __init__(self) -> None:
-        self._rules = [rule for rule in RULES if not rule.only_prometheus]
-        self._history = History([rule.when for rule in self._rules])
+        looks_back: dict[LookBack, float] = {}
+        for rule in RULES:
+            rule.promql(looks_back)
+        self._past = Past(looks_back)
         self._alerts: dict[tuple[str, str, Labels], Alert] = {}
 
-    def step(self, at: float, now: Samples) -> list[Alert]:
+    def step(self, at: float, rows: Rows) -> list[Alert]:
         """The alerts that fire at `at`."""
-        self._history.add(at, now)
-        for rule in self._rules:
-            holds = rule.when.values(self._history)
+        self._past.add(at, rows)
+        for rule in RULES:
+            if isinstance(rule.when, str):
+                continue
+            holds = [
+                labels
+                for labels, row in rows.get(rule.of, {}).items()
+                if rule.means(labels) and rule.when(self._past.numbers(rule.of, labels, row))
+            ]
             for labels in holds:
                 alert = self._alerts.setdefault((rule.name, rule.severity.value, labels), Alert(rule, labels, began=at))
                 alert.held_until = None
@@ -143,7 +152,7 @@ class _Watch:
         now = time.time()
         with contextlib.closing(RunStore(folder)) as store:
             seen = overview(store, now, self._since)
-        news = self._messages.news(now, self._evaluation.step(now, samples(seen, StoreFolder.look(folder))))
+        news = self._messages.news(now, self._evaluation.step(now, rows_now(seen, StoreFolder.look(folder))))
         return [alert.line(status, now) for status, alert in news], _until_silent(seen)
 
 

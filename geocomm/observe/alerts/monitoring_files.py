@@ -8,14 +8,19 @@ from typing import Any
 import yaml
 
 from geocomm.observe.alerts.alert_rules import INHIBITIONS, PREFIX, prometheus_rules
-from geocomm.observe.telemetry.prometheus_text import LINK_GAUGES, SITE_GAUGES
+from geocomm.observe.telemetry.numbers import NumberRow
+from geocomm.observe.telemetry.overview_links import LinkState
+from geocomm.observe.telemetry.overview_sites import SiteOverview
+from geocomm.observe.telemetry.run_numbers import Heard
 
 JOB = "geocomm"
 _RULES = "geocomm-alerts.yml"
 _SCRAPE = "5s"
 _SOURCE = "geocomm-prometheus"
-_SITE_PANELS = ("train_loss", "train_tokens_per_second", "train_step_seconds", "train_exposed_ratio")
-_LINK_PANELS = ("rate_bytes_per_second", "retransmitted_ratio", "rtt_seconds", "busy_ratio")
+_PANELS: tuple[tuple[type[NumberRow], tuple[str, ...]], ...] = (
+    (SiteOverview, ("loss", "tokens_per_second", "step_seconds", "exposed_share")),
+    (LinkState, ("bytes_per_second", "retransmitted_share", "rtt_seconds", "busy_share")),
+)
 _UNITS = {"_bytes_per_second": "Bps", "_seconds": "s", "_ratio": "percentunit"}
 
 
@@ -81,12 +86,13 @@ def _grafana_provider() -> dict[str, Any]:
 
 
 def _grafana_dashboard() -> dict[str, Any]:
-    sites = {name: text for name, text, _ in SITE_GAUGES}
-    links = {name: text for name, text, _ in LINK_GAUGES}
     shown = [
-        *((f"geocomm_{name}", sites[name], "{{site}}") for name in _SITE_PANELS),
-        *((f"geocomm_site_link_{name}", links[name], "{{site}} > {{peer_site}}") for name in _LINK_PANELS),
-        ("geocomm_site_report_age_seconds", "time since each rank of the site was heard", "{{site}}"),
+        *(
+            (kind.metric(field), kind.numbers()[field].help, " > ".join(f"{{{{{name}}}}}" for name in kind.LABELS))
+            for kind, fields in _PANELS
+            for field in fields
+        ),
+        (Heard.metric("age_seconds"), "time since each rank of the site was heard", "{{site}}"),
         (f'ALERTS{{alertname=~"{PREFIX}.*",alertstate="firing"}}', "alerts", "{{alertname}} {{site}} {{peer_site}}"),
     ]
     return {

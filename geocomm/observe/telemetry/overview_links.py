@@ -4,56 +4,105 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from geocomm.observe.telemetry.last_reports import LastReports
+from geocomm.observe.telemetry.numbers import NumberRow, counter, gauge
 from geocomm.observe.telemetry.report import Report, Row, known, share, total, words
 from geocomm.observe.telemetry.run_store import Received
 
 
-@dataclass(frozen=True)
-class LinkState:
+@dataclass(frozen=True, kw_only=True)
+class LinkState(NumberRow):
     """What one site sends another: all pairs of their ranks together. Counters are since their processes started."""
+
+    PREFIX: ClassVar[str] = "geocomm_site_link_"
+    LABELS: ClassVar[tuple[str, ...]] = ("site", "peer_site")
 
     source: str
     target: str
-    bytes_per_second: float | None
-    """By the sender; by the receiver where the sender is not heard. Without TCP and IP headers."""
-    bytes_sent: int
-    busy_share: float | None
-    """The share of the time in which TCP had data in flight. The busiest pair of ranks, its streams' mean."""
-    stalled_by_receiver_share: float | None
-    """The share of the busy time in which the receive windows held data back."""
-    stalled_by_send_buffer_share: float | None
-    """The share of the busy time in which the send buffers here held data back."""
-    retransmitted_share: float | None
-    """The share of repeats among the bytes that TCP sent of late."""
-    tcp_bytes_sent: int
-    """Repeats included."""
-    retransmitted_bytes: int
-    rtt_seconds: float | None
-    """The longest of the last heartbeats, either way."""
-    least_rtt_seconds: float | None
-    outages: int
-    """Times that all connections of a pair were lost and are there again, as this end saw it."""
-    most_outages: int
-    """The outages of the pair of ranks that had most."""
-    outage_seconds: float
     is_down: bool
     """A pair that was connected has no connection now, as this end sees it."""
-    resumes: int
-    """Connections made again."""
-    streams: int
-    """Connected now."""
-    planned_bytes_per_second: float | None
-    """What the link table of the groups says; None where it was not measured or written."""
     congestion_control: str
     cipher: str
     """The cipher of TLS; empty: plaintext."""
     transport: str
-    clock_offset_seconds: float | None
-    """The target's time of day less the source's, at the pair of ranks whose clocks are furthest apart."""
-    clock_error_seconds: float | None
-    """How wrong that may be."""
+    bytes_per_second: float | None = gauge(
+        "rate_bytes_per_second",  # by the receiver where the sender is not heard; without TCP and IP headers
+        "rate at which the site sends the other",
+        lambda link: bytes_per_second(link.there, link.back),
+    )
+    planned_bytes_per_second: float | None = gauge(
+        "planned_rate_bytes_per_second",  # None where it was not measured or written
+        "rate that the link table has",
+        lambda link: link.planned,
+    )
+    busy_share: float | None = gauge(
+        "busy_ratio",  # the busiest pair of ranks, its streams' mean
+        "share of the time that TCP had data which was not acknowledged",
+        lambda link: max(known(_busy_share(pair) for pair in link.there), default=None),
+    )
+    retransmitted_share: float | None = gauge(
+        "retransmitted_ratio",
+        "share of the last bytes that TCP sent again",
+        lambda link: share(link.grown("retransmitted_bytes"), link.grown("tcp_bytes_sent")),
+    )
+    stalled_by_receiver_share: float | None = gauge(
+        "window_limited_ratio",
+        "share of busy time, for receive windows",
+        lambda link: share(link.grown("stalled_by_receiver_us"), link.grown("busy_us")),
+    )
+    stalled_by_send_buffer_share: float | None = gauge(
+        "send_buffer_limited_ratio",
+        "share of busy time, for send buffers",
+        lambda link: share(link.grown("stalled_by_send_buffer_us"), link.grown("busy_us")),
+    )
+    rtt_seconds: float | None = gauge(
+        "rtt_seconds",
+        "longest round trip of the last heartbeats",  # either way
+        lambda link: rtt_seconds(link.there + link.back),
+    )
+    least_rtt_seconds: float | None = gauge(
+        "least_rtt_seconds",
+        "least round trip ever",
+        lambda link: min(
+            (pair.now["min_rtt_us"] / 1e6 for pair in link.there + link.back if pair.now["min_rtt_us"]), default=None
+        ),
+    )
+    streams: int = gauge("streams", "connected streams", lambda link: link.sum("streams"))
+    clock_offset_seconds: float | None = gauge(
+        "clock_offset_seconds",
+        "the peer's time of day less the site's, the largest",
+        lambda link: link.clock and link.clock[0],
+    )
+    clock_error_seconds: float | None = gauge(
+        "clock_error_seconds", "how wrong the clock offset may be", lambda link: link.clock and link.clock[1]
+    )
+    bytes_sent: int = counter(
+        "sent_bytes",
+        "bytes sent since the ranks started",
+        lambda link: link.sum("bytes_sent") if link.there else sum(pair.now["bytes_received"] for pair in link.back),
+    )
+    tcp_bytes_sent: int = counter(
+        "tcp_sent_bytes",
+        "bytes sent since the ranks started, repeats of TCP included",
+        lambda link: link.sum("tcp_bytes_sent"),
+    )
+    retransmitted_bytes: int = counter(
+        "retransmitted_bytes", "bytes that TCP sent again", lambda link: link.sum("retransmitted_bytes")
+    )
+    outages: int = counter(
+        "outages",  # that are over, as this end saw it
+        "times that a pair of ranks lost all connections",
+        lambda link: link.sum("outages"),
+    )
+    most_outages: int = counter(
+        "worst_pair_outages",
+        "outages of the pair of ranks that had most",
+        lambda link: max((pair.now["outages"] for pair in link.there), default=0),
+    )
+    outage_seconds: float = counter("outage_seconds", "time of all outages", lambda link: link.sum("outage_us") / 1e6)
+    resumes: int = counter("resumes", "connections made again", lambda link: link.sum("resumes"))
 
 
 def far_peers(received: Received) -> list[Row]:
@@ -79,6 +128,25 @@ class PairOfRanks:
     def rate(self, name: str) -> float | None:
         """By how much a counter grew in a second."""
         return self.grown(name) / self.seconds if self.seconds else None
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """A link as its ends report it."""
+
+    there: list[PairOfRanks]
+    """As the ranks that send see it."""
+    back: list[PairOfRanks]
+    """As those do that receive."""
+    planned: float | None
+    clock: tuple[float, float] | None
+
+    def sum(self, name: str) -> int:
+        return sum(pair.now[name] for pair in self.there)
+
+    def grown(self, name: str) -> float:
+        """By how much a counter grew of late."""
+        return sum(pair.grown(name) for pair in self.there if pair.seconds)
 
 
 Direction = tuple[str, str]
@@ -123,8 +191,13 @@ def link_states(seen: LastReports) -> Iterator[LinkState]:
         planned |= _planned(received.report)
     clocks = _clocks(seen)
     down = _down(seen)
-    for way, (there, back) in links.items():
-        yield _link(way, there, back, planned.get(way), clocks.get(way), is_down=way in down)
+    for (source, target), (there, back) in links.items():
+        way = (source, target)
+        words_of = {
+            name: words(pair.now[name] for pair in there) for name in ("congestion_control", "cipher", "transport")
+        }
+        numbers = LinkState.added_up(_Ends(there, back, planned.get(way), clocks.get(way)))
+        yield LinkState(source=source, target=target, is_down=way in down, **words_of, **numbers)
 
 
 def _down(seen: LastReports) -> set[Direction]:
@@ -158,50 +231,6 @@ def _clock(report: Report, peer: Row, reports: dict[tuple[str, int], Report]) ->
         return None
     days = [one.time - one.now_ns / 1e9 for one in (report, other)]
     return peer["clock_offset_us"] / 1e6 + days[1] - days[0], (peer["clock_error_us"] or 0) / 1e6
-
-
-def _link(
-    way: Direction,
-    there: list[PairOfRanks],
-    back: list[PairOfRanks],
-    planned: float | None,
-    clock: tuple[float, float] | None,
-    *,
-    is_down: bool,
-) -> LinkState:
-    """there: as the ranks of `source` see it; back: as those of `target` do."""
-    rated = [pair for pair in there if pair.seconds]
-    busy_us = sum(pair.grown("busy_us") for pair in rated)
-    rows = [pair.now for pair in there]
-    return LinkState(
-        source=way[0],
-        target=way[1],
-        bytes_per_second=bytes_per_second(there, back),
-        bytes_sent=sum(row["bytes_sent"] for row in rows) if rows else sum(p.now["bytes_received"] for p in back),
-        busy_share=max(known(_busy_share(pair) for pair in there), default=None),
-        stalled_by_receiver_share=share(sum(pair.grown("stalled_by_receiver_us") for pair in rated), busy_us),
-        stalled_by_send_buffer_share=share(sum(pair.grown("stalled_by_send_buffer_us") for pair in rated), busy_us),
-        retransmitted_share=share(
-            sum(pair.grown("retransmitted_bytes") for pair in rated),
-            sum(pair.grown("tcp_bytes_sent") for pair in rated),
-        ),
-        rtt_seconds=rtt_seconds(there + back),
-        least_rtt_seconds=min((p.now["min_rtt_us"] / 1e6 for p in there + back if p.now["min_rtt_us"]), default=None),
-        tcp_bytes_sent=sum(row["tcp_bytes_sent"] for row in rows),
-        retransmitted_bytes=sum(row["retransmitted_bytes"] for row in rows),
-        outages=sum(row["outages"] for row in rows),
-        most_outages=max((row["outages"] for row in rows), default=0),
-        outage_seconds=sum(row["outage_us"] for row in rows) / 1e6,
-        is_down=is_down,
-        resumes=sum(row["resumes"] for row in rows),
-        streams=sum(row["streams"] for row in rows),
-        planned_bytes_per_second=planned,
-        congestion_control=words(row["congestion_control"] for row in rows),
-        cipher=words(row["cipher"] for row in rows),
-        transport=words(row["transport"] for row in rows),
-        clock_offset_seconds=clock and clock[0],
-        clock_error_seconds=clock and clock[1],
-    )
 
 
 def _busy_share(pair: PairOfRanks) -> float | None:

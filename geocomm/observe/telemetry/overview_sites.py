@@ -8,9 +8,11 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from geocomm.core.units import DAY_S
 from geocomm.observe.telemetry.last_reports import LastReports, Life
+from geocomm.observe.telemetry.numbers import NumberRow, counter, gauge
 from geocomm.observe.telemetry.overview_links import far_peers
 from geocomm.observe.telemetry.report import Report, Row, known, mean, median, share, total
 from geocomm.observe.telemetry.run_store import Received, RunStore
@@ -18,6 +20,8 @@ from geocomm.observe.telemetry.run_store import Received, RunStore
 RECENT_EVENT_SECONDS = 600.0
 _MOST_EVENTS = 50
 _SAME_EVENT_S = 10.0
+_WAITING_SHARE = 0.1
+"""Where no site stands still for a larger share of the time, nobody is waited for: as `geocomm why` has it."""
 _LATE_STEP_S = 3.0
 """A step that takes longer counts as a wait before it ends. Chosen: three reports."""
 
@@ -48,79 +52,175 @@ class RankState:
     """The share of its time that it stood still for collectives between sites, or for results of local steps."""
 
 
-@dataclass(frozen=True)
-class SiteOverview:
+@dataclass(frozen=True, kw_only=True)
+class SiteOverview(NumberRow):
     """A site: its ranks together. Rates are of those that report."""
+
+    LABELS: ClassVar[tuple[str, ...]] = ("site",)
 
     name: str
     ranks: tuple[RankState, ...]
-    step: int | None
-    """The last training step that all its reporting ranks have ended."""
-    of_steps: int | None
-    """How many steps the run shall have."""
-    step_seconds: float | None
-    """The time of the last steps, the median of the site's ranks."""
-    mean_step_seconds: float | None
-    """The time of all steps of the site's processes, the median of its ranks. Not known before the second step."""
-    step_age_seconds: float | None
-    """Since its last step ended, at the rank that is furthest behind."""
-    tokens_per_second: float | None
-    """The tokens of all its ranks."""
-    exposed_share: float | None
-    """The mean of its ranks."""
-    loss: float | None
-    """The mean of what its ranks said last."""
-    loss_least: float | None
-    """The least of the last three losses, the mean of the site's ranks."""
-    loss_median: float | None
-    """The median of the 64 losses before those three, the mean of the site's ranks."""
-    loss_spread: float | None
-    """The standard deviation of these 64 losses, the mean of the site's ranks."""
-    held_out_loss: float | None
-    """The loss of the last evaluation, the mean of the site's ranks."""
-    bytes_sent: int
-    """To other sites, since its processes started."""
-    egress_dollars: float | None
-    """That this has cost, with headers and repeats."""
-    egress_dollars_per_day: float | None
-    """That it may cost."""
-    data_waited_seconds: float | None
-    """That a rank waited for shards of the data set, in the mean."""
-    data_fetched_bytes: float | None
-    """The bytes of the data set that all its ranks have fetched."""
-    data_fetched_dollars: float | None
-    """What they cost."""
-    ranks_not_finite: int
-    """Ranks whose last loss is NaN or infinite."""
-    rounds_not_finite: int
-    """Rounds of local steps that left its weights out: NaN or infinite."""
-    reports: int
-    """That its processes have made."""
-    reports_lost: int
-    """Of these, how many never came to the run store."""
-    certificate_ends: float | None
-    """Unix seconds; of the rank whose certificate expires first."""
-    disk_free_bytes: int | None
-    """On the disk of its run folder; the least, where it has several."""
-    disk_size_bytes: int | None
-    """The size of that disk."""
-    checkpoint_age_seconds: float | None
-    """Since the last checkpoint that it wrote within a day."""
-    checkpoint_interval_seconds: float | None
-    """Between that and the one before."""
     recent_events: dict[str, int]
     """By kind, how many of the last ten minutes; what its ranks saw alike counts once."""
-
-    @property
-    def ranks_reporting(self) -> int:
-        """How many of its ranks report."""
-        return sum(rank.life is Life.REPORTING for rank in self.ranks)
+    step: int | None = gauge(
+        "train_step",
+        "last training step that all ranks of the site have ended",
+        lambda own: min(known(rank.step for rank in own.heard), default=None),
+    )
+    of_steps: int | None = gauge(
+        "train_steps_planned",
+        "training steps that the run shall have",
+        lambda own: max(known(one.get("of_steps") for one in own.training), default=None),
+    )
+    loss: float | None = gauge(
+        "train_loss",
+        "mean of the losses that the site's ranks reported last",
+        lambda own: mean(one.get("loss") for one in own.training),
+    )
+    held_out_loss: float | None = gauge(
+        "train_held_out_loss",
+        "loss of the site's last evaluation",
+        lambda own: mean(one.get("held_out_loss") for one in own.training),
+    )
+    loss_least: float | None = gauge(
+        "train_loss_least", "least of the site's last three losses", lambda own: own.mean_of_losses("least")
+    )
+    loss_median: float | None = gauge(
+        "train_loss_median",
+        "median of the site's 64 losses before the last three",
+        lambda own: own.mean_of_losses("median"),
+    )
+    loss_spread: float | None = gauge(
+        "train_loss_spread",
+        "standard deviation of the 64 losses before the last three",
+        lambda own: own.mean_of_losses("spread"),
+    )
+    ranks_not_finite: int = gauge(
+        "train_ranks_not_finite",
+        "ranks whose last loss is NaN or infinite",
+        lambda own: sum(not math.isfinite(one["loss"]) for one in own.training if isinstance(one.get("loss"), float)),
+    )
+    step_seconds: float | None = gauge(
+        "train_step_seconds",
+        "time of a step, over the last ones",
+        lambda own: median(rank.step_seconds for rank in own.heard),
+    )
+    mean_step_seconds: float | None = gauge(
+        "train_mean_step_seconds",
+        "time of a step since the site's processes started",  # not known before the second step
+        lambda own: median(_mean_step_s(one.get("totals", {})) for one in own.training),
+    )
+    step_age_seconds: float | None = gauge(
+        None,
+        "time since the last step ended, at the rank that is furthest behind",
+        lambda own: max(known(rank.step_age_seconds for rank in own.heard), default=None),
+    )
+    no_step_seconds: float | None = gauge(
+        "train_step_age_seconds", "time since the last step; none once all have ended"
+    )
+    tokens_per_second: float | None = gauge(
+        "train_tokens_per_second",
+        "tokens per second of all ranks of the site",
+        lambda own: total(rank.tokens_per_second for rank in own.heard),
+    )
+    exposed_share: float | None = gauge(
+        "train_exposed_ratio",
+        "share of the time that ranks stood still for other sites",
+        lambda own: mean(rank.exposed_share for rank in own.heard),
+    )
+    pace: float | None = gauge(
+        "train_pace_ratio",
+        "time of a step without waits, the quickest site's by this site's; while sites wait for each other",
+    )
+    loss_settling: float | None = gauge(
+        "train_loss_settling", "1: a site took a finer codec within ten minutes, after which a loss may jump"
+    )
+    checkpoint_age_seconds: float | None = gauge(
+        "train_checkpoint_age_seconds",
+        "time since the last checkpoint of a day",
+        lambda own: own.seen.at - own.checkpoints[0] if own.checkpoints else None,
+    )
+    checkpoint_interval_seconds: float | None = gauge(
+        "train_checkpoint_interval_seconds",
+        "time between two checkpoints",
+        lambda own: own.checkpoints[0] - own.checkpoints[1] if len(own.checkpoints) > 1 else None,
+    )
+    disk_free_bytes: int | None = gauge(
+        "site_disk_free_bytes",  # the least, where it has several
+        "free bytes of the disk with the site's run folder",
+        lambda own: own.fullest_disk and own.fullest_disk.disk_free_bytes,
+    )
+    disk_size_bytes: int | None = gauge(
+        "site_disk_size_bytes",
+        "size of the disk with the site's run folder",
+        lambda own: own.fullest_disk and own.fullest_disk.disk_size_bytes,
+    )
+    number_of_ranks: int = gauge("site_ranks", "ranks of the site", lambda own: len(own.ranks))
+    ranks_reporting: int = gauge(
+        "site_ranks_reporting",
+        "ranks of the site that report",
+        lambda own: sum(rank.life is Life.REPORTING for rank in own.ranks),
+    )
+    egress_dollars_per_day: float | None = gauge(
+        "site_egress_budget_dollars",
+        "dollars that the site's egress may cost a day",
+        lambda own: max(known(one.report.egress_dollars_per_day for one in own.last), default=None),
+    )
+    certificate_ends: float | None = gauge(
+        "site_certificate_expiry_timestamp_seconds",
+        "Unix time of the first expiry",
+        lambda own: own.certificate_ends,
+    )
+    certificate_left_seconds: float | None = gauge(
+        "site_certificate_left_seconds",
+        "time until the site's first certificate expires",
+        lambda own: None if own.certificate_ends is None else own.certificate_ends - own.seen.at,
+    )
+    rounds_not_finite: int = counter(
+        "train_rounds_not_finite",
+        "rounds of local steps without the site: NaN or Inf",
+        lambda own: sum(run["rounds_not_finite"] for one in own.stats for run in one["local_steps"]),
+    )
+    bytes_sent: int = counter(
+        None,
+        "bytes sent to other sites",
+        lambda own: sum(peer["bytes_sent"] for one in own.last for peer in far_peers(one)),
+    )
+    egress_dollars: float | None = counter(
+        "site_egress_dollars",
+        "cost of the site's bytes to other sites",  # with headers and repeats
+        lambda own: total(_egress_dollars(one) for one in own.last),
+    )
+    data_waited_seconds: float | None = counter(
+        "site_data_waited_seconds",
+        "time that a rank waited for the data set",
+        lambda own: mean(one["data"].get("waited_seconds") for one in own.stats),
+    )
+    data_fetched_bytes: float | None = counter(
+        "site_data_fetched_bytes",
+        "bytes of the data set fetched from buckets",
+        lambda own: total(one["data"].get("fetched_bytes") for one in own.stats),
+    )
+    data_fetched_dollars: float | None = counter(
+        "site_data_fetched_dollars",
+        "cost of what the site fetched from buckets",
+        lambda own: total(one["data"].get("fetched_dollars") for one in own.stats),
+    )
+    reports: int = counter(
+        "site_reports",
+        "reports that the site's ranks made",
+        lambda own: sum(one.report.sequence for one in own.last),
+    )
+    reports_lost: int = counter(
+        "site_reports_dropped",
+        "reports of the site's ranks that never came to the run store",
+        lambda own: sum(one.lost for one in own.last),
+    )
 
     @property
     def life(self) -> Life:
         """The state of the site's ranks together: silent if one is, or else ended if all have."""
-        lives = {rank.life for rank in self.ranks}
-        return next(life for life in (Life.SILENT, Life.REPORTING, Life.ENDED) if life in lives)
+        return _life(self.ranks)
 
     @property
     def report_age_seconds(self) -> float:
@@ -129,61 +229,69 @@ class SiteOverview:
         return max(ages) if ages else min(rank.report_age_seconds for rank in self.ranks)
 
 
-def site_states(store: RunStore, seen: LastReports) -> Iterator[SiteOverview]:
-    """The sites by name."""
-    for name in sorted({received.report.site for received in seen.last}):
-        own = [received for received in seen.last if received.report.site == name]
-        ranks = tuple(_rank(seen, received) for received in own)
-        heard = [rank for rank in ranks if rank.life is Life.REPORTING] or list(ranks)
-        training = [received.report.training for received in own]
-        windows: list[Row] = [one["losses"] for one in training if one.get("losses")]
-        losses = [one["loss"] for one in training if isinstance(one.get("loss"), float)]
-        stats = [received.report.stats for received in own]
-        data: list[Row] = [one["data"] for one in stats if one.get("data")]
-        disk = min((rank for rank in ranks if rank.disk_free_bytes is not None), key=_free_bytes, default=None)
+class _SiteReports:
+    """What the ranks of a site said last."""
+
+    def __init__(self, store: RunStore, seen: LastReports, name: str) -> None:
+        self.seen = seen
+        self.last = [received for received in seen.last if received.report.site == name]
+        self.ranks = tuple(_rank(seen, received) for received in self.last)
+        self.heard = [rank for rank in self.ranks if rank.life is Life.REPORTING] or list(self.ranks)
+        self.training = [received.report.training for received in self.last]
+        self.stats = [received.report.stats for received in self.last]
+        self.certificate_ends = min(known(received.report.certificate_ends for received in self.last), default=None)
+        disks = [(rank.disk_free_bytes, rank) for rank in self.ranks if rank.disk_free_bytes is not None]
+        self.fullest_disk = min(disks, key=lambda disk: disk[0])[1] if disks else None
         saved = moments(store.events(seen.at - DAY_S, seen.at, site=name, kind="checkpoint"))
-        checkpoints = list(itertools.islice(saved, 2))
+        self.checkpoints = list(itertools.islice(saved, 2))
+        """Of a day, the last first."""
+
+    def mean_of_losses(self, what: str) -> float | None:
+        return mean(one["losses"][what] for one in self.training if one.get("losses"))
+
+
+def site_states(store: RunStore, seen: LastReports) -> list[SiteOverview]:
+    """The sites by name."""
+    found: list[SiteOverview] = []
+    for name in sorted({received.report.site for received in seen.last}):
+        own = _SiteReports(store, seen, name)
         recent = event_states(store.events(seen.at - RECENT_EVENT_SECONDS, seen.at, site=name))
-        yield SiteOverview(
-            name=name,
-            ranks=ranks,
-            step=min((rank.step for rank in heard if rank.step is not None), default=None),
-            of_steps=max((one["of_steps"] for one in training if one.get("of_steps") is not None), default=None),
-            step_seconds=median(rank.step_seconds for rank in heard),
-            mean_step_seconds=median(_mean_step_s(one.get("totals", {})) for one in training),
-            step_age_seconds=max(
-                (rank.step_age_seconds for rank in heard if rank.step_age_seconds is not None), default=None
-            ),
-            tokens_per_second=total(rank.tokens_per_second for rank in heard),
-            exposed_share=mean(rank.exposed_share for rank in heard),
-            loss=mean(one.get("loss") for one in training),
-            loss_least=mean(one["least"] for one in windows),
-            loss_median=mean(one["median"] for one in windows),
-            loss_spread=mean(one["spread"] for one in windows),
-            held_out_loss=mean(one.get("held_out_loss") for one in training),
-            bytes_sent=sum(peer["bytes_sent"] for received in own for peer in far_peers(received)),
-            egress_dollars=total(_egress_dollars(received) for received in own),
-            egress_dollars_per_day=max(known(one.report.egress_dollars_per_day for one in own), default=None),
-            data_waited_seconds=mean(one.get("waited_seconds") for one in data),
-            data_fetched_bytes=total(one.get("fetched_bytes") for one in data),
-            data_fetched_dollars=total(one.get("fetched_dollars") for one in data),
-            ranks_not_finite=sum(not math.isfinite(loss) for loss in losses),
-            rounds_not_finite=sum(
-                run.get("rounds_not_finite", 0) for one in stats for run in one.get("local_steps", ())
-            ),
-            reports=sum(received.report.sequence for received in own),
-            reports_lost=sum(received.lost for received in own),
-            certificate_ends=min(known(received.report.certificate_ends for received in own), default=None),
-            disk_free_bytes=disk and disk.disk_free_bytes,
-            disk_size_bytes=disk and disk.disk_size_bytes,
-            checkpoint_age_seconds=seen.at - checkpoints[0] if checkpoints else None,
-            checkpoint_interval_seconds=checkpoints[0] - checkpoints[1] if len(checkpoints) > 1 else None,
-            recent_events=dict(collections.Counter(event.kind for event in recent)),
+        kinds = dict(collections.Counter(event.kind for event in recent))
+        values = SiteOverview.added_up(own)
+        waits = _life(own.ranks) is Life.REPORTING and not _has_ended(values["step"], values["of_steps"])
+        values["no_step_seconds"] = values["step_age_seconds"] if waits else None
+        found.append(
+            SiteOverview(name=name, ranks=own.ranks, recent_events=kinds, pace=None, loss_settling=None, **values)
         )
+    return _beside_each_other(found)
 
 
-def _free_bytes(rank: RankState) -> int:
-    return rank.disk_free_bytes or 0
+def _life(ranks: Iterable[RankState]) -> Life:
+    lives = {rank.life for rank in ranks}
+    return next(life for life in (Life.SILENT, Life.REPORTING, Life.ENDED) if life in lives)
+
+
+def _has_ended(step: int | None, of_steps: int | None) -> bool:
+    return step is not None and of_steps is not None and step >= of_steps - 1
+
+
+def _beside_each_other(sites: list[SiteOverview]) -> list[SiteOverview]:
+    """The sites with what shows only beside the others; silent ones count nowhere."""
+    heard = [site for site in sites if site.life is not Life.SILENT]
+    settling = float(any(site.recent_events.get("codec_fallback") for site in heard))
+    own = {
+        site.name: site.step_seconds * (1 - site.exposed_share)
+        for site in heard
+        if site.step_seconds is not None and site.exposed_share is not None
+    }
+    quickest = min(own.values(), default=0.0)
+    waits = quickest > 0 and max(site.exposed_share or 0.0 for site in heard) >= _WAITING_SHARE
+    return [
+        dataclasses.replace(
+            site, loss_settling=settling, pace=quickest / own[site.name] if waits and site.name in own else None
+        )
+        for site in sites
+    ]
 
 
 def _egress_dollars(received: Received) -> float | None:

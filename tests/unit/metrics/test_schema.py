@@ -9,15 +9,15 @@ import pytest
 
 from geocomm.metrics import schema
 from geocomm.metrics.counters import stats
-from geocomm.metrics.own_counters import COUNTERS
 from geocomm.metrics.schema import MetricKind
+from geocomm.observe.telemetry.run_numbers import StoreNumbers
 from support.metric_help import leans_on_another
 
 DOCS = Path(__file__).parents[3] / "docs"
 AT_THE_PAGE = {
     "geocomm_bottleneck_seconds",
     "geocomm_site_reports_dropped_total",
-    *(f"geocomm_{name}_total" for name in COUNTERS),
+    *(StoreNumbers.metric(name) for name in StoreNumbers.numbers()),
 }
 """Of all sites, from `geocomm dashboard` (tests/unit/observe)."""
 # A contract: dashboards and alerts name them.

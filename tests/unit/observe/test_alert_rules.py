@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -22,17 +23,18 @@ from geocomm.observe.alerts.alert_rules import (
     RULES,
     SITE_SILENT,
     AlertRule,
-    AlertScope,
+    Severity,
     annotations_of,
     prometheus_rules,
 )
 from geocomm.observe.alerts.alerting import Evaluation
 from geocomm.observe.alerts.monitoring_files import monitoring_files
-from geocomm.observe.telemetry.metric_expressions import Labels
+from geocomm.observe.telemetry.numbers import Labels, NumberRow
 from geocomm.observe.telemetry.overview import overview
-from geocomm.observe.telemetry.prometheus_text import samples
+from geocomm.observe.telemetry.overview_sites import SiteOverview
 from geocomm.observe.telemetry.run_store import RunStore
 from geocomm.observe.telemetry.store_folder import StoreFolder
+from support.metric_samples import rows_of, samples
 from support.recorded_run import record
 
 STEP_S = 30
@@ -174,7 +176,7 @@ def embedded(run: Run) -> list[Found]:
         for (name, labels), values in run.items():
             if (value := values[number]) is not None:
                 now.setdefault(name, {})[labels] = value
-        found.append({alert.key for alert in evaluation.step(number * STEP_S, now)})
+        found.append({alert.key for alert in evaluation.step(number * STEP_S, rows_of(now))})
     return found
 
 
@@ -236,10 +238,17 @@ def test_every_rule_has_a_case_and_its_metrics_are_at_the_endpoint(tmp_path: Pat
     there = samples(overview(RunStore(tmp_path / "run"), 70.0), StoreFolder(1, 2, (member,), site="tokyo"))
     assert there["geocomm_member_away"] == {(("site", "tokyo"),): 1.0}
     for rule in RULES:
-        for name in {str(getattr(leaf, "name", "up")) for leaf in rule.when.leaves()} - {"up"}:
+        for name in re.findall(r"geocomm_\w+", rule.promql()):
             assert name in there, rule.name
             labels = {label for series in there[name] for label, _ in series}
-            assert rule.scope is AlertScope.RUN or set(rule.scope.labels) <= labels or not there[name]
+            assert set(rule.labels) <= labels or not there[name]
+
+
+def test_number_that_no_row_has_or_that_is_not_at_the_endpoint_is_refused_in_a_condition() -> None:
+    with pytest.raises(KeyError, match="nothing"):
+        AlertRule("X", Severity.WARNING, SiteOverview, 0, lambda site: site.nothing > 1, "{site}", "").promql()
+    with pytest.raises(KeyError, match=r"bytes_sent is not at /metrics"):
+        AlertRule("X", Severity.WARNING, SiteOverview, 0, lambda site: site.bytes_sent > 1, "{site}", "").promql()
 
 
 def test_disk_of_a_store_in_a_run_folder_is_that_of_its_site(tmp_path: Path) -> None:
@@ -255,7 +264,7 @@ def test_disk_of_a_store_in_a_run_folder_is_that_of_its_site(tmp_path: Path) -> 
 @pytest.mark.parametrize("name", CASES)
 def test_rule_fires_and_is_quiet(name: str) -> None:
     run, expected, quiet = _case(name)
-    if not next(rule for rule in RULES if rule.name == name).only_prometheus:
+    if next(rule for rule in RULES if rule.name == name).of is not NumberRow:
         assert embedded(run)[-1] == expected
         assert embedded(quiet)[-1] == set()
 

@@ -18,10 +18,11 @@ from geocomm.observe.alerts import alert_log, alerting
 from geocomm.observe.alerts.alert_rules import KEEP_FIRING_S
 from geocomm.observe.alerts.alert_sinks import AlertSinks, as_text
 from geocomm.observe.alerts.alerting import INTERVAL_S, QUIET_S, Evaluation, Messages
-from geocomm.observe.telemetry.metric_expressions import Labels, Samples
+from geocomm.observe.telemetry.numbers import Labels
 from geocomm.observe.telemetry.run_store import FILE_NAME as STORE
 from geocomm.observe.telemetry.run_store import RunStore
 from support import reports
+from support.metric_samples import Samples, rows_of
 from support.webhook import Webhook, webhook
 from support.whole_report import whole_report
 
@@ -34,7 +35,9 @@ def told(run: Callable[[float], Samples], seconds: float) -> list[tuple[float, s
     """When what was told of the samples of each moment."""
     evaluation, messages, found, at = Evaluation(), Messages(), list[tuple[float, str, str]](), 0.0
     while at <= seconds:
-        found += [(at, status, alert.rule.name) for status, alert in messages.news(at, evaluation.step(at, run(at)))]
+        found += [
+            (at, status, alert.rule.name) for status, alert in messages.news(at, evaluation.step(at, rows_of(run(at))))
+        ]
         at += INTERVAL_S
     return found
 
@@ -101,11 +104,13 @@ def test_warning_of_what_is_critical_is_no_news() -> None:
 
     evaluation, messages, found = Evaluation(), Messages(), list[tuple[float, str]]()
     for at in (0.0, 100.0, 200.0):
-        found += [(at, alert.rule.severity.value) for _, alert in messages.news(at, evaluation.step(at, run(at)))]
+        found += [
+            (at, alert.rule.severity.value) for _, alert in messages.news(at, evaluation.step(at, rows_of(run(at))))
+        ]
     assert found == [(0.0, "warning"), (100.0, "critical")]
-    assert [one.rule.severity.value for _, one in Messages().news(0.0, evaluation.step(300.0, run(300.0)))] == [
-        "critical"
-    ]
+    assert [
+        one.rule.severity.value for _, one in Messages().news(0.0, evaluation.step(300.0, rows_of(run(300.0))))
+    ] == ["critical"]
 
 
 def line(status: str = "firing", alert: str = "SiteSilent", severity: str = "warning", at: float = 1.0) -> Any:

@@ -21,8 +21,9 @@ from geocomm.observe.diagnosis.live_diagnosis import LiveDiagnosis, bottleneck_m
 from geocomm.observe.diagnosis.stuck_operations import find_hang
 from geocomm.observe.diagnosis.trace_export import NoTraceError, read_trace, write_trace
 from geocomm.observe.telemetry.overview import Overview, overview
-from geocomm.observe.telemetry.prometheus_text import prometheus_text, samples
+from geocomm.observe.telemetry.prometheus_text import prometheus_text
 from geocomm.observe.telemetry.report import BadReportError, Report, ReportLine
+from geocomm.observe.telemetry.run_numbers import rows_now
 from geocomm.observe.telemetry.run_store import RunStore
 from geocomm.observe.telemetry.store_folder import StoreFolder
 from support.effort import effort
@@ -60,7 +61,7 @@ def read_all(store: RunStore, folder: Path) -> None:
     evaluation, messages = Evaluation(), Messages()
     for at in (T + 5.5, T + 8.5, T + 13, T + 30):
         seen = overview(store, at)
-        firing = evaluation.step(at, samples(seen, NOWHERE))
+        firing = evaluation.step(at, rows_now(seen, NOWHERE))
         for status, alert in messages.news(at, firing):
             json.dumps(alert.line(status, at))
         json.dumps(page_state(store, LastSteps(store), at), allow_nan=False)

@@ -15,8 +15,9 @@ from geocomm.observe.alerts.alerting import Evaluation
 from geocomm.observe.telemetry.last_reports import SILENT_SECONDS, Life
 from geocomm.observe.telemetry.overview import Overview, overview
 from geocomm.observe.telemetry.overview_rounds import Phase
-from geocomm.observe.telemetry.prometheus_text import metric_rows, samples
+from geocomm.observe.telemetry.prometheus_text import metric_rows
 from geocomm.observe.telemetry.report import Report
+from geocomm.observe.telemetry.run_numbers import rows_now
 from geocomm.observe.telemetry.run_store import RunStore
 from geocomm.observe.telemetry.store_folder import StoreFolder
 from support.metric_help import leans_on_another
@@ -200,7 +201,7 @@ def test_losses_that_jump_are_told_unless_a_codec_was_just_changed(tmp_path: Pat
         losses = {"least": 2.7, "median": 2.0, "spread": 0.1}
         ranks = [told(3, "a", rank, training={"step": 70, "loss": 2.8, "losses": losses}) for rank in (0, 1)]
         seen = picture(folder, [(3.0, one) for one in (*ranks, told(3, "b", 2, events=events))], 3.0)
-        return [alert.rule.name for alert in Evaluation().step(3.0, samples(seen, StoreFolder(None, None, None)))]
+        return [alert.rule.name for alert in Evaluation().step(3.0, rows_now(seen, StoreFolder(None, None, None)))]
 
     assert jumps(tmp_path / "one", []) == ["LossSpike"]
     assert jumps(tmp_path / "two", [{"kind": "codec_fallback", "hook": "ddp", "step": 60}]) == ["ResidualGuard"]

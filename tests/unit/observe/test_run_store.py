@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geocomm.core.units import DAY_S
+from geocomm.metrics.report_sender import VERSION
 from geocomm.observe.telemetry import run_store
-from geocomm.observe.telemetry.report import BadReportError, Report
 from geocomm.observe.telemetry.overview import overview
+from geocomm.observe.telemetry.report import BadReportError, Report
 from geocomm.observe.telemetry.run_store import NoStoreError, RunStore
 from support.effort import effort
 from support.reports import keep, line, operation
@@ -98,7 +99,8 @@ def test_a_store_of_another_format_is_refused_in_words_and_stays_as_it_is(tmp_pa
 
 def test_reports_of_an_earlier_version_are_read_without_what_they_did_not_have_yet(tmp_path: Path) -> None:
     store = RunStore(tmp_path, write=True)
-    keep(store, report(1, stats={"operations": 7}, operations=[operation(1)], training={"step": 3}), 1.0)
+    said: dict[str, Any] = {"stats": {"operations": 7}, "operations": [operation(1)], "training": {"step": 3}}
+    keep(store, report(1, version=VERSION, **said), 1.0)
     store.close()
     with contextlib.closing(sqlite3.connect(tmp_path / "telemetry.sqlite", isolation_level=None)) as old:
         old.execute(

@@ -15,9 +15,10 @@ from geocomm.elastic.journal.run_state import Standing
 from geocomm.elastic.known_agents import About, tell_led
 from geocomm.metrics.own_counters import keep_counters
 from geocomm.observe.telemetry.overview import overview
-from geocomm.observe.telemetry.prometheus_text import metric_rows, samples
+from geocomm.observe.telemetry.prometheus_text import metric_rows
 from geocomm.observe.telemetry.run_store import RunStore
 from geocomm.observe.telemetry.store_folder import COLLECTOR_LOCK, StoreFolder
+from support.metric_samples import samples
 
 
 def put(journal: SqliteJournal, kind: Any, **fields: Any) -> None:
