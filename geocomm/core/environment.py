@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import TypeVar
@@ -47,7 +46,6 @@ OTHER_VARIABLES: tuple[tuple[str, str, str], ...] = (
         "",
         "where the hub or leader posts alerts, as Alertmanager does; to hooks.slack.com as text",
     ),
-    ("GEOCOMM_ALERT_COMMAND", "", "what the hub or leader runs for alerts, with the same JSON as its input"),
     ("GEOCOMM_EGRESS_PRICE", "", "dollars per GB that leaves this site, for its ranks' reports"),
     ("GEOCOMM_EGRESS_BUDGET", "", "dollars a day that this site's egress may cost, for the alert EgressBudget"),
     ("GEOCOMM_ETCD_CA", "", "file of the authority of etcd's certificates; unset: etcd is spoken to without TLS"),
@@ -180,11 +178,6 @@ def alert_webhook() -> str | None:
     return url
 
 
-def alert_command() -> list[str] | None:
-    """What is run for alerts, as words, from GEOCOMM_ALERT_COMMAND; None: nothing."""
-    return read("GEOCOMM_ALERT_COMMAND", shlex.split, default=None)
-
-
 def egress_price() -> float | None:
     """Dollars per GB that leaves this site, from GEOCOMM_EGRESS_PRICE; None: not known."""
     return read("GEOCOMM_EGRESS_PRICE", _dollars, default=None)
@@ -257,7 +250,7 @@ def run_folder() -> str | None:
 def check_other_variables() -> None:
     """Read the variables that are no options. Raises InvalidArgumentError for the first that cannot be."""
     for reads in (
-        *(log_level, cpu_level, gpu_batches, rdma_allow_tcp, alert_webhook, alert_command, egress_price, egress_budget),
+        *(log_level, cpu_level, gpu_batches, rdma_allow_tcp, alert_webhook, egress_price, egress_budget),
         *(backend_over_sites, backend_name),
     ):
         reads()

@@ -18,13 +18,13 @@ import traceback
 from pathlib import Path
 
 from geocomm.core.addresses import HubAddress, HubAddressError
-from geocomm.core.environment import alert_command, alert_webhook
+from geocomm.core.environment import alert_webhook
 from geocomm.core.file_systems import FolderInUseError, held_by_one
 from geocomm.core.message_log import logger
 from geocomm.elastic.known_agents import about, leader_address
 from geocomm.group.rendezvous.doorway import raise_descriptor_limit
 from geocomm.group.rendezvous.to_collector import CollectorConfig
-from geocomm.observe.alerts.alert_sinks import AlertSinks
+from geocomm.observe.alerts.alert_webhook import AlertWebhook
 from geocomm.observe.alerts.alerting import Alerting
 from geocomm.observe.telemetry.collector import Collector
 from geocomm.observe.telemetry.run_store import NoStoreError, RunStore
@@ -72,12 +72,12 @@ def _alerting(config: CollectorConfig) -> Alerting:
     """The alerting of a run; of an elastic run the leader alone has one: it gets the reports of all sites."""
     log = logger().warning
     try:
-        webhook, command = alert_webhook(), alert_command()
+        url = alert_webhook()
     except ValueError as error:  # of the reader of the environment
         log(f"alerts go to the log alone: {error}")
-        webhook = command = None
+        url = None
     applies = (lambda: about(config.folder).leads) if config.elastic else lambda: True
-    return Alerting(config.folder, AlertSinks(webhook, command, log), log, applies)
+    return Alerting(config.folder, AlertWebhook(url, log), log, applies)
 
 
 def main(arguments: list[str]) -> None:

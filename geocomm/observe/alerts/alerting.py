@@ -23,7 +23,7 @@ from geocomm.observe.alerts.alert_rules import (
     annotations_of,
     labels_of,
 )
-from geocomm.observe.alerts.alert_sinks import AlertSinks
+from geocomm.observe.alerts.alert_webhook import AlertWebhook
 from geocomm.observe.alerts.conditions import LookBack, Past
 from geocomm.observe.telemetry.last_reports import SILENT_SECONDS, Life
 from geocomm.observe.telemetry.numbers import Labels
@@ -163,10 +163,14 @@ class Alerting:
     written later."""
 
     def __init__(
-        self, folder: Path, sinks: AlertSinks, log: Callable[[str], None], applies: Callable[[], bool] = lambda: True
+        self,
+        folder: Path,
+        webhook: AlertWebhook,
+        log: Callable[[str], None],
+        applies: Callable[[], bool] = lambda: True,
     ) -> None:
         """applies: whether all sites' reports come here, now."""
-        self._folder, self._sinks, self._log, self._applies = folder, sinks, log, applies
+        self._folder, self._webhook, self._log, self._applies = folder, webhook, log, applies
         self._complain = CalmLog(log, _COMPLAINT_S, 20)
         self._failing = False
         self._unwritten: deque[dict[str, Any]] = deque(maxlen=_MOST_UNWRITTEN)
@@ -178,7 +182,7 @@ class Alerting:
         """What fires then is left as it is in the file: it was so when the run ended."""
         self._closing.set()
         self._thread.join(INTERVAL_S)
-        self._sinks.close()
+        self._webhook.close()
 
     def _run(self) -> None:
         watch, wait_s, ended = None, 0.0, False
@@ -218,7 +222,7 @@ class Alerting:
             ending = f"; {line['fix']}" if line["status"] == "firing" else ""
             self._log(f"alert {line['alert']} ({line['severity']}) {line['status']}: {line['text']}{ending}")
         if lines:
-            self._sinks.put(lines)
+            self._webhook.put(lines)
         self._unwritten += lines
         self._write()
 

@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import time
 import zlib
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from geocomm.group.rendezvous.to_collector import CollectorConfig, rank_socket
 from geocomm.observe.alerts.alert_log import FILE_NAME
 from support.reports import text
+from support.webhook import Webhook, webhook
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -27,13 +27,22 @@ def report(site: str, sequence: int) -> bytes:
     return zlib.compress(text({**body, "stats": {"local_steps": []}}))
 
 
-def test_silent_site_is_told_in_the_file_the_log_and_to_the_command(tmp_path: Path) -> None:
-    copy = f"{sys.executable} -c \"import sys; open('{tmp_path / 'got'}', 'a').write(sys.stdin.read())\""
+def test_silent_site_is_told_in_the_file_the_log_and_to_the_webhook(tmp_path: Path) -> None:
     folder = tmp_path / "telemetry"
     folder.mkdir()
+    with webhook() as receiver:
+        said = _run(folder, receiver)
+    (line,) = [json.loads(one) for one in (folder / FILE_NAME).read_text().splitlines()]
+    assert (line["status"], line["alert"], line["labels"]) == ("firing", "SiteSilent", {"site": "b"})
+    assert receiver.got[0]["commonLabels"]["alertname"] == "GeocommSiteSilent"
+    assert "alert SiteSilent (warning) firing: a rank of b has not reported" in said
+
+
+def _run(folder: Path, receiver: Webhook) -> str:
+    """What a collector logs until the receiver is told."""
     collector = subprocess.Popen(
         CollectorConfig(folder).command(os.getpid()),
-        env={**os.environ, "GEOCOMM_ALERT_COMMAND": copy},
+        env={**os.environ, "GEOCOMM_ALERT_WEBHOOK": receiver.url},
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -47,13 +56,9 @@ def test_silent_site_is_told_in_the_file_the_log_and_to_the_command(tmp_path: Pa
                 sender.send(report("a", sequence))
                 if sequence < 8:
                     sender.send(report("b", sequence))
-                if (tmp_path / "got").exists():
+                if receiver.got:
                     break
                 time.sleep(1)
     finally:
         collector.kill()
-    _, said = collector.communicate(timeout=20)
-    (line,) = [json.loads(one) for one in (folder / FILE_NAME).read_text().splitlines()]
-    assert (line["status"], line["alert"], line["labels"]) == ("firing", "SiteSilent", {"site": "b"})
-    assert json.loads((tmp_path / "got").read_text())["commonLabels"]["alertname"] == "GeocommSiteSilent"
-    assert "alert SiteSilent (warning) firing: a rank of b has not reported" in said
+    return collector.communicate(timeout=20)[1]

@@ -50,7 +50,6 @@ def program(path: object, **changes: object) -> Namespace:
         ("GEOCOMM_BACKEND_NAME", "gloe", "did you mean 'gloo'"),
         ("GEOCOMM_EGRESS_PRICE", "-1", "a number of dollars"),
         ("GEOCOMM_ALERT_WEBHOOK", "ftp://x", "https://"),
-        ("GEOCOMM_ALERT_COMMAND", "'open", "GEOCOMM_ALERT_COMMAND"),
     ],
 )
 def test_variable_that_cannot_be_is_refused_with_what_it_may_be(

@@ -1,4 +1,4 @@
-"""Where messages of alerts go besides the log: a webhook, and a command. A thread of its own waits for them."""
+"""Where messages of alerts go besides the log: a webhook."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import http.client
 import itertools
 import json
 import queue
-import subprocess
 import threading
 import time
 import urllib.parse
@@ -20,31 +19,30 @@ from geocomm.observe.alerts.alert_rules import PREFIX
 
 _MOST_WAITING = 100
 _PAUSES_S = (1.0, 5.0)
-_WEBHOOK_LIMIT_S = 10.0
-_COMMAND_LIMIT_S = 30.0
+_LIMIT_S = 10.0
 _CLOSE_S = 3.0
 _SLACK = "hooks.slack.com"
 _NEVER = "0001-01-01T00:00:00Z"
 
 
-class AlertSinks:
-    """Takes lines of alerts, and never waits."""
+class AlertWebhook:
+    """Takes lines of alerts, and never waits: a thread of its own posts them."""
 
-    def __init__(self, webhook: str | None, command: list[str] | None, log: Callable[[str], None]) -> None:
-        self._webhook, self._command, self._log = webhook, command, log
+    def __init__(self, url: str | None, log: Callable[[str], None]) -> None:
+        """url: None: nobody is told."""
+        self._url, self._log = url, log
         self._waiting: queue.Queue[list[dict[str, Any]]] = queue.Queue(_MOST_WAITING)
         self._closing = threading.Event()
-        if webhook or command:
-            threading.Thread(target=self._run, name="geocomm-alert-sinks", daemon=True).start()
+        if url:
+            threading.Thread(target=self._run, args=(url,), name="geocomm-alert-webhook", daemon=True).start()
 
     def put(self, lines: list[dict[str, Any]]) -> None:
         """Tell of these, soon."""
-        if not self._webhook and not self._command:
-            return
-        try:
-            self._waiting.put_nowait(lines)
-        except queue.Full:
-            self._log("a message of alerts was dropped: those before are not taken by the webhook or command")
+        if self._url:
+            try:
+                self._waiting.put_nowait(lines)
+            except queue.Full:
+                self._log("a message of alerts was dropped: those before are not taken by the webhook")
 
     def close(self) -> None:
         """Give what waits some seconds."""
@@ -53,14 +51,10 @@ class AlertSinks:
             time.sleep(0.05)
         self._closing.set()
 
-    def _run(self) -> None:
+    def _run(self, url: str) -> None:
         while not self._closing.is_set():
-            lines = self._waiting.get()
-            for message in grouped(lines):
-                if self._webhook:
-                    self._post(self._webhook, message)
-                if self._command:
-                    self._start(self._command, message)
+            for message in grouped(self._waiting.get()):
+                self._post(url, message)
             self._waiting.task_done()
 
     def _post(self, url: str, message: dict[str, Any]) -> None:
@@ -71,28 +65,13 @@ class AlertSinks:
         )
         for pause_s in (*_PAUSES_S, None):
             try:
-                with urllib.request.urlopen(request, timeout=_WEBHOOK_LIMIT_S):
+                with urllib.request.urlopen(request, timeout=_LIMIT_S):
                     return
             except (OSError, http.client.HTTPException, ValueError) as error:  # URLError is an OSError
                 # The address may hold a password.
                 if pause_s is None or self._closing.wait(pause_s):
                     self._log(f"an alert was not taken by the webhook at {host}: {error}; see GEOCOMM_ALERT_WEBHOOK")
                     return
-
-    def _start(self, command: list[str], message: dict[str, Any]) -> None:
-        try:
-            done = subprocess.run(
-                command,
-                input=json.dumps(message).encode(),
-                stdout=subprocess.DEVNULL,
-                timeout=_COMMAND_LIMIT_S,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            self._log(f"GEOCOMM_ALERT_COMMAND: {error}")
-            return
-        if done.returncode:
-            self._log(f"GEOCOMM_ALERT_COMMAND: {command[0]} ended with status {done.returncode}")
 
 
 def grouped(lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
