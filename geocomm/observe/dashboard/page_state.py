@@ -15,6 +15,7 @@ from geocomm.observe.diagnosis.bottleneck import Diagnosis
 from geocomm.observe.diagnosis.verdict import Cause
 from geocomm.observe.telemetry.overview import Overview, overview
 from geocomm.observe.telemetry.report import Row
+from geocomm.observe.telemetry.run_numbers import metric_names
 from geocomm.observe.telemetry.run_store import RunStore
 from geocomm.observe.telemetry.store_folder import StoreFolder
 
@@ -68,9 +69,10 @@ def page_state(store: RunStore, steps: LastSteps, at: float) -> dict[str, Any]:
     seen = overview(store, at, folder.collected_since)
     return plain({
         "version": __version__,
+        "metrics": metric_names(),
         "at": at,
         **_head(seen),
-        "sites": [{**vars(site), "life": site.life, "ranks_reporting": site.ranks_reporting,
+        "sites": [{**vars(site), "life": site.life,
                    "report_age_seconds": site.report_age_seconds} for site in seen.sites],
         "links": seen.links,
         "rounds": seen.rounds,

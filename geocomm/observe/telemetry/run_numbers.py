@@ -19,6 +19,7 @@ from geocomm.observe.telemetry.overview_sites import SiteOverview
 from geocomm.observe.telemetry.store_folder import StoreFolder
 
 Rows = Mapping[type[NumberRow], Mapping[Labels, NumberRow]]
+"""By kind and labels."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,20 @@ class LeaderNumbers(NumberRow):
     snapshot_not_kept: float | None = gauge(
         "snapshot_not_kept", "1: too few sites have the last snapshot of the elastic run yet"
     )
+
+
+def metric_names() -> dict[str, str]:
+    """What Prometheus calls each number; by the kind of its row and its field, such as site.step."""
+    kinds: dict[str, type[NumberRow]] = {
+        "heard": Heard, "site": SiteOverview, "link": LinkState,
+        "store": StoreNumbers, "leader": LeaderNumbers, "member": MemberNumbers,
+    }
+    return {
+        f"{word}.{field}": kind.metric(field)
+        for word, kind in kinds.items()
+        for field, number in kind.numbers().items()
+        if number.metric is not None
+    }
 
 
 def rows_now(seen: Overview, folder: StoreFolder) -> Rows:

@@ -116,11 +116,14 @@ def test_metrics_of_all_sites_are_what_prometheus_reads(tmp_path: Path) -> None:
 
 def test_metrics_behind_numbers_of_the_page_are_there(run: Path) -> None:
     pytest.importorskip("prometheus_client")
-    named = set(re.findall(r"geocomm_\w+", (STATIC / "app.js").read_text()))
+    kinds = "heard|site|link|store|leader|member"
+    texts = re.findall(rf'"((?:(?:{kinds})\.\w+(?:, )?)+)"', (STATIC / "app.js").read_text())
+    named = {name for text in texts for name in text.split(", ")}
     with client(run) as browser:
-        text = browser.get("/metrics").text
+        metrics, text = browser.get("/api/run").json()["metrics"], browser.get("/metrics").text
     assert len(named) > 10
-    assert not [name for name in named if f"# TYPE {name} " not in text]
+    assert named <= set(metrics)
+    assert not [name for name in metrics.values() if f"# TYPE {name} " not in text]
 
 
 def test_metrics_leave_out_what_reported_to_an_earlier_collector_alone(tmp_path: Path) -> None:

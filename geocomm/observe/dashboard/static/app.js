@@ -21,22 +21,22 @@ function showHead(run) {
   say(text, kind);
   const sent = run.sites.reduce((sum, site) => sum + site.bytes_sent, 0);
   const facts = [
-    ["step", whole(run.step) + (known(run.of_steps) ? " of " + whole(run.of_steps) : ""), "geocomm_train_step"],
-    ["loss", loss(run.loss), "geocomm_train_loss"],
-    ...(known(run.held_out_loss) ? [["held-out loss", loss(run.held_out_loss), "geocomm_train_held_out_loss"]] : []),
-    ["tokens/s", count(run.tokens_per_second), "geocomm_train_tokens_per_second"],
+    ["step", whole(run.step) + (known(run.of_steps) ? " of " + whole(run.of_steps) : ""), "site.step"],
+    ["loss", loss(run.loss), "site.loss"],
+    ...(known(run.held_out_loss) ? [["held-out loss", loss(run.held_out_loss), "site.held_out_loss"]] : []),
+    ["tokens/s", count(run.tokens_per_second), "site.tokens_per_second"],
     ["left", seconds(run.seconds_left)],
     ...(known(run.data_left_tokens) ? [["tokens left of this pass", count(run.data_left_tokens),
-      "geocomm_data_left_tokens"]] : []),
+      "leader.left_tokens"]] : []),
     ...(run.data_repeated_tokens ? [["tokens read again", count(run.data_repeated_tokens),
-      "geocomm_data_repeated_tokens_total"]] : []),
-    ["sent between sites", bytes(sent), "geocomm_site_link_sent_bytes_total"],
+      "store.data_repeated_tokens"]] : []),
+    ["sent between sites", bytes(sent), "link.bytes_sent"],
   ];
   const egress = run.sites.filter((site) => known(site.egress_dollars));
   if (egress.length > 0) {
     const spent = egress.reduce((sum, site) => sum + site.egress_dollars, 0);
     facts.push(["egress", `${dollars(spent)}, ${dollars(86400 * spendsPerSecond(egress, run.links))} a day`,
-      "geocomm_site_egress_dollars_total"]);
+      "site.egress_dollars"]);
   }
   if (!pointed("head")) $("head").replaceChildren(...facts.map(([name, value, metric]) =>
     element("div", behind(metric), element("dt", {}, name), element("dd", {}, value))));
@@ -234,17 +234,17 @@ function stepText(site, step) {
 function showLinks(run) {
   table($("links"), [
     ["from", (link) => link.source], ["to", (link) => link.target],
-    ["sends", (link) => rate(link.bytes_per_second), "number", "geocomm_site_link_rate_bytes_per_second"],
-    ["planned", (link) => rate(link.planned_bytes_per_second), "number", "geocomm_site_link_planned_rate_bytes_per_second"],
+    ["sends", (link) => rate(link.bytes_per_second), "number", "link.bytes_per_second"],
+    ["planned", (link) => rate(link.planned_bytes_per_second), "number", "link.planned_bytes_per_second"],
     ["round trip (least)", (link) => `${milliseconds(link.rtt_seconds)} (${milliseconds(link.least_rtt_seconds)})`, "number",
-      "geocomm_site_link_rtt_seconds, geocomm_site_link_least_rtt_seconds"],
-    ["sent again", (link) => percent(link.retransmitted_share), "number", "geocomm_site_link_retransmitted_ratio"],
+      "link.rtt_seconds, link.least_rtt_seconds"],
+    ["sent again", (link) => percent(link.retransmitted_share), "number", "link.retransmitted_share"],
     ["clock ahead", (link) => known(link.clock_offset_seconds) ?
       `${milliseconds(link.clock_offset_seconds)} ± ${milliseconds(link.clock_error_seconds)}` : "–", "number",
-      "geocomm_site_link_clock_offset_seconds, geocomm_site_link_clock_error_seconds"],
+      "link.clock_offset_seconds, link.clock_error_seconds"],
     ["outages", (link) => link.outages ? `${link.outages}, ${seconds(link.outage_seconds)}` : "0", "number",
-      "geocomm_site_link_outages_total, geocomm_site_link_outage_seconds_total"],
-    ["streams", (link) => link.streams, "number", "geocomm_site_link_streams"],
+      "link.outages, link.outage_seconds"],
+    ["streams", (link) => link.streams, "number", "link.streams"],
     ["by", (link) => `${link.transport} ${link.congestion_control}`],
     ["cipher", (link) => link.cipher || (link.streams ? marked("plaintext", "warn") : "–")],
   ], run.links);
@@ -261,15 +261,15 @@ function showRanks(run) {
   table($("ranks"), [
     ["site", (rank) => rank.site], ["rank", (rank) => rank.rank, "number"], ["machine", (rank) => rank.host],
     ["heard", (rank) => marked(rank.life === "ended" ? "ended" : seconds(rank.report_age_seconds) + " ago",
-      rank.life === "silent" ? "bad" : ""), "", "geocomm_site_report_age_seconds"],
-    ["step", (rank) => whole(rank.step), "number", "geocomm_train_step"],
-    ["a step takes", (rank) => seconds(rank.step_seconds), "number", "geocomm_train_step_seconds"],
-    ["stands still", (rank) => percent(rank.exposed_share), "number", "geocomm_train_exposed_ratio"],
-    ["tokens/s", (rank) => count(rank.tokens_per_second), "number", "geocomm_train_tokens_per_second"],
+      rank.life === "silent" ? "bad" : ""), "", "heard.age_seconds"],
+    ["step", (rank) => whole(rank.step), "number", "site.step"],
+    ["a step takes", (rank) => seconds(rank.step_seconds), "number", "site.step_seconds"],
+    ["stands still", (rank) => percent(rank.exposed_share), "number", "site.exposed_share"],
+    ["tokens/s", (rank) => count(rank.tokens_per_second), "number", "site.tokens_per_second"],
     ["run folder's disk", (rank) => marked(diskText(rank), known(rank.disk_free_bytes) && isFull(rank) ? "bad" : ""),
-      "number", "geocomm_site_disk_free_bytes, geocomm_site_disk_size_bytes"],
+      "number", "site.disk_free_bytes, site.disk_size_bytes"],
     ["site's certificate", (rank) => certificate(ends.get(rank.site), run.at), "number",
-      "geocomm_site_certificate_left_seconds"],
+      "site.certificate_left_seconds"],
   ], run.sites.flatMap((site) => site.ranks));
 }
 
@@ -287,14 +287,14 @@ function showMembers(run) {
   if (run.members) {
     parts.push(newTable([["site", (one) => one.site], ["standing", (one) => one.standing],
       ["rounds that counted", (one) => one.rounds, "number"],
-      ["tokens dealt, not counted", (one) => one.dealt ?? "", "number", "geocomm_member_dealt_tokens"]], run.members));
+      ["tokens dealt, not counted", (one) => one.dealt ?? "", "number", "member.dealt_tokens"]], run.members));
   }
   const reading = run.sites.filter((site) => known(site.data_fetched_bytes));
   if (reading.length > 0) {
     parts.push(newTable([["site", (site) => site.name],
-      ["waited for its data set", (site) => seconds(site.data_waited_seconds), "number", "geocomm_site_data_waited_seconds_total"],
-      ["fetched of it", (site) => bytes(site.data_fetched_bytes), "number", "geocomm_site_data_fetched_bytes_total"],
-      ["what that cost", (site) => dollars(site.data_fetched_dollars), "number", "geocomm_site_data_fetched_dollars_total"],
+      ["waited for its data set", (site) => seconds(site.data_waited_seconds), "number", "site.data_waited_seconds"],
+      ["fetched of it", (site) => bytes(site.data_fetched_bytes), "number", "site.data_fetched_bytes"],
+      ["what that cost", (site) => dollars(site.data_fetched_dollars), "number", "site.data_fetched_dollars"],
     ], reading));
   }
   if (run.rounds.length > 0) {
@@ -351,6 +351,7 @@ const DRAWN = [
 ];
 
 function show(run, changed) {
+  if (changed.metrics) metrics = changed.metrics;
   for (const [draw, parts, place] of DRAWN) {
     if (!parts.some((part) => part in changed)) continue;
     if (place) drawIn($(place).closest("section"), () => draw(run)); else draw(run);

@@ -39,8 +39,11 @@ const seconds = or((value) => {
   return number(value / 3600, 1) + " h";
 });
 
-// The tooltip of a number: where Prometheus has it.
-const behind = (metric) => (metric ? { title: `Prometheus: ${metric}` } : {});
+let metrics = {}; // what Prometheus calls the fields of the state
+
+// The tooltip of a number: where Prometheus has it. fields: such as "site.step", with commas between them.
+const behind = (fields) =>
+  (fields ? { title: "Prometheus: " + fields.split(", ").map((field) => metrics[field]).join(", ") } : {});
 
 // Rows stay, and cells whose text does: what someone selects or reads there is not taken away.
 function table(target, columns, rows) {
