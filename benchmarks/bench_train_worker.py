@@ -146,9 +146,16 @@ class Trainer:
         if method == "gloo8":
             self._model.register_comm_hook(None, _sliced)
         elif method == "powersgd":
-            from geocomm.sync.gradients.power_sgd_hook import power_sgd_hook
+            from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
-            power_sgd_hook(self._model, rank=4, warmup_steps=self._plan.warmup_steps)
+            state = powerSGD_hook.PowerSGDState(
+                self._model.process_group,
+                matrix_approximation_rank=4,
+                start_powerSGD_iter=self._plan.warmup_steps,
+                min_compression_rate=2.0,
+                orthogonalization_epsilon=1e-8,  # a gradient of zeros has columns of length 0
+            )
+            self._model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         elif method.startswith(LOCAL):
             import geocomm
 

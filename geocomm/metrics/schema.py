@@ -206,7 +206,7 @@ DATA = _table(
 GRADIENTS = _table(
     HOOK,
     """
-    text (kind): kind of the hook: ddp, dgc, fsdp or driver
+    text (kind): kind of the hook: ddp, fsdp or driver
     counter steps: steps begun
     text codec: codec of the next step
     counter skipped_steps: steps that did not count: a gradient was not finite, or an operation failed

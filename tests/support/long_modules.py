@@ -34,7 +34,7 @@ LONG_MODULES = frozenset(
         "multiprocess/sync/test_fsdp_hook.py",
         "multiprocess/sync/test_fsdp_sites.py",
         "multiprocess/sync/test_grad_scaler.py",
-        "multiprocess/sync/test_gradient_hooks.py",
+        "multiprocess/sync/test_quality_guard_of_ranks.py",
         "multiprocess/sync/test_hooks_read_later.py",
         "multiprocess/sync/test_muon_sites.py",
         "multiprocess/sync/test_zero_sites.py",

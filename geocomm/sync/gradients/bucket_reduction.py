@@ -59,25 +59,20 @@ class BucketReducer:
     def __init__(self, backend: ProcessGroupGeocomm, plan: ReductionPlan) -> None:
         self._backend = backend
         self._settings = plan.settings
-        self._momentum = plan.momentum
         self.residuals = NamedValues()
-        self.momenta = NamedValues()
         self.scales = ElementScales()
 
     def begin_step(self) -> None:
-        """Keep what the last step did to residuals and momenta: it counts."""
+        """Keep what the last step did to residuals: it counts."""
         self.residuals.begin_step()
-        self.momenta.begin_step()
 
     def undo_step(self) -> None:
-        """Give residuals and momenta the values that they had before the step."""
+        """Give residuals the values that they had before the step."""
         self.residuals.undo_step()
-        self.momenta.undo_step()
 
     def rescale(self, factor: float) -> None:
         """Multiply all that is in the unit of the gradients."""
         self.residuals.scale(factor)
-        self.momenta.scale(factor)
         self.scales.scale(factor)
 
     def reduce(
@@ -92,7 +87,6 @@ class BucketReducer:
             return self._when_done(reduction, [buffer], lambda: None)
         if all(part.exact for part in layout):
             codec = EXACT
-        velocity = self._add_momentum(reduction.bucket, buffer, layout) if self._momentum else None
         span = self._backend.encoded_range(buffer.numel(), buffer.dtype)
         residuals = self.residuals.take(reduction.bucket, layout, span, buffer.device)
         for start, values in self.residuals.leftovers(reduction.bucket):
@@ -122,21 +116,10 @@ class BucketReducer:
         def finish() -> None:
             if adapts:
                 self._observe(reduction, buffer)
-            if velocity is not None and is_sparse:
-                keep_for_stream([velocity])
-                velocity.masked_fill_(buffer != 0, 0)  # the exact slices are still zero here
             if exact is not None:
                 exact.put_back()
 
         return self._when_done(reduction, tensors, finish)
-
-    def _add_momentum(self, bucket: int, buffer: torch.Tensor, layout: Layout) -> torch.Tensor:
-        """Put the velocity, momentum * the one before + gradient, in place of the gradient; returns it."""
-        everything = tuple(part._replace(exact=False) for part in layout)
-        before, velocity = self.momenta.take(bucket, everything, (0, buffer.numel()), buffer.device)
-        torch.mul(before, self._momentum, out=velocity).add_(buffer)
-        buffer.copy_(velocity)
-        return velocity
 
     def _when_done(
         self, reduction: BucketReduction, tensors: Sequence[torch.Tensor], finish: Callable[[], None]

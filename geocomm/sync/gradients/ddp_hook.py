@@ -42,16 +42,21 @@ def ddp_hook(model: DistributedDataParallel, settings: HookSettings | str = "bal
             model = DistributedDataParallel(torch.nn.Linear(1024, 1024))
             hook = geocomm.ddp_hook(model, "balanced")
     """
-    return register(model, ReductionPlan.of(HookSettings.of(settings)), "ddp")
+    if not isinstance(model, DistributedDataParallel):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidArgumentError(f"a DDP hook takes a DistributedDataParallel model, not {type(model).__name__}")
+    require_devices("a DDP hook", (parameter.device for parameter in _wrapped(model).parameters()))
+    adapter = DdpAdapter(model, ReductionPlan.of(HookSettings.of(settings)))
+    cast(Any, model).register_comm_hook(adapter, DdpAdapter.run)
+    return adapter.hook
 
 
 class DdpAdapter:
     """Feeds a hook with the buckets that DDP hands to its hook."""
 
-    def __init__(self, model: DistributedDataParallel, plan: ReductionPlan, kind: str) -> None:
+    def __init__(self, model: DistributedDataParallel, plan: ReductionPlan) -> None:
         named = dict(_wrapped(model).named_parameters())
         group: Any = cast(Any, model).process_group  # DDP has one, whatever its type says
-        self.hook = GradientHook(kind, group, named, plan)
+        self.hook = GradientHook("ddp", group, named, plan)
         self._name_of = {id(parameter): name for name, parameter in named.items()}
         self._layouts: dict[int, tuple[list[int], Layout]] = {}
         """By bucket: the parameters that are in it, and where."""
@@ -62,7 +67,7 @@ class DdpAdapter:
             self.hook.begin_step()
         buffer = bucket.buffer()
         if buffer.layout != torch.strided:
-            raise UnsupportedError("geocomm's DDP hooks do not take sparse gradients; make them dense (sparse=False)")
+            raise UnsupportedError("geocomm.ddp_hook does not take sparse gradients; make them dense (sparse=False)")
         done = self.hook.reduce(bucket.index(), buffer, self._layout_of(bucket))
         if bucket.is_last():
             self.hook.end_step()
@@ -81,16 +86,6 @@ class DdpAdapter:
             )
             self._layouts[bucket.index()] = parameters, layout
         return layout
-
-
-def register(model: DistributedDataParallel, plan: ReductionPlan, kind: str) -> GradientHook:
-    """Give DDP a hook with this plan; returns its handle. Raises InvalidArgumentError."""
-    if not isinstance(model, DistributedDataParallel):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidArgumentError(f"a DDP hook takes a DistributedDataParallel model, not {type(model).__name__}")
-    require_devices("a DDP hook", (parameter.device for parameter in _wrapped(model).parameters()))
-    adapter = DdpAdapter(model, plan, kind)
-    cast(Any, model).register_comm_hook(adapter, DdpAdapter.run)
-    return adapter.hook
 
 
 def _wrapped(model: DistributedDataParallel) -> torch.nn.Module:

@@ -171,8 +171,7 @@ class GradientHook:
         """Copy this rank's part of the state, which each rank saves for itself. Not collective.
 
         Returns:
-            Plain values, strings and tensors on the CPU. `residual`: {parameter: [(first element, float32 values)]},
-            likewise `momentum`.
+            Plain values, strings and tensors on the CPU. `residual`: {parameter: [(first element, float32 values)]}.
         """
         with self._order:
             self._settle()
@@ -187,7 +186,7 @@ class GradientHook:
                 "configured": self._plan.last_codec,
                 "fallback": self._fallback,
                 "residual": self._buckets.residuals.pieces(),
-                "momentum": self._buckets.momenta.pieces(),
+                "momentum": {},  # the format has it, and no hook any more
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -206,7 +205,6 @@ class GradientHook:
         check_state(state, self.place, self._numel_of)
         self._settle()
         self._buckets.residuals.load(state["residual"])
-        self._buckets.momenta.load(state["momentum"])
         self._buckets.scales.forget()
         self._ledger.restart(state["steps"])
         self._fallback = state["fallback"] if state["configured"] == self._plan.last_codec else None

@@ -80,8 +80,6 @@ class ReductionPlan:
     settings: HookSettings
     schedule: tuple[tuple[int, str], ...]
     """First step and codec, ascending, from step 0 on."""
-    momentum: float = 0.0
-    """That of the velocity which is compressed in place of the gradient (`dgc_hook`); 0: the gradient itself is."""
 
     @classmethod
     def of(cls, settings: HookSettings) -> ReductionPlan:

@@ -1,4 +1,4 @@
-"""What of a bucket is compressed, what goes exactly, and what becomes of losses and momenta."""
+"""What of a bucket is compressed, what goes exactly, and what becomes of losses."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _TOP_K = "topk:k=128"
 _CHOSEN = 5  # of _SIZE elements: 128 of 4096, rounded up
 
 
-def _reducer(momentum: float = 0.0) -> tuple[BucketReducer, OnlyRank]:
+def _reducer() -> tuple[BucketReducer, OnlyRank]:
     rank = OnlyRank()
-    plan = ReductionPlan(HookSettings(adaptive=False), ((0, _TOP_K),), momentum)
+    plan = ReductionPlan(HookSettings(adaptive=False), ((0, _TOP_K),))
     return BucketReducer(cast(Any, rank), plan), rank
 
 
@@ -42,14 +42,6 @@ def _reduce(
     return result, reduction
 
 
-def _velocity(reducer: BucketReducer) -> torch.Tensor:
-    values = torch.zeros(_SIZE)
-    for part in _LAYOUT:
-        for start, piece in reducer.momenta.pieces().get(part.name, ()):
-            values[part.offset + start : part.offset + start + piece.numel()] = piece
-    return values
-
-
 def test_exact_slices_are_zero_in_what_is_compressed_and_come_back_exactly() -> None:
     (gradient,) = _gradients(1)
     gradient[_BIAS] *= 100  # would be chosen first
@@ -66,53 +58,24 @@ def test_exact_slices_are_zero_in_what_is_compressed_and_come_back_exactly() -> 
     assert reduction.row == {"index": 0, "parameters": ["weight", "last"], "elements": _SIZE}
 
 
-def test_velocity_is_forgotten_where_it_was_sent_and_grows_elsewhere() -> None:
-    first, second, third = _gradients(3)
-    reducer, rank = _reducer(momentum=0.5)
-    velocity = torch.zeros(_SIZE)
-    for gradient in (first, second, third):
-        velocity = 0.5 * velocity + gradient
-        before = len(rank.given)
-        result, _ = _reduce(reducer, gradient)
-        assert torch.equal(rank.given[before][1][:64], velocity[:64])
-        assert torch.equal(result[_BIAS], velocity[_BIAS])
-        sent = result != 0
-        sent[_BIAS] = False  # went exactly, as with momentum in the optimizer
-        assert int(sent.sum()) == _CHOSEN
-        velocity[sent] = 0
-        assert torch.equal(_velocity(reducer), velocity)
-
-
-@pytest.mark.parametrize("codec", ["none", "int8"])
-def test_velocity_is_kept_whole_where_everything_is_sent(codec: str) -> None:
+def test_undone_step_leaves_residuals_as_they_were() -> None:
     first, second = _gradients(2)
-    reducer, _ = _reducer(momentum=0.5)
-    _reduce(reducer, first, codec)
-    result, _ = _reduce(reducer, second, codec)
-    assert torch.equal(_velocity(reducer), 0.5 * first + second)
-    if codec == "none":
-        assert torch.equal(result, 0.5 * first + second)
-
-
-def test_undone_step_leaves_momenta_and_residuals_as_they_were() -> None:
-    first, second = _gradients(2)
-    reducer, _ = _reducer(momentum=0.5)
+    reducer, _ = _reducer()
     _reduce(reducer, first)
-    before = _velocity(reducer), reducer.residuals.pieces()
+    before = reducer.residuals.pieces()
     _reduce(reducer, second)
     reducer.undo_step()
-    after = _velocity(reducer), reducer.residuals.pieces()
-    assert torch.equal(before[0], after[0])
-    torch.testing.assert_close(after[1], before[1], rtol=0, atol=0)
+    assert before
+    torch.testing.assert_close(reducer.residuals.pieces(), before, rtol=0, atol=0)
 
 
 def test_all_that_is_kept_is_rescaled_with_the_gradients() -> None:
     (gradient,) = _gradients(1)
-    reducer, _ = _reducer(momentum=0.5)
+    reducer, _ = _reducer()
     _reduce(reducer, gradient)
-    velocity, residuals = _velocity(reducer), reducer.residuals.pieces()
+    residuals = reducer.residuals.pieces()
+    assert residuals
     reducer.rescale(4.0)
-    assert torch.equal(_velocity(reducer), 4 * velocity)
     for name, pieces in reducer.residuals.pieces().items():
         for (_, after), (_, before) in zip(pieces, residuals[name], strict=True):
             assert torch.equal(after, 4 * before)
@@ -145,14 +108,15 @@ def test_losses_that_another_rank_encodes_are_added_once() -> None:
 
 def test_bucket_of_other_parameters_goes_exactly_and_leaves_what_is_kept() -> None:
     first, second = _gradients(2)
-    reducer, rank = _reducer(momentum=0.5)
+    reducer, rank = _reducer()
     _reduce(reducer, first)
-    velocity = _velocity(reducer)
+    residuals = reducer.residuals.pieces()
+    assert residuals
     result, reduction = _reduce(reducer, second, layout=None)
     assert not reduction.row
     assert rank.given[-1][0] == "none"
     assert torch.equal(result, second)
-    assert torch.equal(_velocity(reducer), velocity)
+    torch.testing.assert_close(reducer.residuals.pieces(), residuals, rtol=0, atol=0)
 
 
 def test_bucket_of_exact_parameters_alone_is_one_exact_reduction() -> None:
