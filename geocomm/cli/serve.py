@@ -9,20 +9,19 @@ from typing import Annotated
 
 import typer
 
-from geocomm.cli.command_end import fail
-from geocomm.core.installation import install_command
 from geocomm.train.serve.engines import Engine
 
 _HELP = """Serve MODEL, a folder of geocomm export, behind an OpenAI-compatible address.
 
 The engine is vLLM with a GPU, else transformers; llama.cpp for GGUF. Prints "ready" and a curl line when the model is
-loaded. The exit status is the engine's. Without --api-key-file, only a loopback --host is allowed.
+loaded. The exit status is the engine's. Without --api-key-file, only a loopback --host is allowed; vLLM and llama.cpp
+ask for keys.
 
 Example:
 
     geocomm serve model-hf
-    geocomm serve model-hf --host 0.0.0.0 --api-key-file api.key
     geocomm serve model-hf --engine vllm --python vllm-env/bin/python -- --max-model-len 4096
+    geocomm serve model-gguf --host 0.0.0.0 --api-key-file api.key
 """
 
 app = typer.Typer()
@@ -45,25 +44,11 @@ def serve(
     ] = sys.executable,
     name: Annotated[str | None, typer.Option(help="What clients call the model. Default: the folder's name.")] = None,
     start_timeout: Annotated[float, typer.Option(min=1, help="Seconds that the engine has to load the model.")] = 1800,
-    container: Annotated[
-        Path | None,
-        typer.Option(help="Only write this folder, which builds an image that serves MODEL.", metavar="FOLDER"),
-    ] = None,
 ) -> None:
     """Serve a model folder at an OpenAI-compatible address."""
-    from geocomm.train.serve.container_files import write_container
-    from geocomm.train.serve.model_folder import check_name, open_folder
     from geocomm.train.serve.serving import Serving
     from geocomm.train.serve.serving import serve as run
 
-    try:
-        if container is not None:
-            folder = open_folder(model)
-            print(write_container(container, folder, check_name(name or folder.default_name()), engine, python))
-            return
-        python = os.path.abspath(python) if os.sep in python else python  # not resolved: a link names its environment
-        serving = Serving(model, engine, host, port, api_key_file, python, name, start_timeout, arguments or ())
-        status = run(serving)
-    except ImportError as error:
-        fail("serve", f"{error}; {install_command('serve')}")
-    raise typer.Exit(status)
+    python = os.path.abspath(python) if os.sep in python else python  # not resolved: a link names its environment
+    serving = Serving(model, engine, host, port, api_key_file, python, name, start_timeout, arguments or ())
+    raise typer.Exit(run(serving))

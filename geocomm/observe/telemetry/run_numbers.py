@@ -112,8 +112,12 @@ class LeaderNumbers(NumberRow):
 def metric_names() -> dict[str, str]:
     """What Prometheus calls each number; by the kind of its row and its field, such as site.step."""
     kinds: dict[str, type[NumberRow]] = {
-        "heard": Heard, "site": SiteOverview, "link": LinkState,
-        "store": StoreNumbers, "leader": LeaderNumbers, "member": MemberNumbers,
+        "heard": Heard,
+        "site": SiteOverview,
+        "link": LinkState,
+        "store": StoreNumbers,
+        "leader": LeaderNumbers,
+        "member": MemberNumbers,
     }
     return {
         f"{word}.{field}": kind.metric(field)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import json
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -36,9 +35,19 @@ _NEEDS = {
         "transformers[serving]>=5.23",
     ),
     Engine.VLLM: (("vllm",), "vllm"),
-    Engine.LLAMA_CPP: (("llama_cpp", "fastapi", "uvicorn"), "llama-cpp-python[server]"),
 }
 """Modules that an engine imports, and what pip installs them by."""
+HEALTH = "/health"
+"""A path of each engine that answers 200 once the model is loaded, without a key."""
+
+
+@dataclass(frozen=True)
+class ApiKey:
+    """What clients must show."""
+
+    text: str
+    file: Path
+    """That has it, absolute."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +55,12 @@ class Launch:
     """How an engine's server is started."""
 
     command: Sequence[str]
-    health: str
-    """A path that answers 200 once the model is loaded."""
     variables: dict[str, str] = field(default_factory=dict[str, str])
 
 
-def choose_engine(asked: Engine, folder: ModelFolder, python: str) -> Engine:
-    """The engine that serves `folder`, and is there for `python`. Raises BadInput, which says what to install."""
+def choose_engine(asked: Engine, folder: ModelFolder, python: str, *, asks_key: bool) -> Engine:
+    """The engine that serves `folder`, and is there for `python`. asks_key: of its clients. Raises BadInput, which says
+    what to install."""
     if folder.format is Format.ONNX:
         raise BadInput(
             f"{folder.path} is an ONNX folder, and no engine has a server for it (docs/how-to/serve-a-model.md): "
@@ -65,17 +73,29 @@ def choose_engine(asked: Engine, folder: ModelFolder, python: str) -> Engine:
             f"{asked} serves {FORMAT_OF[asked]} folders, and {folder.path} is {folder.format}: drop --engine, or "
             f"export with --format {FORMAT_OF[asked]}"
         )
-    if asked is Engine.LLAMA_CPP and shutil.which(_LLAMA_SERVER):
+    if asked is Engine.LLAMA_CPP:
+        if not shutil.which(_LLAMA_SERVER):
+            raise BadInput(f"{asked} needs {_LLAMA_SERVER} on the PATH: github.com/ggml-org/llama.cpp has builds of it")
         return asked
     needed, package = _NEEDS[asked]
     if lacking := set(needed) - _modules(python, needed):
-        also = f", or put {_LLAMA_SERVER} on the PATH" if asked is Engine.LLAMA_CPP else ""
-        raise BadInput(f"{asked} needs {', '.join(sorted(lacking))}: {python} -m pip install '{package}'{also}")
+        raise BadInput(f"{asked} needs {', '.join(sorted(lacking))}: {python} -m pip install '{package}'")
+    if asks_key and asked is Engine.TRANSFORMERS:
+        raise BadInput(
+            f"{asked} asks for no key: serve with --engine {Engine.VLLM}, or a GGUF folder with {Engine.LLAMA_CPP}; or "
+            "leave out --host and --api-key-file, and put a reverse proxy before it that asks for one"
+        )
     return asked
 
 
 def launch(
-    engine: Engine, folder: ModelFolder, name: str, python: str, address: tuple[str, int], workplace: Path
+    engine: Engine,
+    folder: ModelFolder,
+    name: str,
+    python: str,
+    address: tuple[str, int],
+    workplace: Path,
+    key: ApiKey | None = None,
 ) -> Launch:
     """How `engine` serves `folder` as `name` on `address`. workplace: an empty folder that lives as long as it does."""
     host, port = address
@@ -83,24 +103,13 @@ def launch(
     if engine is Engine.TRANSFORMERS:
         _lay_out_cache(folder, name, workplace)
         variables = {"HF_HUB_CACHE": str(workplace), "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1"}
-        return Launch([python, "-m", "transformers.cli.transformers", "serve", name, *listen], "/health", variables)
+        return Launch([python, "-m", "transformers.cli.transformers", "serve", name, *listen], variables)
     if engine is Engine.VLLM:
         command = [python, "-m", "vllm.entrypoints.cli.main", "serve", str(folder.path), "--served-model-name", name]
-        return Launch([*command, *listen], "/health", {"HF_HUB_OFFLINE": "1"})
-    model = str(folder.gguf_file)
-    if binary := shutil.which(_LLAMA_SERVER):
-        return Launch([binary, "--model", model, "--alias", name, *listen], "/health")
-    command = [python, "-m", "llama_cpp.server", "--model", model, "--model_alias", name, *listen]
-    return Launch(command, "/v1/models")
-
-
-def versions(python: str, packages: Sequence[str]) -> dict[str, str]:
-    """Versions of those of `packages` that are installed for `python`."""
-    program = (
-        "import importlib.metadata as m, json, sys; there = {d.metadata['Name'].lower(): d.version for d in "
-        "m.distributions()}; print(json.dumps({n: there[n] for n in sys.argv[1:] if n in there}))"
-    )
-    return json.loads(_run(python, program, *packages))
+        # Not --api-key: every user of this machine sees command lines.
+        return Launch([*command, *listen], {"HF_HUB_OFFLINE": "1"} | ({"VLLM_API_KEY": key.text} if key else {}))
+    keys = ["--api-key-file", str(key.file)] if key else []
+    return Launch([_LLAMA_SERVER, "--model", str(folder.gguf_file), "--alias", name, *listen, *keys])
 
 
 def _for_hf(python: str) -> Engine:

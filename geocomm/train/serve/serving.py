@@ -1,5 +1,5 @@
-"""Serve a model folder: read the key that clients show, choose the engine, start its server, tell when it is ready, end
-it with this process."""
+"""Serve a model folder: read the key that clients show, choose the engine, start its server with it, tell when it is
+ready, end it with this process."""
 
 from __future__ import annotations
 
@@ -8,21 +8,18 @@ import json
 import re
 import shlex
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from geocomm.core.addresses import HubAddress, free_port, is_loopback, listen_on
+from geocomm.core.addresses import HubAddress, is_any, is_loopback, listen_on
 from geocomm.core.bad_input import BadInput
 from geocomm.group.membership.own_address import url_for_others
 from geocomm.train.serve.engine_process import EngineEnded, EngineProcess, Stopped, StopSignals
-from geocomm.train.serve.engines import Engine, choose_engine, launch
+from geocomm.train.serve.engines import HEALTH, ApiKey, Engine, choose_engine, launch
 from geocomm.train.serve.model_folder import ModelFolder, check_name, open_folder
-
-_LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -44,14 +41,11 @@ class Serving:
 
 
 def serve(serving: Serving) -> int:
-    """Serve until a signal or the engine's end; the exit status. Raises BadInput before anything was started.
-
-    ImportError: a key is asked for, and what the proxy needs is not installed.
-    """
+    """Serve until a signal or the engine's end; the exit status. Raises BadInput before anything was started."""
     folder = open_folder(serving.folder)
     name = check_name(serving.name or folder.default_name())
     key = key_for(serving.host, serving.key_file)
-    engine = choose_engine(serving.engine, folder, serving.python)
+    engine = choose_engine(serving.engine, folder, serving.python, asks_key=key is not None)
     stop = StopSignals()
     with stop.noted(), contextlib.ExitStack() as held:
         return _serve(serving, engine, folder, name, key, stop, held)
@@ -62,27 +56,20 @@ def _serve(
     engine: Engine,
     folder: ModelFolder,
     name: str,
-    key: str | None,
+    key: ApiKey | None,
     stop: StopSignals,
     held: contextlib.ExitStack,
 ) -> int:
     """`held` ends what is begun here, last first."""
-    listener = held.enter_context(_listen(serving.host, serving.port))
     address = (serving.host, serving.port)
-    if key is None:
-        listener.close()  # the engine listens there itself
-    else:
-        address = (_LOOPBACK, free_port())
+    _check_free(*address)
     workplace = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="geocomm-serve-")))
-    start = launch(engine, folder, name, serving.python, address, workplace)
+    start = launch(engine, folder, name, serving.python, address, workplace, key)
     running = _start(engine, [*start.command, *serving.engine_arguments], start.variables, workplace, stop)
     held.callback(running.end, signal.SIGTERM)
-    if key is not None:
-        from geocomm.train.serve.key_proxy import KeyProxy
-
-        held.callback(KeyProxy(listener, key, "http://{}:{}".format(*address), start.health).close)
     try:
-        running.wait_ready(*address, start.health, serving.start_timeout_s)
+        here = "127.0.0.1" if is_any(serving.host) else serving.host
+        running.wait_ready(here, serving.port, HEALTH, serving.start_timeout_s)
         print(
             f"ready: {name} at {url_for_others(serving.host, serving.port)}, served by {engine}",
             _curl(serving, name),
@@ -99,9 +86,10 @@ def _serve(
     return ended.status
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _check_free(host: str, port: int) -> None:
+    """Engines say it late, and in many lines."""
     try:
-        return listen_on(str(HubAddress(host, port)))
+        listen_on(str(HubAddress(host, port))).close()
     except OSError as error:
         raise BadInput(
             f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port or --host"
@@ -128,10 +116,10 @@ def _curl(serving: Serving, name: str) -> str:
 _MAKE_ONE = "(umask 077; openssl rand -hex 32 > api.key)"
 
 
-def key_for(host: str, path: Path | None) -> str | None:
+def key_for(host: str, path: Path | None) -> ApiKey | None:
     """The key in `path`; None without a path, which only a loopback `host` may do. Raises BadInput."""
     if path is not None:
-        return read_key(path)
+        return ApiKey(read_key(path), path.absolute())
     if not is_loopback(host):
         raise BadInput(f"--host {host} is open to other machines: add --api-key-file api.key; make it with {_MAKE_ONE}")
     return None

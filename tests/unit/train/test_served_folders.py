@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from geocomm.core.bad_input import BadInput
-from geocomm.train.serve import engines
-from geocomm.train.serve.engines import Engine, choose_engine, launch
+from geocomm.train.serve.engines import ApiKey, Engine, choose_engine, launch
 from geocomm.train.serve.model_folder import Format, ModelFolder, check_name, open_folder
 from geocomm.train.serve.serving import Serving, is_loopback, key_for, read_key, serve
 from support.local_jobs import free_port
@@ -141,40 +140,38 @@ def test_onnx_is_refused_with_what_to_do(tmp_path: Path) -> None:
     folder = open_folder(_folder(tmp_path / "onnx", "config.json", "model.onnx"))
     for engine in Engine:
         with pytest.raises(BadInput, match="--format hf"):
-            choose_engine(engine, folder, sys.executable)
+            choose_engine(engine, folder, sys.executable, asks_key=False)
 
 
 def test_engine_of_another_format_is_refused(hf: ModelFolder, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"llama\.cpp serves gguf folders"):
-        choose_engine(Engine.LLAMA_CPP, hf, sys.executable)
+        choose_engine(Engine.LLAMA_CPP, hf, sys.executable, asks_key=False)
     gguf = open_folder(_folder(tmp_path / "g", "model.gguf"))
     with pytest.raises(BadInput, match="vllm serves hf folders"):
-        choose_engine(Engine.VLLM, gguf, sys.executable)
+        choose_engine(Engine.VLLM, gguf, sys.executable, asks_key=False)
 
 
 def test_engine_that_is_not_installed_is_named_with_the_command(hf: ModelFolder, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
     bare = str(tmp_path / "bare/bin/python")
     with pytest.raises(BadInput, match=r"pip install 'transformers\[serving\]>=5.23'"):
-        choose_engine(Engine.AUTO, hf, bare)
+        choose_engine(Engine.AUTO, hf, bare, asks_key=False)
     with pytest.raises(BadInput, match="pip install 'vllm'"):
-        choose_engine(Engine.VLLM, hf, bare)
+        choose_engine(Engine.VLLM, hf, bare, asks_key=False)
     gguf = open_folder(_folder(tmp_path / "g", "model.gguf"))
     if not shutil.which("llama-server"):
-        with pytest.raises(BadInput, match=r"llama-cpp-python\[server\].*llama-server on the PATH"):
-            choose_engine(Engine.AUTO, gguf, bare)
+        with pytest.raises(BadInput, match="llama-server on the PATH"):
+            choose_engine(Engine.AUTO, gguf, bare, asks_key=False)
 
 
 def test_python_that_is_none_is_refused(hf: ModelFolder, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="cannot be run"):
-        choose_engine(Engine.AUTO, hf, str(tmp_path / "python"))
+        choose_engine(Engine.AUTO, hf, str(tmp_path / "python"), asks_key=False)
     with pytest.raises(BadInput, match="failed"):
-        choose_engine(Engine.AUTO, hf, "/bin/false")
+        choose_engine(Engine.AUTO, hf, "/bin/false", asks_key=False)
 
 
-def test_commands_name_the_model_and_the_address(
-    hf: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_name_the_model_and_the_address(hf: ModelFolder, tmp_path: Path) -> None:
     gguf = open_folder(_folder(tmp_path / "g", "model.gguf"))
     address = ("127.0.0.1", 5000)
     listen = ["--host", "127.0.0.1", "--port", "5000"]
@@ -182,15 +179,26 @@ def test_commands_name_the_model_and_the_address(
     assert vllm.command[1:] == [
         *("-m", "vllm.entrypoints.cli.main", "serve", str(hf.path), "--served-model-name", "mine", *listen)
     ]
-    assert vllm.health == "/health"
+    llama = launch(Engine.LLAMA_CPP, gguf, "mine", "py", address, tmp_path)
     model = str(gguf.path / "model.gguf")
-    monkeypatch.setattr(engines.shutil, "which", lambda name: "/opt/llama-server")
-    binary = launch(Engine.LLAMA_CPP, gguf, "mine", "py", address, tmp_path)
-    assert binary.command == ["/opt/llama-server", "--model", model, "--alias", "mine", *listen]
-    monkeypatch.setattr(engines.shutil, "which", lambda name: None)
-    module = launch(Engine.LLAMA_CPP, gguf, "mine", "py", address, tmp_path)
-    assert module.command == ["py", "-m", "llama_cpp.server", "--model", model, "--model_alias", "mine", *listen]
-    assert module.health == "/v1/models"
+    assert llama.command == ["llama-server", "--model", model, "--alias", "mine", *listen]
+
+
+def test_engines_get_the_key_by_their_own_option_and_no_command_line_has_it(hf: ModelFolder, tmp_path: Path) -> None:
+    gguf = open_folder(_folder(tmp_path / "g", "model.gguf"))
+    key, address = ApiKey("secret", tmp_path / "api.key"), ("0.0.0.0", 5000)
+    vllm = launch(Engine.VLLM, hf, "mine", "py", address, tmp_path, key)
+    assert vllm.variables["VLLM_API_KEY"] == "secret"
+    llama = launch(Engine.LLAMA_CPP, gguf, "mine", "py", address, tmp_path, key)
+    assert list(llama.command)[-2:] == ["--api-key-file", str(tmp_path / "api.key")]
+    assert not [word for word in (*vllm.command, *llama.command) if "secret" in word]
+
+
+def test_engine_that_asks_for_no_key_is_refused_where_one_is_wanted(hf: ModelFolder) -> None:
+    pytest.importorskip("openai")
+    assert choose_engine(Engine.TRANSFORMERS, hf, sys.executable, asks_key=False) is Engine.TRANSFORMERS
+    with pytest.raises(BadInput, match=r"transformers asks for no key.*--engine vllm"):
+        choose_engine(Engine.TRANSFORMERS, hf, sys.executable, asks_key=True)
 
 
 def _serving(folder: Path, python: Path, port: int) -> Serving:
