@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -56,11 +57,17 @@ class NumberRow:
         return cls.PREFIX + number.metric + ("_total" if number.is_counter else "")
 
 
-def gauge(metric: str | None, help: str, add_up: Callable[[Any], Any] | None = None) -> Any:
-    """A field with the value of now."""
-    return dataclasses.field(metadata={"number": Number(metric, help, False, add_up)})
+def gauge(text: str, add_up: Callable[[Any], Any] | None = None) -> Any:
+    """A field with the value of now. text: `metric: help`, or the help alone of what is not at `/metrics`."""
+    return _field(text, add_up, is_counter=False)
 
 
-def counter(metric: str | None, help: str, add_up: Callable[[Any], Any] | None = None) -> Any:
-    """A field with a total since the processes started."""
-    return dataclasses.field(metadata={"number": Number(metric, help, True, add_up)})
+def counter(text: str, add_up: Callable[[Any], Any] | None = None) -> Any:
+    """A field with a total since the processes started; likewise."""
+    return _field(text, add_up, is_counter=True)
+
+
+def _field(text: str, add_up: Callable[[Any], Any] | None, *, is_counter: bool) -> Any:
+    found = re.fullmatch(r"(?:(\w+): )?(.+)", text)
+    assert found is not None
+    return dataclasses.field(metadata={"number": Number(found[1], found[2], is_counter, add_up)})

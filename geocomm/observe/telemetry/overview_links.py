@@ -28,81 +28,64 @@ class LinkState(NumberRow):
     """The cipher of TLS; empty: plaintext."""
     transport: str
     bytes_per_second: float | None = gauge(
-        "rate_bytes_per_second",  # by the receiver where the sender is not heard; without TCP and IP headers
-        "rate at which the site sends the other",
+        "rate_bytes_per_second: rate at which the site sends the other",
         lambda link: bytes_per_second(link.there, link.back),
     )
     planned_bytes_per_second: float | None = gauge(
-        "planned_rate_bytes_per_second",  # None where it was not measured or written
-        "rate that the link table has",
-        lambda link: link.planned,
+        "planned_rate_bytes_per_second: rate that the link table has", lambda link: link.planned
     )
     busy_share: float | None = gauge(
-        "busy_ratio",  # the busiest pair of ranks, its streams' mean
-        "share of the time that TCP had data which was not acknowledged",
+        "busy_ratio: share of the time that TCP had data which was not acknowledged",
         lambda link: max(known(_busy_share(pair) for pair in link.there), default=None),
     )
     retransmitted_share: float | None = gauge(
-        "retransmitted_ratio",
-        "share of the last bytes that TCP sent again",
+        "retransmitted_ratio: share of the last bytes that TCP sent again",
         lambda link: share(link.grown("retransmitted_bytes"), link.grown("tcp_bytes_sent")),
     )
     stalled_by_receiver_share: float | None = gauge(
-        "window_limited_ratio",
-        "share of busy time, for receive windows",
+        "window_limited_ratio: share of busy time, for receive windows",
         lambda link: share(link.grown("stalled_by_receiver_us"), link.grown("busy_us")),
     )
     stalled_by_send_buffer_share: float | None = gauge(
-        "send_buffer_limited_ratio",
-        "share of busy time, for send buffers",
+        "send_buffer_limited_ratio: share of busy time, for send buffers",
         lambda link: share(link.grown("stalled_by_send_buffer_us"), link.grown("busy_us")),
     )
     rtt_seconds: float | None = gauge(
-        "rtt_seconds",
-        "longest round trip of the last heartbeats",  # either way
+        "rtt_seconds: longest round trip of the last heartbeats",  # either way
         lambda link: rtt_seconds(link.there + link.back),
     )
     least_rtt_seconds: float | None = gauge(
-        "least_rtt_seconds",
-        "least round trip ever",
+        "least_rtt_seconds: least round trip ever",
         lambda link: min(
             (pair.now["min_rtt_us"] / 1e6 for pair in link.there + link.back if pair.now["min_rtt_us"]), default=None
         ),
     )
-    streams: int = gauge("streams", "connected streams", lambda link: link.sum("streams"))
+    streams: int = gauge("streams: connected streams", lambda link: link.sum("streams"))
     clock_offset_seconds: float | None = gauge(
-        "clock_offset_seconds",
-        "the peer's time of day less the site's, the largest",
+        "clock_offset_seconds: the peer's time of day less the site's, the largest",
         lambda link: link.clock and link.clock[0],
     )
     clock_error_seconds: float | None = gauge(
-        "clock_error_seconds", "how wrong the clock offset may be", lambda link: link.clock and link.clock[1]
+        "clock_error_seconds: how wrong the clock offset may be", lambda link: link.clock and link.clock[1]
     )
     bytes_sent: int = counter(
-        "sent_bytes",
-        "bytes sent since the ranks started",
+        "sent_bytes: bytes sent since the ranks started",
         lambda link: link.sum("bytes_sent") if link.there else sum(pair.now["bytes_received"] for pair in link.back),
     )
     tcp_bytes_sent: int = counter(
-        "tcp_sent_bytes",
-        "bytes sent since the ranks started, repeats of TCP included",
+        "tcp_sent_bytes: bytes sent since the ranks started, repeats of TCP included",
         lambda link: link.sum("tcp_bytes_sent"),
     )
     retransmitted_bytes: int = counter(
-        "retransmitted_bytes", "bytes that TCP sent again", lambda link: link.sum("retransmitted_bytes")
+        "retransmitted_bytes: bytes that TCP sent again", lambda link: link.sum("retransmitted_bytes")
     )
-    outages: int = counter(
-        "outages",  # that are over, as this end saw it
-        "times that a pair of ranks lost all connections",
-        lambda link: link.sum("outages"),
-    )
+    outages: int = counter("outages: times that a pair of ranks lost all connections", lambda link: link.sum("outages"))
     most_outages: int = counter(
-        "worst_pair_outages",
-        "outages of the pair of ranks that had most",
+        "worst_pair_outages: outages of the pair of ranks that had most",
         lambda link: max((pair.now["outages"] for pair in link.there), default=0),
     )
-    outage_seconds: float = counter("outage_seconds", "time of all outages", lambda link: link.sum("outage_us") / 1e6)
-    resumes: int = counter("resumes", "connections made again", lambda link: link.sum("resumes"))
+    outage_seconds: float = counter("outage_seconds: time of all outages", lambda link: link.sum("outage_us") / 1e6)
+    resumes: int = counter("resumes: connections made again", lambda link: link.sum("resumes"))
 
 
 def far_peers(received: Received) -> list[Row]:

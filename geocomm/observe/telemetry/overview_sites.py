@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from geocomm.core.units import DAY_S
 from geocomm.observe.telemetry.last_reports import LastReports, Life
@@ -63,157 +63,114 @@ class SiteOverview(NumberRow):
     recent_events: dict[str, int]
     """By kind, how many of the last ten minutes; what its ranks saw alike counts once."""
     step: int | None = gauge(
-        "train_step",
-        "last training step that all ranks of the site have ended",
-        lambda own: min(known(rank.step for rank in own.heard), default=None),
+        "train_step: last training step that all ranks of the site have ended",
+        lambda own: min(own.of_heard("step"), default=None),
     )
     of_steps: int | None = gauge(
-        "train_steps_planned",
-        "training steps that the run shall have",
-        lambda own: max(known(one.get("of_steps") for one in own.training), default=None),
+        "train_steps_planned: training steps that the run shall have",
+        lambda own: max(own.of_training("of_steps"), default=None),
     )
     loss: float | None = gauge(
-        "train_loss",
-        "mean of the losses that the site's ranks reported last",
-        lambda own: mean(one.get("loss") for one in own.training),
+        "train_loss: mean of the losses that the site's ranks reported last", lambda own: mean(own.of_training("loss"))
     )
     held_out_loss: float | None = gauge(
-        "train_held_out_loss",
-        "loss of the site's last evaluation",
-        lambda own: mean(one.get("held_out_loss") for one in own.training),
+        "train_held_out_loss: loss of the site's last evaluation", lambda own: mean(own.of_training("held_out_loss"))
     )
     loss_least: float | None = gauge(
-        "train_loss_least", "least of the site's last three losses", lambda own: own.mean_of_losses("least")
+        "train_loss_least: least of the site's last three losses", lambda own: mean(own.of_losses("least"))
     )
     loss_median: float | None = gauge(
-        "train_loss_median",
-        "median of the site's 64 losses before the last three",
-        lambda own: own.mean_of_losses("median"),
+        "train_loss_median: median of the site's 64 losses before the last three",
+        lambda own: mean(own.of_losses("median")),
     )
     loss_spread: float | None = gauge(
-        "train_loss_spread",
-        "standard deviation of the 64 losses before the last three",
-        lambda own: own.mean_of_losses("spread"),
+        "train_loss_spread: standard deviation of the 64 losses before the last three",
+        lambda own: mean(own.of_losses("spread")),
     )
     ranks_not_finite: int = gauge(
-        "train_ranks_not_finite",
-        "ranks whose last loss is NaN or infinite",
-        lambda own: sum(not math.isfinite(one["loss"]) for one in own.training if isinstance(one.get("loss"), float)),
+        "train_ranks_not_finite: ranks whose last loss is NaN or infinite",
+        lambda own: sum(not math.isfinite(loss) for loss in own.of_training("loss")),
     )
     step_seconds: float | None = gauge(
-        "train_step_seconds",
-        "time of a step, over the last ones",
-        lambda own: median(rank.step_seconds for rank in own.heard),
+        "train_step_seconds: time of a step, over the last ones", lambda own: median(own.of_heard("step_seconds"))
     )
     mean_step_seconds: float | None = gauge(
-        "train_mean_step_seconds",
-        "time of a step since the site's processes started",  # not known before the second step
+        "train_mean_step_seconds: time of a step since the site's processes started",
         lambda own: median(_mean_step_s(one.get("totals", {})) for one in own.training),
     )
     step_age_seconds: float | None = gauge(
-        None,
         "time since the last step ended, at the rank that is furthest behind",
-        lambda own: max(known(rank.step_age_seconds for rank in own.heard), default=None),
+        lambda own: max(own.of_heard("step_age_seconds"), default=None),
     )
-    no_step_seconds: float | None = gauge(
-        "train_step_age_seconds", "time since the last step; none once all have ended"
-    )
+    no_step_seconds: float | None = gauge("train_step_age_seconds: time since the last step; none once all have ended")
     tokens_per_second: float | None = gauge(
-        "train_tokens_per_second",
-        "tokens per second of all ranks of the site",
-        lambda own: total(rank.tokens_per_second for rank in own.heard),
+        "train_tokens_per_second: tokens per second of all ranks of the site",
+        lambda own: total(own.of_heard("tokens_per_second")),
     )
     exposed_share: float | None = gauge(
-        "train_exposed_ratio",
-        "share of the time that ranks stood still for other sites",
-        lambda own: mean(rank.exposed_share for rank in own.heard),
+        "train_exposed_ratio: share of the time that ranks stood still for other sites",
+        lambda own: mean(own.of_heard("exposed_share")),
     )
     pace: float | None = gauge(
-        "train_pace_ratio",
-        "time of a step without waits, the quickest site's by this site's; while sites wait for each other",
+        "train_pace_ratio: time of a step without waits, the quickest site's by this site's; "
+        "while sites wait for each other"
     )
     loss_settling: float | None = gauge(
-        "train_loss_settling", "1: a site took a finer codec within ten minutes, after which a loss may jump"
+        "train_loss_settling: 1: a site took a finer codec within ten minutes, after which a loss may jump"
     )
     checkpoint_age_seconds: float | None = gauge(
-        "train_checkpoint_age_seconds",
-        "time since the last checkpoint of a day",
-        lambda own: own.seen.at - own.checkpoints[0] if own.checkpoints else None,
+        "train_checkpoint_age_seconds: time since the last checkpoint of a day", lambda own: own.checkpoint_age
     )
     checkpoint_interval_seconds: float | None = gauge(
-        "train_checkpoint_interval_seconds",
-        "time between two checkpoints",
-        lambda own: own.checkpoints[0] - own.checkpoints[1] if len(own.checkpoints) > 1 else None,
+        "train_checkpoint_interval_seconds: time between two checkpoints", lambda own: own.checkpoint_interval
     )
     disk_free_bytes: int | None = gauge(
-        "site_disk_free_bytes",  # the least, where it has several
-        "free bytes of the disk with the site's run folder",
-        lambda own: own.fullest_disk and own.fullest_disk.disk_free_bytes,
+        "site_disk_free_bytes: free bytes of the disk with the site's run folder", lambda own: own.disk_free_bytes
     )
     disk_size_bytes: int | None = gauge(
-        "site_disk_size_bytes",
-        "size of the disk with the site's run folder",
-        lambda own: own.fullest_disk and own.fullest_disk.disk_size_bytes,
+        "site_disk_size_bytes: size of the disk with the site's run folder", lambda own: own.disk_size_bytes
     )
-    number_of_ranks: int = gauge("site_ranks", "ranks of the site", lambda own: len(own.ranks))
-    ranks_reporting: int = gauge(
-        "site_ranks_reporting",
-        "ranks of the site that report",
-        lambda own: sum(rank.life is Life.REPORTING for rank in own.ranks),
-    )
+    number_of_ranks: int = gauge("site_ranks: ranks of the site", lambda own: len(own.ranks))
+    ranks_reporting: int = gauge("site_ranks_reporting: ranks of the site that report", lambda own: len(own.reporting))
     egress_dollars_per_day: float | None = gauge(
-        "site_egress_budget_dollars",
-        "dollars that the site's egress may cost a day",
+        "site_egress_budget_dollars: dollars that the site's egress may cost a day",
         lambda own: max(known(one.report.egress_dollars_per_day for one in own.last), default=None),
     )
     certificate_ends: float | None = gauge(
-        "site_certificate_expiry_timestamp_seconds",
-        "Unix time of the first expiry",
-        lambda own: own.certificate_ends,
+        "site_certificate_expiry_timestamp_seconds: Unix time of the first expiry", lambda own: own.certificate_ends
     )
     certificate_left_seconds: float | None = gauge(
-        "site_certificate_left_seconds",
-        "time until the site's first certificate expires",
-        lambda own: None if own.certificate_ends is None else own.certificate_ends - own.seen.at,
+        "site_certificate_left_seconds: time until the site's first certificate expires",
+        lambda own: own.certificate_left,
     )
     rounds_not_finite: int = counter(
-        "train_rounds_not_finite",
-        "rounds of local steps without the site: NaN or Inf",
+        "train_rounds_not_finite: rounds of local steps without the site: NaN or Inf",
         lambda own: sum(run["rounds_not_finite"] for one in own.stats for run in one["local_steps"]),
     )
     bytes_sent: int = counter(
-        None,
-        "bytes sent to other sites",
-        lambda own: sum(peer["bytes_sent"] for one in own.last for peer in far_peers(one)),
+        "bytes sent to other sites", lambda own: sum(peer["bytes_sent"] for one in own.last for peer in far_peers(one))
     )
     egress_dollars: float | None = counter(
-        "site_egress_dollars",
-        "cost of the site's bytes to other sites",  # with headers and repeats
+        "site_egress_dollars: cost of the site's bytes to other sites",  # with headers and repeats
         lambda own: total(_egress_dollars(one) for one in own.last),
     )
     data_waited_seconds: float | None = counter(
-        "site_data_waited_seconds",
-        "time that a rank waited for the data set",
-        lambda own: mean(one["data"].get("waited_seconds") for one in own.stats),
+        "site_data_waited_seconds: time that a rank waited for the data set",
+        lambda own: mean(own.of_data("waited_seconds")),
     )
     data_fetched_bytes: float | None = counter(
-        "site_data_fetched_bytes",
-        "bytes of the data set fetched from buckets",
-        lambda own: total(one["data"].get("fetched_bytes") for one in own.stats),
+        "site_data_fetched_bytes: bytes of the data set fetched from buckets",
+        lambda own: total(own.of_data("fetched_bytes")),
     )
     data_fetched_dollars: float | None = counter(
-        "site_data_fetched_dollars",
-        "cost of what the site fetched from buckets",
-        lambda own: total(one["data"].get("fetched_dollars") for one in own.stats),
+        "site_data_fetched_dollars: cost of what the site fetched from buckets",
+        lambda own: total(own.of_data("fetched_dollars")),
     )
     reports: int = counter(
-        "site_reports",
-        "reports that the site's ranks made",
-        lambda own: sum(one.report.sequence for one in own.last),
+        "site_reports: reports that the site's ranks made", lambda own: sum(one.report.sequence for one in own.last)
     )
     reports_lost: int = counter(
-        "site_reports_dropped",
-        "reports of the site's ranks that never came to the run store",
+        "site_reports_dropped: reports of the site's ranks that never came to the run store",
         lambda own: sum(one.lost for one in own.last),
     )
 
@@ -236,18 +193,33 @@ class _SiteReports:
         self.seen = seen
         self.last = [received for received in seen.last if received.report.site == name]
         self.ranks = tuple(_rank(seen, received) for received in self.last)
-        self.heard = [rank for rank in self.ranks if rank.life is Life.REPORTING] or list(self.ranks)
+        self.reporting = [rank for rank in self.ranks if rank.life is Life.REPORTING]
         self.training = [received.report.training for received in self.last]
         self.stats = [received.report.stats for received in self.last]
         self.certificate_ends = min(known(received.report.certificate_ends for received in self.last), default=None)
-        disks = [(rank.disk_free_bytes, rank) for rank in self.ranks if rank.disk_free_bytes is not None]
-        self.fullest_disk = min(disks, key=lambda disk: disk[0])[1] if disks else None
+        self.certificate_left = None if self.certificate_ends is None else self.certificate_ends - seen.at
+        disks = [(one.disk_free_bytes, one.disk_size_bytes) for one in self.ranks if one.disk_free_bytes is not None]
+        self.disk_free_bytes, self.disk_size_bytes = min(disks, key=lambda disk: disk[0], default=(None, None))
         saved = moments(store.events(seen.at - DAY_S, seen.at, site=name, kind="checkpoint"))
-        self.checkpoints = list(itertools.islice(saved, 2))
-        """Of a day, the last first."""
+        last, before = (*itertools.islice(saved, 2), None, None)[:2]
+        self.checkpoint_age = None if last is None else seen.at - last
+        self.checkpoint_interval = None if last is None or before is None else last - before
 
-    def mean_of_losses(self, what: str) -> float | None:
-        return mean(one["losses"][what] for one in self.training if one.get("losses"))
+    def of_heard(self, name: str) -> list[Any]:
+        """What is known of the ranks that report; of all, where none does."""
+        return [value for rank in self.reporting or self.ranks if (value := getattr(rank, name)) is not None]
+
+    def of_training(self, name: str) -> list[Any]:
+        """What their last steps tell."""
+        return [value for one in self.training if (value := one.get(name)) is not None]
+
+    def of_losses(self, name: str) -> list[float]:
+        """What their last losses tell together."""
+        return [losses[name] for losses in self.of_training("losses")]
+
+    def of_data(self, name: str) -> list[float]:
+        """What they tell of the data set."""
+        return [one["data"][name] for one in self.stats if name in one["data"]]
 
 
 def site_states(store: RunStore, seen: LastReports) -> list[SiteOverview]:
@@ -303,6 +275,7 @@ def _egress_dollars(received: Received) -> float | None:
 
 
 def _mean_step_s(totals: Row) -> float | None:
+    """Not known before the second step."""
     if totals.get("steps", 0) < 2 or "seconds" not in totals:
         return None
     return totals["seconds"] / (totals["steps"] - 1)  # what the first one took is not known where the program is silent

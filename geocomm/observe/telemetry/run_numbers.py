@@ -29,11 +29,11 @@ class Heard(NumberRow):
     LABELS: ClassVar[tuple[str, ...]] = ("site",)
 
     at: float = gauge(
-        "site_last_report_timestamp_seconds", "time at which the rank that was heard longest ago reported (Unix time)"
+        "site_last_report_timestamp_seconds: time at which the rank that was heard longest ago reported (Unix time)"
     )
     age_seconds: float | None = gauge(
-        "site_report_age_seconds",
-        "time since the rank that was heard longest ago reported; not of a site that has ended or left",
+        "site_report_age_seconds: time since the rank that was heard longest ago reported; "
+        "not of a site that has ended or left"
     )
 
 
@@ -43,7 +43,7 @@ class RecentEvents(NumberRow):
 
     LABELS: ClassVar[tuple[str, ...]] = ("site", "kind")
 
-    count: int = gauge("site_recent_events", "events of the site in the last ten minutes")
+    count: int = gauge("site_recent_events: events of the site in the last ten minutes")
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class MemberNumbers(NumberRow):
     LABELS: ClassVar[tuple[str, ...]] = ("site",)
 
     dealt_tokens: int | None = gauge(
-        "member_dealt_tokens", "tokens dealt to a member of an elastic run with --data, and not counted yet"
+        "member_dealt_tokens: tokens dealt to a member of an elastic run with --data, and not counted yet"
     )
-    is_away: float = gauge("member_away", "1: a member of the elastic run that is away")
+    is_away: float = gauge("member_away: 1: a member of the elastic run that is away")
 
 
 @dataclass(frozen=True)
@@ -63,34 +63,31 @@ class StoreNumbers(NumberRow):
     """The disk of the run store, and the work of the collector and the agent there. With the label of the site whose
     run folder it is, so that the alert of that site's disk tells of this one too."""
 
-    free_bytes: int | None = gauge("disk_free_bytes", "free bytes of the run store's disk")
-    size_bytes: int | None = gauge("disk_size_bytes", "size of the run store's disk")
+    free_bytes: int | None = gauge("disk_free_bytes: free bytes of the run store's disk")
+    size_bytes: int | None = gauge("disk_size_bytes: size of the run store's disk")
     collector_reports_kept: float | None = counter(
-        "collector_reports_kept", "reports that the run store's collector has kept since it started"
+        "collector_reports_kept: reports that the run store's collector has kept since it started"
     )
     collector_reports_refused: float | None = counter(
-        "collector_reports_refused", "reports that the run store's collector has refused since it started"
+        "collector_reports_refused: reports that the run store's collector has refused since it started"
     )
     collector_reports_dropped: float | None = counter(
-        "collector_reports_dropped",
-        "reports that the run store's collector could not keep or pass on since it started",
+        "collector_reports_dropped: reports that the run store's collector could not keep or pass on since it started"
     )
     agent_connections: float | None = counter(
-        "agent_connections", "connections of the site's agent to the leader; each after the first is a reconnection"
+        "agent_connections: connections of the site's agent to the leader; each after the first is a reconnection"
     )
     leader_entries: float | None = counter(
-        "leader_entries", "journal entries that the site's agent has committed as the leader"
+        "leader_entries: journal entries that the site's agent has committed as the leader"
     )
     leader_commit_seconds: float | None = counter(
-        "leader_commit_seconds", "seconds in which the site's agent committed journal entries, also to etcd"
+        "leader_commit_seconds: seconds in which the site's agent committed journal entries, also to etcd"
     )
     leader_frames_left_out: float | None = counter(
-        "leader_frames_left_out",
-        "frames that the site's agent, as the leader, let no round take: far longer than usual",
+        "leader_frames_left_out: frames that the site's agent, as the leader, let no round take: far longer than usual"
     )
     data_repeated_tokens: float | None = counter(
-        "data_repeated_tokens",
-        "tokens that sites had read and read again after a failure, since the site's agent leads",
+        "data_repeated_tokens: tokens that sites had read and read again after a failure, since the site's agent leads"
     )
 
 
@@ -99,13 +96,13 @@ class LeaderNumbers(NumberRow):
     """What this site knows of an elastic run."""
 
     in_doubt: float | None = gauge(
-        "leader_in_doubt", "1: this site leads, and may not be the only one, or has not the journal that others have"
+        "leader_in_doubt: 1: this site leads, and may not be the only one, or has not the journal that others have"
     )
     left_tokens: int | None = gauge(
-        "data_left_tokens", "tokens left of this pass over the run's data, dealt or not; at the leader"
+        "data_left_tokens: tokens left of this pass over the run's data, dealt or not; at the leader"
     )
     snapshot_not_kept: float | None = gauge(
-        "snapshot_not_kept", "1: too few sites have the last snapshot of the elastic run yet"
+        "snapshot_not_kept: 1: too few sites have the last snapshot of the elastic run yet"
     )
 
 
