@@ -50,6 +50,11 @@ def announce(message: str) -> None:
         log.handle(log.makeRecord(log.name, logging.INFO, __file__, 0, message, (), None))
 
 
+def tell(command: str, message: str) -> None:
+    """Say a line on stderr to whoever started `geocomm COMMAND`, whatever GEOCOMM_LOG is."""
+    print(f"geocomm {command}: {message}", file=sys.stderr, flush=True)
+
+
 def log(message: str) -> None:
     """Log a line for those who look after the job, at the level warning."""
     logger().warning(message)

@@ -68,6 +68,7 @@ def counter(text: str, add_up: Callable[[Any], Any] | None = None) -> Any:
 
 
 def _field(text: str, add_up: Callable[[Any], Any] | None, *, is_counter: bool) -> Any:
-    found = re.fullmatch(r"(?:(\w+): )?(.+)", text)
-    assert found is not None
-    return dataclasses.field(metadata={"number": Number(found[1], found[2], is_counter, add_up)})
+    metric, colon, help = text.partition(": ")
+    if not colon or not re.fullmatch(r"\w+", metric):
+        metric, help = None, text
+    return dataclasses.field(metadata={"number": Number(metric, help, is_counter, add_up)})

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
 from geocomm.core.environment import agent_socket
 from geocomm.core.file_systems import FolderMarkError, folder_mark, free_bytes
+from geocomm.core.message_log import tell
 from geocomm.core.place import Place, find_place
 from geocomm.data.corpus.packing import Sequences
 from geocomm.data.corpus.text_tokenizer import load_tokenizer
@@ -57,7 +58,7 @@ def run(config_path: Path | None, assignments: Sequence[str]) -> int:
 def _refuse(message: str, local_rank: int) -> int:
     """The one line per machine."""
     if local_rank == 0:
-        print(f"geocomm train: {message}", file=sys.stderr, flush=True)
+        tell("train", message)
     return EXIT_BAD_INPUT
 
 
@@ -278,7 +279,7 @@ def _load_operator(place: Place, rendezvous: Rendezvous) -> None:
     problem = None
     if place.local_rank == 0:
         try:
-            load_operator(lambda line: print(f"geocomm train: {line}", file=sys.stderr, flush=True))
+            load_operator(lambda line: tell("train", line))
         except BadInput as error:
             problem = f"{place.describe()}: {error}"
     problems = [record["problem"] for record in rendezvous.exchange({"problem": problem}, "operator")]
@@ -319,7 +320,7 @@ def _train(agreed: Agreed, options: Options | None, rendezvous: Rendezvous) -> i
         # What a person needs comes first and once; the rest is for who looks into the code.
         what = traceback.format_exception_only(error)
         where = traceback.format_exception(error)[: -len(what)]
-        print(f"geocomm train: {place.describe()}: {''.join(what)}{''.join(where)}", end="", file=sys.stderr)
+        tell("train", f"{place.describe()}: {''.join(what)}{''.join(where)}".rstrip())
         # The other ranks may be waiting inside a collective: a normal exit would wait for them in turn.
         sys.stdout.flush()
         sys.stderr.flush()

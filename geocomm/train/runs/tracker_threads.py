@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 
 from typing_extensions import override
 
+from geocomm.core.message_log import tell
 from geocomm.train.runs.trackers import Tracker
 
 _MOST_WAITING = 1000
@@ -91,4 +91,4 @@ class _TrackerThread:
 
     def _leave_out(self, why: str) -> None:
         self._left_out = True
-        print(f"geocomm train: logging.trackers: '{self._name}' {why}", file=sys.stderr, flush=True)
+        tell("train", f"logging.trackers: '{self._name}' {why}")

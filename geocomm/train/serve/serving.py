@@ -16,6 +16,7 @@ from pathlib import Path
 
 from geocomm.core.addresses import HubAddress, is_any, is_loopback, listen_on
 from geocomm.core.bad_input import BadInput
+from geocomm.core.message_log import tell
 from geocomm.group.membership.own_address import url_for_others
 from geocomm.train.serve.engine_process import EngineEnded, EngineProcess, Stopped, StopSignals
 from geocomm.train.serve.engines import HEALTH, ApiKey, Engine, choose_engine, launch
@@ -82,7 +83,7 @@ def _serve(
     except Stopped as stopped:
         running.end(signal.SIGTERM)  # of a SIGINT, servers print where they were
         return 128 + stopped.number
-    print(f"geocomm serve: {ended}", file=sys.stderr, flush=True)
+    tell("serve", str(ended))
     return ended.status
 
 

@@ -46,7 +46,6 @@ CASES = [
     ("serve {model} --engine llama.cpp", 2, "llama.cpp serves gguf folders"),
     ("serve {model} --engine nope", 2, "--engine"),
     ("serve {model} --port 0", 2, "--port"),
-    ("serve {model} --container {folder}", 2, "--container {folder} is there already"),
     ("run -- train.py", 2, "--hub"),
     ("run --hub hub:29400 -- train.py", 2, "no keys"),
     ("run --hub hub:29400 --keys {away} -- train.py", 2, "cannot read {away}/ca.pem"),
