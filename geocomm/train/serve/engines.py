@@ -5,11 +5,13 @@ from __future__ import annotations
 import enum
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from geocomm.core.bad_input import BadInput
+from geocomm.core.installation import install_command
 from geocomm.train.serve.model_folder import Format, ModelFolder
 
 _LLAMA_SERVER = "llama-server"
@@ -79,7 +81,9 @@ def choose_engine(asked: Engine, folder: ModelFolder, python: str, *, asks_key: 
         return asked
     needed, package = _NEEDS[asked]
     if lacking := set(needed) - _modules(python, needed):
-        raise BadInput(f"{asked} needs {', '.join(sorted(lacking))}: {python} -m pip install '{package}'")
+        is_extra = asked is Engine.TRANSFORMERS and python == sys.executable
+        how = install_command("serve") if is_extra else f"{python} -m pip install '{package}'"
+        raise BadInput(f"{asked} needs {', '.join(sorted(lacking))}: {how}")
     if asks_key and asked is Engine.TRANSFORMERS:
         raise BadInput(
             f"{asked} asks for no key: serve with --engine {Engine.VLLM}, or a GGUF folder with {Engine.LLAMA_CPP}; or "
