@@ -5,8 +5,8 @@
 Pairs of weights are those of a transformers model (Llama's layers, from a config) in bfloat16 before and after one step
 of AdamW on float32 weights, at each rate; and made ones, of which a given share changed by one unit in the last place.
 The bound of a pair is its own entropy: of which weights changed, and of the steps in the last place of those. What each
-way makes is applied first, and compared bit for bit. Then all ways pack and unpack, in turns, in each round; rates are raw bytes over the process's CPU time,
-medians, so that threads of a way's own count.
+way makes is applied first, and compared bit for bit. Then all ways pack and unpack, in turns, in each round. Rates are
+raw bytes over the CPU time of the process, so that a way's own threads count; medians.
 
 Peers: `fireworks-delta-compression` (arc_v3) where it is installed; sorted places as int32 and values, gaps of 16 bits
 and values, and XOR, each through zstd at level 3.
@@ -92,10 +92,7 @@ def bound_bytes(pair: Pair) -> float:
     steps = ordered(pair.values) - ordered(pair.base)
     moved = steps[steps != 0]
     share = len(moved) / len(steps)
-    if share in (0.0, 1.0):
-        places = 0.0
-    else:
-        places = -share * math.log2(share) - (1 - share) * math.log2(1 - share)
+    places = -sum(part * math.log2(part) for part in (share, 1 - share) if part > 0)
     counts = np.unique(moved, return_counts=True)[1] / max(len(moved), 1)
     of_steps = float(-(counts * np.log2(counts)).sum())
     return len(steps) * (places + share * of_steps) / 8
@@ -295,9 +292,9 @@ def main() -> None:
         *conditions.lines(),
         f"- CPU level: {native().cpu_level()}",
         "",
-        f"{options.rounds} rounds; rates are raw bytes over CPU time of all threads, medians. The bound is the entropy of",
-        "which weights changed and by how much. Trained: one step of AdamW, weights in float32, sent as bfloat16",
-        f"({pairs[0].base.numel() / 1e6:.1f} M). Made: {options.elements >> 20} Mi weights, by one unit in the last place.",
+        f"{options.rounds} rounds; rates are raw bytes over CPU time of all threads, medians. The bound is the entropy",
+        "of which weights changed and by how much. Trained: one step of AdamW, weights in float32, sent as bfloat16",
+        f"({pairs[0].base.numel() / 1e6:.1f} M). Made: {options.elements >> 20} Mi weights, by one unit each.",
         "",
         "| " + " | ".join(HEADINGS) + " |",
         "|" + "---|" * len(HEADINGS),
