@@ -149,8 +149,8 @@ def xor() -> Way:
         return zstandard.ZstdCompressor(3).compress((_shorts(values) ^ _shorts(base)).tobytes())
 
     def unpack(packed: bytes, base: torch.Tensor) -> torch.Tensor:
-        shorts = _shorts(base)
-        shorts ^= np.frombuffer(zstandard.ZstdDecompressor().decompress(packed), np.int16)
+        differ = np.frombuffer(zstandard.ZstdDecompressor().decompress(packed), np.int16)
+        np.bitwise_xor(_shorts(base), differ, out=_shorts(base))
         return base
 
     return Way("XOR, zstd", pack, len, unpack)
