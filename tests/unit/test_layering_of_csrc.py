@@ -40,7 +40,7 @@ ROOMS = {
         ("quantizers/top_k",),
         ("quantizers",),
         ("payload",),
-        ("cuda",),
+        ("cuda", "delta"),
     ),
     "transport": (("wire",), ("io", "mux"), ("link",), ("rdma",), ("", "rdma/ucx"), ("mail",)),
     "collective": (("policy",), ("layout",), ("sums", "outer"), ("run",), ("cuda",)),

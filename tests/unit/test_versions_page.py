@@ -29,6 +29,7 @@ def test_page_of_versions_names_the_numbers_of_the_code() -> None:
         "rank protocol": str(rank_record.PROTOCOL_VERSION),
         "wire": constant("transport/wire/wire.h", "kWireVersion"),
         "codec frame": constant("codec/frames/frame.h", "kFrameVersion"),
+        "delta": constant("codec/delta/delta.h", "kDeltaVersion"),
         "hub": str(Greeting.VERSION),
         "elastic runs": str(messages.PROTOCOL_VERSION),
         "report": str(report_sender.VERSION),
