@@ -105,7 +105,7 @@ class LeaderRounds:
         if offer.attempt < self._least_attempts.get(offer.fragment, 0):
             return
         found.offer(name, offer)
-        self._fetch_missing(offer.fragment, found, [name], late=self._run.now - found.opened >= self._grace_s())
+        self._fetch_missing(found, [name], late=self._run.now - found.opened >= self._grace_s())
 
     def passed(self, name: str, message: Pass) -> None:
         """A site has nothing to offer in this attempt."""
@@ -229,7 +229,7 @@ class LeaderRounds:
     def _have_fetched(self, fragment: int, found: OpenRound) -> None:
         """Have missing frames fetched, and try again where there are none."""
         grace_s = self._grace_s()
-        self._fetch_missing(fragment, found, [*found.offers], late=self._run.now - found.opened >= grace_s)
+        self._fetch_missing(found, [*found.offers], late=self._run.now - found.opened >= grace_s)
         if found.charge is not None:
             self._see_to_charge(fragment, found, found.charge)
         eligible = found.eligible(self._state.live)
@@ -321,7 +321,7 @@ class LeaderRounds:
             self._ask(fragment, found, charge)
         elif charge.summed is not None and self._run.now - charge.asked >= self._terms.fetch_again_s:
             charge.asked = self._run.now
-            self._bring_average(fragment, found, charge, charge.summed)
+            self._bring_average(found, charge, charge.summed)
 
     def _ask(self, fragment: int, found: OpenRound, charge: Charge) -> None:
         charge.asked = self._run.now
@@ -331,26 +331,14 @@ class LeaderRounds:
             Sum(fragment=fragment, version=found.version, attempt=aggregator.attempt, members=charge.members),
         )
 
-    def _bring_average(self, fragment: int, found: OpenRound, charge: Charge, summed: Summed) -> None:
+    def _bring_average(self, found: OpenRound, charge: Charge, summed: Summed) -> None:
         """The mail has not brought it to anybody: one more site fetches it."""
         name = charge.aggregator.site
         sources = tuple(one for one in (self._sites[name].fetch, self._fetch) if one)
         lack = [one for one in self._state.live if not found.holds(one, summed.frame)]
         asked = {one: found.fetches.get((one, summed.frame), -math.inf) for one in lack}
         if lack and sources:
-            other = min(lack, key=lambda one: asked[one])
-            found.fetches[other, summed.frame] = self._run.now
-            self._run.send(
-                other,
-                Fetch(
-                    fragment=fragment,
-                    version=found.version,
-                    site=name,
-                    frame=summed.frame,
-                    bytes=summed.size,
-                    sources=sources,
-                ),
-            )
+            self._have_fetched_by(min(lack, key=lambda one: asked[one]), found, name, summed, sources)
 
     # ---- what a round waits for
 
@@ -438,7 +426,7 @@ class LeaderRounds:
         steps = [beat.step_s for beat in beats if beat is not None and beat.step_s > 0]
         return max(self._terms.least_grace_s, self._state.every * min(steps, default=0.0) / 2)
 
-    def _fetch_missing(self, fragment: int, found: OpenRound, makers: Iterable[str], *, late: bool) -> None:
+    def _fetch_missing(self, found: OpenRound, makers: Iterable[str], *, late: bool) -> None:
         """What did not come by mail within the grace is fetched: from who has it, or through the leader's agent.
 
         Where no mail has come for long, nobody waits for the grace.
@@ -461,18 +449,24 @@ class LeaderRounds:
                 asked = found.fetches.get((name, offer.frame), -math.inf)
                 if not sources or self._run.now - asked < self._terms.fetch_again_s:
                     continue
-                found.fetches[name, offer.frame] = self._run.now
-                self._run.send(
-                    name,
-                    Fetch(
-                        fragment=fragment,
-                        version=found.version,
-                        site=maker,
-                        frame=offer.frame,
-                        bytes=offer.size,
-                        sources=sources,
-                    ),
-                )
+                self._have_fetched_by(name, found, maker, offer, sources)
+
+    def _have_fetched_by(
+        self, name: str, found: OpenRound, maker: str, made: Offer | Summed, sources: tuple[str, ...]
+    ) -> None:
+        """A site is to fetch a frame of this round."""
+        found.fetches[name, made.frame] = self._run.now
+        self._run.send(
+            name,
+            Fetch(
+                fragment=made.fragment,
+                version=found.version,
+                site=maker,
+                frame=made.frame,
+                bytes=made.size,
+                sources=sources,
+            ),
+        )
 
     def _choose(self, fragment: int, found: OpenRound, eligible: Mapping[str, Offer]) -> None:
         """The round waits no longer: these frames count, but for those that are far too long."""
