@@ -94,7 +94,11 @@ def inner_backends(
     store: dist.Store, rank: int, site_of_rank: list[int], timeout: timedelta
 ) -> dict[str, tuple[Any, Any]]:
     """The stock backends over the ranks of this rank's site: one for each stage inside the site, or one for all where
-    there is one site. Connections are made here (Gloo) or on first use (NCCL)."""
+    there is one site. Connections are made here (Gloo) or on first use (NCCL).
+
+    It returns once all ranks of the site have connected: one that is done may leave at once, and Gloo takes its closed
+    connections for a crash where another still connects.
+    """
     site = site_of_rank[rank]
     members = [r for r, s in enumerate(site_of_rank) if s == site]
     spans_sites = len(members) < len(site_of_rank)
@@ -126,4 +130,6 @@ def inner_backends(
     for device, make in makers.items():
         first = make("pre")
         inner[device] = (first, make("post") if spans_sites else first)
+    last_connected = inner["cpu"][1]
+    last_connected.barrier().wait()
     return inner

@@ -150,3 +150,31 @@ def _listening() -> bool:
     from geocomm.group.backend.runtime import runtime
 
     return runtime._endpoint is not None
+
+
+def _leave_at_once(path: str, slow: int) -> None:
+    import time
+
+    from geocomm.group.backend import inner_groups
+
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    read = inner_groups.GatheredStore.get
+
+    def read_late(store: inner_groups.GatheredStore, key: str) -> bytes:
+        time.sleep(0.3)
+        return read(store, key)
+
+    inner_groups.GatheredStore.get = read_late if rank == slow else read
+    try:
+        dist.init_process_group("geocomm", store=dist.FileStore(path, size), rank=rank, world_size=size)
+    finally:
+        inner_groups.GatheredStore.get = read
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("sites", [["a", "a"], ["a", "a", "b"]])
+def test_a_rank_may_leave_while_another_of_its_site_has_still_to_connect(sites: list[str]) -> None:
+    """Which of two ranks dials depends on their addresses: each is the slow one once."""
+    with Ranks(sites) as ranks:
+        for slow in range(2):
+            ranks.run(_leave_at_once, ranks.new_store(), slow)
