@@ -44,7 +44,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from geocomm.core.addresses import HubAddress, listen_on
 from geocomm.core.units import parse_duration, parse_rate
 from geocomm.group.rendezvous.hub import Hub
-from geocomm.group.rendezvous.tls_stream import TlsStream
 from geocomm.group.rendezvous.to_collector import rank_socket
 from geocomm.lab.bench.bench_report import Conditions
 from geocomm.lab.emulator.emulated_keys import site_environment, site_keys
@@ -55,6 +54,7 @@ from geocomm.observe.telemetry.collector import Collector
 from geocomm.observe.telemetry.report import ReportLine
 from geocomm.observe.telemetry.run_store import RunStore
 from geocomm.security.key_folder import Keys
+from geocomm.wire.tls_stream import TlsStream
 
 PORT, BULK_PORT = 30650, 30651
 WAYS = ("tls", "tls with TCP's own pauses", "quic datagrams", "quic streams")

@@ -70,10 +70,10 @@ from geocomm.elastic.rank_socket import RankConnection
 from geocomm.elastic.run_view import AgentLife, RunView
 from geocomm.elastic.site_ranks import SiteRanks
 from geocomm.elastic.snapshots import SnapshotError, Snapshots, forget
-from geocomm.group.rendezvous.store_session import Greeting, Purpose, SessionRefused
-from geocomm.group.rendezvous.tls_stream import TlsStream
 from geocomm.group.rendezvous.to_collector import carry_to_collector
 from geocomm.security.key_folder import Identity, Keys
+from geocomm.wire.greeting import Greeting, Purpose, SessionRefused
+from geocomm.wire.tls_stream import TlsStream
 
 _RANKS_LIMIT_S = 3.0
 

@@ -14,10 +14,10 @@ from geocomm.core.addresses import HubAddress
 from geocomm.core.patience import Waiting, pauses, until_one_ends
 from geocomm.elastic.journal.entries import BadLineError
 from geocomm.elastic.journal.message_lines import MAX_LINE_BYTES
-from geocomm.group.rendezvous.store_session import Greeting, ProtocolError, Purpose, SessionRefused
-from geocomm.group.rendezvous.tls_stream import TlsStream
-from geocomm.group.rendezvous.tunnel import dial
 from geocomm.security.key_folder import Keys, KeysError
+from geocomm.wire.dial import dial
+from geocomm.wire.greeting import Greeting, ProtocolError, Purpose, SessionRefused
+from geocomm.wire.tls_stream import TlsStream
 
 BEAT_S = 3.0
 SILENCE_S = 9.0

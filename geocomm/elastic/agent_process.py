@@ -37,9 +37,9 @@ from geocomm.elastic.run_view import AgentEnded
 from geocomm.elastic.snapshot_copies import SnapshotCopies, copy_kept_snapshots
 from geocomm.elastic.snapshots import SnapshotError
 from geocomm.group.membership.own_address import own_addresses
-from geocomm.group.rendezvous.doorway import Doorway, raise_descriptor_limit
 from geocomm.metrics.own_counters import keep_counters
 from geocomm.security.key_folder import Keys, KeysError
+from geocomm.wire.doorway import Doorway, raise_descriptor_limit
 
 DEFAULT_PORT = 29400
 LAST_STEPS_S = 30.0

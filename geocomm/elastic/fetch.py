@@ -37,10 +37,10 @@ from geocomm.elastic.file_server import (
 )
 from geocomm.elastic.fragment_store import FragmentStore, file_digest, file_hash
 from geocomm.elastic.journal.messages import Wanted
-from geocomm.group.rendezvous.store_session import Greeting, ProtocolError, Purpose
-from geocomm.group.rendezvous.tls_stream import TlsStream
-from geocomm.group.rendezvous.tunnel import dial
 from geocomm.security.key_folder import Keys, KeysError
+from geocomm.wire.dial import dial
+from geocomm.wire.greeting import Greeting, ProtocolError, Purpose
+from geocomm.wire.tls_stream import TlsStream
 
 CONNECTIONS = 8
 """One file is fetched over so many, to all its sources together: what a long line with losses needs."""

@@ -22,8 +22,8 @@ from geocomm.core.records import Record, Whole, line_of
 from geocomm.elastic.fragment_store import FragmentStore, file_digest
 from geocomm.elastic.journal.entries import Digest
 from geocomm.elastic.journal.messages import OfRound, Wanted
-from geocomm.group.rendezvous.store_session import PacketKind, ProtocolError, offset_bytes, write_packet
-from geocomm.group.rendezvous.tls_stream import TlsStream
+from geocomm.wire.greeting import PacketKind, ProtocolError, offset_bytes, write_packet
+from geocomm.wire.tls_stream import TlsStream
 
 RANGE_BYTES = 4 << 20
 MAX_FILE_BYTES = 1 << 40

@@ -33,7 +33,7 @@ from geocomm.elastic.questions import (
 )
 from geocomm.elastic.run_view import RunView
 from geocomm.group.membership.own_address import own_address
-from geocomm.group.rendezvous.tls_stream import TlsStream
+from geocomm.wire.tls_stream import TlsStream
 
 FIND_AFTER_S = 9.0
 """Without a leader for this time, an agent asks all others whom they follow, and again each time it has passed."""

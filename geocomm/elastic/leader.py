@@ -47,8 +47,8 @@ from geocomm.elastic.journal.sequencer_events import (
 )
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.snapshots import forget
-from geocomm.group.rendezvous.store_session import PacketKind, offset_bytes, write_packet
-from geocomm.group.rendezvous.tls_stream import TlsStream
+from geocomm.wire.greeting import PacketKind, offset_bytes, write_packet
+from geocomm.wire.tls_stream import TlsStream
 
 if TYPE_CHECKING:
     from geocomm.data.read_version import ReadVersion

@@ -22,17 +22,10 @@ from geocomm.elastic.journal.message_lines import MAX_LINE_BYTES, down_of
 from geocomm.elastic.journal.messages import MAX_STATE_CHARS, Beat, EntrySaid, StatePart
 from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.leader import Leader
-from geocomm.group.rendezvous.store_session import (
-    Greeting,
-    PacketKind,
-    ProtocolError,
-    Purpose,
-    offset_bytes,
-    write_packet,
-)
-from geocomm.group.rendezvous.tls_stream import TlsStream
-from geocomm.group.rendezvous.tunnel import dial
 from geocomm.security.key_folder import Keys, KeysError
+from geocomm.wire.dial import dial
+from geocomm.wire.greeting import Greeting, PacketKind, ProtocolError, Purpose, offset_bytes, write_packet
+from geocomm.wire.tls_stream import TlsStream
 
 PROMOTION_LIMIT_S = 90.0
 """A promotion asks all agents, and may fetch a long journal."""

@@ -21,7 +21,7 @@ from geocomm.core.records import line_of
 from geocomm.elastic.journal.entries import BadLineError, Entry
 from geocomm.elastic.journal.message_lines import MAX_LINE_BYTES, down_of, said, up_of
 from geocomm.elastic.journal.messages import Down, EntrySaid, RankHello, Up
-from geocomm.group.rendezvous.accepting import accept_forever
+from geocomm.wire.accepting import accept_forever
 
 RETRY_S = 0.2
 """How often a rank tries to reach its agent again."""

@@ -22,7 +22,6 @@ from geocomm.core.environment import alert_webhook
 from geocomm.core.file_systems import FolderInUseError, held_by_one
 from geocomm.core.message_log import logger
 from geocomm.elastic.known_agents import about, leader_address
-from geocomm.group.rendezvous.doorway import raise_descriptor_limit
 from geocomm.group.rendezvous.to_collector import CollectorConfig
 from geocomm.observe.alerts.alert_webhook import AlertWebhook
 from geocomm.observe.alerts.alerting import Alerting
@@ -30,6 +29,7 @@ from geocomm.observe.telemetry.collector import Collector
 from geocomm.observe.telemetry.run_store import NoStoreError, RunStore
 from geocomm.observe.telemetry.store_folder import COLLECTOR_LOCK
 from geocomm.security.key_folder import Keys
+from geocomm.wire.doorway import raise_descriptor_limit
 
 _LOOK_S = 0.5
 _LAST_REPORTS_S = 1.0

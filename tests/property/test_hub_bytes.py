@@ -8,21 +8,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from geocomm.group.rendezvous import store_session
-from geocomm.group.rendezvous.store_session import (
-    Greeting,
-    PacketKind,
-    ProtocolError,
-    offset_bytes,
-    offset_of,
-    read_packet,
-)
+from geocomm.wire import greeting
+from geocomm.wire.greeting import Greeting, PacketKind, ProtocolError, offset_bytes, offset_of, read_packet
 from support.effort import effort
 
 properties = effort(200)
 SIZE = Greeting.LAYOUT.size
-HEAD = store_session._HEAD
-GOOD = Greeting(next(iter(store_session.Purpose)), bytes(16), 0, "init-1").pack()
+HEAD = greeting._HEAD
+GOOD = Greeting(next(iter(greeting.Purpose)), bytes(16), 0, "init-1").pack()
 
 
 class Arrived:

@@ -14,12 +14,12 @@ from typing import Any
 
 from geocomm.core.addresses import HubAddress, listen_on, loopback_listener
 from geocomm.core.options import Options
-from geocomm.group.rendezvous.accepting import serve_streams
 from geocomm.group.rendezvous.hub import Hub
-from geocomm.group.rendezvous.store_session import Greeting, Purpose
 from geocomm.group.rendezvous.tunnel import Tunnel
 from geocomm.security.job_ca import JobCa
 from geocomm.security.key_folder import Keys
+from geocomm.wire.accepting import serve_streams
+from geocomm.wire.greeting import Greeting, Purpose
 
 HUB_HOST = "127.0.0.2"
 PROBE = Greeting(Purpose.PROBE, bytes(16), 0, "probe")

@@ -36,8 +36,10 @@ from geocomm.elastic.journal.messages import (
 )
 from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.questions import AgentStanding, LeaderAnswer, Question
-from geocomm.group.rendezvous.doorway import Doorway
-from geocomm.group.rendezvous.store_session import (
+from geocomm.security.key_folder import Identity, Keys
+from geocomm.wire.dial import dial
+from geocomm.wire.doorway import Doorway
+from geocomm.wire.greeting import (
     Greeting,
     PacketKind,
     ProtocolError,
@@ -46,9 +48,7 @@ from geocomm.group.rendezvous.store_session import (
     offset_bytes,
     write_packet,
 )
-from geocomm.group.rendezvous.tls_stream import TlsStream
-from geocomm.group.rendezvous.tunnel import dial
-from geocomm.security.key_folder import Identity, Keys
+from geocomm.wire.tls_stream import TlsStream
 from support.lies import Lie, kinds_of, lies, truth
 
 UP, ASK, FETCH = (TypeAdapter[Any](one) for one in (Up, Question, Asked))

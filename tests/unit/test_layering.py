@@ -22,7 +22,7 @@ PACKAGE = ROOT / "geocomm"
 FLOORS = (
     ("core",),
     ("codecs", "security"),
-    ("metrics",),
+    ("metrics", "wire"),
     ("group/planning", "group/membership", "train/runs"),
     ("data/corpus",),
     ("data",),

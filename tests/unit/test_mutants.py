@@ -42,4 +42,4 @@ def test_mutant_is_named_by_its_place() -> None:
 
 def test_tests_of_a_package_are_its_unit_tests_and_properties() -> None:
     assert mutants.tests_of("group/planning")[0] == "tests/unit/group"
-    assert "tests/property/test_hub_bytes.py" in mutants.tests_of("group/rendezvous")
+    assert "tests/property/test_hub_bytes.py" in mutants.tests_of("wire")

@@ -8,9 +8,9 @@ from pathlib import Path
 from geocomm import __version__
 from geocomm.elastic.journal import messages
 from geocomm.group.membership import rank_record
-from geocomm.group.rendezvous.store_session import Greeting
 from geocomm.metrics import report_sender
 from geocomm.sync.gradients import feedback_state
+from geocomm.wire.greeting import Greeting
 
 ROOT = Path(__file__).resolve().parents[2]
 

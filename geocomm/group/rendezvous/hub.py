@@ -16,22 +16,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from geocomm.core.patience import for_ever
-from geocomm.group.rendezvous.doorway import GREETING_LIMIT_S, MAX_STRANGERS, Doorway, raise_descriptor_limit
-from geocomm.group.rendezvous.store_session import (
-    RESUME_LIMIT_S,
-    SILENCE_LIMIT_S,
+from geocomm.group.rendezvous.store_session import RESUME_LIMIT_S, SILENCE_LIMIT_S, Session
+from geocomm.group.rendezvous.to_collector import carry_to_collector
+from geocomm.security.key_folder import Identity, Keys
+from geocomm.wire.doorway import GREETING_LIMIT_S, MAX_STRANGERS, Doorway, raise_descriptor_limit
+from geocomm.wire.greeting import (
     Greeting,
     PacketKind,
     ProtocolError,
     Purpose,
-    Session,
     SessionRefused,
     offset_bytes,
     write_packet,
 )
-from geocomm.group.rendezvous.tls_stream import TlsStream
-from geocomm.group.rendezvous.to_collector import carry_to_collector
-from geocomm.security.key_folder import Identity, Keys
+from geocomm.wire.tls_stream import TlsStream
 
 _SPARE_DESCRIPTORS = 64 + MAX_STRANGERS
 

@@ -25,9 +25,9 @@ from geocomm.core.addresses import HubAddress, loopback_listener
 from geocomm.core.child_processes import input_of, output_of
 from geocomm.core.message_log import log
 from geocomm.group.rendezvous.hub import Hub
-from geocomm.group.rendezvous.store_session import SessionRefused
 from geocomm.group.rendezvous.tunnel import Tunnel, probe
 from geocomm.security.key_folder import Keys, KeysError
+from geocomm.wire.greeting import SessionRefused
 
 FLUSH_LIMIT_S = 5.0
 _START_LIMIT_S = 60.0

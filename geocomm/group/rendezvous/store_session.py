@@ -3,23 +3,24 @@
 torch's store client never reconnects: when its connection breaks, the store is lost to that process. So the loopback
 connections at both ends stay open while the TLS connection between them is replaced, and what the other end has not
 acknowledged is sent again.
-
-After Hello (see Greeting) both directions carry packets: a byte of kind, four of length, the content. Integers are
-little-endian.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
-import re
-import struct
-from dataclasses import dataclass
-from typing import Self
 
 from geocomm.core.patience import until_one_ends
-from geocomm.group.rendezvous.tls_stream import TlsStream
+from geocomm.wire.greeting import (
+    MAX_PACKET_BYTES,
+    PacketKind,
+    ProtocolError,
+    offset_bytes,
+    offset_of,
+    read_packet,
+    write_packet,
+)
+from geocomm.wire.tls_stream import TlsStream
 
 WINDOW_BYTES = 1 << 20
 """Each end keeps at most so much (and one read) that the other has not acknowledged."""
@@ -28,96 +29,6 @@ SILENCE_LIMIT_S = 15.0
 """A connection that brought nothing for this time is given up."""
 RESUME_LIMIT_S = 300.0
 """How long a session waits for another connection."""
-
-_MAX_PACKET_BYTES = 16 * 1024
-_HEAD = struct.Struct("<BI")
-_OFFSET = struct.Struct("<Q")
-
-
-class ProtocolError(ConnectionError):
-    """The peer sent what it must not; its session is over."""
-
-
-class SessionRefused(ConnectionError):
-    """The hub will not have this session; the message is its reason."""
-
-
-class PacketKind(enum.IntEnum):
-    """What a packet says."""
-
-    WELCOME = 1  # the bytes that the hub had of this session
-    REFUSED = 2  # a text, and nothing after it
-    DATA = 3
-    ACK = 4  # all bytes up to this offset
-    PING = 5
-    END = 6  # no more DATA from here
-
-
-class Purpose(enum.IntEnum):
-    """What a connection is made for."""
-
-    PROBE = 0  # to see that it can be made
-    BEGIN = 1
-    RESUME = 2
-    RUN = 3  # an agent of an elastic run, to its leader
-    FETCH = 4  # one that wants files
-    ASK = 5  # a person who wants to know how the run does, or to change it
-    TELEMETRY = 6  # a node that reports what its ranks say of themselves
-
-
-@dataclass(frozen=True)
-class Greeting:
-    """The first bytes of a connection, from the tunnel to the hub: which session, and what the tunnel had of it."""
-
-    purpose: Purpose
-    session: bytes
-    received: int
-    store: str
-
-    MAGIC = b"GCHB"
-    VERSION = 1
-    LAYOUT = struct.Struct("<4sBB16sQ32s")
-    STORE_NAME = re.compile(r"[a-z0-9-]{1,32}")
-
-    def pack(self) -> bytes:
-        name = self.store.encode().ljust(32, b"\0")
-        return self.LAYOUT.pack(self.MAGIC, self.VERSION, self.purpose, self.session, self.received, name)
-
-    @classmethod
-    def unpack(cls, content: bytes) -> Self:
-        """ProtocolError for anything but a greeting."""
-        magic, version, purpose, session, received, name = cls.LAYOUT.unpack(content)
-        store = name.rstrip(b"\0").decode("ascii", "replace")
-        if magic != cls.MAGIC or not cls.STORE_NAME.fullmatch(store) or purpose not in list(Purpose):
-            raise ProtocolError("the peer is not a tunnel of geocomm")
-        if version != cls.VERSION:
-            raise ProtocolError(f"the peer speaks version {version} of the hub's protocol, this is {cls.VERSION}")
-        return cls(Purpose(purpose), session, received, store)
-
-
-async def read_packet(stream: TlsStream) -> tuple[PacketKind, bytes]:
-    """The next packet; ProtocolError for one that cannot be."""
-    kind, size = _HEAD.unpack(await stream.read_exactly(_HEAD.size))
-    if kind not in list(PacketKind) or size > _MAX_PACKET_BYTES:
-        raise ProtocolError(f"packet of kind {kind} with {size} bytes")
-    return PacketKind(kind), await stream.read_exactly(size)
-
-
-async def write_packet(stream: TlsStream, kind: PacketKind, content: bytes = b"") -> None:
-    """Send one packet."""
-    await stream.write(_HEAD.pack(kind, len(content)) + content)
-
-
-def offset_bytes(offset: int) -> bytes:
-    """The content of WELCOME and ACK."""
-    return _OFFSET.pack(offset)
-
-
-def offset_of(content: bytes) -> int:
-    """Inverse of offset_bytes."""
-    if len(content) != _OFFSET.size:
-        raise ProtocolError(f"an offset of {len(content)} bytes")
-    return _OFFSET.unpack(content)[0]
 
 
 class Session:
@@ -165,7 +76,7 @@ class Session:
 
     async def _read_local(self, reader: asyncio.StreamReader) -> None:
         with contextlib.suppress(OSError):
-            while content := await reader.read(_MAX_PACKET_BYTES):
+            while content := await reader.read(MAX_PACKET_BYTES):
                 self._unacknowledged += content
                 self._news.set()
                 while len(self._unacknowledged) >= WINDOW_BYTES:
@@ -188,7 +99,7 @@ class Session:
                 told = self.received
                 await write_packet(stream, PacketKind.ACK, offset_bytes(told))
             start = sent - self._acknowledged
-            content = bytes(self._unacknowledged[start : start + _MAX_PACKET_BYTES])
+            content = bytes(self._unacknowledged[start : start + MAX_PACKET_BYTES])
             if content:
                 sent += len(content)
                 await write_packet(stream, PacketKind.DATA, content)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from geocomm.core.addresses import socket_in
 from geocomm.core.patience import until_one_ends
-from geocomm.group.rendezvous.store_session import PacketKind, SessionRefused, offset_bytes, write_packet
-from geocomm.group.rendezvous.tls_stream import TlsStream
+from geocomm.wire.greeting import PacketKind, SessionRefused, offset_bytes, write_packet
+from geocomm.wire.tls_stream import TlsStream
 
 _READ_BYTES = 64 << 10
 _SILENCE_S = 60.0

@@ -40,9 +40,9 @@ from geocomm.group.rendezvous.launch_checks import (
     local_ranks,
 )
 from geocomm.group.rendezvous.run_at_hub import IS_HUB
-from geocomm.group.rendezvous.store_session import ProtocolError, SessionRefused
 from geocomm.group.rendezvous.tunnel import probe
 from geocomm.security.key_folder import Keys, KeysError, sites_of
+from geocomm.wire.greeting import ProtocolError, SessionRefused
 
 
 def _as_given(option: str, words: Sequence[str]) -> str:

@@ -17,17 +17,17 @@ from pathlib import Path
 from geocomm.core.addresses import HubAddress, peer_process, private_listener
 from geocomm.core.message_log import CalmLog
 from geocomm.core.patience import Waiting, for_ever, pauses
-from geocomm.group.rendezvous.accepting import accept_forever, serve_streams
-from geocomm.group.rendezvous.store_session import Greeting, ProtocolError, Purpose, SessionRefused
-from geocomm.group.rendezvous.tls_stream import TlsStream
 from geocomm.group.rendezvous.to_collector import rank_socket, site_socket
-from geocomm.group.rendezvous.tunnel import dial
 from geocomm.metrics.own_counters import keep_counters
 from geocomm.metrics.report_sender import MAX_PACKED_BYTES
 from geocomm.observe.telemetry.report import BadReportError, Report, ReportLine, ReportPacker, ReportUnpacker
 from geocomm.observe.telemetry.run_store import RunStore
 from geocomm.observe.telemetry.waiting_reports import MOST_AT_ONCE, WaitingReports
 from geocomm.security.key_folder import Keys, KeysError
+from geocomm.wire.accepting import accept_forever, serve_streams
+from geocomm.wire.dial import dial
+from geocomm.wire.greeting import Greeting, ProtocolError, Purpose, SessionRefused
+from geocomm.wire.tls_stream import TlsStream
 
 MOST_RANKS_OF_A_SITE = 4096
 SHORTEST_INTERVAL_S = 0.2

@@ -17,11 +17,11 @@ from geocomm.core.records import line_of
 from geocomm.elastic.journal.message_lines import down_of
 from geocomm.elastic.journal.messages import PROTOCOL_VERSION, Due, Hello, Lost, Model, Offer, Owner, RanksUp, Refused
 from geocomm.elastic.questions import LeaderAnswer, MembersAsked, RemovalAsked, ask
-from geocomm.group.rendezvous.doorway import MAX_STRANGERS
-from geocomm.group.rendezvous.store_session import Greeting, Purpose, SessionRefused
-from geocomm.group.rendezvous.tls_stream import TlsStream
-from geocomm.group.rendezvous.tunnel import dial
 from geocomm.security.key_folder import Keys
+from geocomm.wire.dial import dial
+from geocomm.wire.doorway import MAX_STRANGERS
+from geocomm.wire.greeting import Greeting, Purpose, SessionRefused
+from geocomm.wire.tls_stream import TlsStream
 from support.elastic_sites import ElasticSites
 from support.hub_support import make_keys, run
 

@@ -19,11 +19,11 @@ from geocomm.elastic.fetch import Fetcher, Outcome
 from geocomm.elastic.file_server import RANGE_BYTES, FileServer, GetFrame, HeldState
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.journal.messages import Wanted
-from geocomm.group.rendezvous.doorway import Doorway
-from geocomm.group.rendezvous.store_session import Greeting, Purpose
-from geocomm.group.rendezvous.tls_stream import TlsStream
-from geocomm.group.rendezvous.tunnel import dial
 from geocomm.security.key_folder import Identity
+from geocomm.wire.dial import dial
+from geocomm.wire.doorway import Doorway
+from geocomm.wire.greeting import Greeting, Purpose
+from geocomm.wire.tls_stream import TlsStream
 from support.hub_support import make_keys, run, stream_server
 from support.local_jobs import free_port
 

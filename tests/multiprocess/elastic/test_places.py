@@ -18,8 +18,8 @@ from geocomm.elastic.journal.entries import Away, Genesis
 from geocomm.elastic.journal.messages import PROTOCOL_VERSION, Hello
 from geocomm.elastic.known_agents import KnownAgents, about
 from geocomm.elastic.questions import AgentStanding, StandingAsked, ask
-from geocomm.group.rendezvous.store_session import Greeting, Purpose
-from geocomm.group.rendezvous.tunnel import dial
+from geocomm.wire.dial import dial
+from geocomm.wire.greeting import Greeting, Purpose
 from support.elastic_sites import ElasticSite, ElasticSites, members
 from support.hub_support import make_keys
 from support.local_jobs import free_port

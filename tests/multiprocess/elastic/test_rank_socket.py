@@ -17,7 +17,7 @@ import pytest
 
 from geocomm.elastic.journal.messages import Down, Due, Leave, Model, Owner, RankHello, Repair, Stop, Up
 from geocomm.elastic.rank_socket import RankConnection, RankServer, RankSocket, socket_path
-from geocomm.group.rendezvous.doorway import raise_descriptor_limit
+from geocomm.wire.doorway import raise_descriptor_limit
 from support.hub_support import run, until
 
 pytestmark = pytest.mark.timeout(60)

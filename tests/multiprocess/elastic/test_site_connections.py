@@ -20,11 +20,11 @@ from geocomm.elastic.journal.sequencer import Sequencer
 from geocomm.elastic.journal.sequencer_events import LeaderSettings
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.leader import Leader
-from geocomm.group.rendezvous.doorway import Doorway
-from geocomm.group.rendezvous.store_session import Greeting, Purpose
-from geocomm.group.rendezvous.tls_stream import TlsStream
-from geocomm.group.rendezvous.tunnel import dial
 from geocomm.security.key_folder import Keys
+from geocomm.wire.dial import dial
+from geocomm.wire.doorway import Doorway
+from geocomm.wire.greeting import Greeting, Purpose
+from geocomm.wire.tls_stream import TlsStream
 from support.hub_support import make_keys, run, until
 
 pytestmark = pytest.mark.timeout(120)

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from geocomm.core.addresses import HubAddress
-from geocomm.group.rendezvous import doorway
-from geocomm.group.rendezvous.store_session import Greeting, Purpose
-from geocomm.group.rendezvous.tunnel import dial
 from geocomm.security.key_folder import Keys
+from geocomm.wire import doorway
+from geocomm.wire.dial import dial
+from geocomm.wire.greeting import Greeting, Purpose
 from support.hub_support import (
     PROBE,
     EchoStore,

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from geocomm.core.addresses import HubAddress
-from geocomm.group.rendezvous import tunnel as tunnel_module
-from geocomm.group.rendezvous.store_session import Greeting, Purpose, SessionRefused
-from geocomm.group.rendezvous.tunnel import dial, probe
+from geocomm.group.rendezvous.tunnel import probe
 from geocomm.security.job_ca import JobCa
 from geocomm.security.key_folder import Identity, Keys, KeysError
+from geocomm.wire import dial as dial_module
+from geocomm.wire.dial import dial
+from geocomm.wire.greeting import Greeting, Purpose, SessionRefused
 from support.hub_support import (
     PROBE,
     EchoStore,
@@ -179,7 +180,7 @@ def test_probe_waits_for_the_hub_and_names_it_if_it_does_not_come(tmp_path: Path
 
 def test_probe_of_a_hub_that_never_answers_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = make_keys(tmp_path / "keys")
-    monkeypatch.setattr(tunnel_module, "DIAL_LIMIT_S", 0.2)
+    monkeypatch.setattr(dial_module, "DIAL_LIMIT_S", 0.2)
 
     async def work() -> None:
         with socket.create_server(("127.0.0.2", 0)) as silent, pytest.raises(ConnectionError, match="time-out"):

@@ -16,8 +16,8 @@ from geocomm.core.addresses import HubAddress
 from geocomm.group.rendezvous import hub as hub_module
 from geocomm.group.rendezvous import store_session
 from geocomm.group.rendezvous.hub_rendezvous import loopback_store
-from geocomm.group.rendezvous.store_session import Greeting, Purpose, SessionRefused
-from geocomm.group.rendezvous.tunnel import dial
+from geocomm.wire.dial import dial
+from geocomm.wire.greeting import Greeting, Purpose, SessionRefused
 from support.hub_support import (
     BreakingProxy,
     EchoStore,

@@ -15,9 +15,7 @@ from typing import Any
 import pytest
 
 from geocomm.core.addresses import HubAddress
-from geocomm.group.rendezvous.store_session import Greeting, Purpose, SessionRefused
 from geocomm.group.rendezvous.to_collector import rank_socket, site_socket
-from geocomm.group.rendezvous.tunnel import dial
 from geocomm.metrics import own_counters
 from geocomm.metrics.report_sender import VERSION
 from geocomm.observe.telemetry import collector as collector_module
@@ -25,6 +23,8 @@ from geocomm.observe.telemetry.collector import Collector
 from geocomm.observe.telemetry.report import MAX_BYTES, MAX_INFLATED_BYTES
 from geocomm.observe.telemetry.run_store import RunStore
 from geocomm.security.key_folder import Keys
+from geocomm.wire.dial import dial
+from geocomm.wire.greeting import Greeting, Purpose, SessionRefused
 from support import reports
 from support.hub_support import BreakingProxy, make_keys, run, running_hub, until
 from support.small_disk import small_disk

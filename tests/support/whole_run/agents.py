@@ -36,7 +36,7 @@ from geocomm.elastic.journal.messages import Down, RankHello, Up, Wanted
 from geocomm.elastic.known_agents import KnownAgents, TermNotKeptError
 from geocomm.elastic.run_view import AgentEnded
 from geocomm.elastic.snapshots import SnapshotError
-from geocomm.group.rendezvous.store_session import Greeting, Purpose
+from geocomm.wire.greeting import Greeting, Purpose
 from support.whole_run.machines import PORT, Door, Machine, Process, Room, SimulatedKeys, World, current
 
 _SOCKET_S = 0.001

@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from geocomm.core.addresses import HubAddress
-from geocomm.group.rendezvous.store_session import (
+from geocomm.security.key_folder import Identity, KeysError
+from geocomm.wire.dial import DIAL_LIMIT_S
+from geocomm.wire.greeting import (
     Greeting,
     PacketKind,
     ProtocolError,
@@ -27,8 +29,6 @@ from geocomm.group.rendezvous.store_session import (
     read_packet,
     write_packet,
 )
-from geocomm.group.rendezvous.tunnel import DIAL_LIMIT_S
-from geocomm.security.key_folder import Identity, KeysError
 from support.whole_run.virtual_loop import NumberedTask, VirtualLoop
 
 PORT = 29400

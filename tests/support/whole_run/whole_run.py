@@ -32,7 +32,7 @@ from geocomm.elastic.journal.run_state import RunState, Standing
 from geocomm.elastic.journal.sequencer_events import LeaderSettings
 from geocomm.elastic.questions import LeaderAnswer, PromotionAnswer, PromotionAsked, RemovalAsked
 from geocomm.elastic.snapshots import FOLDER, MANIFEST_FILE
-from geocomm.group.rendezvous.store_session import Purpose
+from geocomm.wire.greeting import Purpose
 from support.whole_run.agents import AgentEnd, ask, ask_for_frame, run_process, simulated
 from support.whole_run.faults import FAULTS, LASTING
 from support.whole_run.learning_rates import any_schedule

@@ -23,7 +23,7 @@ from geocomm.core.addresses import (
     port_holder,
 )
 from geocomm.core.interfaces import machine_addresses, not_here
-from geocomm.group.rendezvous.store_session import Greeting, ProtocolError
+from geocomm.wire.greeting import Greeting, ProtocolError
 
 
 @pytest.mark.parametrize("text", ["", "host", "host:", ":1", "host:0", "host:99999", "0.0.0.0:5", "[::]:5", "[::1:5"])

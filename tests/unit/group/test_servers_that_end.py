@@ -11,9 +11,9 @@ import pytest
 
 from geocomm.core.addresses import HubAddress, listen_on, private_listener
 from geocomm.elastic.rank_socket import RankServer
-from geocomm.group.rendezvous.accepting import serve_streams
-from geocomm.group.rendezvous.doorway import Doorway
 from geocomm.group.rendezvous.tunnel import Tunnel
+from geocomm.wire.accepting import serve_streams
+from geocomm.wire.doorway import Doorway
 from support.hub_support import make_keys
 from support.local_jobs import free_port
 

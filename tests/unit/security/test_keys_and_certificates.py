@@ -14,10 +14,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from typer.testing import CliRunner
 
-from geocomm.group.rendezvous.tls_stream import explain
 from geocomm.security import job_ca
 from geocomm.security.job_ca import JobCa
 from geocomm.security.key_folder import Identity, Keys, KeysError, peer_identity, sites_of
+from geocomm.wire.tls_stream import explain
 from support.command_tree import APP
 
 

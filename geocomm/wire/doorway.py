@@ -17,10 +17,10 @@ from typing import Any
 
 from geocomm.core.addresses import plain_host
 from geocomm.core.message_log import CalmLog
-from geocomm.group.rendezvous.accepting import accept_forever
-from geocomm.group.rendezvous.store_session import Greeting, PacketKind, ProtocolError, SessionRefused, write_packet
-from geocomm.group.rendezvous.tls_stream import TlsStream, explain
 from geocomm.security.key_folder import Identity, Keys, KeysError
+from geocomm.wire.accepting import accept_forever
+from geocomm.wire.greeting import Greeting, PacketKind, ProtocolError, SessionRefused, write_packet
+from geocomm.wire.tls_stream import TlsStream, explain
 
 GREETING_LIMIT_S = 10.0
 MAX_STRANGERS = 128
