@@ -23,11 +23,16 @@ from support.whole_run.whole_run import History, WholeRun
 SPAWN = multiprocessing.get_context("spawn")
 
 
+def whole_run(seed: int, *, log: bool = False) -> WholeRun:
+    """The history of a seed; in one of four etcd says who leads."""
+    return WholeRun(seed, with_etcd=seed % 4 == 3, log=log)
+
+
 def simulate(seed: int) -> History:
     """In a process that does nothing else."""
     gc.freeze()
     gc.set_threshold(100_000)
-    return WholeRun(seed).run()
+    return whole_run(seed).run()
 
 
 def first_found(mutant: str, seeds: range) -> History | None:
@@ -54,7 +59,7 @@ def find_mutants(seeds: range) -> int:
 
 def replay(seed: int) -> int:
     """One history, with its log."""
-    history = WholeRun(seed, log=True).run()
+    history = whole_run(seed, log=True).run()
     print(f"seed {seed}: {history.broken or 'all holds'} ({history.seconds:.0f} s, {history.entries} entries)")
     return 1 if history.broken else 0
 

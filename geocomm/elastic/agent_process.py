@@ -196,7 +196,7 @@ async def _run_once(
     )
     works = [
         Doorway(begun.listener, keys, agent.serve_connection, log).serve(),
-        leadership.watch(begun, journal, agent.following.hear),
+        leadership.watch(begun, journal, known, agent.following.hear),
         keep_counters(store.run_dir, "agent", agent.counted),
     ]
     if leader is not None:

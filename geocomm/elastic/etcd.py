@@ -212,6 +212,11 @@ class Election:
         one."""
         self._etcd.transact([_compare_head(self._etcd, head)], self._etcd.put("base", str(term)))
 
+    def stand_again(self, leading: Leading, term: int) -> None:
+        """Terms are to be higher than this one from now on, also that of who leads now, which it finds out and stands
+        again."""
+        self._etcd.transact([compare_leader(self._etcd, leading.revision)], self._etcd.put("base", str(term)))
+
     def keep(self, term: int) -> bool:
         """Go on leading. False: another one may."""
         from etcd3gw.lease import Lease

@@ -53,7 +53,7 @@ class EtcdLeadership:
             reason = "nobody leads, and this site may not"
             try:
                 await self._check(journal)
-                leading = await self._leader_now(journal)
+                leading = await self._leader_now(journal, known)
                 if leading is not None:
                     known.saw(leading.term, leading.said.address)
                     if not self._is_own(leading):
@@ -94,10 +94,13 @@ class EtcdLeadership:
                 f"{self._address} has {common + 1} entries, and this run folder none before {journal.base.index + 1} "
                 "any more: name another one after the last / of --journal"
             )
-        elif await asyncio.to_thread(found.hash_at, common) != journal.hash_at(common):
+        elif (there := await asyncio.to_thread(found.hash_at, common)) is None:
+            raise EtcdAwayError(f"its entries have changed while this site looked for entry {common}")
+        elif there != journal.hash_at(common):
             raise NoJournalError(
-                f"{self._address} has {found.head.index + 1} entries, and not entry {common} of this run folder: it is "
-                "another run. Name another one after the last / of --journal, or take an empty run folder"
+                f"{self._address} has {found.head.index + 1} entries, and another entry {common} than this run folder: "
+                "it is another run, or has gone on from a backup. Name another one after the last / of --journal, or "
+                "take an empty run folder"
             )
         if common < own.index and self._fills:
             if to_lead:  # it is empty, or was restored: what it would count on from may be the term of an entry here
@@ -133,7 +136,9 @@ class EtcdLeadership:
             journal.append(entry, head)
         return shared
 
-    async def watch(self, begun: Begun, journal: SqliteJournal, hear: Callable[[int, str], None]) -> None:
+    async def watch(
+        self, begun: Begun, journal: SqliteJournal, known: KnownAgents, hear: Callable[[int, str], None]
+    ) -> None:
         """Keep the lease of this agent's term, or lead where nobody does."""
         term, waiting = begun.term, Waiting(self._log)
         while True:
@@ -141,8 +146,8 @@ class EtcdLeadership:
             try:
                 if term:
                     if not await asyncio.to_thread(self._election.keep, term):
-                        raise LeaderChanged(f"this site leads no more: its lease in etcd, of term {term}, has run out")
-                elif (leading := await self._leader_now(journal)) is not None:
+                        raise LeaderChanged(f"this site leads no more: etcd has no lease of term {term} any more")
+                elif (leading := await self._leader_now(journal, known)) is not None:
                     if self._is_own(leading):
                         raise LeaderChanged("nobody led the run: this site's agent takes over")
                     hear(leading.term, leading.said.address)
@@ -156,11 +161,14 @@ class EtcdLeadership:
                         )
                     )
 
-    async def _leader_now(self, journal: SqliteJournal) -> Leading | None:
+    async def _leader_now(self, journal: SqliteJournal, known: KnownAgents) -> Leading | None:
         leading = await asyncio.to_thread(self._election.leader)
         if self._may_lead and (leading is None or self._is_own(leading)):  # that was this site's last agent
             await self._check(journal, to_lead=True)
             leading = await asyncio.to_thread(self._election.stand)
+        if leading is not None and leading.term < known.term:  # etcd was restored: nobody follows such a term
+            await asyncio.to_thread(self._election.stand_again, leading, known.term)
+            leading = await asyncio.to_thread(self._election.leader)
         return leading
 
     async def resign(self) -> None:

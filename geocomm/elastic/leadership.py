@@ -60,7 +60,9 @@ class Leadership(Protocol):
         """
         ...
 
-    async def watch(self, begun: Begun, journal: SqliteJournal, hear: Callable[[int, str], None]) -> None:
+    async def watch(
+        self, begun: Begun, journal: SqliteJournal, known: KnownAgents, hear: Callable[[int, str], None]
+    ) -> None:
         """`hear` the term and the address of another leader, until cancelled. LeaderChanged: this agent begins to lead,
         or ceases to."""
         ...
@@ -100,7 +102,9 @@ class HubLeadership:
             raise
         return Begun(state, listener, self._hub, leads)
 
-    async def watch(self, begun: Begun, journal: SqliteJournal, hear: Callable[[int, str], None]) -> None:
+    async def watch(
+        self, begun: Begun, journal: SqliteJournal, known: KnownAgents, hear: Callable[[int, str], None]
+    ) -> None:
         """Agents tell each other."""
         await Event().wait()
 

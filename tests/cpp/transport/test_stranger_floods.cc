@@ -1,5 +1,7 @@
 // Floods of strangers at a TLS listener: a peer that comes back is let in all the same. Addresses of loopback
 // stand for those of other machines.
+#include <sys/resource.h>
+
 #include <atomic>
 #include <optional>
 #include <thread>
@@ -12,6 +14,18 @@
 
 namespace geocomm::transport::testing {
 namespace {
+
+// A crowd takes a descriptor at both ends of each connection: more than the 1,024 that a shell gives to many.
+class ManyDescriptors : public ::testing::Environment {
+ public:
+  void SetUp() override {
+    rlimit descriptors{};
+    ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &descriptors), 0);
+    descriptors.rlim_cur = std::min<rlim_t>(descriptors.rlim_max, 16384);
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &descriptors), 0);
+  }
+};
+const auto* const kManyDescriptors = ::testing::AddGlobalTestEnvironment(new ManyDescriptors);
 
 Fd connect_from(const std::string& source, std::uint16_t port) {
   Fd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));

@@ -11,6 +11,7 @@ import random
 import secrets
 import shutil
 import sqlite3
+import sys
 import time
 import traceback
 import uuid
@@ -24,7 +25,16 @@ from unittest import mock
 from geocomm.core import file_systems
 from geocomm.core.addresses import HubAddress, HubAddressError
 from geocomm.core.records import line_of
-from geocomm.elastic import agent_link, agent_process, fetch, following, fragment_store, leadership, questions
+from geocomm.elastic import (
+    agent_link,
+    agent_process,
+    etcd_leadership,
+    fetch,
+    following,
+    fragment_store,
+    leadership,
+    questions,
+)
 from geocomm.elastic.agent_process import AgentConfig, run_agent
 from geocomm.elastic.file_server import MAX_LINE_BYTES, FrameAsked, RangeAnswer
 from geocomm.elastic.fragment_store import FragmentStore, StoreError
@@ -37,6 +47,7 @@ from geocomm.elastic.known_agents import KnownAgents, TermNotKeptError
 from geocomm.elastic.run_view import AgentEnded
 from geocomm.elastic.snapshots import SnapshotError
 from geocomm.wire.greeting import Greeting, Purpose
+from support.whole_run.etcd import EtcdModel, client_of
 from support.whole_run.machines import PORT, Door, Machine, Process, Room, SimulatedKeys, World, current
 
 _SOCKET_S = 0.001
@@ -154,7 +165,12 @@ async def _count_nothing(*_: Any) -> None:
 
 @contextlib.contextmanager
 def simulated(
-    world: World, folder: Path, chance: random.Random, now: Callable[[], float], follows: Callable[[str, int], None]
+    world: World,
+    folder: Path,
+    chance: random.Random,
+    now: Callable[[], float],
+    follows: Callable[[str, int], None],
+    etcd: EtcdModel,
 ) -> Generator[None]:
     """While agents are simulated. folder: has the run folder of each machine, by its name. follows: is told of each
     term of a leader that the agent of a site takes."""
@@ -203,6 +219,8 @@ def simulated(
         put(agent_process, "_leave_on_sigterm", _leave_on_sigterm)
         put(agent_process, "reached_here", lambda listener: HubAddress(listener.machine.host, PORT))
         put(leadership, "open_port", open_port)
+        put(etcd_leadership, "listen_on", lambda _: Listener(current().machine))
+        put(sys.modules["etcd3gw.client"], "Etcd3Client", client_of(etcd))
         put(following, "own_address", lambda _: current().machine.host)
         put(KnownAgents, "saw", saw)
         put(time, "monotonic", now)

@@ -28,8 +28,23 @@ promotes another site. `minority`: so many machines end that a site which had be
 promotes it. `litter`: what is no snapshot lies beside them, and a manifest cannot be read. `removal`: a person removes
 the site that leads. `strange frame`: somebody asks the leader for frames that were never made."""
 
+OF_ETCD = {
+    "etcd away": 1.0,
+    "etcd line": 2.0,
+    "etcd doubt": 2.0,
+    "etcd backup": 1.0,
+    "leader": 2.0,
+}
+"""Where etcd says who leads, beside the others but those of BY_HAND. `etcd away`: nobody reaches it; `line`: one
+machine does not; `doubt`: answers are lost, of what was done, is done later, or never; `backup`: it is restored from
+one, and a person starts the site that has the most entries with --lead. `leader`: its machine ends, or is cut from the
+others and perhaps from etcd, and comes back."""
+BY_HAND = {"hub", "minority", "removal"}
+"""A person says who leads."""
+
 LASTING = {"": 8.0, "phantom": 1.0, "restless": 1.0, "headless": 1.0, "alone": 1.0}
 """What goes on when all else is over. `phantom`: a site's lines to the leader break after each Hello. `restless`: the
 leader's agent ends before a snapshot is due, again and again. `headless`: the leader's machine is away for a while.
 `alone`: the leader is cut off from all and goes on, another site is promoted, and they meet once that one has let go of
 the entries of before."""
+LASTING_WITH_ETCD = {"": 8.0, "phantom": 1.0, "restless": 1.0}

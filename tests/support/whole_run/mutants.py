@@ -13,7 +13,9 @@ from typing import Any
 from unittest import mock
 
 from geocomm.core.patience import Waiting
+from geocomm.core.records import line_of
 from geocomm.elastic import agent_link, following, snapshots
+from geocomm.elastic.etcd import Election, EtcdJournal, Leading, compare_leader
 from geocomm.elastic.fetch import Fetcher, Outcome
 from geocomm.elastic.frame_fetches import FrameFetches
 from geocomm.elastic.journal.admission import LedSite
@@ -31,7 +33,7 @@ from geocomm.elastic.own_journal import OwnJournal
 from geocomm.elastic.promotion import Candidate
 from geocomm.elastic.questions import AgentStanding, LeaderAnswer, MembersAsked, PromotionAsked, RemovalAsked
 from geocomm.elastic.run_view import RunView
-from support.whole_run.faults import FAULTS
+from support.whole_run.faults import FAULTS, OF_ETCD
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,14 @@ class Mutant:
     """Those of the world by which it is found soon."""
     lasting: str = ""
     """And what goes on then."""
+    with_etcd: bool = False
 
     @property
     def world(self) -> dict[str, Any]:
         """The histories in which it shows, as arguments of `WholeRun`; with the usual faults for none."""
-        faults = {"faults": {kind: FAULTS[kind] for kind in self.faults}} if self.faults or self.lasting else {}
-        return faults | {"lasting": self.lasting}
+        often = FAULTS | OF_ETCD
+        faults = {"faults": {kind: often[kind] for kind in self.faults}} if self.faults or self.lasting else {}
+        return faults | {"lasting": self.lasting, "with_etcd": self.with_etcd}
 
     def put(self) -> AbstractContextManager[Any]:
         """Have it in the place of what is right."""
@@ -62,11 +66,11 @@ MUTANTS: dict[str, Mutant] = {}
 
 
 def _mutant(
-    where: Any, name: str, *faults: str, lasting: str = ""
+    where: Any, name: str, *faults: str, lasting: str = "", with_etcd: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def add(instead: Callable[..., Any]) -> Callable[..., Any]:
         key = instead.__name__.strip("_").replace("_", " ")
-        MUTANTS[key] = Mutant(instead.__doc__ or "", where, name, instead, faults, lasting)
+        MUTANTS[key] = Mutant(instead.__doc__ or "", where, name, instead, faults, lasting, with_etcd)
         return instead
 
     return add
@@ -201,6 +205,33 @@ def _the_term_is_forgotten(self: KnownAgents, run_dir: Path, log: Callable[[str]
 def _a_minority_promotes(self: Candidate, found: dict[str, AgentStanding], asked: PromotionAsked) -> list[str]:
     """A site is promoted without --force though most of the members are away."""
     return []
+
+
+@_mutant(Election, "stand_again", with_etcd=True)
+def _a_restored_etcd_names_lower_terms(self: Election, leading: Leading, term: int) -> None:
+    """Sites that have followed a higher term than those of a restored etcd follow nobody for ever."""
+
+
+_hash_at = EtcdJournal.hash_at
+
+
+@_mutant(EtcdJournal, "hash_at", with_etcd=True)
+def _what_changes_is_another_run(self: EtcdJournal, index: int) -> str | None:
+    """An entry that went while a site looked at etcd ends that site: as one of another run."""
+    return _hash_at(self, index) or "0" * 64
+
+
+@_mutant(Election, "stand", with_etcd=True)
+def _a_lost_answer_is_another_leader(self: Election) -> Leading | None:
+    """Who leads by a request whose answer was lost takes itself for another leader of the same run folder."""
+    found = self.leader()
+    if found is not None and found.said.store != self._own.store:
+        return found
+    lease = self._etcd.call(lambda client: client.lease(6)).id
+    put = self._etcd.put("leader", line_of(self._own), lease)
+    if self._etcd.transact([compare_leader(self._etcd, 0 if found is None else found.revision)], put):
+        self._lease = lease
+    return self.leader()
 
 
 # ---- words

@@ -47,6 +47,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._numbers = itertools.count()
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         """A heap: those of one time in the order in which they were asked for."""
+        self.work_takes_s = 0.0
+        """What is done in a thread adds here how long it takes, beside the time of a disk."""
 
     def next_number(self) -> int:
         """Of a task, and of a timer."""
@@ -73,6 +75,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     @override
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = self.create_future()
+        self.work_takes_s = 0.0
         try:
             result, failure = func(*args), None
         except Exception as error:
@@ -86,7 +89,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             else:
                 future.set_exception(failure)
 
-        self.call_later(self._chance.uniform(0, _MOST_OF_DISK_S), end)
+        self.call_later(self._chance.uniform(0, _MOST_OF_DISK_S) + self.work_takes_s, end)
         return future
 
     def _run_once(self) -> None:

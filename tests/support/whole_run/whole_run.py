@@ -17,7 +17,7 @@ import random
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +34,8 @@ from geocomm.elastic.questions import LeaderAnswer, PromotionAnswer, PromotionAs
 from geocomm.elastic.snapshots import FOLDER, MANIFEST_FILE
 from geocomm.wire.greeting import Purpose
 from support.whole_run.agents import AgentEnd, ask, ask_for_frame, run_process, simulated
-from support.whole_run.faults import FAULTS, LASTING
+from support.whole_run.etcd import SERVER, EtcdModel
+from support.whole_run.faults import BY_HAND, FAULTS, LASTING, LASTING_WITH_ETCD, OF_ETCD
 from support.whole_run.learning_rates import any_schedule
 from support.whole_run.machines import PORT, Machine, Process, Room, World, current_or_none, task_of_process
 from support.whole_run.ranks import FRAGMENTS, Rank, Registry, frames_of
@@ -97,6 +98,8 @@ class _Site:
         """For good."""
         self._supervising: asyncio.Task[None] | None = None
         self.left = False
+        self.fills_etcd = False
+        """It is started with --lead."""
         self._hub = run.hub
         self._read: tuple[RunState, list[Entry]] | None = None
 
@@ -138,10 +141,9 @@ class _Site:
 
     async def _keep_agent(self) -> None:
         """As `Supervisor._keep_agent`."""
-        config = AgentConfig(
-            leader=f"{self._hub.host}:{PORT}", keys="/keys", run_dir=str(self.run_dir), terms=self._run.terms
-        )
+        again = False
         while True:
+            config = self._config(again)
             self.agent = process = Process(self.machine, f"agent of {self.name}")
             ending = process.start(run_process(process, config))
             try:
@@ -161,8 +163,17 @@ class _Site:
                 return
             if end.status == 2:
                 raise self._run.broke(f"{self.name} is stopped: {end.why}")
-            config = config.model_copy(update={"again": True})
+            again = True
             await asyncio.sleep(1.0)
+
+    def _config(self, again: bool) -> AgentConfig:
+        config = AgentConfig(keys="/keys", run_dir=str(self.run_dir), terms=self._run.terms, again=again)
+        if self._run.with_etcd:
+            at = f"{self.machine.host}:{PORT}"
+            changes = {"journal": f"etcd://{SERVER}/run", "address": at, "lead": self.fills_etcd}
+        else:
+            changes = {"leader": f"{self._hub.host}:{PORT}"}
+        return config.model_copy(update=changes)
 
     async def _keep_ranks(self) -> None:
         """As `Supervisor._keep_ranks`."""
@@ -224,28 +235,34 @@ class _Site:
 
 
 class WholeRun:
-    """One history. sites: how many; None: 2 to 5. faults: see FAULTS. lasting: see LASTING; None: one
-    of them. rate: the learning rate by the run's step. reduce: "all" or "aggregator"; None: one of them."""
+    """One history. sites: how many; None: 2 to 5. faults: see FAULTS; None: all of the kind. lasting: see LASTING;
+    None: one of them. rate: the learning rate by the run's step. reduce: "all" or "aggregator"; None: one of them.
+    with_etcd: that says who leads."""
 
     def __init__(
         self,
         seed: int,
         *,
         sites: int | None = None,
-        faults: Mapping[str, float] = FAULTS,
+        faults: Mapping[str, float] | None = None,
         lasting: str | None = None,
         terms: LeaderSettings = TERMS,
         rate: Callable[[int], float] | None = None,
         reduce: str | None = None,
+        with_etcd: bool = False,
         log: bool = False,
     ) -> None:
+        self.with_etcd = with_etcd
         self.reduce = reduce or ("aggregator" if seed % 2 else "all")
-        self._seed, self._faults, self.terms, self._logs = seed, faults, terms, log
+        all_kinds = {kind: often for kind, often in FAULTS.items() if kind not in BY_HAND} | OF_ETCD
+        all_faults = all_kinds if with_etcd else FAULTS
+        self._seed, self._faults, self.terms, self._logs = seed, all_faults if faults is None else faults, terms, log
         self.chance = random.Random(seed)
         count = sites or self.chance.randint(2, 5)
         self._names = list("abcde"[:count])
         self.rate = rate or any_schedule(self.chance)
-        drawn = self.chance.choices([*LASTING], [*LASTING.values()])[0]
+        kinds = LASTING_WITH_ETCD if with_etcd else LASTING
+        drawn = self.chance.choices([*kinds], [*kinds.values()])[0]
         self._lasting = drawn if lasting is None else lasting
         self._skipped: _Site | None = None
         self._words: dict[str, float] = {}
@@ -253,6 +270,8 @@ class WholeRun:
         self.registry = Registry()
         self.happened = hashlib.blake2b(digest_size=16)
         self.history = History(seed)
+        self._restoring = False
+        """Etcd has lost entries, and a person has them given to it."""
         self._broken: asyncio.Future[None]
 
     def run(self) -> History:
@@ -332,10 +351,11 @@ class WholeRun:
         self._broken = loop.create_future()
         self.world = World(self.chance, self._names, self._heard)
         self.hub = self.world.machines["a"]
+        self.etcd = EtcdModel(self.chance, loop.time)
         self.sites = {
             name: _Site(self, machine, self.chance.uniform(0.3, 1.2)) for name, machine in self.world.machines.items()
         }
-        with simulated(self.world, self.folder, self.chance, loop.time, self.registry.follows):
+        with simulated(self.world, self.folder, self.chance, loop.time, self.registry.follows, self.etcd):
             work = loop.create_task(self._work())
             try:
                 await asyncio.wait([work, self._broken], return_when=asyncio.FIRST_COMPLETED)
@@ -396,7 +416,8 @@ class WholeRun:
                 await asyncio.sleep(chance.uniform(0.5, 25))
                 self._start_again(site)
             case "disk":
-                if sum(other is not site and other.machine.up for other in self.sites.values()) == 0:
+                others_up = sum(other is not site and other.machine.up for other in self.sites.values())
+                if self._restoring or self._etcd_lacks_some() or others_up == 0:
                     return
                 leader = self._leader_name()
                 if site.name == leader or self.sites[leader].lost:
@@ -440,6 +461,22 @@ class WholeRun:
                 await self._remove_leader(site)
             case "strange frame":
                 await self._ask_for_strange_frames(site)
+            case "etcd away":
+                self.etcd.away += 1
+                await asyncio.sleep(chance.uniform(1, 25))
+                self.etcd.away -= 1
+            case "etcd line":
+                self.etcd.cut[site.name] += 1
+                await asyncio.sleep(chance.uniform(1, 25))
+                self.etcd.cut[site.name] -= 1
+            case "etcd doubt":
+                self.etcd.doubtful = chance.uniform(0.2, 0.7)
+                await asyncio.sleep(chance.uniform(5, 20))
+                self.etcd.doubtful = 0.0
+            case "etcd backup":
+                await self._restore_etcd()
+            case "leader":
+                await self._part_from_leader()
             case _:
                 raise AssertionError(kind)
 
@@ -498,6 +535,71 @@ class WholeRun:
         finally:
             for one in (self.sites[name], *ended):
                 self._start_again(one)
+
+    async def _part_from_leader(self) -> None:
+        """Its machine ends, or is cut from the others; it comes back."""
+        leader = self.sites[self._leader_name()]
+        is_away, has_etcd = self.chance.random() < 0.5, self.chance.random() < 0.5
+        pairs = [(leader.name, other) for other in self._names if other != leader.name]
+        ways = pairs + [(other, one) for one, other in pairs]
+        if is_away:
+            await leader.stop()
+        else:
+            self.world.lines.cut(*ways)
+            self.etcd.cut[leader.name] += not has_etcd
+        try:
+            await asyncio.sleep(self.chance.uniform(5, 30))
+        finally:
+            if is_away:
+                self._start_again(leader)
+            else:
+                self.world.lines.heal(*ways)
+                self.etcd.cut[leader.name] -= not has_etcd
+
+    async def _restore_etcd(self) -> None:
+        """From a backup, while all sites are up, or all have been ended; who has the most entries then gives them."""
+        if self._restoring or not all(site.machine.up for site in self.sites.values()):
+            return
+        self._restoring = True
+        try:
+            age_s = self.chance.uniform(1, 30)
+            held = self.etcd.head_index_before(age_s)
+            if any(not site.first - 1 <= held <= site.state()[0].head.index for site in self.sites.values()):
+                return  # one that has fewer would lead on from there; where one has forgotten more, the run is renamed
+            ends = self.chance.random() < 0.5
+            if ends:
+                await asyncio.gather(*(site.stop() for site in self.sites.values()))
+            self.etcd.restore(age_s)
+            await asyncio.sleep(self.chance.uniform(2, 10))
+            if ends:
+                first = self._with_most_entries([*self.sites.values()])
+                first.fills_etcd = True
+                self._start_again(first)
+                await asyncio.sleep(self.chance.uniform(5, 10))
+                for site in self.sites.values():
+                    self._start_again(site)
+            else:
+                await self._give_etcd_its_end()
+                await asyncio.sleep(10)
+        finally:
+            self._restoring = False
+
+    def _etcd_lacks_some(self) -> bool:
+        return self.with_etcd and self.etcd.head_index < self._newest()[0].head.index
+
+    def _with_most_entries(self, sites: Sequence[_Site]) -> _Site:
+        return max(sites, key=lambda site: (site.state()[0].term, site.state()[0].head.index))
+
+    async def _give_etcd_its_end(self) -> None:
+        """A person starts the site that has the most entries with --lead, where etcd has lost some."""
+        there = [site for site in self.sites.values() if site.machine.up]
+        if not there:
+            return
+        newest = self._with_most_entries(there)
+        if self._etcd_lacks_some() and not newest.fills_etcd:
+            self.say(f"person: {newest.name} begins with --lead")
+            newest.fills_etcd = True
+            await newest.kill_agent()
 
     def _litter(self, site: _Site) -> None:
         folder = site.run_dir / FOLDER
@@ -584,6 +686,8 @@ class WholeRun:
         for site in self.sites.values():
             site.machine.room, site.machine.takes_mail = Room.FOR_ALL, True
             self._start_again(site)
+        self.etcd.away, self.etcd.doubtful = 0, 0.0
+        self.etcd.cut.clear()
         leader = self._leader_name()
         if self.sites[leader].lost:
             await self._promote()
@@ -603,6 +707,8 @@ class WholeRun:
         why = "it has not begun"
         while self._loop.time() < began + PEACE_S:
             await asyncio.sleep(2)
+            if self.with_etcd:
+                await self._give_etcd_its_end()
             has_waited = self._skipped is None or self._loop.time() > began + WORD_S + 4
             if not (why := self._lacks(first)) and has_waited:
                 self._check_chain()

@@ -251,7 +251,7 @@ def test_run_folder_of_another_run_is_refused(servers: EtcdServers, tmp_path: Pa
     own = SqliteJournal(tmp_path / "j")
     fill(own, entries[:4])
 
-    with pytest.raises(NoJournalError, match="has 9 entries, and not entry 3 of this run folder"):
+    with pytest.raises(NoJournalError, match="has 9 entries, and another entry 3 than this run folder"):
         asyncio.run(begun(address, own, tmp_path, fills=False))
 
 
