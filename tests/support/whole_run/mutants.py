@@ -207,11 +207,6 @@ def _a_minority_promotes(self: Candidate, found: dict[str, AgentStanding], asked
     return []
 
 
-@_mutant(Election, "stand_again", with_etcd=True)
-def _a_restored_etcd_names_lower_terms(self: Election, leading: Leading, term: int) -> None:
-    """Sites that have followed a higher term than those of a restored etcd follow nobody for ever."""
-
-
 _hash_at = EtcdJournal.hash_at
 
 

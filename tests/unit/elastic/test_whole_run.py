@@ -18,7 +18,7 @@ TESTS = Path(__file__).parents[2]
 _HISTORY = """
 import json, sys
 from support.whole_run.whole_run import WholeRun
-history = WholeRun(int(sys.argv[1])).run()
+history = WholeRun(int(sys.argv[1]), with_etcd=sys.argv[2] == "etcd").run()
 print(json.dumps([history.broken, history.entries, history.digest]))
 """
 _MUTANT = """
@@ -46,11 +46,12 @@ def told(program: str, *arguments: object, hash_seed: int = 1) -> Any:
     return json.loads(done.stdout)
 
 
-def test_a_run_goes_on_after_all_kinds_of_faults_in_the_same_way_in_each_process() -> None:
-    broken, entries, digest = told(_HISTORY, 0)
+@pytest.mark.parametrize(("seed", "leads"), [(0, "a person"), (3, "etcd")])
+def test_a_run_goes_on_after_all_kinds_of_faults_in_the_same_way_in_each_process(seed: int, leads: str) -> None:
+    broken, entries, digest = told(_HISTORY, seed, leads)
     assert not broken
     assert entries > 10
-    assert told(_HISTORY, 0, hash_seed=2) == [broken, entries, digest]
+    assert told(_HISTORY, seed, leads, hash_seed=2) == [broken, entries, digest]
 
 
 @pytest.mark.parametrize(

@@ -276,6 +276,25 @@ def test_etcd_that_lacks_entries_gets_them_where_that_is_allowed(
 
 
 @needs_etcd
+@pytest.mark.parametrize("leads", ["a", "b"])
+def test_terms_of_a_restored_etcd_are_higher_than_one_that_was_followed(
+    servers: EtcdServers, tmp_path: Path, leads: str
+) -> None:
+    """Whoever knows of it has etcd name later ones: the site that is to lead, or one that is to follow another."""
+    address = servers.address(f"restored-{leads}")
+    followed = 10**9
+    KnownAgents(tmp_path, print).saw(followed, "127.0.0.1:7")
+    election, before = elect(address, "b") if leads == "b" else (None, None)
+    found = asyncio.run(begun(address, SqliteJournal(tmp_path / "j"), tmp_path, fills=False))
+    assert found is not None
+    assert KnownAgents(tmp_path, print).term > followed
+    assert found.leads == (leads == "a")
+    assert found.term > followed or leads == "b"
+    if election is not None and before is not None:
+        assert not election.keep(before.term)  # it stands again
+
+
+@needs_etcd
 def test_deleted_entries_leave_a_chain_that_goes_on(servers: EtcdServers, entries: tuple[Entry, ...]) -> None:
     address = servers.address("deleted")
     journal = lead(address)
