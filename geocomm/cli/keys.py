@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,6 +29,14 @@ _Out = Annotated[Path, typer.Option(help="Folder of the CA and of the sites' fol
 _Days = Annotated[int, typer.Option(help="How long the certificates hold.")]
 _Site = Annotated[str, typer.Argument(metavar="SITE", help="Name of the site.")]
 _OUT = Path("geocomm-keys")
+
+
+class Role(StrEnum):
+    """What keys are good for."""
+
+    SITE = "site"
+    READER = "reader"
+
 
 app = typer.Typer(name="keys", help=_HELP, no_args_is_help=True)
 
@@ -74,24 +83,33 @@ def list_keys(out: _Out = _OUT) -> None:
             (
                 *(one.site, f"{one.begins:%Y-%m-%d}", f"{one.ends:%Y-%m-%d}"),
                 "void" if one.revoked else "expired" if one.ends < datetime.now(UTC) else "good",
+                Role.READER if one.is_reader else Role.SITE,
             )
             for one in ca.certificates()
         ]
-        columns = ("site", "from", "until", "keys")
+        columns = ("site", "from", "until", "keys", "role")
         say(table_of(columns, rows, title=f"Job {ca.job}", text=columns))
 
 
 @app.command()
-def add(site: _Site, out: _Out = _OUT, days: _Days = _DAYS) -> None:
-    """Make keys for one more site.
+def add(
+    site: _Site,
+    out: _Out = _OUT,
+    days: _Days = _DAYS,
+    role: Annotated[
+        Role, typer.Option(help="reader: may fetch streams of weights (geocomm subscribe), and nothing else.")
+    ] = Role.SITE,
+) -> None:
+    """Make keys for one more site, or for a reader.
 
     Example:
 
         geocomm keys add tokyo
+        geocomm keys add serving --role reader
     """
     with _authorities(out) as authorities:
         ca = authorities.open(out)
-        _tell_new(ca.add(site, days))
+        _tell_new(ca.add(site, days, reader=role is Role.READER))
         _warn_of_ca_key(ca)
 
 

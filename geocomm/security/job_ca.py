@@ -45,6 +45,7 @@ class IssuedCertificate:
     """What a CA has signed for a site."""
 
     site: str
+    is_reader: bool
     begins: datetime
     ends: datetime
     revoked: bool
@@ -64,19 +65,18 @@ class JobCa:
 
     @property
     def sites(self) -> list[str]:
-        """The sites that have a folder here."""
+        """The sites and readers that have a folder here."""
         return sorted(path.parent.name for path in self.folder.glob(f"*/{CERTIFICATE_FILE}"))
 
     def certificates(self) -> list[IssuedCertificate]:
         """Every certificate that was issued here, by site, the oldest of a site first."""
         path = self.folder / REVOKED_FILE
         void = {one.serial_number for one in x509.load_pem_x509_crl(path.read_bytes())} if path.exists() else set[int]()
-        found = [
-            IssuedCertificate(
-                identity_of(one).site, one.not_valid_before_utc, one.not_valid_after_utc, one.serial_number in void
-            )
-            for one in self._issued()
-        ]
+        found: list[IssuedCertificate] = []
+        for one in self._issued():
+            who, ends = identity_of(one, readers=True), one.not_valid_after_utc
+            is_void = one.serial_number in void
+            found.append(IssuedCertificate(who.site, who.is_reader, one.not_valid_before_utc, ends, is_void))
         return sorted(found, key=lambda one: (one.site, one.begins))
 
     @classmethod
@@ -125,13 +125,16 @@ class JobCa:
             raise KeysError(f"{folder / CA_KEY_FILE} is not the key of {folder / CA_FILE}")
         return cls(folder, key, certificate)
 
-    def add(self, site: str, days: int) -> Path:
-        """Keys for a site that has none here; returns its folder. All folders list it then."""
+    def add(self, site: str, days: int, *, reader: bool = False) -> Path:
+        """Keys for a site that has none here; returns its folder. All folders list it then. reader: for a reader, which
+        no folder lists."""
         check_identity(Identity(self.job, site))
         _check_days(days)
         if (self.folder / site).exists():
             raise KeysError(f"{self.folder / site} exists already; new keys for it: geocomm keys renew {site}")
-        known = sites_of(self.folder) or self.sites
+        if reader:
+            return self._issue(site, days, reader=True)
+        known = sites_of(self.folder) or [name for name in self.sites if not self._is_reader(name)]
         write_whole(self.folder / SITES_FILE, _lines([*known, site]))
         added = self._issue(site, days)
         for name in self.sites:
@@ -142,7 +145,7 @@ class JobCa:
         """A new key and certificate for a site, in place; the old certificate stays good until it expires."""
         _check_days(days)
         self._check_known(site)
-        return self._issue(site, days)
+        return self._issue(site, days, reader=self._is_reader(site))
 
     def revoke(self, site: str) -> Path:
         """Put all certificates that were issued for `site` on the list of revoked ones, here and in every site's
@@ -154,7 +157,7 @@ class JobCa:
             known = {entry.serial_number: entry for entry in x509.load_pem_x509_crl(path.read_bytes())}
         now = datetime.now(UTC)
         for certificate in self._issued():
-            if identity_of(certificate).site == site:
+            if identity_of(certificate, readers=True).site == site:
                 entry = x509.RevokedCertificateBuilder().serial_number(certificate.serial_number).revocation_date(now)
                 known.setdefault(certificate.serial_number, entry.build())
         builder = x509.CertificateRevocationListBuilder(revoked_certificates=list(known.values()))
@@ -175,10 +178,14 @@ class JobCa:
         paths = sorted((self.folder / ISSUED_FOLDER).glob("*.pem"))
         return [x509.load_pem_x509_certificate(path.read_bytes()) for path in paths]
 
-    def _issue(self, site: str, days: int) -> Path:
+    def _is_reader(self, name: str) -> bool:
+        certificate = x509.load_pem_x509_certificate((self.folder / name / CERTIFICATE_FILE).read_bytes())
+        return identity_of(certificate, readers=True).is_reader
+
+    def _issue(self, site: str, days: int, *, reader: bool = False) -> Path:
         """A key and a certificate for `site`, recorded before they are handed out: only so can they be revoked."""
         key = ec.generate_private_key(ec.SECP256R1())
-        certificate = self._sign(key, Identity(self.job, site), days)
+        certificate = self._sign(key, Identity(self.job, site, reader), days)
         (self.folder / ISSUED_FOLDER).mkdir(exist_ok=True)
         write_whole(self.folder / ISSUED_FOLDER / f"{site}-{certificate.serial_number:x}.pem", _pem(certificate))
         beside_it = [name for name in (REVOKED_FILE, SITES_FILE) if (self.folder / name).exists()]

@@ -1,7 +1,8 @@
 """Keys between sites: the folder that a site holds, what its certificate says, and the TLS contexts made of it.
 
 A folder of keys is what `geocomm keys` makes for a site and GEOCOMM_KEYS names. It vouches for a site of a job: the
-certificate's URI is `geocomm://JOB/SITE`, and holds for every rank of that site.
+certificate's URI is `geocomm://JOB/SITE`, and holds for every rank of that site. That of a *reader*, which may fetch
+streams of weights and nothing else, is `geocomm-reader://JOB/NAME`: whoever does not know of readers finds no site.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ REVOKED_FILE = "crl.pem"
 SITES_FILE = "sites.txt"
 """Optional: the sites of the job, one a line, in the order in which they got keys. Nobody is trusted for it."""
 
-_URI = re.compile(r"geocomm://([^/]*)/(.*)", re.DOTALL)
+_URI = re.compile(r"geocomm(-reader)?://([^/]*)/(.*)", re.DOTALL)
 _Stamp = tuple[int, int, int]
 
 
@@ -41,20 +42,25 @@ class Identity:
 
     job: str
     site: str
+    """Or the reader's name."""
+    is_reader: bool = False
 
     @property
     def uri(self) -> str:
-        return f"geocomm://{self.job}/{self.site}"
+        return f"geocomm{'-reader' if self.is_reader else ''}://{self.job}/{self.site}"
 
     @classmethod
-    def of_uris(cls, uris: list[str]) -> Self:
-        """The one identity among the URIs of a certificate; KeysError if there is not exactly one."""
+    def of_uris(cls, uris: list[str], *, readers: bool = False) -> Self:
+        """The one identity among the URIs of a certificate; KeysError if there is not exactly one, or it is a reader's
+        where readers have nothing to do."""
         found = [match for uri in uris if (match := _URI.fullmatch(uri))]
         if len(found) != 1:
             raise KeysError("the certificate names no site of a geocomm job; make keys with geocomm keys create")
-        job, site = found[0].groups()
-        identity = cls(job, site)
+        reader, job, site = found[0].groups()
+        identity = cls(job, site, bool(reader))
         check_identity(identity)
+        if identity.is_reader and not readers:
+            raise KeysError(f"the keys of {site} are a reader's: they may fetch streams of weights, and nothing else")
         return identity
 
 
@@ -79,8 +85,9 @@ class Keys:
     )
 
     @classmethod
-    def load(cls, folder: str | Path) -> Self:
-        """Check the files of `folder`: there, readable by the owner only, of one job, in force. KeysError if not."""
+    def load(cls, folder: str | Path, *, readers: bool = False) -> Self:
+        """Check the files of `folder`: there, readable by the owner only, of one job, in force. KeysError if not.
+        readers: those of one will do."""
         from cryptography import x509
 
         folder = Path(folder)
@@ -93,7 +100,7 @@ class Keys:
             certificate = x509.load_pem_x509_certificate(pems[CERTIFICATE_FILE])
         except ValueError as error:
             raise KeysError(f"{folder / CERTIFICATE_FILE} is not a certificate: {error}") from None
-        keys = cls(folder, identity_of(certificate))
+        keys = cls(folder, identity_of(certificate, readers=readers))
         _check_dates(certificate, folder / CERTIFICATE_FILE, keys.identity.site)
         keys.context(server=False)  # the key fits the certificate, the CA and the CRL can be read
         return keys
@@ -132,9 +139,10 @@ class Keys:
         self._contexts[server] = (state, context)
         return context
 
-    def check_peer(self, connection: ssl.SSLObject) -> Identity:
-        """Who the other end of a finished handshake is; KeysError unless it is a site of this job."""
-        peer = peer_identity(connection)
+    def check_peer(self, connection: ssl.SSLObject, *, readers: bool = False) -> Identity:
+        """Who the other end of a finished handshake is; KeysError unless it is a site of this job, or a reader where
+        `readers` may come."""
+        peer = peer_identity(connection, readers=readers)
         if peer.job != self.identity.job:
             raise KeysError(
                 f"the peer's certificate is for site {peer.site} of job {peer.job}, but this is job {self.identity.job}"
@@ -146,13 +154,13 @@ RENEW = "geocomm keys renew SITE"
 """The command, for messages."""
 
 
-def peer_identity(connection: ssl.SSLObject) -> Identity:
+def peer_identity(connection: ssl.SSLObject, *, readers: bool = False) -> Identity:
     """The identity that the peer proved; KeysError if its certificate names none."""
     names = (connection.getpeercert() or {}).get("subjectAltName", ())
-    return Identity.of_uris([str(value) for kind, value in names if kind == "URI"])
+    return Identity.of_uris([str(value) for kind, value in names if kind == "URI"], readers=readers)
 
 
-def identity_of(certificate: x509.Certificate) -> Identity:
+def identity_of(certificate: x509.Certificate, *, readers: bool = False) -> Identity:
     """The identity that a certificate names; KeysError."""
     from cryptography import x509
 
@@ -160,7 +168,7 @@ def identity_of(certificate: x509.Certificate) -> Identity:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         return Identity.of_uris([])
-    return Identity.of_uris(names.get_values_for_type(x509.UniformResourceIdentifier))
+    return Identity.of_uris(names.get_values_for_type(x509.UniformResourceIdentifier), readers=readers)
 
 
 def sites_of(folder: str | Path) -> list[str]:
@@ -187,10 +195,11 @@ def certificate_fault(folder: str | Path, now: float) -> str:
     """What is wrong with the dates of a folder's certificate at a moment, in Unix seconds: "is not valid before …";
     empty: nothing."""
     certificate = _certificate(folder)
-    return "" if certificate is None else _fault_of_dates(certificate, datetime.fromtimestamp(now, UTC))
+    return "" if certificate is None else fault_of_dates(certificate, datetime.fromtimestamp(now, UTC))
 
 
-def _fault_of_dates(certificate: x509.Certificate, now: datetime) -> str:
+def fault_of_dates(certificate: x509.Certificate, now: datetime) -> str:
+    """What is wrong with a certificate's dates at a moment; empty: nothing."""
     if now < certificate.not_valid_before_utc:
         return f"is not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
     if now > certificate.not_valid_after_utc:
@@ -228,7 +237,7 @@ def _read(path: Path) -> bytes:
 
 def _check_dates(certificate: x509.Certificate, path: Path, site: str) -> None:
     now = datetime.now(UTC)
-    if not (fault := _fault_of_dates(certificate, now)):
+    if not (fault := fault_of_dates(certificate, now)):
         return
     if now < certificate.not_valid_before_utc:
         raise KeysError(f"{path} {fault}; this machine's clock says {now:%Y-%m-%d %H:%M}: set it right")

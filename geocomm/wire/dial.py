@@ -17,8 +17,8 @@ ATTEMPT_DELAY_S = 0.25
 _CONNECT_LIMIT_S = 10.0
 
 
-async def dial(hub: HubAddress, keys: Keys, greeting: Greeting) -> tuple[TlsStream, int]:
-    """A connection that the hub has accepted, and the bytes that it had of the session.
+async def dial(hub: HubAddress, keys: Keys, greeting: Greeting, *, readers: bool = False) -> tuple[TlsStream, int]:
+    """A connection that the hub has accepted, and the bytes that it had of the session. readers: a reader may answer.
 
     Refused: the hub said no. KeysError: one end's keys are not good for the other. OSError (TimeoutError is one): not
     reached.
@@ -30,7 +30,7 @@ async def dial(hub: HubAddress, keys: Keys, greeting: Greeting) -> tuple[TlsStre
             stream = TlsStream(connection, keys.current_context(server=False), server=False)
             try:
                 await stream.handshake()
-                keys.check_peer(stream.tls)
+                keys.check_peer(stream.tls, readers=readers)
             except (ssl.SSLError, KeysError) as error:
                 told = explain(error) if isinstance(error, ssl.SSLError) else error
                 raise KeysError(f"hub {hub}: {told}") from error

@@ -35,9 +35,17 @@ class Doorway:
     """Serves one listening socket until it is cancelled. Used in one event loop."""
 
     def __init__(
-        self, listener: socket.socket, keys: Keys, serve_greeting: ServeGreeting, log: Callable[[str], None]
+        self,
+        listener: socket.socket,
+        keys: Keys,
+        serve_greeting: ServeGreeting,
+        log: Callable[[str], None],
+        *,
+        readers: bool = False,
     ) -> None:
+        """readers: those with a reader's keys may come in, too."""
         self._listener = listener
+        self._readers = readers
         self._keys = keys
         self._serve_greeting = serve_greeting
         self._log = CalmLog(log, _LOG_INTERVAL_S)
@@ -79,7 +87,7 @@ class Doorway:
             stream = TlsStream(connection, self._keys.current_context(server=True), server=True)
             async with asyncio.timeout(GREETING_LIMIT_S):
                 await stream.handshake()
-                peer = self._keys.check_peer(stream.tls)
+                peer = self._keys.check_peer(stream.tls, readers=self._readers)
                 greeting = Greeting.unpack(await stream.read_exactly(Greeting.LAYOUT.size))
             task = asyncio.current_task()
             if task not in self._strangers:
