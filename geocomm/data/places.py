@@ -21,6 +21,7 @@ from typing_extensions import override
 
 from geocomm.core.bad_input import BadInput, did_you_mean
 from geocomm.core.environment import stores_file
+from geocomm.core.file_systems import write_whole
 from geocomm.core.message_log import logger
 from geocomm.core.place import own_rank
 
@@ -62,6 +63,14 @@ class FilePlace(ABC):
     @abstractmethod
     def put(self, path: str, source: Path) -> None:
         """Write a local file here, over what was there. A folder takes it itself, from the same disk."""
+
+    @abstractmethod
+    def replace(self, path: str, content: bytes) -> None:
+        """Write a file whole, over what was there."""
+
+    @abstractmethod
+    def remove(self, path: str) -> None:
+        """Have it no more."""
 
 
 class Folder(FilePlace):
@@ -107,6 +116,17 @@ class Folder(FilePlace):
     @override
     def put(self, path: str, source: Path) -> None:
         source.rename(self.made() / path)
+
+    @override
+    def replace(self, path: str, content: bytes) -> None:
+        self.made()
+        write_whole(self.path / path, content)
+
+    @override
+    def remove(self, path: str) -> None:
+        (self.path / path).unlink(missing_ok=True)
+        with suppress(OSError):  # there may be other files in it
+            (self.path / path).parent.rmdir()
 
     def made(self) -> Path:
         """The folder itself, which is there then."""
@@ -157,6 +177,16 @@ class Bucket(FilePlace):
     def put(self, path: str, source: Path) -> None:
         with self._failing():
             self._store.put(path, source)
+
+    @override
+    def replace(self, path: str, content: bytes) -> None:
+        with self._failing():
+            self._store.put(path, content)
+
+    @override
+    def remove(self, path: str) -> None:
+        with self._failing(), suppress(FileNotFoundError):
+            self._store.delete(path)
 
     @contextmanager
     def _failing(self) -> Generator[None]:

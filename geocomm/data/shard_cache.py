@@ -13,6 +13,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial as partial_of
 from pathlib import Path
 
 import numpy as np
@@ -355,7 +356,8 @@ class ShardCache:
         try:
             if self._there(copy) is None:  # nobody was faster
                 self._folder.make_room(size, wanted)
-                found = fetch(self.stores, copy, partial, None if near else self._pace, self._stopped)
+                read = partial_of(self.stores.read, copy)
+                found = fetch(read, size, partial, None if near else self._pace, self._stopped)
                 with self._changed:
                     self.fetched_bytes += size
                     self.fetched_dollars += size / 1e9 * self.stores.price(copy)

@@ -1,4 +1,4 @@
-"""The bytes of one shard from one store: ranges of 1 MiB, four in flight, at a pace."""
+"""The bytes of one file or shard: ranges of 1 MiB, four in flight, at a pace."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-
-from geocomm.data.catalog import Shard
-from geocomm.data.shard_stores import ShardStores
 
 RANGE_BYTES = 1 << 20
 IN_FLIGHT = 4
@@ -41,10 +38,14 @@ class TokenBucket:
 
 
 def fetch(
-    stores: ShardStores, shard: Shard, descriptor: int, pace: TokenBucket | None, stopped: Callable[[], bool]
+    read: Callable[[int, int], bytes],
+    size: int,
+    descriptor: int,
+    pace: TokenBucket | None,
+    stopped: Callable[[], bool],
 ) -> str:
-    """Write a shard into a file, and return the SHA-256 of what came. OSError, also where it was stopped."""
-    size = stores.size(shard)
+    """Write `size` bytes into a file, and return the SHA-256 of what came. read(start, count): gives so many of them.
+    OSError, also where it was stopped."""
     os.ftruncate(descriptor, 0)
     starts, lock, failures = iter(range(0, size, RANGE_BYTES)), threading.Lock(), list[Exception]()
 
@@ -60,11 +61,13 @@ def fetch(
             try:
                 if stopped():
                     raise InterruptedError("the run ends")
-                _write(descriptor, stores.read(shard, start, count), start)
+                _write(descriptor, read(start, count), start)
             except Exception as error:  # told by the thread that waits for this one
                 failures.append(error)
 
-    threads = [threading.Thread(target=pull, name="geocomm-fetch") for _ in range(IN_FLIGHT)]
+    threads = [
+        threading.Thread(target=pull, name="geocomm-fetch") for _ in range(min(IN_FLIGHT, -(-size // RANGE_BYTES)))
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,6 +1,7 @@
 """Files of fragments from other agents: by name and hash, in ranges, from several sources at once.
 
-What has arrived gets its name only after its hash was looked at. `file_server` is the other end.
+What has arrived gets its name only after its hash was looked at. `file_server` is the other end, and `file_ranges` how
+both talk.
 """
 
 from __future__ import annotations
@@ -22,23 +23,20 @@ from geocomm.core.file_systems import put_in_place
 from geocomm.core.message_log import CalmLog
 from geocomm.core.patience import Waiting
 from geocomm.core.records import Record
-from geocomm.elastic.file_server import (
-    MAX_FILE_BYTES,
-    MAX_LINE_BYTES,
-    PIECE_BYTES,
-    RANGE_BYTES,
-    FrameAsked,
-    HeldState,
-    RangeAnswer,
-    StateAsked,
-    StatesAnswer,
-    StatesAsked,
-    line,
-)
+from geocomm.elastic.file_server import FrameAsked, HeldState, StateAsked, StatesAnswer, StatesAsked
 from geocomm.elastic.fragment_store import FragmentStore, file_digest, file_hash
 from geocomm.elastic.journal.messages import Wanted
 from geocomm.security.key_folder import Keys, KeysError
 from geocomm.wire.dial import dial
+from geocomm.wire.file_ranges import (
+    MAX_FILE_BYTES,
+    MAX_LINE_BYTES,
+    PIECE_BYTES,
+    RANGE_BYTES,
+    SILENCE_S,
+    RangeAnswer,
+    line,
+)
 from geocomm.wire.greeting import Greeting, ProtocolError, Purpose
 from geocomm.wire.tls_stream import TlsStream
 
@@ -48,7 +46,6 @@ MOST_AT_A_TIME = 8
 """Files that an agent gets at once."""
 _KEPT_S = 20.0
 """Connections are kept for this time for the next transfer: less than the other end does."""
-_SILENCE_S = 15.0
 _LOOK_S = 2.0
 """Between two looks whether a wait is to be said."""
 _STALLED_S = 1.5
@@ -246,11 +243,11 @@ class Fetcher:
         end = loop.time() + _ANSWER_LIMIT_S
         try:
             while True:
-                async with asyncio.timeout(min(_SILENCE_S, end - loop.time())):
+                async with asyncio.timeout(min(SILENCE_S, end - loop.time())):
                     if said := await stream.read_line(most):
                         return said
         except TimeoutError:
-            limit_s = _SILENCE_S if loop.time() < end else _ANSWER_LIMIT_S
+            limit_s = SILENCE_S if loop.time() < end else _ANSWER_LIMIT_S
             raise TimeoutError(f"no answer within {limit_s:g} s to the question for {what}") from None
         finally:
             timer.cancel()
@@ -276,7 +273,7 @@ class Fetcher:
     async def _take_range(self, transfer: _Transfer, stream: TlsStream, offset: int) -> None:
         at, end = offset, min(offset + RANGE_BYTES, transfer.file.size)
         while at < end:
-            async with asyncio.timeout(_SILENCE_S):
+            async with asyncio.timeout(SILENCE_S):
                 piece = await stream.read_exactly(min(PIECE_BYTES, end - at))
             transfer.write(offset, at, piece)
             at += len(piece)

@@ -1,37 +1,26 @@
-"""The files of fragments that an agent gives out to others, in ranges, over TLS.
-
-After the greeting, the side that dialed asks with a line of JSON, as often as it wants; the answer is a line of JSON
-and, for a range of a file, its bytes. An answer that takes long has empty lines before it, one every BEAT_S: whoever
-asked knows that somebody is at it.
-"""
+"""The files of fragments that an agent gives out to others, in ranges, over TLS (`file_ranges`)."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import math
-import os
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from geocomm.core.records import Record, Whole, line_of
+from geocomm.core.records import Record, Whole
 from geocomm.elastic.fragment_store import FragmentStore, file_digest
 from geocomm.elastic.journal.entries import Digest
 from geocomm.elastic.journal.messages import OfRound, Wanted
+from geocomm.wire.file_ranges import IDLE_LIMIT_S, MAX_FILE_BYTES, MAX_LINE_BYTES, give_range, line, while_alive
 from geocomm.wire.greeting import PacketKind, ProtocolError, offset_bytes, write_packet
 from geocomm.wire.tls_stream import TlsStream
 
-RANGE_BYTES = 4 << 20
-MAX_FILE_BYTES = 1 << 40
-MAX_LINE_BYTES = 64 * 1024
-PIECE_BYTES = 256 * 1024
-BEAT_S = 3.0
 _MAX_STATES = 500
-_IDLE_LIMIT_S = 60.0
 _CONGESTION_CONTROL = "bbr"
 
 
@@ -64,17 +53,8 @@ class StatesAsked(Record):
     """Nor does who follows an earlier leader: its states may be of rounds that the run does not have."""
 
 
-_T = TypeVar("_T")
 Asked = Annotated[FrameAsked | StateAsked | StatesAsked, Field(discriminator="kind")]
 _ASKED: TypeAdapter[Asked] = TypeAdapter(Asked)
-
-
-class RangeAnswer(Record):
-    """What there is from the offset on, up to RANGE_BYTES of it, follows."""
-
-    here: bool
-    bytes: Annotated[int, Field(ge=0, le=MAX_FILE_BYTES)]
-    """The size of the whole file."""
 
 
 class HeldState(Record):
@@ -121,7 +101,7 @@ class FileServer:
         await write_packet(stream, PacketKind.WELCOME, offset_bytes(0))
         while True:
             await asyncio.sleep(0)  # a flood leaves the others their turn
-            async with asyncio.timeout(_IDLE_LIMIT_S):
+            async with asyncio.timeout(IDLE_LIMIT_S):
                 said = await stream.read_line(MAX_LINE_BYTES)
             try:
                 asked = _ASKED.validate_json(said)
@@ -129,7 +109,7 @@ class FileServer:
                     head, term = self._journal()
                     states: tuple[HeldState, ...] = ()
                     if head >= asked.head and term >= asked.term:  # it may have to read them all
-                        states = await _while_alive(stream, asyncio.to_thread(self._states, asked.fragment))
+                        states = await while_alive(stream, asyncio.to_thread(self._states, asked.fragment))
                     await stream.write(line(StatesAnswer(states=states)))
                 else:
                     await self._give(stream, asked)
@@ -147,21 +127,10 @@ class FileServer:
     async def _give(self, stream: TlsStream, asked: FrameAsked | StateAsked) -> None:
         self._under_way += 1
         try:
-            await self._give_range(stream, await _while_alive(stream, self._path(asked)), asked.offset)
+            await give_range(stream, await while_alive(stream, self._path(asked)), asked.offset)
         finally:
             self._under_way -= 1
             self._asked_at = time.monotonic()
-
-    async def _give_range(self, stream: TlsStream, path: Path, offset: int) -> None:
-        try:
-            size, content = await _while_alive(stream, asyncio.to_thread(_read_range, path, offset))
-        except OSError:
-            await stream.write(line(RangeAnswer(here=False, bytes=0)))
-            return
-        await stream.write(line(RangeAnswer(here=True, bytes=size)))
-        for start in range(0, len(content), PIECE_BYTES):
-            async with asyncio.timeout(_IDLE_LIMIT_S):
-                await stream.write(content[start : start + PIECE_BYTES])
 
     def _states(self, fragment: int) -> tuple[HeldState, ...]:
         held: list[HeldState] = []
@@ -179,29 +148,3 @@ class FileServer:
             if key[0] != fragment or key[1] in {state.version for state in held}
         }
         return tuple(held)
-
-
-async def _while_alive(stream: TlsStream, work: Coroutine[Any, Any, _T]) -> _T:
-    """What work for an answer comes to. Whoever asked hears meanwhile that this end lives."""
-    task = asyncio.create_task(work)
-    try:
-        while not task.done():
-            await asyncio.wait([task], timeout=BEAT_S)
-            if not task.done():
-                async with asyncio.timeout(_IDLE_LIMIT_S):
-                    await stream.write(b"\n")
-        return task.result()
-    finally:
-        task.cancel()
-
-
-def _read_range(path: Path, offset: int) -> tuple[int, bytes]:
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        file.seek(offset)
-        return size, file.read(RANGE_BYTES)
-
-
-def line(record: Record) -> bytes:
-    """A question or an answer, as it goes over the connection."""
-    return line_of(record).encode() + b"\n"

@@ -48,6 +48,7 @@ class Purpose(enum.IntEnum):
     FETCH = 4  # one that wants files
     ASK = 5  # a person who wants to know how the run does, or to change it
     TELEMETRY = 6  # a node that reports what its ranks say of themselves
+    WEIGHTS = 7  # one that follows a stream of weights, to a relay
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 
 from geocomm.core.addresses import HubAddress, listen_on
 from geocomm.core.records import line_of
-from geocomm.elastic.file_server import Asked, RangeAnswer, StatesAnswer
+from geocomm.elastic.file_server import Asked, StatesAnswer
 from geocomm.elastic.journal.entries import BadLineError
 from geocomm.elastic.journal.message_lines import down_of
 from geocomm.elastic.journal.messages import (
@@ -39,6 +39,7 @@ from geocomm.elastic.questions import AgentStanding, LeaderAnswer, Question
 from geocomm.security.key_folder import Identity, Keys
 from geocomm.wire.dial import dial
 from geocomm.wire.doorway import Doorway
+from geocomm.wire.file_ranges import RangeAnswer
 from geocomm.wire.greeting import (
     Greeting,
     PacketKind,

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
+from geocomm.codecs.safetensors_header import safetensors_header
 from geocomm.core.bad_input import BadInput
 from geocomm.data.corpus.text_tokenizer import ByteTokenizer
 from geocomm.train.export.export_record import RECORD, ExportRecord, FileFacts
@@ -101,26 +101,10 @@ def _write_weights(folder: Path, model: HfModel, largest_file_bytes: int) -> dic
     return {name: file.facts() for name, file in files.items()}
 
 
-_DTYPE_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-_HEADER_ALIGNMENT = 8
-
-
 class SafetensorsFile:
     """A file that is written tensor by tensor, in the order that was told: the library `safetensors` takes all at once.
 
-    The format: length of the header in 8 bytes, little-endian; the header, JSON that says dtype, shape and place of
-    each tensor; the tensors' bytes. Raises OSError.
+    Raises OSError.
     """
 
     def __init__(self, path: Path, planned: Mapping[str, torch.Tensor]) -> None:
@@ -130,7 +114,7 @@ class SafetensorsFile:
         self._hash = hashlib.sha256()
         self._bytes = 0
         self._file = path.open("wb")
-        header = _safetensors_header(planned)
+        header = safetensors_header(planned)
         self._put(len(header).to_bytes(8, "little"))
         self._put(header)
 
@@ -162,17 +146,6 @@ class SafetensorsFile:
         self._file.close()
         if error is None and self._waiting:
             raise RuntimeError(f"{self._waiting[0]} was told and never came")
-
-
-def _safetensors_header(planned: Mapping[str, torch.Tensor]) -> bytes:
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    begin = 0
-    for name, tensor in planned.items():
-        end = begin + math.prod(tensor.shape) * tensor.dtype.itemsize
-        entries[name] = {"dtype": _DTYPE_NAMES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [begin, end]}
-        begin = end
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    return text + b" " * (-len(text) % _HEADER_ALIGNMENT)
 
 
 def byte_symbols() -> list[str]:

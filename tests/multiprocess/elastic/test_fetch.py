@@ -14,14 +14,16 @@ import pytest
 
 from geocomm.core import patience
 from geocomm.core.addresses import HubAddress, loopback_listener
-from geocomm.elastic import fetch, file_server
+from geocomm.elastic import fetch
 from geocomm.elastic.fetch import Fetcher, Outcome
-from geocomm.elastic.file_server import RANGE_BYTES, FileServer, GetFrame, HeldState
+from geocomm.elastic.file_server import FileServer, GetFrame, HeldState
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.journal.messages import Wanted
 from geocomm.security.key_folder import Identity
+from geocomm.wire import file_ranges
 from geocomm.wire.dial import dial
 from geocomm.wire.doorway import Doorway
+from geocomm.wire.file_ranges import RANGE_BYTES
 from geocomm.wire.greeting import Greeting, Purpose
 from geocomm.wire.tls_stream import TlsStream
 from support.hub_support import make_keys, run, stream_server
@@ -188,7 +190,7 @@ def test_a_source_that_dies_in_the_middle_is_replaced_by_another(tmp_path: Path)
 
 
 def test_a_source_that_falls_silent_holds_up_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "_SILENCE_S", 1e6)
+    monkeypatch.setattr(fetch, "SILENCE_S", 1e6)
     sites = Sites(tmp_path)
 
     async def scenario() -> None:
@@ -240,8 +242,8 @@ def test_a_proxy_that_does_not_answer_is_named_while_it_is_waited_for_and_given_
 ) -> None:
     """One that lives says so, and has long; one that is silent may be gone with its machine."""
     monkeypatch.setattr(fetch, "_ANSWER_LIMIT_S", 2.0)
-    monkeypatch.setattr(fetch, "_SILENCE_S", 1.0)
-    monkeypatch.setattr(file_server, "BEAT_S", 0.2 if lives else 1000)
+    monkeypatch.setattr(fetch, "SILENCE_S", 1.0)
+    monkeypatch.setattr(file_ranges, "BEAT_S", 0.2 if lives else 1000)
     monkeypatch.setattr(fetch, "_LOOK_S", 0.05)
     monkeypatch.setattr(patience, "FIRST_WORD_S", 0.1)
     sites = Sites(tmp_path)

@@ -36,7 +36,7 @@ from geocomm.elastic import (
     questions,
 )
 from geocomm.elastic.agent_process import AgentConfig, run_agent
-from geocomm.elastic.file_server import MAX_LINE_BYTES, FrameAsked, RangeAnswer
+from geocomm.elastic.file_server import FrameAsked
 from geocomm.elastic.fragment_store import FragmentStore, StoreError
 from geocomm.elastic.journal import journal
 from geocomm.elastic.journal.entries import BadLineError
@@ -46,6 +46,7 @@ from geocomm.elastic.journal.messages import Down, RankHello, Up, Wanted
 from geocomm.elastic.known_agents import KnownAgents, TermNotKeptError
 from geocomm.elastic.run_view import AgentEnded
 from geocomm.elastic.snapshots import SnapshotError
+from geocomm.wire.file_ranges import MAX_LINE_BYTES, RangeAnswer
 from geocomm.wire.greeting import Greeting, Purpose
 from support.whole_run.etcd import EtcdModel, client_of
 from support.whole_run.machines import PORT, Door, Machine, Process, Room, SimulatedKeys, World, current
