@@ -57,6 +57,8 @@ if TYPE_CHECKING:  # `as`: the form by which type checkers take a name for publi
     from geocomm.sync.local_steps.local_steps import local_steps as local_steps
     from geocomm.sync.local_steps.settings.local_settings import LocalSettings as LocalSettings
     from geocomm.sync.local_steps.settings.local_settings import Nesterov as Nesterov
+    from geocomm.weights.publisher import WeightPublisher as WeightPublisher
+    from geocomm.weights.reader import WeightReader as WeightReader
 
 # The one list of public names, each with its module; a test compares what type checkers are told above with it.
 _MODULE_OF = {
@@ -90,6 +92,8 @@ _MODULE_OF = {
     "SimulatedSites": "sync.local_steps.fixed.simulated_rounds",
     "Links": "group.planning.link_table",
     "SiteDataset": "data.site_dataset",
+    "WeightPublisher": "weights.publisher",
+    "WeightReader": "weights.reader",
     "GeocommError": "core.errors",
     "InvalidArgumentError": "core.errors",
     "UnsupportedError": "core.errors",

@@ -34,6 +34,7 @@ _MODULES = (
     "train",
     "export",
     "serve",
+    "subscribe",
     "run",
     "up",
     "top",

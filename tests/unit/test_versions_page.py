@@ -10,6 +10,7 @@ from geocomm.elastic.journal import messages
 from geocomm.group.membership import rank_record
 from geocomm.metrics import report_sender
 from geocomm.sync.gradients import feedback_state
+from geocomm.weights.stream_version import WeightVersion
 from geocomm.wire.greeting import Greeting
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,6 +31,7 @@ def test_page_of_versions_names_the_numbers_of_the_code() -> None:
         "wire": constant("transport/wire/wire.h", "kWireVersion"),
         "codec frame": constant("codec/frames/frame.h", "kFrameVersion"),
         "delta": constant("codec/delta/delta.h", "kDeltaVersion"),
+        "weight stream": str(WeightVersion.model_fields["geocomm_weights"].default),
         "hub": str(Greeting.VERSION),
         "elastic runs": str(messages.PROTOCOL_VERSION),
         "report": str(report_sender.VERSION),

@@ -1,0 +1,224 @@
+"""Publishes the weights of a model while it is trained: a copy in the loop, the rest in a thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+import torch.distributed as dist
+
+from geocomm.core.bad_input import BadInput
+from geocomm.core.environment import keys_folder
+from geocomm.core.errors import DataError, InvalidArgumentError
+from geocomm.core.message_log import CalmLog, logger
+from geocomm.core.patience import Waiting
+from geocomm.security.key_folder import Keys
+from geocomm.weights.publication import Publication
+from geocomm.weights.rank_records import RankRecords
+from geocomm.weights.trained_tensors import (
+    Tensors,
+    local_part,
+    named_tensors,
+    own_box,
+    publishing_ranks,
+    sent_shape,
+)
+from geocomm.weights.weight_layout import PART_BYTES, Box, pack_boxes
+
+_LOOK_S = 0.2
+_CALM_S = 60.0
+
+
+class WeightPublisher:
+    """Publishes weights as numbered versions of a stream, which `WeightReader` and `geocomm subscribe` follow.
+
+    A version holds what changed since the one before, bit for bit; every `anchor_every` versions also all weights, for
+    readers who begin. Where most weights changed a lot, it holds them all. An earlier version goes once two newer ones
+    hold all weights. Of several ranks that train with FSDP2 each publishes its own shards, so all of them construct a
+    publisher and call `publish`. Plain tensors are taken for the same on all ranks: rank 0 publishes them.
+
+    Args:
+        place: The stream's folder, or its URL in a bucket (s3://, gs://, az://), whose keys are those of catalogs. One
+            publisher writes to a stream; a second one is refused. One that starts again goes on with the next number.
+        tensors: A module, or tensors by name: on any device, in any shape, DTensors with Shard and Replicate too.
+        anchor_every: Versions from one that needs no base to the next.
+        dtype: What tensors in floating point are published as; None: as they are. bfloat16 for a model whose weights
+            are float32 in training and bfloat16 where they are used.
+        keys: This site's folder of keys, which signs the versions; None: GEOCOMM_KEYS; without both nothing is signed.
+        threads: The most CPU threads that pack; None: GEOCOMM_THREADS, else this process's share of the cores.
+
+    Raises:
+        InvalidArgumentError: A tensor cannot be published; the place or the keys cannot be used.
+        DataError: The stream cannot be read.
+
+    Example:
+        Publish after each step:
+
+            with geocomm.WeightPublisher("s3://bucket/run7", model, dtype=torch.bfloat16) as publisher:
+                for step, batch in enumerate(batches):
+                    train(batch)
+                    publisher.publish(step=step)
+    """
+
+    def __init__(
+        self,
+        place: str | Path,
+        tensors: Tensors,
+        *,
+        anchor_every: int = 64,
+        dtype: torch.dtype | None = None,
+        keys: str | Path | None = None,
+        threads: int | None = None,
+    ) -> None:
+        if anchor_every < 1:
+            raise InvalidArgumentError(f"anchor_every is {anchor_every}; it must be 1 or more")
+        self._source = tensors
+        found = named_tensors(tensors)
+        self._shapes = [sent_shape(name, tensor, dtype) for name, tensor in found.items()]
+        records = _records(found)
+        self._idle = records is None
+        self._last = 0
+        self._failure: Exception | None = None
+        self._closed = False
+        if records is None:
+            return
+        boxes = [own_box(at, name, found[name], leads=records.leads) for at, name in enumerate(found)]
+        self._parts = pack_boxes(self._shapes, (box for box in boxes if box is not None), PART_BYTES)
+        self._own: dict[int, Box] = {box.tensor: box for box in boxes if box is not None}
+        is_pinned = any(local_part(tensor).is_cuda for tensor in found.values())
+        self._copies = [self._memory(is_pinned) for _ in range(2)]
+        folder = keys or keys_folder()
+        try:
+            loaded = None if folder is None else Keys.load(folder)
+            self._publication = Publication(
+                str(place), records, self._shapes, self._parts, anchor_every, loaded, threads, self._is_stopped
+            )
+        except BadInput as error:
+            raise InvalidArgumentError(f"weights: {error}") from None
+        self._last = self._publication.last
+        self._complain = CalmLog(logger().warning, _CALM_S)
+        self._changed = threading.Condition()
+        self._wanted: int | None = None
+        self._under_way = False
+        # No daemon: the interpreter must not end below a thread that is inside of obstore.
+        self._thread = threading.Thread(target=self._work, name="geocomm-weights")
+        self._thread.start()
+
+    def publish(self, *, step: int | None = None, wait: bool = False) -> None:
+        """Publish the weights as they are now.
+
+        Copies them and returns; while the version before is still being written, it waits for that first. Where the
+        place cannot be written, the log says so, and the version is left out: the next one has all that changed.
+
+        Args:
+            step: Of the training, for readers to see.
+            wait: Return once the version is out, and raise where it is left out.
+
+        Raises:
+            InvalidArgumentError: The tensors are others than at first, or the publisher is closed.
+            DataError: Another publisher writes to the stream; or with `wait`, the place cannot be written.
+        """
+        if self._idle:
+            return
+        self._settle()
+        self._copy()
+        with self._changed:
+            self._failure = None
+            self._wanted, self._under_way = -1 if step is None else step, True
+            self._changed.notify_all()
+        if wait:
+            self._settle()
+            if self._failure is not None:
+                raise DataError(str(self._failure))
+
+    def last(self) -> int:
+        """The newest version that is out.
+
+        Returns:
+            Its number; 0: there is none. On ranks that publish nothing always 0.
+        """
+        return self._last
+
+    def close(self) -> None:
+        """Wait for what is being written, and end. Raises what `publish` does where another publisher writes."""
+        if self._idle or self._closed:
+            return
+        try:
+            self._settle()
+        finally:
+            with self._changed:
+                self._closed = True
+                self._changed.notify_all()
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _memory(self, is_pinned: bool) -> list[torch.Tensor]:
+        # Written once here: the first copy in the loop is as fast as the others.
+        return [torch.zeros_like(part.empty(), pin_memory=is_pinned) for part in self._parts]
+
+    def _copy(self) -> None:
+        found = named_tensors(self._source)
+        if [(one.name, one.shape) for one in self._shapes] != [(name, tuple(t.shape)) for name, t in found.items()]:
+            raise InvalidArgumentError("weights: the tensors are others than those that the publisher was made with")
+        local = [local_part(tensor) for tensor in found.values()]
+        for part, flat in zip(self._parts, self._copies[0], strict=True):
+            for box, target in part.cut(flat):
+                own = self._own[box.tensor]
+                within = Box(0, tuple(a - b for a, b in zip(box.offsets, own.offsets, strict=True)), box.sizes)
+                target.copy_(within.of(local[box.tensor]), non_blocking=True)
+        for device in {tensor.device for tensor in local if tensor.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()
+
+    def _settle(self) -> None:
+        """Return once nothing is being written. Raises what ended the publisher."""
+        if self._closed:
+            raise InvalidArgumentError("weights: the publisher is closed")
+        waiting = Waiting(logger().warning)
+        with self._changed:
+            while self._under_way and self._thread.is_alive():
+                waiting.tell(lambda: f"version {self._last + 1} to be written to {self._publication.url}")
+                self._changed.wait(_LOOK_S)
+        if self._publication.refused:
+            raise DataError(self._publication.refused)
+
+    def _is_stopped(self) -> bool:
+        return self._closed or not threading.main_thread().is_alive()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while self._wanted is None:
+                    if self._closed or not threading.main_thread().is_alive():
+                        return
+                    self._changed.wait(_LOOK_S)
+                step, self._wanted = self._wanted, None
+            try:
+                self._last = self._publication.put(step if step >= 0 else None, self._copies[0], self._copies[1])
+                self._copies.reverse()
+            except Exception as error:  # the training goes on
+                self._failure = error
+                self._complain(f"weights: a version was left out: {' '.join(str(error).split()) or repr(error)}")
+            with self._changed:
+                self._under_way = False
+                self._changed.notify_all()
+
+
+def _records(tensors: dict[str, torch.Tensor]) -> RankRecords | None:
+    """None: this rank publishes nothing."""
+    ranks: Iterable[int] = publishing_ranks(tensors)
+    if not ranks:
+        is_first = not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+        return RankRecords([0], 0) if is_first else None
+    own = dist.get_rank()
+    return RankRecords(list(ranks), own) if own in ranks else None

@@ -1,0 +1,276 @@
+"""Follows a stream of weights: gets from the version that is here to the newest one, by the fewest bytes."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import torch
+
+from geocomm.codecs.tensor_codec import decompress
+from geocomm.codecs.tensor_delta import apply_delta
+from geocomm.core.bad_input import BadInput
+from geocomm.core.environment import keys_folder
+from geocomm.core.errors import DataError, GeocommError, InvalidArgumentError
+from geocomm.core.message_log import logger
+from geocomm.security.key_folder import Keys
+from geocomm.weights.reader_targets import ReaderTarget, TensorsInPlace
+from geocomm.weights.relay_place import close_sources, open_source
+from geocomm.weights.stream_sources import StreamSources
+from geocomm.weights.stream_version import FrameFile, WeightVersion, part_digest
+from geocomm.weights.trained_tensors import Tensors
+from geocomm.weights.weight_folder import WeightFolder
+from geocomm.weights.weight_layout import WeightPart, coded
+
+WAIT_S = 120.0
+"""How long sources that do not answer are asked again, by default."""
+_FRAMES_AT_ONCE = 4
+_TRIES = 3
+
+
+class _OtherBaseError(DataError):
+    """What is here is not the version that it is taken for."""
+
+
+class VersionStep(NamedTuple):
+    """One version on the way: the frame of each part, or all of them whole."""
+
+    version: WeightVersion
+    frames: tuple[FrameFile, ...]
+
+
+class WeightReader:
+    """Follows a stream of weights, into tensors in place.
+
+    A version counts only once the bytes of all tensors have its hashes. What is missing, damaged, forged or of another
+    model is one sentence in a DataError, and the tensors stay at the version that they have.
+
+    Args:
+        sources: Where the stream is: a folder, a bucket's URL, or `tls://host:port` of a `geocomm subscribe --listen`.
+            Of several, the first that has a file gives it: name the one of the own region first.
+        into: A module, or tensors by name, on any device; names, shapes and dtypes must be those of the stream. Or a
+            path: the folder of safetensors that `geocomm subscribe` makes.
+        keys: A folder of keys; None: GEOCOMM_KEYS. With keys, only versions that a site of the job has signed count.
+            `tls://` needs them. Those of a reader will do.
+        publisher: The site whose versions count; None: any of the job.
+        rate: The most bytes a second that are fetched; None: as fast as it goes.
+        wait_s: Seconds for which sources that do not answer are asked again.
+        cache: Where frames are kept until they are used; None: beside the folder, or in a temporary one.
+        threads: The most CPU threads that unpack; None: GEOCOMM_THREADS, else this process's share of the cores.
+
+    Raises:
+        InvalidArgumentError: A source, the keys or `into` cannot be used.
+
+    Example:
+        Weights for rollouts:
+
+            reader = geocomm.WeightReader(["tls://relay:29700", "s3://bucket/run7"], policy)
+            if reader.update() != version:
+                version = reader.version
+    """
+
+    def __init__(
+        self,
+        sources: str | Sequence[str],
+        into: Tensors | str | Path,
+        *,
+        keys: str | Path | None = None,
+        publisher: str | None = None,
+        rate: float | None = None,
+        wait_s: float = WAIT_S,
+        cache: str | Path | None = None,
+        threads: int | None = None,
+    ) -> None:
+        urls = [sources] if isinstance(sources, str) else list(sources)
+        self._threads, self._temporary = threads, None
+        folder = keys or keys_folder()
+        try:
+            loaded = None if folder is None else Keys.load(folder, readers=True)
+            self._places = [open_source(url, loaded) for url in urls]
+            self._target: ReaderTarget = (
+                WeightFolder(Path(into)) if isinstance(into, str | Path) else TensorsInPlace(into)
+            )
+        except BadInput as error:
+            raise InvalidArgumentError(f"weights: {error}") from None
+        if not urls:
+            raise InvalidArgumentError("weights: no source is named")
+        if cache is None and isinstance(into, str | Path):
+            cache = Path(into).absolute().with_name(f".{Path(into).name}.stream")
+        if cache is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="geocomm-weights-")
+            cache = self._temporary.name
+        self._sources = StreamSources(
+            self._places, Path(cache), keys=loaded, publisher=publisher or "", rate=rate, wait_s=wait_s
+        )
+        self._follower = StreamFollower(self._sources, self._target, threads)
+
+    @property
+    def version(self) -> int:
+        """Number of the version that the tensors have; 0: none yet."""
+        return 0 if self._target.version is None else self._target.version.number
+
+    @property
+    def step(self) -> int | None:
+        """What `publish` was told of that version."""
+        return None if self._target.version is None else self._target.version.step
+
+    def update(self) -> int:
+        """Get to the newest version. While that is fetched and unpacked, the tensors stay as they are.
+
+        Returns:
+            Number of the version that the tensors have now; 0: the stream has none yet.
+
+        Raises:
+            DataError: It cannot be had; the tensors are as they were.
+        """
+        self._follower.update()
+        self._sources.forget_before(self.version + 1)
+        return self.version
+
+    def close(self) -> None:
+        """Close connections, and remove what is temporary."""
+        self._sources.close()
+        self._target.close()
+        close_sources(self._places)
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class StreamFollower:
+    """Brings a target to the newest version."""
+
+    def __init__(self, sources: StreamSources, target: ReaderTarget, threads: int | None) -> None:
+        self._sources, self._target, self._threads = sources, target, threads
+
+    def update(self) -> bool:
+        """Whether there was a newer version. DataError: it cannot be had."""
+        for attempt in range(_TRIES):
+            newest = self._sources.newest()
+            own = self._target.version
+            if newest <= (0 if own is None else own.number):
+                return False
+            try:
+                self._bring(self._way(own, self._sources.version(newest)))
+                return True
+            except _OtherBaseError as error:
+                logger().warning("weights: %s; all weights are fetched anew", error)
+                self._target.version = None
+            except DataError:
+                # What went away meanwhile, since the stream is ahead, may be found in a newer version.
+                if attempt == _TRIES - 1 or self._sources.newest() == newest:
+                    raise
+            except OSError as error:
+                raise DataError(f"weights: version {newest} cannot be kept: {' '.join(str(error).split())}") from None
+        return False
+
+    def _way(self, own: WeightVersion | None, newest: WeightVersion) -> list[VersionStep]:
+        """The steps with the fewest bytes."""
+        if own is not None and own.stream != newest.stream:
+            raise DataError(
+                f"{self._sources.names} is another stream than the one of version {own.number} here; empty the folder, "
+                "or make a new reader, to follow it"
+            )
+        best: tuple[int, list[VersionStep]] | None = None
+        steps, used, version = list[VersionStep](), 0, newest
+        while True:
+            if version.whole is not None:
+                size = used + sum(frame.bytes for frame in version.whole)
+                if best is None or size < best[0]:
+                    best = size, [VersionStep(version, version.whole), *steps]
+            if version.delta is None:
+                break
+            used += sum(frame.bytes for frame in version.delta)
+            steps = [VersionStep(version, version.delta), *steps]
+            if best is not None and used >= best[0]:
+                break
+            if own is not None and version.number - 1 <= own.number:
+                if version.number - 1 == own.number and version.base == own.result:
+                    return steps
+                break
+            try:
+                before = self._sources.version(version.number - 1)
+            except DataError:
+                if best is None:
+                    raise
+                break
+            if before.result != version.base or before.stream != newest.stream:
+                break
+            version = before
+        if best is None:
+            raise DataError(f"version {newest.number} of {self._sources.names} leads back to no anchor")
+        return best[1]
+
+    def _bring(self, steps: list[VersionStep]) -> None:
+        """Make the target what the last step is. The frames of all parts are fetched while others are unpacked."""
+        version = steps[-1].version
+        layout = self._sources.layout(version.layout)
+        for step in steps:
+            step.version.require_fit(layout)
+            if step.version.layout != version.layout:
+                raise DataError(f"version {step.version.number} is packed in another way than {version.number}")
+        try:
+            self._target.begin(layout)
+            with ThreadPoolExecutor(_FRAMES_AT_ONCE, "geocomm-fetch") as pool:
+                fetched = self._fetched(steps, pool)
+                try:
+                    for at, part in enumerate(layout.parts):
+                        flat = self._unpacked(
+                            at,
+                            part,
+                            steps,
+                            fetched,
+                            self._target.gather(layout, part) if not steps[0].frames[at].whole else part.empty(),
+                        )
+                        if part_digest(flat) != version.parts[at]:
+                            raise DataError(f"part {at} of version {version.number} has other bytes than it says")
+                        self._target.put(part, flat)
+                finally:
+                    pool.shutdown(wait=True, cancel_futures=True)
+            self._target.commit(version)
+        except BaseException:
+            self._target.drop()
+            raise
+
+    def _fetched(self, steps: list[VersionStep], pool: ThreadPoolExecutor) -> Iterator[Path]:
+        """The files of the frames, part by part; some are fetched ahead."""
+        wanted = ((step.version.number, step.frames[at]) for at in range(len(steps[0].frames)) for step in steps)
+        ahead: deque[Future[Path]] = deque()
+        for number, frame in wanted:
+            ahead.append(pool.submit(self._sources.frame, number, frame))
+            if len(ahead) > 2 * _FRAMES_AT_ONCE:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+
+    def _unpacked(
+        self, at: int, part: WeightPart, steps: list[VersionStep], fetched: Iterator[Path], flat: torch.Tensor
+    ) -> torch.Tensor:
+        """A part as the last step has it; flat: as it is here."""
+        for step in steps:
+            frame, path = step.frames[at], next(fetched)
+            packed = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+            try:
+                if frame.whole:
+                    decompress(packed, coded(flat), threads=self._threads)
+                else:
+                    apply_delta(packed, coded(flat), threads=self._threads)
+            except InvalidArgumentError as error:
+                if step is steps[0] and not frame.whole:
+                    raise _OtherBaseError(f"what is here is not version {step.version.number - 1}") from None
+                raise DataError(f"a frame of version {step.version.number} does not fit: {error}") from None
+            except GeocommError as error:
+                raise DataError(f"a frame of version {step.version.number} is none: {error}") from None
+        return flat

@@ -1,0 +1,110 @@
+"""What a reader brings to a version: tensors in place."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from typing_extensions import override
+
+from geocomm.core.errors import DataError, InvalidArgumentError
+from geocomm.weights.stream_version import WeightVersion
+from geocomm.weights.trained_tensors import Tensors, local_part, named_tensors, sent_shape
+from geocomm.weights.weight_layout import TensorShape, WeightLayout, WeightPart
+
+
+class ReaderTarget(ABC):
+    """Tensors that have a version, or none, and get another one whole or not at all. Methods raise OSError, and its
+    kind DataError."""
+
+    version: WeightVersion | None = None
+    """What they are, as far as this reader knows."""
+
+    @abstractmethod
+    def gather(self, layout: WeightLayout, part: WeightPart) -> torch.Tensor:
+        """The part's elements as they are now, 1-D, in memory of its own."""
+
+    @abstractmethod
+    def begin(self, layout: WeightLayout) -> None:
+        """Make room for another version, beside what is there. DataError: it is of another model."""
+
+    @abstractmethod
+    def put(self, part: WeightPart, flat: torch.Tensor) -> None:
+        """A part of that version."""
+
+    @abstractmethod
+    def commit(self, version: WeightVersion) -> None:
+        """All parts are there: from now on the tensors are that version."""
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Forget what was put since `begin`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let others have it."""
+
+
+class TensorsInPlace(ReaderTarget):
+    """A module's tensors, or those of a dict."""
+
+    def __init__(self, source: Tensors) -> None:
+        self._tensors = named_tensors(source)
+        for name, tensor in self._tensors.items():
+            if local_part(tensor) is not tensor and hasattr(tensor, "placements"):
+                raise InvalidArgumentError(f"weights: {name} is a DTensor, and a reader fills whole tensors")
+        self._shapes = {name: sent_shape(name, tensor, None) for name, tensor in self._tensors.items()}
+        self._new: list[torch.Tensor] = []
+
+    @override
+    def gather(self, layout: WeightLayout, part: WeightPart) -> torch.Tensor:
+        flat = part.empty()
+        for box, target in part.cut(flat):
+            target.copy_(box.of(self._tensors[layout.tensors[box.tensor].name]))
+        return flat
+
+    @override
+    def begin(self, layout: WeightLayout) -> None:
+        require_same(layout.tensors, self._shapes.values())
+        self._order = [one.name for one in layout.tensors]
+        self._new = [torch.empty(one.shape, dtype=self._tensors[one.name].dtype) for one in layout.tensors]
+
+    @override
+    def put(self, part: WeightPart, flat: torch.Tensor) -> None:
+        for box, source in part.cut(flat):
+            box.of(self._new[box.tensor]).copy_(source)
+
+    @override
+    def commit(self, version: WeightVersion) -> None:
+        with torch.no_grad():
+            for name, new in zip(self._order, self._new, strict=True):
+                self._tensors[name].copy_(new)
+        self.version = version
+        self.drop()
+
+    @override
+    def drop(self) -> None:
+        self._new = []
+
+    @override
+    def close(self) -> None:
+        self.drop()
+
+
+def require_same(theirs: Sequence[TensorShape], own: Any) -> None:
+    """DataError unless the tensors of a version are these, in any order."""
+    known = {one.name: one for one in own}
+    names = {one.name for one in theirs}
+    if missing := sorted(names - known.keys()):
+        raise DataError(f"the stream is of another model: it has {missing[0][:200]}, and here is none")
+    if extra := sorted(known.keys() - names):
+        raise DataError(f"the stream is of another model: it has no {extra[0][:200]}")
+    for one in theirs:
+        if known[one.name] != one:
+            here = known[one.name]
+            raise DataError(
+                f"the stream is of another model: {one.name[:200]} is {one.dtype} {[*one.shape]} there, and "
+                f"{here.dtype} {[*here.shape]} here"
+            )

@@ -1,0 +1,128 @@
+"""The relay: gives out the stream that it follows, and gets what it has not got from its own sources first.
+
+So each frame crosses the line to a region once, however many readers there are in it, and one that begins there costs
+nothing of that line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from geocomm.core.file_systems import write_whole
+from geocomm.core.records import line_of
+from geocomm.data.places import Folder
+from geocomm.security.key_folder import Identity, Keys
+from geocomm.weights.relay_place import StreamFileAsked
+from geocomm.weights.stream_place import newest_number
+from geocomm.weights.stream_sources import StreamSources
+from geocomm.weights.stream_version import (
+    NEWEST,
+    Hint,
+    StreamFile,
+    layout_path,
+    version_path,
+)
+from geocomm.wire.doorway import Doorway
+from geocomm.wire.file_ranges import IDLE_LIMIT_S, MAX_LINE_BYTES, RangeAnswer, give_range, line, while_alive
+from geocomm.wire.greeting import (
+    Greeting,
+    PacketKind,
+    ProtocolError,
+    Purpose,
+    SessionRefused,
+    offset_bytes,
+    write_packet,
+)
+from geocomm.wire.tls_stream import TlsStream
+
+_AT_ONCE = 32
+_FRESH_S = 1.0
+"""How long an answer about the newest version holds for others who ask."""
+_CONGESTION_CONTROL = "bbr"
+
+
+class StreamRelay:
+    """Gives out what `sources` have. Readers of the job may come, and its sites."""
+
+    def __init__(self, sources: StreamSources, keys: Keys, log: Callable[[str], None]) -> None:
+        self._sources, self._keys, self._log = sources, keys, log
+        self._threads = ThreadPoolExecutor(_AT_ONCE, "geocomm-relay")
+        # What it knew before it started again: its sources may be away.
+        self._newest = newest_number(Folder(str(sources.folder), sources.folder))
+        self._asked_at = -_FRESH_S
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Answer until cancelled."""
+        try:
+            await Doorway(listener, self._keys, self._answer, self._log, readers=True).serve()
+        finally:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _answer(self, stream: TlsStream, greeting: Greeting, _: Identity) -> None:
+        if greeting.purpose is not Purpose.WEIGHTS:
+            raise SessionRefused("this is a relay of weights, for geocomm subscribe and WeightReader")
+        stream.send_with(_CONGESTION_CONTROL)
+        await write_packet(stream, PacketKind.WELCOME, offset_bytes(0))
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(0)  # a flood leaves the others their turn
+            async with asyncio.timeout(IDLE_LIMIT_S):
+                said = await stream.read_line(MAX_LINE_BYTES)
+            try:
+                asked = StreamFileAsked.model_validate_json(said)
+            except ValidationError as error:
+                raise ProtocolError(f"not a question for a stream's files: {error.errors()[0]['msg']}") from None
+
+            async def found(path: str = asked.path) -> Path | None:
+                return await loop.run_in_executor(self._threads, self._found, path)
+
+            path = await while_alive(stream, found())
+            if path is None:
+                await stream.write(line(RangeAnswer(here=False, bytes=0)))
+                continue
+            await give_range(stream, path, asked.start, asked.count)
+
+    def _found(self, path: str) -> Path | None:
+        """The file of a path, which is got where it is not here; None: it cannot be had."""
+        folder = self._sources.folder
+        try:
+            if path == NEWEST:
+                self._look()
+                if not self._newest:
+                    return None
+                content = line_of(Hint(number=self._newest)).encode()
+                if not (folder / NEWEST).exists() or (folder / NEWEST).read_bytes() != content:
+                    write_whole(folder / NEWEST, content)
+                return folder / NEWEST
+            file = StreamFile.of(path)
+            if file is None:
+                return None
+            if not file.number:
+                self._sources.layout(file.sha256)
+                return folder / layout_path(file.sha256)
+            version = self._sources.version(file.number)
+            if not file.sha256:
+                return folder / version_path(file.number)
+            frame = version.frames.get(file.sha256)
+            return None if frame is None else self._sources.frame(file.number, frame)
+        except OSError as error:  # DataError is one
+            self._log(f"a reader asked for {path}: {' '.join(str(error).split())}")
+            return None
+
+    def _look(self) -> None:
+        if time.monotonic() - self._asked_at < _FRESH_S:
+            return
+        self._asked_at = time.monotonic()
+        try:
+            if newest := self._sources.newest():
+                self._sources.version(newest)  # what it does not believe itself, it does not tell
+                self._newest = newest
+        except OSError as error:
+            self._log(f"this relay gives out version {self._newest}: {' '.join(str(error).split())}")

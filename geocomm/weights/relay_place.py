@@ -1,0 +1,178 @@
+"""A relay as a place that a stream is read from: `tls://host:port` of a `geocomm subscribe --listen`."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterable
+from concurrent.futures import CancelledError
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field, ValidationError
+from typing_extensions import override
+
+from geocomm.core.addresses import HubAddress, HubAddressError
+from geocomm.core.bad_input import BadInput
+from geocomm.core.records import Record, Text, Whole
+from geocomm.data.places import FilePlace, open_place
+from geocomm.security.key_folder import Keys, KeysError
+from geocomm.wire.dial import dial
+from geocomm.wire.file_ranges import MAX_LINE_BYTES, PIECE_BYTES, RANGE_BYTES, SILENCE_S, RangeAnswer, line
+from geocomm.wire.greeting import Greeting, Purpose
+from geocomm.wire.tls_stream import TlsStream
+
+_ANSWER_LIMIT_S = 600.0
+"""What a relay works for an answer, at most: it may have to get a frame first."""
+_KEPT_S = 20.0
+"""A connection that was used within this time is used again: the relay keeps it longer."""
+_R = TypeVar("_R")
+
+
+class StreamFileAsked(Record):
+    """A range of a file of a stream."""
+
+    path: Text
+    start: Whole
+    count: Annotated[int, Field(ge=0, le=RANGE_BYTES)]
+
+
+class RelayPlace(FilePlace):
+    """The files of the stream that a relay follows. Used by any number of threads; the connections are kept."""
+
+    writable = False
+
+    def __init__(self, url: str, address: HubAddress, keys: Keys) -> None:
+        super().__init__(url)
+        self._address, self._keys = address, keys
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.Lock()
+        self._idle: list[tuple[float, TlsStream]] = []
+
+    @override
+    def names(self, below: str = "") -> list[str]:
+        return []  # a relay tells of its newest version, and no reader needs more
+
+    @override
+    def size(self, path: str) -> int:
+        return self._run(self._asked(path, 0, 0))[0]
+
+    @override
+    def read(self, path: str, start: int = 0, count: int | None = None) -> bytes:
+        content = bytearray()
+        while count is None or len(content) < count:
+            most = RANGE_BYTES if count is None else min(RANGE_BYTES, count - len(content))
+            size, piece = self._run(self._asked(path, start + len(content), most))
+            content += piece
+            if not piece or start + len(content) >= size:
+                break
+        return bytes(content)
+
+    @override
+    def create(self, path: str, content: bytes) -> bool:
+        raise OSError(f"{self.url} is only read from")
+
+    @override
+    def put(self, path: str, source: Path) -> None:
+        raise OSError(f"{self.url} is only read from")
+
+    @override
+    def replace(self, path: str, content: bytes) -> None:
+        raise OSError(f"{self.url} is only read from")
+
+    @override
+    def remove(self, path: str) -> None:
+        raise OSError(f"{self.url} is only read from")
+
+    def close(self) -> None:
+        """Close the connections."""
+        with self._lock:
+            loop, self._loop = self._loop, None
+        if loop is not None:
+
+            def end() -> None:
+                for task in asyncio.all_tasks(loop):
+                    task.cancel()
+                for _, stream in self._idle:
+                    stream.close()
+                self._idle.clear()
+                loop.call_soon(loop.stop)  # once those have ended
+
+            loop.call_soon_threadsafe(end)
+
+    def _run(self, work: Coroutine[Any, Any, _R]) -> _R:
+        """What work in the loop of the connections comes to. OSError; KeysError becomes PermissionError."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="geocomm-relay", daemon=True).start()
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except KeysError as error:
+            raise PermissionError(str(error)) from None
+        except CancelledError:
+            raise ConnectionAbortedError(f"{self.url} was closed meanwhile") from None
+        except TimeoutError as error:
+            raise TimeoutError(str(error) or f"no answer within {SILENCE_S:g} s") from None
+
+    async def _asked(self, path: str, start: int, count: int) -> tuple[int, bytes]:
+        """The file's size, and the range. FileNotFoundError: it has none."""
+        stream = await self._connection()
+        try:
+            await stream.write(line(StreamFileAsked(path=path, start=start, count=count)))
+            try:
+                answer = RangeAnswer.model_validate_json(await self._answer_line(stream))
+            except ValidationError:
+                raise ConnectionAbortedError("what it says is no answer about files") from None
+            content = bytearray()
+            end = min(count, max(0, answer.bytes - start)) if answer.here else 0
+            while len(content) < end:
+                async with asyncio.timeout(SILENCE_S):
+                    content += await stream.read_exactly(min(PIECE_BYTES, end - len(content)))
+        except BaseException:
+            stream.close()
+            raise
+        self._idle.append((asyncio.get_running_loop().time(), stream))
+        if not answer.here:
+            raise FileNotFoundError(f"{self.url} has no {path}")
+        return answer.bytes, bytes(content)
+
+    async def _answer_line(self, stream: TlsStream) -> bytes:
+        async with asyncio.timeout(_ANSWER_LIMIT_S):
+            while True:
+                async with asyncio.timeout(SILENCE_S):
+                    if said := await stream.read_line(MAX_LINE_BYTES):
+                        return said
+
+    async def _connection(self) -> TlsStream:
+        now = asyncio.get_running_loop().time()
+        while self._idle:
+            used, stream = self._idle.pop()
+            if now - used < _KEPT_S:
+                return stream
+            stream.close()
+        stream, _ = await dial(
+            self._address, self._keys, Greeting(Purpose.WEIGHTS, bytes(16), 0, "weights"), readers=True
+        )
+        return stream
+
+
+def open_source(url: str, keys: Keys | None) -> FilePlace:
+    """What a source names. BadInput: it cannot be used."""
+    scheme, found, rest = url.partition("://")
+    if scheme != "tls" or not found:
+        return open_place(url, url)
+    if keys is None:
+        raise BadInput(f"{url} needs keys: set GEOCOMM_KEYS, or --keys, to a folder of geocomm keys")
+    try:
+        return RelayPlace(url, HubAddress.parse(rest), keys)
+    except HubAddressError as error:
+        raise BadInput(f"{url}: {error}") from None
+
+
+def close_sources(places: Iterable[FilePlace]) -> None:
+    """Close the connections to relays among them."""
+    for place in places:
+        if isinstance(place, RelayPlace):
+            place.close()

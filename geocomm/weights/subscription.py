@@ -1,0 +1,164 @@
+"""What `geocomm subscribe` does: keeps a folder at the newest version of a stream, and gives the stream to others."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from geocomm.core.addresses import listen_on
+from geocomm.core.bad_input import BadInput
+from geocomm.core.errors import DataError
+from geocomm.core.message_log import CalmLog
+from geocomm.core.patience import Waiting
+from geocomm.security.key_folder import Keys
+from geocomm.weights.reader import WAIT_S, StreamFollower
+from geocomm.weights.relay import StreamRelay
+from geocomm.weights.relay_place import close_sources, open_source
+from geocomm.weights.stream_sources import StreamSources
+from geocomm.weights.weight_folder import WeightFolder
+from geocomm.wire.doorway import raise_descriptor_limit
+
+_CALM_S = 30.0
+_LOOK_S = 0.2
+
+
+@dataclass(frozen=True)
+class SubscribeSettings:
+    """What the command was told."""
+
+    sources: Sequence[str]
+    into: Path
+    then: str | None
+    listen: str | None
+    keys: Keys | None
+    publisher: str
+    rate: float | None
+    every_s: float
+    once: bool
+    model_files: Path | None
+
+
+class Subscription:
+    """Follows a stream until it is stopped. BadInput: it cannot begin."""
+
+    def __init__(self, settings: SubscribeSettings, say: Callable[[str], None]) -> None:
+        self._settings, self._say = settings, say
+        self._complain = CalmLog(say, _CALM_S)
+        self._stop = threading.Event()
+        if settings.listen is not None and settings.keys is None:
+            raise BadInput("--listen needs keys: set GEOCOMM_KEYS, or --keys, to a folder of geocomm keys")
+        self._places = [open_source(url, settings.keys) for url in settings.sources]
+        self._folder = WeightFolder(settings.into, settings.model_files)
+        whole = settings.into.absolute()
+        self._sources = StreamSources(
+            self._places,
+            whole.with_name(f".{whole.name}.stream"),
+            keys=settings.keys,
+            publisher=settings.publisher,
+            rate=settings.rate,
+            wait_s=WAIT_S,
+        )
+        self._follower = StreamFollower(self._sources, self._folder, None)
+
+    def run(self) -> None:
+        """Return once stopped by a signal; with `once`, at the newest version. DataError: that cannot be had."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._asked_to_end)
+        relay = self._relay() if self._settings.listen is not None else None
+        try:
+            self._follow()
+        finally:
+            self._sources.close()
+            close_sources(self._places)
+            self._folder.close()
+            if relay is not None:
+                relay()
+
+    def _asked_to_end(self, _: int, __: object) -> None:
+        self._stop.set()
+
+    def _follow(self) -> None:
+        waiting = Waiting(self._say)
+        if (there := self._folder.version) is not None:
+            self._say(f"{self._settings.into} is version {there.number} of the weights")
+            self._then()  # an earlier process may have died before it could
+        while not self._stop.is_set():
+            begun, before = time.monotonic(), self._sources.fetched_bytes
+            try:
+                if self._follower.update():
+                    self._tell(time.monotonic() - begun, self._sources.fetched_bytes - before)
+                elif self._folder.version is None:
+                    waiting.tell(lambda: f"the first version of {self._sources.names}")
+                if self._settings.once and self._folder.version is not None:
+                    return
+            except DataError as error:
+                if self._settings.once:
+                    raise
+                at = f"stays at version {self._folder.version.number}" if self._folder.version else "has no version"
+                self._complain(f"{self._settings.into} {at}: {error}")
+            self._stop.wait(self._settings.every_s)
+
+    def _tell(self, seconds: float, fetched: int) -> None:
+        version = self._folder.version
+        if version is None:
+            return
+        step = "" if version.step is None else f" (step {version.step})"
+        self._say(
+            f"{self._settings.into} is version {version.number}{step} of the weights: {fetched / 1e6:.1f} MB, "
+            f"{seconds:.1f} s"
+        )
+        # A relay keeps what another reader may need: all from the anchor before the newest one on.
+        self._sources.forget_before(version.anchors[0] if self._settings.listen else version.number + 1)
+        self._then()
+
+    def _then(self) -> None:
+        command, version = self._settings.then, self._folder.version
+        if command is None or version is None:
+            return
+        told = {"WEIGHTS_FOLDER": str(self._settings.into.absolute()), "WEIGHTS_VERSION": str(version.number)}
+        waiting = Waiting(self._say)
+        with subprocess.Popen(command, shell=True, env=os.environ | told) as process:
+            while process.poll() is None:
+                waiting.tell(lambda: f"the command of --then (process {process.pid})")
+                time.sleep(_LOOK_S)
+        if process.returncode:
+            self._say(f"the command of --then ended with status {process.returncode} for version {version.number}")
+
+    def _relay(self) -> Callable[[], None]:
+        """Begin to give out the stream; returns what ends that."""
+        listen, keys = self._settings.listen, self._settings.keys
+        if listen is None or keys is None:
+            raise BadInput("--listen needs keys")
+        raise_descriptor_limit()
+        try:
+            listener = listen_on(listen if not listen.startswith(":") else f"[::]{listen}")
+        except (OSError, ValueError) as error:
+            raise BadInput(f"--listen {listen}: {error}") from None
+        self._say(f"gives out the stream at tls://…:{listener.getsockname()[1]}")
+        loop, relay = asyncio.new_event_loop(), StreamRelay(self._sources, keys, CalmLog(self._say, _CALM_S))
+        thread = threading.Thread(target=_serve, args=(loop, relay, listener), name="geocomm-listen", daemon=True)
+        thread.start()
+
+        def end() -> None:
+            loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
+            thread.join()
+
+        return end
+
+
+def _serve(loop: asyncio.AbstractEventLoop, relay: StreamRelay, listener: socket.socket) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_until_complete(relay.serve(listener))
+    except asyncio.CancelledError:
+        pass
+    finally:
+        loop.close()

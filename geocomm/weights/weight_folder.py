@@ -1,0 +1,223 @@
+"""A folder of safetensors that is always whole: a version is written beside it, and takes its place by one rename.
+
+FOLDER -> .FOLDER.17       a link, which is what is renamed
+.FOLDER.17/                model.safetensors or its shards, geocomm.json, and what was there of other files
+.FOLDER.partial/           what is being written
+.FOLDER.lock               held by the process that follows the stream
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+from typing_extensions import override
+
+from geocomm.codecs.safetensors_header import DTYPE_NAMES, safetensors_header
+from geocomm.core.bad_input import BadInput
+from geocomm.core.errors import DataError
+from geocomm.core.file_systems import FolderInUseError, fsync_path, held_by_one
+from geocomm.core.records import line_of
+from geocomm.weights.reader_targets import ReaderTarget, require_same
+from geocomm.weights.stream_version import WeightVersion
+from geocomm.weights.weight_layout import DTYPES, TensorShape, WeightLayout, WeightPart
+
+SAID = "geocomm.json"
+_KEPT = ".geocomm-version.json"
+_INDEX = "model.safetensors.index.json"
+FILE_BYTES = 5 << 30
+"""Of a file of tensors, about, as others write them too."""
+_MOST_HEADER_BYTES = 256 << 20
+_WEIGHTS = re.compile(r".*\.safetensors(\.index\.json)?")
+
+
+class WeightFolder(ReaderTarget):
+    """The model in a folder."""
+
+    def __init__(self, folder: Path, files_of: Path | None = None) -> None:
+        """files_of: a model's folder, whose files other than weights lie beside those of each version. BadInput: the
+        folder is of something else, or another process has it."""
+        self.folder = folder.absolute()
+        self._files_of = files_of
+        self._held = ExitStack()
+        self._partial = self._beside("partial")
+        self._new: dict[int, torch.Tensor] = {}
+        """By their place in the layout: in the files that are being written."""
+        self._mapped: dict[str, torch.Tensor] = {}
+        """By name: in the files that are there."""
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._held.enter_context(held_by_one(self._beside("lock")))
+        except FolderInUseError as error:
+            raise BadInput(f"{folder} is followed by another geocomm subscribe already ({error})") from None
+        if not self.folder.is_symlink() and self.folder.exists():
+            if not self.folder.is_dir() or any(self.folder.iterdir()):
+                raise BadInput(
+                    f"{folder} has other files in it; name a folder that is new, or was made by this command"
+                )
+            self.folder.rmdir()
+        if files_of is not None and not files_of.is_dir():
+            raise BadInput(f"{files_of} is no folder")
+        with suppress(OSError, ValidationError):
+            self.version = WeightVersion.model_validate_json((self.folder / _KEPT).read_bytes())
+
+    @override
+    def gather(self, layout: WeightLayout, part: WeightPart) -> torch.Tensor:
+        tensors = self._tensors()
+        flat = part.empty()
+        for box, target in part.cut(flat):
+            target.copy_(box.of(tensors[layout.tensors[box.tensor].name]))
+        return flat
+
+    @override
+    def begin(self, layout: WeightLayout) -> None:
+        here: dict[str, torch.Tensor] = {}
+        with suppress(DataError):  # what is gone or damaged is made anew
+            here = self._tensors()
+        if here:
+            require_same(layout.tensors, [_shape_of(name, tensor) for name, tensor in here.items()])
+        self._remove_others()
+        self._partial.mkdir()
+        self._copy_other_files()
+        # So each tensor begins at a multiple of its elements' size.
+        order = sorted(range(len(layout.tensors)), key=lambda at: -DTYPES[layout.tensors[at].dtype].itemsize)
+        files = _shared_out(order, layout)
+        names = ["model.safetensors"]
+        if len(files) > 1:
+            names = [f"model-{at + 1:05}-of-{len(files):05}.safetensors" for at in range(len(files))]
+            where = {layout.tensors[at].name: name for name, inside in zip(names, files, strict=True) for at in inside}
+            index = {"metadata": {"total_size": layout.raw_bytes}, "weight_map": where}
+            (self._partial / _INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        for name, inside in zip(names, files, strict=True):
+            self._new |= _new_file(self._partial / name, inside, layout)
+
+    @override
+    def put(self, part: WeightPart, flat: torch.Tensor) -> None:
+        for box, source in part.cut(flat):
+            box.of(self._new[box.tensor]).copy_(source)
+
+    @override
+    def commit(self, version: WeightVersion) -> None:
+        self._new = {}
+        said = version.model_dump(mode="json", include={"number", "step", "time", "stream", "publisher"})
+        (self._partial / SAID).write_text(json.dumps({**said, "hash": version.result}, indent=2) + "\n", "utf-8")
+        (self._partial / _KEPT).write_text(line_of(version), "utf-8")
+        for path in [*self._partial.iterdir(), self._partial]:
+            fsync_path(path)
+        own, link = self._beside(str(version.number)), self._beside("link")
+        self._partial.rename(own)
+        link.unlink(missing_ok=True)
+        link.symlink_to(own.name)
+        link.rename(self.folder)
+        fsync_path(self.folder.parent)
+        self._mapped = {}
+        self.version = version
+
+    @override
+    def drop(self) -> None:
+        self._new = {}
+        shutil.rmtree(self._partial, ignore_errors=True)
+
+    @override
+    def close(self) -> None:
+        self._mapped = {}
+        self._held.close()
+
+    def _beside(self, what: str) -> Path:
+        return self.folder.with_name(f".{self.folder.name}.{what}")
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors of the files that are there. DataError: they cannot be read."""
+        if not self._mapped:
+            for path in sorted(self.folder.glob("*.safetensors")):
+                self._mapped |= _read_file(path)
+        return self._mapped
+
+    def _remove_others(self) -> None:
+        """What an earlier process left, and the version before the one that is there: engines may still read that."""
+        current, own = self.folder.resolve().name, f".{self.folder.name}."
+        for path in self.folder.parent.iterdir():
+            is_own = path.name.startswith(own) and path.name.removeprefix(own).isdecimal()
+            if path.name != current and (is_own or path == self._partial):
+                shutil.rmtree(path)
+
+    def _copy_other_files(self) -> None:
+        """Such as the config and the tokenizer."""
+        for folder in (self.folder, self._files_of):
+            for path in folder.iterdir() if folder is not None and folder.exists() else ():
+                if path.is_file() and not _WEIGHTS.fullmatch(path.name) and path.name not in (SAID, _KEPT):
+                    shutil.copy2(path, self._partial / path.name)
+
+
+def _shared_out(order: list[int], layout: WeightLayout) -> list[list[int]]:
+    """Tensors by file."""
+    files: list[list[int]] = [[]]
+    used = 0
+    for at in order:
+        size = _bytes_of(layout.tensors[at])
+        if files[-1] and used + size > FILE_BYTES:
+            files.append([])
+            used = 0
+        files[-1].append(at)
+        used += size
+    return files
+
+
+def _bytes_of(tensor: TensorShape) -> int:
+    return math.prod(tensor.shape) * DTYPES[tensor.dtype].itemsize
+
+
+def _new_file(path: Path, inside: list[int], layout: WeightLayout) -> dict[int, torch.Tensor]:
+    """A file for these tensors, which are mapped to be written. OSError: there is no room for it."""
+    planned = {
+        layout.tensors[at].name: torch.empty(
+            layout.tensors[at].shape, dtype=DTYPES[layout.tensors[at].dtype], device="meta"
+        )
+        for at in inside
+    }
+    header = safetensors_header(planned)
+    begin = 8 + len(header)
+    size = begin + sum(_bytes_of(layout.tensors[at]) for at in inside)
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.flush()
+        os.posix_fallocate(file.fileno(), 0, size)  # a full disk would end the process where a mapping is written
+    whole = torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
+    found: dict[int, torch.Tensor] = {}
+    for at in inside:
+        shape, end = layout.tensors[at], begin + _bytes_of(layout.tensors[at])
+        found[at] = whole[begin:end].view(DTYPES[shape.dtype]).view(shape.shape)
+        begin = end
+    return found
+
+
+def _read_file(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a file, mapped. DataError: it is none of this module's."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > _MOST_HEADER_BYTES:
+                raise ValueError("its header is too long")
+            entries = json.loads(file.read(length))
+            size = os.fstat(file.fileno()).st_size
+        whole = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+        named = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+        found: dict[str, torch.Tensor] = {}
+        for name, entry in entries.items():
+            if name != "__metadata__":
+                begin, end = (8 + length + offset for offset in entry["data_offsets"])
+                found[name] = whole[begin:end].view(named[entry["dtype"]]).view(entry["shape"])
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
+        raise DataError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+    return found
+
+
+def _shape_of(name: str, tensor: torch.Tensor) -> TensorShape:
+    return TensorShape(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))

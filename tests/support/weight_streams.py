@@ -1,0 +1,48 @@
+"""Models for tests of weight streams, and how training changes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+
+def model_tensors() -> dict[str, torch.Tensor]:
+    """Equal ones at each call: several dtypes, a tensor that is not contiguous, one without elements, a scalar."""
+    made = torch.Generator().manual_seed(1)
+    return {
+        "a": (torch.randn(400, 600, generator=made) * 0.02).bfloat16(),
+        "b": (torch.randn(333, generator=made)).bfloat16(),
+        "turned": torch.randn(30, 20, generator=made).t(),
+        "none": torch.zeros(0, 5),
+        "count": torch.tensor(3, dtype=torch.int64),
+    }
+
+
+def moved(tensors: Mapping[str, torch.Tensor], share: float) -> None:
+    """Change a share of the 16-bit elements by one unit in the last place."""
+    for tensor in tensors.values():
+        if tensor.dtype == torch.bfloat16:
+            step = torch.where(torch.rand(tensor.shape) < 0.5, 1, -1).short()
+            tensor.view(torch.int16).add_(torch.where(torch.rand(tensor.shape) < share, step, 0).short())
+
+
+def changed(tensors: Mapping[str, torch.Tensor]) -> None:
+    """A step of training, about."""
+    moved(tensors, 0.02)
+    tensors["turned"].mul_(1.001)
+    tensors["count"].add_(1)
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Its bytes."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def equal(some: Mapping[str, torch.Tensor], others: Mapping[str, torch.Tensor]) -> bool:
+    """Whether both have the same names, shapes, dtypes and bits."""
+    return some.keys() == others.keys() and all(
+        (tensor.shape, tensor.dtype) == (others[name].shape, others[name].dtype)
+        and torch.equal(bits(tensor), bits(others[name]))
+        for name, tensor in some.items()
+    )
