@@ -372,6 +372,8 @@ class Agent:
                 if self._ranks.leaves(connection, finished=up.finished):
                     self.leave(finished=self._ranks.have_finished and not self.asked_to_leave)
             case Due() | Offer() | Pass() | Summed() | Hold():
+                if isinstance(up, Hold) and up.by_mail:
+                    self._frames.came_by_mail(up)
                 self._view.say_of_round(up)
             case _:
                 raise BadLineError(f"a rank said {up.kind}")

@@ -1,10 +1,15 @@
-"""The frames that an agent brings here: for its ranks, since the leader says so, and for others that cannot."""
+"""Who brings a site a frame: the mail between ranks what is made while both sites live; once its time is over, or where
+there is none, this site's agent, which fetches it.
+
+An agent fetches for its ranks, since the leader says so, and for others that cannot.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from geocomm.core.message_log import log
 from geocomm.core.patience import Waiting
@@ -14,6 +19,8 @@ from geocomm.elastic.journal.messages import Fetched, Hold, Lost, TakeState, Wan
 from geocomm.elastic.run_view import RunView
 from geocomm.elastic.site_ranks import SiteRanks
 
+MAIL_S = 2.0
+"""From the entry on that lists a frame, it may come by mail for this time."""
 NEED_PAUSE_S = 5.0
 """Between two attempts to find a listed frame."""
 PATIENT_ATTEMPTS = 3
@@ -28,6 +35,8 @@ class _Fetch:
     """Who has it, as the leader says; none: those last known."""
     needed: bool = False
     """The ranks lack it: it is fetched until it is here, or they no longer do."""
+    mail_is_over: asyncio.Event = field(default_factory=asyncio.Event)
+    work: asyncio.Task[None] | None = None
 
 
 class FrameFetches:
@@ -40,12 +49,27 @@ class FrameFetches:
         """By fragment: the search for a state in place of frames."""
 
     def once(self, wanted: Wanted, sources: Iterable[str]) -> None:
-        """Get an offered frame from these sources, if they have it."""
-        self._fetch(wanted, list(sources))
+        """Get an offered frame from these sources, if they have it: the leader waits for its mail no longer."""
+        fetch = self._fetch(wanted, list(sources))
+        if not fetch.mail_is_over.is_set():
+            fetch.sources = list(sources)
+            fetch.mail_is_over.set()
 
     def until_here(self, wanted: Wanted) -> None:
-        """Get a listed frame, which the ranks need."""
-        self._fetch(wanted, []).needed = True
+        """Get a listed frame, which the ranks need, unless the mail brings it in its time."""
+        by_mail = self._may_come_by_mail(wanted)
+        fetch = self._fetch(wanted, [])
+        fetch.needed = True
+        if not by_mail:
+            fetch.mail_is_over.set()
+
+    def came_by_mail(self, hold: Hold) -> None:
+        """The ranks have a frame: nobody has to bring it."""
+        for wanted, fetch in [*self._under_way.items()]:
+            if wanted.named == hold.named and not fetch.mail_is_over.is_set():
+                del self._under_way[wanted]
+                if fetch.work is not None:
+                    fetch.work.cancel()
 
     async def for_others(self, wanted: Wanted) -> bool:
         """Get a frame that another agent cannot; whether it is here. Of a round that the run has, or is about to have:
@@ -59,13 +83,28 @@ class FrameFetches:
         """That of a frame: the one under way, or a new one."""
         if (fetch := self._under_way.get(wanted)) is None:
             fetch = self._under_way[wanted] = _Fetch(sources)
-            self._view.life.start(self._bring(wanted, fetch))
+            fetch.work = self._view.life.start(self._bring(wanted, fetch))
         return fetch
+
+    def _may_come_by_mail(self, wanted: Wanted) -> bool:
+        """Whether it was sent to the ranks here, which may not have it yet: it is of the last round, in which this site
+        took part, and the ranks that made it are still there."""
+        state, peers = self._view.state, self._view.peers
+        if state.versions[wanted.fragment] != wanted.version + 1 or self._view.store.has_frame(**wanted.named):
+            return False
+        makers = () if peers is None else (peer for peer in peers.peers if peer.site == wanted.site and peer.owners)
+        return self._view.site in state.live and wanted.site != self._view.site and any(makers)
 
     async def _bring(self, wanted: Wanted, fetch: _Fetch) -> None:
         """Once; and again while the ranks need it, from any site that has it."""
         waiting, attempts, said_lost = Waiting(log), 0, False
         try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(MAIL_S):
+                    await fetch.mail_is_over.wait()
+            fetch.mail_is_over.set()
+            if fetch.needed and not self._is_needed(wanted):
+                return
             outcome = await self._first(wanted, fetch)
             while outcome is not Outcome.HERE and fetch.needed and self._is_needed(wanted):
                 if self._waits_for_earlier(wanted):
@@ -84,7 +123,8 @@ class FrameFetches:
                 waiting.tell(lambda: f"the frame of site {wanted.site} (fragment {wanted.fragment}, {wanted.version})")
                 await asyncio.sleep(NEED_PAUSE_S)
         finally:  # nothing is awaited between the last look at `needed` and this
-            del self._under_way[wanted]
+            if self._under_way.get(wanted) is fetch:
+                del self._under_way[wanted]
         self._view.store.keep_missed_s(**wanted.named, seconds=0)
         if outcome is Outcome.HERE:
             self._arrived(wanted)

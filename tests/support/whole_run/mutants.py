@@ -14,7 +14,7 @@ from unittest import mock
 
 from geocomm.core.patience import Waiting
 from geocomm.core.records import line_of
-from geocomm.elastic import agent_link, following, snapshots
+from geocomm.elastic import agent_link, following, frame_fetches, snapshots
 from geocomm.elastic.etcd import Election, EtcdJournal, Leading, compare_leader
 from geocomm.elastic.fetch import Fetcher, Outcome
 from geocomm.elastic.frame_fetches import FrameFetches
@@ -84,6 +84,15 @@ def _a_need_is_lost(self: FrameFetches, wanted: Wanted) -> None:
     """What ranks need is forgotten where a fetch of it is under way."""
     if wanted not in self._under_way:
         self._fetch(wanted, []).needed = True
+
+
+MUTANTS["mail is waited for for ever"] = Mutant(
+    "A listed frame that does not come by mail is not fetched.",
+    frame_fetches,
+    "MAIL_S",
+    1e9,
+    ("mail", "uplink"),
+)
 
 
 @_mutant(FrameFetches, "for_others", "strange frame")

@@ -26,7 +26,6 @@ from geocomm.elastic.journal.messages import (
     Leave,
     Leaving,
     Model,
-    Need,
     Offer,
     Open,
     Owner,
@@ -49,7 +48,6 @@ FRAGMENTS = 2
 EVERY = 6
 """Steps from one round of a fragment to the next."""
 _MOST_STEPS = 5 * EVERY
-_MAIL_PATIENCE_S = 2.0
 _RETRY_S = 0.2
 _FRAME_BYTES = 10_000
 _STATE_BYTES = 40_000
@@ -494,8 +492,6 @@ class Rank:
         self._news.set()
         for act in acts:
             match act:
-                case Say(Need() as need):
-                    self._later(_MAIL_PATIENCE_S, lambda need=need: self._need(need))
                 case Say(message):
                     self._say(message)
                 case SendFrame(offer, peers):
@@ -511,11 +507,6 @@ class Rank:
                     self._store.remove_states_after(fragment, version)
                     self._fail(why)
                     return
-
-    def _need(self, need: Need) -> None:
-        member = self._member
-        if member is not None and member.versions[need.fragment] <= need.version:
-            self._say(need)
 
     def _mail(self, site: str, process: str, offer: Offer | Summed) -> None:
         """A channel resumes where a cut is short; what a process that ends has sent does not come."""

@@ -14,7 +14,7 @@ from geocomm.elastic import frame_fetches
 from geocomm.elastic.fetch import Outcome
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.frame_fetches import FrameFetches
-from geocomm.elastic.journal.messages import Lost, Up, Wanted
+from geocomm.elastic.journal.messages import Hold, Lost, Owner, Peer, Peers, Up, Wanted
 
 FRAME = Wanted(fragment=0, version=3, site="a", frame="0" * 64, bytes=9)
 
@@ -65,7 +65,9 @@ def fetches(
         say_of_round=told.add,
         is_current=True,
         store=FragmentStore(run_dir),
-        state=SimpleNamespace(skipped=set()),
+        site="b",
+        state=SimpleNamespace(skipped=set(), versions=[99], live=["a", "b"]),
+        peers=Peers(peers=(Peer(site="a", owners=(Owner(id="1" * 32, host="a", port=1),), fetch="a:1"),)),
     )
     ranks: Any = SimpleNamespace(lacks=lacks, tell_owner=lambda fragment, down: told.append(down.kind))
     states: Any = SimpleNamespace(newest=no_state)
@@ -138,6 +140,54 @@ def test_frames_of_a_later_round_are_not_looked_for_again_before_those_of_an_ear
             brought.until_here(FRAME.model_copy(update={"version": version}))
         await _until(lambda: told.count("lost") >= 5)
         assert fetcher.made - told.count("lost") <= 20 + 1  # one may be under way
+
+    asyncio.run(run())
+
+
+def last_round(brought: FrameFetches) -> None:
+    """The frame is of the round before this one, so its mail may be under way."""
+    brought._view.state.versions[0] = FRAME.version + 1
+
+
+def test_a_listed_frame_that_comes_by_mail_in_its_time_is_not_fetched(tmp_path: Path) -> None:
+    async def run() -> None:
+        fetcher = Attempts(Outcome.HERE)
+        fetcher.may_end.set()
+        brought, told = fetches(tmp_path, fetcher)
+        last_round(brought)
+        brought.until_here(FRAME)
+        await asyncio.sleep(0)
+        brought.came_by_mail(Hold(**FRAME.model_copy(update={"frame": "1" * 64}).named, by_mail=True))
+        assert brought._under_way
+        brought.came_by_mail(Hold(**FRAME.named, by_mail=True))
+        assert not brought._under_way
+        brought.until_here(FRAME)  # the ranks have started anew, and lack it again
+        await _until(lambda: told)
+        assert (fetcher.made, told) == (1, ["hold", "fetched"])
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("earlier", ["the leader asks for it", "the mail has had its time", "nobody sends mail"])
+def test_a_listed_frame_is_fetched_once_its_mail_is_late(
+    tmp_path: Path, earlier: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frame_fetches, "MAIL_S", 0.05 if earlier == "the mail has had its time" else 1e9)
+
+    async def run() -> None:
+        fetcher = Attempts(Outcome.FAILED, Outcome.HERE)
+        fetcher.may_end.set()
+        brought, told = fetches(tmp_path, fetcher)
+        last_round(brought)
+        if earlier == "nobody sends mail":
+            brought._view.peers = None
+        brought.until_here(FRAME)
+        await asyncio.sleep(0)
+        if earlier == "the leader asks for it":
+            assert fetcher.made == 0
+            brought.once(FRAME, ["c:1"])
+        await _until(lambda: told)
+        assert (fetcher.made, told) == (2, ["hold", "fetched"])
 
     asyncio.run(run())
 

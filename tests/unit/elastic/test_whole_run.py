@@ -66,6 +66,7 @@ def test_a_run_goes_on_after_all_kinds_of_faults_in_the_same_way_in_each_process
         ("a lost frame is not told", 1),
         ("each leader looks anew", 1),
         ("a need is lost", 36),
+        ("mail is waited for for ever", 0),
     ],
 )
 def test_a_fault_that_geocomm_had_is_found(mutant: str, seed: int) -> None:

@@ -16,9 +16,6 @@ from geocomm.group.backend.runtime import runtime
 if TYPE_CHECKING:
     from geocomm._C import Mail
 
-_SILENCE_S = 1.0
-"""No frame is under way where nothing at all has come from its site for this time."""
-
 
 class Expected(NamedTuple):
     """A frame that may come."""
@@ -93,16 +90,6 @@ class FrameMail:
     def stop_expecting(self, expected: Expected) -> None:
         """It has arrived, or will not come."""
         self._expected.discard(expected)
-
-    def expects(self, fragment: int, version: int, site: str) -> bool:
-        """Whether a frame of a round may still come."""
-        return any((one.fragment, one.version, one.site) == (fragment, version, site) for one in self._expected)
-
-    def is_silent(self, site: str) -> bool:
-        """Whether no mail is moving from any rank of a site."""
-        names = self._owners_of.get(site, set[bytes]())
-        silences = [row["silent_seconds"] for row in self._mail.stats() if row["id"] in names]
-        return all(silence is None or silence >= _SILENCE_S for silence in silences)
 
     def forget(self, site: str) -> None:
         """The ranks of a site are gone: what is under way to and from them is dropped."""

@@ -7,7 +7,6 @@ One thread does all of it, so no step waits for the agent or for another site. I
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
@@ -32,7 +31,6 @@ from geocomm.elastic.journal.messages import (
     Leave,
     Leaving,
     Model,
-    Need,
     Offer,
     Open,
     Owner,
@@ -61,10 +59,6 @@ if TYPE_CHECKING:
     from geocomm._C import Mail
 
 BEAT_S = 3.0
-_MAIL_PATIENCE_S = 2.0
-"""A listed frame may be under way by mail for this time, before the agent is asked to fetch it."""
-_MAIL_LOOK_S = 0.25
-"""How often it is looked whether anything comes from its site."""
 
 
 @dataclass(frozen=True)
@@ -371,8 +365,6 @@ class MemberRounds:
     def _act(self, acts: Iterable[Act]) -> None:
         for act in acts:
             match act:
-                case Say(Need() as need):
-                    self._ask_for(need)
                 case Say(message):
                     self._agent.say(message)
                 case SendFrame(offer, peers):
@@ -422,23 +414,6 @@ class MemberRounds:
             self._complain(error)
             return
         self._act(self._told(lambda member: member.arrived(fragment, version, site, frame, by_mail=True)))
-
-    def _ask_for(self, need: Need) -> None:
-        """Ask the agent for a listed frame, once the mail has had its time."""
-
-        def ask() -> None:
-            here = self._store.has_frame(need.fragment, need.version, need.site, need.frame)
-            if not self._is_past(need.fragment, need.version) and not (under_way and here):
-                self._agent.say(need)
-
-        def look(until: float) -> None:
-            if time.monotonic() >= until or self._frame_mail.is_silent(need.site):
-                ask()
-            else:
-                self._thread.post_later(_MAIL_LOOK_S, partial(look, until))
-
-        under_way = self._frame_mail.expects(need.fragment, need.version, need.site)
-        look(time.monotonic() + _MAIL_PATIENCE_S if under_way else 0.0)
 
     def _make(self, opened: Open, delta: Delta) -> None:
         """Make a frame of the delta, and offer it."""
