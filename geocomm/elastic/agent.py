@@ -36,6 +36,8 @@ from geocomm.elastic.journal.messages import (
     PROTOCOL_VERSION,
     Applied,
     Beat,
+    Check,
+    Checked,
     Due,
     EntrySaid,
     Fetch,
@@ -260,6 +262,8 @@ class Agent:
                 self._frames.once(Wanted.of(down), sources)
             case Sum():
                 self._ranks.tell_owner(down.fragment, down)
+            case Check():
+                self.life.start(self._frames.for_check(down))
             case Repair():
                 self._ranks.tell(down)
             case Refused() if down.blames == "leader" or (down.blames == "run" and self._was_welcomed):
@@ -371,7 +375,7 @@ class Agent:
             case Leave():
                 if self._ranks.leaves(connection, finished=up.finished):
                     self.leave(finished=self._ranks.have_finished and not self.asked_to_leave)
-            case Due() | Offer() | Pass() | Summed() | Hold():
+            case Due() | Offer() | Pass() | Summed() | Checked() | Hold():
                 if isinstance(up, Hold) and up.by_mail:
                     self._frames.came_by_mail(up)
                 self._view.say_of_round(up)

@@ -15,7 +15,7 @@ from geocomm.core.message_log import log
 from geocomm.core.patience import Waiting
 from geocomm.elastic.fetch import Outcome
 from geocomm.elastic.join_states import StatesOfOthers
-from geocomm.elastic.journal.messages import Fetched, Hold, Lost, TakeState, Wanted
+from geocomm.elastic.journal.messages import Check, Fetched, Hold, Lost, TakeState, Wanted
 from geocomm.elastic.run_view import RunView
 from geocomm.elastic.site_ranks import SiteRanks
 
@@ -78,6 +78,18 @@ class FrameFetches:
         if wanted.fragment >= len(versions) or wanted.version > versions[wanted.fragment]:
             return False
         return await self._view.fetcher.frame(wanted, await self._view.sources(first=wanted.site)) is Outcome.HERE
+
+    async def for_check(self, asked: Check) -> None:
+        """Get all frames of a round that others have decided, for the ranks to average them too. Where one cannot be
+        had, nobody hears of it."""
+        sources = await self._view.sources()
+        wanted = [
+            Wanted(fragment=asked.fragment, version=asked.version, site=one.site, frame=one.frame, bytes=one.size)
+            for one in asked.members
+        ]
+        came = await asyncio.gather(*(self._view.fetcher.frame(one, sources, self._view.proxy) for one in wanted))
+        if all(one is Outcome.HERE for one in came):
+            self._ranks.tell_owner(asked.fragment, asked)
 
     def _fetch(self, wanted: Wanted, sources: list[str]) -> _Fetch:
         """That of a frame: the one under way, or a new one."""

@@ -14,7 +14,20 @@ from geocomm.elastic.fetch import Fetcher
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.message_lines import said
-from geocomm.elastic.journal.messages import Applied, Due, Hold, Lost, Offer, Open, Pass, Peers, Summed, Up, Welcome
+from geocomm.elastic.journal.messages import (
+    Applied,
+    Checked,
+    Due,
+    Hold,
+    Lost,
+    Offer,
+    Open,
+    Pass,
+    Peers,
+    Summed,
+    Up,
+    Welcome,
+)
 from geocomm.elastic.journal.run_state import RunState, Standing
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.leader import Leader, LeaderChanged
@@ -120,7 +133,7 @@ class RunView:
         if self.welcome is not None:
             self.link.say(said(up))
 
-    def say_of_round(self, up: Due | Offer | Pass | Summed | Hold | Applied | Lost) -> None:
+    def say_of_round(self, up: Due | Offer | Pass | Summed | Checked | Hold | Applied | Lost) -> None:
         """What a site says of rounds is to be taken as said by one that knows the journal."""
         if self.is_current:
             self.say(up)

@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from geocomm.elastic.journal.admission import LedSite
+from geocomm.elastic.journal.average_checks import AverageChecks
 from geocomm.elastic.journal.claims import Claims
 from geocomm.elastic.journal.entries import AnyRound, Counted, FrameBytes, Round, SumFrame, SummedRound
 from geocomm.elastic.journal.learning_rates import LearningRates
 from geocomm.elastic.journal.led_run import LedRun
 from geocomm.elastic.journal.messages import (
     Aggregator,
+    Check,
     Due,
     Fetch,
     Hold,
@@ -52,8 +54,8 @@ class LeaderRounds:
     digests: no round closes while sites repair its fragment. fetch: see `Sequencer`.
     """
 
-    def __init__(self, run: LedRun, digests: SaidDigests, fetch: str, start: int) -> None:
-        self._run = run
+    def __init__(self, run: LedRun, digests: SaidDigests, checks: AverageChecks, fetch: str, start: int) -> None:
+        self._run, self._checks = run, checks
         self._state, self._sites, self._terms = run.state, run.sites, run.terms
         self._digests = digests
         self._fetch = fetch
@@ -297,6 +299,7 @@ class LeaderRounds:
         """Name an aggregator: sites take turns over the fragments and the rounds of each."""
         before = "" if found.charge is None else found.charge.aggregator.site
         able = [name for name in self._state.live if self._sites[name].has_ranks and self._sites[name].leaving is None]
+        able = [name for name in able if name not in self._checks.distrusted] or able
         others = [name for name in able if name != before] or able or self._state.live
         found.charge = None
         if not others:
@@ -507,6 +510,8 @@ class LeaderRounds:
             sum=SumFrame(site=aggregator, **summed.model_dump(include=set(FrameBytes.model_fields))),
             squared_norm=sum(one.weight * one.squared_norm for one in listed) / total,
         )
+        asked = Check(fragment=fragment, version=found.version, attempt=summed.attempt, members=charge.members)
+        self._checks.decided(asked, aggregator, summed.frame)
 
     def _end_round(self, fragment: int, found: OpenRound, chosen: Mapping[str, Offer]) -> None:
         """Learn who was late, and whose frames."""

@@ -25,6 +25,7 @@ from geocomm.core.records import Hash
 from geocomm.elastic.journal.entries import AnyRound, Digest, Entry, Skip
 from geocomm.elastic.journal.messages import (
     Applied,
+    Check,
     Down,
     Due,
     EntrySaid,
@@ -74,6 +75,13 @@ class MakeSum:
 
 
 @dataclass(frozen=True)
+class CheckSum:
+    """Average these frames, which are on disk, and say Checked: whether their aggregator has made the same of them."""
+
+    asked: Check
+
+
+@dataclass(frozen=True)
 class Recompute:
     """Compute the state of the fragment again from the disk: state file and listed frames."""
 
@@ -91,7 +99,7 @@ class StartAgain:
     why: str
 
 
-Act = Say | SendFrame | MakeSum | Recompute | StartAgain
+Act = Say | SendFrame | MakeSum | CheckSum | Recompute | StartAgain
 
 
 class Frame(NamedTuple):
@@ -179,6 +187,8 @@ class Member:
                 return self._opened(message)
             case Sum():
                 return self._sums(message)
+            case Check() if message.fragment in self._own:
+                return [CheckSum(message)]
             case EntrySaid():
                 return self._listed(message.entry)
             case Welcome():

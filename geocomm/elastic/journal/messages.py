@@ -30,7 +30,7 @@ from geocomm.elastic.journal.entries import (
     SumFrame,
 )
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 MAX_STATE_CHARS = 64 << 20
 PART_CHARS = 100_000
 """A part of a state: less than a line in any alphabet."""
@@ -237,6 +237,13 @@ class Summed(OfAttempt, FrameBytes):
     """Those of the members whose frames are deltas of the fragment; none: there is no average."""
 
 
+class Checked(OfAttempt):
+    """The site has averaged the frames of a Check too: the hash of what it has made."""
+
+    kind: Literal["checked"] = "checked"
+    frame: Hash
+
+
 class Hold(OfFrame):
     """The site has another site's frame on disk, after fsync."""
 
@@ -301,6 +308,7 @@ Up = Annotated[
     | Offer
     | Pass
     | Summed
+    | Checked
     | Hold
     | Applied
     | Need
@@ -337,6 +345,13 @@ class Sum(OfAttempt):
     """To the aggregator: average these frames, which it has, and say Summed. `attempt`: of the charge."""
 
     kind: Literal["sum"] = "sum"
+    members: Annotated[tuple[Listed, ...], Field(min_length=1)]
+
+
+class Check(OfAttempt):
+    """A round is decided by the average of these frames: average them too, and say Checked. `attempt`: see Sum."""
+
+    kind: Literal["check"] = "check"
     members: Annotated[tuple[Listed, ...], Field(min_length=1)]
 
 
@@ -452,6 +467,7 @@ class Stop(Record):
 Down = Annotated[
     Open
     | Sum
+    | Check
     | Peers
     | Welcome
     | Refused

@@ -24,6 +24,7 @@ from geocomm.elastic.journal.admission import (
     supersedes,
     turned_away,
 )
+from geocomm.elastic.journal.average_checks import AverageChecks
 from geocomm.elastic.journal.entries import Away, End, Genesis, Join, Left, Ready, Removed, Skip, words
 from geocomm.elastic.journal.leader_deals import LeaderDeals
 from geocomm.elastic.journal.leader_rounds import LeaderRounds
@@ -34,6 +35,7 @@ from geocomm.elastic.journal.message_lines import MAX_LINE_BYTES
 from geocomm.elastic.journal.messages import (
     Applied,
     Beat,
+    Checked,
     Due,
     Hello,
     Hold,
@@ -68,7 +70,7 @@ from geocomm.elastic.journal.sequencer_events import (
     Unbelieved,
 )
 
-_OfRun = Due | Offer | Pass | Summed | Hold | Applied | Lost
+_OfRun = Due | Offer | Pass | Summed | Checked | Hold | Applied | Lost
 """What a site says of a fragment that the run is to have."""
 _HELD_S = 10.0
 """A site that cannot join yet is told of after this time."""
@@ -78,9 +80,9 @@ class Sequencer:
     """Decides for the run whose journal says `state`: the caller hands it over, and no longer changes it.
 
     hash_at: of an entry by its index; None: there is no such entry. random_hex: 32 random hexadecimal digits, for the
-    names of a new run. fetch: host:port of the leader's own agent, which can get what others have; empty: it gives out
-    no files. start: higher than at each leader before, of the same term. shared: an entry is committed where it is
-    durable, in etcd, whoever of the members holds it.
+    name of a new run, and for what nobody is to foresee. fetch: host:port of the leader's own agent, which can get what
+    others have; empty: it gives out no files. start: higher than at each leader before, of the same term. shared: an
+    entry is committed where it is durable, in etcd, whoever of the members holds it.
     """
 
     def __init__(
@@ -102,7 +104,8 @@ class Sequencer:
         self._run = LedRun(state, terms)
         self.sites, self._terms = self._run.sites, terms
         self._digests = SaidDigests(state)
-        self._rounds = LeaderRounds(self._run, self._digests, fetch, start)
+        self._checks = AverageChecks(self._run, random_hex)
+        self._rounds = LeaderRounds(self._run, self._digests, self._checks, fetch, start)
         self.deals = LeaderDeals(self._run, self._rounds.forget)
         self._snapshots = LeaderSnapshots(self._run)
         self._lost = LostFrames(self._run)
@@ -227,6 +230,8 @@ class Sequencer:
                 self._rounds.passed(name, message)
             case Summed():
                 self._rounds.summed(name, message)
+            case Checked():
+                self._checks.checked(name, message)
             case Hold():
                 self._rounds.held(name, message)
                 self._lost.held(message)
@@ -478,6 +483,7 @@ class Sequencer:
             ):
                 self._left(name)
         self._skip_lost()
+        self._checks.look()
         self._snapshots.look()
         for found in self._digests.overdue(terms.repair_s, self._run.now):
             self._repair(found)

@@ -38,7 +38,7 @@ from geocomm.elastic import (
 from geocomm.elastic.agent_process import AgentConfig, run_agent
 from geocomm.elastic.file_server import FrameAsked
 from geocomm.elastic.fragment_store import FragmentStore, StoreError
-from geocomm.elastic.journal import journal
+from geocomm.elastic.journal import average_checks, journal
 from geocomm.elastic.journal.entries import BadLineError
 from geocomm.elastic.journal.journal import NoJournalError, SqliteJournal
 from geocomm.elastic.journal.message_lines import down_of, said
@@ -225,6 +225,7 @@ def simulated(
         put(following, "own_address", lambda _: current().machine.host)
         put(KnownAgents, "saw", saw)
         put(time, "monotonic", now)
+        put(average_checks, "ONE_IN", 3)
         put(secrets, "token_hex", hexadecimal)
         put(uuid, "uuid4", lambda: uuid.UUID(int=chance.getrandbits(128)))
         put(journal, "network_file_system", lambda _: "")

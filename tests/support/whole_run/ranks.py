@@ -18,9 +18,21 @@ from dataclasses import dataclass, field
 from geocomm.core.records import Hash
 from geocomm.elastic.fragment_store import digest_of
 from geocomm.elastic.journal.entries import AnyRound, Entry, Join, Left, Listed, Round, Skip, Snapshot, SummedRound
-from geocomm.elastic.journal.member import Act, MakeSum, Member, Recompute, Say, SendFrame, Settled, StartAgain
+from geocomm.elastic.journal.member import (
+    Act,
+    CheckSum,
+    MakeSum,
+    Member,
+    Recompute,
+    Say,
+    SendFrame,
+    Settled,
+    StartAgain,
+)
 from geocomm.elastic.journal.messages import (
     Beat,
+    Check,
+    Checked,
     Down,
     EntrySaid,
     Leave,
@@ -142,7 +154,10 @@ class Rank:
         step_s: float,
         rate: Callable[[int], float],
         reduce: str = "all",
+        lies: bool = False,
     ) -> None:
+        """lies: as an aggregator it makes something else of the frames."""
+        self._lies = lies
         self._world, self._machine, self._chance, self._registry = world, machine, chance, registry
         self._store = store_of_process(run_dir)
         self._snapshots = Snapshots(self._store)
@@ -446,9 +461,10 @@ class Rank:
             if member is None or member.versions[asked.fragment] != asked.version:
                 return
             with contextlib.suppress(OSError):
-                coded = self._coded(asked.fragment, asked.version, asked.members)
-                base = self._parts[asked.fragment].anchor.digest
-                content = json.dumps([coded, base, self._chance.getrandbits(64)]).encode()
+                content = self._sum(asked)
+                if self._lies:
+                    coded, base, attempt = json.loads(content)
+                    content = json.dumps([[*coded, 8], base, attempt]).encode().ljust(_FRAME_BYTES)
                 frame = self._store.write_frame(asked.fragment, asked.version, self._machine.name, [content])
                 self._do(
                     member.summed(
@@ -465,6 +481,22 @@ class Rank:
                 )
 
         self._later(self._chance.uniform(0.01, 0.1), write)
+
+    def _sum(self, asked: Sum | Check) -> bytes:
+        """The frame of an average."""
+        read = [
+            json.loads(self._store.read_frame(asked.fragment, asked.version, one.site, one.frame))
+            for one in asked.members
+        ]
+        if any(base != read[0][1] for _, base, _ in read):
+            self._registry.broken.append(f"deltas to different states are averaged: {asked}")
+        return json.dumps([[coded for coded, _, _ in read], read[0][1], asked.attempt]).encode().ljust(_FRAME_BYTES)
+
+    def _check_sum(self, asked: Check) -> None:
+        """Average as another site has."""
+        with contextlib.suppress(OSError):
+            frame = hashlib.sha256(self._sum(asked)).hexdigest()
+            self._say(Checked(fragment=asked.fragment, version=asked.version, attempt=asked.attempt, frame=frame))
 
     def _write_wanted(self, index: int) -> None:
         key = (index, self._parts[index].anchor.version)
@@ -499,6 +531,8 @@ class Rank:
                         self._mail(peer.site, peer.owners[0].id, offer)
                 case MakeSum(asked):
                     self._make_sum(asked)
+                case CheckSum(asked):
+                    self._check_sum(asked)
                 case Recompute(fragment):
                     self._registry.repairs += 1
                     self._fail(f"fragment {fragment} differs from that of the others")

@@ -12,7 +12,7 @@ from geocomm.core.errors import CorruptDataError
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.journal.entries import Listed, Round, Skip, Snapshot
 from geocomm.elastic.journal.member import Frame
-from geocomm.elastic.journal.messages import Offer, Open, Owner, Peer
+from geocomm.elastic.journal.messages import Check, Offer, Open, Owner, Peer, Sum
 from geocomm.elastic.snapshots import Snapshots
 from geocomm.metrics.events import EventReader, events
 from geocomm.sync.local_steps.elastic.member_frames import Delta, MemberFrames, OwnFrame
@@ -61,6 +61,21 @@ def test_frame_lies_on_disk_once_it_is_made_and_is_averaged_from_there(tmp_path:
         assert average is not None
         assert torch.equal(average, torch.full((64,), 2.0))
         assert counted == ["a", "b"]
+
+
+def test_another_site_finds_the_hash_of_an_average_and_that_of_other_frames_is_another_one(tmp_path: Path) -> None:
+    sites = [frames_of(FragmentStore(str(tmp_path / name))) for name in "ab"]
+    members = round_of(("a", offer_of(sites[0], 1.0, 3)), ("b", offer_of(sites[0], 3.0, 3))).members
+    for one in members:
+        for site in sites:
+            site.keep(0, 3, one.site, sites[0].content(Frame(0, 3, "a", one.frame)))
+    asked = {"fragment": 0, "version": 3, "attempt": 4}
+    made = sites[0].make_sum(Sum(**asked, members=members), RoundRecord.unread())
+    assert sites[1].sum_hash(Check(**asked, members=members)) == made.frame
+    assert sites[1].sum_hash(Check(**asked, members=members[:1])) != made.frame
+    gone = members[0].model_copy(update={"site": "c"})
+    with pytest.raises(FileNotFoundError):
+        sites[1].sum_hash(Check(**asked, members=(gone,)))
 
 
 def test_bytes_that_are_no_delta_count_nothing(tmp_path: Path) -> None:

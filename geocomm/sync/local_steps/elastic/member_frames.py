@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from geocomm.core.records import Hash
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.journal.entries import AnyRound, Listed, Round, SumFrame
 from geocomm.elastic.journal.member import Frame
-from geocomm.elastic.journal.messages import Offer, Open, Sum, Summed
+from geocomm.elastic.journal.messages import Check, Offer, Open, Sum, Summed
 from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.model.host_memory import bytes_of, host_empty
 from geocomm.sync.local_steps.outer.averaging import average_deltas
@@ -22,6 +23,8 @@ from geocomm.sync.local_steps.outer.delta_frames import DeltaFrames, encode_delt
 from geocomm.sync.local_steps.outer.round_records import RoundRecord
 from geocomm.sync.local_steps.outer.rounds import Coding
 from geocomm.sync.local_steps.outer.schedule import LineClock
+
+_NO_FRAME: Hash = "0" * 64
 
 
 @dataclass(frozen=True)
@@ -112,15 +115,11 @@ class MemberFrames:
 
     def make_sum(self, asked: Sum, record: RoundRecord) -> Summed:
         """Average frames, which are on disk, and keep the frame of the average, for all sites. OSError: no room."""
-        fragment = self._fragments[asked.fragment]
         with self._line.running(), record.coding():
-            average, counts = self._average(asked.fragment, asked.version, asked.members)
-            frames = DeltaFrames(None, None)
-            if average is not None:
-                frames = through_frames(average, fragment, self._coding, asked.attempt)
+            frames, counts = self._sum(asked)
         coded, exact = frames.sizes
-        frame = "0" * 64
-        if average is not None:
+        frame = _NO_FRAME
+        if counts:
             frame = self.keep(asked.fragment, asked.version, self._site, frames.content)
         return Summed(
             fragment=asked.fragment,
@@ -131,6 +130,19 @@ class MemberFrames:
             exact_bytes=exact,
             counts=tuple(counts),
         )
+
+    def sum_hash(self, asked: Check) -> Hash:
+        """What `make_sum` says of the frame of the average, which nobody keeps here. OSError: a frame is gone."""
+        with self._line.running():
+            frames, counts = self._sum(asked)
+        return hashlib.sha256(bytes_of(frames.content)).hexdigest() if counts else _NO_FRAME
+
+    def _sum(self, asked: Sum | Check) -> tuple[DeltaFrames, list[str]]:
+        """The frame of an average, equal at all sites, and the sites in it."""
+        average, counts = self._average(asked.fragment, asked.version, asked.members)
+        if average is None:
+            return DeltaFrames(None, None), []
+        return through_frames(average, self._fragments[asked.fragment], self._coding, asked.attempt), counts
 
     def content(self, frame: Frame) -> torch.Tensor:
         """The bytes of a frame that is on disk."""

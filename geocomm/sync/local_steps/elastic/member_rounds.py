@@ -22,15 +22,29 @@ from geocomm.core.message_log import logger
 from geocomm.data.deal_records import SiteDeal
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.journal.entries import AnyRound, Away, Join, Left, Removed, Skip, Snapshot, TakenBack, TermBegun
-from geocomm.elastic.journal.member import Act, Frame, MakeSum, Member, Recompute, Say, SendFrame, Settled, StartAgain
+from geocomm.elastic.journal.member import (
+    Act,
+    CheckSum,
+    Frame,
+    MakeSum,
+    Member,
+    Recompute,
+    Say,
+    SendFrame,
+    Settled,
+    StartAgain,
+)
 from geocomm.elastic.journal.messages import (
     Beat,
+    Check,
+    Checked,
     Down,
     EntrySaid,
     Fetched,
     Leave,
     Leaving,
     Model,
+    OfAttempt,
     Offer,
     Open,
     Owner,
@@ -372,6 +386,8 @@ class MemberRounds:
                     self._frame_mail.send(offer, peers, content)
                 case MakeSum(asked):
                     self._post(partial(self._make_sum, asked))
+                case CheckSum(asked):
+                    self._post(partial(self._check_sum, asked))
                 case Recompute(fragment):
                     raise ReplicaMismatchError(
                         f"local steps: fragment {fragment} of this site differs from that of the others; start its "
@@ -435,6 +451,16 @@ class MemberRounds:
             self._complain(error)
             return
         self._act(self._told(lambda member: member.summed(said)))
+
+    def _check_sum(self, asked: Check) -> None:
+        """Average as another site has."""
+        try:
+            frame = self._frames.sum_hash(asked)
+        except OSError as error:  # another site may say
+            logger().debug(f"local steps: an average of another site cannot be checked: {error}")
+            return
+        named = asked.model_dump(include=set(OfAttempt.model_fields))
+        self._agent.say(Checked(frame=frame, **named))
 
     def _complain(self, error: OSError) -> None:
         logger().warning(
