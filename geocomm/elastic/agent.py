@@ -152,7 +152,7 @@ class Agent:
     async def serve_connection(self, stream: TlsStream, greeting: Greeting, peer: Identity) -> None:
         """What comes through the doorway."""
         if greeting.purpose is Purpose.FETCH:
-            await self.files.serve(stream)
+            await self.files.serve(stream, peer.site)
         elif greeting.purpose is Purpose.ASK:
             try:
                 await self.following.answer(stream, peer.site)

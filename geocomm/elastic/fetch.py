@@ -63,6 +63,8 @@ class Outcome(enum.Enum):
     HERE = "here"
     ABSENT = "absent"
     """All sources that answered say that they have not got it, and one answered at least."""
+    BUSY = "busy"
+    """It is there, at sites that give states to as many others as they may."""
     FAILED = "failed"
 
 
@@ -192,6 +194,8 @@ class Fetcher:
             await asyncio.gather(*workers, return_exceptions=True)
         if transfer.complete:
             return Outcome.HERE
+        if Outcome.BUSY in ends:
+            return Outcome.BUSY
         answered = ends - {Outcome.FAILED}
         return Outcome.ABSENT if answered == {Outcome.ABSENT} else Outcome.FAILED
 
@@ -211,6 +215,10 @@ class Fetcher:
                     await stream.write(line(transfer.file.asked.model_copy(update={"offset": offset})))
                     said = await self._answer_line(stream, source, transfer.file.path.name, MAX_LINE_BYTES)
                     answer = _answer(RangeAnswer, said)
+                    if answer.busy:
+                        self._keep(source, stream)
+                        stream = None
+                        return Outcome.BUSY
                     if not answer.here or answer.bytes != transfer.file.size:
                         return Outcome.ABSENT
                     await self._take_range(transfer, stream, offset)

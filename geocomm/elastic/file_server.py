@@ -7,6 +7,7 @@ import contextlib
 import math
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,10 +17,23 @@ from geocomm.core.records import Record, Whole
 from geocomm.elastic.fragment_store import FragmentStore, file_digest
 from geocomm.elastic.journal.entries import Digest
 from geocomm.elastic.journal.messages import OfRound, Wanted
-from geocomm.wire.file_ranges import IDLE_LIMIT_S, MAX_FILE_BYTES, MAX_LINE_BYTES, give_range, line, while_alive
+from geocomm.wire.file_ranges import (
+    IDLE_LIMIT_S,
+    MAX_FILE_BYTES,
+    MAX_LINE_BYTES,
+    RangeAnswer,
+    give_range,
+    line,
+    while_alive,
+)
 from geocomm.wire.greeting import PacketKind, ProtocolError, offset_bytes, write_packet
 from geocomm.wire.tls_stream import TlsStream
 
+MOST_TAKERS = 2
+"""Sites that are given states at a time. Who has one gives it on, so many newcomers have theirs sooner than if all
+shared one line."""
+_TAKES_S = 1.0
+"""A site that has asked for no range of a state for this time has what it wanted, or is gone."""
 _MAX_STATES = 500
 _CONGESTION_CONTROL = "bbr"
 
@@ -71,6 +85,20 @@ class StatesAnswer(Record):
     states: Annotated[tuple[HeldState, ...], Field(max_length=_MAX_STATES)]
 
 
+@dataclass
+class _Taker:
+    """A site that is given states."""
+
+    ranges: int = 0
+    """Under way."""
+    last: float = -math.inf
+    """When one ended last."""
+
+    @property
+    def takes(self) -> bool:
+        return self.ranges > 0 or time.monotonic() - self.last < _TAKES_S
+
+
 GetFrame = Callable[[Wanted], Awaitable[bool]]
 """Gets a frame from wherever this agent can; whether it is here then."""
 
@@ -89,14 +117,16 @@ class FileServer:
         """The digests of states, by fragment, version and the time at which the file was written."""
         self._under_way = 0
         self._asked_at = -math.inf
+        self._takers: dict[str, _Taker] = {}
+        """By site."""
 
     @property
     def idle_since(self) -> float:
         """Since when nobody has asked for anything, by the monotonic clock; now, while an answer is under way."""
         return time.monotonic() if self._under_way else self._asked_at
 
-    async def serve(self, stream: TlsStream) -> None:
-        """Answer one connection until it ends. ProtocolError for what cannot be answered."""
+    async def serve(self, stream: TlsStream, site: str = "") -> None:
+        """Answer one connection, of a site, until it ends. ProtocolError for what cannot be answered."""
         stream.send_with(_CONGESTION_CONTROL)
         await write_packet(stream, PacketKind.WELCOME, offset_bytes(0))
         while True:
@@ -112,7 +142,7 @@ class FileServer:
                         states = await while_alive(stream, asyncio.to_thread(self._states, asked.fragment))
                     await stream.write(line(StatesAnswer(states=states)))
                 else:
-                    await self._give(stream, asked)
+                    await self._give(stream, asked, site)
             except ValueError as error:  # ValidationError, SiteNameError
                 raise ProtocolError(f"not a question for files: {str(error)[:200]}") from None
 
@@ -124,13 +154,22 @@ class FileServer:
             await self._get_frame(Wanted.of(asked))
         return path
 
-    async def _give(self, stream: TlsStream, asked: FrameAsked | StateAsked) -> None:
+    async def _give(self, stream: TlsStream, asked: FrameAsked | StateAsked, site: str) -> None:
+        taker = _Taker()
+        if isinstance(asked, StateAsked):
+            self._takers = {name: one for name, one in self._takers.items() if one.takes}
+            if site not in self._takers and len(self._takers) >= MOST_TAKERS:
+                await stream.write(line(RangeAnswer(here=True, bytes=0, busy=True)))
+                return
+            taker = self._takers.setdefault(site, taker)
         self._under_way += 1
+        taker.ranges += 1
         try:
             await give_range(stream, await while_alive(stream, self._path(asked)), asked.offset)
         finally:
             self._under_way -= 1
-            self._asked_at = time.monotonic()
+            taker.ranges -= 1
+            self._asked_at = taker.last = time.monotonic()
 
     def _states(self, fragment: int) -> tuple[HeldState, ...]:
         held: list[HeldState] = []

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from geocomm.core.message_log import log
 from geocomm.core.patience import Waiting
 from geocomm.elastic.fetch import Outcome
-from geocomm.elastic.file_server import HeldState
+from geocomm.elastic.file_server import MOST_TAKERS, HeldState
 from geocomm.elastic.journal.entries import Digest
 from geocomm.elastic.journal.messages import Wanted
 from geocomm.elastic.run_view import RunView, Sources
@@ -115,7 +115,26 @@ class StatesOfOthers:
             return 0
 
     async def newest(self, fragment: int, above: int, sources: Sequence[str]) -> int | None:
-        """Bring here the newest state that others have, of a version above `above`. None: nobody has one."""
+        """Bring here the newest state that others have, of a version above `above`. None: nobody has one. Waits while
+        those that have one give theirs to others: who has got one gives it on."""
+        waiting = Waiting(log)
+        while True:
+            offered, is_busy = await self._offered(fragment, above, sources), False
+            for held in sorted(offered, key=lambda one: (one.version, len(offered[one])), reverse=True):
+                outcome = await self._view.fetcher.state(fragment, held, offered[held])
+                if outcome is Outcome.HERE:
+                    return held.version
+                is_busy = is_busy or outcome is Outcome.BUSY
+            if not is_busy:
+                return None
+            waiting.tell(
+                lambda: f"a site that has a state of fragment {fragment}: each gives its own to {MOST_TAKERS} at a time"
+            )
+            await asyncio.sleep(AGAIN_S)
+            sources = await self._view.sources()
+
+    async def _offered(self, fragment: int, above: int, sources: Sequence[str]) -> dict[HeldState, list[str]]:
+        """The states of a fragment above a version that others have, and who."""
         above = max(above, self.replayed_from(fragment) - 1)
         offered: dict[HeldState, list[str]] = {}
         skipped_at = self._view.state.skipped_at.get(fragment, -1)
@@ -130,10 +149,7 @@ class StatesOfOthers:
                         offered.setdefault(held, []).append(source)
 
         await asyncio.gather(*map(ask, sources))
-        for held in sorted(offered, key=lambda one: (one.version, len(offered[one])), reverse=True):
-            if await self._view.fetcher.state(fragment, held, offered[held]) is Outcome.HERE:
-                return held.version
-        return None
+        return offered
 
     def _digests(self, fragment: int, versions: Collection[int]) -> dict[int, Digest]:
         """What the journal says of the fragment's states at these versions, and no later entry has changed."""

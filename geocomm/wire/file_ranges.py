@@ -37,6 +37,8 @@ class RangeAnswer(Record):
     here: bool
     bytes: Annotated[int, Field(ge=0, le=MAX_FILE_BYTES)]
     """The size of the whole file."""
+    busy: bool = False
+    """Nothing follows: as many others are served as may be at a time."""
 
 
 def line(record: Record) -> bytes:

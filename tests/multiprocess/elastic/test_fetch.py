@@ -69,7 +69,7 @@ class Sites:
             self.connections += 1
             self.live += 1
             try:
-                await server.serve(stream)
+                await server.serve(stream, peer.site)
             finally:
                 self.live -= 1
 
@@ -258,6 +258,31 @@ def test_a_proxy_that_does_not_answer_is_named_while_it_is_waited_for_and_given_
             assert sites.lines[0] == f"waiting for the agent at {c}, which is asked for {name}"
             limit_s = 2 if lives else 1
             assert sites.lines[-1] == f"fetching from {c}: no answer within {limit_s} s to the question for {name}"
+
+    run(scenario())
+
+
+def test_a_site_gives_its_states_to_two_others_at_a_time_and_frames_to_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_server, "_TAKES_S", 1e9)
+    sites = Sites(tmp_path)
+    digest = sites.stores["a"].write_state(1, 3, [CONTENT])
+    sites.stores["a"].write_frame(2, 9, "a", [CONTENT])
+    held = HeldState(version=3, bytes=len(CONTENT), digest=digest)
+
+    async def scenario() -> None:
+        async with sites.serving("a") as a:
+            for site in "bc":
+                assert await sites.fetcher(site).state(1, held, [a]) is Outcome.HERE
+            last = sites.fetcher("d")
+            assert await last.state(1, held, [a, nobody()]) is Outcome.BUSY
+            assert await last.frame(WANTED, [a]) is Outcome.HERE
+            async with sites.serving("b") as b:
+                assert await last.state(1, held, [a, b]) is Outcome.HERE
+            sites.stores["d"].state_path(1, 3).unlink()
+            monkeypatch.setattr(file_server, "_TAKES_S", 0.0)  # the two have gone
+            assert await last.state(1, held, [a]) is Outcome.HERE
 
     run(scenario())
 

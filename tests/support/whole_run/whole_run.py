@@ -47,6 +47,8 @@ TERMS = LeaderSettings(attempt_s=12.0, lost_s=20.0, lost_said_s=12.0, snapshot_s
 QUIET_S, FAULTS_S, PEACE_S = 8.0, 36.0, 150.0
 WORD_S = 30.0
 """A word is due when something has kept a site waiting for 10 s; a dial in vain takes 15 s, and there may be two."""
+CROWD_COMES_AT = 12
+CROWD_S = 60.0
 _EVERY_S = 3.0
 _FOLLOWS_S = 20.0
 _HEADLESS_S = 40.0
@@ -68,6 +70,10 @@ class History:
     seconds: float = 0.0
     """Of virtual time."""
     log: list[str] = field(default_factory=list[str])
+    crowd_s: float = 0.0
+    """Within which a crowd of newcomers was ready."""
+    told_liars: set[str] = field(default_factory=set[str])
+    """Sites that are said to average wrong."""
     digest: str = ""
     """Of all that was said, with its times: over the lines, by ranks, and to the log."""
 
@@ -189,6 +195,7 @@ class _Site:
                 self._step_s,
                 self._run.rate,
                 self._run.reduce,
+                self.name == self._run.liar,
             )
             self.ranks = asyncio.get_running_loop().create_task(rank.run(), context=Context())
             try:
@@ -237,7 +244,8 @@ class _Site:
 class WholeRun:
     """One history. sites: how many; None: 2 to 5. faults: see FAULTS; None: all of the kind. lasting: see LASTING;
     None: one of them. rate: the learning rate by the run's step. reduce: "all" or "aggregator"; None: one of them.
-    with_etcd: that says who leads."""
+    with_etcd: that says who leads. liar: a site that averages wrong. crowd: so many sites more come at once, when the
+    first faults might."""
 
     def __init__(
         self,
@@ -250,16 +258,19 @@ class WholeRun:
         rate: Callable[[int], float] | None = None,
         reduce: str | None = None,
         with_etcd: bool = False,
+        liar: str = "",
+        crowd: int = 0,
         log: bool = False,
     ) -> None:
-        self.with_etcd = with_etcd
+        self.with_etcd, self.liar = with_etcd, liar
         self.reduce = reduce or ("aggregator" if seed % 2 else "all")
         all_kinds = {kind: often for kind, often in FAULTS.items() if kind not in BY_HAND} | OF_ETCD
         all_faults = all_kinds if with_etcd else FAULTS
         self._seed, self._faults, self.terms, self._logs = seed, all_faults if faults is None else faults, terms, log
         self.chance = random.Random(seed)
         count = sites or self.chance.randint(2, 5)
-        self._names = list("abcde"[:count])
+        self._names = list("abcde"[:count]) + [f"crowd{number:02}" for number in range(crowd)]
+        self._first = self._names[:count]
         self.rate = rate or any_schedule(self.chance)
         kinds = LASTING_WITH_ETCD if with_etcd else LASTING
         drawn = self.chance.choices([*kinds], [*kinds.values()])[0]
@@ -313,6 +324,10 @@ class WholeRun:
                 self._words[name] = self._loop.time()
         if process is not None and "only one that leads" in what and f"same run, at {process.machine.host}:" in what:
             self.registry.broken.append(f"{process.machine.name} takes itself for another leader")
+        if "averages no more" in what:
+            self.history.told_liars.add(what.split(":")[0])
+            if not what.startswith(f"{self.liar}: ") or not self.liar:
+                self.registry.broken.append(f"who averages right is called a liar: {what}")
         line = f"{self._loop.time():8.3f} {what}".replace(str(self.folder), "")
         self.happened.update(line.encode())
         if self._logs:
@@ -370,11 +385,13 @@ class WholeRun:
                     await site.stop()
 
     async def _work(self) -> None:
-        for site in self.sites.values():
-            self._loop.call_later(self.chance.uniform(0, 3), site.start)
+        for name in self._first:
+            self._loop.call_later(self.chance.uniform(0, 3), self.sites[name].start)
         restless = asyncio.create_task(self._end_leaders()) if self._lasting == "restless" else None
         try:
             await asyncio.sleep(QUIET_S)
+            if len(self._names) > len(self._first):
+                await self._let_crowd_come()
             if self._faults:
                 await self._let_faults_come()
             await self._peace()
@@ -382,6 +399,24 @@ class WholeRun:
             if restless is not None:
                 restless.cancel()
                 await asyncio.gather(restless, return_exceptions=True)
+
+    # ---- a crowd
+
+    async def _let_crowd_come(self) -> None:
+        """Once a state takes fewer bytes than the frames since the beginning, all others join at once."""
+        while min(self._newest()[0].versions, default=0) < CROWD_COMES_AT:
+            await asyncio.sleep(1)
+        crowd, began = [site for name, site in self.sites.items() if name not in self._first], self._loop.time()
+        for site in crowd:
+            site.start()
+        while self._loop.time() < began + CROWD_S:
+            await asyncio.sleep(1)
+            state = self._newest()[0]
+            if all(site.name in state.live for site in self.sites.values()):
+                self.history.crowd_s = self._loop.time() - began
+                return
+        away = [site.name for site in crowd if site.name not in self._newest()[0].live]
+        raise self.broke(f"{len(away)} of {len(crowd)} that came at once are not ready after {CROWD_S:.0f} s")
 
     # ---- faults
 

@@ -21,6 +21,29 @@ from support.whole_run.whole_run import WholeRun
 history = WholeRun(int(sys.argv[1]), with_etcd=sys.argv[2] == "etcd").run()
 print(json.dumps([history.broken, history.entries, history.digest]))
 """
+_LIAR = """
+import json, sys
+from support.whole_run.whole_run import WholeRun
+history = WholeRun(int(sys.argv[1]), sites=4, faults={}, lasting="", reduce="aggregator", liar="b").run()
+print(json.dumps([history.broken, sorted(history.told_liars)]))
+"""
+_CROWD = """
+import json, sys
+from unittest import mock
+from geocomm.elastic.file_server import FileServer
+from support.whole_run.whole_run import WholeRun
+give, most, givers = FileServer._give_range, 0, set()
+async def counted(self, stream, path, offset):
+    global most
+    takers = [site for site, one in self._takers.items() if one.takes]
+    most = max(most, len(takers))
+    givers.update([self] if takers else [])
+    await give(self, stream, path, offset)
+with mock.patch.object(FileServer, "_give_range", counted):
+    seed, first, crowd = map(int, sys.argv[1:])
+    history = WholeRun(seed, sites=first, crowd=crowd, faults={}, lasting="", reduce="aggregator").run()
+print(json.dumps([history.broken, history.crowd_s, most, len(givers)]))
+"""
 _MUTANT = """
 import json, sys
 from support.whole_run.mutants import MUTANTS
@@ -52,6 +75,20 @@ def test_a_run_goes_on_after_all_kinds_of_faults_in_the_same_way_in_each_process
     assert not broken
     assert entries > 10
     assert told(_HISTORY, seed, leads, hash_seed=2) == [broken, entries, digest]
+
+
+def test_a_crowd_joins_within_a_minute_and_each_site_gives_its_state_to_two_at_a_time() -> None:
+    broken, seconds, takers, givers = told(_CROWD, 1, 3, 21)
+    assert not broken
+    assert 0 < seconds < 60
+    assert takers == 2
+    assert givers > 3  # who has got a state gives it on
+
+
+def test_a_site_that_averages_wrong_is_named() -> None:
+    broken, liars = told(_LIAR, 2)
+    assert not broken
+    assert liars == ["b"]
 
 
 @pytest.mark.parametrize(
