@@ -14,7 +14,7 @@ import pytest
 
 from geocomm.core import patience
 from geocomm.core.addresses import HubAddress, loopback_listener
-from geocomm.elastic import fetch
+from geocomm.elastic import fetch, file_server
 from geocomm.elastic.fetch import Fetcher, Outcome
 from geocomm.elastic.file_server import FileServer, GetFrame, HeldState
 from geocomm.elastic.fragment_store import FragmentStore
