@@ -1,7 +1,7 @@
 """Error feedback for gradients on a GPU: what the hooks and `all_reduce_compressed` give is what CPU tensors give.
 
-As in test_cuda_backend.py two sites of one rank share a GPU. The codec works on the host, and the scales are learned by
-operations that round once, so results are equal bit for bit.
+As in test_cuda_backend.py two sites of one rank share a GPU. The codec works on the host, or in batches on the GPU,
+with the same bits; and the scales are learned by operations that round once, so results are equal bit for bit.
 """
 
 from __future__ import annotations
@@ -36,10 +36,15 @@ def ranks() -> Iterator[Ranks]:
         ranks.destroy()
 
 
-def compressed_all_reduces(dtype: torch.dtype, device: str) -> list[list[torch.Tensor]]:
-    """Results, and residuals after each: kept in one memory, then in two with scales, then of a spoiled operation."""
+def compressed_all_reduces(dtype: torch.dtype, device: str, in_batches: bool = False) -> list[list[torch.Tensor]]:
+    """Results, and residuals after each: kept in one memory, then in two with scales, then of a spoiled operation.
+
+    in_batches: residuals stay on the device, as with GEOCOMM_GPU_BATCHES.
+    """
+    from geocomm.core.native import native
     from geocomm.group.backend.runtime import runtime
 
+    native().use_device_batches(in_batches)
     backend = runtime.group_of(dist.group.WORLD).backend
     start, stop = backend.encoded_range(ELEMENTS, dtype)
     generator = torch.Generator().manual_seed(dist.get_rank())
@@ -62,13 +67,17 @@ def compressed_all_reduces(dtype: torch.dtype, device: str) -> list[list[torch.T
         if step >= 2 and committed:
             residual, other = other, residual
         found.append([tensor.cpu(), residual.cpu().clone()])  # later calls write where it is
+    native().use_device_batches(False)
     return found
 
 
+@pytest.mark.parametrize("in_batches", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_compressed_all_reduce_of_cuda_tensors_equals_that_of_cpu_tensors(ranks: Ranks, dtype: torch.dtype) -> None:
+def test_compressed_all_reduce_of_cuda_tensors_equals_that_of_cpu_tensors(
+    ranks: Ranks, dtype: torch.dtype, in_batches: bool
+) -> None:
     on_host = ranks.run(compressed_all_reduces, dtype, "cpu")
-    on_device = ranks.run(compressed_all_reduces, dtype, "cuda")
+    on_device = ranks.run(compressed_all_reduces, dtype, "cuda", in_batches)
     for expected, got in zip(on_host, on_device, strict=True):
         for (tensor, residual), (other_tensor, other_residual) in zip(expected, got, strict=True):
             assert torch.equal(tensor.nan_to_num(), other_tensor.nan_to_num())
@@ -95,23 +104,33 @@ def test_residual_on_another_device_is_refused(ranks: Ranks) -> None:
     assert ranks.run(refused_devices) == [["InvalidArgumentError"] * 2] * 2
 
 
-def steps_of_hook(hook: str, codec: str, device: str, side_stream: bool) -> tuple[Results, dict[str, Any], int]:
+def steps_of_hook(
+    hook: str, codec: str, device: str, side_stream: bool, in_batches: bool = False
+) -> tuple[Results, dict[str, Any], int]:
     """Gradients of steps of which one is spoiled, the state in the end, and how many steps were skipped."""
+    from geocomm.core.native import native
+
+    native().use_device_batches(in_batches)
     kind: Any = KINDS[hook]
     kind.make(codec, device=device, adaptive=True, warmup_steps=1)
     with torch.cuda.stream(torch.cuda.Stream() if side_stream else None):
         results = kind.run_steps(0, 3)
         kind.step(3, spoiled=(1, "two"))
         results += kind.run_steps(4, 3)
-        return results, kind.state(), kind.handle().stats()["skipped_steps"]
+        found = results, kind.state(), kind.handle().stats()["skipped_steps"]
+    native().use_device_batches(False)
+    return found
 
 
+@pytest.mark.parametrize("in_batches", [False, True])
 @pytest.mark.parametrize("side_stream", [False, True])
 @pytest.mark.parametrize("codec", ["none", "balanced", "topk:k=64"])
 @pytest.mark.parametrize("hook", KINDS)
-def test_hook_gives_the_gradients_and_the_state_of_cpus(ranks: Ranks, hook: str, codec: str, side_stream: bool) -> None:
+def test_hook_gives_the_gradients_and_the_state_of_cpus(
+    ranks: Ranks, hook: str, codec: str, side_stream: bool, in_batches: bool
+) -> None:
     on_host = ranks.run(steps_of_hook, hook, codec, "cpu", False)
-    on_device = ranks.run(steps_of_hook, hook, codec, "cuda", side_stream)
+    on_device = ranks.run(steps_of_hook, hook, codec, "cuda", side_stream, in_batches)
     assert_same_bits([results for results, _, _ in [*on_host, *on_device]])
     for (_, state, skipped), (_, other, other_skipped) in zip(on_host, on_device, strict=True):
         assert skipped == other_skipped == 1

@@ -21,9 +21,9 @@ namespace geocomm::binding {
 // operation is done, or not at all. Written by the operation's stages, one after the other; read when the
 // Work is done.
 //
-// On a device the stages are only enqueued: residual and scale are copied to the host in `pre`, and what is
-// copied back in `post` was settled by the exchange's thread (settle_on_host()), from this rank's part of the
-// result.
+// On a device the stages are only enqueued. Where the device itself reduces (lend_on_device()) all stays in
+// its memory. Else residual and scale are copied to the host in `pre`, and what is copied back in `post` was
+// settled by the exchange's thread (settle_on_host()). Either from this rank's part of the result.
 class CallerFeedback {
  public:
   // Where the exchange finds what the caller gave: on the CPU the tensors themselves. For the time of the
@@ -60,6 +60,7 @@ class CallerFeedback {
     OnHost host;
     if (!residual_) return host;
     lent_ = true;
+    if (!gave_next_) next_.reset();
     host.residual = to_host(*residual_);
     if (scale_) host.scale = to_host(*scale_);
     if (gave_next_) {
@@ -69,12 +70,22 @@ class CallerFeedback {
     } else {
       host.next = next_ = at::empty_like(*residual_);
     }
-    const collective::FeedbackSpans all{floats_of(host.residual), floats_of(host.next),
-                                        scale_ ? floats_of(host.scale) : std::span<float>{}};
-    for (collective::StripeData& stripe : stripes) {
-      stripe.feedback = all.part(stripe.stripe.range.begin - first, stripe.stripe.range.size());
-    }
+    lend(stripes, first, host.residual, host.next, host.scale);
     return host;
+  }
+  // In the memory of the device, on which the operation is carried out, unless lend() comes next.
+  void lend_on_device(std::vector<collective::StripeData>& stripes, std::uint64_t first) {
+    if (!gave_next_) next_ = at::empty_like(*residual_);
+    lend(stripes, first, *residual_, next_, scale_.value_or(at::Tensor()));
+  }
+  bool gave_next() const { return gave_next_; }
+  // Once the device has passed the operation.
+  void ended_on_device(const collective::FeedbackReport& report, bool committed) {
+    const std::uint64_t wire_bytes = report_.wire_bytes;  // the exchange's
+    report_ = report;
+    report_.wire_bytes = wire_bytes;
+    committed_ = committed;
+    if (!gave_next_) next_.reset();
   }
 
   // On a device, in place of commit(): after the exchange, on its thread; and behind it, on the stream.
@@ -106,6 +117,14 @@ class CallerFeedback {
   bool committed() const { return committed_; }
 
  private:
+  static void lend(std::vector<collective::StripeData>& stripes, std::uint64_t first,
+                   const at::Tensor& residual, const at::Tensor& next, const at::Tensor& scale) {
+    const collective::FeedbackSpans all{floats_of(residual), floats_of(next),
+                                        scale.defined() ? floats_of(scale) : std::span<float>{}};
+    for (collective::StripeData& stripe : stripes) {
+      stripe.feedback = all.part(stripe.stripe.range.begin - first, stripe.stripe.range.size());
+    }
+  }
   bool on_device() const { return !residual_->device().is_cpu(); }
   bool is_finite() const {
     return std::isfinite(report_.input_square) && std::isfinite(report_.result_square);

@@ -162,6 +162,7 @@ WorkPtr WanCollectives::reduce_stripes(const Call& call, const at::Tensor& given
   const auto inner_pre = inner(tensor.device(), false);
   const auto inner_post = inner(tensor.device(), true);
   const bool receives = target.receives[static_cast<std::size_t>(topology().site())];
+  const bool on_cpu = tensor.device().is_cpu();
 
   auto pre = [=, this, call_context = call.context(nullptr)] {
     auto input = reduction.scaled(flat(tensor));
@@ -173,11 +174,18 @@ WorkPtr WanCollectives::reduce_stripes(const Call& call, const at::Tensor& given
       state->part = at::empty({signed_size(part_elements)}, input.options());
       reduce_scatter_in_site(inner_pre, state->part, state->input, reduction.inner, timeout);
     }
-    if (!state->feedback || !state->feedback->has_residual()) {
-      state->on_device = DeviceReduction::create(
-          *exchange_, call_context, reduction.op,
-          stripe_data(topology(), elements, bytes_of(state->part), tensor.element_size(), target.receives));
+    auto on_device =
+        stripe_data(topology(), elements, bytes_of(state->part), tensor.element_size(), target.receives);
+    std::optional<ResidualUse> residual;
+    if (state->feedback && state->feedback->has_residual() && !on_cpu && DeviceReduction::uses_batches()) {
+      state->feedback->lend_on_device(on_device, encoded_range(elements).begin);
+      residual = {!state->feedback->gave_next(),
+                  [feedback = state->feedback](const collective::FeedbackReport& report, bool committed) {
+                    feedback->ended_on_device(report, committed);
+                  }};
     }
+    state->on_device = DeviceReduction::create(*exchange_, call_context, reduction.op, std::move(on_device),
+                                               std::move(residual));
     if (state->on_device) {
       state->on_device->enqueue_contributions();
       return;
@@ -191,7 +199,6 @@ WorkPtr WanCollectives::reduce_stripes(const Call& call, const at::Tensor& given
     state->flow = PieceFlow::create(state->part, state->host, bytes, receives);
     if (!state->flow) from_host(state->host, state->part);
   };
-  const bool on_cpu = tensor.device().is_cpu();
   auto exchange = [=, this, context = call.context(state)]() mutable {
     context.flow = state->flow.get();
     auto status = state->on_device ? state->on_device->exchange()

@@ -4,26 +4,41 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "binding/device/device_side.h"
 #include "collective/run/exchange.h"
 
+namespace geocomm::collective::cuda {
+struct DeviceFeedback;
+}
+
 namespace geocomm::binding {
+
+// What a reduction with error feedback does about the caller's residual, which its stripes have, in the
+// device's memory.
+struct ResidualUse {
+  bool replaces = false;  // as collective::cuda::DeviceFeedback
+  // Once the device has passed all of it: what became of it.
+  std::function<void(const collective::FeedbackReport& report, bool committed)> ended;
+};
 
 class DeviceReduction final : public collective::FrameMaker,
                               public std::enable_shared_from_this<DeviceReduction> {
  public:
   // While stage `pre` of a StreamOperation is enqueued (StreamOperation::current()), which the reduction then
-  // belongs to. `stripes` hold addresses of device memory, which outlives the operation. nullptr: the host
-  // has to do it (nothing is enqueued, the operation is exact, this build's kernels lack the codec, or no
-  // memory is left, pinned or the device's).
+  // belongs to. `stripes` hold addresses of device memory, which outlives the operation. `residual`: with
+  // batches alone. nullptr: the host has to do it (nothing is enqueued, the operation is exact, this build's
+  // kernels lack the codec, or no memory is left, pinned or the device's).
   static std::shared_ptr<DeviceReduction> create(collective::Exchange& exchange,
                                                  const collective::OpContext& context,
                                                  collective::ReduceOp op,
-                                                 std::vector<collective::StripeData> stripes);
+                                                 std::vector<collective::StripeData> stripes,
+                                                 std::optional<ResidualUse> residual = std::nullopt);
 
   // Whether reductions that are created from now on take all chunks of an operation at once
   // (collective/cuda/batched_reduction.h), or one after the other. Bytes are the same. Thread-safe.
@@ -34,8 +49,8 @@ class DeviceReduction final : public collective::FrameMaker,
   void enqueue_contributions();
   // On a thread that may block.
   core::Status exchange();
-  // Stage `post`: takes the results that other sites made. What this rank reduces itself is the operation's
-  // `middle`, which decodes and sums.
+  // Stage `post`: takes the results that other sites made, and ends the error feedback. What this rank
+  // reduces itself is the operation's `middle`, which decodes and sums.
   void enqueue_results();
 
   void contributions_arrived() override;
@@ -52,6 +67,7 @@ class DeviceReduction final : public collective::FrameMaker,
   bool loads_kernels();
   void enqueue_sums();
   std::span<std::byte> data_of(const collective::FrameChunk& chunk) const;
+  collective::cuda::DeviceFeedback feedback_of(const ResidualUse& residual) const;
 
   collective::Exchange& exchange_;
   const collective::OpContext context_;

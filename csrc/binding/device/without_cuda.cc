@@ -32,7 +32,8 @@ class DeviceReduction::Batched {};
 
 std::shared_ptr<DeviceReduction> DeviceReduction::create(collective::Exchange&, const collective::OpContext&,
                                                          collective::ReduceOp,
-                                                         std::vector<collective::StripeData>) {
+                                                         std::vector<collective::StripeData>,
+                                                         std::optional<ResidualUse>) {
   return nullptr;
 }
 void DeviceReduction::enqueue_contributions() {}

@@ -63,12 +63,17 @@ struct CodecFamily {
   core::Status (*put)(const DecodeRun& run);
 };
 
-// Encoding. All sections and their planes are named (name_planes() in sections.cuh), and `is_plain` is set in
-// the records of frames that become ones of None; with `must_shrink` these are also the frames that would not
-// be smaller than their elements. Codes the planes, lays the frames out and fills them, those of None as
-// well, whose residuals are then updated. What is left: sections that the codec writes, at `at` of frames
-// that are not of None.
-core::Status place_sections(const EncodeRun& run, const SectionSpace& space, bool must_shrink);
+// Which frames of sections become ones of None.
+enum class PlainFrames : std::uint8_t {
+  None,
+  Named,         // those in whose records `is_plain` is set
+  NamedOrLonger  // these, and those that would not be smaller than their elements
+};
+
+// Encoding. All sections and their planes are named (name_planes() in sections.cuh). Codes the planes, lays
+// the frames out and fills them, those of None as well, whose residuals are then updated. What is left:
+// sections that the codec writes, at `at` of frames that are not of None.
+core::Status place_sections(const EncodeRun& run, const SectionSpace& space, PlainFrames plain);
 
 // Decoding. The sections [first, end) of all frames have been walked (sections.cuh): undoes their stage.
 core::Status decode_sections(const DecodeRun& run, const SectionSpace& space, std::uint32_t first,

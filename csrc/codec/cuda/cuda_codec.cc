@@ -130,9 +130,9 @@ FrameHeaders headers_of(const CodecSpec& spec, DType dtype, Checksums checksums)
   return {header_of(spec, dtype), header_of(CodecSpec{}, dtype), checksums == Checksums::Device};
 }
 
-Status encode(const EncodeRun& run, const FrameSlot* table) {
+// The records are cleared.
+Status encode_cleared(const EncodeRun& run) {
   const ElementEncode& input = run.input;
-  GEOCOMM_RETURN_IF_ERROR(clear_records(input.plan, input.workspace, table, run.stream));
   GEOCOMM_RETURN_IF_ERROR(family_of(run.spec).encode(run));
   if (run.headers.come_with_layout(input.plan)) return Status::ok();
   if (run.headers.with_checksums) {
@@ -193,13 +193,11 @@ Status write_table(const Batch& batch, FrameSlot* table) {
     if (f == 0 || frame.elements != extent.elements) {
       extent = extent_of(batch.spec, batch.dtype, frame.elements);
     }
-    table[f] = {words(frame.elements_dev),
-                words(frame.frame.data()),
-                words(frame.residual_dev),
-                frame.frame.size(),
-                frame.seed,
-                frame.first_element,
-                extent};
+    table[f] = {words(frame.elements_dev), words(frame.frame.data()),
+                words(frame.residual_dev), words(frame.previous_dev),
+                words(frame.scale_dev),    words(frame.outside),
+                frame.frame.size(),        frame.seed,
+                frame.first_element,       extent};
   }
   return Status::ok();
 }
@@ -254,6 +252,10 @@ std::size_t batch_table_bytes(std::size_t frames) {
   return frames * sizeof(FrameSlot);
 }
 
+std::size_t batch_tiles(std::uint64_t largest, std::size_t frames) {
+  return frames * std::max<std::uint64_t>((largest + kFeedbackTile - 1) / kFeedbackTile, 1);
+}
+
 std::size_t batch_workspace_bytes(const CodecSpec& spec, DType dtype, std::uint64_t largest,
                                   std::size_t frames, bool is_received) {
   const PayloadPlan plan = plan_of_batch(spec, dtype, largest, frames, nullptr);
@@ -277,16 +279,16 @@ Status compress_payload(const CodecSpec& spec, DType dtype, const std::byte* src
   const PayloadPlan plan = make_plan(spec, dtype, elements, options.framing);
   const ResidualView residual{words(options.feedback.residual), options.feedback.dtype == DType::BFloat16,
                               options.feedback.decay};
-  return encode({spec,
-                 dtype,
-                 {words(src_dev), words(dst_dev.data()), residual, plan,
-                  cut_workspace(plan, false, workspace_dev.data())},
-                 options.seed,
-                 options.first_element,
-                 headers_of(spec, dtype, options.checksums),
-                 bytes_out_dev,
-                 stream},
-                nullptr);
+  const Workspace workspace = cut_workspace(plan, false, workspace_dev.data());
+  GEOCOMM_RETURN_IF_ERROR(clear_records(plan, workspace, nullptr, stream));
+  return encode_cleared({spec,
+                         dtype,
+                         {words(src_dev), words(dst_dev.data()), residual, plan, workspace},
+                         options.seed,
+                         options.first_element,
+                         headers_of(spec, dtype, options.checksums),
+                         bytes_out_dev,
+                         stream});
 }
 
 Status decompress_payload(const CodecSpec& spec, DType dtype, std::span<const std::byte> payload_dev,
@@ -324,7 +326,12 @@ Status decompress_payload(const CodecSpec& spec, DType dtype, std::span<const st
 Status compress_batch(const Batch& batch, const BatchFeedback& feedback, Stream stream) {
   GEOCOMM_RETURN_IF_ERROR(check_shape(batch, false));
   const bool has_residuals = batch.frames.front().residual_dev != nullptr;
+  const bool enters = feedback.squares_dev != nullptr;
+  const bool goes_outside = batch.frames.front().outside != nullptr;
   if (has_residuals) GEOCOMM_RETURN_IF_ERROR(check_residual(batch.dtype, feedback.dtype, feedback.decay));
+  if (enters && (!has_residuals || feedback.dtype != DType::Float32)) {
+    return invalid("squares are those of a batch with residuals of float32");
+  }
   for (const BatchFrame& frame : batch.frames) {
     if (!is_aligned_to(frame.elements_dev, core::size_of(batch.dtype))) {
       return invalid("elements of a batch are not aligned to their size");
@@ -338,8 +345,15 @@ Status compress_batch(const Batch& batch, const BatchFeedback& feedback, Stream 
     if ((frame.residual_dev != nullptr) != has_residuals) {
       return invalid("some frames of a batch have residuals and some have not");
     }
-    if (!is_aligned_to(frame.residual_dev, core::size_of(feedback.dtype))) {
+    if (!is_aligned_to(frame.residual_dev, core::size_of(feedback.dtype)) ||
+        !is_aligned_to(frame.previous_dev, sizeof(float)) || !is_aligned_to(frame.scale_dev, sizeof(float))) {
       return invalid("a residual is not aligned to its elements");
+    }
+    if ((frame.previous_dev != nullptr) != enters || (frame.scale_dev != nullptr && !enters)) {
+      return invalid("some frames of a batch have a residual that begins apart and some have not");
+    }
+    if ((frame.outside != nullptr) != goes_outside || !is_aligned_to(frame.outside, kAlignment)) {
+      return invalid("some frames of a batch go to aligned memory outside and some do not");
     }
   }
 
@@ -347,15 +361,23 @@ Status compress_batch(const Batch& batch, const BatchFeedback& feedback, Stream 
   GEOCOMM_RETURN_IF_ERROR(write_table(batch, parts.table));
   const ResidualView residual{words(batch.frames.front().residual_dev), feedback.dtype == DType::BFloat16,
                               feedback.decay};
-  return encode({batch.spec,
-                 batch.dtype,
-                 {nullptr, nullptr, residual, parts.plan, parts.workspace},
-                 0,
-                 0,
-                 headers_of(batch.spec, batch.dtype, Checksums::Host),
-                 nullptr,
-                 stream},
-                parts.table);
+  GEOCOMM_RETURN_IF_ERROR(enters
+                              ? enter_feedback(batch.dtype,
+                                               {parts.plan, parts.workspace, parts.table, feedback.decay,
+                                                feedback.scales_elements,
+                                                static_cast<std::uint32_t>(batch_tiles(largest_of(batch), 1)),
+                                                feedback.squares_dev, feedback.cleared_dev},
+                                               stream)
+                              : clear_records(parts.plan, parts.workspace, parts.table, stream));
+  GEOCOMM_RETURN_IF_ERROR(encode_cleared({batch.spec,
+                                          batch.dtype,
+                                          {nullptr, nullptr, residual, parts.plan, parts.workspace},
+                                          0,
+                                          0,
+                                          headers_of(batch.spec, batch.dtype, Checksums::Host),
+                                          nullptr,
+                                          stream}));
+  return goes_outside ? copy_frames_outside(parts.plan, parts.workspace, stream) : Status::ok();
 }
 
 namespace {

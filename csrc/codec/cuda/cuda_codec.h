@@ -90,11 +90,24 @@ struct BatchFrame {
   std::uint64_t seed = 0;  // as in CompressOptions
   std::uint64_t first_element = 0;
   std::byte* residual_dev = nullptr;  // with BatchFeedback; for all frames or none
+  // With BatchFeedback::squares_dev; float32.
+  const std::byte* previous_dev = nullptr;
+  const std::byte* scale_dev = nullptr;  // or nullptr: 1
+  // Encoding, for all frames or none: where the finished frame is copied to, so that `frame`, in the device's
+  // memory, can be read again there. As large as `frame`, aligned to 16.
+  std::byte* outside = nullptr;
 };
 
 struct BatchFeedback {
   core::DType dtype = core::DType::Float32;  // of all residuals
   float decay = 1.0f;
+  // Unless nullptr: each frame's residual, float32, is made from `previous_dev`, which stays as it is. Both,
+  // and the elements if `scales_elements`, are divided by the frame's scale first. Takes the squares of
+  // elements + decay * residual, the frames' tiles one behind the other (batch_tiles()): not finite where
+  // such a value is not.
+  double* squares_dev = nullptr;
+  bool scales_elements = true;
+  std::uint32_t* cleared_dev = nullptr;  // with squares_dev: a word that becomes 0; or nullptr
 };
 
 // Frames that lie anywhere, of any sizes, coded together: in as many kernels as one of them would take. The
@@ -109,6 +122,8 @@ struct Batch {
 };
 
 std::size_t batch_table_bytes(std::size_t frames);
+// Of a batch: `largest` elements in the largest frame.
+std::size_t batch_tiles(std::uint64_t largest, std::size_t frames);
 // As if each frame had the elements of the largest, rounded up to a power of two where there are several. For
 // one direction: decoding takes less.
 std::size_t batch_workspace_bytes(const CodecSpec& spec, core::DType dtype, std::uint64_t largest,

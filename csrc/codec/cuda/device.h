@@ -175,14 +175,24 @@ __device__ __forceinline__ bool is_nan(float value) {
   return (__float_as_uint(value) & kMagnitude) > kInfBits;
 }
 
-// input + decay * residual. A NaN is the input's, else the residual's, made quiet, else what an x86 gives for
-// an invalid operation.
-__device__ __forceinline__ float add_residual(float input, float decay, float residual) {
-  const float value = __fadd_rn(input, __fmul_rn(decay, residual));
-  if (!is_nan(value)) return value;
-  if (is_nan(input)) return __uint_as_float(__float_as_uint(input) | 0x400000u);
-  if (is_nan(residual)) return __uint_as_float(__float_as_uint(residual) | 0x400000u);
+// `result` of an operation on a and b. A NaN is a's, else b's, made quiet, else what an x86 gives for an
+// invalid operation.
+__device__ __forceinline__ float nan_as_host(float result, float a, float b) {
+  if (!is_nan(result)) return result;
+  if (is_nan(a)) return __uint_as_float(__float_as_uint(a) | 0x400000u);
+  if (is_nan(b)) return __uint_as_float(__float_as_uint(b) | 0x400000u);
   return __uint_as_float(0xFFC00000u);
+}
+__device__ __forceinline__ float divide_as_host(float a, float b) {
+  return nan_as_host(__fdiv_rn(a, b), a, b);
+}
+__device__ __forceinline__ float multiply_as_host(float a, float b) {
+  return nan_as_host(__fmul_rn(a, b), a, b);
+}
+
+// input + decay * residual.
+__device__ __forceinline__ float add_residual(float input, float decay, float residual) {
+  return nan_as_host(__fadd_rn(input, __fmul_rn(decay, residual)), input, residual);
 }
 
 // The values that a frame carries: input, plus the decayed residual where there is one. `element` counts from
@@ -227,6 +237,38 @@ __device__ __forceinline__ void store_residual(const ResidualView& residual, std
   } else {
     *reinterpret_cast<float*>(residual.at(element)) = kept;
   }
+}
+
+// Four as the dtype has them; beyond its range they are Inf.
+template <core::DType kType>
+__device__ __forceinline__ Quad rounded(Quad quad) {
+  if constexpr (kType != core::DType::Float32) {
+#pragma unroll
+    for (unsigned c = 0; c < 4; ++c) quad.v[c] = widen<kType>(narrow<kType>(quad.v[c]));
+  }
+  return quad;
+}
+
+// What rounded() gave.
+template <core::DType kType>
+__device__ __forceinline__ void store_as_rounded(std::uint8_t* to, const Quad& quad, unsigned count) {
+  if constexpr (kType == core::DType::Float32) {
+    store_quad<kType>(to, quad, count, is_aligned(to, 16));
+  } else {
+    for (unsigned c = 0; c < count; ++c) {
+      reinterpret_cast<std::uint16_t*>(to)[c] = narrow<kType>(quad.v[c]);
+    }
+  }
+}
+
+// Adds the squares of the first `count`.
+__device__ __forceinline__ double with_squares(double sum, const Quad& quad, unsigned count) {
+#pragma unroll
+  for (unsigned c = 0; c < 4; ++c) {
+    const double wide = quad.v[c];
+    if (c < count) sum = __dadd_rn(sum, __dmul_rn(wide, wide));
+  }
+  return sum;
 }
 
 // Calls `run.template operator()<kType, kFeedback>()` for the elements at hand.

@@ -30,7 +30,7 @@ Status encode(const EncodeRun& run) {
     GEOCOMM_RETURN_IF_ERROR(encode_casts(run.spec.id, run.dtype, CastPass::Check, input, run.stream));
   }
   GEOCOMM_RETURN_IF_ERROR(split_casts(run.spec.id, run.dtype, input, space, run.stream));
-  return place_sections(run, space, false);
+  return place_sections(run, space, PlainFrames::Named);
 }
 
 Status check(const DecodeRun& run) {

@@ -50,7 +50,7 @@ Status encode(const EncodeRun& run) {
   GEOCOMM_RETURN_IF_ERROR(quantize_dead_zone(run.dtype, run.spec.step, input, space, run.stream));
   GEOCOMM_RETURN_IF_ERROR(gather_dead_zone_codes(input, space, run.stream));
   if (run.spec.id == CodecId::BitPlanes) GEOCOMM_RETURN_IF_ERROR(split_codes(input, space, run.stream));
-  GEOCOMM_RETURN_IF_ERROR(place_sections(run, space.sections, false));
+  GEOCOMM_RETURN_IF_ERROR(place_sections(run, space.sections, PlainFrames::None));
   return write_dead_zone_raw(run.dtype, input, space, run.stream);
 }
 

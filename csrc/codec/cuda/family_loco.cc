@@ -26,7 +26,7 @@ Status encode(const EncodeRun& run) {
   args.chosen.plan = run.input.plan;
   GEOCOMM_RETURN_IF_ERROR(choose_elements(run.dtype, args.chosen, run.stream));
   GEOCOMM_RETURN_IF_ERROR(write_loco_records(args, run.stream));
-  return place_sections(run, args.chosen.space.sections, false);
+  return place_sections(run, args.chosen.space.sections, PlainFrames::None);
 }
 
 Status check(const DecodeRun& run) {

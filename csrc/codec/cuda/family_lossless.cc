@@ -50,7 +50,7 @@ Status encode(const EncodeRun& run) {
   const LosslessSpace space = space_of(run.spec, run.dtype, input.plan, Direction::Encode, room);
   GEOCOMM_RETURN_IF_ERROR(split_words(run.dtype, input, space, run.stream));
   GEOCOMM_RETURN_IF_ERROR(split_lower_halves(run.dtype, input, space, run.stream));
-  return place_sections(run, space.sections, true);
+  return place_sections(run, space.sections, PlainFrames::NamedOrLonger);
 }
 
 Status check(const DecodeRun& run) {

@@ -27,7 +27,7 @@ Status encode(const EncodeRun& run) {
   GEOCOMM_RETURN_IF_ERROR(choose_elements(run.dtype, args, run.stream));
   GEOCOMM_RETURN_IF_ERROR(write_places(args, run.stream));
   GEOCOMM_RETURN_IF_ERROR(code_values(args, run.stream));
-  return place_sections(run, space.sections, false);
+  return place_sections(run, space.sections, PlainFrames::None);
 }
 
 Status check(const DecodeRun& run) {

@@ -1,4 +1,6 @@
 // Frames: their headers, their sizes and places, written behind the encoder and found in received bytes.
+#include <algorithm>
+
 #include "codec/cuda/block_scan.cuh"
 #include "codec/cuda/crc32c_device.cuh"
 #include "codec/cuda/huffman_device.cuh"
@@ -58,6 +60,35 @@ __global__ void __launch_bounds__(kThreads)
   if (index >= plan.frames) return;
   workspace.records[index] = {};
   if (table != nullptr) workspace.slots[index] = table[index];
+}
+
+// The bytes [begin, begin + kUnit) of what ends at `end`.
+__device__ void copy_unit(const std::uint8_t* from, std::uint8_t* to, std::uint64_t begin,
+                          std::uint64_t end) {
+  if (end - begin >= kUnit) {
+    *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+  } else {
+    for (std::uint64_t i = 0; i < end - begin; ++i) to[i] = from[i];
+  }
+}
+
+// A whole frame at a time would leave the device idle where there are few.
+constexpr std::uint32_t kPieceBytes = 32768;
+
+__global__ void __launch_bounds__(kThreads)
+    copy_outside(PayloadPlan plan, Workspace workspace, std::uint32_t pieces_per_frame) {
+  const std::uint64_t jobs = std::uint64_t{plan.frames} * pieces_per_frame;
+  for (std::uint64_t job = blockIdx.x; job < jobs; job += gridDim.x) {
+    const std::uint64_t frame = job / pieces_per_frame;
+    const std::uint64_t bytes = sizeof(FrameHeader) + workspace.records[frame].payload_bytes;
+    const std::uint64_t begin = job % pieces_per_frame * kPieceBytes;
+    const std::uint64_t end = begin + kPieceBytes < bytes ? begin + kPieceBytes : bytes;
+    const std::uint8_t* from = workspace.slots[frame].frame;
+    std::uint8_t* to = workspace.slots[frame].outside;
+    for (std::uint64_t at = begin + threadIdx.x * kUnit; at < end; at += kThreads * kUnit) {
+      copy_unit(from + at, to + at, at, end);
+    }
+  }
 }
 
 // Tells the sections of a frame their places, and gives what they take together.
@@ -130,16 +161,6 @@ __global__ void __launch_bounds__(kThreads) lay_out(LayoutArgs args) {
     }
   }
   if (threadIdx.x == 0 && args.bytes_out != nullptr) *args.bytes_out = end;
-}
-
-// The bytes [begin, begin + kUnit) of the regular layout, cut at its end.
-__device__ void copy_unit(const std::uint8_t* from, std::uint8_t* to, std::uint64_t begin,
-                          std::uint64_t end) {
-  if (end - begin >= kUnit) {
-    *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
-  } else {
-    for (std::uint64_t i = 0; i < end - begin; ++i) to[i] = from[i];
-  }
 }
 
 template <bool kToWorkspace>
@@ -287,6 +308,15 @@ Grid warp_per_frame(const PayloadPlan& plan) {
 core::Status clear_records(const PayloadPlan& plan, const Workspace& workspace, const FrameSlot* table,
                            Stream stream) {
   return launch(clear, one_thread_each(plan.frames, kThreads), stream, plan, workspace, table);
+}
+
+core::Status copy_frames_outside(const PayloadPlan& plan, const Workspace& workspace, Stream stream) {
+  const FrameExtent& largest = plan.largest();
+  const std::uint64_t plain = std::uint64_t{largest.elements} * plan.element_bytes;
+  const std::uint64_t most = sizeof(FrameHeader) + std::max<std::uint64_t>(largest.most_bytes, plain);
+  const std::uint32_t pieces = parts_of(most, kPieceBytes);
+  const std::uint64_t jobs = std::uint64_t{plan.frames} * pieces;
+  return launch(copy_outside, Grid{persistent_blocks(jobs, 8), kThreads}, stream, plan, workspace, pieces);
 }
 
 core::Status lay_out_frames(const LayoutArgs& args, Stream stream) {

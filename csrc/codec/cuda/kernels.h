@@ -21,6 +21,22 @@ namespace geocomm::codec::cuda {
 // `table`: of a batch, the slots, where the host has written them; they become those of the workspace.
 core::Status clear_records(const PayloadPlan& plan, const Workspace& workspace, const FrameSlot* table,
                            Stream stream);
+// Elements of a frame whose squares are added up together: their order depends on no device.
+inline constexpr std::uint64_t kFeedbackTile = 16384;
+// The same of a batch whose residuals begin apart (BatchFeedback::squares_dev).
+struct EnterFeedback {
+  PayloadPlan plan;
+  Workspace workspace;
+  const FrameSlot* table;
+  float decay;
+  bool scales_elements;
+  std::uint32_t tiles_per_frame;
+  double* squares;
+  std::uint32_t* cleared;
+};
+core::Status enter_feedback(core::DType dtype, const EnterFeedback& args, Stream stream);
+// Of a batch that has been encoded: its frames to where they are asked for.
+core::Status copy_frames_outside(const PayloadPlan& plan, const Workspace& workspace, Stream stream);
 
 struct ElementEncode {
   const std::uint8_t* src;

@@ -64,6 +64,7 @@ inline unsigned multiprocessors() {
 struct KernelsSeen {
   std::set<const void*> loaded, started;
   bool has_images = true;
+  int until_refusal = -1;  // the launch after so many more is refused; below 0: none is
 };
 inline KernelsSeen& kernels_seen() {
   static KernelsSeen seen;
@@ -75,6 +76,7 @@ core::Status launch(void (*kernel)(Parameters...), const Grid& grid, Stream, Par
   KernelsSeen& seen = kernels_seen();
   if (!seen.has_images) return {core::StatusCode::Driver, "no kernel image"};
   if (!LoadsOnly::is_on() && grid.blocks == 0) return core::Status::ok();
+  if (seen.until_refusal >= 0 && seen.until_refusal-- == 0) return {core::StatusCode::Driver, "refused"};
   (LoadsOnly::is_on() ? seen.loaded : seen.started).insert(reinterpret_cast<const void*>(kernel));
   if (LoadsOnly::is_on()) return core::Status::ok();
   simt::launch([&] { kernel(arguments...); }, {static_cast<unsigned>(grid.blocks)}, {grid.threads},

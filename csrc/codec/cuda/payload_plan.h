@@ -31,8 +31,11 @@ struct FrameExtent {
 struct FrameSlot {
   std::uint8_t* elements;  // encoding: they are read there; decoding: they are put there
   std::uint8_t* frame;
-  std::uint8_t* residual;  // encoding; nullptr where the batch has none
-  std::uint64_t room;      // bytes from `frame` on
+  std::uint8_t* residual;        // encoding; nullptr where the batch has none
+  const std::uint8_t* previous;  // encoding: the residual before, where that is apart
+  const std::uint8_t* scale;     // encoding: what elements and residuals are divided by first; or nullptr
+  std::uint8_t* outside;         // encoding: where the finished frame is copied to; or nullptr
+  std::uint64_t room;            // bytes from `frame` on
   std::uint64_t seed;
   std::uint64_t first_element;
   FrameExtent extent;

@@ -62,12 +62,12 @@ HuffmanSpace part_of(const SectionSpace& space, std::uint32_t first, std::uint32
 
 }  // namespace
 
-core::Status place_sections(const EncodeRun& run, const SectionSpace& space, bool must_shrink) {
+core::Status place_sections(const EncodeRun& run, const SectionSpace& space, PlainFrames plain) {
   const ElementEncode& input = run.input;
   if (space.has_stage) GEOCOMM_RETURN_IF_ERROR(encode_huffman_blocks(space.huffman, run.stream));
   LayoutArgs layout = run.layout(FrameSizes::Sections);
   layout.sections = space;
-  layout.must_shrink = must_shrink;
+  layout.must_shrink = plain == PlainFrames::NamedOrLonger;
   GEOCOMM_RETURN_IF_ERROR(lay_out_frames(layout, run.stream));
   const std::uint64_t per_section = space.bytes_per_frame / space.count;
   const auto pieces = static_cast<std::uint32_t>(per_section / kPieceBytes + 1);
@@ -75,7 +75,8 @@ core::Status place_sections(const EncodeRun& run, const SectionSpace& space, boo
   GEOCOMM_RETURN_IF_ERROR(
       launch(copy_sections, Grid{persistent_blocks(jobs, 8), kThreads}, run.stream, input, space, pieces));
   if (space.has_stage) GEOCOMM_RETURN_IF_ERROR(write_huffman_planes(space.huffman, run.stream));
-  return input.residual.data == nullptr ? core::Status::ok() : write_plain_sums(run.dtype, input, run.stream);
+  const bool may_lose = plain != PlainFrames::None && input.residual.data != nullptr;
+  return may_lose ? write_plain_sums(run.dtype, input, run.stream) : core::Status::ok();
 }
 
 core::Status decode_sections(const DecodeRun& run, const SectionSpace& space, std::uint32_t first,

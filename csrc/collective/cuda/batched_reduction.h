@@ -1,14 +1,19 @@
 // A lossy reduction whose frames are made, decoded and summed on a device, all chunks at once: what is
 // enqueued does not grow with the operation. What it does is that of reduce_transfer.h, bit for bit.
+//
+// Frames cross between the device and the host once each: those of this rank are made in the device's memory,
+// where it reads them again, and copied.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "codec/cuda/cuda_codec.h"
+#include "collective/cuda/device_feedback.h"
 #include "collective/cuda/device_sums.h"
 #include "collective/run/exchange.h"
 #include "core/dtype.h"
@@ -16,12 +21,22 @@
 
 namespace geocomm::collective::cuda {
 
+// Error feedback of an operation, on the device (CallerCodec).
+struct DeviceFeedback {
+  float decay = 1.0f;
+  std::vector<FeedbackSpans> chunks;  // in the device's memory; `next` is not `residual`
+  // `next` is not the caller's: where the operation commits, the residual itself becomes the new one. Else
+  // the caller's `next` does, and where it does not commit that becomes the residual as it was.
+  bool replaces = false;
+};
+
 class BatchedReduction {
  public:
   // `plan` as Exchange::plan_frames() made it, in memory that the device reaches; `data_dev` has each chunk's
   // elements, on the device. Its codec is_supported(), of `dtype` and of Float32.
   BatchedReduction(std::shared_ptr<const FramePlan> plan, core::DType dtype,
-                   std::vector<std::span<std::byte>> data_dev);
+                   std::vector<std::span<std::byte>> data_dev,
+                   std::optional<DeviceFeedback> feedback = std::nullopt);
 
   // Memory that it works in, aligned to 16, until the stream has passed all that was enqueued: on the device,
   // and pinned.
@@ -29,12 +44,21 @@ class BatchedReduction {
   std::size_t pinned_bytes() const { return pinned_bytes_; }
   void take_memory(std::byte* device, std::byte* pinned);
 
-  // The steps of FrameChunk, in this order: 1; 3 and 4; 5, of results that come.
+  // The steps of FrameChunk, in this order: 1; 3 and 4; 5, of results that come, and the end of the feedback.
   core::Status enqueue_contributions(Stream stream) const;
   core::Status enqueue_sums(Stream stream) const;
   core::Status enqueue_results(Stream stream) const;
-  // Once the stream has passed: whether all that was received decoded.
+  // By the host, before the stream comes to enqueue_results(): the exchange has succeeded, without which the
+  // new residual is not kept.
+  void exchanged();
+  // Once the stream has passed: whether all that was received decoded; what became of the residual.
   core::Status verdict() const;
+  FeedbackReport report() const;  // without wire_bytes
+  // Which kernels it takes.
+  const char* name_of_feedback() const {
+    return !feedback_ ? "" : feedback_->replaces ? " feedback, replaced" : " feedback";
+  }
+  bool committed() const { return totals_ != nullptr && totals_->committed != 0; }
 
  private:
   // Which words say what was found in received frames.
@@ -48,11 +72,17 @@ class BatchedReduction {
 
   // Where all is in that memory; nullptr: how much it takes.
   void lay_out(std::byte* device, std::byte* pinned);
-  core::Status publish(Word word, Stream stream) const;
+  Publication verdicts(Word first, Word end) const;
+  core::Status enqueue_end_of_feedback(Stream stream) const;
+  codec::cuda::BatchFeedback batch_feedback(bool of_results) const;
+  codec::cuda::BatchFrame made_frame(std::size_t chunk, bool is_result, std::byte* elements,
+                                     std::span<std::byte> frame) const;
+  FeedbackPiece feedback_piece(std::size_t chunk, float* sums) const;
 
   const std::shared_ptr<const FramePlan> plan_;
   const core::DType dtype_;
   const std::vector<std::span<std::byte>> data_dev_;
+  const std::optional<DeviceFeedback> feedback_;
   // A batch each; of no frames where there are none.
   codec::cuda::Batch contributions_;
   codec::cuda::Batch received_;  // those of the first site, then those of the next
@@ -63,6 +93,12 @@ class BatchedReduction {
   std::span<const SumPiece> decoded_results_ = {};  // to be rounded
   std::uint64_t* words_dev_ = nullptr;
   std::uint64_t* words_ = nullptr;
+  // With feedback.
+  std::span<const FeedbackPiece> ends_ = {};
+  double* input_squares_dev_ = nullptr;  // of contributions, then of results
+  double* squares_dev_ = nullptr;
+  std::uint32_t* turn_dev_ = nullptr;
+  FeedbackTotals* totals_ = nullptr;
   std::size_t device_bytes_ = 0;
   std::size_t pinned_bytes_ = 0;
 };

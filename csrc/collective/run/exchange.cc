@@ -138,8 +138,13 @@ class ExchangeImpl final : public Exchange {
                          std::shared_ptr<FramePlan> plan, FrameMaker& maker) override {
     const OpContext context = with_policy(given);
     return core::without_throwing([&] {
-      return run(context,
-                 std::make_shared<FrameTransfer>(shared_, context, op, stripes, std::move(plan), maker));
+      const auto transfer =
+          std::make_shared<FrameTransfer>(shared_, context, op, stripes, std::move(plan), maker);
+      GEOCOMM_RETURN_IF_ERROR(run(context, transfer));
+      if (context.caller && context.caller->report != nullptr) {
+        context.caller->report->wire_bytes = transfer->wire_bytes();
+      }
+      return Status::ok();
     });
   }
 

@@ -173,12 +173,14 @@ class Exchange {
   // other in the operation.
   virtual core::Status reduce(const OpContext& context, ReduceOp op, std::span<StripeData> stripes) = 0;
 
-  // The same for data on an accelerator. plan_frames() takes stripes without data and acquires the memory of
-  // all frames from `memory`, in one piece; Unsupported: the operation is exact or has residuals, or `memory`
-  // has no more (Exchange::reduce() on host memory carries it out). exchange_frames() takes step 1 as done,
-  // and returns when `frames` and the results of others have come; they were checked against crc and header,
-  // but may still not decode. After an error a channel may still write to the frames: it shares the plan as
-  // long as it can. Ranks that call reduce() and ranks that call exchange_frames() work together.
+  // The same for data on an accelerator. plan_frames() takes stripes whose data and residuals nobody looks
+  // at, and acquires the memory of all frames from `memory`, in one piece; Unsupported: the operation is
+  // exact, or `memory` has no more (Exchange::reduce() on host memory carries it out). Residuals are the
+  // business of whoever makes the frames; of the caller's report only `wire_bytes` is filled in.
+  // exchange_frames() takes step 1 as done, and returns when `frames` and the results of others have come;
+  // they were checked against crc and header, but may still not decode. After an error a channel may still
+  // write to the frames: it shares the plan as long as it can. Ranks that call reduce() and ranks that call
+  // exchange_frames() work together.
   virtual core::Result<std::shared_ptr<FramePlan>> plan_frames(const OpContext& context, ReduceOp op,
                                                                std::span<const StripeData> stripes,
                                                                core::BufferPool& memory) = 0;

@@ -60,10 +60,6 @@ Result<std::shared_ptr<FramePlan>> plan_frames(const ExchangeConfig& config, con
   if (plan.codec.is_exact()) {
     return Status(StatusCode::Unsupported, "an exact reduction has no frames to make: reduce host memory");
   }
-  for (const StripeData& stripe : stripes) {
-    if (!stripe.feedback.residual.empty())
-      return Status(StatusCode::Unsupported, "residuals are in host memory");
-  }
   plan.divisor = op == ReduceOp::Avg ? config.topology.size() : 1;
   try {
     const int own_site = config.topology.site();
@@ -146,7 +142,11 @@ Status FrameTransfer::produce(std::size_t index) {
   GEOCOMM_ASSIGN_OR_RETURN(const std::size_t bytes, codec::seal_frame(frame.room()));
   frame.resize(bytes);
   const Route& route = routes_[job.chunk];
-  return send(contribution ? route.contributions : route.results, frame, raw_bytes(plan_.chunks[job.chunk]));
+  const std::vector<Target>& to = contribution ? route.contributions : route.results;
+  GEOCOMM_RETURN_IF_ERROR(send(to, frame, raw_bytes(plan_.chunks[job.chunk])));
+  std::lock_guard lock(mutex_);
+  wire_bytes_ += to.size() * bytes;
+  return Status::ok();
 }
 
 Buffer& FrameTransfer::slot(const Message& message) {

@@ -21,6 +21,9 @@ class FrameTransfer final : public PlannedReduction {
   FrameTransfer(std::shared_ptr<ExchangeShared> shared, const OpContext& context, ReduceOp op,
                 std::span<const StripeData> stripes, std::shared_ptr<FramePlan> plan, FrameMaker& maker);
 
+  // After a run() that succeeded: FeedbackReport's.
+  std::uint64_t wire_bytes() const { return wire_bytes_; }
+
  private:
   struct Job {
     std::size_t chunk = 0;
@@ -40,8 +43,10 @@ class FrameTransfer final : public PlannedReduction {
   FrameMaker& maker_;
   std::vector<Job> jobs_;  // contributions, then results
   std::size_t contributions_ = 0;
-  bool awaits_nothing_ = false;            // from the beginning
-  std::size_t awaited_contributions_ = 0;  // guarded by mutex_
+  bool awaits_nothing_ = false;  // from the beginning
+  // Guarded by mutex_.
+  std::size_t awaited_contributions_ = 0;
+  std::uint64_t wire_bytes_ = 0;
 };
 
 }  // namespace geocomm::collective

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "../sanitizers.h"
@@ -59,6 +60,7 @@ struct Device {
   std::vector<uint4> shared;
   std::size_t launches = 0;
   bool only_counts = false;
+  std::function<void(const std::function<void()>&)> around;
 };
 Device device;
 
@@ -230,15 +232,7 @@ void run_block() {
   }
 }
 
-}  // namespace
-
-void set_order(Order order) {
-  device.order = order;
-}
-
-void launch(const std::function<void()>& kernel, dim3 grid, dim3 block, std::size_t shared_bytes) {
-  ++device.launches;
-  if (device.only_counts) return;
+void run_grid(const std::function<void()>& kernel, dim3 grid, dim3 block, std::size_t shared_bytes) {
   device.here.grid_size = grid;
   device.here.block_size = block;
   device.threads = block.x * block.y * block.z;
@@ -254,6 +248,24 @@ void launch(const std::function<void()>& kernel, dim3 grid, dim3 block, std::siz
       }
     }
   }
+}
+
+}  // namespace
+
+void set_order(Order order) {
+  device.order = order;
+}
+
+void launch(const std::function<void()>& kernel, dim3 grid, dim3 block, std::size_t shared_bytes) {
+  ++device.launches;
+  if (device.only_counts) return;
+  const auto runs = [&] { run_grid(kernel, grid, block, shared_bytes); };
+  if (device.around) return device.around(runs);
+  runs();
+}
+
+void set_around(std::function<void(const std::function<void()>&)> around) {
+  device.around = std::move(around);
 }
 
 std::size_t launches() {

@@ -42,6 +42,8 @@ void launch(const std::function<void()>& kernel, dim3 grid, dim3 block, std::siz
 // memory nobody has.
 std::size_t launches();
 void only_count(bool counts);
+// What each kernel is run by from now on; nullptr: nothing.
+void set_around(std::function<void(const std::function<void()>& kernel)> around);
 
 struct Coordinates {
   dim3 thread_index, block_index, block_size, grid_size;
@@ -98,6 +100,7 @@ inline float canonical(float value) {
 inline void __syncthreads() {
   geocomm::simt::block_barrier();
 }
+inline void __threadfence() {}
 inline void __syncwarp(unsigned mask = ~0u) {
   geocomm::simt::warp(geocomm::simt::WarpOp::Sync, mask, 0);
 }

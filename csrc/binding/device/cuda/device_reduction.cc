@@ -24,9 +24,10 @@ using core::StatusCode;
 class DeviceReduction::Batched {
  public:
   Batched(const std::shared_ptr<collective::FramePlan>& plan, DType dtype,
-          std::vector<std::span<std::byte>> data, const at::Device& device, StreamDriver::Stream stream,
-          core::BufferPool& pinned)
-      : stream_(static_cast<codec::cuda::Stream>(stream)), reduction_(plan, dtype, std::move(data)) {
+          std::vector<std::span<std::byte>> data, std::optional<collective::cuda::DeviceFeedback> feedback,
+          const at::Device& device, StreamDriver::Stream stream, core::BufferPool& pinned)
+      : stream_(static_cast<codec::cuda::Stream>(stream)),
+        reduction_(plan, dtype, std::move(data), std::move(feedback)) {
     pinned_ = pinned.acquire(reduction_.pinned_bytes());
     workspace_ = at::empty({static_cast<std::int64_t>(reduction_.device_bytes())},
                            at::TensorOptions().dtype(at::kByte).device(device));
@@ -36,7 +37,8 @@ class DeviceReduction::Batched {
   void enqueue_contributions() const { throw_if_error(reduction_.enqueue_contributions(stream_)); }
   void enqueue_sums() const { throw_if_error(reduction_.enqueue_sums(stream_)); }
   void enqueue_results() const { throw_if_error(reduction_.enqueue_results(stream_)); }
-  Status verdict() const { return reduction_.verdict(); }
+  void exchanged() { reduction_.exchanged(); }
+  const collective::cuda::BatchedReduction& reduction() const { return reduction_; }
 
  private:
   const codec::cuda::Stream stream_;
@@ -124,16 +126,17 @@ class DeviceReduction::Kernels {
 std::shared_ptr<DeviceReduction> DeviceReduction::create(collective::Exchange& exchange,
                                                          const collective::OpContext& context,
                                                          collective::ReduceOp op,
-                                                         std::vector<collective::StripeData> stripes) {
+                                                         std::vector<collective::StripeData> stripes,
+                                                         std::optional<ResidualUse> residual) {
   StreamOperation* const stream = StreamOperation::current();
-  if (stream == nullptr) return nullptr;
+  const bool is_batched = uses_batches();
+  if (stream == nullptr || (residual && !is_batched)) return nullptr;
   auto plan = exchange.plan_frames(context, op, stripes, stream->pinned());
   if (!plan.is_ok()) {
     if (plan.status().code() == StatusCode::Unsupported) return nullptr;
     throw_if_error(plan.status());
   }
   if (!codec::cuda::is_supported((*plan)->codec, context.dtype)) return nullptr;
-  const bool is_batched = uses_batches();
   // Frame by frame its many kernels would take longer than the way through the host.
   if (!is_batched && (*plan)->codec.id == codec::CodecId::BitPlanes) return nullptr;
   std::shared_ptr<DeviceReduction> self(
@@ -144,8 +147,9 @@ std::shared_ptr<DeviceReduction> DeviceReduction::create(collective::Exchange& e
     if (is_batched) {
       std::vector<std::span<std::byte>> data;
       for (const FrameChunk& chunk : self->plan_->chunks) data.push_back(self->data_of(chunk));
-      self->batched_ = std::make_shared<Batched>(self->plan_, context.dtype, std::move(data), device,
-                                                 stream->stream(), stream->pinned());
+      self->batched_ = std::make_shared<Batched>(self->plan_, context.dtype, std::move(data),
+                                                 residual ? std::optional(self->feedback_of(*residual)) : std::nullopt,
+                                                 device, stream->stream(), stream->pinned());
     } else {
       self->kernels_ =
           std::make_shared<Kernels>(*self->plan_, context.dtype, device, stream->stream(), stream->pinned());
@@ -158,8 +162,11 @@ std::shared_ptr<DeviceReduction> DeviceReduction::create(collective::Exchange& e
   if (!self->loads_kernels()) return nullptr;
   stream->hold(self);
   stream->set_middle([reduction = self.get()] { reduction->enqueue_sums(); });
-  stream->check_at_end([reduction = self.get()] {
-    return reduction->batched_ ? reduction->batched_->verdict() : reduction->kernels_->verdict();
+  stream->check_at_end([reduction = self.get(), residual = std::move(residual)] {
+    if (!reduction->batched_) return reduction->kernels_->verdict();
+    const auto& batches = reduction->batched_->reduction();
+    if (residual) residual->ended(batches.report(), batches.committed());
+    return batches.verdict();
   });
   return self;
 }
@@ -173,6 +180,7 @@ DeviceReduction::DeviceReduction(collective::Exchange& exchange, const collectiv
 bool DeviceReduction::loads_kernels() {
   std::string key = core::str(batched_ ? "batched " : "", "reduction ", plan_->codec.to_string(), ' ',
                               core::to_string(context_.dtype), ' ', plan_->divisor != 1);
+  if (batched_) key += batched_->reduction().name_of_feedback();
   std::set<std::string> kinds;
   for (const FrameChunk& chunk : plan_->chunks) {
     kinds.insert(
@@ -198,7 +206,9 @@ void DeviceReduction::enqueue_contributions() {
 }
 
 Status DeviceReduction::exchange() {
-  return exchange_.exchange_frames(context_, op_, stripes_, plan_, *this);
+  GEOCOMM_RETURN_IF_ERROR(exchange_.exchange_frames(context_, op_, stripes_, plan_, *this));
+  if (batched_) batched_->exchanged();
+  return Status::ok();
 }
 
 void DeviceReduction::enqueue_sums() {
@@ -234,7 +244,7 @@ void DeviceReduction::enqueue_sums() {
     std::byte* const target = !chunk.owns && chunk.receives && is_apart ? data.data() : nullptr;
     if (target != nullptr || plan_->divisor != 1) {
       const SumPiece piece[] = {{sums, target, count}};
-      throw_if_error(collective::cuda::finish_sums(dtype, piece, plan_->divisor, stream));
+      throw_if_error(collective::cuda::finish_sums(dtype, piece, plan_->divisor, {}, stream));
     }
     if (chunk.owns) {
       kernels_->encode(DType::Float32, reinterpret_cast<const std::byte*>(sums), chunk, chunk.result_options,
@@ -262,7 +272,7 @@ void DeviceReduction::enqueue_results() {
     kernels_->decode(DType::Float32, chunk.result, chunk, codec::Sink::Float32,
                      reinterpret_cast<std::byte*>(sums));
     const SumPiece piece[] = {{sums, data.data(), chunk.range.size()}};
-    throw_if_error(collective::cuda::finish_sums(dtype, piece, 1, stream));
+    throw_if_error(collective::cuda::finish_sums(dtype, piece, 1, {}, stream));
   }
 }
 
@@ -272,6 +282,14 @@ void DeviceReduction::contributions_arrived() {
 
 Status DeviceReduction::wait_for_results(core::Deadline deadline) {
   return stream_.wait_until_made(deadline);
+}
+
+collective::cuda::DeviceFeedback DeviceReduction::feedback_of(const ResidualUse& residual) const {
+  collective::cuda::DeviceFeedback feedback{context_.caller->decay, {}, residual.replaces};
+  for (const FrameChunk& chunk : plan_->chunks) {
+    feedback.chunks.push_back(stripes_[chunk.stripe].feedback.part(chunk.range.begin, chunk.range.size()));
+  }
+  return feedback;
 }
 
 std::span<std::byte> DeviceReduction::data_of(const FrameChunk& chunk) const {
