@@ -45,7 +45,7 @@ class DeviceReduction final : public collective::FrameMaker,
   static void use_batches(bool uses) { uses_batches_.store(uses, std::memory_order_relaxed); }
   static bool uses_batches() { return uses_batches_.load(std::memory_order_relaxed); }
 
-  // Stage `pre`: encodes.
+  // Stage `pre`: encodes, where that is not left to the operation's pieces, a group each.
   void enqueue_contributions();
   // On a thread that may block.
   core::Status exchange();
@@ -53,8 +53,9 @@ class DeviceReduction final : public collective::FrameMaker,
   // reduces itself is the operation's `middle`, which decodes and sums.
   void enqueue_results();
 
-  void contributions_arrived() override;
-  core::Status wait_for_results(core::Deadline deadline) override;
+  core::Status wait_for_contributions(std::uint32_t groups, core::Deadline deadline) override;
+  void contributions_arrived(std::uint32_t groups) override;
+  core::Status wait_for_results(std::uint32_t groups, core::Deadline deadline) override;
 
  private:
   class Kernels;
@@ -65,7 +66,8 @@ class DeviceReduction final : public collective::FrameMaker,
                   StreamOperation& stream);
 
   bool loads_kernels();
-  void enqueue_sums();
+  void enqueue_contributions(std::uint32_t group);
+  void enqueue_sums(std::uint32_t group);
   std::span<std::byte> data_of(const collective::FrameChunk& chunk) const;
   collective::cuda::DeviceFeedback feedback_of(const ResidualUse& residual) const;
 

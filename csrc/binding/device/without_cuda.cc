@@ -41,8 +41,11 @@ core::Status DeviceReduction::exchange() {
   return core::Status::ok();
 }
 void DeviceReduction::enqueue_results() {}
-void DeviceReduction::contributions_arrived() {}
-core::Status DeviceReduction::wait_for_results(core::Deadline) {
+core::Status DeviceReduction::wait_for_contributions(std::uint32_t, core::Deadline) {
+  return core::Status::ok();
+}
+void DeviceReduction::contributions_arrived(std::uint32_t) {}
+core::Status DeviceReduction::wait_for_results(std::uint32_t, core::Deadline) {
   return core::Status::ok();
 }
 

@@ -24,6 +24,7 @@ class Current {
 };
 
 constexpr const char* kNoSignal = "CUDA refused to tell the host how far a stream has come";
+constexpr const char* kNoWords = "no pinned memory is left for CUDA streams";
 constexpr const char* kNoGate = "CUDA refused to make a stream wait for the host";
 
 }  // namespace
@@ -40,12 +41,10 @@ std::shared_ptr<StreamOperation> StreamOperation::create(OperationId id, core::D
   if (lease->stream() == nullptr) return nullptr;
   std::shared_ptr<StreamOperation> self(new StreamOperation(std::move(id), deadline, std::move(group),
                                                             std::move(lease), inner, std::move(around)));
-  self->arrived_ = StreamGate::create(device);
   self->over_ = StreamGate::create(device);
   self->ready_ = StreamSignal::create(device);
-  self->made_ = StreamSignal::create(device);
   self->finish_ = StreamSignal::create(device);
-  return self->arrived_ && self->over_ && self->ready_ && self->made_ && self->finish_ ? self : nullptr;
+  return self->over_ && self->ready_ && self->finish_ ? self : nullptr;
 }
 
 void StreamOperation::use() {
@@ -119,16 +118,25 @@ bool StreamOperation::set_pieces(Pieces pieces) {
   return true;
 }
 
-void StreamOperation::enqueue_middle_locked() {
-  if (std::exchange(middle_enqueued_, true)) return;
-  run_stage(middle_);
-  if (!has_failed()) signal(*made_);
+void StreamOperation::set_middle(Middle middle) {
+  arrived_ = StreamGate::create(lease_->device(), middle.count);
+  made_ = StreamSignal::create(lease_->device(), middle.count);
+  require(arrived_ && made_, kNoWords);
+  middle_ = std::move(middle);
 }
 
-void StreamOperation::enqueue_middle_if_due() {
+void StreamOperation::enqueue_next_of_middle_locked() {
+  run_stage([&] { middle_.enqueue(middle_enqueued_); });
+  ++middle_enqueued_;
+  if (has_failed()) return;
+  run_stage([&] { require(made_->enqueue(lease_->stream()), kNoSignal); });
+}
+
+void StreamOperation::enqueue_middle_if_due(std::uint32_t parts) {
   // A thread that has the lock is about it, and may wait for the device, and so for this exchange.
   const std::unique_lock lock(middle_mutex_, std::try_to_lock);
-  if (lock && middle_ && !has_failed()) enqueue_middle_locked();
+  if (!lock) return;
+  while (middle_enqueued_ < std::min(parts, middle_.count) && !has_failed()) enqueue_next_of_middle_locked();
 }
 
 void StreamOperation::enqueue_rest() {
@@ -137,10 +145,12 @@ void StreamOperation::enqueue_rest() {
   const auto close = [&](StreamGate& gate) { require(gate.enqueue(lease_->stream()), kNoGate); };
   // Where `pre` failed there is nothing to exchange. An exchange that failed changes nothing: the other ranks
   // of the site, which may not know yet, take part in this stage with this one.
-  if (middle_ && !has_failed()) {
+  if (middle_.count > 0) {
     const std::lock_guard middle_lock(middle_mutex_);
-    if (!middle_enqueued_) run_stage([&] { close(*arrived_); });
-    if (!has_failed()) enqueue_middle_locked();
+    while (middle_enqueued_ < middle_.count && !has_failed()) {
+      run_stage([&] { require(arrived_->enqueue(lease_->stream(), middle_enqueued_ + 1), kNoGate); });
+      if (!has_failed()) enqueue_next_of_middle_locked();
+    }
   }
   if (pieces_.back && !has_failed()) {
     run_stage([&] {
@@ -195,11 +205,11 @@ Status StreamOperation::run(const std::function<Status()>& exchange, core::Deadl
   return status;
 }
 
-Status StreamOperation::wait_until_made(core::Deadline deadline) {
-  enqueue_middle_if_due();
+Status StreamOperation::wait_until_made(std::uint32_t parts, core::Deadline deadline) {
+  enqueue_middle_if_due(parts);
   bool is_late = false;
-  nap_until([&] { return is_made() || has_failed() || (is_late = deadline.expired()); });
-  if (is_made()) return Status::ok();
+  nap_until([&] { return is_made(parts) || has_failed() || (is_late = deadline.expired()); });
+  if (is_made(parts)) return Status::ok();
   if (!is_late) return {StatusCode::Driver, "this rank's part could not be reduced on the device"};
   return {StatusCode::Timeout,
           "the device has not reduced this rank's part in time: is it stuck in another kernel?"};
@@ -243,7 +253,7 @@ void StreamOperation::end() {
   }
   if (!status.is_ok()) fail(std::move(status));
   held_.clear();
-  middle_ = nullptr;
+  middle_ = {};
   pieces_ = {};
   check_ = nullptr;
   if (!is_broken) lease_.reset();

@@ -48,15 +48,16 @@ class EnqueueOrder;
 // One operation on its stream:
 //
 //   issued:          pre · ready · pieces to the host
-//   used:            │arrived│ middle · made · (│piece│ back) · │over│ post · finish
+//   used:            (│arrived│ middle · made) · (│piece│ back) · │over│ post · finish
 //   the host beside: the exchange, once `ready` has passed; opens the gates
 //
 // `middle`, which only some operations have, is what the exchange itself needs of the device once the data of
-// the other sites has arrived. Gates close only when the operation is used, that is, when somebody is to wait
-// for what is behind them (EnqueueOrder). Pieces, of operations that the host carries out, are copied one
-// after the other, so that the exchange of one runs beside the copies of others. Nothing on the exchange's
-// way waits for that: it opens the gates whether they are closed or not, and enqueues `middle` if nobody has
-// by then.
+// the other sites has arrived: in one part or several, each behind a gate of its own. Gates close only when
+// the operation is used, that is, when somebody is to wait for what is behind them (EnqueueOrder). Pieces, of
+// operations that the host carries out, are copied one after the other, so that the exchange of one runs
+// beside the copies of others. (Or the device makes their frames one after the other: `to_host` need not be a
+// copy.) Nothing on the exchange's way waits for that: it opens the gates whether they are closed or not, and
+// enqueues `middle` if nobody has by then.
 class StreamOperation final : public Operation {
  public:
   // Runs its argument with the operation's stream as the current one.
@@ -86,8 +87,12 @@ class StreamOperation final : public Operation {
   StreamDriver::Stream stream() const { return lease_->stream(); }
   core::BufferPool& pinned() const { return lease_->device().pinned(); }
 
-  // In stage `pre`.
-  void set_middle(std::function<void()> middle) { middle_ = std::move(middle); }
+  // In stage `pre`. `enqueue` enqueues one part. Throws where no memory for words is left.
+  struct Middle {
+    std::uint32_t count = 0;
+    std::function<void(std::uint32_t)> enqueue;
+  };
+  void set_middle(Middle middle);
   // In stage `pre`. `to_host` and `back` enqueue one piece. False: no memory for words is left, nothing was
   // done.
   struct Pieces {
@@ -111,13 +116,13 @@ class StreamOperation final : public Operation {
 
   // Of the device.
   bool is_ready() const { return ready_->is_given(); }
-  bool is_made() const { return made_->is_given(); }
+  bool is_made(std::uint32_t parts) const { return made_->given() >= parts; }
   bool is_finished() const { return finish_->is_given(); }
 
-  // By the exchange. Data of the other sites has arrived.
-  void open_arrived() { arrived_->open(); }
+  // By the exchange. What the first `parts` of `middle` need has arrived.
+  void open_arrived(std::uint32_t parts) { arrived_->open(parts); }
   // By the exchange, on a thread that may block: after open_arrived().
-  void enqueue_middle_if_due();
+  void enqueue_middle_if_due(std::uint32_t parts);
   // By the exchange: so many pieces, from the first on, may go back.
   void open_pieces(std::uint32_t count) { pieces_made_->open(count); }
   // All is over.
@@ -127,7 +132,7 @@ class StreamOperation final : public Operation {
   // the deadline, or with what `group` says if that is an error.
   core::Status run(const std::function<core::Status()>& exchange, core::Deadline deadline,
                    const std::function<core::Status()>& group);
-  core::Status wait_until_made(core::Deadline deadline);
+  core::Status wait_until_made(std::uint32_t parts, core::Deadline deadline);
   // Until the first `count` pieces are on the host; how many are.
   core::Result<std::uint32_t> wait_for_pieces(std::uint32_t count, core::Deadline deadline);
   // After run() and enqueue_rest(): waits until the device has passed `finish`. What the device or the
@@ -153,7 +158,7 @@ class StreamOperation final : public Operation {
   void signal(StreamSignal& signal);
   void tell(Told& told);
   void require(bool taken, const char* what) const;
-  void enqueue_middle_locked();
+  void enqueue_next_of_middle_locked();
   bool has_failed() const { return error() != nullptr; }
 
   std::shared_ptr<StreamLease> lease_;
@@ -162,7 +167,7 @@ class StreamOperation final : public Operation {
   std::shared_ptr<EnqueueOrder> order_;  // of its lane
   Told when_enqueued_;
   Told when_over_;
-  std::function<void()> middle_;
+  Middle middle_;
   Pieces pieces_;
   std::unique_ptr<StreamSignal> pieces_there_;
   std::unique_ptr<StreamGate> pieces_made_;
@@ -173,9 +178,9 @@ class StreamOperation final : public Operation {
   std::unique_ptr<StreamSignal> finish_;
   std::vector<std::shared_ptr<void>> held_;
   std::function<core::Status()> check_;
-  std::mutex rest_mutex_;    // held while the rest is enqueued
-  std::mutex middle_mutex_;  // held while `middle` is; guards middle_enqueued_
-  bool middle_enqueued_ = false;
+  std::mutex rest_mutex_;              // held while the rest is enqueued
+  std::mutex middle_mutex_;            // held while `middle` is; guards middle_enqueued_
+  std::uint32_t middle_enqueued_ = 0;  // parts
   std::atomic<bool> enqueued_{false};
   std::mutex enqueued_mutex_;  // held to set enqueued_
   std::condition_variable was_enqueued_;

@@ -52,6 +52,12 @@ std::size_t tiles_of(const Batch& batch) {
   return codec::cuda::batch_tiles(largest_of(batch), batch.frames.size());
 }
 
+std::size_t workspace_of(const Batch& batch, bool is_received) {
+  if (batch.frames.empty()) return 0;
+  return codec::cuda::batch_workspace_bytes(batch.spec, batch.dtype, largest_of(batch), batch.frames.size(),
+                                            is_received);
+}
+
 }  // namespace
 
 BatchedReduction::BatchedReduction(std::shared_ptr<const FramePlan> plan, DType dtype,
@@ -63,7 +69,7 @@ BatchedReduction::BatchedReduction(std::shared_ptr<const FramePlan> plan, DType 
 
 void BatchedReduction::take_memory(std::byte* device, std::byte* pinned) {
   lay_out(device, pinned);
-  std::fill_n(words_, kWords, 0);
+  std::fill_n(verdicts_, words_, 0);
   if (feedback_) *totals_ = {};
 }
 
@@ -103,163 +109,188 @@ void BatchedReduction::lay_out(std::byte* device_memory, std::byte* pinned_memor
   SpaceCutter pinned(pinned_memory);
   const bool has_memory = pinned_memory != nullptr;
   const bool is_float = dtype_ == DType::Float32;
-  words_dev_ = device.take<std::uint64_t>(kWords);
-  words_ = pinned.take<std::uint64_t>(kWords);
-  contributions_ = {plan_->codec, dtype_, {}};
-  received_ = {plan_->codec, dtype_, {}};
-  made_results_ = {plan_->codec, DType::Float32, {}};
+  const std::size_t chunks = plan_->chunks.size();
+  groups_.assign(
+      plan_->groups,
+      {{plan_->codec, dtype_, {}}, {plan_->codec, dtype_, {}}, {plan_->codec, DType::Float32, {}}, {}, {}});
   results_ = {plan_->codec, DType::Float32, {}};
-
-  std::size_t sites = 0;
-  std::vector<float*> sums(plan_->chunks.size());
-  std::vector<std::span<std::byte>> own_frames(plan_->chunks.size());
-  std::vector<SumPiece> to_finish;
+  sums_.assign(chunks, nullptr);
+  own_frames_.assign(chunks, {});
+  std::vector<std::vector<SumPiece>> to_finish(groups_.size());
   std::vector<SumPiece> to_round;
   std::vector<FeedbackPiece> ends;
-  for (std::size_t c = 0; c < plan_->chunks.size(); ++c) {
+  for (std::size_t c = 0; c < chunks; ++c) {
     const FrameChunk& chunk = plan_->chunks[c];
+    Group& group = groups_[chunk.group];
     std::byte* const data = data_dev_[c].data();
     const std::uint64_t count = chunk.range.size();
     const bool takes_result = chunk.receives && chunk.has_result;
     // In the caller's data where that is float and no operand is read from there.
     const bool is_apart =
         (chunk.reduces && (!is_float || has_own_part(chunk))) || (takes_result && !is_float);
-    sums[c] = is_apart ? device.take<float>(count) : reinterpret_cast<float*>(data);
+    float* const sums = is_apart ? device.take<float>(count) : reinterpret_cast<float*>(data);
+    sums_[c] = sums;
 
     if (chunk.contributes) {
-      own_frames[c] = taken(codec::compress_bound(plan_->codec, dtype_, count), device);
-      contributions_.frames.push_back(made_frame(c, false, data, own_frames[c]));
+      own_frames_[c] = taken(codec::compress_bound(plan_->codec, dtype_, count), device);
+      group.contributions.frames.push_back(made_frame(c, false, data, own_frames_[c]));
     }
     if (chunk.reduces) {
-      sites = std::max(sites, chunk.frames.size());
       const bool ends_later = feedback_ && !chunk.owns;
       std::byte* const target = !chunk.owns && chunk.receives && is_apart ? data : nullptr;
       if (!ends_later && (target != nullptr || plan_->divisor != 1)) {
-        to_finish.push_back({sums[c], target, count});
+        to_finish[chunk.group].push_back({sums, target, count});
       }
     }
     std::span<std::byte> result = chunk.result.room();
     if (chunk.owns) {
       result = taken(codec::compress_bound(plan_->codec, DType::Float32, count), device);
-      made_results_.frames.push_back(made_frame(c, true, bytes_of(sums[c]), result));
+      group.made_results.frames.push_back(made_frame(c, true, bytes_of(sums), result));
     }
     if (takes_result) {
-      results_.frames.push_back({is_float ? data : bytes_of(sums[c]), count, result});
-      if (!is_float && !feedback_) to_round.push_back({sums[c], data, count});
+      results_.frames.push_back({is_float ? data : bytes_of(sums), count, result});
+      if (!is_float && !feedback_) to_round.push_back({sums, data, count});
     }
     if (feedback_) {
-      ends.push_back(feedback_piece(c, takes_result && is_float ? reinterpret_cast<float*>(data) : sums[c]));
+      ends.push_back(feedback_piece(c, takes_result && is_float ? reinterpret_cast<float*>(data) : sums));
     }
   }
-  sites_.assign(sites, {});
-  for (std::size_t s = 0; s < sites; ++s) {
-    std::vector<SumPiece> own;
-    sites_[s].first = received_.frames.size();
-    for (std::size_t c = 0; c < plan_->chunks.size(); ++c) {
-      const FrameChunk& chunk = plan_->chunks[c];
-      if (!chunk.reduces) continue;
-      const core::Buffer& frame = chunk.frames[s];
-      const std::uint64_t count = chunk.range.size();
-      if (frame.data() == nullptr) {
-        const auto scale = feedback_ ? feedback_->chunks[c].scale : std::span<const float>{};
-        own.push_back({sums[c], data_dev_[c].data(), count, scale.empty() ? nullptr : scale.data()});
-      } else {
-        const bool is_own = chunk.contributes && frame.data() == chunk.contribution.data();
-        received_.frames.push_back({bytes_of(sums[c]), count, is_own ? own_frames[c] : frame.room()});
-      }
-    }
-    sites_[s].frames = received_.frames.size() - sites_[s].first;
-    sites_[s].own = listed(own, has_memory, pinned);
+  words_ = 0;
+  contribution_tiles_ = 0;
+  for (std::uint32_t g = 0; g < groups_.size(); ++g) {
+    Group& group = groups_[g];
+    group.sites = sites_of(g, group.received, has_memory, pinned);
+    group.sums = listed(to_finish[g], has_memory, pinned);
+    group.word = words_;
+    if (!group.received.frames.empty()) ++words_;
+    group.contribution_tile = contribution_tiles_;
+    contribution_tiles_ += tiles_of(group.contributions);
   }
-  sums_ = listed(to_finish, has_memory, pinned);
+  if (!results_.frames.empty()) ++words_;
+  result_tiles_ = 0;
+  for (Group& group : groups_) {
+    group.result_tile = contribution_tiles_ + result_tiles_;
+    result_tiles_ += tiles_of(group.made_results);
+  }
+  verdicts_dev_ = device.take<std::uint64_t>(words_);
+  verdicts_ = pinned.take<std::uint64_t>(words_);
   decoded_results_ = listed(to_round, has_memory, pinned);
   if (feedback_) {
     ends_ = listed(ends, has_memory, pinned);
     totals_ = pinned.take<FeedbackTotals>(1);
-    input_squares_dev_ = device.take<double>(tiles_of(contributions_) + tiles_of(made_results_));
+    input_squares_dev_ = device.take<double>(contribution_tiles_ + result_tiles_);
     squares_dev_ = device.take<double>(feedback_square_count(std::span<const FeedbackPiece>(ends)));
     turn_dev_ = device.take<std::uint32_t>(1);
   }
 
   // One workspace, used in order of the stream; the tables are read when their kernels begin.
   std::size_t workspace_bytes = 0;
-  Batch* const batches[] = {&contributions_, &made_results_, &received_, &results_};
+  std::vector<Batch*> batches = {&results_};
+  for (Group& group : groups_) {
+    for (Batch* batch : {&group.contributions, &group.received, &group.made_results})
+      batches.push_back(batch);
+    workspace_bytes = std::max({workspace_bytes, workspace_of(group.contributions, false),
+                                workspace_of(group.received, true), workspace_of(group.made_results, false)});
+  }
+  workspace_bytes = std::max(workspace_bytes, workspace_of(results_, true));
+  const std::span<std::byte> workspace = taken(workspace_bytes, device);
   for (Batch* const batch : batches) {
-    if (batch->frames.empty()) continue;
-    const bool is_received = batch == &received_ || batch == &results_;
-    workspace_bytes = std::max(
-        workspace_bytes, codec::cuda::batch_workspace_bytes(batch->spec, batch->dtype, largest_of(*batch),
-                                                            batch->frames.size(), is_received));
+    batch->workspace_dev = workspace;
     batch->table = taken(codec::cuda::batch_table_bytes(batch->frames.size()), pinned);
   }
-  const std::span<std::byte> workspace = taken(workspace_bytes, device);
-  for (Batch* const batch : batches) batch->workspace_dev = workspace;
   device_bytes_ = device.bytes();
   pinned_bytes_ = pinned.bytes();
 }
 
-codec::cuda::BatchFeedback BatchedReduction::batch_feedback(bool of_results) const {
+// Of the chunks of a group that this rank reduces. Appends the frames of all sites to `received`.
+std::vector<BatchedReduction::Site> BatchedReduction::sites_of(std::uint32_t group, Batch& received,
+                                                               bool has_memory, SpaceCutter& pinned) const {
+  std::vector<Site> sites;
+  const auto reduces = [&](const FrameChunk& chunk) { return chunk.group == group && chunk.reduces; };
+  const auto first = std::ranges::find_if(plan_->chunks, reduces);
+  sites.resize(first == plan_->chunks.end() ? 0 : first->frames.size());
+  for (std::size_t s = 0; s < sites.size(); ++s) {
+    std::vector<SumPiece> own;
+    sites[s].first = received.frames.size();
+    for (std::size_t c = 0; c < plan_->chunks.size(); ++c) {
+      const FrameChunk& chunk = plan_->chunks[c];
+      if (!reduces(chunk)) continue;
+      const core::Buffer& frame = chunk.frames[s];
+      const std::uint64_t count = chunk.range.size();
+      if (frame.data() == nullptr) {
+        const auto scale = feedback_ ? feedback_->chunks[c].scale : std::span<const float>{};
+        own.push_back({sums_[c], data_dev_[c].data(), count, scale.empty() ? nullptr : scale.data()});
+      } else {
+        const bool is_own = chunk.contributes && frame.data() == chunk.contribution.data();
+        received.frames.push_back({bytes_of(sums_[c]), count, is_own ? own_frames_[c] : frame.room()});
+      }
+    }
+    sites[s].frames = received.frames.size() - sites[s].first;
+    sites[s].own = listed(own, has_memory, pinned);
+  }
+  return sites;
+}
+
+codec::cuda::BatchFeedback BatchedReduction::batch_feedback(std::size_t tile, bool of_results) const {
   if (!feedback_) return {};
   const float unit = of_results ? static_cast<float>(plan_->divisor) : 1.0f;
-  return {DType::Float32, feedback_->decay / unit,
-          input_squares_dev_ + (of_results ? tiles_of(contributions_) : 0), !of_results, turn_dev_};
+  return {DType::Float32, feedback_->decay / unit, input_squares_dev_ + tile, !of_results, turn_dev_};
 }
 
-// Of words that a check has written: [first, end).
-Publication BatchedReduction::verdicts(Word first, Word end) const {
-  return {words_dev_ + first, words_ + first, static_cast<std::uint32_t>(end - first)};
+// Of words that a check has written.
+Publication BatchedReduction::verdicts(std::uint32_t first, std::uint32_t count) const {
+  return {verdicts_dev_ + first, verdicts_ + first, count};
 }
 
-Status BatchedReduction::enqueue_contributions(Stream stream) const {
-  if (contributions_.frames.empty()) return Status::ok();
-  return codec::cuda::compress_batch(contributions_, batch_feedback(false), stream);
+Status BatchedReduction::enqueue_contributions(std::uint32_t index, Stream stream) const {
+  const Group& group = groups_[index];
+  if (group.contributions.frames.empty()) return Status::ok();
+  return codec::cuda::compress_batch(group.contributions, batch_feedback(group.contribution_tile, false),
+                                     stream);
 }
 
-Status BatchedReduction::enqueue_sums(Stream stream) const {
-  std::uint64_t* const word = words_dev_ + kOfContributions;
-  const bool has_frames = !received_.frames.empty();
-  if (has_frames) GEOCOMM_RETURN_IF_ERROR(codec::cuda::check_batch(received_, word, stream));
-  for (std::size_t s = 0; s < sites_.size(); ++s) {
-    const Site& site = sites_[s];
+Status BatchedReduction::enqueue_sums(std::uint32_t index, Stream stream) const {
+  const Group& group = groups_[index];
+  const Batch& received = group.received;
+  std::uint64_t* const word = verdicts_dev_ + group.word;
+  const bool has_frames = !received.frames.empty();
+  if (has_frames) GEOCOMM_RETURN_IF_ERROR(codec::cuda::check_batch(received, word, stream));
+  for (std::size_t s = 0; s < group.sites.size(); ++s) {
+    const Site& site = group.sites[s];
     if (site.frames > 0) {
       GEOCOMM_RETURN_IF_ERROR(
-          codec::cuda::put_batch(received_, site.first, site.frames,
+          codec::cuda::put_batch(received, site.first, site.frames,
                                  s == 0 ? codec::Sink::Float32 : codec::Sink::AddToFloat32, word, stream));
     }
     GEOCOMM_RETURN_IF_ERROR(
         accumulate_elements(dtype_, site.own, s == 0 ? Accumulate::Assign : Accumulate::Add, stream));
   }
-  const bool is_told = has_frames && !feedback_;
-  GEOCOMM_RETURN_IF_ERROR(finish_sums(dtype_, sums_, plan_->divisor,
-                                      is_told ? verdicts(kOfContributions, kOfResults) : Publication{},
-                                      stream));
-  if (made_results_.frames.empty()) return Status::ok();
-  return codec::cuda::compress_batch(made_results_, batch_feedback(true), stream);
+  GEOCOMM_RETURN_IF_ERROR(finish_sums(dtype_, group.sums, plan_->divisor,
+                                      verdicts(group.word, has_frames && !feedback_ ? 1 : 0), stream));
+  if (group.made_results.frames.empty()) return Status::ok();
+  return codec::cuda::compress_batch(group.made_results, batch_feedback(group.result_tile, true), stream);
 }
 
 Status BatchedReduction::enqueue_results(Stream stream) const {
   const bool has_results = !results_.frames.empty();
+  const std::uint32_t word = words_ - 1;
   if (has_results) {
-    std::uint64_t* const word = words_dev_ + kOfResults;
-    GEOCOMM_RETURN_IF_ERROR(codec::cuda::check_batch(results_, word, stream));
-    GEOCOMM_RETURN_IF_ERROR(
-        codec::cuda::put_batch(results_, 0, results_.frames.size(), codec::Sink::Float32, word, stream));
+    GEOCOMM_RETURN_IF_ERROR(codec::cuda::check_batch(results_, verdicts_dev_ + word, stream));
+    GEOCOMM_RETURN_IF_ERROR(codec::cuda::put_batch(results_, 0, results_.frames.size(), codec::Sink::Float32,
+                                                   verdicts_dev_ + word, stream));
   }
   if (feedback_) return enqueue_end_of_feedback(stream);
-  return finish_sums(dtype_, decoded_results_, 1, has_results ? verdicts(kOfResults, kWords) : Publication{},
-                     stream);
+  return finish_sums(dtype_, decoded_results_, 1, has_results ? verdicts(word, 1) : Publication{}, stream);
 }
 
 Status BatchedReduction::enqueue_end_of_feedback(Stream stream) const {
-  const Word first = received_.frames.empty() ? kOfResults : kOfContributions;
-  const Word last = results_.frames.empty() ? kOfResults : kWords;
   const double unit = plan_->divisor;
-  GEOCOMM_RETURN_IF_ERROR(end_feedback(
-      dtype_, ends_,
-      {verdicts(first, last), input_squares_dev_, static_cast<std::uint32_t>(tiles_of(contributions_)),
-       static_cast<std::uint32_t>(tiles_of(made_results_)), unit * unit, squares_dev_, turn_dev_, totals_,
-       !feedback_->replaces},
-      stream));
+  GEOCOMM_RETURN_IF_ERROR(
+      end_feedback(dtype_, ends_,
+                   {verdicts(0, words_), input_squares_dev_, static_cast<std::uint32_t>(contribution_tiles_),
+                    static_cast<std::uint32_t>(result_tiles_), unit * unit, squares_dev_, turn_dev_, totals_,
+                    !feedback_->replaces},
+                   stream));
   return feedback_->replaces ? replace_residuals(ends_, turn_dev_, stream) : Status::ok();
 }
 
@@ -273,15 +304,19 @@ FeedbackReport BatchedReduction::report() const {
 }
 
 Status BatchedReduction::verdict() const {
-  if (Status status = codec::cuda::to_status(words_[kOfContributions]); !status.is_ok()) {
-    const std::uint32_t frame = codec::cuda::frame_of(words_[kOfContributions]);
-    for (std::size_t s = 0; s < sites_.size(); ++s) {
-      if (frame - sites_[s].first >= sites_[s].frames) continue;
+  for (const Group& group : groups_) {
+    if (group.received.frames.empty()) continue;
+    const std::uint64_t verdict = verdicts_[group.word];
+    const Status status = codec::cuda::to_status(verdict);
+    if (status.is_ok()) continue;
+    const std::uint32_t frame = codec::cuda::frame_of(verdict);
+    for (std::size_t s = 0; s < group.sites.size(); ++s) {
+      if (frame - group.sites[s].first >= group.sites[s].frames) continue;
       return {status.code(), core::str("what site ", s, " sent: ", status.message())};
     }
     return status;
   }
-  return codec::cuda::to_status(words_[kOfResults]);
+  return results_.frames.empty() ? Status::ok() : codec::cuda::to_status(verdicts_[words_ - 1]);
 }
 
 }  // namespace geocomm::collective::cuda

@@ -1,5 +1,5 @@
-// A lossy reduction whose frames are made, decoded and summed on a device, all chunks at once: what is
-// enqueued does not grow with the operation. What it does is that of reduce_transfer.h, bit for bit.
+// A lossy reduction whose frames are made, decoded and summed on a device, all chunks of a group at once:
+// what is enqueued does not grow with the chunks. What it does is that of reduce_transfer.h, bit for bit.
 //
 // Frames cross between the device and the host once each: those of this rank are made in the device's memory,
 // where it reads them again, and copied.
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "codec/cuda/cuda_codec.h"
+#include "codec/cuda/space_cutter.h"
 #include "collective/cuda/device_feedback.h"
 #include "collective/cuda/device_sums.h"
 #include "collective/run/exchange.h"
@@ -44,9 +45,10 @@ class BatchedReduction {
   std::size_t pinned_bytes() const { return pinned_bytes_; }
   void take_memory(std::byte* device, std::byte* pinned);
 
-  // The steps of FrameChunk, in this order: 1; 3 and 4; 5, of results that come, and the end of the feedback.
-  core::Status enqueue_contributions(Stream stream) const;
-  core::Status enqueue_sums(Stream stream) const;
+  // The steps of FrameChunk, in this order: 1 of the groups in their order; 3 and 4 likewise; 5, of all
+  // results that come, and the end of the feedback.
+  core::Status enqueue_contributions(std::uint32_t group, Stream stream) const;
+  core::Status enqueue_sums(std::uint32_t group, Stream stream) const;
   core::Status enqueue_results(Stream stream) const;
   // By the host, before the stream comes to enqueue_results(): the exchange has succeeded, without which the
   // new residual is not kept.
@@ -61,20 +63,32 @@ class BatchedReduction {
   bool committed() const { return totals_ != nullptr && totals_->committed != 0; }
 
  private:
-  // Which words say what was found in received frames.
-  enum Word : std::uint32_t { kOfContributions, kOfResults, kWords };
   // What a site brings to the sums.
   struct Site {
-    std::size_t first = 0;  // of its frames in received_
+    std::size_t first = 0;  // of its frames in `received`
     std::size_t frames = 0;
     std::span<const SumPiece> own = {};  // elements of this rank as they are
+  };
+  // Batches are of no frames where there are none.
+  struct Group {
+    codec::cuda::Batch contributions;
+    codec::cuda::Batch received;  // those of the first site, then those of the next
+    codec::cuda::Batch made_results;
+    std::vector<Site> sites;
+    std::span<const SumPiece> sums;  // to be divided, and rounded where this rank receives them
+    // With feedback: where their squares are.
+    std::size_t contribution_tile = 0;
+    std::size_t result_tile = 0;
+    std::uint32_t word = 0;  // that says what was found in `received`
   };
 
   // Where all is in that memory; nullptr: how much it takes.
   void lay_out(std::byte* device, std::byte* pinned);
-  Publication verdicts(Word first, Word end) const;
+  Publication verdicts(std::uint32_t first, std::uint32_t count) const;
   core::Status enqueue_end_of_feedback(Stream stream) const;
-  codec::cuda::BatchFeedback batch_feedback(bool of_results) const;
+  codec::cuda::BatchFeedback batch_feedback(std::size_t tile, bool of_results) const;
+  std::vector<Site> sites_of(std::uint32_t group, codec::cuda::Batch& received, bool has_memory,
+                             codec::cuda::SpaceCutter& pinned) const;
   codec::cuda::BatchFrame made_frame(std::size_t chunk, bool is_result, std::byte* elements,
                                      std::span<std::byte> frame) const;
   FeedbackPiece feedback_piece(std::size_t chunk, float* sums) const;
@@ -83,18 +97,19 @@ class BatchedReduction {
   const core::DType dtype_;
   const std::vector<std::span<std::byte>> data_dev_;
   const std::optional<DeviceFeedback> feedback_;
-  // A batch each; of no frames where there are none.
-  codec::cuda::Batch contributions_;
-  codec::cuda::Batch received_;  // those of the first site, then those of the next
-  codec::cuda::Batch made_results_;
+  std::vector<Group> groups_;
   codec::cuda::Batch results_;
-  std::vector<Site> sites_;
-  std::span<const SumPiece> sums_ = {};  // to be divided, and rounded where this rank receives them
   std::span<const SumPiece> decoded_results_ = {};  // to be rounded
-  std::uint64_t* words_dev_ = nullptr;
-  std::uint64_t* words_ = nullptr;
+  // Of chunks.
+  std::vector<float*> sums_;
+  std::vector<std::span<std::byte>> own_frames_;
+  std::uint32_t words_ = 0;  // verdicts: of groups that receive, then of results
+  std::uint64_t* verdicts_dev_ = nullptr;
+  std::uint64_t* verdicts_ = nullptr;
   // With feedback.
   std::span<const FeedbackPiece> ends_ = {};
+  std::size_t contribution_tiles_ = 0;
+  std::size_t result_tiles_ = 0;
   double* input_squares_dev_ = nullptr;  // of contributions, then of results
   double* squares_dev_ = nullptr;
   std::uint32_t* turn_dev_ = nullptr;

@@ -100,6 +100,7 @@ struct ReceivePiece {
 struct FrameChunk {
   std::size_t stripe = 0;  // index in the list of stripes
   Interval range;          // elements, from the start of the stripe
+  std::uint32_t group = 0;
   bool contributes = false;
   bool reduces = false;
   bool owns = false;
@@ -115,17 +116,24 @@ struct FramePlan {
   codec::CodecSpec codec;
   int divisor = 1;
   bool has_results = false;  // some chunk has an owner
+  // Chunks are made, and wait for what comes, by groups, one after the other: one group's frames are on their
+  // way while those of the next are made.
+  std::uint32_t groups = 1;
   std::vector<FrameChunk> chunks;
 };
 // What the exchange tells whoever makes the frames.
 class FrameMaker {
  public:
   virtual ~FrameMaker() = default;
-  // `frames` of all chunks are there: step 3 may begin. Once, on any thread; must not block.
-  virtual void contributions_arrived() = 0;
-  // Blocks until the results that this rank owns are made. At most once, on the thread that called
-  // exchange_frames(), after contributions_arrived().
-  virtual core::Status wait_for_results(core::Deadline deadline) = 0;
+  // Blocks until step 1 of the first `groups` is done. On the thread that called exchange_frames(), for one
+  // group more at a time; not at all where there is but one.
+  virtual core::Status wait_for_contributions(std::uint32_t groups, core::Deadline deadline) = 0;
+  // `frames` of all chunks of the first `groups` are there: step 3 may begin. On any thread, several at once
+  // and in any order; must not block.
+  virtual void contributions_arrived(std::uint32_t groups) = 0;
+  // Blocks until the results that this rank owns in the first `groups` are made. On the thread that called
+  // exchange_frames(), after contributions_arrived() of as many.
+  virtual core::Status wait_for_results(std::uint32_t groups, core::Deadline deadline) = 0;
 };
 
 // Counters since the start of the process group. Bytes are payloads of WAN messages: raw = the elements they
@@ -176,14 +184,17 @@ class Exchange {
   // The same for data on an accelerator. plan_frames() takes stripes whose data and residuals nobody looks
   // at, and acquires the memory of all frames from `memory`, in one piece; Unsupported: the operation is
   // exact, or `memory` has no more (Exchange::reduce() on host memory carries it out). Residuals are the
-  // business of whoever makes the frames; of the caller's report only `wire_bytes` is filled in.
-  // exchange_frames() takes step 1 as done, and returns when `frames` and the results of others have come;
-  // they were checked against crc and header, but may still not decode. After an error a channel may still
-  // write to the frames: it shares the plan as long as it can. Ranks that call reduce() and ranks that call
-  // exchange_frames() work together.
+  // business of whoever makes the frames; of the caller's report only `wire_bytes` is filled in. A group has
+  // `group_bytes` of this rank's elements, where there are so many; an operation at most eight groups.
+  // exchange_frames() takes step 1 as done where there is one group, and returns when `frames` and the
+  // results of others have come; they were checked against crc and header, but may still not decode. After an
+  // error a channel may still write to the frames: it shares the plan as long as it can. Ranks that call
+  // reduce() and ranks that call exchange_frames() work together.
   virtual core::Result<std::shared_ptr<FramePlan>> plan_frames(const OpContext& context, ReduceOp op,
                                                                std::span<const StripeData> stripes,
-                                                               core::BufferPool& memory) = 0;
+                                                               core::BufferPool& memory,
+                                                               std::size_t group_bytes = kOneGroup) = 0;
+  static constexpr std::size_t kOneGroup = ~std::size_t{0};
   virtual core::Status exchange_frames(const OpContext& context, ReduceOp op,
                                        std::span<const StripeData> stripes, std::shared_ptr<FramePlan> plan,
                                        FrameMaker& maker) = 0;

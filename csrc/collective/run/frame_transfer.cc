@@ -1,7 +1,9 @@
 #include "collective/run/frame_transfer.h"
 
 #include <algorithm>
+#include <map>
 #include <new>
+#include <tuple>
 #include <utility>
 
 #include "codec/frames/codec.h"
@@ -49,11 +51,27 @@ void cut_slab(FramePlan& plan, DType dtype, std::size_t own_site, core::BufferPo
   }
 }
 
+// Stripes have different peers: a group has a part of each, so that all links are busy.
+void cut_groups(FramePlan& plan, std::size_t element_bytes, std::size_t group_bytes) {
+  constexpr std::size_t kMostGroups = 8;
+  std::map<std::size_t, std::size_t> ends;  // of the stripes
+  for (const FrameChunk& chunk : plan.chunks) {
+    ends[chunk.stripe] = std::max(ends[chunk.stripe], chunk.range.end);
+  }
+  std::size_t elements = 0;
+  for (const auto& [stripe, end] : ends) elements += end;
+  plan.groups = static_cast<std::uint32_t>(
+      std::clamp<std::size_t>(elements * element_bytes / group_bytes, 1, kMostGroups));
+  for (FrameChunk& chunk : plan.chunks) {
+    chunk.group = static_cast<std::uint32_t>(chunk.range.begin * plan.groups / ends[chunk.stripe]);
+  }
+}
+
 }  // namespace
 
 Result<std::shared_ptr<FramePlan>> plan_frames(const ExchangeConfig& config, const OpContext& context,
                                                ReduceOp op, std::span<const StripeData> stripes,
-                                               core::BufferPool& memory) {
+                                               core::BufferPool& memory, std::size_t group_bytes) {
   auto made = std::make_shared<FramePlan>();
   FramePlan& plan = *made;
   plan.codec = reduction_codec(config, context, op);
@@ -86,6 +104,7 @@ Result<std::shared_ptr<FramePlan>> plan_frames(const ExchangeConfig& config, con
       }
       plan.chunks.push_back(std::move(chunk));
     }
+    cut_groups(plan, core::size_of(context.dtype), group_bytes);
     cut_slab(plan, context.dtype, static_cast<std::size_t>(own_site), memory);
   } catch (const std::bad_alloc&) {
     return Status(StatusCode::Unsupported, "no memory is left for frames: reduce host memory");
@@ -96,42 +115,84 @@ Result<std::shared_ptr<FramePlan>> plan_frames(const ExchangeConfig& config, con
 FrameTransfer::FrameTransfer(std::shared_ptr<ExchangeShared> shared, const OpContext& context, ReduceOp op,
                              std::span<const StripeData> stripes, std::shared_ptr<FramePlan> plan,
                              FrameMaker& maker)
-    : PlannedReduction(std::move(shared), context, op, stripes), frames_(std::move(plan)), maker_(maker) {
+    : PlannedReduction(std::move(shared), context, op, stripes),
+      frames_(std::move(plan)),
+      maker_(maker),
+      groups_(frames_->groups) {
   std::size_t arrivals = 0;
   for (std::size_t c = 0; c < plan_.chunks.size(); ++c) {
     const Route& route = routes_[c];
     if (!route.contributions.empty()) jobs_.push_back({c, Message::Kind::Contribution});
-    awaited_contributions_ += route.contributions_awaited;
+    groups_[frames_->chunks[c].group].awaited_contributions += route.contributions_awaited;
     arrivals += route.contributions_awaited + route.results_awaited;
   }
-  // Stripes have different peers: their chunks take turns, so that all links are busy.
-  std::ranges::stable_sort(jobs_, {}, [&](const Job& job) { return plan_.chunks[job.chunk].index; });
-  contributions_ = jobs_.size();
+  const std::size_t contributions = jobs_.size();
   for (std::size_t c = 0; c < plan_.chunks.size(); ++c) {
     if (!routes_[c].results.empty()) jobs_.push_back({c, Message::Kind::Result});
   }
-  awaits_nothing_ = awaited_contributions_ == 0;
-  hold_producers_locked(contributions_);
+  // Stripes have different peers: their chunks take turns, so that all links are busy.
+  std::ranges::stable_sort(jobs_, {}, [&](const Job& job) {
+    return std::tuple(job.kind == Message::Kind::Result, frames_->chunks[job.chunk].group,
+                      job.kind == Message::Kind::Result ? 0 : plan_.chunks[job.chunk].index);
+  });
+  for (std::uint32_t g = 0; g < groups_.size(); ++g) {
+    const auto is_within = [&](const Job& job) { return frames_->chunks[job.chunk].group <= g; };
+    groups_[g].contributions_end = static_cast<std::size_t>(
+        std::count_if(jobs_.begin(), jobs_.begin() + static_cast<std::ptrdiff_t>(contributions), is_within));
+    groups_[g].results_end = contributions + static_cast<std::size_t>(std::count_if(
+                                                 jobs_.begin() + static_cast<std::ptrdiff_t>(contributions),
+                                                 jobs_.end(), is_within));
+  }
+  if (groups_.size() == 1) made_groups_ = 1;
+  hold_producers_locked(made_groups_ == 1 ? contributions : 0);
   this->plan(make_peers(), jobs_.size(), arrivals + relayed_frames(), total_bytes(context),
              codec_.to_string());
 }
 
-// Contributions may have arrived by now, all of them even; then check() has said so.
+// Contributions may have arrived by now, all of them even.
 void FrameTransfer::start() {
-  if (awaits_nothing_) contributions_are_there();
+  if (made_groups_ == 0) {
+    std::lock_guard lock(mutex_);
+    call_waiting_thread_locked([this] { return follow_contributions(); });
+  }
+  take_arrived_groups();
 }
 
-// `mutex_` is not held.
-void FrameTransfer::contributions_are_there() {
-  maker_.contributions_arrived();
-  if (jobs_.size() == contributions_) return;
+// Groups of which nothing is awaited any more, with all before them. `mutex_` is not held.
+void FrameTransfer::take_arrived_groups() {
+  std::uint32_t arrived = 0;
+  {
+    std::lock_guard lock(mutex_);
+    const std::uint32_t before = arrived_groups_;
+    while (arrived_groups_ < groups_.size() && groups_[arrived_groups_].awaited_contributions == 0) {
+      ++arrived_groups_;
+    }
+    if (arrived_groups_ == before) return;
+    arrived = arrived_groups_;
+  }
+  maker_.contributions_arrived(arrived);
+  if (jobs_.size() == groups_.back().contributions_end) return;
   std::lock_guard lock(mutex_);
-  call_waiting_thread_locked([this] {
-    GEOCOMM_RETURN_IF_ERROR(maker_.wait_for_results(context().deadline));
-    std::lock_guard held(mutex_);
-    release_producers_locked(jobs_.size());
-    return Status::ok();
-  });
+  call_waiting_thread_locked([this, arrived] { return follow_results(arrived); });
+}
+
+// Frames are sent group by group, as they are made.
+Status FrameTransfer::follow_contributions() {
+  while (made_groups_ < groups_.size()) {
+    GEOCOMM_RETURN_IF_ERROR(maker_.wait_for_contributions(made_groups_ + 1, context().deadline));
+    std::lock_guard lock(mutex_);
+    release_producers_locked(groups_[made_groups_++].contributions_end);
+  }
+  return Status::ok();
+}
+
+Status FrameTransfer::follow_results(std::uint32_t groups) {
+  GEOCOMM_RETURN_IF_ERROR(follow_contributions());  // which nobody else waits for
+  GEOCOMM_RETURN_IF_ERROR(maker_.wait_for_results(groups, context().deadline));
+  std::lock_guard lock(mutex_);
+  results_released_ = std::max(results_released_, groups_[groups - 1].results_end);
+  release_producers_locked(results_released_);
+  return Status::ok();
 }
 
 Status FrameTransfer::produce(std::size_t index) {
@@ -176,12 +237,13 @@ Status FrameTransfer::check(const Message& message) {
   if (Status sound = codec::verify_payload(frame.span(), view); !sound.is_ok()) {
     return std::move(sound).with_peer(site_peer_name(chunk, message.origin));
   }
-  bool all_there = false;
   if (contribution) {
-    std::lock_guard lock(mutex_);
-    all_there = --awaited_contributions_ == 0;
+    {
+      std::lock_guard lock(mutex_);
+      --groups_[frames_->chunks[message.chunk].group].awaited_contributions;
+    }
+    take_arrived_groups();
   }
-  if (all_there) contributions_are_there();
   return Status::ok();
 }
 

@@ -13,7 +13,7 @@ namespace geocomm::collective {
 // As Exchange::plan_frames(); `stripes` are checked.
 core::Result<std::shared_ptr<FramePlan>> plan_frames(const ExchangeConfig& config, const OpContext& context,
                                                      ReduceOp op, std::span<const StripeData> stripes,
-                                                     core::BufferPool& memory);
+                                                     core::BufferPool& memory, std::size_t group_bytes);
 
 class FrameTransfer final : public PlannedReduction {
  public:
@@ -36,16 +36,26 @@ class FrameTransfer final : public PlannedReduction {
   core::Buffer room_for(const Message& message, std::size_t bytes) override;
   void delivered_locked(const Message& message) override;
 
+  // Of a group.
+  struct Group {
+    std::size_t contributions_end = 0;  // in jobs_, of this group and those before
+    std::size_t results_end = 0;
+    std::size_t awaited_contributions = 0;  // guarded by mutex_
+  };
+
   core::Status check(const Message& message);
-  void contributions_are_there();
+  void take_arrived_groups();
+  core::Status follow_contributions();
+  core::Status follow_results(std::uint32_t groups);
 
   const std::shared_ptr<FramePlan> frames_;
   FrameMaker& maker_;
   std::vector<Job> jobs_;  // contributions, then results
-  std::size_t contributions_ = 0;
-  bool awaits_nothing_ = false;  // from the beginning
+  std::vector<Group> groups_;
+  std::uint32_t made_groups_ = 0;  // the waiting thread's
   // Guarded by mutex_.
-  std::size_t awaited_contributions_ = 0;
+  std::uint32_t arrived_groups_ = 0;
+  std::size_t results_released_ = 0;  // jobs
   std::uint64_t wire_bytes_ = 0;
 };
 

@@ -16,15 +16,12 @@ using codec::Accumulate;
 class Accelerator final : public FrameMaker {
  public:
   Accelerator(FramePlan& plan, std::vector<StripeData>& stripes, DType dtype)
-      : plan_(plan), stripes_(stripes), dtype_(dtype) {
-    for (FrameChunk& chunk : plan_.chunks) {
-      Bytes& own = own_frames_.emplace_back();
-      if (!chunk.contributes) continue;
-      encode(data_of(chunk), dtype_, chunk.contribution_options, chunk.contribution);
-      // The exchange sets the crcs of the original while this thread may read.
-      const auto room = chunk.contribution.room();
-      own.assign(room.begin(), room.end());
-    }
+      : plan_(plan),
+        stripes_(stripes),
+        dtype_(dtype),
+        own_frames_(plan.chunks.size()),
+        sums_(plan.chunks.size()) {
+    if (plan_.groups == 1) contribute(0);
     thread_ = std::thread([this] { run(); });
   }
   ~Accelerator() override {
@@ -36,17 +33,23 @@ class Accelerator final : public FrameMaker {
     if (thread_.joinable()) thread_.join();
   }
 
-  void contributions_arrived() override {
+  Status wait_for_contributions(std::uint32_t groups, Deadline deadline) override {
+    std::unique_lock lock(mutex_);
+    if (changed_.wait_until(lock, deadline.when(), [&] { return contributed_ >= groups; }))
+      return Status::ok();
+    return {StatusCode::Timeout, "the accelerator is late"};
+  }
+
+  void contributions_arrived(std::uint32_t groups) override {
     std::lock_guard lock(mutex_);
-    EXPECT_FALSE(arrived_) << "said twice";
-    arrived_ = true;
+    arrived_ = std::max(arrived_, groups);
     changed_.notify_all();
   }
 
-  Status wait_for_results(Deadline deadline) override {
+  Status wait_for_results(std::uint32_t groups, Deadline deadline) override {
     std::unique_lock lock(mutex_);
-    EXPECT_TRUE(arrived_);
-    if (changed_.wait_until(lock, deadline.when(), [&] { return made_; })) return Status::ok();
+    EXPECT_GE(arrived_, groups);
+    if (changed_.wait_until(lock, deadline.when(), [&] { return made_ >= groups; })) return Status::ok();
     return {StatusCode::Timeout, "the accelerator is late"};
   }
 
@@ -67,16 +70,39 @@ class Accelerator final : public FrameMaker {
   }
 
  private:
-  void run() {
-    {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return arrived_ || abandoned_; });
-      if (!arrived_) return;
-    }
-    sums_.resize(plan_.chunks.size());
+  void contribute(std::uint32_t group) {
     for (std::size_t c = 0; c < plan_.chunks.size(); ++c) {
       FrameChunk& chunk = plan_.chunks[c];
-      if (!chunk.reduces) continue;
+      if (chunk.group != group || !chunk.contributes) continue;
+      encode(data_of(chunk), dtype_, chunk.contribution_options, chunk.contribution);
+      // The exchange sets the crcs of the original while this thread may read.
+      const auto room = chunk.contribution.room();
+      own_frames_[c].assign(room.begin(), room.end());
+    }
+    std::lock_guard lock(mutex_);
+    contributed_ = group + 1;
+    changed_.notify_all();
+  }
+
+  void run() {
+    for (std::uint32_t group = contributed_; group < plan_.groups; ++group) {
+      std::this_thread::sleep_for(1ms);
+      contribute(group);
+    }
+    for (std::uint32_t group = 0; group < plan_.groups; ++group) {
+      {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [&] { return arrived_ > group || abandoned_; });
+        if (arrived_ <= group) return;
+      }
+      sum(group);
+    }
+  }
+
+  void sum(std::uint32_t group) {
+    for (std::size_t c = 0; c < plan_.chunks.size(); ++c) {
+      FrameChunk& chunk = plan_.chunks[c];
+      if (chunk.group != group || !chunk.reduces) continue;
       sums_[c].resize(chunk.range.size());
       for (std::size_t site = 0; site < chunk.frames.size(); ++site) {
         const Accumulate mode = site == 0 ? Accumulate::Assign : Accumulate::Add;
@@ -97,7 +123,7 @@ class Accelerator final : public FrameMaker {
       }
     }
     std::lock_guard lock(mutex_);
-    made_ = true;
+    made_ = group + 1;
     changed_.notify_all();
   }
 
@@ -119,17 +145,19 @@ class Accelerator final : public FrameMaker {
   std::vector<std::vector<float>> sums_;
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
-  bool arrived_ = false;
-  bool made_ = false;
+  std::uint32_t contributed_ = 0;  // groups, as those below
+  std::uint32_t arrived_ = 0;
+  std::uint32_t made_ = 0;
   bool abandoned_ = false;  // the exchange failed
   std::thread thread_;
 };
 
 Status reduce_by_frames(Exchange& exchange, const OpContext& context, ReduceOp op,
-                        std::vector<StripeData>& stripes) {
+                        std::vector<StripeData>& stripes, std::size_t group_bytes = Exchange::kOneGroup) {
   core::BufferPool memory;
-  auto plan = exchange.plan_frames(context, op, stripes, memory);
+  auto plan = exchange.plan_frames(context, op, stripes, memory, group_bytes);
   if (!plan.is_ok()) return plan.status();
+  EXPECT_EQ((*plan)->groups > 1, group_bytes != Exchange::kOneGroup);
   Accelerator accelerator(**plan, stripes, context.dtype);
   GEOCOMM_RETURN_IF_ERROR(exchange.exchange_frames(context, op, stripes, *plan, accelerator));
   accelerator.finish();
@@ -156,14 +184,17 @@ TEST_P(ExchangeFrames, all_reduce_gives_the_bits_of_reduce_whichever_ranks_use_i
           std::vector<Bytes> expected;
           // Nobody, every second rank, all: seeds depend on the operation's number, so only codecs that round
           // to nearest compare across runs.
-          for (const int which : {0, 1, 2}) {
+          // At last in groups.
+          for (const int which : {0, 1, 2, 3}) {
             SiteVectors data(group.topology(0), dtype, 9001, 7);
             const std::uint64_t number = ++seq;
             expect_all_ok(group.run([&](int rank) {
               auto stripes = data.stripes(rank);
               const auto context = context_of(OpKind::AllReduce, number, dtype, data.elements());
-              const bool by_frames = which == 2 || (which == 1 && rank % 2 == 1);
-              return by_frames ? reduce_by_frames(group.exchange(rank), context, op, stripes)
+              const bool by_frames = which >= 2 || (which == 1 && rank % 2 == 1);
+              // Of others than its peers have.
+              const std::size_t group_bytes = which < 3 ? Exchange::kOneGroup : rank % 2 == 0 ? 1500 : 4000;
+              return by_frames ? reduce_by_frames(group.exchange(rank), context, op, stripes, group_bytes)
                                : group.exchange(rank).reduce(context, op, stripes);
             }));
             for (const Bytes& output : data.outputs()) ASSERT_TRUE(output == data.outputs()[0]) << text;
@@ -226,6 +257,27 @@ TEST(ExchangeFrames, test_frames_of_an_operation_are_one_piece_of_memory_of_thei
     EXPECT_NEAR(rooms_a_chunk(codec, Way::BroadcastAll, 8), 8, 0.1) << codec;
     // For each chunk its own or those of the others, and the result.
     EXPECT_NEAR(rooms_a_chunk(codec, Way::EqualOwners, 8), 2 * 7 / 8.0 + 1, 0.1) << codec;
+  }
+}
+
+TEST(ExchangeFrames, test_groups_have_so_many_bytes_and_are_eight_at_most) {
+  constexpr std::size_t kElements = 1 << 18;
+  ExchangeGroup group({1, 1, 1}, with_codec("int8", Way::EqualOwners));
+  core::BufferPool memory;
+  SiteVectors data(group.topology(0), DType::Float32, kElements, 1);
+  auto stripes = data.stripes(0);
+  const auto context = context_of(OpKind::AllReduce, 1, DType::Float32, kElements);
+  for (const auto& [bytes, groups] : {std::pair{Exchange::kOneGroup, 1u},
+                                      {std::size_t{3} << 19, 1u},
+                                      {std::size_t{1} << 18, 4u},
+                                      {std::size_t{1} << 15, 8u}}) {
+    auto plan = group.exchange(0).plan_frames(context, ReduceOp::Sum, stripes, memory, bytes);
+    ASSERT_TRUE(plan.is_ok());
+    EXPECT_EQ((*plan)->groups, groups) << bytes;
+    std::vector<std::size_t> chunks(groups);
+    for (const FrameChunk& chunk : (*plan)->chunks) ++chunks.at(chunk.group);
+    const auto [least, most] = std::ranges::minmax(chunks);
+    EXPECT_LE(most - least, 1u) << bytes;
   }
 }
 

@@ -57,7 +57,8 @@ class DeviceRank final : public FrameMaker {
   }
 
   Status reduce() {
-    auto plan = exchange_.plan_frames(context_, op_, stripes_, pool_);
+    constexpr std::size_t kGroupBytes = 1500;
+    auto plan = exchange_.plan_frames(context_, op_, stripes_, pool_, kGroupBytes);
     GEOCOMM_RETURN_IF_ERROR(plan.status());
     feedback_.decay = context_.caller->decay;
     std::vector<std::span<std::byte>> data;
@@ -72,10 +73,11 @@ class DeviceRank final : public FrameMaker {
     std::byte* const device = memory_.back()->data();
     keep(Bytes(device_->pinned_bytes()));
     device_->take_memory(device, memory_.back()->data());
-    GEOCOMM_RETURN_IF_ERROR(device_->enqueue_contributions(nullptr));
+    groups_ = (*plan)->groups;
+    EXPECT_GT(groups_, 1u);
     const Status status = exchange_.exchange_frames(context_, op_, stripes_, *plan, *this);
     if (status.is_ok()) device_->exchanged();
-    if (!summed_) GEOCOMM_RETURN_IF_ERROR(device_->enqueue_sums(nullptr));
+    GEOCOMM_RETURN_IF_ERROR(wait_for_results(groups_, context_.deadline));
     GEOCOMM_RETURN_IF_ERROR(device_->enqueue_results(nullptr));
     GEOCOMM_RETURN_IF_ERROR(status);
     for (std::size_t s = 0; s < host_.size(); ++s) {
@@ -89,10 +91,13 @@ class DeviceRank final : public FrameMaker {
   FeedbackReport report() const { return device_->report(); }
   bool committed() const { return device_->committed(); }
 
-  void contributions_arrived() override {}
-  Status wait_for_results(Deadline) override {
-    summed_ = true;
-    return device_->enqueue_sums(nullptr);
+  Status wait_for_contributions(std::uint32_t groups, Deadline) override {
+    return device_->enqueue_contributions(groups - 1, nullptr);
+  }
+  void contributions_arrived(std::uint32_t) override {}
+  Status wait_for_results(std::uint32_t groups, Deadline) override {
+    while (summed_ < groups) GEOCOMM_RETURN_IF_ERROR(device_->enqueue_sums(summed_++, nullptr));
+    return Status::ok();
   }
 
  private:
@@ -110,7 +115,8 @@ class DeviceRank final : public FrameMaker {
   core::BufferPool pool_;
   cuda::DeviceFeedback feedback_;
   std::unique_ptr<cuda::BatchedReduction> device_;
-  bool summed_ = false;
+  std::uint32_t groups_ = 0;
+  std::uint32_t summed_ = 0;  // of them
 };
 
 constexpr std::size_t kElements = 2501;

@@ -145,7 +145,7 @@ void expect_bits_of_host(Operation& operation) {
   const DeviceBytes device(reduction.device_bytes());
   const DeviceBytes pinned(reduction.pinned_bytes());
   reduction.take_memory(device.data(), pinned.data());
-  ASSERT_TRUE(reduction.enqueue_contributions(nullptr).is_ok());
+  ASSERT_TRUE(reduction.enqueue_contributions(0, nullptr).is_ok());
   for (std::size_t c = 0; c < operation.plan->chunks.size(); ++c) {
     const FrameChunk& chunk = operation.plan->chunks[c];
     if (!chunk.contributes) continue;
@@ -158,7 +158,7 @@ void expect_bits_of_host(Operation& operation) {
         << "contribution " << c;
   }
   receive_contributions(operation);
-  ASSERT_TRUE(reduction.enqueue_sums(nullptr).is_ok());
+  ASSERT_TRUE(reduction.enqueue_sums(0, nullptr).is_ok());
   std::vector<Bytes> expected;
   for (std::size_t c = 0; c < operation.plan->chunks.size(); ++c) {
     const FrameChunk& chunk = operation.plan->chunks[c];
@@ -216,10 +216,10 @@ TEST(CudaReductions, test_a_damaged_frame_is_told_with_its_site) {
   const DeviceBytes device(reduction.device_bytes());
   const DeviceBytes pinned(reduction.pinned_bytes());
   reduction.take_memory(device.data(), pinned.data());
-  ASSERT_TRUE(reduction.enqueue_contributions(nullptr).is_ok());
+  ASSERT_TRUE(reduction.enqueue_contributions(0, nullptr).is_ok());
   receive_contributions(operation);
   operation.plan->chunks[2].frames[2].data()[1] ^= std::byte{1};
-  ASSERT_TRUE(reduction.enqueue_sums(nullptr).is_ok());
+  ASSERT_TRUE(reduction.enqueue_sums(0, nullptr).is_ok());
   ASSERT_TRUE(reduction.enqueue_results(nullptr).is_ok());
   EXPECT_EQ(reduction.verdict().code(), core::StatusCode::CorruptData);
   EXPECT_NE(reduction.verdict().message().find("site 2"), std::string::npos) << reduction.verdict().message();
@@ -289,8 +289,10 @@ std::size_t count_launches(const Operation& operation,
   // The device's memory is an address that nobody looks at.
   reduction.take_memory(reinterpret_cast<std::byte*>(std::uintptr_t{1} << 40),
                         begin + (-reinterpret_cast<std::uintptr_t>(begin) & 15));
-  EXPECT_TRUE(reduction.enqueue_contributions(nullptr).is_ok());
-  EXPECT_TRUE(reduction.enqueue_sums(nullptr).is_ok());
+  for (std::uint32_t g = 0; g < operation.plan->groups; ++g) {
+    EXPECT_TRUE(reduction.enqueue_contributions(g, nullptr).is_ok());
+    EXPECT_TRUE(reduction.enqueue_sums(g, nullptr).is_ok());
+  }
   EXPECT_TRUE(reduction.enqueue_results(nullptr).is_ok());
   simt::only_count(false);
   return simt::launches() - before;
@@ -362,21 +364,41 @@ TEST(CudaLaunches, test_their_number_does_not_grow_with_the_operation) {
   }
 }
 
+// Each group takes the kernels of an operation; those that end the feedback are for all.
+TEST(CudaLaunches, test_each_group_takes_as_many) {
+  for (const Bound& bound : kBounds) {
+    SCOPED_TRACE(bound.codec);
+    for (const std::uint32_t groups : {4u, 8u}) {
+      Operation operation = counted_operation(codec::spec_of(bound.codec), DType::Float32, 2, Way::Broadcast,
+                                              std::size_t{64} << 20);
+      operation.plan->groups = groups;
+      const std::size_t chunks = operation.plan->chunks.size();
+      for (std::size_t c = 0; c < chunks; ++c) {
+        operation.plan->chunks[c].group = static_cast<std::uint32_t>(c * groups / chunks);
+      }
+      EXPECT_EQ(count_launches(operation), groups * bound.all_reduce);
+      EXPECT_EQ(count_launches(operation, counted_feedback(operation, false)),
+                groups * (bound.feedback - 1) + 1);
+    }
+  }
+}
+
 // As where the driver has no more memory: the step that it belongs to says so.
 TEST(CudaReductions, test_each_launch_that_is_refused_is_told) {
   const CodecSpec spec = codec::spec_of("bitplanes+huffman");
   for (const Way way : {Way::Broadcast, Way::Owned}) {
     const Operation operation = counted_operation(spec, DType::Float32, 2, way, std::size_t{2} << 20);
     const std::vector<std::span<std::byte>> data(operation.plan->chunks.size());
-    cuda::BatchedReduction reduction(operation.plan, operation.dtype, data, counted_feedback(operation, true));
+    cuda::BatchedReduction reduction(operation.plan, operation.dtype, data,
+                                     counted_feedback(operation, true));
     const DeviceBytes pinned(reduction.pinned_bytes());
     reduction.take_memory(reinterpret_cast<std::byte*>(std::uintptr_t{1} << 40), pinned.data());
     simt::only_count(true);
     for (int refused = 0;; ++refused) {
       int& until_refusal = codec::cuda::kernels_seen().until_refusal;
       until_refusal = refused;
-      const core::Status steps[] = {reduction.enqueue_contributions(nullptr), reduction.enqueue_sums(nullptr),
-                                    reduction.enqueue_results(nullptr)};
+      const core::Status steps[] = {reduction.enqueue_contributions(0, nullptr),
+                                    reduction.enqueue_sums(0, nullptr), reduction.enqueue_results(nullptr)};
       const auto told = std::ranges::count(steps, core::StatusCode::Driver, &core::Status::code);
       const bool was_refused = until_refusal < 0;
       until_refusal = -1;
@@ -411,11 +433,11 @@ double moved_over_bus(std::string_view codec) {
   cuda::BatchedReduction reduction(operation.plan, operation.dtype, operation.spans(), feedback);
   const DeviceBytes device(reduction.device_bytes());
   reduction.take_memory(device.data(), bus.source().allocate(reduction.pinned_bytes()));
-  bus.watch([&] { EXPECT_TRUE(reduction.enqueue_contributions(nullptr).is_ok()); });
+  bus.watch([&] { EXPECT_TRUE(reduction.enqueue_contributions(0, nullptr).is_ok()); });
   receive_contributions(operation);
   reduction.exchanged();
   bus.watch([&] {
-    EXPECT_TRUE(reduction.enqueue_sums(nullptr).is_ok());
+    EXPECT_TRUE(reduction.enqueue_sums(0, nullptr).is_ok());
     EXPECT_TRUE(reduction.enqueue_results(nullptr).is_ok());
   });
   EXPECT_TRUE(reduction.verdict().is_ok());

@@ -89,14 +89,19 @@ RefusedRun run_with_refusal(int calls_before) {
                                 called();
                                 device.launch(const_cast<StreamDriver::Stream>(stream), [] {});
                               };
-                              StreamOperation::current()->set_middle([copy] { copy(0); });
+                              StreamOperation::current()->set_middle({3, copy});
                               if (inner != InnerUse::Beside)
                                 StreamOperation::current()->set_pieces({3, copy, copy});
                             },
                             [weak = std::weak_ptr(operation)] {
                               const auto own = weak.lock();
-                              own->open_arrived();
-                              return own->wait_until_made(core::Deadline::after(20s));
+                              for (std::uint32_t part = 1; part <= 3; ++part) {
+                                own->open_arrived(part);
+                                const auto soon = core::Deadline::after(20s);
+                                Status made = own->wait_until_made(part, soon);
+                                if (!made.is_ok()) return made;
+                              }
+                              return Status::ok();
                             },
                             called});
       const auto end = std::make_shared<std::promise<bool>>();

@@ -329,15 +329,15 @@ TEST_F(StreamOperationTest, test_stream_operation_middle_without_any_use_is_enqu
   bool summed = false;
   const auto operation = rank_.issue(InnerUse::FirstAndLast, [&](StreamDriver::Stream stream) {
     StreamOperation::current()->set_middle(
-        [&, stream] { rank_.device.launch(stream, [&] { summed = true; }); });
+        {1, [&, stream](std::uint32_t) { rank_.device.launch(stream, [&] { summed = true; }); }});
   });
   rank_.device.advance();
   ASSERT_TRUE(operation->is_ready());
-  operation->open_arrived();
-  operation->enqueue_middle_if_due();
+  operation->open_arrived(1);
+  operation->enqueue_middle_if_due(1);
   rank_.device.advance();
   EXPECT_TRUE(summed);
-  EXPECT_TRUE(operation->is_made());
+  EXPECT_TRUE(operation->is_made(1));
   EXPECT_FALSE(operation->is_enqueued());
 }
 
@@ -347,23 +347,72 @@ TEST_F(StreamOperationTest, test_stream_operation_middle_of_a_used_one_waits_for
   const auto operation = rank_.issue(
       InnerUse::First,
       [&](StreamDriver::Stream stream) {
-        StreamOperation::current()->set_middle([&, stream] { rank_.device.launch(stream, [&] { ++sums; }); });
+        StreamOperation::current()->set_middle(
+            {1, [&, stream](std::uint32_t) { rank_.device.launch(stream, [&] { ++sums; }); }});
       },
       [&](StreamDriver::Stream stream) { rank_.device.launch(stream, [&] { posted = true; }); });
   rank_.wait(operation);
   rank_.device.advance();
   EXPECT_EQ(sums, 0);
-  operation->open_arrived();
-  operation->enqueue_middle_if_due();
+  operation->open_arrived(1);
+  operation->enqueue_middle_if_due(1);
   rank_.device.advance();
   EXPECT_EQ(sums, 1);
-  EXPECT_TRUE(operation->is_made());
+  EXPECT_TRUE(operation->is_made(1));
   EXPECT_FALSE(posted);
   operation->open();
   rank_.device.advance();
   EXPECT_EQ(sums, 1);
   EXPECT_TRUE(posted);
   EXPECT_TRUE(rank_.device.is_idle());
+}
+
+// Three groups of frames, of which the other sites' come one by one: the device makes frames while those
+// before are sent, and sums up what came while others are on their way.
+TEST_F(StreamOperationTest, test_stream_operation_codes_groups_beside_the_exchange_of_others) {
+  constexpr std::uint32_t kGroups = 3;
+  for (const bool is_used : {true, false}) {
+    std::vector<std::string> log;
+    std::atomic<std::uint32_t> may_run = 1;  // kernels that the device gets done
+    std::uint32_t ran = 0;
+    const auto kernel = [&](StreamDriver::Stream stream, const char* what, std::uint32_t group) {
+      rank_.device.launch(
+          stream, [&, what, group] { log.push_back(what + std::to_string(group)); },
+          [&, number = ++ran] { return number <= may_run; });
+    };
+    const auto operation = rank_.issue(InnerUse::First, [&](StreamDriver::Stream stream) {
+      StreamOperation::current()->set_middle(
+          {kGroups, [&, stream](std::uint32_t group) { kernel(stream, "sum ", group); }});
+      ASSERT_TRUE(StreamOperation::current()->set_pieces(
+          {kGroups, [&, stream](std::uint32_t group) { kernel(stream, "make ", group); }, nullptr}));
+    });
+    if (is_used) rank_.wait(operation);
+    for (std::uint32_t group = 0; group < kGroups; ++group) {
+      rank_.device.advance();
+      const auto made = operation->wait_for_pieces(group + 1, Deadline::after(20s));
+      ASSERT_TRUE(made.is_ok());
+      EXPECT_EQ(*made, group + 1) << "the kernel of the next has begun, and is not done";
+      log.push_back("send " + std::to_string(group));
+      ++may_run;
+    }
+    may_run = 2 * kGroups;
+    for (std::uint32_t group = 0; group < kGroups; ++group) {
+      rank_.device.advance();
+      EXPECT_FALSE(operation->is_made(group + 1)) << "nothing has come";
+      log.push_back("come " + std::to_string(group));
+      operation->open_arrived(group + 1);
+      operation->enqueue_middle_if_due(group + 1);
+      rank_.device.advance();
+      EXPECT_TRUE(operation->is_made(group + 1));
+    }
+    operation->open();
+    rank_.order.use(operation);
+    while (rank_.device.advance()) {
+    }
+    EXPECT_TRUE(rank_.device.is_idle());
+    EXPECT_EQ(log, (std::vector<std::string>{"make 0", "make 1", "send 0", "make 2", "send 1", "send 2",
+                                             "come 0", "sum 0", "come 1", "sum 1", "come 2", "sum 2"}));
+  }
 }
 
 TEST_F(StreamOperationTest, test_stream_operation_first_stage_throws_is_over_without_the_last) {
@@ -658,8 +707,10 @@ TEST_F(StreamOperationTest, test_stream_operations_of_many_threads_all_end_once)
           const OperationPtr operation = handed->get_future().get();
           const auto exchange = [&] {
             std::this_thread::sleep_for(std::chrono::microseconds(i * 37 % 300));
-            operation->open_arrived();
-            return operation->wait_until_made(soon());
+            operation->open_arrived(1 + static_cast<std::uint32_t>(i % 2));
+            const Status status = operation->wait_until_made(1, soon());
+            operation->open_arrived(2);
+            return status.is_ok() ? operation->wait_until_made(2, soon()) : status;
           };
           EXPECT_TRUE(operation->run(exchange, soon(), working).is_ok());
           EXPECT_TRUE(rank_.order.settle(operation) || operation->wait_until_enqueued(soon()));
@@ -672,7 +723,7 @@ TEST_F(StreamOperationTest, test_stream_operations_of_many_threads_all_end_once)
           inner,
           [&](StreamDriver::Stream stream) {
             StreamOperation::current()->set_middle(
-                [&, stream] { rank_.device.launch(stream, [&] { ++sums; }); });
+                {2, [&, stream](std::uint32_t) { rank_.device.launch(stream, [&] { ++sums; }); }});
           },
           [&](StreamDriver::Stream stream) { rank_.device.launch(stream, [&] { ++posts; }); }, submit));
       handed->set_value(operations.back());
@@ -684,7 +735,7 @@ TEST_F(StreamOperationTest, test_stream_operations_of_many_threads_all_end_once)
   device.join();
   EXPECT_EQ(ended, kOperations);
   EXPECT_EQ(posts, kOperations);
-  EXPECT_EQ(sums, kOperations);
+  EXPECT_EQ(sums, 2 * kOperations);
 }
 
 }  // namespace

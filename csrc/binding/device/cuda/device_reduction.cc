@@ -34,8 +34,10 @@ class DeviceReduction::Batched {
     reduction_.take_memory(static_cast<std::byte*>(workspace_.data_ptr()), pinned_.data());
   }
 
-  void enqueue_contributions() const { throw_if_error(reduction_.enqueue_contributions(stream_)); }
-  void enqueue_sums() const { throw_if_error(reduction_.enqueue_sums(stream_)); }
+  void enqueue_contributions(std::uint32_t group) const {
+    throw_if_error(reduction_.enqueue_contributions(group, stream_));
+  }
+  void enqueue_sums(std::uint32_t group) const { throw_if_error(reduction_.enqueue_sums(group, stream_)); }
   void enqueue_results() const { throw_if_error(reduction_.enqueue_results(stream_)); }
   void exchanged() { reduction_.exchanged(); }
   const collective::cuda::BatchedReduction& reduction() const { return reduction_; }
@@ -131,7 +133,10 @@ std::shared_ptr<DeviceReduction> DeviceReduction::create(collective::Exchange& e
   StreamOperation* const stream = StreamOperation::current();
   const bool is_batched = uses_batches();
   if (stream == nullptr || (residual && !is_batched)) return nullptr;
-  auto plan = exchange.plan_frames(context, op, stripes, stream->pinned());
+  // Each group has all launches of an operation: below this they cost more than what they gain.
+  constexpr std::size_t kGroupBytes = std::size_t{16} << 20;
+  auto plan = exchange.plan_frames(context, op, stripes, stream->pinned(),
+                                   is_batched ? kGroupBytes : collective::Exchange::kOneGroup);
   if (!plan.is_ok()) {
     if (plan.status().code() == StatusCode::Unsupported) return nullptr;
     throw_if_error(plan.status());
@@ -147,9 +152,10 @@ std::shared_ptr<DeviceReduction> DeviceReduction::create(collective::Exchange& e
     if (is_batched) {
       std::vector<std::span<std::byte>> data;
       for (const FrameChunk& chunk : self->plan_->chunks) data.push_back(self->data_of(chunk));
-      self->batched_ = std::make_shared<Batched>(self->plan_, context.dtype, std::move(data),
-                                                 residual ? std::optional(self->feedback_of(*residual)) : std::nullopt,
-                                                 device, stream->stream(), stream->pinned());
+      self->batched_ =
+          std::make_shared<Batched>(self->plan_, context.dtype, std::move(data),
+                                    residual ? std::optional(self->feedback_of(*residual)) : std::nullopt,
+                                    device, stream->stream(), stream->pinned());
     } else {
       self->kernels_ =
           std::make_shared<Kernels>(*self->plan_, context.dtype, device, stream->stream(), stream->pinned());
@@ -161,7 +167,15 @@ std::shared_ptr<DeviceReduction> DeviceReduction::create(collective::Exchange& e
   }
   if (!self->loads_kernels()) return nullptr;
   stream->hold(self);
-  stream->set_middle([reduction = self.get()] { reduction->enqueue_sums(); });
+  const std::uint32_t groups = self->plan_->groups;
+  stream->set_middle(
+      {groups, [reduction = self.get()](std::uint32_t group) { reduction->enqueue_sums(group); }});
+  if (groups > 1 &&
+      !stream->set_pieces(
+          {groups, [reduction = self.get()](std::uint32_t group) { reduction->enqueue_contributions(group); },
+           nullptr})) {
+    throw_status(StatusCode::Driver, "no pinned memory is left for CUDA streams");
+  }
   stream->check_at_end([reduction = self.get(), residual = std::move(residual)] {
     if (!reduction->batched_) return reduction->kernels_->verdict();
     const auto& batches = reduction->batched_->reduction();
@@ -188,8 +202,10 @@ bool DeviceReduction::loads_kernels() {
   }
   for (const std::string& kind : kinds) key += kind;
   const bool loaded = has_kernels(key, [this] {
-    enqueue_contributions();
-    enqueue_sums();
+    for (std::uint32_t group = 0; group < plan_->groups; ++group) {
+      enqueue_contributions(group);
+      enqueue_sums(group);
+    }
     enqueue_results();
   });
   if (kernels_) kernels_->start_over();
@@ -197,7 +213,11 @@ bool DeviceReduction::loads_kernels() {
 }
 
 void DeviceReduction::enqueue_contributions() {
-  if (batched_) return batched_->enqueue_contributions();
+  if (plan_->groups == 1) enqueue_contributions(0);
+}
+
+void DeviceReduction::enqueue_contributions(std::uint32_t group) {
+  if (batched_) return batched_->enqueue_contributions(group);
   for (const FrameChunk& chunk : plan_->chunks) {
     if (!chunk.contributes) continue;
     kernels_->encode(context_.dtype, data_of(chunk).data(), chunk, chunk.contribution_options,
@@ -211,8 +231,8 @@ Status DeviceReduction::exchange() {
   return Status::ok();
 }
 
-void DeviceReduction::enqueue_sums() {
-  if (batched_) return batched_->enqueue_sums();
+void DeviceReduction::enqueue_sums(std::uint32_t group) {
+  if (batched_) return batched_->enqueue_sums(group);
   const DType dtype = context_.dtype;
   const auto stream = kernels_->stream();
   sums_.resize(plan_->chunks.size());
@@ -276,12 +296,16 @@ void DeviceReduction::enqueue_results() {
   }
 }
 
-void DeviceReduction::contributions_arrived() {
-  stream_.open_arrived();
+Status DeviceReduction::wait_for_contributions(std::uint32_t groups, core::Deadline deadline) {
+  return stream_.wait_for_pieces(groups, deadline).status();
 }
 
-Status DeviceReduction::wait_for_results(core::Deadline deadline) {
-  return stream_.wait_until_made(deadline);
+void DeviceReduction::contributions_arrived(std::uint32_t groups) {
+  stream_.open_arrived(groups);
+}
+
+Status DeviceReduction::wait_for_results(std::uint32_t groups, core::Deadline deadline) {
+  return stream_.wait_until_made(groups, deadline);
 }
 
 collective::cuda::DeviceFeedback DeviceReduction::feedback_of(const ResidualUse& residual) const {
