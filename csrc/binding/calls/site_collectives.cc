@@ -342,12 +342,14 @@ WorkPtr SiteCollectives::all_to_all(const Tensors& outputs, const Tensors& input
                     });
 }
 
-WorkPtr SiteCollectives::all_to_all_single(at::Tensor output, at::Tensor input, Splits output_splits,
-                                           Splits input_splits, Milliseconds timeout) {
+WorkPtr SiteCollectives::all_to_all_single(const at::Tensor& output, const at::Tensor& input,
+                                           const Splits& output_splits, const Splits& input_splits,
+                                           Milliseconds timeout) {
   if (!input.device().is_cpu()) {
+    auto to = output, from = input;
+    auto to_splits = output_splits, from_splits = input_splits;
     return backend(input.device())
-        .alltoall_base(output, input, output_splits, input_splits,
-                       with_timeout<c10d::AllToAllOptions>(timeout));
+        .alltoall_base(to, from, to_splits, from_splits, with_timeout<c10d::AllToAllOptions>(timeout));
   }
   return all_to_all(split_rows(output, output_splits, size_), split_rows(input, input_splits, size_),
                     {output}, timeout);

@@ -1,5 +1,4 @@
-// SiteCollectives: every collective of a group inside one site, by its inner backend. WanCollectives' for the
-// program: the same answers, the same refusals, a Future for every Work.
+// SiteCollectives: every collective of a group inside one site, by its inner backend.
 //
 // CPU tensors go to Gloo as rows of bytes, or of numbers that it adds up: Gloo has neither all dtypes nor all
 // reductions, and does not look at strides. Tensors on an accelerator go to its backend as they are: what
@@ -11,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "binding/calls/collectives.h"
 #include "binding/calls/feedback_work.h"
 #include "binding/calls/inner_backends.h"
 #include "binding/calls/reduction.h"
@@ -18,41 +18,40 @@
 
 namespace geocomm::binding {
 
-// Thread-safe. Arguments and threads as those of WanCollectives; `backend` is the inner one for the tensors.
-class SiteCollectives {
+class SiteCollectives final : public Collectives {
  public:
   SiteCollectives(int rank, int size, InnerBackends inner);
 
-  // Throws Unsupported where the site's ranks have no backend for such tensors.
-  void require_device(const at::Device& device) const { backend(device); }
-
-  WorkPtr all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, Milliseconds timeout);
+  void require_device(const at::Device& device) const override { backend(device); }
+  WorkPtr all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, Milliseconds timeout) override;
   WorkPtr all_reduce_compressed(const at::Tensor& tensor, const codec::CodecSpec& codec,
                                 const std::optional<at::Tensor>& residual,
                                 const std::optional<at::Tensor>& next, const std::optional<at::Tensor>& scale,
-                                bool average, double decay, Milliseconds timeout);
-  WorkPtr all_reduce_coalesced(const Tensors& tensors, const c10d::ReduceOp& op, Milliseconds timeout);
-  WorkPtr all_reduce_sparse(const at::Tensor& tensor, Milliseconds timeout);
-  WorkPtr reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, int root, Milliseconds timeout);
+                                bool average, double decay, Milliseconds timeout) override;
+  collective::Interval encoded_range(std::uint64_t) const override { return {}; }
+  WorkPtr all_reduce_coalesced(const Tensors& tensors, const c10d::ReduceOp& op,
+                               Milliseconds timeout) override;
+  WorkPtr all_reduce_sparse(const at::Tensor& tensor, Milliseconds timeout) override;
+  WorkPtr reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, int root, Milliseconds timeout) override;
   WorkPtr reduce_scatter(const at::Tensor& output, const Tensors& inputs, const c10d::ReduceOp& op,
-                         Milliseconds timeout);
+                         Milliseconds timeout) override;
   WorkPtr reduce_scatter_coalesced(const Tensors& outputs, const Tensors& inputs, const c10d::ReduceOp& op,
-                                   Milliseconds timeout);
-  WorkPtr all_gather(const Tensors& outputs, const at::Tensor& input, Milliseconds timeout);
+                                   Milliseconds timeout) override;
+  WorkPtr all_gather(const Tensors& outputs, const at::Tensor& input, Milliseconds timeout) override;
   WorkPtr all_gather_coalesced(const std::vector<Tensors>& outputs, const Tensors& inputs,
-                               Milliseconds timeout);
-  WorkPtr broadcast(const at::Tensor& tensor, int root, Milliseconds timeout);
-  WorkPtr gather(const Tensors& outputs, const at::Tensor& input, int root, Milliseconds timeout);
-  WorkPtr scatter(const at::Tensor& output, const Tensors& inputs, int root, Milliseconds timeout);
+                               Milliseconds timeout) override;
+  WorkPtr broadcast(const at::Tensor& tensor, int root, Milliseconds timeout) override;
+  WorkPtr gather(const Tensors& outputs, const at::Tensor& input, int root, Milliseconds timeout) override;
+  WorkPtr scatter(const at::Tensor& output, const Tensors& inputs, int root, Milliseconds timeout) override;
   WorkPtr all_to_all(const Tensors& outputs, const Tensors& inputs, const Tensors& results,
-                     Milliseconds timeout);
-  WorkPtr all_to_all_single(at::Tensor output, at::Tensor input, Splits output_splits, Splits input_splits,
-                            Milliseconds timeout);
-  WorkPtr barrier(const at::Device& device, Milliseconds timeout);
-  WorkPtr monitored_barrier(bool wait_all_ranks, Milliseconds timeout);
-  WorkPtr send(const at::Tensor& tensor, int peer, int tag, Milliseconds timeout);
-  WorkPtr recv(const at::Tensor& tensor, int peer, int tag, Milliseconds timeout);
-  WorkPtr recv_any(const at::Tensor& tensor, int tag, Milliseconds timeout);
+                     Milliseconds timeout) override;
+  WorkPtr all_to_all_single(const at::Tensor& output, const at::Tensor& input, const Splits& output_splits,
+                            const Splits& input_splits, Milliseconds timeout) override;
+  WorkPtr barrier(const at::Device& device, Milliseconds timeout) override;
+  WorkPtr monitored_barrier(bool wait_all_ranks, Milliseconds timeout) override;
+  WorkPtr send(const at::Tensor& tensor, int peer, int tag, Milliseconds timeout) override;
+  WorkPtr recv(const at::Tensor& tensor, int peer, int tag, Milliseconds timeout) override;
+  WorkPtr recv_any(const at::Tensor& tensor, int tag, Milliseconds timeout) override;
 
   const std::shared_ptr<ExposedTime>& exposed() const { return exposed_; }
 

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "binding/calls/collectives.h"
 #include "binding/calls/feedback_work.h"
 #include "binding/calls/geo_work.h"
 #include "binding/calls/inner_backends.h"
@@ -32,61 +33,47 @@ namespace geocomm::binding {
 // transport::Endpoint::close_group() of one group.
 using CloseGroup = std::function<void(const core::Status& why, transport::QueuedChunks queued)>;
 
-class WanCollectives final : public OperationGroup, public std::enable_shared_from_this<WanCollectives> {
+class WanCollectives final : public Collectives,
+                             public OperationGroup,
+                             public std::enable_shared_from_this<WanCollectives> {
  public:
   WanCollectives(std::unique_ptr<collective::Exchange> exchange, InnerBackends inner, bool preserve_inputs,
                  std::shared_ptr<FailureNotice> notice, CloseGroup close_group);
   // Once, right after construction: hears of the failures of other ranks from now on.
   void start();
 
-  // Throws Unsupported where the site's ranks have no backend for such tensors.
-  void require_device(const at::Device& device) const { inner(device, false); }
-
-  // All take one tensor (or list) per rank on one device, contiguous or not, which fit each other
-  // (arguments.h); the sizes must agree over the ranks as for Gloo. They return at once; errors of the
-  // operation come out of the Work. They are called below autograd (below_autograd.h), as their stages are.
-  WorkPtr all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, Milliseconds timeout);
-  // With `codec` in place of the group's, from its min_compress_bytes on; `average`: the mean. `residual`:
-  // float32 on the CPU, contiguous, of the elements encoded_range(); updated when the operation succeeds with
-  // a finite result, before its Work is done. `next`: like it, and takes the new residual in its place, which
-  // means something only if the operation succeeds. `scale`: like it, powers of two; what is encoded is
-  // divided by it, on all ranks alike, and multiplied again. One operation at a time per residual.
+  void require_device(const at::Device& device) const override { inner(device, false); }
+  WorkPtr all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, Milliseconds timeout) override;
   WorkPtr all_reduce_compressed(const at::Tensor& tensor, const codec::CodecSpec& codec,
                                 const std::optional<at::Tensor>& residual,
                                 const std::optional<at::Tensor>& next, const std::optional<at::Tensor>& scale,
-                                bool average, double decay, Milliseconds timeout);
-  // The elements of a tensor that this rank encodes in an all-reduce.
-  collective::Interval encoded_range(std::uint64_t elements) const {
+                                bool average, double decay, Milliseconds timeout) override;
+  collective::Interval encoded_range(std::uint64_t elements) const override {
     return collective::part_of(elements, topology().local_size(), topology().local_rank());
   }
-  WorkPtr all_reduce_coalesced(const Tensors& tensors, const c10d::ReduceOp& op, Milliseconds timeout);
-  // Sum of sparse COO tensors on the CPU, which must agree in dtype, shape and sparse dimensions but not in
-  // their entries, and need not be coalesced; the result is. It is the sum in order of sites of the sums in
-  // order of rank, rounded to the dtype each time: for sites of one rank, Gloo's bit for bit. Every entry of
-  // a site's sum crosses the WAN once per other site, after its number has: two latencies.
-  WorkPtr all_reduce_sparse(const at::Tensor& tensor, Milliseconds timeout);
-  WorkPtr reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, int root, Milliseconds timeout);
+  WorkPtr all_reduce_coalesced(const Tensors& tensors, const c10d::ReduceOp& op,
+                               Milliseconds timeout) override;
+  WorkPtr all_reduce_sparse(const at::Tensor& tensor, Milliseconds timeout) override;
+  WorkPtr reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, int root, Milliseconds timeout) override;
   WorkPtr reduce_scatter(const at::Tensor& output, const Tensors& inputs, const c10d::ReduceOp& op,
-                         Milliseconds timeout);
+                         Milliseconds timeout) override;
   WorkPtr reduce_scatter_coalesced(const Tensors& outputs, const Tensors& inputs, const c10d::ReduceOp& op,
-                                   Milliseconds timeout);
-  WorkPtr all_gather(const Tensors& outputs, const at::Tensor& input, Milliseconds timeout);
-  // `outputs`: for each of `inputs` what all_gather() takes.
+                                   Milliseconds timeout) override;
+  WorkPtr all_gather(const Tensors& outputs, const at::Tensor& input, Milliseconds timeout) override;
   WorkPtr all_gather_coalesced(const std::vector<Tensors>& outputs, const Tensors& inputs,
-                               Milliseconds timeout);
-  WorkPtr broadcast(const at::Tensor& tensor, int root, Milliseconds timeout);
-  WorkPtr gather(const Tensors& outputs, const at::Tensor& input, int root, Milliseconds timeout);
-  WorkPtr scatter(const at::Tensor& output, const Tensors& inputs, int root, Milliseconds timeout);
-  // `results`: what the Future gives; the tensors whose parts `outputs` are, or these themselves.
+                               Milliseconds timeout) override;
+  WorkPtr broadcast(const at::Tensor& tensor, int root, Milliseconds timeout) override;
+  WorkPtr gather(const Tensors& outputs, const at::Tensor& input, int root, Milliseconds timeout) override;
+  WorkPtr scatter(const at::Tensor& output, const Tensors& inputs, int root, Milliseconds timeout) override;
   WorkPtr all_to_all(const Tensors& outputs, const Tensors& inputs, const Tensors& results,
-                     Milliseconds timeout);
+                     Milliseconds timeout) override;
   WorkPtr all_to_all_single(const at::Tensor& output, const at::Tensor& input, const Splits& output_splits,
-                            const Splits& input_splits, Milliseconds timeout);
-  WorkPtr barrier(const at::Device& device, Milliseconds timeout);
-  WorkPtr monitored_barrier(bool wait_all_ranks, Milliseconds timeout);
-  WorkPtr send(const at::Tensor& tensor, int peer, int tag, Milliseconds timeout);
-  WorkPtr recv(const at::Tensor& tensor, int peer, int tag, Milliseconds timeout);
-  WorkPtr recv_any(const at::Tensor& tensor, int tag, Milliseconds timeout);
+                            const Splits& input_splits, Milliseconds timeout) override;
+  WorkPtr barrier(const at::Device& device, Milliseconds timeout) override;
+  WorkPtr monitored_barrier(bool wait_all_ranks, Milliseconds timeout) override;
+  WorkPtr send(const at::Tensor& tensor, int peer, int tag, Milliseconds timeout) override;
+  WorkPtr recv(const at::Tensor& tensor, int peer, int tag, Milliseconds timeout) override;
+  WorkPtr recv_any(const at::Tensor& tensor, int tag, Milliseconds timeout) override;
 
   // Fails everything in flight and to come, here and on the other ranks.
   void abort(const core::Status& why);

@@ -30,14 +30,12 @@ WorkPtr GroupOperations::enter(const at::Device& device, Call&& call) {
   // then refuse to.
   const BelowAutograd guard;
   const auto group = members();
-  const auto issue = [&](auto& calls) {
-    calls.require_device(device);
-    auto work = call(calls);
-    group->note_issued(work);
-    if (auto* const own = dynamic_cast<Completing*>(work.get())) own->completion().tell(completion_hooks_);
-    return work;
-  };
-  return group->spans_sites() ? issue(*group->wan()) : issue(*group->site());
+  Collectives& calls = *group->calls();
+  calls.require_device(device);
+  auto work = call(calls);
+  group->note_issued(work);
+  if (auto* const own = dynamic_cast<Completing*>(work.get())) own->completion().tell(completion_hooks_);
+  return work;
 }
 
 bool GroupOperations::parts_may_differ(const at::Device& device) {
@@ -49,7 +47,7 @@ WorkPtr GroupOperations::broadcast(Tensors& tensors, const c10d::BroadcastOption
   check_written(tensors, "broadcast");
   const auto device = device_of(tensors, "broadcast");
   const auto& tensor = single(tensors, "broadcast");
-  return enter(device, [&](auto& calls) {
+  return enter(device, [&](Collectives& calls) {
     return calls.broadcast(tensor, root, timeout_or_default(options.timeout));
   });
 }
@@ -59,7 +57,7 @@ WorkPtr GroupOperations::allreduce(Tensors& tensors, const c10d::AllreduceOption
   if (tensors.front().is_sparse()) return allreduce_sparse(tensors, options);
   check_reduced(tensors, options.reduceOp, "all_reduce");
   const auto& tensor = single(tensors, "all_reduce");
-  return enter(device, [&](auto& calls) {
+  return enter(device, [&](Collectives& calls) {
     return calls.all_reduce(tensor, options.reduceOp, timeout_or_default(options.timeout));
   });
 }
@@ -71,9 +69,7 @@ std::pair<std::uint64_t, std::uint64_t> GroupOperations::encoded_range(std::uint
                  core::str("all_reduce_compressed takes tensors of float32, float16 or bfloat16, not of ",
                            c10::toString(dtype)));
   }
-  const auto group = members();
-  if (!group->spans_sites()) return {0, 0};
-  const auto range = group->wan()->encoded_range(elements);
+  const auto range = members()->calls()->encoded_range(elements);
   return {range.begin, range.end};
 }
 
@@ -104,7 +100,7 @@ WorkPtr GroupOperations::all_reduce_compressed(const at::Tensor& tensor, const s
   if (next && next->numel() > 0 && next->is_alias_of(*residual)) {
     throw_status(StatusCode::InvalidArgument, "next_residual must not share memory with residual");
   }
-  return enter(tensor.device(), [&](auto& calls) {
+  return enter(tensor.device(), [&](Collectives& calls) {
     return calls.all_reduce_compressed(tensor, spec, residual, next, scale, average, decay,
                                        timeout_or_default());
   });
@@ -119,7 +115,7 @@ WorkPtr GroupOperations::allreduce_sparse(Tensors& tensors, const c10d::Allreduc
     throw_status(StatusCode::Unsupported, "all_reduce of sparse tensors takes ReduceOp.SUM only");
   }
   check_sparse_sum(tensors.front());
-  return enter(device, [&](auto& calls) {
+  return enter(device, [&](Collectives& calls) {
     return calls.all_reduce_sparse(tensors.front(), timeout_or_default(options.timeout));
   });
 }
@@ -129,7 +125,7 @@ WorkPtr GroupOperations::allreduce_coalesced(Tensors& tensors,
   const auto device = device_of(tensors, "all_reduce_coalesced");
   check_reduced(tensors, options.reduceOp, "all_reduce_coalesced");
   for (const auto& tensor : tensors) check_dense(tensor, "all_reduce_coalesced");
-  return enter(device, [&](auto& calls) {
+  return enter(device, [&](Collectives& calls) {
     return calls.all_reduce_coalesced(tensors, options.reduceOp, timeout_or_default(options.timeout));
   });
 }
@@ -139,7 +135,7 @@ WorkPtr GroupOperations::reduce(Tensors& tensors, const c10d::ReduceOptions& opt
   const int root = checked_rank(options.rootRank, size(), "reduce");
   check_reduced(tensors, options.reduceOp, "reduce");
   const auto& tensor = single(tensors, "reduce");
-  return enter(device, [&](auto& calls) {
+  return enter(device, [&](Collectives& calls) {
     return calls.reduce(tensor, options.reduceOp, root, timeout_or_default(options.timeout));
   });
 }
@@ -151,7 +147,7 @@ WorkPtr GroupOperations::allgather(std::vector<Tensors>& outputs, Tensors& input
   const auto& list = single_list(outputs, true, "all_gather");
   const auto& input = single(inputs, "all_gather");
   check_pieces(list, input, size(), "all_gather", parts_may_differ(device));
-  return enter(device, [&](auto& calls) {
+  return enter(device, [&](Collectives& calls) {
     return calls.all_gather(list, input, timeout_or_default(options.timeout));
   });
 }
@@ -161,7 +157,7 @@ WorkPtr GroupOperations::_allgather_base(at::Tensor& output, at::Tensor& input,
   check_written(output, "all_gather");
   const auto device = device_of({input}, "all_gather");
   check_whole(output, input, size(), "all_gather");
-  return enter(device, [&](auto& calls) {
+  return enter(device, [&](Collectives& calls) {
     return calls.all_gather({output}, input, timeout_or_default(options.timeout));
   });
 }
@@ -183,7 +179,7 @@ WorkPtr GroupOperations::allgather_coalesced(std::vector<Tensors>& outputs, Tens
     check_dense(inputs[i], "all_gather_coalesced");
     check_pieces(columns[i], inputs[i], size(), "all_gather_coalesced");
   }
-  return enter(device, [&](auto& calls) {
+  return enter(device, [&](Collectives& calls) {
     return calls.all_gather_coalesced(columns, inputs, timeout_or_default(options.timeout));
   });
 }
@@ -195,7 +191,7 @@ WorkPtr GroupOperations::allgather_into_tensor_coalesced(Tensors& outputs, Tenso
   check_wholes(outputs, inputs, size(), "all_gather_coalesced");
   std::vector<Tensors> lists;
   for (const auto& output : outputs) lists.push_back({output});
-  return enter(device, [&](auto& calls) {
+  return enter(device, [&](Collectives& calls) {
     return calls.all_gather_coalesced(lists, inputs, timeout_or_default(options.timeout));
   });
 }
@@ -209,7 +205,7 @@ WorkPtr GroupOperations::gather(std::vector<Tensors>& outputs, Tensors& inputs,
   const auto& list = single_list(outputs, is_root, "gather");
   const auto& input = single(inputs, "gather");
   if (is_root) check_pieces(list, input, size(), "gather");
-  return enter(device, [&](auto& calls) {
+  return enter(device, [&](Collectives& calls) {
     return calls.gather(list, input, root, timeout_or_default(options.timeout));
   });
 }
@@ -241,7 +237,7 @@ WorkPtr GroupOperations::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
   const auto& list = single_list(inputs, is_root, "scatter");
   const auto& output = single(outputs, "scatter");
   if (is_root) check_pieces(list, output, size(), "scatter");
-  return enter(device, [&](auto& calls) {
+  return enter(device, [&](Collectives& calls) {
     return calls.scatter(output, list, root, timeout_or_default(options.timeout));
   });
 }
@@ -253,7 +249,7 @@ WorkPtr GroupOperations::reduce_scatter(Tensors& outputs, std::vector<Tensors>& 
   const auto& list = single_list(inputs, true, "reduce_scatter");
   const auto& output = single(outputs, "reduce_scatter");
   check_pieces(list, output, size(), "reduce_scatter", parts_may_differ(device));
-  return enter(device, [&](auto& calls) {
+  return enter(device, [&](Collectives& calls) {
     return calls.reduce_scatter(output, list, options.reduceOp, timeout_or_default(options.timeout));
   });
 }
@@ -263,7 +259,7 @@ WorkPtr GroupOperations::_reduce_scatter_base(at::Tensor& output, at::Tensor& in
   const auto device = device_of({output}, "reduce_scatter");
   check_reduced({output}, options.reduceOp, "reduce_scatter");
   check_whole(input, output, size(), "reduce_scatter");
-  return enter(device, [&](auto& calls) {
+  return enter(device, [&](Collectives& calls) {
     return calls.reduce_scatter(output, {input}, options.reduceOp, timeout_or_default(options.timeout));
   });
 }
@@ -273,7 +269,7 @@ WorkPtr GroupOperations::reduce_scatter_tensor_coalesced(Tensors& outputs, Tenso
   const auto device = device_of(outputs, "reduce_scatter_coalesced");
   check_reduced(outputs, options.reduceOp, "reduce_scatter_coalesced");
   check_wholes(inputs, outputs, size(), "reduce_scatter_coalesced");
-  return enter(device, [&](auto& calls) {
+  return enter(device, [&](Collectives& calls) {
     return calls.reduce_scatter_coalesced(outputs, inputs, options.reduceOp,
                                           timeout_or_default(options.timeout));
   });
@@ -291,7 +287,7 @@ WorkPtr GroupOperations::alltoall_base(at::Tensor& output, at::Tensor& input,
   check_dense(input, "all_to_all");
   check_exchange(split_rows(output, output_splits, size()), split_rows(input, input_splits, size()), rank(),
                  size());
-  return enter(device, [&](auto& calls) {
+  return enter(device, [&](Collectives& calls) {
     return calls.all_to_all_single(output, input, output_splits, input_splits,
                                    timeout_or_default(options.timeout));
   });
@@ -301,13 +297,13 @@ WorkPtr GroupOperations::alltoall(Tensors& outputs, Tensors& inputs, const c10d:
   check_written(outputs, "all_to_all");
   const auto device = device_of(inputs, "all_to_all");
   check_exchange(outputs, inputs, rank(), size());
-  return enter(device, [&](auto& calls) {
+  return enter(device, [&](Collectives& calls) {
     return calls.all_to_all(outputs, inputs, outputs, timeout_or_default(options.timeout));
   });
 }
 
 void GroupOperations::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
-  enter(at::kCPU, [&](auto& calls) {
+  enter(at::kCPU, [&](Collectives& calls) {
     return calls.monitored_barrier(wait_all_ranks, timeout_or_default(options.timeout));
   });
 }
@@ -316,7 +312,8 @@ WorkPtr GroupOperations::send(Tensors& tensors, int peer, int tag) {
   check_message(peer, tag, rank(), size(), "send");
   const auto device = device_of(tensors, "send");
   const auto& tensor = single(tensors, "send");
-  return enter(device, [&](auto& calls) { return calls.send(tensor, peer, tag, timeout_or_default()); });
+  return enter(device,
+               [&](Collectives& calls) { return calls.send(tensor, peer, tag, timeout_or_default()); });
 }
 
 WorkPtr GroupOperations::recv(Tensors& tensors, int peer, int tag) {
@@ -324,7 +321,8 @@ WorkPtr GroupOperations::recv(Tensors& tensors, int peer, int tag) {
   check_written(tensors, "recv");
   const auto device = device_of(tensors, "recv");
   const auto& tensor = single(tensors, "recv");
-  return enter(device, [&](auto& calls) { return calls.recv(tensor, peer, tag, timeout_or_default()); });
+  return enter(device,
+               [&](Collectives& calls) { return calls.recv(tensor, peer, tag, timeout_or_default()); });
 }
 
 WorkPtr GroupOperations::recvAnysource(Tensors& tensors, int tag) {
@@ -332,14 +330,14 @@ WorkPtr GroupOperations::recvAnysource(Tensors& tensors, int tag) {
   check_written(tensors, "recv");
   const auto device = device_of(tensors, "recv");
   const auto& tensor = single(tensors, "recv");
-  return enter(device, [&](auto& calls) { return calls.recv_any(tensor, tag, timeout_or_default()); });
+  return enter(device, [&](Collectives& calls) { return calls.recv_any(tensor, tag, timeout_or_default()); });
 }
 
 WorkPtr GroupOperations::barrier(const c10d::BarrierOptions& options) {
   const bool served = options.device && members()->has_inner(options.device->type());
   const at::Device device = served ? *options.device : at::Device(at::kCPU);
-  return enter(device,
-               [&](auto& calls) { return calls.barrier(device, timeout_or_default(options.timeout)); });
+  return enter(
+      device, [&](Collectives& calls) { return calls.barrier(device, timeout_or_default(options.timeout)); });
 }
 
 #if GEOCOMM_TORCH_SINCE(15)

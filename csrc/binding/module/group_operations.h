@@ -93,7 +93,7 @@ class GroupOperations : public c10d::Backend {
   int size();
   Milliseconds timeout_or_default(Milliseconds timeout = c10d::kUnsetTimeout);
   // Every operation goes through here once its arguments are checked: below autograd, into call(calls) with
-  // the WanCollectives of a group that spans sites, or else its SiteCollectives.
+  // the group's Collectives.
   template <typename Call>
   WorkPtr enter(const at::Device& device, Call&& call);
   // Whether the parts of all ranks may differ in size: NCCL's own, inside one site.

@@ -25,7 +25,8 @@ ProcessGroupGeocomm::ProcessGroupGeocomm(int rank, int size, Milliseconds timeou
     : GroupOperations(rank, size, timeout, std::move(on_shutdown)),
       inner_(std::move(inner)),
       wan_(std::move(wan)),
-      site_(wan_ ? nullptr : std::make_shared<SiteCollectives>(rank, size, inner_)),
+      calls_(wan_ ? std::shared_ptr<Collectives>(wan_.share())
+                  : std::make_shared<SiteCollectives>(rank, size, inner_)),
       process_(std::move(process)),
       split_(std::move(split)) {}
 
@@ -37,7 +38,7 @@ ProcessGroupGeocomm::~ProcessGroupGeocomm() {
   on_shutdown_ = nullptr;  // the interpreter may be gone
   if (!mark_.is_here()) {
     core::leak(std::move(inner_));  // Gloo would wait for threads that are not here
-    core::leak(site_.take());
+    if (!wan_) core::leak(calls_.take());
     return;
   }
   try {
@@ -46,8 +47,8 @@ ProcessGroupGeocomm::~ProcessGroupGeocomm() {
     core::log(core::LogLevel::Warning, "closing a process group: ", e.what());
   }
   coalesced_.clear();
+  calls_.take();
   wan_.take();
-  site_.take();
   inner_.clear();
 }
 

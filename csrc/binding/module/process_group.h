@@ -14,7 +14,7 @@
 
 namespace geocomm::binding {
 
-// A share of a group's WanCollectives or SiteCollectives. `->` throws Aborted in a forked child, since
+// A share of a group's Collectives. `->` throws Aborted in a forked child, since
 // threads and connections are the parent's.
 template <typename Calls>
 class Own {
@@ -27,6 +27,7 @@ class Own {
     return calls_.get();
   }
   Calls& operator*() const { return *operator->(); }
+  std::shared_ptr<Calls> share() const { return calls_; }
   std::shared_ptr<Calls> take() { return std::exchange(calls_, nullptr); }
 
  private:
@@ -73,8 +74,7 @@ class ProcessGroupGeocomm : public GroupOperations {
   bool closed() const;
   // Only of a group that spans sites.
   const Own<WanCollectives>& wan() const { return wan_; }
-  // Only of a group inside one site.
-  const Own<SiteCollectives>& site() const { return site_; }
+  const Own<Collectives>& calls() const { return calls_; }
   bool has_inner(at::DeviceType device) const { return inner_.contains(device); }
   // Throws Unsupported where there is none for the device.
   c10d::Backend& inner(const at::Device& device) const;
@@ -85,9 +85,9 @@ class ProcessGroupGeocomm : public GroupOperations {
   c10::intrusive_ptr<ProcessGroupGeocomm> members() override;
   void for_each_inner(const std::function<void(c10d::Backend&)>& visit) const;
 
-  InnerBackends inner_;  // changed by the destructor only, as are wan_, site_ and on_shutdown_
+  InnerBackends inner_;  // changed by the destructor only, as are wan_, calls_ and on_shutdown_
   Own<WanCollectives> wan_;
-  Own<SiteCollectives> site_;
+  Own<Collectives> calls_;  // where there are several sites, wan_
   const std::shared_ptr<ProcessResources> process_;
   const SplitFunction split_;
   std::atomic<std::uint64_t> issued_{0};
