@@ -102,7 +102,8 @@ class WeightPublisher:
         self._last = self._publication.last
         self._complain = CalmLog(logger().warning, _CALM_S)
         self._changed = threading.Condition()
-        self._wanted: int | None = None
+        self._wanted: tuple[int | None] | None = None
+        """The step of what is to be written."""
         self._under_way = False
         # No daemon: the interpreter must not end below a thread that is inside of obstore.
         self._thread = threading.Thread(target=self._work, name="geocomm-weights")
@@ -124,11 +125,13 @@ class WeightPublisher:
         """
         if self._idle:
             return
+        if step is not None and not 0 <= step < 2**63:
+            raise InvalidArgumentError(f"step is {step}; it must be 0 or more, and below 2**63")
         self._settle()
         self._copy()
         with self._changed:
             self._failure = None
-            self._wanted, self._under_way = -1 if step is None else step, True
+            self._wanted, self._under_way = (step,), True
             self._changed.notify_all()
         if wait:
             self._settle()
@@ -202,9 +205,9 @@ class WeightPublisher:
                     if self._closed or not threading.main_thread().is_alive():
                         return
                     self._changed.wait(_LOOK_S)
-                step, self._wanted = self._wanted, None
+                (step,), self._wanted = self._wanted, None
             try:
-                self._last = self._publication.put(step if step >= 0 else None, self._copies[0], self._copies[1])
+                self._last = self._publication.put(step, self._copies[0], self._copies[1])
                 self._copies.reverse()
             except Exception as error:  # the training goes on
                 self._failure = error

@@ -87,27 +87,29 @@ class WeightReader:
         threads: int | None = None,
     ) -> None:
         urls = [sources] if isinstance(sources, str) else list(sources)
-        self._threads, self._temporary = threads, None
-        folder = keys or keys_folder()
+        if not urls:
+            raise InvalidArgumentError("weights: no source is named")
+        folder, self._temporary = keys or keys_folder(), None
         try:
             loaded = None if folder is None else Keys.load(folder, readers=True)
-            self._places = [open_source(url, loaded) for url in urls]
-            self._target: ReaderTarget = (
-                WeightFolder(Path(into)) if isinstance(into, str | Path) else TensorsInPlace(into)
+            is_folder = isinstance(into, str | Path)
+            self._target: ReaderTarget = WeightFolder(Path(into)) if is_folder else TensorsInPlace(into)
+            if cache is None and not is_folder:
+                self._temporary = tempfile.TemporaryDirectory(prefix="geocomm-weights-")
+                cache = self._temporary.name
+            self._follower = StreamFollower(
+                urls,
+                self._target,
+                frames_beside(Path(into)) if cache is None and is_folder else Path(cache or ""),
+                keys=loaded,
+                publisher=publisher or "",
+                rate=rate,
+                wait_s=wait_s,
+                threads=threads,
             )
         except BadInput as error:
             raise InvalidArgumentError(f"weights: {error}") from None
-        if not urls:
-            raise InvalidArgumentError("weights: no source is named")
-        if cache is None and isinstance(into, str | Path):
-            cache = Path(into).absolute().with_name(f".{Path(into).name}.stream")
-        if cache is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="geocomm-weights-")
-            cache = self._temporary.name
-        self._sources = StreamSources(
-            self._places, Path(cache), keys=loaded, publisher=publisher or "", rate=rate, wait_s=wait_s
-        )
-        self._follower = StreamFollower(self._sources, self._target, threads)
+        self._sources = self._follower.sources
 
     @property
     def version(self) -> int:
@@ -134,9 +136,7 @@ class WeightReader:
 
     def close(self) -> None:
         """Close connections, and remove what is temporary."""
-        self._sources.close()
-        self._target.close()
-        close_sources(self._places)
+        self._follower.close()
         if self._temporary is not None:
             self._temporary.cleanup()
 
@@ -149,28 +149,53 @@ class WeightReader:
         self.close()
 
 
-class StreamFollower:
-    """Brings a target to the newest version."""
+def frames_beside(folder: Path) -> Path:
+    """Where the frames of a model's folder are kept."""
+    return folder.absolute().with_name(f".{folder.name}.stream")
 
-    def __init__(self, sources: StreamSources, target: ReaderTarget, threads: int | None) -> None:
-        self._sources, self._target, self._threads = sources, target, threads
+
+class StreamFollower:
+    """Brings a target to the newest version of what sources have, and keeps the frames in a folder meanwhile."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        target: ReaderTarget,
+        frames: Path,
+        *,
+        keys: Keys | None,
+        publisher: str,
+        rate: float | None,
+        wait_s: float,
+        threads: int | None,
+    ) -> None:
+        """BadInput: a source cannot be used."""
+        self._target, self._threads = target, threads
+        self._places = [open_source(url, keys) for url in urls]
+        self.sources = StreamSources(self._places, frames, keys=keys, publisher=publisher, rate=rate, wait_s=wait_s)
+
+    def close(self) -> None:
+        """Let go of sources and target."""
+        self.sources.close()
+        self._target.close()
+        close_sources(self._places)
 
     def update(self) -> bool:
         """Whether there was a newer version. DataError: it cannot be had."""
         for attempt in range(_TRIES):
-            newest = self._sources.newest()
+            newest = self.sources.newest()
             own = self._target.version
             if newest <= (0 if own is None else own.number):
                 return False
             try:
-                self._bring(self._way(own, self._sources.version(newest)))
+                self._bring(self._way(own, self.sources.version(newest)))
                 return True
             except _OtherBaseError as error:
                 logger().warning("weights: %s; all weights are fetched anew", error)
                 self._target.version = None
             except DataError:
                 # What went away meanwhile, since the stream is ahead, may be found in a newer version.
-                if attempt == _TRIES - 1 or self._sources.newest() == newest:
+                if attempt == _TRIES - 1 or self.sources.newest() == newest:
                     raise
             except OSError as error:
                 raise DataError(f"weights: version {newest} cannot be kept: {' '.join(str(error).split())}") from None
@@ -180,7 +205,7 @@ class StreamFollower:
         """The steps with the fewest bytes."""
         if own is not None and own.stream != newest.stream:
             raise DataError(
-                f"{self._sources.names} is another stream than the one of version {own.number} here; empty the folder, "
+                f"{self.sources.names} is another stream than the one of version {own.number} here; empty the folder, "
                 "or make a new reader, to follow it"
             )
         best: tuple[int, list[VersionStep]] | None = None
@@ -201,7 +226,7 @@ class StreamFollower:
                     return steps
                 break
             try:
-                before = self._sources.version(version.number - 1)
+                before = self.sources.version(version.number - 1)
             except DataError:
                 if best is None:
                     raise
@@ -210,13 +235,13 @@ class StreamFollower:
                 break
             version = before
         if best is None:
-            raise DataError(f"version {newest.number} of {self._sources.names} leads back to no anchor")
+            raise DataError(f"version {newest.number} of {self.sources.names} leads back to no anchor")
         return best[1]
 
     def _bring(self, steps: list[VersionStep]) -> None:
         """Make the target what the last step is. The frames of all parts are fetched while others are unpacked."""
         version = steps[-1].version
-        layout = self._sources.layout(version.layout)
+        layout = self.sources.layout(version.layout)
         for step in steps:
             step.version.require_fit(layout)
             if step.version.layout != version.layout:
@@ -249,7 +274,7 @@ class StreamFollower:
         wanted = ((step.version.number, step.frames[at]) for at in range(len(steps[0].frames)) for step in steps)
         ahead: deque[Future[Path]] = deque()
         for number, frame in wanted:
-            ahead.append(pool.submit(self._sources.frame, number, frame))
+            ahead.append(pool.submit(self.sources.frame, number, frame))
             if len(ahead) > 2 * _FRAMES_AT_ONCE:
                 yield ahead.popleft().result()
         while ahead:

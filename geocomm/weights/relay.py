@@ -83,7 +83,10 @@ class StreamRelay:
             async def found(path: str = asked.path) -> Path | None:
                 return await loop.run_in_executor(self._threads, self._found, path)
 
-            path = await while_alive(stream, found())
+            # What is here is given also while others wait for a source that does not answer.
+            path: Path | None = self._sources.folder / asked.path
+            if StreamFile.of(asked.path) is None or not path.exists():
+                path = await while_alive(stream, found())
             if path is None:
                 await stream.write(line(RangeAnswer(here=False, bytes=0)))
                 continue
@@ -111,7 +114,10 @@ class StreamRelay:
             if not file.sha256:
                 return folder / version_path(file.number)
             frame = version.frames.get(file.sha256)
-            return None if frame is None else self._sources.frame(file.number, frame)
+            if frame is None:
+                return None
+            version.require_fit(self._sources.layout(version.layout))
+            return self._sources.frame(file.number, frame)
         except OSError as error:  # DataError is one
             self._log(f"a reader asked for {path}: {' '.join(str(error).split())}")
             return None

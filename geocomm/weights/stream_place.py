@@ -9,6 +9,9 @@ from pydantic import ValidationError
 from geocomm.data.places import FilePlace
 from geocomm.weights.stream_version import NEWEST, VERSIONS, Hint, StreamFile
 
+_HINT_BYTES = 1024
+"""Of which a hint has fewer."""
+
 
 def version_numbers(place: FilePlace) -> list[int]:
     """The versions of a stream that can be listed, ascending. OSError."""
@@ -19,5 +22,5 @@ def version_numbers(place: FilePlace) -> list[int]:
 def newest_number(place: FilePlace) -> int:
     """The newest version, as the place says; 0: it has none. OSError."""
     with suppress(FileNotFoundError, ValidationError):
-        return Hint.model_validate_json(place.read(NEWEST)).number
+        return Hint.model_validate_json(place.read(NEWEST, 0, min(place.size(NEWEST), _HINT_BYTES))).number
     return 0

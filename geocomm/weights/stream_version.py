@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from geocomm.core.bad_input import first_problem, problem_text
 from geocomm.core.errors import DataError
-from geocomm.core.records import Hash, Record, Text, Whole, canonical, line_of
+from geocomm.core.records import Hash, Record, Whole, canonical, line_of
 from geocomm.security.key_folder import Keys, KeysError
 from geocomm.security.signatures import Signature, signer_of
 from geocomm.weights.weight_layout import WeightLayout
@@ -28,7 +28,7 @@ from geocomm.weights.weight_layout import WeightLayout
 NEWEST = "newest.json"
 VERSIONS = "versions/"
 FRAMES = "frames/"
-MOST_FILE_BYTES = 64 << 20
+MOST_FILE_BYTES = 32 << 20
 """Of a version's file, or of a layout."""
 MOST_NUMBER = 999_999_999
 _SIGNED = b"geocomm weights 1\n"
@@ -74,7 +74,7 @@ class WeightVersion(Record):
     """A frame for each part, which need no base: it is an anchor."""
     anchors: Annotated[tuple[Number, ...], Field(min_length=1, max_length=2)]
     """The newest versions up to this one that need no base, two at the most."""
-    publisher: Text = ""
+    publisher: Annotated[str, Field(pattern=r"^[\x21-\x7e]*$", max_length=128)] = ""
     """Its site, where it is signed."""
     signature: Signature | None = None
 

@@ -19,10 +19,8 @@ from geocomm.core.errors import DataError
 from geocomm.core.message_log import CalmLog
 from geocomm.core.patience import Waiting
 from geocomm.security.key_folder import Keys
-from geocomm.weights.reader import WAIT_S, StreamFollower
+from geocomm.weights.reader import WAIT_S, StreamFollower, frames_beside
 from geocomm.weights.relay import StreamRelay
-from geocomm.weights.relay_place import close_sources, open_source
-from geocomm.weights.stream_sources import StreamSources
 from geocomm.weights.weight_folder import WeightFolder
 from geocomm.wire.doorway import raise_descriptor_limit
 
@@ -55,18 +53,18 @@ class Subscription:
         self._stop = threading.Event()
         if settings.listen is not None and settings.keys is None:
             raise BadInput("--listen needs keys: set GEOCOMM_KEYS, or --keys, to a folder of geocomm keys")
-        self._places = [open_source(url, settings.keys) for url in settings.sources]
         self._folder = WeightFolder(settings.into, settings.model_files)
-        whole = settings.into.absolute()
-        self._sources = StreamSources(
-            self._places,
-            whole.with_name(f".{whole.name}.stream"),
+        self._follower = StreamFollower(
+            settings.sources,
+            self._folder,
+            frames_beside(settings.into),
             keys=settings.keys,
             publisher=settings.publisher,
             rate=settings.rate,
             wait_s=WAIT_S,
+            threads=None,
         )
-        self._follower = StreamFollower(self._sources, self._folder, None)
+        self._sources = self._follower.sources
 
     def run(self) -> None:
         """Return once stopped by a signal; with `once`, at the newest version. DataError: that cannot be had."""
@@ -76,14 +74,13 @@ class Subscription:
         try:
             self._follow()
         finally:
-            self._sources.close()
-            close_sources(self._places)
-            self._folder.close()
+            self._follower.close()
             if relay is not None:
                 relay()
 
     def _asked_to_end(self, _: int, __: object) -> None:
         self._stop.set()
+        self._sources.close()  # what waits for a source need not
 
     def _follow(self) -> None:
         waiting = Waiting(self._say)
@@ -102,6 +99,8 @@ class Subscription:
             except DataError as error:
                 if self._settings.once:
                     raise
+                if self._stop.is_set():
+                    return
                 at = f"stays at version {self._folder.version.number}" if self._folder.version else "has no version"
                 self._complain(f"{self._settings.into} {at}: {error}")
             self._stop.wait(self._settings.every_s)

@@ -35,7 +35,7 @@ _INDEX = "model.safetensors.index.json"
 FILE_BYTES = 5 << 30
 """Of a file of tensors, about, as others write them too."""
 _MOST_HEADER_BYTES = 256 << 20
-_WEIGHTS = re.compile(r".*\.safetensors(\.index\.json)?")
+_WEIGHTS = re.compile(r".*\.(safetensors|bin|pt|pth|ckpt|gguf|onnx|data|h5|msgpack)(\.index\.json)?")
 
 
 class WeightFolder(ReaderTarget):

@@ -15,7 +15,7 @@ import torch
 from pydantic import Field, model_validator
 
 from geocomm.codecs.safetensors_header import DTYPE_NAMES
-from geocomm.core.records import Record, Text
+from geocomm.core.records import MAX_TEXT, Record
 
 PART_BYTES = 128 << 20
 """Of raw elements in a part, at most, as this version writes them."""
@@ -34,7 +34,7 @@ _Extents = Annotated[tuple[_Extent, ...], Field(max_length=_MOST_DIMENSIONS)]
 class TensorShape(NamedTuple):
     """A tensor of the model."""
 
-    name: Text
+    name: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$", max_length=MAX_TEXT)]
     dtype: str
     shape: _Extents
 

@@ -66,6 +66,7 @@ def test_version_that_is_an_anchor_or_a_delta_or_both_is_read() -> None:
         {"step": -1},
         {"time": float("1e30")},
         {"publisher": "x" * 5000},
+        {"publisher": "a\nversion 8 is good"},
         {"signature": ["x" * 20000, ""]},
         {"extra": 1},
     ],

@@ -61,6 +61,7 @@ def test_layout_of_two_boxes_is_good() -> None:
         {"parts": []},
         {"tensors": [["w", "bfloat16", [4, 6]], ["w", "bfloat16", [0]]]},
         {"tensors": [["__metadata__", "bfloat16", [4, 6]]]},
+        {"tensors": [["w\nall is good", "bfloat16", [4, 6]]]},
         {"tensors": [["w", "torch", [4, 6]]]},
         {"tensors": [["w", "bfloat16", [2**47, 2**47]]]},
         {"tensors": [["w", "bfloat16", [-4, -6]]]},
