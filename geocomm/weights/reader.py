@@ -6,6 +6,7 @@ import tempfile
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -30,6 +31,7 @@ from geocomm.weights.weight_layout import WeightPart, coded
 WAIT_S = 120.0
 """How long sources that do not answer are asked again, by default."""
 _FRAMES_AT_ONCE = 4
+_VERSIONS_AT_ONCE = 16
 _TRIES = 3
 
 
@@ -208,6 +210,10 @@ class StreamFollower:
                 f"{self.sources.names} is another stream than the one of version {own.number} here; empty the folder, "
                 "or make a new reader, to follow it"
             )
+        first = max(1 if own is None else own.number + 1, newest.anchors[-1])
+        if newest.number - first > 1:  # one after the other they would take a round trip each
+            with ThreadPoolExecutor(_VERSIONS_AT_ONCE, "geocomm-fetch") as pool:
+                list(pool.map(self._look_at, range(first, newest.number)))
         best: tuple[int, list[VersionStep]] | None = None
         steps, used, version = list[VersionStep](), 0, newest
         while True:
@@ -237,6 +243,10 @@ class StreamFollower:
         if best is None:
             raise DataError(f"version {newest.number} of {self.sources.names} leads back to no anchor")
         return best[1]
+
+    def _look_at(self, number: int) -> None:
+        with suppress(DataError):  # said where it is needed
+            self.sources.version(number)
 
     def _bring(self, steps: list[VersionStep]) -> None:
         """Make the target what the last step is. The frames of all parts are fetched while others are unpacked."""

@@ -22,5 +22,5 @@ def version_numbers(place: FilePlace) -> list[int]:
 def newest_number(place: FilePlace) -> int:
     """The newest version, as the place says; 0: it has none. OSError."""
     with suppress(FileNotFoundError, ValidationError):
-        return Hint.model_validate_json(place.read(NEWEST, 0, min(place.size(NEWEST), _HINT_BYTES))).number
+        return Hint.model_validate_json(place.read(NEWEST, 0, _HINT_BYTES)).number
     return 0

@@ -207,10 +207,9 @@ class StreamSources:
 
 
 def _whole_file(place: FilePlace, path: str, read: Callable[[bytes, str], Any]) -> tuple[bytes, Any]:
-    size = place.size(path)
-    if size > MOST_FILE_BYTES:
-        raise DataError(f"{path} of {place.url} has {size} bytes")
-    content = place.read(path, 0, size)
+    content = place.read(path, 0, MOST_FILE_BYTES + 1)  # in one round trip
+    if len(content) > MOST_FILE_BYTES:
+        raise DataError(f"{path} of {place.url} has more than {MOST_FILE_BYTES} bytes")
     return content, read(content, place.url)
 
 

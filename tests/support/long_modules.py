@@ -51,6 +51,8 @@ LONG_MODULES = frozenset(
         "multiprocess/train/test_train_feedback.py",
         "multiprocess/train/test_train_local.py",
         "multiprocess/train/test_train_muon.py",
+        "multiprocess/weights/test_killed_weights.py",
+        "multiprocess/weights/test_streams_in_buckets.py",
         "unit/elastic/journal/test_journal_engines.py",
         "unit/elastic/journal/test_lies.py",
         "unit/lab/test_demo_figures.py",

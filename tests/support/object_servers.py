@@ -175,7 +175,8 @@ def web_server(files: dict[str, bytes]) -> Iterator[WebServer]:
         def _send(self, *, with_body: bool) -> None:
             content = state.files.get(self.path)
             found = re.match(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-            first, last = (int(found[1]), int(found[2])) if found else (0, len(content or b"") - 1)
+            end = len(content or b"") - 1
+            first, last = (int(found[1]), min(int(found[2]), end)) if found else (0, end)
             state.asked.append((self.path, first, time.monotonic()))
             body = b"" if content is None else content[first : last + 1]
             self.send_response(404 if content is None else 206 if found else 200)

@@ -55,6 +55,16 @@ def test_keys_of_another_site_are_refused_on_every_rank(keys: dict[str, dict[str
         assert "GEOCOMM_KEYS" in own
 
 
+def test_readers_keys_make_no_rank(keys: dict[str, dict[str, str]]) -> None:
+    """Those of one that has the very name of the site, too."""
+    folder = Path(keys["a"]["GEOCOMM_KEYS"]).parent
+    (folder / "b").rename(folder / "site-b")
+    JobCa.open(folder).add("b", 30, reader=True)
+    with Ranks(["a", "b"], environment_of={0: keys["a"], 1: keys["b"]}) as ranks:
+        own = ranks.try_init()[1].require("InvalidArgumentError").message
+        assert "names no geocomm://job/site" in own
+
+
 def test_private_key_that_others_may_read_is_refused(keys: dict[str, dict[str, str]]) -> None:
     (Path(keys["b"]["GEOCOMM_KEYS"]) / "key.pem").chmod(0o644)
     with Ranks(["a", "b"], environment_of={0: keys["a"], 1: keys["b"]}) as ranks:

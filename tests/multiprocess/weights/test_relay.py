@@ -344,7 +344,7 @@ def _huge(path: str, content: bytes) -> bytes:
         (_forged, "signed by nobody who may: the signature of site a is for something else"),
         (_later, "has no versions/000000077.json"),
         (_other_frames, "has other bytes than its version says"),
-        (_huge, "has [0-9]+ bytes"),
+        (_huge, "has more than [0-9]+ bytes"),
     ],
 )
 def test_relay_that_lies_is_one_sentence(region: Region, change: object, said: str) -> None:
