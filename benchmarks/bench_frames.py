@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import hashlib
 import json
 import os
@@ -35,6 +36,7 @@ from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.lab.emulator.emulated_wan import CONTROL_VARIABLE, WanRun
 from geocomm.security.job_ca import JobCa
 from geocomm.security.key_folder import Identity, Keys
+from geocomm.sync.local_steps.model.host_memory import bytes_of
 from geocomm.wire.doorway import Doorway
 from geocomm.wire.greeting import Greeting
 from geocomm.wire.tls_stream import TlsStream
@@ -57,9 +59,9 @@ class Site:
             ]
         self._store = FragmentStore(folder / f"run-{site}")
         self._contents = [torch.frombuffer(bytearray(os.urandom(size)), dtype=torch.uint8) for _ in range(rounds)]
-        self._hashes = [hashlib.sha256(content.numpy()).hexdigest() for content in self._contents]
+        self._hashes = [hashlib.sha256(bytes_of(content)).hexdigest() for content in self._contents]
         for number, content in enumerate(self._contents):
-            self._store.write_frame(0, number, site, [memoryview(content.numpy())])
+            self._store.write_frame(0, number, site, [bytes_of(content)])
 
     def mail(self) -> None:
         """Send and receive by mail."""
@@ -77,15 +79,18 @@ class Site:
                 mail.peer(ids[site], host, port, site, site)
         arrived: queue.Queue[tuple[str, torch.Tensor | None, str]] = queue.Queue()
 
+        def came(site: str, content: torch.Tensor | None, why: str) -> None:
+            arrived.put((site, content, why))
+
         def move(number: int) -> None:
             for site, name in ids.items():
-                mail.receive(name, number, 0, lambda content, why, site=site: arrived.put((site, content, why)))
+                mail.receive(name, number, 0, functools.partial(came, site))
                 mail.send(name, number, 0, self._contents[number])
             for _ in ids:
                 site, content, why = arrived.get(timeout=_PATIENCE_S)
                 if content is None:
                     raise RuntimeError(f"no frame of {site}: {why}")
-                self._store.write_frame(0, number, site, [memoryview(content.numpy())])
+                self._store.write_frame(0, number, site, [bytes_of(content)])
 
         self._measure(move)
 

@@ -37,7 +37,6 @@ from geocomm.elastic.journal.messages import (
     Applied,
     Beat,
     Check,
-    Checked,
     Due,
     EntrySaid,
     Fetch,
@@ -59,6 +58,7 @@ from geocomm.elastic.journal.messages import (
     StatePart,
     Stop,
     Sum,
+    SumChecked,
     Summed,
     Up,
     Wanted,
@@ -375,7 +375,7 @@ class Agent:
             case Leave():
                 if self._ranks.leaves(connection, finished=up.finished):
                     self.leave(finished=self._ranks.have_finished and not self.asked_to_leave)
-            case Due() | Offer() | Pass() | Summed() | Checked() | Hold():
+            case Due() | Offer() | Pass() | Summed() | SumChecked() | Hold():
                 if isinstance(up, Hold) and up.by_mail:
                     self._frames.came_by_mail(up)
                 self._view.say_of_round(up)

@@ -16,7 +16,6 @@ from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.message_lines import said
 from geocomm.elastic.journal.messages import (
     Applied,
-    Checked,
     Due,
     Hold,
     Lost,
@@ -24,6 +23,7 @@ from geocomm.elastic.journal.messages import (
     Open,
     Pass,
     Peers,
+    SumChecked,
     Summed,
     Up,
     Welcome,
@@ -133,7 +133,7 @@ class RunView:
         if self.welcome is not None:
             self.link.say(said(up))
 
-    def say_of_round(self, up: Due | Offer | Pass | Summed | Checked | Hold | Applied | Lost) -> None:
+    def say_of_round(self, up: Due | Offer | Pass | Summed | SumChecked | Hold | Applied | Lost) -> None:
         """What a site says of rounds is to be taken as said by one that knows the journal."""
         if self.is_current:
             self.say(up)

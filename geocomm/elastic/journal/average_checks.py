@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from geocomm.core.records import Hash
 from geocomm.elastic.journal.led_run import LedRun
-from geocomm.elastic.journal.messages import Check, Checked
+from geocomm.elastic.journal.messages import Check, SumChecked
 
 ONE_IN = 32
 """An average is checked with this chance, which nobody knows before it is in the journal: it costs the site that checks
@@ -49,7 +49,7 @@ class AverageChecks:
             self._open = _Open(average, {aggregator: frame})
             self._ask_next(self._open)
 
-    def checked(self, name: str, said: Checked) -> None:
+    def checked(self, name: str, said: SumChecked) -> None:
         """A site has averaged the frames too."""
         found = self._open
         if (

@@ -76,7 +76,7 @@ class MakeSum:
 
 @dataclass(frozen=True)
 class CheckSum:
-    """Average these frames, which are on disk, and say Checked: whether their aggregator has made the same of them."""
+    """Average these frames, which are on disk, and say SumChecked: what their aggregator should have made."""
 
     asked: Check
 

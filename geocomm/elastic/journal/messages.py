@@ -237,10 +237,10 @@ class Summed(OfAttempt, FrameBytes):
     """Those of the members whose frames are deltas of the fragment; none: there is no average."""
 
 
-class Checked(OfAttempt):
+class SumChecked(OfAttempt):
     """The site has averaged the frames of a Check too: the hash of what it has made."""
 
-    kind: Literal["checked"] = "checked"
+    kind: Literal["sum_checked"] = "sum_checked"
     frame: Hash
 
 
@@ -308,7 +308,7 @@ Up = Annotated[
     | Offer
     | Pass
     | Summed
-    | Checked
+    | SumChecked
     | Hold
     | Applied
     | Need
@@ -349,7 +349,7 @@ class Sum(OfAttempt):
 
 
 class Check(OfAttempt):
-    """A round is decided by the average of these frames: average them too, and say Checked. `attempt`: see Sum."""
+    """A round is decided by the average of these frames: average them too, and say SumChecked. `attempt`: see Sum."""
 
     kind: Literal["check"] = "check"
     members: Annotated[tuple[Listed, ...], Field(min_length=1)]

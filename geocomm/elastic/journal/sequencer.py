@@ -35,7 +35,6 @@ from geocomm.elastic.journal.message_lines import MAX_LINE_BYTES
 from geocomm.elastic.journal.messages import (
     Applied,
     Beat,
-    Checked,
     Due,
     Hello,
     Hold,
@@ -51,6 +50,7 @@ from geocomm.elastic.journal.messages import (
     Repair,
     SnapshotHeld,
     Stop,
+    SumChecked,
     Summed,
     Up,
     Welcome,
@@ -70,7 +70,7 @@ from geocomm.elastic.journal.sequencer_events import (
     Unbelieved,
 )
 
-_OfRun = Due | Offer | Pass | Summed | Checked | Hold | Applied | Lost
+_OfRun = Due | Offer | Pass | Summed | SumChecked | Hold | Applied | Lost
 """What a site says of a fragment that the run is to have."""
 _HELD_S = 10.0
 """A site that cannot join yet is told of after this time."""
@@ -230,7 +230,7 @@ class Sequencer:
                 self._rounds.passed(name, message)
             case Summed():
                 self._rounds.summed(name, message)
-            case Checked():
+            case SumChecked():
                 self._checks.checked(name, message)
             case Hold():
                 self._rounds.held(name, message)

@@ -32,7 +32,6 @@ from geocomm.elastic.journal.member import (
 from geocomm.elastic.journal.messages import (
     Beat,
     Check,
-    Checked,
     Down,
     EntrySaid,
     Leave,
@@ -48,6 +47,7 @@ from geocomm.elastic.journal.messages import (
     StateKept,
     Stop,
     Sum,
+    SumChecked,
     Summed,
     TakeState,
     Up,
@@ -496,7 +496,7 @@ class Rank:
         """Average as another site has."""
         with contextlib.suppress(OSError):
             frame = hashlib.sha256(self._sum(asked)).hexdigest()
-            self._say(Checked(fragment=asked.fragment, version=asked.version, attempt=asked.attempt, frame=frame))
+            self._say(SumChecked(fragment=asked.fragment, version=asked.version, attempt=asked.attempt, frame=frame))
 
     def _write_wanted(self, index: int) -> None:
         key = (index, self._parts[index].anchor.version)

@@ -69,7 +69,7 @@ def test_another_site_finds_the_hash_of_an_average_and_that_of_other_frames_is_a
     for one in members:
         for site in sites:
             site.keep(0, 3, one.site, sites[0].content(Frame(0, 3, "a", one.frame)))
-    asked = {"fragment": 0, "version": 3, "attempt": 4}
+    asked: dict[str, Any] = {"fragment": 0, "version": 3, "attempt": 4}
     made = sites[0].make_sum(Sum(**asked, members=members), RoundRecord.unread())
     assert sites[1].sum_hash(Check(**asked, members=members)) == made.frame
     assert sites[1].sum_hash(Check(**asked, members=members[:1])) != made.frame

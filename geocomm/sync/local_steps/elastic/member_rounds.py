@@ -37,7 +37,6 @@ from geocomm.elastic.journal.member import (
 from geocomm.elastic.journal.messages import (
     Beat,
     Check,
-    Checked,
     Down,
     EntrySaid,
     Fetched,
@@ -56,6 +55,7 @@ from geocomm.elastic.journal.messages import (
     StateKept,
     Stop,
     Sum,
+    SumChecked,
 )
 from geocomm.elastic.rank_socket import RankSocket
 from geocomm.elastic.snapshots import Layout
@@ -460,7 +460,7 @@ class MemberRounds:
             logger().debug(f"local steps: an average of another site cannot be checked: {error}")
             return
         named = asked.model_dump(include=set(OfAttempt.model_fields))
-        self._agent.say(Checked(frame=frame, **named))
+        self._agent.say(SumChecked(frame=frame, **named))
 
     def _complain(self, error: OSError) -> None:
         logger().warning(

@@ -6,7 +6,7 @@ import pytest
 
 from geocomm.elastic.journal import average_checks
 from geocomm.elastic.journal.member import CheckSum, Member
-from geocomm.elastic.journal.messages import Check, Checked, Hold, Open, RanksGone, Sum, Summed
+from geocomm.elastic.journal.messages import Check, Hold, Open, RanksGone, Sum, SumChecked, Summed
 from geocomm.elastic.journal.sequencer_events import LeaderSettings
 from support.led_sequencer import MODEL, Led
 
@@ -58,7 +58,7 @@ class CheckedRun(Led):
         """The site that was asked last, or another one, says what it makes of the frames; which it is."""
         check = self.messages(Check)[-1]
         site = site or self.asked[-1]
-        self.say(site, Checked(fragment=0, version=check.version, attempt=check.attempt, frame=frame))
+        self.say(site, SumChecked(fragment=0, version=check.version, attempt=check.attempt, frame=frame))
         return site
 
     @property
@@ -133,7 +133,7 @@ def test_an_answer_to_another_check_or_of_another_site_counts_nothing() -> None:
     aggregator = led.decide(WRONG)
     check = led.messages(Check)[-1]
     led.answer(RIGHT, next(site for site in "abc" if site not in (aggregator, led.asked[-1])))
-    led.say(led.asked[-1], Checked(fragment=0, version=check.version, attempt=check.attempt + 1, frame=RIGHT))
+    led.say(led.asked[-1], SumChecked(fragment=0, version=check.version, attempt=check.attempt + 1, frame=RIGHT))
     assert len(led.asked) == 1
     led.answer(RIGHT)
     assert len(led.asked) == 2
