@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import copy
 import enum
 import json as json_text
@@ -113,7 +114,8 @@ class EtcdModel:
 
     def _do_late(self, path: str, asked: dict[str, Any]) -> None:
         if not self.away:
-            self._do(path, asked)
+            with contextlib.suppress(ConnectionFailedError):  # nobody hears of it
+                self._do(path, asked)
 
     def _do(self, path: str, asked: dict[str, Any]) -> dict[str, Any]:
         self._expire()

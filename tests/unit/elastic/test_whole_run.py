@@ -32,14 +32,14 @@ import json, sys
 from unittest import mock
 from geocomm.elastic.file_server import FileServer
 from support.whole_run.whole_run import WholeRun
-give, most, givers = FileServer._give_range, 0, set()
-async def counted(self, stream, path, offset):
+path_of, most, givers = FileServer._path, 0, set()
+async def counted(self, asked):
     global most
     takers = [site for site, one in self._takers.items() if one.takes]
     most = max(most, len(takers))
     givers.update([self] if takers else [])
-    await give(self, stream, path, offset)
-with mock.patch.object(FileServer, "_give_range", counted):
+    return await path_of(self, asked)
+with mock.patch.object(FileServer, "_path", counted):
     seed, first, crowd = map(int, sys.argv[1:])
     history = WholeRun(seed, sites=first, crowd=crowd, faults={}, lasting="", reduce="aggregator").run()
 print(json.dumps([history.broken, history.crowd_s, most, len(givers)]))
