@@ -183,25 +183,6 @@ BatchParts parts_of(const Batch& batch) {
   return parts;
 }
 
-// The table, as the first kernel of a call finds it.
-Status write_table(const Batch& batch, FrameSlot* table) {
-  if (!is_aligned_to(batch.table.data(), kAlignment)) return invalid("the table is not aligned to 16 bytes");
-  if (batch.table.size() < batch_table_bytes(batch.frames.size())) return invalid("the table is too small");
-  FrameExtent extent{};
-  for (std::size_t f = 0; f < batch.frames.size(); ++f) {
-    const BatchFrame& frame = batch.frames[f];
-    if (f == 0 || frame.elements != extent.elements) {
-      extent = extent_of(batch.spec, batch.dtype, frame.elements);
-    }
-    table[f] = {words(frame.elements_dev), words(frame.frame.data()),
-                words(frame.residual_dev), words(frame.previous_dev),
-                words(frame.scale_dev),    words(frame.outside),
-                frame.frame.size(),        frame.seed,
-                frame.first_element,       extent};
-  }
-  return Status::ok();
-}
-
 }  // namespace
 
 const CodecFamily& family_of(const CodecSpec& spec) {
@@ -323,6 +304,32 @@ Status decompress_payload(const CodecSpec& spec, DType dtype, std::span<const st
   return family_of(spec).put(run);
 }
 
+// The table, as the first kernel of a call finds it.
+Status write_table(const Batch& batch) {
+  if (!is_aligned_to(batch.table.data(), kAlignment)) return invalid("the table is not aligned to 16 bytes");
+  if (batch.table.size() < batch_table_bytes(batch.frames.size())) return invalid("the table is too small");
+  auto* const table = reinterpret_cast<FrameSlot*>(batch.table.data());
+  FrameExtent extent{};
+  for (std::size_t f = 0; f < batch.frames.size(); ++f) {
+    const BatchFrame& frame = batch.frames[f];
+    if (f == 0 || frame.elements != extent.elements) {
+      extent = extent_of(batch.spec, batch.dtype, frame.elements);
+    }
+    table[f] = {words(frame.elements_dev), words(frame.frame.data()),
+                words(frame.residual_dev), words(frame.previous_dev),
+                words(frame.scale_dev),    words(frame.outside),
+                frame.frame.size(),        frame.seed,
+                frame.first_element,       extent};
+  }
+  return Status::ok();
+}
+
+void place_frame(const Batch& batch, std::size_t index, std::span<const std::byte> frame) {
+  FrameSlot& slot = reinterpret_cast<FrameSlot*>(batch.table.data())[index];
+  slot.frame = const_cast<std::uint8_t*>(words(frame.data()));
+  slot.room = frame.size();
+}
+
 Status compress_batch(const Batch& batch, const BatchFeedback& feedback, Stream stream) {
   GEOCOMM_RETURN_IF_ERROR(check_shape(batch, false));
   const bool has_residuals = batch.frames.front().residual_dev != nullptr;
@@ -358,7 +365,7 @@ Status compress_batch(const Batch& batch, const BatchFeedback& feedback, Stream 
   }
 
   const BatchParts parts = parts_of(batch);
-  GEOCOMM_RETURN_IF_ERROR(write_table(batch, parts.table));
+  GEOCOMM_RETURN_IF_ERROR(write_table(batch));
   const ResidualView residual{words(batch.frames.front().residual_dev), feedback.dtype == DType::BFloat16,
                               feedback.decay};
   GEOCOMM_RETURN_IF_ERROR(enters
@@ -395,7 +402,6 @@ Decode decode_args(const Batch& batch, const BatchParts& parts, Sink sink, std::
 Status check_batch(const Batch& batch, std::uint64_t* verdict_dev, Stream stream) {
   GEOCOMM_RETURN_IF_ERROR(check_shape(batch, true));
   const BatchParts parts = parts_of(batch);
-  GEOCOMM_RETURN_IF_ERROR(write_table(batch, parts.table));
   const FindArgs find{nullptr,
                       0,
                       parts.table,

@@ -131,8 +131,12 @@ std::size_t batch_workspace_bytes(const CodecSpec& spec, core::DType dtype, std:
 
 // The errors of the following are those of compress_payload() and decompress_payload().
 core::Status compress_batch(const Batch& batch, const BatchFeedback& feedback, Stream stream);
-// Decoding. Checks all frames, on the device; `*verdict_dev` becomes what was found, as above: its frame is
-// an index in the batch.
+// Decoding. The table is to have the batch, once: before the first step, or when some of its frames have come
+// (place_frame()), before the stream comes to that.
+core::Status write_table(const Batch& batch);
+void place_frame(const Batch& batch, std::size_t index, std::span<const std::byte> frame);
+// Checks all frames, on the device; `*verdict_dev` becomes what was found, as above: its frame is an index in
+// the batch.
 core::Status check_batch(const Batch& batch, std::uint64_t* verdict_dev, Stream stream);
 // Then, with the same batch: the elements of `count` frames from `first` on, unless there is a verdict. Parts
 // are put in the order of the calls; together they may name each frame once.

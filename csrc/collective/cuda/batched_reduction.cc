@@ -30,8 +30,9 @@ std::span<std::byte> taken(std::size_t bytes, SpaceCutter& room) {
   return {room.take<std::byte>(bytes), bytes};
 }
 
+// Elements of this rank that no frame carries.
 bool has_own_part(const FrameChunk& chunk) {
-  return std::ranges::any_of(chunk.frames, [](const core::Buffer& frame) { return frame.data() == nullptr; });
+  return chunk.reduces && !chunk.contributes;
 }
 
 std::byte* bytes_of(float* floats) {
@@ -67,10 +68,12 @@ BatchedReduction::BatchedReduction(std::shared_ptr<const FramePlan> plan, DType 
   lay_out(nullptr, nullptr);
 }
 
-void BatchedReduction::take_memory(std::byte* device, std::byte* pinned) {
+Status BatchedReduction::take_memory(std::byte* device, std::byte* pinned) {
   lay_out(device, pinned);
   std::fill_n(verdicts_, words_, 0);
   if (feedback_) *totals_ = {};
+  for (const Group& group : groups_) GEOCOMM_RETURN_IF_ERROR(codec::cuda::write_table(group.received));
+  return codec::cuda::write_table(results_);
 }
 
 // Of a chunk's contribution, or of its result.
@@ -202,33 +205,57 @@ void BatchedReduction::lay_out(std::byte* device_memory, std::byte* pinned_memor
   pinned_bytes_ = pinned.bytes();
 }
 
-// Of the chunks of a group that this rank reduces. Appends the frames of all sites to `received`.
+bool BatchedReduction::is_own_part(const FrameChunk& chunk, std::size_t site) const {
+  return site == plan_->own_site && has_own_part(chunk);
+}
+
+template <typename Take>
+void BatchedReduction::for_each_reduced(std::uint32_t group, const Take& take) const {
+  for (std::size_t c = 0; c < plan_->chunks.size(); ++c) {
+    const FrameChunk& chunk = plan_->chunks[c];
+    if (chunk.group == group && chunk.reduces) take(c, chunk);
+  }
+}
+
+// Appends the frames of all sites to `received`.
 std::vector<BatchedReduction::Site> BatchedReduction::sites_of(std::uint32_t group, Batch& received,
                                                                bool has_memory, SpaceCutter& pinned) const {
-  std::vector<Site> sites;
-  const auto reduces = [&](const FrameChunk& chunk) { return chunk.group == group && chunk.reduces; };
-  const auto first = std::ranges::find_if(plan_->chunks, reduces);
-  sites.resize(first == plan_->chunks.end() ? 0 : first->frames.size());
+  std::size_t count = 0;
+  for_each_reduced(group, [&](std::size_t, const FrameChunk& chunk) { count = chunk.frames.size(); });
+  std::vector<Site> sites(count);
   for (std::size_t s = 0; s < sites.size(); ++s) {
     std::vector<SumPiece> own;
     sites[s].first = received.frames.size();
-    for (std::size_t c = 0; c < plan_->chunks.size(); ++c) {
-      const FrameChunk& chunk = plan_->chunks[c];
-      if (!reduces(chunk)) continue;
-      const core::Buffer& frame = chunk.frames[s];
-      const std::uint64_t count = chunk.range.size();
-      if (frame.data() == nullptr) {
+    for_each_reduced(group, [&](std::size_t c, const FrameChunk& chunk) {
+      const std::uint64_t elements = chunk.range.size();
+      if (is_own_part(chunk, s)) {
         const auto scale = feedback_ ? feedback_->chunks[c].scale : std::span<const float>{};
-        own.push_back({sums_[c], data_dev_[c].data(), count, scale.empty() ? nullptr : scale.data()});
+        own.push_back({sums_[c], data_dev_[c].data(), elements, scale.empty() ? nullptr : scale.data()});
       } else {
-        const bool is_own = chunk.contributes && frame.data() == chunk.contribution.data();
-        received.frames.push_back({bytes_of(sums_[c]), count, is_own ? own_frames_[c] : frame.room()});
+        const bool is_own = s == plan_->own_site;
+        received.frames.push_back(
+            {bytes_of(sums_[c]), elements, is_own ? own_frames_[c] : chunk.frames[s].room()});
       }
-    }
+    });
     sites[s].frames = received.frames.size() - sites[s].first;
     sites[s].own = listed(own, has_memory, pinned);
   }
   return sites;
+}
+
+void BatchedReduction::arrived(std::uint32_t groups) {
+  const std::lock_guard lock(arrived_mutex_);
+  for (; arrived_ < groups; ++arrived_) {
+    const Group& group = groups_[arrived_];
+    std::size_t index = 0;
+    for (std::size_t s = 0; s < group.sites.size(); ++s) {
+      for_each_reduced(arrived_, [&](std::size_t, const FrameChunk& chunk) {
+        if (is_own_part(chunk, s)) return;
+        if (s != plan_->own_site) codec::cuda::place_frame(group.received, index, chunk.frames[s].room());
+        ++index;
+      });
+    }
+  }
 }
 
 codec::cuda::BatchFeedback BatchedReduction::batch_feedback(std::size_t tile, bool of_results) const {
@@ -295,6 +322,12 @@ Status BatchedReduction::enqueue_end_of_feedback(Stream stream) const {
 }
 
 void BatchedReduction::exchanged() {
+  std::size_t index = 0;
+  for (const FrameChunk& chunk : plan_->chunks) {
+    if (!chunk.receives || !chunk.has_result) continue;
+    if (!chunk.owns) codec::cuda::place_frame(results_, index, chunk.result.room());
+    ++index;
+  }
   if (feedback_) totals_->succeeded = 1;
 }
 

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
@@ -43,15 +44,18 @@ class BatchedReduction {
   // and pinned.
   std::size_t device_bytes() const { return device_bytes_; }
   std::size_t pinned_bytes() const { return pinned_bytes_; }
-  void take_memory(std::byte* device, std::byte* pinned);
+  core::Status take_memory(std::byte* device, std::byte* pinned);
 
   // The steps of FrameChunk, in this order: 1 of the groups in their order; 3 and 4 likewise; 5, of all
   // results that come, and the end of the feedback.
   core::Status enqueue_contributions(std::uint32_t group, Stream stream) const;
   core::Status enqueue_sums(std::uint32_t group, Stream stream) const;
   core::Status enqueue_results(Stream stream) const;
-  // By the host, before the stream comes to enqueue_results(): the exchange has succeeded, without which the
-  // new residual is not kept.
+  // By the host, before the stream comes to enqueue_sums() of these groups: the plan has their frames.
+  // Thread-safe.
+  void arrived(std::uint32_t groups);
+  // Before it comes to enqueue_results(): the exchange has succeeded, without which the new residual is not
+  // kept, and the plan has the results.
   void exchanged();
   // Once the stream has passed: whether all that was received decoded; what became of the residual.
   core::Status verdict() const;
@@ -87,6 +91,10 @@ class BatchedReduction {
   Publication verdicts(std::uint32_t first, std::uint32_t count) const;
   core::Status enqueue_end_of_feedback(Stream stream) const;
   codec::cuda::BatchFeedback batch_feedback(std::size_t tile, bool of_results) const;
+  // take(index, chunk) for those of the group that this rank reduces.
+  template <typename Take>
+  void for_each_reduced(std::uint32_t group, const Take& take) const;
+  bool is_own_part(const FrameChunk& chunk, std::size_t site) const;
   std::vector<Site> sites_of(std::uint32_t group, codec::cuda::Batch& received, bool has_memory,
                              codec::cuda::SpaceCutter& pinned) const;
   codec::cuda::BatchFrame made_frame(std::size_t chunk, bool is_result, std::byte* elements,
@@ -103,7 +111,9 @@ class BatchedReduction {
   // Of chunks.
   std::vector<float*> sums_;
   std::vector<std::span<std::byte>> own_frames_;
-  std::uint32_t words_ = 0;  // verdicts: of groups that receive, then of results
+  std::mutex arrived_mutex_;   // guards arrived_
+  std::uint32_t arrived_ = 0;  // groups
+  std::uint32_t words_ = 0;    // verdicts: of groups that receive, then of results
   std::uint64_t* verdicts_dev_ = nullptr;
   std::uint64_t* verdicts_ = nullptr;
   // With feedback.

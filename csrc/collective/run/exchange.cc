@@ -127,12 +127,12 @@ class ExchangeImpl final : public Exchange {
   core::Result<std::shared_ptr<FramePlan>> plan_frames(const OpContext& given, ReduceOp op,
                                                        std::span<const StripeData> stripes,
                                                        core::BufferPool& memory,
-                                                       std::size_t group_bytes) override {
+                                                       const FrameOptions& options) override {
     const OpContext context = with_policy(given);
     if (Status status = check(context, op, stripes); !status.is_ok())
       return named(std::move(status), context);
     return core::without_throwing(
-        [&] { return collective::plan_frames(shared_->config, context, op, stripes, memory, group_bytes); });
+        [&] { return collective::plan_frames(shared_->config, context, op, stripes, memory, options); });
   }
 
   Status exchange_frames(const OpContext& given, ReduceOp op, std::span<const StripeData> stripes,

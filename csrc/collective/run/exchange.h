@@ -20,6 +20,7 @@
 #include "collective/layout/topology.h"
 #include "collective/policy/rate_meter.h"
 #include "collective/policy/wan_policy.h"
+#include "collective/run/arrival_room.h"
 #include "collective/run/op_log.h"
 #include "collective/sums/feedback.h"
 #include "core/buffer.h"
@@ -108,9 +109,10 @@ struct FrameChunk {
   bool has_result = false;  // made by this rank, or coming
   codec::CompressOptions contribution_options;
   codec::CompressOptions result_options;
-  core::Buffer contribution;         // room for compress_bound(codec, dtype)
+  // Room for compress_bound(). Of frames that come on arrival: what they have, once they are there.
+  core::Buffer contribution;
   std::vector<core::Buffer> frames;  // by site, where `reduces`; sizes are set when they come
-  core::Buffer result;               // room for compress_bound(codec, Float32), where `has_result`
+  core::Buffer result;               // of Float32, where `has_result`
 };
 struct FramePlan {
   codec::CodecSpec codec;
@@ -119,7 +121,16 @@ struct FramePlan {
   // Chunks are made, and wait for what comes, by groups, one after the other: one group's frames are on their
   // way while those of the next are made.
   std::uint32_t groups = 1;
+  std::size_t own_site = 0;
+  // Where frames that come are put, as they come; nullptr: they have their rooms in the chunks.
+  std::shared_ptr<ArrivalRoom> arrivals;
   std::vector<FrameChunk> chunks;
+};
+struct FrameOptions {
+  std::size_t group_bytes = ~std::size_t{0};  // of this rank's elements, a group; there are eight at most
+  // Frames that come take room of their own size, as they come, in place of the worst case from the
+  // beginning.
+  bool places_on_arrival = false;
 };
 // What the exchange tells whoever makes the frames.
 class FrameMaker {
@@ -184,8 +195,7 @@ class Exchange {
   // The same for data on an accelerator. plan_frames() takes stripes whose data and residuals nobody looks
   // at, and acquires the memory of all frames from `memory`, in one piece; Unsupported: the operation is
   // exact, or `memory` has no more (Exchange::reduce() on host memory carries it out). Residuals are the
-  // business of whoever makes the frames; of the caller's report only `wire_bytes` is filled in. A group has
-  // `group_bytes` of this rank's elements, where there are so many; an operation at most eight groups.
+  // business of whoever makes the frames; of the caller's report only `wire_bytes` is filled in.
   // exchange_frames() takes step 1 as done where there is one group, and returns when `frames` and the
   // results of others have come; they were checked against crc and header, but may still not decode. After an
   // error a channel may still write to the frames: it shares the plan as long as it can. Ranks that call
@@ -193,8 +203,7 @@ class Exchange {
   virtual core::Result<std::shared_ptr<FramePlan>> plan_frames(const OpContext& context, ReduceOp op,
                                                                std::span<const StripeData> stripes,
                                                                core::BufferPool& memory,
-                                                               std::size_t group_bytes = kOneGroup) = 0;
-  static constexpr std::size_t kOneGroup = ~std::size_t{0};
+                                                               const FrameOptions& options = {}) = 0;
   virtual core::Status exchange_frames(const OpContext& context, ReduceOp op,
                                        std::span<const StripeData> stripes, std::shared_ptr<FramePlan> plan,
                                        FrameMaker& maker) = 0;

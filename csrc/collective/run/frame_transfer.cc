@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "codec/frames/codec.h"
+#include "codec/payload/expected_size.h"
 #include "core/str.h"
 
 namespace geocomm::collective {
@@ -20,34 +21,60 @@ using core::str;
 
 namespace {
 
-// The rooms of all frames in one piece of memory, which is whole as long as somebody holds one of them.
-void cut_slab(FramePlan& plan, DType dtype, std::size_t own_site, core::BufferPool& memory) {
-  constexpr std::size_t kAlignment = 256;  // of what a device writes at once
+constexpr std::size_t kWritten = 256;  // that a device writes at once
+constexpr std::size_t kRead = 16;      // as ArrivalRoom has it
+
+std::size_t aligned(std::size_t bytes, std::size_t alignment) {
+  return (bytes + alignment - 1) / alignment * alignment;
+}
+
+// What frames take but for few: a little more than those of normal numbers.
+std::size_t usual_bytes(const codec::CodecSpec& codec, DType dtype, std::size_t elements) {
+  constexpr double kMargin = 1.03;
+  const double expected = codec::expected_bytes_per_element(codec, dtype) * static_cast<double>(elements);
+  return std::min(codec::compress_bound(codec, dtype, elements),
+                  sizeof(codec::FrameHeader) + static_cast<std::size_t>(kMargin * expected));
+}
+
+// The rooms of all frames in one piece of memory, which is whole as long as somebody holds one of them. Of
+// frames that come, with `on_arrival`, what they usually take, at its end.
+void cut_slab(FramePlan& plan, DType dtype, bool on_arrival, core::BufferPool& memory) {
+  std::size_t arrivals = 0;
   const auto for_each_room = [&](const auto& give) {
-    for (FrameChunk& chunk : plan.chunks) {
-      const auto room = [&](Buffer& frame, DType type) {
-        const std::size_t bound = codec::compress_bound(plan.codec, type, chunk.range.size());
-        give(frame, (bound + kAlignment - 1) / kAlignment * kAlignment);
-      };
-      if (chunk.contributes) room(chunk.contribution, dtype);
-      for (std::size_t site = 0; site < chunk.frames.size(); ++site) {
-        if (site != own_site) room(chunk.frames[site], dtype);
+    const auto comes = [&](Buffer& frame, DType type, std::size_t elements) {
+      if (on_arrival) {
+        arrivals += aligned(usual_bytes(plan.codec, type, elements), kRead);
+      } else {
+        give(frame, type, elements);
       }
-      if (chunk.has_result) room(chunk.result, DType::Float32);
+    };
+    arrivals = 0;
+    for (FrameChunk& chunk : plan.chunks) {
+      const std::size_t elements = chunk.range.size();
+      if (chunk.contributes) give(chunk.contribution, dtype, elements);
+      for (std::size_t site = 0; site < chunk.frames.size(); ++site) {
+        if (site != plan.own_site) comes(chunk.frames[site], dtype, elements);
+      }
+      if (chunk.owns) give(chunk.result, DType::Float32, elements);
+      if (chunk.has_result && !chunk.owns) comes(chunk.result, DType::Float32, elements);
     }
   };
+  const auto bound = [&](DType type, std::size_t elements) {
+    return aligned(codec::compress_bound(plan.codec, type, elements), kWritten);
+  };
   std::size_t bytes = 0;
-  for_each_room([&](Buffer&, std::size_t room) { bytes += room; });
-  const Buffer slab = memory.sized(bytes);
+  for_each_room([&](Buffer&, DType type, std::size_t elements) { bytes += bound(type, elements); });
+  const Buffer slab = memory.sized(bytes + arrivals);
   std::size_t used = 0;
-  for_each_room([&](Buffer& frame, std::size_t room) {
-    frame = slab.part(used, room);
+  for_each_room([&](Buffer& frame, DType type, std::size_t elements) {
+    frame = slab.part(used, bound(type, elements));
     frame.resize(0);
-    used += room;
+    used += bound(type, elements);
   });
+  if (on_arrival) plan.arrivals = std::make_shared<ArrivalRoom>(slab.part(used, arrivals), memory);
   // Everyone adds the same bytes of this rank, itself included.
   for (FrameChunk& chunk : plan.chunks) {
-    if (chunk.reduces && chunk.contributes) chunk.frames[own_site] = chunk.contribution;
+    if (chunk.reduces && chunk.contributes) chunk.frames[plan.own_site] = chunk.contribution;
   }
 }
 
@@ -71,7 +98,7 @@ void cut_groups(FramePlan& plan, std::size_t element_bytes, std::size_t group_by
 
 Result<std::shared_ptr<FramePlan>> plan_frames(const ExchangeConfig& config, const OpContext& context,
                                                ReduceOp op, std::span<const StripeData> stripes,
-                                               core::BufferPool& memory, std::size_t group_bytes) {
+                                               core::BufferPool& memory, const FrameOptions& options) {
   auto made = std::make_shared<FramePlan>();
   FramePlan& plan = *made;
   plan.codec = reduction_codec(config, context, op);
@@ -81,6 +108,7 @@ Result<std::shared_ptr<FramePlan>> plan_frames(const ExchangeConfig& config, con
   plan.divisor = op == ReduceOp::Avg ? config.topology.size() : 1;
   try {
     const int own_site = config.topology.site();
+    plan.own_site = static_cast<std::size_t>(own_site);
     const auto sites = static_cast<std::size_t>(config.topology.site_count());
     for (const PlannedChunk& planned : plan_of(config, context, plan.codec, stripes).chunks) {
       const StripeData& stripe = stripes[planned.stripe];
@@ -104,8 +132,8 @@ Result<std::shared_ptr<FramePlan>> plan_frames(const ExchangeConfig& config, con
       }
       plan.chunks.push_back(std::move(chunk));
     }
-    cut_groups(plan, core::size_of(context.dtype), group_bytes);
-    cut_slab(plan, context.dtype, static_cast<std::size_t>(own_site), memory);
+    cut_groups(plan, core::size_of(context.dtype), options.group_bytes);
+    cut_slab(plan, context.dtype, options.places_on_arrival, memory);
   } catch (const std::bad_alloc&) {
     return Status(StatusCode::Unsupported, "no memory is left for frames: reduce host memory");
   }
@@ -216,8 +244,8 @@ Buffer& FrameTransfer::slot(const Message& message) {
                                                      : chunk.result;
 }
 
-// The plan's.
 Buffer FrameTransfer::room_for(const Message& message, std::size_t bytes) {
+  if (frames_->arrivals) return frames_->arrivals->take(bytes);
   Buffer buffer = slot(message);
   buffer.resize(bytes);
   return buffer;

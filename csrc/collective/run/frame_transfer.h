@@ -13,7 +13,7 @@ namespace geocomm::collective {
 // As Exchange::plan_frames(); `stripes` are checked.
 core::Result<std::shared_ptr<FramePlan>> plan_frames(const ExchangeConfig& config, const OpContext& context,
                                                      ReduceOp op, std::span<const StripeData> stripes,
-                                                     core::BufferPool& memory, std::size_t group_bytes);
+                                                     core::BufferPool& memory, const FrameOptions& options);
 
 class FrameTransfer final : public PlannedReduction {
  public:

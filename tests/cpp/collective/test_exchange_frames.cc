@@ -1,6 +1,8 @@
 // Exchange::exchange_frames(), with a thread in the part of the accelerator: whatever ranks use it and
 // whatever ranks reduce host memory, all end with the same bits.
+#include <atomic>
 #include <condition_variable>
+#include <limits>
 #include <mutex>
 
 #include "codec/frames/codec.h"
@@ -59,7 +61,7 @@ class Accelerator final : public FrameMaker {
     for (std::size_t c = 0; c < plan_.chunks.size(); ++c) {
       FrameChunk& chunk = plan_.chunks[c];
       if (!chunk.receives) continue;
-      if (chunk.result.data() != nullptr) {
+      if (chunk.has_result) {
         sums_[c].resize(chunk.range.size());
         const Status decoded =
             codec::decompress_accumulate(chunk.result.room(), sums_[c], Accumulate::Assign);
@@ -107,7 +109,7 @@ class Accelerator final : public FrameMaker {
       for (std::size_t site = 0; site < chunk.frames.size(); ++site) {
         const Accumulate mode = site == 0 ? Accumulate::Assign : Accumulate::Add;
         const core::Buffer& frame = chunk.frames[site];
-        if (frame.data() == nullptr) {
+        if (site == plan_.own_site && !chunk.contributes) {
           accumulate_elements(dtype_, data_of(chunk).data(), sums_[c], mode);
         } else {
           const bool own = frame.data() == chunk.contribution.data();
@@ -153,11 +155,11 @@ class Accelerator final : public FrameMaker {
 };
 
 Status reduce_by_frames(Exchange& exchange, const OpContext& context, ReduceOp op,
-                        std::vector<StripeData>& stripes, std::size_t group_bytes = Exchange::kOneGroup) {
-  core::BufferPool memory;
-  auto plan = exchange.plan_frames(context, op, stripes, memory, group_bytes);
+                        std::vector<StripeData>& stripes, const FrameOptions& options = {},
+                        core::BufferPool memory = core::BufferPool()) {
+  auto plan = exchange.plan_frames(context, op, stripes, memory, options);
   if (!plan.is_ok()) return plan.status();
-  EXPECT_EQ((*plan)->groups > 1, group_bytes != Exchange::kOneGroup);
+  EXPECT_EQ((*plan)->groups > 1, options.group_bytes != FrameOptions{}.group_bytes);
   Accelerator accelerator(**plan, stripes, context.dtype);
   GEOCOMM_RETURN_IF_ERROR(exchange.exchange_frames(context, op, stripes, *plan, accelerator));
   accelerator.finish();
@@ -184,7 +186,7 @@ TEST_P(ExchangeFrames, all_reduce_gives_the_bits_of_reduce_whichever_ranks_use_i
           std::vector<Bytes> expected;
           // Nobody, every second rank, all: seeds depend on the operation's number, so only codecs that round
           // to nearest compare across runs.
-          // At last in groups.
+          // At last in groups, and with room on arrival.
           for (const int which : {0, 1, 2, 3}) {
             SiteVectors data(group.topology(0), dtype, 9001, 7);
             const std::uint64_t number = ++seq;
@@ -193,8 +195,9 @@ TEST_P(ExchangeFrames, all_reduce_gives_the_bits_of_reduce_whichever_ranks_use_i
               const auto context = context_of(OpKind::AllReduce, number, dtype, data.elements());
               const bool by_frames = which >= 2 || (which == 1 && rank % 2 == 1);
               // Of others than its peers have.
-              const std::size_t group_bytes = which < 3 ? Exchange::kOneGroup : rank % 2 == 0 ? 1500 : 4000;
-              return by_frames ? reduce_by_frames(group.exchange(rank), context, op, stripes, group_bytes)
+              FrameOptions options;
+              if (which == 3) options = {rank % 2 == 0 ? std::size_t{1500} : 4000, true};
+              return by_frames ? reduce_by_frames(group.exchange(rank), context, op, stripes, options)
                                : group.exchange(rank).reduce(context, op, stripes);
             }));
             for (const Bytes& output : data.outputs()) ASSERT_TRUE(output == data.outputs()[0]) << text;
@@ -260,6 +263,76 @@ TEST(ExchangeFrames, test_frames_of_an_operation_are_one_piece_of_memory_of_thei
   }
 }
 
+// Most memory for frames that a rank of eight asked for, in terms of its tensor, where each site's rank takes
+// room as frames come. `scale`: of every third element; where it is not finite frames are as large as the
+// tensor.
+double most_memory(const char* codec, Way way, double scale) {
+  constexpr std::size_t kElements = 1 << 18;
+  constexpr int kSites = 8;
+  ExchangeGroup group(std::vector<int>(kSites, 1), [=](int, ExchangeConfig& config) {
+    config.policy = policy_of(spec_of(codec), links_for(way, kSites));
+    // One, or one an owner.
+    config.chunk_bytes = (way == Way::BroadcastAll ? 1024 : 128) * 1024;
+  });
+  SiteVectors data(group.topology(0), DType::Float32, kElements, 1);
+  for (Bytes& input : data.inputs()) {
+    for (std::size_t i = 0; i < kElements; i += 3) {
+      set_value(DType::Float32, input, i, value_at(DType::Float32, input, i) * scale);
+    }
+  }
+  data.reset_outputs();
+  std::vector<double> most(kSites);
+  expect_all_ok(group.run([&](int rank) {
+    auto stripes = data.stripes(rank);
+    const auto context = context_of(OpKind::AllReduce, 1, DType::Float32, kElements);
+    core::BufferPool memory(0);
+    const Status status =
+        reduce_by_frames(group.exchange(rank), context, ReduceOp::Avg, stripes, {kElements, true}, memory);
+    most[static_cast<std::size_t>(rank)] =
+        static_cast<double>(memory.usage().most_asked_bytes) / (4.0 * static_cast<double>(kElements));
+    return status;
+  }));
+  for (const Bytes& output : data.outputs()) EXPECT_TRUE(output == data.outputs()[0]) << codec;
+  return *std::ranges::max_element(most);
+}
+
+TEST(ExchangeFrames, test_room_on_arrival_is_that_of_what_comes) {
+  EXPECT_LE(most_memory("balanced", Way::BroadcastAll, 1), 2.02);
+  EXPECT_LE(most_memory("small", Way::BroadcastAll, 1), 1.9);
+  EXPECT_LE(most_memory("int8", Way::EqualOwners, 1), 2.0);
+  EXPECT_LE(most_memory("balanced", Way::EqualOwners, 1), 2.0);
+  // What does not fit has memory of its own.
+  const double larger = most_memory("balanced", Way::BroadcastAll, std::numeric_limits<double>::infinity());
+  EXPECT_GT(larger, 2.0);
+  EXPECT_LE(larger, 8 * 1.3);
+}
+
+// Where no more than the plan's piece is left. The other site says what it waited for.
+TEST(ExchangeFramesErrors, no_room_for_a_frame_that_comes_ends_the_operation) {
+  constexpr std::size_t kElements = 1 << 14;
+  ExchangeGroup group({1, 1}, with_codec("balanced", Way::BroadcastAll));
+  SiteVectors data(group.topology(0), DType::Float32, kElements, 1);
+  for (Bytes& input : data.inputs()) {
+    for (std::size_t i = 0; i < kElements; i += 3) {
+      set_value(DType::Float32, input, i, std::numeric_limits<double>::infinity());
+    }
+  }
+  data.reset_outputs();
+  const auto results = group.run([&](int rank) {
+    auto stripes = data.stripes(rank);
+    std::atomic<int> left = 1;
+    core::BufferPool memory(0, {[&](std::size_t bytes) {
+                                  if (rank == 0 && left-- <= 0) throw std::bad_alloc();
+                                  return core::heap_memory().allocate(bytes);
+                                },
+                                core::heap_memory().free});
+    const auto context = context_of(OpKind::AllReduce, 1, DType::Float32, kElements, Deadline::after(2s));
+    return reduce_by_frames(group.exchange(rank), context, ReduceOp::Sum, stripes, {kElements, true}, memory);
+  });
+  EXPECT_FALSE(results[0].is_ok());
+  EXPECT_NE(results[0].code(), StatusCode::Timeout) << results[0].to_string();
+}
+
 TEST(ExchangeFrames, test_groups_have_so_many_bytes_and_are_eight_at_most) {
   constexpr std::size_t kElements = 1 << 18;
   ExchangeGroup group({1, 1, 1}, with_codec("int8", Way::EqualOwners));
@@ -267,11 +340,11 @@ TEST(ExchangeFrames, test_groups_have_so_many_bytes_and_are_eight_at_most) {
   SiteVectors data(group.topology(0), DType::Float32, kElements, 1);
   auto stripes = data.stripes(0);
   const auto context = context_of(OpKind::AllReduce, 1, DType::Float32, kElements);
-  for (const auto& [bytes, groups] : {std::pair{Exchange::kOneGroup, 1u},
+  for (const auto& [bytes, groups] : {std::pair{~std::size_t{0}, 1u},
                                       {std::size_t{3} << 19, 1u},
                                       {std::size_t{1} << 18, 4u},
                                       {std::size_t{1} << 15, 8u}}) {
-    auto plan = group.exchange(0).plan_frames(context, ReduceOp::Sum, stripes, memory, bytes);
+    auto plan = group.exchange(0).plan_frames(context, ReduceOp::Sum, stripes, memory, {bytes});
     ASSERT_TRUE(plan.is_ok());
     EXPECT_EQ((*plan)->groups, groups) << bytes;
     std::vector<std::size_t> chunks(groups);

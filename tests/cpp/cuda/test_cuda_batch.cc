@@ -146,6 +146,7 @@ BatchCase received_case(const CodecSpec& spec, DType dtype, std::span<const std:
     test.batch.frames.push_back(to);
   }
   test.take_room(true);
+  EXPECT_TRUE(cuda::write_table(test.batch).is_ok());
   return test;
 }
 

@@ -57,8 +57,8 @@ class DeviceRank final : public FrameMaker {
   }
 
   Status reduce() {
-    constexpr std::size_t kGroupBytes = 1500;
-    auto plan = exchange_.plan_frames(context_, op_, stripes_, pool_, kGroupBytes);
+    constexpr std::size_t kGroupBytes = 2400;
+    auto plan = exchange_.plan_frames(context_, op_, stripes_, pool_, {kGroupBytes, true});
     GEOCOMM_RETURN_IF_ERROR(plan.status());
     feedback_.decay = context_.caller->decay;
     std::vector<std::span<std::byte>> data;
@@ -72,7 +72,7 @@ class DeviceRank final : public FrameMaker {
     keep(Bytes(device_->device_bytes()));
     std::byte* const device = memory_.back()->data();
     keep(Bytes(device_->pinned_bytes()));
-    device_->take_memory(device, memory_.back()->data());
+    GEOCOMM_RETURN_IF_ERROR(device_->take_memory(device, memory_.back()->data()));
     groups_ = (*plan)->groups;
     EXPECT_GT(groups_, 1u);
     const Status status = exchange_.exchange_frames(context_, op_, stripes_, *plan, *this);
@@ -94,7 +94,7 @@ class DeviceRank final : public FrameMaker {
   Status wait_for_contributions(std::uint32_t groups, Deadline) override {
     return device_->enqueue_contributions(groups - 1, nullptr);
   }
-  void contributions_arrived(std::uint32_t) override {}
+  void contributions_arrived(std::uint32_t groups) override { device_->arrived(groups); }
   Status wait_for_results(std::uint32_t groups, Deadline) override {
     while (summed_ < groups) GEOCOMM_RETURN_IF_ERROR(device_->enqueue_sums(summed_++, nullptr));
     return Status::ok();
@@ -154,7 +154,7 @@ class FeedbackRun {
         const FeedbackSpans all{residuals_[site], next[site], scale_};
         stripe.feedback = all.part(stripe.stripe.range.begin, stripe.stripe.range.size());
       }
-      OpContext context = context_of(OpKind::AllReduce, seq, test_.dtype, kElements);
+      OpContext context = context_of(OpKind::AllReduce, seq, test_.dtype, kElements, Deadline::after(600s));
       FeedbackReport& report = reports_[static_cast<std::size_t>(rank)];
       context.caller = {spec_of(test_.codec), 0.9f, &report};
       if (rank > 0 || !on_device_) return group_.exchange(rank).reduce(context, test_.op, stripes);

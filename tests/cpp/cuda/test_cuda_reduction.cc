@@ -63,6 +63,7 @@ Operation make_operation(const CodecSpec& spec, DType dtype, std::size_t sites, 
   operation.dtype = dtype;
   operation.sites = sites;
   operation.plan->codec = spec;
+  operation.plan->own_site = operation.own_site;
   operation.plan->divisor = divisor;
   std::size_t begin = 0;
   for (std::size_t c = 0; c < sizes.size(); ++c) {
@@ -144,7 +145,7 @@ void expect_bits_of_host(Operation& operation) {
   cuda::BatchedReduction reduction(operation.plan, operation.dtype, operation.spans());
   const DeviceBytes device(reduction.device_bytes());
   const DeviceBytes pinned(reduction.pinned_bytes());
-  reduction.take_memory(device.data(), pinned.data());
+  ASSERT_TRUE(reduction.take_memory(device.data(), pinned.data()).is_ok());
   ASSERT_TRUE(reduction.enqueue_contributions(0, nullptr).is_ok());
   for (std::size_t c = 0; c < operation.plan->chunks.size(); ++c) {
     const FrameChunk& chunk = operation.plan->chunks[c];
@@ -215,7 +216,7 @@ TEST(CudaReductions, test_a_damaged_frame_is_told_with_its_site) {
   cuda::BatchedReduction reduction(operation.plan, operation.dtype, operation.spans());
   const DeviceBytes device(reduction.device_bytes());
   const DeviceBytes pinned(reduction.pinned_bytes());
-  reduction.take_memory(device.data(), pinned.data());
+  ASSERT_TRUE(reduction.take_memory(device.data(), pinned.data()).is_ok());
   ASSERT_TRUE(reduction.enqueue_contributions(0, nullptr).is_ok());
   receive_contributions(operation);
   operation.plan->chunks[2].frames[2].data()[1] ^= std::byte{1};
@@ -238,6 +239,7 @@ Operation counted_operation(const CodecSpec& spec, DType dtype, std::size_t site
   operation.dtype = dtype;
   operation.sites = sites;
   operation.plan->codec = spec;
+  operation.plan->own_site = operation.own_site;
   operation.plan->divisor = static_cast<int>(sites);
   const std::size_t elements = kChunkBytes / core::size_of(dtype);
   const auto room = [&](DType of) {
@@ -287,8 +289,10 @@ std::size_t count_launches(const Operation& operation,
   simt::only_count(true);
   const std::size_t before = simt::launches();
   // The device's memory is an address that nobody looks at.
-  reduction.take_memory(reinterpret_cast<std::byte*>(std::uintptr_t{1} << 40),
-                        begin + (-reinterpret_cast<std::uintptr_t>(begin) & 15));
+  EXPECT_TRUE(reduction
+                  .take_memory(reinterpret_cast<std::byte*>(std::uintptr_t{1} << 40),
+                               begin + (-reinterpret_cast<std::uintptr_t>(begin) & 15))
+                  .is_ok());
   for (std::uint32_t g = 0; g < operation.plan->groups; ++g) {
     EXPECT_TRUE(reduction.enqueue_contributions(g, nullptr).is_ok());
     EXPECT_TRUE(reduction.enqueue_sums(g, nullptr).is_ok());
@@ -392,7 +396,8 @@ TEST(CudaReductions, test_each_launch_that_is_refused_is_told) {
     cuda::BatchedReduction reduction(operation.plan, operation.dtype, data,
                                      counted_feedback(operation, true));
     const DeviceBytes pinned(reduction.pinned_bytes());
-    reduction.take_memory(reinterpret_cast<std::byte*>(std::uintptr_t{1} << 40), pinned.data());
+    ASSERT_TRUE(
+        reduction.take_memory(reinterpret_cast<std::byte*>(std::uintptr_t{1} << 40), pinned.data()).is_ok());
     simt::only_count(true);
     for (int refused = 0;; ++refused) {
       int& until_refusal = codec::cuda::kernels_seen().until_refusal;
@@ -432,7 +437,7 @@ double moved_over_bus(std::string_view codec) {
   feedback.chunks.push_back({floats(residual), floats(next), {}});
   cuda::BatchedReduction reduction(operation.plan, operation.dtype, operation.spans(), feedback);
   const DeviceBytes device(reduction.device_bytes());
-  reduction.take_memory(device.data(), bus.source().allocate(reduction.pinned_bytes()));
+  EXPECT_TRUE(reduction.take_memory(device.data(), bus.source().allocate(reduction.pinned_bytes())).is_ok());
   bus.watch([&] { EXPECT_TRUE(reduction.enqueue_contributions(0, nullptr).is_ok()); });
   receive_contributions(operation);
   reduction.exchanged();

@@ -31,7 +31,7 @@ class DeviceReduction::Batched {
     pinned_ = pinned.acquire(reduction_.pinned_bytes());
     workspace_ = at::empty({static_cast<std::int64_t>(reduction_.device_bytes())},
                            at::TensorOptions().dtype(at::kByte).device(device));
-    reduction_.take_memory(static_cast<std::byte*>(workspace_.data_ptr()), pinned_.data());
+    throw_if_error(reduction_.take_memory(static_cast<std::byte*>(workspace_.data_ptr()), pinned_.data()));
   }
 
   void enqueue_contributions(std::uint32_t group) const {
@@ -39,6 +39,7 @@ class DeviceReduction::Batched {
   }
   void enqueue_sums(std::uint32_t group) const { throw_if_error(reduction_.enqueue_sums(group, stream_)); }
   void enqueue_results() const { throw_if_error(reduction_.enqueue_results(stream_)); }
+  void arrived(std::uint32_t groups) { reduction_.arrived(groups); }
   void exchanged() { reduction_.exchanged(); }
   const collective::cuda::BatchedReduction& reduction() const { return reduction_; }
 
@@ -135,8 +136,9 @@ std::shared_ptr<DeviceReduction> DeviceReduction::create(collective::Exchange& e
   if (stream == nullptr || (residual && !is_batched)) return nullptr;
   // Each group has all launches of an operation: below this they cost more than what they gain.
   constexpr std::size_t kGroupBytes = std::size_t{16} << 20;
+  const collective::FrameOptions batches{kGroupBytes, true};
   auto plan = exchange.plan_frames(context, op, stripes, stream->pinned(),
-                                   is_batched ? kGroupBytes : collective::Exchange::kOneGroup);
+                                   is_batched ? batches : collective::FrameOptions{});
   if (!plan.is_ok()) {
     if (plan.status().code() == StatusCode::Unsupported) return nullptr;
     throw_if_error(plan.status());
@@ -301,6 +303,7 @@ Status DeviceReduction::wait_for_contributions(std::uint32_t groups, core::Deadl
 }
 
 void DeviceReduction::contributions_arrived(std::uint32_t groups) {
+  if (batched_) batched_->arrived(groups);
   stream_.open_arrived(groups);
 }
 
