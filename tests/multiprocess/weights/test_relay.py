@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import shutil
 import socket
@@ -178,6 +179,27 @@ def test_relay_that_is_the_only_source_and_dead_is_named(region: Region) -> None
         reader.update()
     assert reader.version == 1
     reader.close()
+
+
+def test_reader_waits_for_a_source_that_is_away_for_a_while(region: Region, monkeypatch: pytest.MonkeyPatch) -> None:
+    region.publish()
+    keys = Keys.load(region.keys("relay"), readers=True)
+    sources = StreamSources([region.source], region.folder / "waiting", keys=keys, wait_s=30)
+    version = sources.version(1)
+    before = region.source.read
+    back = threading.Timer(1.0, setattr, (region.source, "is_away", False))
+
+    def read(path: str, start: int = 0, count: int | None = None) -> bytes:
+        if not back.is_alive() and not back.finished.is_set():
+            region.source.is_away = True
+            back.start()
+        return before(path, start, count)
+
+    monkeypatch.setattr(region.source, "read", read)
+    for frame in version.frames.values():
+        content = sources.frame(1, frame).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == frame.sha256
+    assert back.finished.is_set()
 
 
 def test_relay_needs_keys_and_lets_in_no_other_job(region: Region) -> None:

@@ -13,9 +13,8 @@ from typing import Any
 from unittest import mock
 
 from geocomm.core.patience import Waiting
-from geocomm.core.records import line_of
 from geocomm.elastic import agent_link, following, frame_fetches, snapshots
-from geocomm.elastic.etcd import Election, EtcdJournal, Leading, compare_leader
+from geocomm.elastic.etcd import Election
 from geocomm.elastic.fetch import Fetcher, Outcome
 from geocomm.elastic.frame_fetches import FrameFetches
 from geocomm.elastic.journal.admission import LedSite
@@ -25,7 +24,7 @@ from geocomm.elastic.journal.leader_snapshots import LeaderSnapshots
 from geocomm.elastic.journal.lost_frames import LostFrames
 from geocomm.elastic.journal.messages import Hello, Lost, Offer, StatePart, Stop, Wanted
 from geocomm.elastic.journal.open_round import OpenRound
-from geocomm.elastic.journal.run_state import RunState
+from geocomm.elastic.journal.run_state import Head, RunState
 from geocomm.elastic.journal.sequencer import Sequencer
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.leader import Leader
@@ -216,26 +215,9 @@ def _a_minority_promotes(self: Candidate, found: dict[str, AgentStanding], asked
     return []
 
 
-_hash_at = EtcdJournal.hash_at
-
-
-@_mutant(EtcdJournal, "hash_at", with_etcd=True)
-def _what_changes_is_another_run(self: EtcdJournal, index: int) -> str | None:
-    """An entry that went while a site looked at etcd ends that site: as one of another run."""
-    return _hash_at(self, index) or "0" * 64
-
-
-@_mutant(Election, "stand", with_etcd=True)
-def _a_lost_answer_is_another_leader(self: Election) -> Leading | None:
-    """Who leads by a request whose answer was lost takes itself for another leader of the same run folder."""
-    found = self.leader()
-    if found is not None and found.said.store != self._own.store:
-        return found
-    lease = self._etcd.call(lambda client: client.lease(6)).id
-    put = self._etcd.put("leader", line_of(self._own), lease)
-    if self._etcd.transact([compare_leader(self._etcd, 0 if found is None else found.revision)], put):
-        self._lease = lease
-    return self.leader()
+@_mutant(Election, "begin_above", "etcd backup", with_etcd=True)
+def _a_restored_etcd_counts_terms_anew(self: Election, term: int, head: Head) -> None:
+    """Who leads after etcd was restored has a lower term than entries that all have: nobody takes its entries."""
 
 
 # ---- words
