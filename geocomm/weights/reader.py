@@ -184,17 +184,18 @@ class StreamFollower:
 
     def update(self) -> bool:
         """Whether there was a newer version. DataError: it cannot be had."""
+        is_other = False
         for attempt in range(_TRIES):
             newest = self.sources.newest()
             own = self._target.version
             if newest <= (0 if own is None else own.number):
                 return False
             try:
-                self._bring(self._way(own, self.sources.version(newest)))
+                self._bring(self._way(None if is_other else own, self.sources.version(newest)))
                 return True
             except _OtherBaseError as error:
                 logger().warning("weights: %s; all weights are fetched anew", error)
-                self._target.version = None
+                is_other = True
             except DataError:
                 # What went away meanwhile, since the stream is ahead, may be found in a newer version.
                 if attempt == _TRIES - 1 or self.sources.newest() == newest:
