@@ -207,11 +207,6 @@ class Election:
             self._lease = lease
         return self.leader()
 
-    def begin_above(self, term: int, head: Head) -> None:
-        """In an etcd that lacks the end of the run, and whose own end is `head`: terms are to be higher than this
-        one."""
-        self._etcd.transact([_compare_head(self._etcd, head)], self._etcd.put("base", str(term)))
-
     def stand_again(self, leading: Leading, term: int) -> None:
         """Terms are to be higher than this one from now on, also that of who leads now, which it finds out and stands
         again."""

@@ -102,10 +102,7 @@ class EtcdLeadership:
                 "it is another run, or has gone on from a backup. Name another one after the last / of --journal, or "
                 "take an empty run folder"
             )
-        if common < own.index and self._fills:
-            if to_lead:  # it is empty, or was restored: what it would count on from may be the term of an entry here
-                await asyncio.to_thread(self._election.begin_above, journal.state().term, found.head)
-        elif common < own.index:
+        if common < own.index and not self._fills:
             raise EtcdAwayError(
                 f"it has {common + 1} entries of this run, and this run folder {own.index + 1}: start the site that "
                 "has the most entries with --lead, which gives them to etcd"
@@ -166,8 +163,9 @@ class EtcdLeadership:
         if self._may_lead and (leading is None or self._is_own(leading)):  # that was this site's last agent
             await self._check(journal, to_lead=True)
             leading = await asyncio.to_thread(self._election.stand)
-        if leading is not None and leading.term < known.term:  # etcd was restored: nobody follows such a term
-            await asyncio.to_thread(self._election.stand_again, leading, known.term)
+        term = max(known.term, journal.state().term)
+        if leading is not None and leading.term < term:  # etcd was restored, or is new: nobody follows such a term
+            await asyncio.to_thread(self._election.stand_again, leading, term)
             leading = await asyncio.to_thread(self._election.leader)
         return leading
 

@@ -29,6 +29,7 @@ SERVER = "etcd.simulated:2379"
 _ANSWER_S = 0.003, 0.06
 _LATE_S = 0.2, 8.0
 _BACKUP_S = 2.0
+_MOST_OF_OTHERS = 1000
 
 
 class Fate(enum.Enum):
@@ -63,6 +64,7 @@ class EtcdModel:
         self._chance, self._now = chance, now
         self._content = _Content()
         self._until: dict[int, float] = {}
+        self._was_restored = False
         self._backups: list[tuple[float, _Content]] = []
         self.away = 0
         """How many have made it unreachable for all."""
@@ -82,6 +84,7 @@ class EtcdModel:
 
     def restore(self, age_s: float) -> None:
         """Go on with what there was so long ago."""
+        self._was_restored = True
         self._content = copy.deepcopy(self._backup(age_s))
         self._until = {lease: self._now() + ttl for lease, ttl in self._content.leases.items()}
 
@@ -146,6 +149,10 @@ class EtcdModel:
             case _:
                 raise AssertionError(f"the model has no {path}")
 
+    def _written_by_others(self) -> int:
+        """What has them write ends with the first restore: revisions then take long to come to where they were."""
+        return 0 if self._was_restored else self._chance.randint(0, _MOST_OF_OTHERS)
+
     def _expire(self) -> None:
         content, now = self._content, self._now()
         for lease in [one for one in content.leases if self._until[one] <= now]:
@@ -175,7 +182,7 @@ class EtcdModel:
 
     def _write(self, requests: list[dict[str, Any]]) -> None:
         content, now = self._content, self._now()
-        content.revision += 1
+        content.revision += self._written_by_others() + 1
         for request in requests:
             if (put := request.get("request_put")) is not None:
                 if put["lease"] and put["lease"] not in content.leases:

@@ -14,7 +14,7 @@ from unittest import mock
 
 from geocomm.core.patience import Waiting
 from geocomm.elastic import agent_link, following, frame_fetches, snapshots
-from geocomm.elastic.etcd import Election
+from geocomm.elastic.etcd import Election, Leading
 from geocomm.elastic.fetch import Fetcher, Outcome
 from geocomm.elastic.frame_fetches import FrameFetches
 from geocomm.elastic.journal.admission import LedSite
@@ -24,7 +24,7 @@ from geocomm.elastic.journal.leader_snapshots import LeaderSnapshots
 from geocomm.elastic.journal.lost_frames import LostFrames
 from geocomm.elastic.journal.messages import Hello, Lost, Offer, StatePart, Stop, Wanted
 from geocomm.elastic.journal.open_round import OpenRound
-from geocomm.elastic.journal.run_state import Head, RunState
+from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.journal.sequencer import Sequencer
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.leader import Leader
@@ -215,8 +215,8 @@ def _a_minority_promotes(self: Candidate, found: dict[str, AgentStanding], asked
     return []
 
 
-@_mutant(Election, "begin_above", "etcd backup", with_etcd=True)
-def _a_restored_etcd_counts_terms_anew(self: Election, term: int, head: Head) -> None:
+@_mutant(Election, "stand_again", "etcd backup", "agent", "leader", with_etcd=True)
+def _a_restored_etcd_counts_terms_anew(self: Election, leading: Leading, term: int) -> None:
     """Who leads after etcd was restored has a lower term than entries that all have: nobody takes its entries."""
 
 
