@@ -268,10 +268,16 @@ class SiteRanks:
             digest = rank.connection.hello.digests[fragment]
             bases[fragment] = await self._states.base(fragment, version, digest, self._view.holders(), joining=joining)
 
-        # At once: over a long line, each question takes a second.
-        await asyncio.gather(
-            *(find_base(rank, fragment, version) for rank in ranks for fragment, version in rank.versions.items())
-        )
+        wanted = [(rank, fragment, version) for rank in ranks for fragment, version in rank.versions.items()]
+        while wanted:
+            # At once: over a long line, each question takes a second.
+            await asyncio.gather(*(find_base(*one) for one in wanted))
+            # Meanwhile a snapshot may have been kept, and the journal have let go of the rounds from there on.
+            wanted = [
+                (rank, fragment, version)
+                for rank, fragment, version in wanted
+                if not rank.connection.hello.trains and bases[fragment][0] < self._states.replayed_from(fragment)
+            ]
         goals = dict(enumerate(self._view.state.versions))
         if self._is_alone:  # who has the other frames may be away too
             goals = {fragment: self._states.here_until(fragment, base) for fragment, (base, _) in bases.items()}

@@ -601,7 +601,7 @@ class WholeRun:
             held = self.etcd.head_index_before(age_s)
             heads = [site.state()[0].head.index for site in self.sites.values()]
             if min(heads) <= held < max(heads) or any(held < site.first - 1 for site in self.sites.values()):
-                return  # one that has no more would lead on from there; where one has forgotten more, the run is renamed
+                return  # one that has no more leads on from there; where one has forgotten more, the run is renamed
             ends = self.chance.random() < 0.5
             if ends:
                 await asyncio.gather(*(site.stop() for site in self.sites.values()))
