@@ -8,13 +8,17 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from typing_extensions import override
 
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.join_states import FEW_ROUNDS, StatesOfOthers
 from geocomm.elastic.journal.entries import Round
 from geocomm.elastic.journal.journal import SqliteJournal
+from geocomm.elastic.journal.messages import Down, EntrySaid, RankWelcome
 from geocomm.elastic.journal.run_state import RunState
+from geocomm.elastic.rank_socket import RankConnection
 from geocomm.elastic.run_view import RunView
+from geocomm.elastic.site_ranks import SiteRanks, _Rank
 from support.journal.simulated_run import SimulatedRun
 
 FRAGMENT = 0
@@ -57,3 +61,40 @@ def test_frames_that_are_missing_are_fetched_unless_a_state_has_fewer_bytes(tmp_
     else:
         with pytest.raises(Asked):
             base_of(state, store, journal)
+
+
+class LateStates(StatesOfOthers):
+    """The journal lets go of rounds while a rank's base is looked for."""
+
+    def __init__(self, view: RunView, before: int) -> None:
+        super().__init__(view)
+        self._before, self._asked = before, 0
+
+    @override
+    async def base(self, fragment: int, *_: object, **__: object) -> tuple[int, bool]:
+        self._asked += 1
+        if self._asked > 1:
+            return self._view.state.versions[fragment], True
+        self._view.journal.forget(self._before)
+        return 0, False
+
+
+def test_a_rank_is_told_all_rounds_from_its_base_though_the_journal_lets_go_of_some_meanwhile(tmp_path: Path) -> None:
+    journal, state, told = SqliteJournal(tmp_path / "journal"), RunState(), list[Down]()
+    for entry in SimulatedRun(3, reduce="all").run().entries:
+        journal.append(entry, journal.head)
+        state.apply(entry)
+    journal.keep(state, always=True)
+    last = max(one.index for one in journal.read() if isinstance(one, Round) and one.fragment == FRAGMENT)
+    site = next(iter(state.sites))
+    view = SimpleNamespace(site=site, state=state, journal=journal, store=None, is_current=True, is_member=True)
+    view.opens, view.leader, view.leader_at = {}, None, "h:1"
+    view.known, view.holders, view.say = SimpleNamespace(addresses={}), lambda: None, lambda _: None
+    ranks = SiteRanks(cast(RunView, view), LateStates(cast(RunView, view), last + 1))
+    hello = SimpleNamespace(place=0, owners=1, trains=False, digests={FRAGMENT: "0" * 32})
+    connection = cast(RankConnection, SimpleNamespace(hello=hello, say=told.append))
+    ranks._ranks[0] = _Rank(connection, {FRAGMENT: 0})
+    asyncio.run(ranks._prepare_and_welcome())
+    welcome = next(one for one in told if isinstance(one, RankWelcome))
+    rounds = [one.entry.version for one in told if isinstance(one, EntrySaid) and isinstance(one.entry, Round)]
+    assert rounds == list(range(welcome.states.get(FRAGMENT, 0), state.versions[FRAGMENT]))
