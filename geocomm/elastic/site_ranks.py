@@ -268,16 +268,12 @@ class SiteRanks:
             digest = rank.connection.hello.digests[fragment]
             bases[fragment] = await self._states.base(fragment, version, digest, self._view.holders(), joining=joining)
 
-        wanted = [(rank, fragment, version) for rank in ranks for fragment, version in rank.versions.items()]
+        owned = {fragment: (rank, version) for rank in ranks for fragment, version in rank.versions.items()}
+        wanted: list[int] = [*owned]
         while wanted:
             # At once: over a long line, each question takes a second.
-            await asyncio.gather(*(find_base(*one) for one in wanted))
-            # Meanwhile a snapshot may have been kept, and the journal have let go of the rounds from there on.
-            wanted = [
-                (rank, fragment, version)
-                for rank, fragment, version in wanted
-                if not rank.connection.hello.trains and bases[fragment][0] < self._states.replayed_from(fragment)
-            ]
+            await asyncio.gather(*(find_base(owned[one][0], one, owned[one][1]) for one in wanted))
+            wanted = [one for one in wanted if self._is_before_journal(owned[one][0], one, bases[one][0])]
         goals = dict(enumerate(self._view.state.versions))
         if self._is_alone:  # who has the other frames may be away too
             goals = {fragment: self._states.here_until(fragment, base) for fragment, (base, _) in bases.items()}
@@ -285,6 +281,10 @@ class SiteRanks:
             if self._ranks.get(rank.connection.hello.place) is rank:
                 self._welcome_rank(rank, bases, goals)
         self.say_ready()
+
+    def _is_before_journal(self, rank: _Rank, fragment: int, base: int) -> bool:
+        """Whether a base is good no more: a snapshot was kept meanwhile, and the journal let go of rounds after it."""
+        return not rank.connection.hello.trains and base < self._states.replayed_from(fragment)
 
     def _welcome_rank(self, rank: _Rank, bases: dict[int, tuple[int, bool]], goals: dict[int, int]) -> None:
         genesis, data = self._view.state.genesis, self._view.state.data_in_force
