@@ -100,12 +100,11 @@ def add(
         Role, typer.Option(help="reader: may fetch streams of weights (geocomm subscribe), and nothing else.")
     ] = Role.SITE,
 ) -> None:
-    """Make keys for one more site, or for a reader.
+    """Make keys for one more site; with --role reader, for who only follows streams of weights.
 
     Example:
 
         geocomm keys add tokyo
-        geocomm keys add serving --role reader
     """
     with _authorities(out) as authorities:
         ca = authorities.open(out)
