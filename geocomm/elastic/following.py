@@ -159,7 +159,12 @@ class Following:
         if self._view.leader is not None and address == self._view.leader_at:
             return PromotionAnswer(problem=f"site {self._view.site} leads already, at {address}")
         candidate = Candidate(self._view, address, take=self._take_next, hear=self._heard_of, told=self._terms_told)
-        answer = await candidate.promote(asked)
+        try:
+            answer = await candidate.promote(asked)
+        except sqlite3.OperationalError as error:
+            return PromotionAnswer(
+                problem=f"the journal of site {self._view.site} cannot be written ({error}): free room there first"
+            )
         if not answer.problem:
             self._view.leave_leader()  # what the leader before still says is not heard
         return answer
