@@ -18,15 +18,15 @@ from geocomm.elastic.fragment_store import FragmentStore, file_digest
 from geocomm.elastic.journal.entries import Digest
 from geocomm.elastic.journal.messages import OfRound, Wanted
 from geocomm.wire.file_ranges import (
-    IDLE_LIMIT_S,
     MAX_FILE_BYTES,
-    MAX_LINE_BYTES,
     RangeAnswer,
     give_range,
+    let_ask,
     line,
+    next_question,
     while_alive,
 )
-from geocomm.wire.greeting import PacketKind, ProtocolError, offset_bytes, write_packet
+from geocomm.wire.greeting import ProtocolError
 from geocomm.wire.tls_stream import TlsStream
 
 MOST_TAKERS = 2
@@ -35,7 +35,6 @@ shared one line."""
 _TAKES_S = 1.0
 """A site that has asked for no range of a state for this time has what it wanted, or is gone."""
 _MAX_STATES = 500
-_CONGESTION_CONTROL = "bbr"
 
 
 class FrameAsked(Wanted):
@@ -127,12 +126,9 @@ class FileServer:
 
     async def serve(self, stream: TlsStream, site: str = "") -> None:
         """Answer one connection, of a site, until it ends. ProtocolError for what cannot be answered."""
-        stream.send_with(_CONGESTION_CONTROL)
-        await write_packet(stream, PacketKind.WELCOME, offset_bytes(0))
+        await let_ask(stream)
         while True:
-            await asyncio.sleep(0)  # a flood leaves the others their turn
-            async with asyncio.timeout(IDLE_LIMIT_S):
-                said = await stream.read_line(MAX_LINE_BYTES)
+            said = await next_question(stream)
             try:
                 asked = _ASKED.validate_json(said)
                 if isinstance(asked, StatesAsked):

@@ -21,6 +21,8 @@ class ReaderTarget(ABC):
 
     version: WeightVersion | None = None
     """What they are, as far as this reader knows."""
+    _new: dict[int, torch.Tensor]
+    """The tensors of the version that is put, by their place in its layout."""
 
     @abstractmethod
     def gather(self, layout: WeightLayout, part: WeightPart) -> torch.Tensor:
@@ -30,9 +32,10 @@ class ReaderTarget(ABC):
     def begin(self, layout: WeightLayout) -> None:
         """Make room for another version, beside what is there. DataError: it is of another model."""
 
-    @abstractmethod
     def put(self, part: WeightPart, flat: torch.Tensor) -> None:
         """A part of that version."""
+        for box, source in part.cut(flat):
+            box.of(self._new[box.tensor]).copy_(source)
 
     @abstractmethod
     def commit(self, version: WeightVersion) -> None:
@@ -56,7 +59,7 @@ class TensorsInPlace(ReaderTarget):
             if local_part(tensor) is not tensor and hasattr(tensor, "placements"):
                 raise InvalidArgumentError(f"weights: {name} is a DTensor, and a reader fills whole tensors")
         self._shapes = {name: sent_shape(name, tensor, None) for name, tensor in self._tensors.items()}
-        self._new: list[torch.Tensor] = []
+        self._new = {}
 
     @override
     def gather(self, layout: WeightLayout, part: WeightPart) -> torch.Tensor:
@@ -69,24 +72,21 @@ class TensorsInPlace(ReaderTarget):
     def begin(self, layout: WeightLayout) -> None:
         require_same(layout.tensors, self._shapes.values())
         self._order = [one.name for one in layout.tensors]
-        self._new = [torch.empty(one.shape, dtype=self._tensors[one.name].dtype) for one in layout.tensors]
-
-    @override
-    def put(self, part: WeightPart, flat: torch.Tensor) -> None:
-        for box, source in part.cut(flat):
-            box.of(self._new[box.tensor]).copy_(source)
+        self._new = {
+            at: torch.empty(one.shape, dtype=self._tensors[one.name].dtype) for at, one in enumerate(layout.tensors)
+        }
 
     @override
     def commit(self, version: WeightVersion) -> None:
         with torch.no_grad():
-            for name, new in zip(self._order, self._new, strict=True):
+            for name, new in zip(self._order, self._new.values(), strict=True):
                 self._tensors[name].copy_(new)
         self.version = version
         self.drop()
 
     @override
     def drop(self) -> None:
-        self._new = []
+        self._new = {}
 
     @override
     def close(self) -> None:

@@ -30,22 +30,13 @@ from geocomm.weights.stream_version import (
     version_path,
 )
 from geocomm.wire.doorway import Doorway
-from geocomm.wire.file_ranges import IDLE_LIMIT_S, MAX_LINE_BYTES, RangeAnswer, give_range, line, while_alive
-from geocomm.wire.greeting import (
-    Greeting,
-    PacketKind,
-    ProtocolError,
-    Purpose,
-    SessionRefused,
-    offset_bytes,
-    write_packet,
-)
+from geocomm.wire.file_ranges import RangeAnswer, give_range, let_ask, line, next_question, while_alive
+from geocomm.wire.greeting import Greeting, ProtocolError, Purpose, SessionRefused
 from geocomm.wire.tls_stream import TlsStream
 
 _AT_ONCE = 32
 _FRESH_S = 1.0
 """How long an answer about the newest version holds for others who ask."""
-_CONGESTION_CONTROL = "bbr"
 
 
 class StreamRelay:
@@ -68,13 +59,10 @@ class StreamRelay:
     async def _answer(self, stream: TlsStream, greeting: Greeting, _: Identity) -> None:
         if greeting.purpose is not Purpose.WEIGHTS:
             raise SessionRefused("this is a relay of weights, for geocomm subscribe and WeightReader")
-        stream.send_with(_CONGESTION_CONTROL)
-        await write_packet(stream, PacketKind.WELCOME, offset_bytes(0))
+        await let_ask(stream)
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(0)  # a flood leaves the others their turn
-            async with asyncio.timeout(IDLE_LIMIT_S):
-                said = await stream.read_line(MAX_LINE_BYTES)
+            said = await next_question(stream)
             try:
                 asked = StreamFileAsked.model_validate_json(said)
             except ValidationError as error:

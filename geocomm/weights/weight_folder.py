@@ -48,7 +48,7 @@ class WeightFolder(ReaderTarget):
         self._files_of = files_of
         self._held = ExitStack()
         self._partial = self._beside("partial")
-        self._new: dict[int, torch.Tensor] = {}
+        self._new = {}
         """By their place in the layout: in the files that are being written."""
         self._mapped: dict[str, torch.Tensor] = {}
         """By name: in the files that are there."""
@@ -97,11 +97,6 @@ class WeightFolder(ReaderTarget):
             (self._partial / _INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         for name, inside in zip(names, files, strict=True):
             self._new |= _new_file(self._partial / name, inside, layout)
-
-    @override
-    def put(self, part: WeightPart, flat: torch.Tensor) -> None:
-        for box, source in part.cut(flat):
-            box.of(self._new[box.tensor]).copy_(source)
 
     @override
     def commit(self, version: WeightVersion) -> None:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field
 
 from geocomm.core.records import Record, line_of
+from geocomm.wire.greeting import PacketKind, offset_bytes, write_packet
 from geocomm.wire.tls_stream import TlsStream
 
 RANGE_BYTES = 4 << 20
@@ -27,6 +28,7 @@ SILENCE_S = 15.0
 """Whoever asked gives up an end that has said nothing for this time."""
 IDLE_LIMIT_S = 60.0
 """An answering end gives up a connection on which nothing moves for this time."""
+_CONGESTION_CONTROL = "bbr"
 
 _T = TypeVar("_T")
 
@@ -44,6 +46,19 @@ class RangeAnswer(Record):
 def line(record: Record) -> bytes:
     """A question or an answer, as it goes over the connection."""
     return line_of(record).encode() + b"\n"
+
+
+async def let_ask(stream: TlsStream) -> None:
+    """Welcome who dialed: it may ask for files."""
+    stream.send_with(_CONGESTION_CONTROL)
+    await write_packet(stream, PacketKind.WELCOME, offset_bytes(0))
+
+
+async def next_question(stream: TlsStream) -> bytes:
+    """The next line that is asked."""
+    await asyncio.sleep(0)  # a flood leaves the others their turn
+    async with asyncio.timeout(IDLE_LIMIT_S):
+        return await stream.read_line(MAX_LINE_BYTES)
 
 
 async def while_alive(stream: TlsStream, work: Coroutine[Any, Any, _T]) -> _T:

@@ -125,7 +125,7 @@ class EtcdModel:
         content = self._content
         match path:
             case "kv/range":
-                return {"kvs": [self._told(key) for key in self._range(asked)[: asked.get("limit", 1)]]}
+                return {"kvs": [self._told(key) for key in self._range(asked)[: asked.get("limit")]]}
             case "kv/txn":
                 holds = all(map(self._is_so, asked["compare"]))
                 if holds:
