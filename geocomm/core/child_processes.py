@@ -15,18 +15,26 @@ from typing import IO
 # run (`preexec_fn`). What it asks the kernel for outlives exec.
 _PROGRAM = """
 import ctypes, os, signal, sys
-parent, number = int(sys.argv[1]), int(sys.argv[2])
+parent, number, held_back = int(sys.argv[1]), int(sys.argv[2]), [int(one) for one in sys.argv[3].split(",") if one]
 ctypes.CDLL(None).prctl(1, number)
 if os.getppid() != parent:
     os.kill(os.getpid(), number)
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-os.execvp(sys.argv[3], sys.argv[3:])
+signal.pthread_sigmask(signal.SIG_SETMASK, held_back)
+os.execvp(sys.argv[4], sys.argv[4:])
 """
 
 
-def ending_with_this(command: Sequence[str], number: signal.Signals = signal.SIGTERM) -> list[str]:
-    """What runs a command that the kernel sends a signal when the thread that started it has ended."""
-    return [sys.executable, "-I", "-S", "-c", _PROGRAM, str(os.getpid()), str(int(number)), *command]
+def ending_with_this(
+    command: Sequence[str], number: signal.Signals = signal.SIGTERM, held_back: Sequence[signal.Signals] = ()
+) -> list[str]:
+    """What runs a command that the kernel sends a signal when the thread that started it has ended.
+
+    held_back: the signals that wait until the command wants them; all others reach it, whatever this process holds back
+    at that moment. One that is to wait from the first moment on has to be held back here too.
+    """
+    held = ",".join(str(int(one)) for one in held_back)
+    return [sys.executable, "-I", "-S", "-c", _PROGRAM, str(os.getpid()), str(int(number)), held, *command]
 
 
 def send_signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:

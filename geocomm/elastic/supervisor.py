@@ -186,7 +186,8 @@ class Supervisor:
         while True:
             began = clock()
             with _held_back(signal.SIGTERM):  # the agent lets it come once it can leave in good order
-                self._agent = await self._start(config.command(), signal.SIGKILL)  # SIGTERM would have the site leave
+                # SIGTERM would have the site leave.
+                self._agent = await self._start(config.command(), signal.SIGKILL, held_back=[signal.SIGTERM])
             if leaves := self._agent_told:  # there was none to hear it, or it did not live to do it
                 _signal(self._agent, signal.SIGTERM)
             status = await self._agent.wait()
@@ -199,9 +200,7 @@ class Supervisor:
     async def _keep_collector(self) -> None:
         """Start the collector of telemetry, and again when it has died."""
         while True:
-            self._collecting = await asyncio.create_subprocess_exec(
-                *self._collector.command(os.getpid()), env=self._environment, start_new_session=True
-            )
+            self._collecting = await self._start(self._collector.command(os.getpid()))
             status = await self._collecting.wait()
             log(f"the collector of telemetry has ended ({_told(status)}); it starts again in {_COLLECTOR_AGAIN_S:g} s")
             await asyncio.sleep(_COLLECTOR_AGAIN_S)
@@ -246,10 +245,12 @@ class Supervisor:
         self,
         command: Sequence[str],
         at_death: signal.Signals = signal.SIGTERM,
+        held_back: Sequence[signal.Signals] = (),
     ) -> asyncio.subprocess.Process:
-        """A child of this process, to which the kernel sends `at_death` once this one has ended."""
+        """A child of this process, to which the kernel sends `at_death` once this one has ended. What is held back here
+        for one child is not for another that starts meanwhile."""
         return await asyncio.create_subprocess_exec(
-            *ending_with_this(command, at_death), env=self._environment, start_new_session=True
+            *ending_with_this(command, at_death, held_back), env=self._environment, start_new_session=True
         )
 
     async def _end(self, process: asyncio.subprocess.Process | None, limit_s: float) -> None:

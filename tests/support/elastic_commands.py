@@ -65,6 +65,18 @@ class Supervised:
     def until(self, condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
         self.sites.until(condition, what, limit_s)
 
+    def ended(self, name: str, limit_s: float = 60.0) -> int:
+        """The exit status of the site's command, which has ended in good order: no process of it had to be killed."""
+        try:
+            status = self._running[name].wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"site {name} has not ended within {limit_s:g} s\n{self._texts()}") from None
+        assert "has not ended within" not in self.sites[name].text(), self._texts()
+        return status
+
+    def _texts(self) -> str:
+        return "\n".join(self.sites[name].text() for name in self._running)
+
     def end(self) -> None:
         for process in self._running.values():
             process.kill()

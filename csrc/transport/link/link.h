@@ -135,6 +135,7 @@ class Link final : public StreamOwner, public RedialerOwner {
   bool verdict_from_above() const override { return verdict_from_above_; }
 
   HelloPayload hello(std::uint16_t stream, std::uint16_t stream_count, std::uint32_t generation) const;
+  void start_word();
   void start_deadline();
   void wait_for_turn();
   void take_turn();
@@ -202,6 +203,7 @@ class Link final : public StreamOwner, public RedialerOwner {
   bool down_ = false;               // no connection was left, and that was said; until all are there again
   Timers::Time fruitless_since_{};  // streams were lost that moved nothing; zero: the last one did
   std::optional<Timers::TimerId> beat_timer_;  // Connecting: the deadline; later the next heartbeat
+  std::optional<Timers::TimerId> word_timer_;  // Connecting: says that it is not connected yet
   Timers::TimerId phase_timer_{};              // Connecting: this side's turn to dial; Lingering: the end
   std::optional<Timers::TimerId> mux_timer_;   // runs
 };

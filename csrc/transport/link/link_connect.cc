@@ -21,6 +21,8 @@ constexpr std::chrono::milliseconds kLeastUserTimeout{10000};
 constexpr int kUserTimeoutRtts = 20;
 // The side with the smaller id dials too where the other one has not come for so long.
 constexpr std::chrono::milliseconds kTurnAfter{2000};
+// Who waits for the first connection says so after this time, or half the deadline.
+constexpr std::chrono::milliseconds kWordAfter{10000};
 // For a peer that has sent Close and lost its connections.
 constexpr std::chrono::milliseconds kLinger{2000};
 
@@ -56,6 +58,17 @@ StreamTuning Link::tuning() const {
   return tuning;
 }
 
+void Link::start_word() {
+  if (verdict_from_above_ || word_timer_ || phase_ != Phase::Connecting) return;
+  const auto after = std::min(kWordAfter, context_.options.link_deadline / 2);
+  word_timer_ = timers().add_timer_in(after, [this, after] {
+    const std::string why = redialer_.last_failure().message();
+    core::log(core::LogLevel::Warning, "not connected to ", name_.get(), " for ", in_seconds(after),
+              why.empty() ? "" : core::str(" (", why, ")"), "; trying for up to ",
+              in_seconds(context_.options.link_deadline), " (link_deadline)");
+  });
+}
+
 void Link::start_deadline() {
   if (verdict_from_above_ || beat_timer_ || phase_ != Phase::Connecting) return;
   beat_timer_ = timers().add_timer_in(context_.options.link_deadline, [this] {
@@ -84,6 +97,7 @@ void Link::connect(const PeerAddress& address, const JobToken& token, bool dials
   planner_.begin(data_path_ == DataPath::Rdma ? 1
                  : may_add_streams() ? streams_of_channel(context_.first_streams, address.path_channels)
                                      : context_.first_streams);
+  start_word();
   if (!dials) start_deadline();
   if (address.host.empty() || address.port == 0) return;
   // A later group may know a newer address.
@@ -257,6 +271,7 @@ void Link::add_stream(const Carrier& carrier, std::unique_ptr<Connection> connec
 void Link::become_ready() {
   enter(mux_.has_peer_left() ? Phase::PeerLeft : status_.is_leaving() ? Phase::Draining : Phase::Ready);
   if (beat_timer_) timers().cancel_timer(*beat_timer_);
+  if (word_timer_) timers().cancel_timer(*word_timer_);
   timers().cancel_timer(phase_timer_);
   redialer_.set_resuming();
   status_.set_connected();
@@ -344,8 +359,13 @@ void Link::on_stream_lost(Stream& stream, const Status& why) {
 }
 
 void Link::on_no_link(const Status& why) {
-  if (phase_ == Phase::Connecting) return fail(why);
   if (phase_ == Phase::Closed) return;
+  // Who has told others its address listens there.
+  if (phase_ == Phase::Connecting && why.sys_errno() == ECONNREFUSED) {
+    return fail(lost(core::str("its process has ended, or a firewall refuses connections to it: ", why.message()))
+                    .with_errno(why.sys_errno()));
+  }
+  if (phase_ == Phase::Connecting) return fail(why);
   if (nothing_left()) return close(status_.reason(), !status_.is_leaving());
   // What the dialer says of ports and firewalls would mislead: they let this link through before.
   if (why.sys_errno() == ECONNREFUSED) {

@@ -17,6 +17,7 @@ struct LinkOptions {
       std::chrono::seconds(60);  // silence after which a peer counts as lost; also to connect. Until then
                                  // lost connections are made again
   // A peer whose machine refuses connections for so long counts as lost, or at link_deadline if that is less.
+  // One that was never connected: four times as long.
   std::chrono::milliseconds believed_refusal = std::chrono::seconds(5);
   std::uint64_t max_pacing_bps = 0;  // per channel, bits per second; 0: no cap
   std::size_t max_unexpected_bytes = std::size_t{64}

@@ -19,6 +19,8 @@ constexpr std::chrono::seconds kWarningInterval{10};
 // Short enough to notice within a few attempts that a peer has ended.
 constexpr std::chrono::milliseconds kLongestResumePause{1000};
 constexpr std::chrono::milliseconds kAskAgain{2000};
+// A firewall may refuse what this side dials, and the peer, who dials too, be a slow one.
+constexpr int kTimesBelievedAtFirst = 4;
 // Some round trips across the world.
 constexpr std::chrono::milliseconds kLeastHandshakeTimeout{1000};
 // Of two addresses, one may be dead.
@@ -150,13 +152,12 @@ bool Redialer::on_failed_attempt(const Status& why, Refusal refusal) {
         if (is_final(why)) return false;
         break;
       }
-      if (resuming_) return !believes_refusals();
-      // For the first time: nobody listens there yet, or a geocomm process says why not.
-      if (why.sys_errno() != ECONNREFUSED) return false;
-      break;
+      if (resuming_) return !believes_refusals(1);
+      // For the first time a geocomm process says why not, at once.
+      return why.sys_errno() == ECONNREFUSED && !believes_refusals(kTimesBelievedAtFirst);
     case Refusal::Untrusted:
       // For the first time it is told soon: wrong keys are the likeliest reason.
-      if (!resuming_) return !believes_refusals();
+      if (!resuming_) return !believes_refusals(1);
       log_untrusted(why);
       break;
     case Refusal::None:
@@ -176,11 +177,11 @@ bool Redialer::is_final(const Status& refusal) const {
          (refusal.code() == StatusCode::PeerLost && (resuming_ || owner_.has_heard()));
 }
 
-bool Redialer::believes_refusals() {
+bool Redialer::believes_refusals(int times) {
   const auto now = loop_->now();
   if (!std::exchange(refusing_, true)) refusing_since_ = now;
   return owner_.nothing_left() ||
-         now - refusing_since_ >= std::min(plan_->believed_refusal, plan_->link_deadline);
+         now - refusing_since_ >= std::min(times * plan_->believed_refusal, plan_->link_deadline);
 }
 
 // Strangers cannot fill the log.

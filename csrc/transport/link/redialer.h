@@ -88,7 +88,8 @@ class Redialer {
   void finish(std::uint16_t stream);
   void on_asked(const core::Result<DialedStream>& answer, const StreamTuning& tuning);
   bool on_failed_attempt(const core::Status& why, Refusal refusal);
-  bool believes_refusals();
+  // Whether nothing else has come for so many times as EndpointOptions::believed_refusal.
+  bool believes_refusals(int times);
   bool is_final(const core::Status& refusal) const;
   void log_untrusted(const core::Status& why);
 

@@ -20,6 +20,7 @@
 
 #include "../needs.h"
 #include "core/crc32c.h"
+#include "logged_warnings.h"
 #include "raw_peer.h"
 #include "transport_fixture.h"
 
@@ -83,9 +84,10 @@ TEST(EndpointConnect, test_token_refused_until_deadline_is_auth_failure) {
   EXPECT_EQ(status.peer(), "rank 0");
 }
 
-TEST(EndpointConnect, test_nobody_listening_is_network_error_that_names_the_peer) {
+// Its process has listened before others were told its address.
+TEST(EndpointConnect, test_nobody_listening_is_a_lost_peer_long_before_the_deadline) {
   EndpointOptions options;
-  options.link_deadline = 300ms;
+  options.believed_refusal = 50ms;
   auto endpoint = make_endpoint(options);
   std::uint16_t free_port = 0;
   {
@@ -97,11 +99,11 @@ TEST(EndpointConnect, test_nobody_listening_is_network_error_that_names_the_peer
   ASSERT_TRUE(channel->post_receive({1, 1}, 7, 1, sink).is_ok());
   ASSERT_TRUE(channel->send(chunk_of({1, 1}, pattern(10, 1)), sent.callback()).is_ok());
   const Status status = channel->wait_ready(patience());
-  EXPECT_EQ(status.code(), StatusCode::Network);
+  EXPECT_EQ(status.code(), StatusCode::PeerLost);
   EXPECT_EQ(status.peer(), "rank 3 (site b)");
   EXPECT_EQ(status.sys_errno(), ECONNREFUSED) << status.to_string();
-  EXPECT_EQ(sink->wait().code(), StatusCode::Network);
-  EXPECT_EQ(sent.wait(1).at(0).code(), StatusCode::Network);
+  EXPECT_EQ(sink->wait().code(), StatusCode::PeerLost);
+  EXPECT_EQ(sent.wait(1).at(0).code(), StatusCode::PeerLost);
   EXPECT_FALSE(channel->send(chunk_of({1, 2}, {})).is_ok());
 }
 
@@ -118,8 +120,19 @@ TEST(EndpointConnect, test_attempt_that_the_deadline_cuts_short_leaves_the_reaso
   const auto mute = listen_on(*SocketAddress::parse("127.0.0.1", free_port));
   ASSERT_TRUE(mute.is_ok()) << mute.status().to_string();
   const Status status = channel->wait_ready(patience());
-  EXPECT_EQ(status.code(), StatusCode::Network);
+  EXPECT_EQ(status.code(), StatusCode::PeerLost);
   EXPECT_EQ(status.sys_errno(), ECONNREFUSED) << status.to_string();
+}
+
+TEST(EndpointConnect, test_who_waits_for_the_first_connection_says_so) {
+  EndpointOptions options;
+  options.link_deadline = 400ms;
+  auto endpoint = make_endpoint(options);
+  LoggedWarnings warnings;
+  const auto channel = *endpoint->connect({id_of(0xFF), "", 0, "rank 3"}, token(1));
+  EXPECT_EQ(channel->wait_ready(patience()).code(), StatusCode::Network);
+  EXPECT_TRUE(warnings.has("not connected to rank 3 for 0.2 s; trying for up to 0.4 s (link_deadline)"))
+      << warnings.text();
 }
 
 TEST(EndpointConnect, test_peer_that_never_dials_is_network_error) {

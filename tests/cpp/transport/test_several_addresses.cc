@@ -87,7 +87,7 @@ TEST(SeveralAddresses, test_failure_names_each_of_them) {
   to_low.host = "127.0.0.2,127.0.0.3";
   const auto channel = *pair.high->connect(to_low, token(1));
   const Status status = channel->wait_ready(patience());
-  EXPECT_EQ(status.code(), StatusCode::Network);
+  EXPECT_EQ(status.code(), StatusCode::PeerLost);
   for (const char* address : {"127.0.0.2:", "127.0.0.3:"}) {
     EXPECT_NE(status.message().find(address), std::string::npos) << status.message();
   }

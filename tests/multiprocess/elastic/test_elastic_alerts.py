@@ -52,7 +52,7 @@ def test_leader_tells_of_a_site_that_dies_and_returns_and_not_of_one_that_leaves
         assert told(leader) == [("firing", "EgressBudget", "warning", "b")]
         running["b"].kill()  # all of its processes end
         running["c"].send_signal(signal.SIGTERM)
-        assert running["c"].wait(120) == 0
+        assert run.ended("c", 120) == 0, run.sites["c"].text()
         run.until(lambda: len(told(leader)) > 1, "b is silent")
         assert told(leader)[1:] == [("firing", "SiteSilent", "warning", "b")]
         start(run, "b", tmp_path)

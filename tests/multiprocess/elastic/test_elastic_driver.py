@@ -88,10 +88,10 @@ def test_driver_is_killed_comes_back_and_leaves(tmp_path: Path) -> None:
         assert again["consumed"] * SEQUENCE_LENGTH == min(taken)
 
         second.send_signal(signal.SIGTERM)
-        assert second.wait(120) == 0, run.sites["b"].text()
+        assert run.ended("b", 120) == 0, run.sites["b"].text()
         assert run.sites["a"].state().sites["b"].standing is Standing.LEFT
         leader.send_signal(signal.SIGTERM)
-        assert leader.wait(120) == 0, run.sites["a"].text()
+        assert run.ended("a", 120) == 0, run.sites["a"].text()
         assert not run.sites["a"].state().ended  # it goes on where it is started again
         # The leader's run folder has the telemetry of both, the other one its own.
         said = {name: told(run.sites[name].folder) for name in "ab"}
@@ -134,9 +134,9 @@ def test_driver_reads_what_the_leader_deals(tmp_path: Path) -> None:
         assert first["consumed"] == 0
         assert again["consumed"] == position
         assert again["held_out_sequences"] == entries(tmp_path / "disk-a", "start")[0]["held_out_sequences"] > 0
-        for process in (second, leader):
+        for name, process in (("b", second), ("a", leader)):
             process.send_signal(signal.SIGTERM)
-            assert process.wait(120) == 0, run.sites["a"].text() + run.sites["b"].text()
+            assert run.ended(name, 120) == 0, run.sites["a"].text() + run.sites["b"].text()
         state = run.sites["a"].state()
         assert all(one.standing is Standing.LEFT for one in state.sites.values())
         weights: set[int] = set()
@@ -156,8 +156,8 @@ def test_checkpoint_of_fixed_sites_begins_an_elastic_run_and_the_other_way(tmp_p
     require_success(run_ranks(tmp_path, [*common, "training.steps=6"]))
     copy_checkpoint(tmp_path, tmp_path / "disk-a", 6)
     with supervised(tmp_path, "a") as run:
-        site = start(run, "a", "export.format=hf", steps=40)
-        assert site.wait(200) == 0, run.sites["a"].text()
+        start(run, "a", "export.format=hf", steps=40)
+        assert run.ended("a", 200) == 0, run.sites["a"].text()
         exported = read_record(tmp_path / "disk-a" / "run" / "export")
         assert exported is not None
         assert exported.source.step == 40

@@ -61,7 +61,7 @@ def test_what_dies_is_started_again_and_sigterm_leaves(tmp_path: Path) -> None:
         assert "they start again at once" in b.text()  # a frame of them has counted
 
         second.send_signal(signal.SIGTERM)
-        assert second.wait(60) == 0, b.text()
+        assert run.ended("b") == 0, b.text()
         assert standing(a, "b") is Standing.LEFT
         # It gives out its last frames for a while, and does not join again for that.
         assert len([entry for entry in a.entries() if isinstance(entry, Left) and entry.site == "b"]) == 1
@@ -80,7 +80,7 @@ def test_sigterm_while_there_is_no_agent_or_it_has_just_begun_has_the_site_leave
         (agent,) = processes_of(b, "agent_process")
         os.kill(agent, signal.SIGKILL)  # so soon that the next one has to wait
         second.send_signal(signal.SIGTERM)
-        assert second.wait(90) == 0, b.text()
+        assert run.ended("b", 90) == 0, b.text()
         assert standing(a, "b") is Standing.LEFT
 
 
@@ -94,7 +94,7 @@ def test_sigterm_to_every_process_of_a_site_waits_for_no_rank_that_is_dead(tmp_p
         for process in (second.pid, *processes_of(b, "")):  # as systemd does
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGTERM)
-        assert second.wait(60) == 0, b.text()
+        assert run.ended("b") == 0, b.text()
         assert time.monotonic() - began < LAST_STEPS_S, b.text()
         assert standing(a, "b") is Standing.LEFT
 
@@ -110,8 +110,8 @@ def test_a_leader_whose_ranks_are_done_leads_on(tmp_path: Path) -> None:
         before = len(a.rounds())
         run.until(lambda: len(a.rounds()) > before + 1, "the other site's rounds go on")
         second.send_signal(signal.SIGTERM)
-        assert second.wait(60) == 0, run.sites["b"].text()
-        assert first.wait(60) == 0
+        assert run.ended("b") == 0, run.sites["b"].text()
+        assert run.ended("a") == 0, a.text()
         assert not a.state().ended  # nobody has finished: they may come back
         assert {standing(a, name) for name in "ab"} == {Standing.LEFT}
 

@@ -286,6 +286,23 @@ def test_first_operation_of_a_subgroup_names_a_rank_that_died_before_it(
         _require_lost(outcomes, lost)
 
 
+def _init_and_die(path: str, lost: int) -> None:
+    import os
+
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("geocomm", store=dist.FileStore(path), rank=rank, world_size=3)
+    if rank == lost:
+        os.kill(os.getpid(), signal.SIGKILL)
+    _all_reduce()
+
+
+def test_rank_that_dies_before_its_connections_are_made_is_named() -> None:
+    with Ranks(["a", "a", "b"], time_limit=LIMIT) as ranks:
+        outcomes = ranks.outcomes(_init_and_die, ranks.new_store(), 2)
+        _require_lost(outcomes[:2], 2)
+        assert "its process has ended, or a firewall" in outcomes[0].require("DistNetworkError").message
+
+
 def _destroy_seconds() -> float:
     began = time.monotonic()
     dist.destroy_process_group()
