@@ -1,5 +1,29 @@
 """What befalls a simulated run."""
 
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from geocomm.elastic.fragment_store import FRAGMENTS as FRAGMENTS_FOLDER
+from geocomm.elastic.journal.messages import Wanted
+from geocomm.elastic.questions import LeaderAnswer, RemovalAsked
+from geocomm.elastic.snapshots import FOLDER, MANIFEST_FILE
+from support.whole_run.agents import ask, ask_for_frame
+from support.whole_run.machines import PORT, Room
+from support.whole_run.sites import Site
+
+if TYPE_CHECKING:
+    from support.whole_run.whole_run import WholeRun
+
+FAULTS_S = 36.0
+_EVERY_S = 3.0
+STRANGE = 1_000_000
+"""A version that no run here comes to."""
+
 FAULTS = {
     "agent": 3.0,
     "ranks": 2.0,
@@ -48,3 +72,241 @@ leader's agent ends before a snapshot is due, again and again. `headless`: the l
 `alone`: the leader is cut off from all and goes on, another site is promoted, and they meet once that one has let go of
 the entries of before."""
 LASTING_WITH_ETCD = {"": 8.0, "phantom": 1.0, "restless": 1.0}
+
+
+class Faults:
+    """They come to a run, as often as is said of each kind."""
+
+    def __init__(self, run: WholeRun, often: Mapping[str, float]) -> None:
+        self._run, self._often = run, often
+        self._restoring = False
+        """Etcd has lost entries, and a person has them given to it."""
+
+    async def come(self) -> None:
+        """Until their time is over: what is under way then ends."""
+        if not self._often:
+            return
+        end = self._run.loop.time() + FAULTS_S
+        under_way: list[asyncio.Task[None]] = []
+        while (pause := self._run.chance.expovariate(1 / _EVERY_S)) < end - self._run.loop.time():
+            await asyncio.sleep(pause)
+            kind = self._run.chance.choices([*self._often], [*self._often.values()])[0]
+            under_way.append(asyncio.create_task(self._fault(kind)))
+        await asyncio.sleep(max(0.0, end - self._run.loop.time()))
+        for task in under_way:
+            task.cancel()
+        for result in await asyncio.gather(*under_way, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
+
+    async def _fault(self, kind: str) -> None:
+        chance, there = self._run.chance, [site for site in self._run.sites.values() if site.machine.up]
+        if not there:
+            return
+        site = chance.choice(there)
+        self._run.history.faults[kind] += 1
+        self._run.say(f"---- {kind}: {site.name}")
+        match kind:
+            case "agent":
+                await site.kill_agent()
+            case "ranks":
+                await site.kill_ranks()
+            case "machine":
+                await site.stop()
+                await asyncio.sleep(chance.uniform(0.5, 25))
+                self._run.start_again(site)
+            case "disk":
+                others_up = sum(other is not site and other.machine.up for other in self._run.sites.values())
+                if self._restoring or self._run.etcd_lacks_some() or others_up == 0:
+                    return
+                leader = self._run.leader_name()
+                if site.name == leader or self._run.sites[leader].lost:
+                    return  # that is what `hub` does
+                await site.stop()
+                shutil.rmtree(site.run_dir, ignore_errors=True)
+                self._run.registry.terms.pop(site.name, None)
+                await asyncio.sleep(chance.uniform(0.5, 25))
+                self._run.start_again(site)
+            case "all" | "frames":
+                await asyncio.gather(*(one.stop() for one in there))
+                for one in there if kind == "frames" else ():
+                    for folder in (one.run_dir / FRAGMENTS_FOLDER).glob("*@*/"):
+                        shutil.rmtree(folder)
+                await asyncio.sleep(chance.uniform(0.5, 10))
+                for one in there:
+                    self._run.start_again(one)
+            case "line" | "one way" | "uplink":
+                await self._cut(kind, site)
+            case "slow":
+                self._run.world.lines.more_s[site.name] = self._run.chance.uniform(0.3, 2)
+                self._run.world.lines.slow[site.name] = self._run.chance.uniform(1e3, 20e3)
+                await asyncio.sleep(self._run.chance.uniform(5, 30))
+                self._run.world.lines.more_s.pop(site.name, None)
+                self._run.world.lines.slow.pop(site.name, None)
+            case "mail":
+                site.machine.takes_mail = False
+                await asyncio.sleep(self._run.chance.uniform(5, 40))
+                site.machine.takes_mail = True
+            case "full":
+                site.machine.room = self._run.chance.choice([Room.FOR_LITTLE, Room.FOR_LITTLE, Room.FOR_NOTHING])
+                await asyncio.sleep(self._run.chance.uniform(1, 20))
+                site.machine.room = Room.FOR_ALL
+            case "hub":
+                await self._lose_leader()
+            case "minority":
+                await self._leave_minority()
+            case "litter":
+                self._litter(site)
+            case "removal":
+                await self._remove_leader(site)
+            case "strange frame":
+                await self._ask_for_strange_frames(site)
+            case "etcd away":
+                self._run.etcd.away += 1
+                await asyncio.sleep(chance.uniform(1, 25))
+                self._run.etcd.away -= 1
+            case "etcd line":
+                self._run.etcd.cut[site.name] += 1
+                await asyncio.sleep(chance.uniform(1, 25))
+                self._run.etcd.cut[site.name] -= 1
+            case "etcd doubt":
+                self._run.etcd.doubtful = chance.uniform(0.2, 0.7)
+                await asyncio.sleep(chance.uniform(5, 20))
+                self._run.etcd.doubtful = 0.0
+            case "etcd backup":
+                await self._restore_etcd()
+            case "leader":
+                await self._part_from_leader()
+            case _:
+                raise AssertionError(kind)
+
+    async def _cut(self, kind: str, site: Site) -> None:
+        others = [name for name in self._run.names if name != site.name]
+        if kind != "uplink":
+            others = [self._run.chance.choice(others)]
+        ways = [(site.name, other) for other in others]
+        if kind != "one way":
+            ways += [(other, site.name) for other in others]
+        self._run.world.lines.cut(*ways)
+        await asyncio.sleep(self._run.chance.uniform(1, 30))
+        self._run.world.lines.heal(*ways)
+
+    async def _leave_minority(self) -> None:
+        """One site was cut off, has an old journal, and reaches less than half of the members: nobody may promote it
+        without --force."""
+        if not self._run.may_lose():
+            return
+        name = self._run.leader_name()
+        old = self._run.sites[self._run.chance.choice([other for other in self._run.names if other != name])]
+        ways = [way for other in self._run.names if other != old.name for way in ((old.name, other), (other, old.name))]
+        ended = self._run.chance.sample(
+            [site for site in self._run.sites.values() if site not in (old, self._run.sites[name])],
+            (len(self._run.names) - 1) // 2,
+        )
+        self._run.world.lines.cut(*ways)
+        try:
+            await asyncio.sleep(self._run.chance.uniform(5, 20))
+        finally:
+            self._run.world.lines.heal(*ways)
+        for one in (self._run.sites[name], *ended):
+            if one.machine.up:
+                await one.stop()
+        try:
+            await asyncio.sleep(self._run.chance.uniform(1, 5))
+            with contextlib.suppress(OSError):
+                await self._run.ask_to_lead(old)
+        finally:
+            for one in (self._run.sites[name], *ended):
+                self._run.start_again(one)
+
+    async def _part_from_leader(self) -> None:
+        """Its machine ends, or is cut from the others; it comes back."""
+        leader = self._run.sites[self._run.leader_name()]
+        is_away, has_etcd = self._run.chance.random() < 0.5, self._run.chance.random() < 0.5
+        pairs = [(leader.name, other) for other in self._run.names if other != leader.name]
+        ways = pairs + [(other, one) for one, other in pairs]
+        if is_away:
+            await leader.stop()
+        else:
+            self._run.world.lines.cut(*ways)
+            self._run.etcd.cut[leader.name] += not has_etcd
+        try:
+            await asyncio.sleep(self._run.chance.uniform(5, 30))
+        finally:
+            if is_away:
+                self._run.start_again(leader)
+            else:
+                self._run.world.lines.heal(*ways)
+                self._run.etcd.cut[leader.name] -= not has_etcd
+
+    async def _restore_etcd(self) -> None:
+        """From a backup, while all sites are up, or all have been ended; who has the most entries then gives them."""
+        if self._restoring or not all(site.machine.up for site in self._run.sites.values()):
+            return
+        self._restoring = True
+        try:
+            age_s = self._run.chance.uniform(1, 30)
+            held = self._run.etcd.head_index_before(age_s)
+            heads = [site.state()[0].head.index for site in self._run.sites.values()]
+            if min(heads) <= held < max(heads) or any(held < site.first - 1 for site in self._run.sites.values()):
+                return  # one that has no more leads on from there; where one has forgotten more, the run is renamed
+            ends = self._run.chance.random() < 0.5
+            if ends:
+                await asyncio.gather(*(site.stop() for site in self._run.sites.values()))
+            self._run.etcd.restore(age_s)
+            await asyncio.sleep(self._run.chance.uniform(2, 10))
+            if ends:
+                first = self._run.with_most_entries([*self._run.sites.values()])
+                first.fills_etcd = True
+                self._run.start_again(first)
+                await asyncio.sleep(self._run.chance.uniform(5, 10))
+                for site in self._run.sites.values():
+                    self._run.start_again(site)
+            else:
+                await self._run.give_etcd_its_end()
+                await asyncio.sleep(10)
+        finally:
+            self._restoring = False
+
+    def _litter(self, site: Site) -> None:
+        folder = site.run_dir / FOLDER
+        (folder / f"{self._run.chance.randint(1, 99)}.bak").mkdir(parents=True, exist_ok=True)
+        for manifest in sorted(folder.glob(f"*/{MANIFEST_FILE}"))[:1]:
+            manifest.write_bytes(b"{")
+
+    async def _remove_leader(self, site: Site) -> None:
+        leader = self._run.sites[self._run.leader_name()]
+        question = RemovalAsked(site=leader.name, why="a mistake")
+        with contextlib.suppress(OSError):
+            answer = await ask(site.machine, f"{leader.machine.host}:{PORT}", question, LeaderAnswer)
+            if not answer.problem:
+                raise self._run.broke("the site that leads could be removed")
+
+    async def _ask_for_strange_frames(self, site: Site) -> None:
+        leader = self._run.sites[self._run.leader_name()]
+        for number in range(1, 4):
+            wanted = Wanted(fragment=0, version=STRANGE + number, site=site.name, frame=f"{number:064x}", bytes=100)
+            with contextlib.suppress(OSError):
+                await ask_for_frame(self._run.world, site.machine, f"{leader.machine.host}:{PORT}", wanted)
+
+    async def _lose_leader(self) -> None:
+        """Its machine is lost, or cut off from all; a person promotes a site until one leads."""
+        if not self._run.may_lose():
+            return
+        name = self._run.leader_name()
+        leader = self._run.sites[name]
+        leader.lost = True
+        comes_back, is_cut_off = self._run.chance.random() < 0.6, self._run.chance.random() < 0.5
+        ways = [way for other in self._run.names if other != name for way in ((name, other), (other, name))]
+        try:
+            if comes_back and is_cut_off:  # it leads alone, and its journal grows
+                self._run.world.lines.cut(*ways)
+                await asyncio.sleep(self._run.chance.uniform(5, 30))
+            else:
+                await leader.stop()
+            await self._run.promote()
+        finally:  # also where peace comes first
+            if comes_back:
+                leader.lost = False
+                self._run.world.lines.heal(*(ways if is_cut_off else ()))
+                self._run.start_again(leader)

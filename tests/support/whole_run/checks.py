@@ -1,0 +1,115 @@
+"""What must hold in a simulated run once its faults are over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from geocomm.elastic.fragment_store import FRAGMENTS as FRAGMENTS_FOLDER
+from geocomm.elastic.journal.entries import AnyRound
+from geocomm.elastic.journal.run_state import Standing
+from geocomm.wire.greeting import Purpose
+from support.whole_run.faults import STRANGE
+from support.whole_run.ranks import FRAGMENTS, frames_of
+
+if TYPE_CHECKING:
+    from support.whole_run.whole_run import WholeRun
+
+WORD_S = 30.0
+"""A word is due when something has kept a site waiting for 10 s; a dial in vain takes 15 s, and there may be two."""
+_IDLE_S = 45.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run was."""
+
+    index: int
+    versions: list[int]
+
+
+class Checks:
+    """They end the history where something does not hold."""
+
+    def __init__(self, run: WholeRun) -> None:
+        self._run = run
+
+    def lacks(self, first: Place) -> str:
+        """What is missing before all is well again; empty: nothing."""
+        state, entries = self._run.newest()
+        if not state.versions:
+            return "no run has begun"
+        for fragment, version in enumerate(state.versions):
+            if version < first.versions[fragment] + 3:
+                return f"fragment {fragment} has had {version - first.versions[fragment]} rounds"
+        counted = {
+            one.site
+            for entry in entries
+            if isinstance(entry, AnyRound) and entry.index > first.index
+            for one in entry.members
+        }
+        for site in self._run.sites.values():
+            known = state.sites.get(site.name)
+            if site.lost:
+                continue
+            if site is self._run.skipped:
+                if known is not None and known.standing is Standing.READY:
+                    return f"{site.name} is ready, and has not said a word but Hello"
+                continue
+            if known is None or known.standing is not Standing.READY:
+                return f"{site.name} is {known.standing if known else 'unknown'}"
+            if site.name not in counted:
+                return f"{site.name} has not counted"
+            own = site.state()[0]
+            if own.head.index < state.head.index - 3 or own.term != state.term:
+                return f"the journal of {site.name} ends at {own.head.index}, and that of the run at {state.head.index}"
+            rank = site.rank
+            if rank is None or rank._member is None:
+                return f"{site.name} has no rank that trains"
+            behind = [p for p, v in rank._member.versions.items() if v < state.versions[p] - 1]
+            if behind:
+                return f"{site.name} is behind in fragment {behind[0]}"
+        copies = sum(not site.lost and site is not self._run.skipped for site in self._run.sites.values())
+        if copies >= self._run.terms.copies and not any(index > first.index for index in state.kept):
+            return "no snapshot is kept since"
+        return ""
+
+    def words(self, began: float) -> None:
+        """Whatever keeps a site from counting is said."""
+        for name, site in self._run.sites.items():
+            since, now = max(began, site.up_since, self._run.registry.counted_at.get(name, 0.0)), self._run.loop.time()
+            said = max(since, self._run.words.get(name, 0.0))
+            if site.machine.up and now - said > WORD_S + 2 * (said - since):  # as `Patience` goes on
+                raise self._run.broke(f"{name} has not counted for {now - since:.0f} s, and nobody says why")
+
+    def bounds(self) -> None:
+        """Nothing is kept that nobody wants."""
+        for site in self._run.sites.values():
+            strange = [path.name for path in site.run_dir.glob(f"{FRAGMENTS_FOLDER}/*@{STRANGE // 1000}*")]
+            if strange:
+                raise self._run.broke(f"{site.name} has made a folder for {strange[0]}, a frame that was never made")
+            for stream in () if site.agent is None else site.agent.streams:
+                idle = stream.purpose is Purpose.FETCH and not stream.asks
+                if idle and stream.used_at < self._run.loop.time() - _IDLE_S:
+                    raise self._run.broke(f"{site.name} keeps a connection that it has not used for {_IDLE_S:.0f} s")
+
+    def chain(self) -> None:
+        state, entries = self._run.newest()
+        self._run.history.entries = state.head.index + 1
+        if self._run.registry.broken:
+            raise self._run.broke(self._run.registry.broken[0])
+        if self._run.registry.repairs:
+            raise self._run.broke("a site was told to repair")
+        hashes = {entry.index: entry.hash for entry in entries}
+        for site in self._run.sites.values():
+            if not site.lost and site is not self._run.skipped:  # that one may have led, and hears of no other leader
+                for entry in site.state()[1]:
+                    if hashes.get(entry.index, entry.hash) != entry.hash:
+                        raise self._run.broke(f"entry {entry.index} of {site.name} is another one")
+        counted: dict[int, set[int]] = {fragment: set() for fragment in range(FRAGMENTS)}
+        for one, counts in frames_of(entries):
+            for listed in one.members if counts else ():
+                steps = self._run.registry.steps[listed.frame[:16]]
+                if steps & counted[one.fragment]:
+                    raise self._run.broke(f"entry {one.index} counts steps of {listed.site} again")
+                counted[one.fragment] |= steps

@@ -1,0 +1,172 @@
+"""A site of a simulated run: its machine, its supervisor, its folder."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from contextvars import Context
+from typing import TYPE_CHECKING
+
+from geocomm.elastic.agent_process import AgentConfig
+from geocomm.elastic.journal.entries import Entry
+from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
+from geocomm.elastic.journal.run_state import RunState
+from support.whole_run.agents import AgentEnd, run_process
+from support.whole_run.etcd import SERVER
+from support.whole_run.machines import PORT, Machine, Process
+from support.whole_run.ranks import Rank
+
+if TYPE_CHECKING:
+    from support.whole_run.whole_run import WholeRun
+
+
+class Site:
+    """A site: its machine, its supervisor, its folder."""
+
+    def __init__(self, run: WholeRun, machine: Machine, step_s: float) -> None:
+        self._run, self.machine, self._step_s = run, machine, step_s
+        self.run_dir = run.folder / machine.name
+        self.agent: Process | None = None
+        self.ranks: asyncio.Task[str] | None = None
+        self.rank: Rank | None = None
+        self.up_since = math.inf
+        self.lost = False
+        """For good."""
+        self._supervising: asyncio.Task[None] | None = None
+        self.left = False
+        self.fills_etcd = False
+        """It is started with --lead."""
+        self._hub = run.hub
+        self._read: tuple[RunState, list[Entry]] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.machine.name
+
+    def start(self) -> None:
+        """The machine begins, with what is on its disk. An empty folder needs the address of who leads now."""
+        self.machine.up = True
+        self.up_since = self._run.now
+        if not (self.run_dir / FILE_NAME).exists():
+            self._hub = self._run.hub
+        self._supervising = asyncio.get_running_loop().create_task(self._supervise(), context=Context())
+
+    async def stop(self) -> None:
+        """The machine ends."""
+        self.machine.up = False
+        if self._supervising is not None:
+            self._supervising.cancel()
+            await asyncio.gather(self._supervising, return_exceptions=True)
+        await self.kill_ranks()
+        if self.agent is not None:
+            await self.agent.kill()
+
+    async def kill_ranks(self) -> None:
+        """They end without a word."""
+        if self.ranks is not None:
+            self.ranks.cancel()
+            await asyncio.gather(self.ranks, return_exceptions=True)
+
+    async def kill_agent(self) -> None:
+        """It ends without a word."""
+        if self.agent is not None:
+            await self.agent.kill()
+
+    async def _supervise(self) -> None:
+        await asyncio.gather(self._keep_agent(), self._keep_ranks())
+
+    async def _keep_agent(self) -> None:
+        """As `Supervisor._keep_agent`."""
+        again = False
+        while True:
+            config = self._config(again)
+            self.agent = process = Process(self.machine, f"agent of {self.name}")
+            ending = process.start(run_process(process, config))
+            try:
+                end: AgentEnd = await asyncio.shield(ending)
+            except asyncio.CancelledError:
+                if not ending.cancelled():
+                    raise  # this supervisor is
+                end = AgentEnd(-9, "killed")
+            process.alive = False
+            for stream in [*process.streams]:
+                stream.reset()
+            if end.is_error:
+                raise self._run.broke(f"{self.name}: an error of the agent: {end.why}")
+            self._run.say(f"{self.name}: the agent has ended with {end.status} {end.why}")
+            if end.status == 0:
+                self.left = True
+                return
+            if end.status == 2:
+                raise self._run.broke(f"{self.name} is stopped: {end.why}")
+            again = True
+            await asyncio.sleep(1.0)
+
+    def _config(self, again: bool) -> AgentConfig:
+        config = AgentConfig(keys="/keys", run_dir=str(self.run_dir), terms=self._run.terms, again=again)
+        if self._run.with_etcd:
+            at = f"{self.machine.host}:{PORT}"
+            changes = {"journal": f"etcd://{SERVER}/run", "address": at, "lead": self.fills_etcd}
+        else:
+            changes = {"leader": f"{self._hub.host}:{PORT}"}
+        return config.model_copy(update=changes)
+
+    async def _keep_ranks(self) -> None:
+        """As `Supervisor._keep_ranks`."""
+        fruitless, pause_s = 0, 1.0
+        while not self.left:
+            await asyncio.sleep(self._run.chance.uniform(0.5, 2))
+            self.rank = rank = Rank(
+                self._run.world,
+                self.machine,
+                str(self.run_dir),
+                self._run.chance,
+                self._run.registry,
+                self._step_s,
+                self._run.rate,
+                self._run.reduce,
+                self.name == self._run.liar,
+            )
+            self.ranks = asyncio.get_running_loop().create_task(rank.run(), context=Context())
+            try:
+                why = await asyncio.shield(self.ranks)
+            except asyncio.CancelledError:
+                if not self.ranks.cancelled():
+                    raise
+                why = "killed"
+            except Exception as error:
+                raise self._run.broke(f"{self.name}: an error of the rank: {error!r}") from error
+            self._run.say(f"{self.name}: the ranks have ended: {why}")
+            if rank.rounds_applied:
+                fruitless, pause_s = 0, 0.0
+            fruitless += 1
+            if fruitless >= 5 and why != "killed":
+                raise self._run.broke(f"{self.name} gives up: {why}")
+            await asyncio.sleep(pause_s)
+            pause_s = min(max(1.0, 2 * pause_s), 60.0)
+
+    def state(self) -> tuple[RunState, list[Entry]]:
+        """What its journal says, until that is asked again."""
+        path = self.run_dir / FILE_NAME
+        if not path.exists():
+            return RunState(), []
+        with contextlib.closing(SqliteJournal(path, read_only=True)) as journal:
+            known = None if self._read is None else self._read[0].head
+            if known is None or known.index < journal.base.index or journal.hash_at(known.index) != known.hash:
+                self._read = journal.state(), list(journal.read(journal.base.index + 1))
+            assert self._read is not None
+            state, entries = self._read
+            for entry in journal.read(state.head.index + 1):
+                state.apply(entry)
+                entries.append(entry)
+            return state, entries
+
+    @property
+    def first(self) -> int:
+        """The index of the first entry in its journal."""
+        path = self.run_dir / FILE_NAME
+        if not path.exists():
+            return 0
+        with contextlib.closing(SqliteJournal(path, read_only=True)) as journal:
+            return journal.base.index + 1
