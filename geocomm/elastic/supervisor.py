@@ -109,8 +109,10 @@ class Supervisor:
             )
             try:
                 await asyncio.wait([ranks, agent], return_when=asyncio.FIRST_COMPLETED)
-                if not ranks.done() and agent.result() == 0:  # the site has left; its ranks are at their last lines
-                    await asyncio.wait([ranks], timeout=_LEAVE_LIMIT_S if self._leaving.is_set() else None)
+                if not ranks.done() and agent.result() == 0 and self._parting is None:
+                    await asyncio.wait([ranks])  # they have finished, and are at their last lines
+                if not ranks.done() and self._parting is not None:
+                    await self._parting
                 if not ranks.done():  # the agent has said why this site cannot take part
                     self._leaving.set()
                     await self._end(self._ranks, _LEAVE_LIMIT_S)
@@ -161,13 +163,14 @@ class Supervisor:
             _signal(self._agent, signal.SIGTERM)
 
     async def _part(self) -> None:
-        """End the ranks once the site has left. A leader's agent goes on for the others."""
+        """End the ranks once the site has left, those too that do not hear SIGTERM. A leader's agent goes on for the
+        others."""
         agent = self._agent
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_STEPS_S + LAST_OFFERS_S):
                 while agent is not None and agent.returncode is None and not self._has_left():
                     await asyncio.sleep(_LOOK_S)
-        _signal(self._ranks, signal.SIGTERM)
+        await self._end(self._ranks, _LEAVE_LIMIT_S)
 
     def _has_left(self) -> bool:
         return (known := self._known()) is not None and known.standing is Standing.LEFT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -10,11 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.elastic.agent_process import LAST_STEPS_S
+from geocomm.elastic import supervisor
+from geocomm.elastic.agent_process import LAST_STEPS_S, AgentConfig
 from geocomm.elastic.journal.entries import Left
 from geocomm.elastic.journal.run_state import Standing
+from geocomm.elastic.supervisor import SiteJob, Supervisor
 from support.elastic_commands import Supervised, processes_of, supervised
 from support.elastic_sites import ElasticSite
+from support.hub_support import make_keys
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -114,6 +118,36 @@ def test_a_leader_whose_ranks_are_done_leads_on(tmp_path: Path) -> None:
         assert run.ended("a") == 0, a.text()
         assert not a.state().ended  # nobody has finished: they may come back
         assert {standing(a, name) for name in "ab"} == {Standing.LEFT}
+
+
+def test_ranks_that_do_not_hear_sigterm_are_ended_while_the_agent_leads_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deaf = ["sh", "-c", "trap '' TERM; while :; do sleep 1; done"]
+    monkeypatch.setattr(AgentConfig, "command", lambda self: deaf)
+    monkeypatch.setattr(SiteJob, "command", lambda self, run_dir: deaf)
+    monkeypatch.setattr(supervisor, "_LEAVE_LIMIT_S", 1.0)
+    monkeypatch.setattr(supervisor, "LAST_STEPS_S", 0.0)
+    monkeypatch.setattr(supervisor, "LAST_OFFERS_S", 0.0)
+    (tmp_path / "a").mkdir()
+    keys = make_keys(tmp_path / "keys", "a")["a"]
+    config = AgentConfig(leader="127.0.0.1:1", keys=str(keys.folder), run_dir=str(tmp_path / "a"))
+
+    async def play() -> None:
+        site = Supervisor(config, SiteJob(()), keys)
+        running = asyncio.create_task(site.run())
+        async with asyncio.timeout(60):
+            while site._ranks is None or site._agent is None:
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(1)
+            site._leave(signal.SIGTERM)
+            assert await site._ranks.wait() == -signal.SIGKILL
+            assert site._agent.returncode is None
+            assert not running.done()
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(play())
 
 
 def test_ranks_that_never_get_anywhere_are_given_up_in_words(tmp_path: Path) -> None:
