@@ -14,7 +14,7 @@ _HELP = """Keep FOLDER at the newest version of a stream of weights, which Weigh
 
 SOURCE is a folder, a bucket (s3://, gs://, az://), or tls://host:port of another geocomm subscribe --listen. Of
 several, the first that has a file gives it. FOLDER holds safetensors, and is always one whole version; its geocomm.json
-says which. What cannot be had is said, and FOLDER stays as it is.
+says which. What cannot be had is said, and FOLDER stays as it is. With --once the exit status is then 1.
 
 Example:
 
@@ -56,6 +56,13 @@ def subscribe(
     rate: Annotated[str | None, typer.Option(help='Fetch no faster than this, as "200mbit".', metavar="RATE")] = None,
     every: Annotated[str, typer.Option(help="Look for a newer version so often.", metavar="TIME")] = "1s",
     once: Annotated[bool, typer.Option("--once", help="End at the newest version.")] = False,
+    wait: Annotated[
+        str,
+        typer.Option(
+            help="How long sources that do not answer are asked again, and --once waits for a first version.",
+            metavar="TIME",
+        ),
+    ] = "120s",
 ) -> None:
     """Keep a folder at the newest version of a stream of weights."""
     from geocomm.core.environment import keys_folder
@@ -74,6 +81,7 @@ def subscribe(
         publisher=publisher or "",
         rate=None if rate is None else parse_rate(rate, "--rate") / 8,
         every_s=parse_duration(every, "--every"),
+        wait_s=parse_duration(wait, "--wait"),
         once=once,
         model_files=model_files,
     )

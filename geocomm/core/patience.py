@@ -6,15 +6,18 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 FIRST_WORD_S = 10.0
 """A wait that takes longer is logged."""
 _GROWTH = 3.0
 _AGAIN_S = 1.0
+_LOOK_S = 0.5
 
 
 def pauses(first_s: float, last_s: float) -> Iterator[float]:
@@ -71,6 +74,26 @@ class Waiting:
         if self.is_due:
             self._patience.put_off()
             self._log(f"waiting for {what()}")
+
+
+@contextmanager
+def said_while(log: Callable[[str], None], what: Callable[[], str]) -> Iterator[None]:
+    """Inside of the block a thread logs what it waits for, whenever a word is due: for work that blocks in many
+    places."""
+    ended = threading.Event()
+
+    def say() -> None:
+        waiting = Waiting(log)
+        while not ended.wait(_LOOK_S):
+            waiting.tell(what)
+
+    thread = threading.Thread(target=say, name="geocomm-words", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 async def until_one_ends(*works: Awaitable[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,10 +20,11 @@ from geocomm.core.bad_input import BadInput
 from geocomm.core.environment import keys_folder
 from geocomm.core.errors import DataError, GeocommError, InvalidArgumentError
 from geocomm.core.message_log import logger
+from geocomm.core.patience import said_while
 from geocomm.security.key_folder import Keys
 from geocomm.weights.reader_targets import ReaderTarget, TensorsInPlace
 from geocomm.weights.relay_place import close_sources, open_source
-from geocomm.weights.stream_sources import StreamSources
+from geocomm.weights.stream_sources import SilentError, StreamSources
 from geocomm.weights.stream_version import FrameFile, WeightVersion, part_digest
 from geocomm.weights.trained_tensors import Tensors
 from geocomm.weights.weight_folder import WeightFolder
@@ -33,6 +35,7 @@ WAIT_S = 120.0
 _FRAMES_AT_ONCE = 4
 _VERSIONS_AT_ONCE = 16
 _TRIES = 3
+_LOOK_S = 1.0
 
 
 class _OtherBaseError(DataError):
@@ -123,16 +126,20 @@ class WeightReader:
         """What `publish` was told of that version."""
         return None if self._target.version is None else self._target.version.step
 
-    def update(self) -> int:
+    def update(self, *, first_within_s: float | None = None) -> int:
         """Get to the newest version. While that is fetched and unpacked, the tensors stay as they are.
+
+        Args:
+            first_within_s: Seconds to wait for a stream that has no version yet, or whose sources do not answer yet.
+                After 10 s the log says so. None: not at all.
 
         Returns:
             Number of the version that the tensors have now; 0: the stream has none yet.
 
         Raises:
-            DataError: It cannot be had; the tensors are as they were.
+            DataError: It cannot be had, or there is none in time; the tensors are as they were.
         """
-        self._follower.update()
+        self._follower.update(first_within_s)
         self._sources.forget_before(self.version + 1)
         return self.version
 
@@ -182,8 +189,32 @@ class StreamFollower:
         self._target.close()
         close_sources(self._places)
 
-    def update(self) -> bool:
-        """Whether there was a newer version. DataError: it cannot be had."""
+    def update(self, limit_s: float | None = None) -> bool:
+        """Get to the newest version; whether it is a newer one. DataError: it cannot be had, or there is none in time.
+
+        limit_s: how long to wait where there is none at all yet, or no source answers; None: not at all.
+        """
+        begun = time.monotonic()
+        with said_while(logger().warning, self._awaited):
+            while True:
+                try:
+                    is_newer = self._update()
+                    if is_newer or self._target.version is not None or limit_s is None:
+                        return is_newer
+                    self.sources.trouble = "it has none yet"
+                except SilentError as error:
+                    if limit_s is None:
+                        raise
+                    self.sources.trouble = str(error)
+                if time.monotonic() - begun > limit_s or self.sources.is_closed:
+                    raise DataError(f"no version of {self.sources.names} within {limit_s:g} s: {self.sources.trouble}")
+                time.sleep(_LOOK_S)
+
+    def _awaited(self) -> str:
+        fetched, trouble = self.sources.fetched_bytes, self.sources.trouble
+        return f"a version of {self.sources.names}: {trouble or f'{fetched / 1e6:.1f} MB fetched so far'}"
+
+    def _update(self) -> bool:
         is_other = False
         for attempt in range(_TRIES):
             newest = self.sources.newest()

@@ -19,7 +19,7 @@ from typing import Any
 from geocomm.core.errors import DataError
 from geocomm.core.file_systems import write_whole
 from geocomm.core.message_log import CalmLog, logger
-from geocomm.core.patience import Waiting, pauses
+from geocomm.core.patience import pauses
 from geocomm.data.places import FilePlace, Folder
 from geocomm.data.shard_fetch import TokenBucket, fetch
 from geocomm.security.key_folder import Keys
@@ -41,6 +41,10 @@ from geocomm.weights.weight_layout import WeightLayout
 _CALM_S = 60.0
 _PAUSE_S = (0.2, 5.0)
 _SILENT_S = 5.0
+
+
+class SilentError(DataError):
+    """No source answers; one may later."""
 
 
 class StreamSources:
@@ -67,7 +71,9 @@ class StreamSources:
         self._complain = CalmLog(logger().warning, _CALM_S)
         self._silent_until = dict.fromkeys(range(len(places)), 0.0)
         """Those that did not answer come last for a moment."""
-        self._closed = False
+        self.is_closed = False
+        self.trouble = ""
+        """Why a file is not had yet, for messages; empty: nothing is wrong."""
         for left in folder.glob(f"{FRAMES}*/.*.partial"):  # of a process that died
             left.unlink()
         self.fetched_bytes = 0
@@ -79,20 +85,21 @@ class StreamSources:
 
     def close(self) -> None:
         """End what waits for a source."""
-        self._closed = True
+        self.is_closed = True
 
     def newest(self) -> int:
-        """The newest version of the first source that has one; 0: none has."""
+        """The newest version of the first source that has one; 0: none has. SilentError."""
         said: list[str] = []
         for at, place in self._in_order():
             try:
                 if newest := newest_number(place) or max(version_numbers(place), default=0):
+                    self.trouble = ""
                     return newest
             except OSError as error:
                 self._silent_until[at] = time.monotonic() + _SILENT_S
                 said.append(f"{place.url}: {_text(error)}")
         if said:
-            raise DataError(f"no source of weights answers: {'; '.join(said)}")
+            raise SilentError(f"no source of weights answers: {'; '.join(said)}")
         return 0
 
     def version(self, number: int) -> WeightVersion:
@@ -153,12 +160,14 @@ class StreamSources:
     def _asked(self, path: str, ask: Callable[[FilePlace], Any]) -> Any:
         """What the first source gives that has it. Sources that do not answer are asked again, for a while. DataError:
         none has it, or gives what it should."""
-        waiting, until, pause_s = Waiting(logger().warning), time.monotonic() + self._wait_s, pauses(*_PAUSE_S)
+        until, pause_s = time.monotonic() + self._wait_s, pauses(*_PAUSE_S)
         while True:
             said, silent = list[str](), False
             for at, place in self._in_order():
                 try:
-                    return ask(place)
+                    found = ask(place)
+                    self.trouble = ""
+                    return found
                 except DataError as error:
                     said.append(str(error))
                 except FileNotFoundError:
@@ -166,10 +175,9 @@ class StreamSources:
                 except OSError as error:
                     silent, self._silent_until[at] = True, time.monotonic() + _SILENT_S
                     said.append(f"{place.url}: {_text(error)}")
-            if not silent or self._closed or time.monotonic() > until:
-                raise DataError("; ".join(said))
-            reasons = "; ".join(said)
-            waiting.tell(lambda why=reasons: f"a source of weights, to give {path}: {why}")
+            self.trouble = "; ".join(said)
+            if not silent or self.is_closed or time.monotonic() > until:
+                raise DataError(self.trouble)
             time.sleep(next(pause_s))
 
     def _asked_range(self, path: str, start: int, count: int) -> bytes:
@@ -187,7 +195,7 @@ class StreamSources:
         try:
             for way in ways:
                 try:
-                    found = fetch(way, frame.bytes, descriptor, self._pace, lambda: self._closed)
+                    found = fetch(way, frame.bytes, descriptor, self._pace, lambda: self.is_closed)
                 except DataError as error:
                     failures.append(str(error))
                     if way is ways[0]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,13 +21,14 @@ from geocomm.core.errors import DataError
 from geocomm.core.message_log import CalmLog
 from geocomm.core.patience import Waiting
 from geocomm.security.key_folder import Keys
-from geocomm.weights.reader import WAIT_S, StreamFollower, frames_beside
+from geocomm.weights.reader import StreamFollower, frames_beside
 from geocomm.weights.relay import StreamRelay
 from geocomm.weights.weight_folder import WeightFolder
 from geocomm.wire.doorway import raise_descriptor_limit
 
 _CALM_S = 30.0
 _LOOK_S = 0.2
+_STOP_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class SubscribeSettings:
     publisher: str
     rate: float | None
     every_s: float
+    wait_s: float
     once: bool
     model_files: Path | None
 
@@ -61,7 +65,7 @@ class Subscription:
             keys=settings.keys,
             publisher=settings.publisher,
             rate=settings.rate,
-            wait_s=WAIT_S,
+            wait_s=settings.wait_s,
             threads=None,
         )
         self._sources = self._follower.sources
@@ -83,27 +87,27 @@ class Subscription:
         self._sources.close()  # what waits for a source need not
 
     def _follow(self) -> None:
-        waiting = Waiting(self._say)
         if (there := self._folder.version) is not None:
             self._say(f"{self._settings.into} is version {there.number} of the weights")
             self._then()  # an earlier process may have died before it could
         while not self._stop.is_set():
             begun, before = time.monotonic(), self._sources.fetched_bytes
             try:
-                if self._follower.update():
+                limit_s = math.inf if self._folder.version is None else None
+                if self._follower.update(self._settings.wait_s if self._settings.once else limit_s):
                     self._tell(time.monotonic() - begun, self._sources.fetched_bytes - before)
-                elif self._folder.version is None:
-                    waiting.tell(lambda: f"the first version of {self._sources.names}")
-                if self._settings.once and self._folder.version is not None:
+                if self._settings.once:
                     return
             except DataError as error:
+                if self._stop.is_set():
+                    break
                 if self._settings.once:
                     raise
-                if self._stop.is_set():
-                    return
                 at = f"stays at version {self._folder.version.number}" if self._folder.version else "has no version"
                 self._complain(f"{self._settings.into} {at}: {error}")
             self._stop.wait(self._settings.every_s)
+        if self._settings.once:
+            raise DataError("it was ended by a signal before the folder was at the newest version")
 
     def _tell(self, seconds: float, fetched: int) -> None:
         version = self._folder.version
@@ -124,10 +128,14 @@ class Subscription:
             return
         told = {"WEIGHTS_FOLDER": str(self._settings.into.absolute()), "WEIGHTS_VERSION": str(version.number)}
         waiting = Waiting(self._say)
-        with subprocess.Popen(command, shell=True, env=os.environ | told) as process:
-            while process.poll() is None:
+        with subprocess.Popen(command, shell=True, env=os.environ | told, process_group=0) as process:
+            while process.poll() is None and not self._stop.wait(_LOOK_S):
                 waiting.tell(lambda: f"the command of --then (process {process.pid})")
-                time.sleep(_LOOK_S)
+            for number in (signal.SIGTERM, signal.SIGKILL) if process.poll() is None else ():
+                with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                    os.killpg(process.pid, number)
+                    process.wait(_STOP_S)
+                    break
         if process.returncode:
             self._say(f"the command of --then ended with status {process.returncode} for version {version.number}")
 

@@ -39,6 +39,20 @@ def publish(place: Path, tensors: Any, versions: int, change: Callable[[], None]
             change()
 
 
+def test_waits_for_a_first_version_are_said_and_end(
+    stream: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("geocomm.core.patience.FIRST_WORD_S", 0.1)
+    tensors = model_tensors()
+    with WeightReader(str(stream), model_tensors()) as reader:
+        with pytest.raises(DataError, match=f"no version of {stream} within 1.5 s: it has none yet"):
+            reader.update(first_within_s=1.5)
+        assert f"waiting for a version of {stream}: it has none yet" in caplog.text
+        with WeightPublisher(stream, tensors) as publisher:
+            publisher.publish()
+            assert reader.update(first_within_s=60) == 1
+
+
 def test_readers_in_memory_and_in_a_folder_have_each_version_bit_for_bit(stream: Path, tmp_path: Path) -> None:
     tensors = model_tensors()
     into = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}

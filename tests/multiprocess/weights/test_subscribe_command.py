@@ -92,6 +92,52 @@ def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
         assert len(said.splitlines()) == 1, said
 
 
+def test_once_waits_for_a_first_version_so_long_and_names_the_stream(tmp_path: Path) -> None:
+    stream, wanted = tmp_path / "stream", (tmp_path / "stream", "--into", tmp_path / "model", "--once")
+    said = once(stream, "--into", tmp_path / "model", "--wait", "1s", status=1)
+    assert said.splitlines() == [f"geocomm subscribe: no version of {stream} within 1 s: it has none yet"]
+    with subprocess.Popen(command(*wanted), stderr=subprocess.PIPE, text=True) as process:
+        while not (tmp_path / ".model.lock").exists():
+            time.sleep(0.05)
+        with WeightPublisher(stream, model_tensors()) as publisher:
+            publisher.publish(wait=True)
+        assert process.wait(60) == 0
+    assert json.loads((tmp_path / "model/geocomm.json").read_text())["number"] == 1
+    with subprocess.Popen(command(tmp_path, *wanted[1:2], tmp_path / "other", "--once")) as process:
+        while not (tmp_path / ".other.lock").exists():
+            time.sleep(0.05)
+        process.terminate()
+        assert process.wait(30) == 1  # and not 0, as if the folder were there
+
+
+def test_once_waits_for_a_relay_that_begins_later(tmp_path: Path) -> None:
+    ca = JobCa.create(tmp_path / "keys", "run7", ["a"], 30)
+    port = free_port()
+    with WeightPublisher(tmp_path / "stream", model_tensors(), keys=ca.folder / "a") as publisher:
+        publisher.publish(wait=True)
+    asked = (f"tls://127.0.0.1:{port}", "--into", tmp_path / "engine", "--keys", ca.folder / "a")
+    said = once(*asked, "--wait", "1s", status=1)
+    assert f"within 1 s: no source of weights answers: tls://127.0.0.1:{port}" in said
+    with subprocess.Popen(command(*asked, "--once")) as process:
+        while not (tmp_path / ".engine.lock").exists():
+            time.sleep(0.05)
+        with subscribed(
+            *(tmp_path / "stream", "--into", tmp_path / "relay", "--listen", f":{port}", "--keys", ca.folder / "a")
+        ):
+            assert process.wait(60) == 0
+
+
+def test_sigterm_ends_a_command_that_hangs(tmp_path: Path) -> None:
+    with WeightPublisher(tmp_path / "stream", model_tensors()) as publisher:
+        publisher.publish(wait=True)
+    then = f"echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; exec sleep 1000"
+    with subscribed(tmp_path / "stream", "--into", tmp_path / "model", "--then", then):
+        while not (tmp_path / "pid").exists():
+            time.sleep(0.05)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
 def test_command_runs_at_each_version_and_again_where_the_process_starts_anew(tmp_path: Path) -> None:
     tensors, told = model_tensors(), tmp_path / "told"
     then = f'echo "$WEIGHTS_VERSION $(grep number "$WEIGHTS_FOLDER/geocomm.json")" >> {told}; exit 3'

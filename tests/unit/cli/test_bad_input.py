@@ -38,6 +38,8 @@ CASES = [
     ("subscribe tls://nowhere --into {away}", 2, "needs keys"),
     ("subscribe foo://b/x --into {away}", 2, "foo://b/x cannot be opened"),
     ("subscribe {folder} --into {away} --every fast", 2, "--every: 'fast'"),
+    ("subscribe {folder} --into {away} --once --wait long", 2, "--wait: 'long'"),
+    ("subscribe {folder} --into {folder}/m --once --wait 0", 1, "no version of {folder}"),
     ("subscribe {folder} --into {away} --rate fast", 2, "--rate: 'fast'"),
     ("subscribe {folder} --into {away} --listen :29700", 2, "--listen needs keys"),
     ("subscribe {folder} --into {away} --keys {away}", 2, "cannot read {away}/ca.pem"),
