@@ -17,10 +17,10 @@ PY := .venv/bin/python
 BASE := .venv/.geocomm-base
 ENVIRONMENT := .venv/.geocomm-ready
 NATIVE := geocomm/_build_info.py
-NATIVE_SOURCES := $(shell find csrc -type f) CMakeLists.txt setup.py pyproject.toml geocomm/_version.py
+NATIVE_SOURCES := $(shell find csrc tools/emulator tools/link_bench -type f) CMakeLists.txt setup.py pyproject.toml geocomm/_version.py
 # UCX's headers came after the build: their dates are those of the package, so make does not see it by itself.
 UCX_CAME_LATER := $(if $(wildcard /usr/include/ucp/api/ucp.h),$(if $(wildcard geocomm/_bin/libgeocomm_ucx.so),,ucx-came-later))
-CXX_FILES := $(shell find csrc tests/cpp tests/fuzz \( -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \))
+CXX_FILES := $(shell find csrc tools tests/cpp tests/fuzz \( -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \))
 # Newer kernels place memory where older ThreadSanitizers do not expect it, unless told not to.
 FIXED_ADDRESSES := $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 from geocomm.core.bindings import TorchBuild, binding_folder, built_machine, built_suffix, torch_folder  # noqa: E402
 
-PROGRAMS = {"wan_emulator": "csrc/emulator", "link_bench": "csrc/link_bench"}
+PROGRAMS = {"wan_emulator": "tools/emulator", "link_bench": "tools/link_bench"}
 """Behind commands, and where they are built."""
 LEAST_CUDA = (12, 8)
 """The first whose nvcc knows all of CMAKE_CUDA_ARCHITECTURES."""

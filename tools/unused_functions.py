@@ -2,7 +2,7 @@
 """Lists C++ functions that only tests call, and fails if there are any: public methods, and what headers declare.
 
 A function counts as called if its name stands in a function's body, in an initializer, in a macro or behind `&`,
-anywhere in csrc. Types are not looked at, so a function that shares its name with one in use is not found. Overrides
+anywhere in csrc or tools. Types are not looked at, so a function that shares its name with one in use is not found. Overrides
 are called through their base class and are left out.
 """
 
@@ -176,9 +176,9 @@ def source_files(folder: Path) -> Iterator[Path]:
         yield from sorted(folder.rglob(pattern))
 
 
-def unused_functions(folder: Path) -> list[Function]:
+def unused_functions(*folders: Path) -> list[Function]:
     """In order of their files, those of KEPT among them."""
-    readers = [Reader(path) for path in source_files(folder)]
+    readers = [Reader(path) for folder in folders for path in source_files(folder)]
     for reader in readers:
         reader.read()
     used = set[str]().union(*(reader.used for reader in readers))
@@ -190,9 +190,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description="Fails if only tests call a public C++ method, or a function of a header."
     )
-    parser.add_argument("folder", nargs="?", type=Path, help="other sources than csrc; KEPT is for those of csrc")
+    parser.add_argument("folder", nargs="?", type=Path, help="other sources than csrc and tools; KEPT is for those")
     folder = parser.parse_args().folder
-    found = unused_functions(folder or Path(__file__).parents[1] / "csrc")
+    root = Path(__file__).parents[1]
+    found = unused_functions(*([folder] if folder else [root / "csrc", root / "tools"]))
     kept = {} if folder else KEPT
     faults = [
         f"{function.path}: {function} has no caller outside tests: use it, delete it, or say in KEPT why it stays"

@@ -1,4 +1,4 @@
-"""The layers and rooms of docs/explanation/architecture.md, read from the includes of csrc."""
+"""The layers and rooms of docs/explanation/architecture.md, read from the includes of csrc and tools."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.circles import in_circles
 pytestmark = pytest.mark.xdist_group("layering")
 
 ROOT = Path(__file__).resolve().parents[2]
-CSRC = ROOT / "csrc"
+FOLDERS = (ROOT / "csrc", ROOT / "tools")
 
 MAY_INCLUDE = {
     "core": {"core"},
@@ -71,11 +71,12 @@ PLATFORM = re.compile(
 
 
 def room_of(file: Path) -> str:
-    return file.relative_to(CSRC).parent.as_posix()
+    (folder,) = (folder for folder in FOLDERS if file.is_relative_to(folder))
+    return file.relative_to(folder).parent.as_posix()
 
 
 def sources(*suffixes: str) -> list[Path]:
-    return sorted(file for file in CSRC.rglob("*") if file.suffix in suffixes)
+    return sorted(file for folder in FOLDERS for file in folder.rglob("*") if file.suffix in suffixes)
 
 
 def includes(text: str) -> Iterator[tuple[str, str]]:
@@ -96,7 +97,8 @@ def forbidden_include(room: str, delimiter: str, path: str) -> bool:
 
 
 def headers_included(file: Path) -> set[Path]:
-    return {CSRC / path for delimiter, path in includes(file.read_text()) if delimiter == '"'}
+    named = [path for delimiter, path in includes(file.read_text()) if delimiter == '"']
+    return {folder / path for path in named for folder in FOLDERS if (folder / path).exists()}
 
 
 def test_include_of_every_source_is_allowed_in_its_layer_and_room() -> None:
@@ -189,7 +191,7 @@ def test_instructions_of_one_architecture_stand_in_files_of_a_level_or_behind_a_
         r"#include <(?:\w*mmintrin|immintrin|cpuid|arm_\w+)\.h>|\b_(?:mm\d*|tzcnt|blsr|bzhi|p(?:dep|ext))_\w+\("
     )
     unguarded: list[str] = []
-    for file in (*CSRC.rglob("*.h"), *CSRC.rglob("*.cc")):
+    for file in sources(".h", ".cc"):
         if of_a_level.search(file.name):
             continue
         guards: list[bool] = []  # whether each condition around a line names what a processor has

@@ -157,7 +157,8 @@ def test_sdist_holds_what_a_build_needs(sdist: Path) -> None:
         "tools/setup_env.sh",
         "tests/cpp/CMakeLists.txt",
     }
-    needed |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "csrc").rglob("*") if _is_source(path)}
+    for folder in ("csrc", "tools"):
+        needed |= {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*") if _is_source(path)}
     needed |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "geocomm").rglob("*.py*") if _is_source(path)}
     assert needed - names == set()
     assert not [name for name in names if name.endswith((".so", ".pyc")) or name == "geocomm/_build_info.py"]
