@@ -42,6 +42,8 @@ class AverageChecks:
         self._open: _Open | None = None
         self.distrusted: set[str] = set()
         """Sites that were found to average wrong, since this leader began."""
+        self.found_wrong = 0
+        """Averages of which sites said different things, since this leader began."""
 
     def decided(self, average: Check, aggregator: str, frame: Hash) -> None:
         """A round is in the journal with this average, which an aggregator has made of these frames."""
@@ -92,6 +94,7 @@ class AverageChecks:
             return
         self._open = None
         if len(found.said) > 1:
+            self.found_wrong += 1
             self._run.log(
                 f"{_round_of(found)}: {', '.join(sorted(found.said))} make different averages of the same frames. At "
                 "most one of them is right, and no other site can say which: look at these machines"
@@ -100,6 +103,7 @@ class AverageChecks:
     def _name(self, found: _Open, right: Hash) -> None:
         """Two sites agree: who differs from them is wrong."""
         agree = ", ".join(sorted(name for name, frame in found.said.items() if frame == right))
+        self.found_wrong += len(set(found.said.values())) > 1
         for place, (name, frame) in enumerate(found.said.items()):
             if frame != right:
                 what = (

@@ -132,6 +132,11 @@ class Sequencer:
         return self._rounds.left_out
 
     @property
+    def averages_wrong(self) -> int:
+        """Averages of which two sites said different things, since this leader began."""
+        return self._checks.found_wrong
+
+    @property
     def doubt(self) -> tuple[str, ...]:
         """Why this leader may not be the run's; none: it is."""
         return self._foreign.doubt(self._run.now)

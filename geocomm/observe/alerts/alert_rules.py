@@ -277,6 +277,13 @@ RULES: tuple[AlertRule, ...] = (
         "the log of the agent there says which site: look at its loss, and start its ranks again, or end them",
     ),
     AlertRule(
+        *("AverageWrong", _CRITICAL, StoreNumbers, 0),
+        lambda own: own.grown(15).leader_averages_wrong > 0,
+        "{site}, which leads, found that an aggregator's average was not what another site made of the same frames",
+        "the log of the agent there names the site: look at that machine, or geocomm members remove; a snapshot from "
+        "before is in the run folders",
+    ),
+    AlertRule(
         *("SnapshotLost", _WARNING, RecentEvents, 0),
         lambda events: events.count > 0,
         "{site} could not keep a snapshot of the elastic run; its event snapshot_lost says which, and why",

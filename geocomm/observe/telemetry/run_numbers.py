@@ -86,6 +86,10 @@ class StoreNumbers(NumberRow):
     leader_frames_left_out: float | None = counter(
         "leader_frames_left_out: frames that the site's agent, as the leader, let no round take: far longer than usual"
     )
+    leader_averages_wrong: float | None = counter(
+        "leader_averages_wrong: averages that another site made differently of the aggregator's frames, as the site's "
+        "agent found while it led; it has one of 32 checked"
+    )
     data_repeated_tokens: float | None = counter(
         "data_repeated_tokens: tokens that sites had read and read again after a failure, since the site's agent leads"
     )

@@ -151,6 +151,11 @@ CASES: dict[str, tuple[Run, str, Run]] = {
         "w",
         site(leader_frames_left_out_total=3),
     ),
+    "AverageWrong": (
+        site(leader_averages_wrong_total=(0, 1)),
+        "c",
+        site(leader_averages_wrong_total=1),
+    ),
     "SnapshotLost": (event("snapshot_lost", 1), "w", event("snapshot_lost", 0)),
     "SnapshotNotKept": (plain(snapshot_not_kept=1), "w", plain(snapshot_not_kept=0)),
     "TelemetryLost": (
