@@ -448,8 +448,8 @@ Result<std::unique_ptr<Endpoint>> Endpoint::create(const EndpointOptions& option
     GEOCOMM_ASSIGN_OR_RETURN(context->rdma, load_rdma_fabric(options.rdma));
     context->rdma_stream = [&context = *context](std::unique_ptr<Connection> connection,
                                                  const Carrier& carrier,
-                                                 StreamOwner& owner) -> std::unique_ptr<Stream> {
-      return std::make_unique<RdmaStream>(*context.loop, std::move(connection), carrier, owner,
+                                                 StreamDelegate& delegate) -> std::unique_ptr<Stream> {
+      return std::make_unique<RdmaStream>(*context.loop, std::move(connection), carrier, delegate,
                                           *context.rdma);
     };
   }

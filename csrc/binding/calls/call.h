@@ -26,22 +26,22 @@ inline std::int64_t signed_size(std::uint64_t n) {
 
 class WanCollectives::Call {
  public:
-  Call(WanCollectives& owner, collective::OpKind kind, c10d::OpType type, const char* title,
+  Call(WanCollectives& collectives, collective::OpKind kind, c10d::OpType type, const char* title,
        const at::Device& device, Milliseconds timeout, std::uint64_t elements, core::DType dtype,
        std::optional<std::uint64_t> seq = std::nullopt)
-      : owner_(owner.shared_from_this()),
+      : collectives_(collectives.shared_from_this()),
         type_(type),
         title_(title),
         side_(device),
         context_{.kind = kind,
-                 .seq = seq ? *seq : owner.next_seq_.fetch_add(1),
+                 .seq = seq ? *seq : collectives.next_seq_.fetch_add(1),
                  .elements = elements,
                  .dtype = dtype,
                  .deadline = core::Deadline::after(timeout),
-                 .policy = owner.exchange_->policy(),
+                 .policy = collectives.exchange_->policy(),
                  .keep_alive = nullptr} {
     collective::OpTimes times;
-    times.group = owner.exchange_->group();
+    times.group = collectives.exchange_->group();
     times.seq = collective::shown_seq(context_);
     times.kind = kind;
     times.dtype = dtype;
@@ -72,7 +72,7 @@ class WanCollectives::Call {
   // thread, and ended on the one that waits for the Work.
   WorkPtr move(const at::Tensor& tensor, std::span<const collective::SendPiece> sends,
                std::span<const collective::ReceivePiece> receives) const {
-    auto operation = std::make_shared<Operation>(id(), context_.deadline, owner_);
+    auto operation = std::make_shared<Operation>(id(), context_.deadline, collectives_);
     auto work = make_work({tensor}, {tensor});
     work->set_operation(operation);
     operation->on_done(completes(work));
@@ -81,7 +81,7 @@ class WanCollectives::Call {
     operation->set_steps(
         {nullptr, [begun = std::move(begun)] { return begun.is_ok() ? begun.value()() : begun.status(); },
          nullptr});
-    owner_->lane_.submit(operation, Runs::OnWaiter);
+    collectives_->lane_.submit(operation, Runs::OnWaiter);
     return work;
   }
 
@@ -95,8 +95,8 @@ class WanCollectives::Call {
                              deadline_timer().add(context_.deadline, [late = std::weak_ptr(operation)] {
                                if (auto operation = late.lock()) Operation::over(std::move(operation));
                              }));
-    auto end = owner_->exchange_->begin_move(context(std::make_shared<at::Tensor>(tensor)), sends, receives,
-                                             [operation] { Operation::over(operation); });
+    auto end = collectives_->exchange_->begin_move(context(std::make_shared<at::Tensor>(tensor)), sends,
+                                                   receives, [operation] { Operation::over(operation); });
     if (!end.is_ok()) {
       deadline_timer().cancel(timer);
       return end.status();
@@ -109,7 +109,7 @@ class WanCollectives::Call {
   }
 
   WorkPtr issue_on_host(const Tensors& inputs, const Tensors& outputs, Steps steps, Runs runs) const {
-    const auto operation = std::make_shared<Operation>(id(), context_.deadline, owner_);
+    const auto operation = std::make_shared<Operation>(id(), context_.deadline, collectives_);
     if (steps.pre) steps.pre = [side = side_, pre = std::move(steps.pre)] { side.run(pre); };
     if (steps.post) steps.post = [side = side_, post = std::move(steps.post)] { side.run(post); };
     operation->set_steps(std::move(steps));
@@ -117,17 +117,18 @@ class WanCollectives::Call {
     auto work = make_work(inputs, outputs);
     work->set_operation(operation);
     operation->on_done(completes(work));
-    owner_->lane_.submit(operation, runs);
+    collectives_->lane_.submit(operation, runs);
     return work;
   }
 
   // On the caller's thread; nothing here waits.
   WorkPtr issue_on_stream(const Tensors& inputs, const Tensors& outputs, Steps steps, Runs runs) const {
-    const bool ends_here = owner_->alone_in_site() || context_.kind == collective::OpKind::ReduceScatter;
+    const bool ends_here =
+        collectives_->alone_in_site() || context_.kind == collective::OpKind::ReduceScatter;
     const auto inner = runs == Runs::Beside       ? InnerUse::Beside
                        : ends_here || !steps.post ? InnerUse::First
                                                   : InnerUse::FirstAndLast;
-    const auto operation = side_.operation(id(), context_.deadline, owner_, inner);
+    const auto operation = side_.operation(id(), context_.deadline, collectives_, inner);
     steps.pre = [side = side_, pre = std::move(steps.pre), inputs, outputs] {
       side.follow_caller();
       side.keep_for_stream(inputs);
@@ -139,7 +140,7 @@ class WanCollectives::Call {
     // Before the exchange, which may be over at once, completes the work.
     work->set_operation(operation, inner != InnerUse::FirstAndLast);
     operation->on_done(completes(work));
-    owner_->stream_lane_.submit(operation, runs);
+    collectives_->stream_lane_.submit(operation, runs);
     return work;
   }
 
@@ -153,26 +154,26 @@ class WanCollectives::Call {
   }
   // Nothing that may throw comes after it: what is in the log must end.
   c10::intrusive_ptr<GeoWork> make_work(const Tensors& inputs, const Tensors& outputs) const {
-    owner_->require_working();
-    auto work = c10::make_intrusive<GeoWork>(owner_->topology().rank(), type_,
+    collectives_->require_working();
+    auto work = c10::make_intrusive<GeoWork>(collectives_->topology().rank(), type_,
                                              (std::string("geocomm:") + title_).c_str(), context_.seq, inputs,
-                                             outputs, owner_->exposed_);
+                                             outputs, collectives_->exposed_);
     work->set_record(context_.record);
     collective::process_op_log().issue(context_.record);
     return work;
   }
   // The callbacks of users run in here: not below autograd.
   Operation::Done completes(const c10::intrusive_ptr<GeoWork>& work) const {
-    return [owner = owner_, record = context_.record,
+    return [collectives = collectives_, record = context_.record,
             ending = GeoWork::ending_of(work)](const std::exception_ptr& error) {
       const auto there = ending.work.lock();
-      if (there && error) owner->mark_told();
+      if (there && error) collectives->mark_told();
       record->ended(error != nullptr);
       ending.complete(there, error);
     };
   }
 
-  std::shared_ptr<WanCollectives> owner_;
+  std::shared_ptr<WanCollectives> collectives_;
   c10d::OpType type_;
   const char* title_;
   DeviceSide side_;

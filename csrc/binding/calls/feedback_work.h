@@ -23,7 +23,7 @@ namespace geocomm::binding {
 //
 // On a device the stages are only enqueued. Where the device itself reduces (lend_on_device()) all stays in
 // its memory. Else residual and scale are copied to the host in `pre`, and what is copied back in `post` was
-// settled by the exchange's thread (settle_on_host()). Either from this rank's part of the result.
+// decided by the exchange's thread (decide_on_host()). Either from this rank's part of the result.
 class CallerFeedback {
  public:
   // Where the exchange finds what the caller gave: on the CPU the tensors themselves. For the time of the
@@ -89,7 +89,7 @@ class CallerFeedback {
   }
 
   // On a device, in place of commit(): after the exchange, on its thread; and behind it, on the stream.
-  void settle_on_host(const OnHost& host, bool succeeded) {
+  void decide_on_host(const OnHost& host, bool succeeded) {
     if (!lent_) return;
     committed_ = succeeded && is_finite();
     if (!committed_) host.next.copy_(host.residual);

@@ -203,7 +203,7 @@ WorkPtr WanCollectives::reduce_stripes(const Call& call, const at::Tensor& given
     context.flow = state->flow.get();
     auto status = state->on_device ? state->on_device->exchange()
                                    : exchange_->reduce(context, reduction.op, state->stripes);
-    if (state->feedback && !on_cpu) state->feedback->settle_on_host(state->lent, status.is_ok());
+    if (state->feedback && !on_cpu) state->feedback->decide_on_host(state->lent, status.is_ok());
     return status;
   };
   auto post = [=, this] {

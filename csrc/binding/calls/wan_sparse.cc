@@ -31,13 +31,13 @@ std::string disagreement(const std::string& who, const SparseSummary& theirs, co
 // One operation; its methods are the stages, in order.
 class WanCollectives::SparseSum {
  public:
-  SparseSum(WanCollectives& owner, const at::Tensor& tensor, Milliseconds timeout)
-      : owner_(owner),
-        topology_(owner.topology()),
+  SparseSum(WanCollectives& collectives, const at::Tensor& tensor, Milliseconds timeout)
+      : collectives_(collectives),
+        topology_(collectives.topology()),
         tensor_(tensor),
         timeout_(timeout),
-        inner_pre_(owner.inner(at::kCPU, false)),
-        inner_post_(owner.inner(at::kCPU, true)),
+        inner_pre_(collectives.inner(at::kCPU, false)),
+        inner_post_(collectives.inner(at::kCPU, true)),
         summaries_(static_cast<std::size_t>(topology_.site_count())),
         parts_(summaries_.size()) {}
 
@@ -104,7 +104,7 @@ class WanCollectives::SparseSum {
       }
       receives.push_back({informant_of(site), bytes_of(summaries_[index(site)])});
     }
-    GEOCOMM_RETURN_IF_ERROR(owner_.exchange_->move(context, sends, receives));
+    GEOCOMM_RETURN_IF_ERROR(collectives_.exchange_->move(context, sends, receives));
     for (int site = 0; site < topology_.site_count(); ++site) {
       const auto& theirs = summaries_[index(site)];
       if (!theirs.has_shape_of(own_summary())) {
@@ -147,7 +147,7 @@ class WanCollectives::SparseSum {
         }
       }
     }
-    GEOCOMM_RETURN_IF_ERROR(owner_.exchange_->move(context, sends, receives));
+    GEOCOMM_RETURN_IF_ERROR(collectives_.exchange_->move(context, sends, receives));
     for (int site = 0; site < topology_.site_count(); ++site) {
       const auto& part = parts_[index(site)];
       if (part.indices.defined() && !part.is_within(tensor_)) {
@@ -178,11 +178,11 @@ class WanCollectives::SparseSum {
       own = at::zeros({room, rows.size(1)}, rows.options());
       own.narrow(0, 0, rows.size(0)).copy_(rows);
     }
-    owner_.all_gather_in_site(backend, all, own, timeout_);
+    collectives_.all_gather_in_site(backend, all, own, timeout_);
     return all;
   }
 
-  WanCollectives& owner_;
+  WanCollectives& collectives_;
   const collective::Topology& topology_;
   const at::Tensor tensor_;
   const Milliseconds timeout_;

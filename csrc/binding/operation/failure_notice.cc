@@ -50,8 +50,8 @@ Status decode_notice(std::span<const std::byte> bytes) {
 // Takes the one chunk that a neighbour may send.
 class FailureNotice::Sink : public transport::ReceiveSink {
  public:
-  Sink(std::weak_ptr<FailureNotice> owner, std::string from)
-      : owner_(std::move(owner)), from_(std::move(from)) {}
+  Sink(std::weak_ptr<FailureNotice> notice, std::string from)
+      : notice_(std::move(notice)), from_(std::move(from)) {}
 
   core::Result<std::span<std::byte>> place(std::uint32_t, std::size_t chunk_bytes) override {
     if (chunk_bytes > kMaxNoticeBytes) {
@@ -80,10 +80,10 @@ class FailureNotice::Sink : public transport::ReceiveSink {
   static constexpr const char* kToldBy = " (told by ";
 
   void tell(const Status& status) {
-    if (const auto owner = owner_.lock()) owner->heard(status);
+    if (const auto notice = notice_.lock()) notice->heard(status);
   }
 
-  const std::weak_ptr<FailureNotice> owner_;
+  const std::weak_ptr<FailureNotice> notice_;
   const std::string from_;
   std::vector<std::byte> bytes_;
 };

@@ -264,7 +264,7 @@ void StreamOperation::finish() {
   // step; after so long, few programs are still to make calls that need it in a certain place.
   constexpr std::chrono::seconds kUnused{10};
   const auto self = std::static_pointer_cast<StreamOperation>(shared_from_this());
-  if (!order_->settle(self) && !has_failed()) wait_until_enqueued(core::Deadline::after(kUnused));
+  if (!order_->enqueue_unused(self) && !has_failed()) wait_until_enqueued(core::Deadline::after(kUnused));
   order_->use(self);
   tell(when_over_);
   end();
@@ -291,7 +291,7 @@ void EnqueueOrder::use(const std::shared_ptr<StreamOperation>& operation) {
     const auto end = std::ranges::find(collectives_, operation);
     if (end != collectives_.end()) enqueue_locked(end + 1);
   }
-  operation->enqueue_rest();  // or waits for the thread that settles it
+  operation->enqueue_rest();  // or waits for the thread that is about it
 }
 
 void EnqueueOrder::use_all() {
@@ -304,7 +304,7 @@ void EnqueueOrder::enqueue_locked(Collectives::iterator end) {
   collectives_.erase(collectives_.begin(), end);
 }
 
-bool EnqueueOrder::settle(const std::shared_ptr<StreamOperation>& operation) {
+bool EnqueueOrder::enqueue_unused(const std::shared_ptr<StreamOperation>& operation) {
   if (operation->is_enqueued()) return true;
   if (operation->inner() == InnerUse::FirstAndLast) return false;
   if (operation->inner() == InnerUse::First) {

@@ -58,6 +58,18 @@ class EnqueueOrder;
 // beside the copies of others. (Or the device makes their frames one after the other: `to_host` need not be a
 // copy.) Nothing on the exchange's way waits for that: it opens the gates whether they are closed or not, and
 // enqueues `middle` if nobody has by then.
+//
+//   stage                    called by                                            under
+//   pre, ready, to_host      issue(): the thread that issues it                   order
+//   exchange, its gates      the lane's thread (HostLane)                         nothing
+//   middle                   the first of: enqueue_rest(), who waits for a lock;  middle
+//                            the exchange, who does not
+//   back, post,              enqueue_rest(): the first of who uses it, who uses   order (*), rest
+//   when_enqueued, finish    a later collective, the end of the group, finish()
+//   when_over, end           finish(): the lane's thread                          nothing
+//
+// Locks, in the order in which a thread takes them: EnqueueOrder::mutex_ (order), rest_mutex_ (rest),
+// middle_mutex_ (middle) or enqueued_mutex_. (*) Not of InnerUse::Beside, nor from finish() of First.
 class StreamOperation final : public Operation {
  public:
   // Runs its argument with the operation's stream as the current one.
@@ -201,7 +213,7 @@ class EnqueueOrder {
   void use_all();
   // Once the exchange is over: an operation whose last stage is nobody else's concern is enqueued without
   // anyone's use, behind gates that are open. Whether that was done.
-  bool settle(const std::shared_ptr<StreamOperation>& operation);
+  bool enqueue_unused(const std::shared_ptr<StreamOperation>& operation);
 
  private:
   using Collectives = std::deque<std::shared_ptr<StreamOperation>>;

@@ -29,10 +29,10 @@ Flow flow_of(const PlannedStripe& planned, const PlanSettings& settings) {
 using Shares = std::vector<std::uint32_t>;
 
 // Deals chunks to owners, one after the other: always to the site that has least of its share so far, so that
-// owners take turns and the first chunks of a stripe are spread as all of them are.
-class OwnerTurns {
+// owners alternate and the first chunks of a stripe are spread as all of them are.
+class OwnerDealer {
  public:
-  explicit OwnerTurns(const Shares& shares) : shares_(shares), dealt_(shares.size(), 0) {}
+  explicit OwnerDealer(const Shares& shares) : shares_(shares), dealt_(shares.size(), 0) {}
 
   int next() {
     ++chunks_;
@@ -70,7 +70,7 @@ std::uint64_t fair_count(std::uint64_t least, const Shares& shares) {
   const std::uint64_t owners = shares.size() - static_cast<std::size_t>(std::ranges::count(shares, 0u));
   if (least >= owners * kChunksThatAreFair) return least;
   constexpr double kBetter = 0.99;
-  OwnerTurns turns(shares);
+  OwnerDealer turns(shares);
   for (std::uint64_t count = 0; count < least; ++count) turns.next();
   std::uint64_t best = least;
   double best_imbalance = turns.imbalance();
@@ -168,7 +168,7 @@ ReducePlan plan_reduce(const Topology& topology, std::span<const PlannedStripe> 
     const Flow flow = flow_of(planned, settings);
     const std::uint64_t elements = planned.stripe.range.size();
     const std::uint64_t step = chunk_elements(elements, flow, settings);
-    std::optional<OwnerTurns> turns;
+    std::optional<OwnerDealer> turns;
     if (flow == Flow::OwnerReduces) turns.emplace(settings.scheme->shares);
     std::uint32_t index = 0;
     for (std::uint64_t begin = 0; begin < elements; begin += step, ++index) {

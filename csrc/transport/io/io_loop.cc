@@ -89,7 +89,7 @@ bool IoLoop::post(Task task) {
 
 bool IoLoop::run(Task task, core::Deadline deadline) {
   if (in_loop()) {
-    task();  // what it throws meets whoever gave this thread its turn
+    task();  // what it throws meets whoever lets this thread run the loop
     return true;
   }
   auto done = std::make_shared<std::promise<void>>();
@@ -103,24 +103,24 @@ bool IoLoop::run(Task task, core::Deadline deadline) {
 }
 
 bool IoLoop::try_run(const Task& task) {
-  if (in_loop() || wants_turn_.load(std::memory_order_relaxed)) return false;
-  std::unique_lock turn(turn_, std::try_to_lock);
-  if (!turn.owns_lock() || !running_) return false;
+  if (in_loop() || wanted_back_.load(std::memory_order_relaxed)) return false;
+  std::unique_lock running(loop_mutex_, std::try_to_lock);
+  if (!running.owns_lock() || !running_) return false;
   bool wake = false;
   {
     std::lock_guard lock(mutex_);
     wake = tasks_.empty();  // else whoever posted the first one has woken the IO thread
   }
   const Time sleeps_until = next_timer().value_or(Time::max());
-  turn_owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
-  core::must_not_throw("ended a turn of the IO loop on the thread of a caller", task);
-  turn_owner_.store({}, std::memory_order_relaxed);
+  runner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  core::must_not_throw("ended a round of the IO loop on the thread of a caller", task);
+  runner_.store({}, std::memory_order_relaxed);
   {
     std::lock_guard lock(mutex_);
     wake &= !tasks_.empty();
   }
   wake |= !again_.empty() || next_timer().value_or(Time::max()) < sleeps_until;
-  turn.unlock();
+  running.unlock();
   if (wake) (void)::eventfd_write(wake_.get(), 1);
   return true;
 }
@@ -163,7 +163,7 @@ void IoLoop::dispatch(HandlerId id, std::uint32_t events) {
 }
 
 void IoLoop::run_again() {
-  // Those that ask once more wait for the next turn.
+  // Those that ask once more wait for the next round.
   const auto due = std::exchange(again_, {});
   for (const auto& [id, events] : due) dispatch(id, events);
 }
@@ -193,7 +193,7 @@ bool IoLoop::run_tasks() {
 
 void IoLoop::loop() {
   std::array<epoll_event, kEventsPerWait> events;
-  std::unique_lock turn(turn_);
+  std::unique_lock running(loop_mutex_);
   running_ = true;
   for (;;) {
     int timeout = next_timeout_ms();
@@ -202,13 +202,13 @@ void IoLoop::loop() {
       if (!tasks_.empty() || stopping_) timeout = 0;
     }
     if (!again_.empty()) timeout = 0;
-    turn_owner_.store({}, std::memory_order_relaxed);
-    turn.unlock();
+    runner_.store({}, std::memory_order_relaxed);
+    running.unlock();
     const int count = ::epoll_wait(epoll_.get(), events.data(), kEventsPerWait, timeout);
-    wants_turn_.store(true, std::memory_order_relaxed);
-    turn.lock();
-    wants_turn_.store(false, std::memory_order_relaxed);
-    turn_owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+    wanted_back_.store(true, std::memory_order_relaxed);
+    running.lock();
+    wanted_back_.store(false, std::memory_order_relaxed);
+    runner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
     for (int i = 0; i < count; ++i) {
       const HandlerId id = events[i].data.u64;
       if (id == kWakeId) {
@@ -223,7 +223,7 @@ void IoLoop::loop() {
     if (!run_tasks()) break;
   }
   running_ = false;
-  turn_owner_.store({}, std::memory_order_relaxed);
+  runner_.store({}, std::memory_order_relaxed);
 }
 
 }  // namespace geocomm::transport

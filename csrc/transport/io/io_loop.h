@@ -1,5 +1,5 @@
 // The event loop of the IO thread: sockets (level-triggered epoll), timers, tasks from other threads. Sleeps
-// while none of them has anything to do; while it sleeps, another thread may take its turn (try_run()).
+// while none of them has anything to do; while it sleeps, another thread may run it (try_run()).
 #pragma once
 
 #include <atomic>
@@ -32,8 +32,8 @@ class IoHandler {
 // Tasks, timers and handlers must not throw, on whatever thread they run: that ends the process.
 //
 // post(), run(), try_run(), stop() and in_loop() are for any thread, all else for the IO thread (or before
-// start()), which means: for the thread that has the turn. In a forked child, of a loop of its parent: only
-// the destructor.
+// start()), which means: for the thread that runs the loop now. In a forked child, of a loop of its
+// parent: only the destructor.
 class IoLoop final : public Timers {
  public:
   using HandlerId = std::uint64_t;
@@ -49,8 +49,8 @@ class IoLoop final : public Timers {
   // thread has not ended by the deadline, since a task or a handler does not return: then the destructor
   // waits for it. On the IO thread itself it only asks for the end.
   bool stop(core::Deadline deadline);
-  // Whether the calling thread has the turn.
-  bool in_loop() const { return std::this_thread::get_id() == turn_owner_.load(std::memory_order_relaxed); }
+  // Whether the calling thread runs the loop.
+  bool in_loop() const { return std::this_thread::get_id() == runner_.load(std::memory_order_relaxed); }
   // False if the loop has stopped.
   bool post(Task task);
   // Runs `task` on the IO thread and waits for it; at once when already there. False if the loop has stopped,
@@ -66,7 +66,7 @@ class IoLoop final : public Timers {
   void modify(HandlerId id, std::uint32_t events);
   // Before the descriptor is closed. No event reaches the handler any more, not even one already reported.
   void remove(HandlerId id);
-  // Reports `events` to the handler in the next turn, whatever the descriptor says then.
+  // Reports `events` to the handler in the next round, whatever the descriptor says then.
   void again(HandlerId id, std::uint32_t events);
 
   Time now() const override { return Clock::now(); }
@@ -100,10 +100,10 @@ class IoLoop final : public Timers {
   bool stopping_ = false;
   bool stopped_ = false;  // no task runs any more
 
-  // Others may ask for the turn so often that the IO thread would not get it back by itself.
-  std::atomic<bool> wants_turn_{false};
-  std::mutex turn_;  // guards all below; the IO thread's but while it waits for events
-  std::atomic<std::thread::id> turn_owner_{};
+  // Others may run the loop so often that the IO thread would not get it back by itself.
+  std::atomic<bool> wanted_back_{false};
+  std::mutex loop_mutex_;                  // guards all below; the IO thread's but while it waits for events
+  std::atomic<std::thread::id> runner_{};  // the thread that runs the loop
   bool running_ = false;
   std::unordered_map<HandlerId, Watched> watched_;
   std::vector<std::pair<HandlerId, std::uint32_t>> again_;

@@ -233,7 +233,7 @@ Result<std::vector<SocketAddress>> resolve_host(const std::string& host, std::ui
 }
 
 // One of each family by turns, beginning with that of the first.
-std::vector<SocketAddress> by_turns(const std::vector<SocketAddress>& addresses) {
+std::vector<SocketAddress> alternated(const std::vector<SocketAddress>& addresses) {
   std::vector<SocketAddress> first;
   std::vector<SocketAddress> others;
   for (const SocketAddress& address : addresses) {
@@ -261,7 +261,7 @@ Result<std::vector<SocketAddress>> resolve(const std::string& list, std::uint16_
     addresses.insert(addresses.end(), found->begin(), found->end());
   }
   if (addresses.empty()) return failure;
-  return by_turns(addresses);
+  return alternated(addresses);
 }
 
 Result<Fd> listen_on(const SocketAddress& address) {

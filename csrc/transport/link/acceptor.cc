@@ -26,7 +26,7 @@ using core::Status;
 using core::StatusCode;
 
 namespace {
-constexpr int kAcceptsPerTurn = 64;
+constexpr int kAcceptsAtOnce = 64;
 constexpr std::chrono::milliseconds kPortPause{100};
 // Without descriptors or memory: the listener stays readable, and looking at once would be a busy loop.
 constexpr std::chrono::milliseconds kAcceptPause{200};
@@ -87,9 +87,9 @@ Acceptor::Acceptor(IoLoop& loop, Fd listener, TlsKeys* keys, IsKnown is_known, I
   // Strangers leave the process half of its descriptors.
   rlimit descriptors{};
   if (::getrlimit(RLIMIT_NOFILE, &descriptors) != 0) return;
-  for (std::size_t room : {0U, 1U}) {
-    limits_[room] =
-        std::clamp<std::size_t>(descriptors.rlim_cur / (room == 0 ? 3 : 6), 1, kMaxHalfOpen[room]);
+  for (std::size_t queue : {0U, 1U}) {
+    limits_[queue] =
+        std::clamp<std::size_t>(descriptors.rlim_cur / (queue == 0 ? 3 : 6), 1, kMaxHalfOpen[queue]);
   }
 }
 
@@ -103,13 +103,13 @@ void Acceptor::close() {
   loop_.cancel_timer(pause_);
   loop_.remove(handler_);
   listener_.reset();
-  for (std::size_t room : {0U, 1U}) {
-    while (!rooms_[room].empty()) drop({room, rooms_[room].begin()});
+  for (std::size_t queue : {0U, 1U}) {
+    while (!queues_[queue].empty()) drop({queue, queues_[queue].begin()});
   }
 }
 
 void Acceptor::on_ready(std::uint32_t) {
-  for (int i = 0; i < kAcceptsPerTurn; ++i) {
+  for (int i = 0; i < kAcceptsAtOnce; ++i) {
     sockaddr_storage from{};
     socklen_t size = sizeof from;
     Fd fd = Fd::made_by([&] {
@@ -151,8 +151,8 @@ void Acceptor::add(Fd fd, const SocketAddress& from) {
   }
   const HalfOpen* raw = connection.get();
   const auto timer = loop_.add_timer_in(kHandshakeTimeout, [this, raw] { drop(*raw); });
-  rooms_[0].push_back({std::move(connection), timer, crowd});
-  spots_[raw] = {0, std::prev(rooms_[0].end())};
+  queues_[0].push_back({std::move(connection), timer, crowd});
+  spots_[raw] = {0, std::prev(queues_[0].end())};
 }
 
 // From its address's crowd to that of links that come back.
@@ -173,30 +173,30 @@ void Acceptor::begun(const HalfOpen& connection) {
   Crowd& crowd = spot.waiting->crowd->second;
   --crowd.connections[0];
   ++crowd.connections[1];
-  rooms_[1].splice(rooms_[1].end(), rooms_[0], spot.waiting);
-  spot.room = 1;
+  queues_[1].splice(queues_[1].end(), queues_[0], spot.waiting);
+  spot.queue = 1;
 }
 
-void Acceptor::make_room(std::size_t room) {
-  Room& full = rooms_[room];
-  if (full.size() < limits_[room]) return;
+void Acceptor::make_room(std::size_t queue) {
+  Queue& full = queues_[queue];
+  if (full.size() < limits_[queue]) return;
   std::size_t known = 0;
-  for (const auto& [source, crowd] : crowds_) known += crowd.known ? crowd.connections[room] : 0;
+  for (const auto& [source, crowd] : crowds_) known += crowd.known ? crowd.connections[queue] : 0;
   const bool of_known = 2 * known > full.size();
   std::size_t most = 0;
   for (const auto& [source, crowd] : crowds_) {
-    if (crowd.known == of_known) most = std::max(most, crowd.connections[room]);
+    if (crowd.known == of_known) most = std::max(most, crowd.connections[queue]);
   }
   const auto oldest = std::find_if(full.begin(), full.end(), [&](const Waiting& one) {
     const Crowd& crowd = one.crowd->second;
-    return crowd.known == of_known && crowd.connections[room] == most;
+    return crowd.known == of_known && crowd.connections[queue] == most;
   });
   if (const auto now = loop_.now(); now >= next_crowd_warning_) {
     next_crowd_warning_ = now + kCrowdWarningInterval;
     core::log(LogLevel::Warning, full.size(), " connections have not proved who they are; the oldest of ",
               most, " from ", oldest->crowd->first, " makes room for another");
   }
-  drop({room, oldest});
+  drop({queue, oldest});
 }
 
 void Acceptor::drop(const HalfOpen& connection) {
@@ -205,18 +205,18 @@ void Acceptor::drop(const HalfOpen& connection) {
 }
 
 void Acceptor::drop(Spot spot) {
-  const auto& [room, waiting] = spot;
+  const auto& [queue, waiting] = spot;
   loop_.cancel_timer(waiting->timer);
   const auto crowd = waiting->crowd;
   spots_.erase(waiting->connection.get());
-  rooms_[room].erase(waiting);
-  leave_crowd(crowd, room);
+  queues_[queue].erase(waiting);
+  leave_crowd(crowd, queue);
 }
 
 // After the connection that counts there is gone: it refers to it.
-void Acceptor::leave_crowd(Crowds::iterator crowd, std::size_t room) {
+void Acceptor::leave_crowd(Crowds::iterator crowd, std::size_t queue) {
   auto& connections = crowd->second.connections;
-  --connections[room];
+  --connections[queue];
   if (connections[0] + connections[1] == 0) crowds_.erase(crowd);
 }
 

@@ -27,11 +27,11 @@ namespace geocomm::transport {
 core::Result<Fd> open_listener(const std::string& host, std::uint16_t port, bool loopback_only,
                                std::chrono::milliseconds patience);
 
-// They wait in two rooms: before TLS has begun they cost a descriptor, from then on memory as well. Who finds
-// a room full takes the place of another: of those from addresses of peers, or of the others, whichever fill
-// more than half of it, the source with the most loses its oldest. So no source keeps others out, and
-// strangers leave half of the room to those who are probably peers. Links that come back count as a source of
-// their own: who floods from a peer's address does not keep that peer out.
+// They wait in two queues: before TLS has begun they cost a descriptor, from then on memory as well. Who
+// finds a queue full takes the place of another: of those from addresses of peers, or of the others,
+// whichever fill more than half of it, the source with the most loses its oldest. So no source keeps others
+// out, and strangers leave half of the queue to those who are probably peers. Links that come back count as a
+// source of their own: who floods from a peer's address does not keep that peer out.
 class Acceptor : public IoHandler {
  public:
   // Whether a peer has this address (SocketAddress::host()).
@@ -59,19 +59,19 @@ class Acceptor : public IoHandler {
     Timers::TimerId timer;
     Crowds::iterator crowd;
   };
-  using Room = std::list<Waiting>;  // oldest first
+  using Queue = std::list<Waiting>;  // oldest first
   struct Spot {
-    std::size_t room;
-    Room::iterator waiting;
+    std::size_t queue;
+    Queue::iterator waiting;
   };
 
   void add(Fd fd, const SocketAddress& from);
   void marked(HalfOpen& connection, const LinkMark& mark);
   void begun(const HalfOpen& connection);
-  void make_room(std::size_t room);
+  void make_room(std::size_t queue);
   void drop(const HalfOpen& connection);
   void drop(Spot spot);
-  void leave_crowd(Crowds::iterator crowd, std::size_t room);
+  void leave_crowd(Crowds::iterator crowd, std::size_t queue);
   void pause();
   core::LogLevel warning();
   void on_hello(HalfOpen& half_open, const core::Result<ReceivedHello>& hello);
@@ -87,7 +87,7 @@ class Acceptor : public IoHandler {
   IoLoop::HandlerId handler_ = 0;
   Timers::TimerId pause_{};
   Crowds crowds_;
-  std::array<Room, 2> rooms_;
+  std::array<Queue, 2> queues_;
   std::unordered_map<const HalfOpen*, Spot> spots_;
   std::uint64_t accepted_ = 0;
   Timers::Time next_warning_{};

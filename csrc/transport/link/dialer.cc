@@ -47,8 +47,8 @@ Weight weight_of(const Status& why, Refusal refusal) {
 
 }  // namespace
 
-Dialer::Dialer(std::shared_ptr<IoLoop> loop, DialPlan plan, Done done)
-    : loop_(std::move(loop)), plan_(std::move(plan)), done_(std::move(done)) {}
+Dialer::Dialer(std::shared_ptr<IoLoop> loop, DialOptions options, Done done)
+    : loop_(std::move(loop)), options_(std::move(options)), done_(std::move(done)) {}
 
 Dialer::~Dialer() {
   *self_ = nullptr;
@@ -56,8 +56,8 @@ Dialer::~Dialer() {
 }
 
 void Dialer::start() {
-  if (plan_.first_pause <= std::chrono::milliseconds(0)) return begin_round();
-  pause(loop_->now() + jitter(plan_.first_pause));
+  if (options_.first_pause <= std::chrono::milliseconds(0)) return begin_round();
+  pause(loop_->now() + jitter(options_.first_pause));
 }
 
 void Dialer::pause(Timers::Time until) {
@@ -94,8 +94,8 @@ void Dialer::begin_round() {
   state_ = State::Idle;
   addresses_.clear();
   next_address_ = 0;
-  if (numeric_addresses(plan_.host, plan_.port).size() == hosts_of(plan_.host).size()) {
-    Result<std::vector<SocketAddress>> found = resolve(plan_.host, plan_.port);
+  if (numeric_addresses(options_.host, options_.port).size() == hosts_of(options_.host).size()) {
+    Result<std::vector<SocketAddress>> found = resolve(options_.host, options_.port);
     return found.is_ok() ? connect_to_all(std::move(found).value()) : retry(found.status());
   }
   if (!resolver_works_) {
@@ -103,14 +103,14 @@ void Dialer::begin_round() {
   }
   state_ = State::Resolving;
   began_ = loop_->now();
-  limit_handshake(plan_.handshake_timeout);
+  limit_handshake(options_.handshake_timeout);
 }
 
 // getaddrinfo() blocks, for half a minute where name servers are silent, and cannot be stopped: a thread of
 // its own, which nobody waits for.
 Status Dialer::start_resolver() {
   auto resolver = core::start_thread(
-      "geocomm-resolve", [loop = loop_, self = self_, host = plan_.host, port = plan_.port] {
+      "geocomm-resolve", [loop = loop_, self = self_, host = options_.host, port = options_.port] {
         auto found = std::make_shared<Result<std::vector<SocketAddress>>>(resolve(host, port));
         loop->post([self, found] {
           if (*self != nullptr) (**self).on_resolved(std::move(*found));
@@ -128,15 +128,16 @@ void Dialer::on_resolved(Result<std::vector<SocketAddress>> found) {
   if (state_ != State::Resolving && !(state_ == State::Pausing && found.is_ok())) return;
   loop_->cancel_timer(timer_);
   state_ = State::Idle;
-  if (!found.is_ok() && plan_.seen_host.empty()) return retry(found.status());
+  if (!found.is_ok() && options_.seen_host.empty()) return retry(found.status());
   connect_to_all(found.is_ok() ? std::move(found).value() : std::vector<SocketAddress>());
 }
 
 void Dialer::connect_to_all(std::vector<SocketAddress> addresses) {
   std::stable_partition(addresses.begin(), addresses.end(), [&](const SocketAddress& address) {
-    return !plan_.good_host.empty() && address.host() == plan_.good_host;
+    return !options_.good_host.empty() && address.host() == options_.good_host;
   });
-  if (const auto seen = SocketAddress::parse(plan_.seen_host, plan_.port); seen && !plan_.seen_host.empty()) {
+  if (const auto seen = SocketAddress::parse(options_.seen_host, options_.port);
+      seen && !options_.seen_host.empty()) {
     addresses.insert(addresses.begin(), *seen);
   }
   addresses_ = std::move(addresses);
@@ -146,22 +147,23 @@ void Dialer::connect_to_all(std::vector<SocketAddress> addresses) {
 
 void Dialer::connect() {
   state_ = State::Idle;
-  if (addresses_.empty()) return retry({StatusCode::Network, core::str("no address of '", plan_.host, "'")});
+  if (addresses_.empty())
+    return retry({StatusCode::Network, core::str("no address of '", options_.host, "'")});
   const SocketAddress& address = addresses_[next_address_++];
   began_ = loop_->now();
-  if (plan_.loopback_only && !address.is_loopback()) {
+  if (options_.loopback_only && !address.is_loopback()) {
     return retry(no_plaintext(address.to_string()), Refusal::Untrusted);  // as the name server says
   }
-  Result<Fd> fd = start_connect(address, plan_.tuning);
+  Result<Fd> fd = start_connect(address, options_.tuning);
   if (!fd.is_ok()) return retry(fd.status());
   const auto handler = loop_->add(fd->get(), this, EPOLLOUT);
   if (!handler.is_ok()) return retry(handler.status());
   const auto drop = [&] { loop_->remove(*handler); };
-  if (plan_.keys == nullptr) {
+  if (options_.keys == nullptr) {
     connection_ = plain_connection(std::move(fd).value());
   } else {
     Result<std::unique_ptr<Connection>> secured =
-        plan_.keys->secure(std::move(fd).value(), TlsRole::Dialer, plan_.server_name());
+        options_.keys->secure(std::move(fd).value(), TlsRole::Dialer, options_.server_name());
     if (!secured.is_ok()) {
       drop();
       return retry(secured.status());
@@ -171,26 +173,26 @@ void Dialer::connect() {
   handler_ = *handler;
   state_ = State::Connecting;
   limit_handshake(addresses_.size() == 1
-                      ? plan_.handshake_timeout
-                      : std::min(plan_.handshake_timeout,
+                      ? options_.handshake_timeout
+                      : std::min(options_.handshake_timeout,
                                  kConnectTimeoutOfSeveral * (1 << std::min(rounds_, kMostDoublings))));
 }
 
 void Dialer::limit_handshake(std::chrono::milliseconds limit) {
-  timer_ = loop_->add_timer(std::min(began_ + limit, plan_.deadline.when()), [this] { on_silence(); });
+  timer_ = loop_->add_timer(std::min(began_ + limit, options_.deadline.when()), [this] { on_silence(); });
 }
 
 void Dialer::on_silence() {
-  if (state_ == State::Resolving && !plan_.seen_host.empty()) return connect_to_all({});
+  if (state_ == State::Resolving && !options_.seen_host.empty()) return connect_to_all({});
   // A busy thread looks at the clock before it hears of a refusal.
   if (const int error = state_ == State::Connecting ? connect_error(connection_->fd()) : 0; error != 0) {
     return retry(with_reason("connecting failed", errno_status(error)));
   }
   // An attempt that the deadline cuts short knows less than the whole one before.
-  if (rounds_ > 0 && plan_.deadline.expired()) return give_up(last_failure_);
+  if (rounds_ > 0 && options_.deadline.expired()) return give_up(last_failure_);
   retry({StatusCode::Network,
          state_ == State::Resolving
-             ? core::str("no answer from the name servers for '", plan_.host, "': check /etc/resolv.conf")
+             ? core::str("no answer from the name servers for '", options_.host, "': check /etc/resolv.conf")
          : state_ == State::Connecting ? "no answer (packets are dropped: firewall, or wrong address?)"
                                        : "connected, but no geocomm answers there"});
 }
@@ -203,7 +205,7 @@ void Dialer::on_ready(std::uint32_t) {
     state_ = State::Securing;
     if (addresses_.size() > 1) {
       loop_->cancel_timer(timer_);
-      limit_handshake(plan_.handshake_timeout);
+      limit_handshake(options_.handshake_timeout);
     }
   }
   state_ == State::Securing ? secure() : read_reply();
@@ -222,12 +224,12 @@ void Dialer::secure() {
 
 Status Dialer::check_site() const {
   const TlsName* name = connection_->peer_name();
-  if (name == nullptr || plan_.site.empty() || name->site == plan_.site) return Status::ok();
-  return wrong_site(*name, plan_.site);
+  if (name == nullptr || options_.site.empty() || name->site == options_.site) return Status::ok();
+  return wrong_site(*name, options_.site);
 }
 
 void Dialer::send_hello() {
-  hello_ = plan_.hello();
+  hello_ = options_.hello();
   if (const Status sent = send_hello_packet(*connection_, PacketType::Hello, hello_); !sent.is_ok()) {
     return retry(with_reason("sending Hello failed", sent));
   }
@@ -296,7 +298,7 @@ void Dialer::on_refuse() {
   if (reply_header_.version != kWireVersion || code == StatusCode::VersionMismatch) {
     return refused(version_mismatch(reply_header_.version));
   }
-  if (code != kTryAgain || plan_.resuming) return refused(std::move(why));
+  if (code != kTryAgain || options_.resuming) return refused(std::move(why));
   retry(Status(StatusCode::Authentication, why.message()));
 }
 
@@ -314,16 +316,16 @@ void Dialer::retry(Status why, Refusal refusal) {
     last_failure_ = std::move(why);
     last_weight_ = weight;
   }
-  if (next_address_ < addresses_.size() && last_weight_ != kThePeer && !plan_.deadline.expired()) {
+  if (next_address_ < addresses_.size() && last_weight_ != kThePeer && !options_.deadline.expired()) {
     return pause(loop_->now());
   }
   next_address_ = addresses_.size();
   ++rounds_;
-  if (!plan_.on_failed_attempt(told(last_failure_), last_refusal_)) return give_up(last_failure_);
+  if (!options_.on_failed_attempt(told(last_failure_), last_refusal_)) return give_up(last_failure_);
   const auto base =
-      std::min(kFirstDialPause * (1 << std::min(rounds_ - 1, kMostDoublings)), plan_.longest_pause);
+      std::min(kFirstDialPause * (1 << std::min(rounds_ - 1, kMostDoublings)), options_.longest_pause);
   const auto when = loop_->now() + base / 2 + jitter(base / 2);
-  if (when >= plan_.deadline.when()) return give_up(last_failure_);
+  if (when >= options_.deadline.when()) return give_up(last_failure_);
   pause(when);
 }
 
@@ -338,17 +340,18 @@ Status Dialer::told(Status why) const {
 void Dialer::give_up(Status why) {
   const int error = why.sys_errno();
   disconnect();
-  Status status(why.code(),
-                core::str("cannot connect to ", plan_.peer, " at ", plan_.host, ":", plan_.port,
-                          plan_.seen_host.empty() ? "" : core::str(" nor ", plan_.seen_host), " (", attempts_,
-                          attempts_ == 1 ? " failed attempt): " : " failed attempts): ", told(why).message(),
-                          why.code() == StatusCode::Network ||
-                                  (why.code() == StatusCode::Authentication && last_refusal_ == Refusal::None)
-                              ? ". Check that the peer runs, the firewalls between, and GEOCOMM_ADDRESS and "
-                                "GEOCOMM_PORT there"
-                              : ""));
+  Status status(
+      why.code(),
+      core::str("cannot connect to ", options_.peer, " at ", options_.host, ":", options_.port,
+                options_.seen_host.empty() ? "" : core::str(" nor ", options_.seen_host), " (", attempts_,
+                attempts_ == 1 ? " failed attempt): " : " failed attempts): ", told(why).message(),
+                why.code() == StatusCode::Network ||
+                        (why.code() == StatusCode::Authentication && last_refusal_ == Refusal::None)
+                    ? ". Check that the peer runs, the firewalls between, and GEOCOMM_ADDRESS and "
+                      "GEOCOMM_PORT there"
+                    : ""));
   const Done done = std::move(done_);
-  done(std::move(status).with_peer(std::string(plan_.peer)).with_errno(error));
+  done(std::move(status).with_peer(std::string(options_.peer)).with_errno(error));
 }
 
 }  // namespace geocomm::transport

@@ -38,7 +38,7 @@ struct DialedStream {
   HelloPayload welcome;
 };
 
-struct DialPlan {
+struct DialOptions {
   std::string peer;  // description
   std::string host;  // names and numeric addresses, separated by commas: tried in turn
   std::uint16_t port = 0;
@@ -68,7 +68,7 @@ class Dialer : public IoHandler {
   // Called once, with the welcomed stream or the reason why there will be none.
   using Done = std::function<void(core::Result<DialedStream>)>;
 
-  Dialer(std::shared_ptr<IoLoop> loop, DialPlan plan, Done done);
+  Dialer(std::shared_ptr<IoLoop> loop, DialOptions options, Done done);
   ~Dialer() override;
   void start();
   // The network lets connections through: ends a pause after a failed attempt.
@@ -105,7 +105,7 @@ class Dialer : public IoHandler {
   void disconnect();
 
   const std::shared_ptr<IoLoop> loop_;
-  const DialPlan plan_;
+  const DialOptions options_;
   Done done_;
   // Lets a resolver's answer find out that this dialer is gone.
   const std::shared_ptr<Dialer*> self_ = std::make_shared<Dialer*>(this);

@@ -58,13 +58,13 @@ struct LinkContext {
   std::unique_ptr<core::ThreadPool> tls_threads;
   bool loopback_only = false;
   // Makes a data stream whose segments RDMA carries; null: there is no fabric.
-  std::function<std::unique_ptr<Stream>(std::unique_ptr<Connection>, const Carrier&, StreamOwner&)>
+  std::function<std::unique_ptr<Stream>(std::unique_ptr<Connection>, const Carrier&, StreamDelegate&)>
       rdma_stream;
   std::function<void()> on_closed;  // a link has closed or failed; on the IO thread
 };
 
 // The IO thread's, but for status() and add_stats().
-class Link final : public StreamOwner, public RedialerOwner {
+class Link final : public StreamDelegate, public RedialerDelegate {
  public:
   // `wake`: flush() is to be called soon; any thread.
   Link(const LinkContext& context, const ProcessId& peer_id, const PeerName& name, Mux& mux,
@@ -93,7 +93,7 @@ class Link final : public StreamOwner, public RedialerOwner {
   // A Hello of the peer's process came from there (SocketAddress::host()): its address may have changed.
   void heard_from(const std::string& host);
   // Of the two ends, this one makes the connections.
-  bool dials() const { return redialer_.has_plan() ? redialer_.dials() : context_.self > peer_id_; }
+  bool dials() const { return redialer_.has_options() ? redialer_.dials() : context_.self > peer_id_; }
   // The peer dials, where this end does, while there is no connection yet: whether this end leaves that to
   // the peer from now on. Of two that dial at once, the smaller id gives way, so that one connection is left.
   bool yields();
@@ -137,8 +137,8 @@ class Link final : public StreamOwner, public RedialerOwner {
   HelloPayload hello(std::uint16_t stream, std::uint16_t stream_count, std::uint32_t generation) const;
   void start_word();
   void start_deadline();
-  void wait_for_turn();
-  void take_turn();
+  void wait_for_peer_to_dial();
+  void dial_first();
   void dial_elsewhere();
   core::Status forgotten_by_one();
   bool gives_up(const Stream& lost);
@@ -204,7 +204,7 @@ class Link final : public StreamOwner, public RedialerOwner {
   Timers::Time fruitless_since_{};  // streams were lost that moved nothing; zero: the last one did
   std::optional<Timers::TimerId> beat_timer_;  // Connecting: the deadline; later the next heartbeat
   std::optional<Timers::TimerId> word_timer_;  // Connecting: says that it is not connected yet
-  Timers::TimerId phase_timer_{};              // Connecting: this side's turn to dial; Lingering: the end
+  Timers::TimerId phase_timer_{};              // Connecting: this side dials; Lingering: the end
   std::optional<Timers::TimerId> mux_timer_;   // runs
 };
 

@@ -20,7 +20,7 @@ namespace {
 constexpr std::chrono::milliseconds kLeastUserTimeout{10000};
 constexpr int kUserTimeoutRtts = 20;
 // The side with the smaller id dials too where the other one has not come for so long.
-constexpr std::chrono::milliseconds kTurnAfter{2000};
+constexpr std::chrono::milliseconds kPeerDialsWithin{2000};
 // Who waits for the first connection says so after this time, or half the deadline.
 constexpr std::chrono::milliseconds kWordAfter{10000};
 // For a peer that has sent Close and lost its connections.
@@ -101,47 +101,47 @@ void Link::connect(const PeerAddress& address, const JobToken& token, bool dials
   if (!dials) start_deadline();
   if (address.host.empty() || address.port == 0) return;
   // A later group may know a newer address.
-  if (redialer_.has_plan()) {
+  if (redialer_.has_options()) {
     if (redialer_.set_address(address.host, address.port)) dial_elsewhere();
     return;
   }
-  RedialerPlan plan;
-  plan.dial.peer = name_.get();
-  plan.dial.host = address.host;
-  plan.dial.port = address.port;
-  plan.dial.loopback_only = context_.loopback_only;
-  plan.dial.keys = context_.keys.get();
-  plan.dial.site = address.site;
-  plan.token = token;
-  plan.link_deadline = context_.options.link_deadline;
-  plan.believed_refusal = context_.options.believed_refusal;
-  plan.first_deadline = core::Deadline::after(context_.options.link_deadline);
-  plan.dials = dials;
-  redialer_.set_plan(std::move(plan));
-  if (!dials) return wait_for_turn();
-  take_turn();
+  RedialerOptions redialing;
+  redialing.dial.peer = name_.get();
+  redialing.dial.host = address.host;
+  redialing.dial.port = address.port;
+  redialing.dial.loopback_only = context_.loopback_only;
+  redialing.dial.keys = context_.keys.get();
+  redialing.dial.site = address.site;
+  redialing.token = token;
+  redialing.link_deadline = context_.options.link_deadline;
+  redialing.believed_refusal = context_.options.believed_refusal;
+  redialing.first_deadline = core::Deadline::after(context_.options.link_deadline);
+  redialing.dials = dials;
+  redialer_.set_options(std::move(redialing));
+  if (!dials) return wait_for_peer_to_dial();
+  dial_first();
 }
 
-void Link::wait_for_turn() {
+void Link::wait_for_peer_to_dial() {
   timers().cancel_timer(phase_timer_);
-  phase_timer_ = timers().add_timer_in(kTurnAfter, [this] { take_turn(); });
+  phase_timer_ = timers().add_timer_in(kPeerDialsWithin, [this] { dial_first(); });
 }
 
-void Link::take_turn() {
-  if (phase_ != Phase::Connecting || streams_.open_count() > 0 || !redialer_.has_plan()) return;
+void Link::dial_first() {
+  if (phase_ != Phase::Connecting || streams_.open_count() > 0 || !redialer_.has_options()) return;
   redialer_.set_dials(true, context_.self < peer_id_);
   streams_.set_data_streams(static_cast<std::uint16_t>(planner_.first()));
   redialer_.dial(0, tuning());
 }
 
 bool Link::yields() {
-  if (phase_ != Phase::Connecting || streams_.open_count() > 0 || !redialer_.has_plan()) return false;
+  if (phase_ != Phase::Connecting || streams_.open_count() > 0 || !redialer_.has_options()) return false;
   // The peer may have welcomed the Hello that is under way, and the larger id's counts.
   if (context_.self > peer_id_ && redialer_.has_said_hello()) return false;
   redialer_.stop();
   redialer_.set_dials(false, false);
   streams_.begin_anew();
-  wait_for_turn();
+  wait_for_peer_to_dial();
   return true;
 }
 
@@ -299,7 +299,7 @@ void Link::reconnect(std::uint16_t stream) {
       redialer_.dial(stream, tuning(), streams_.pause_before_redial(stream));
     }
   } else if (phase_ == Phase::Connecting && streams_.open_count() == 0) {
-    wait_for_turn();
+    wait_for_peer_to_dial();
   } else if (is_up() && (streams_.open_count() == 0 || (finished && stream == 0))) {
     redialer_.ask(tuning());
   }
@@ -362,8 +362,9 @@ void Link::on_no_link(const Status& why) {
   if (phase_ == Phase::Closed) return;
   // Who has told others its address listens there.
   if (phase_ == Phase::Connecting && why.sys_errno() == ECONNREFUSED) {
-    return fail(lost(core::str("its process has ended, or a firewall refuses connections to it: ", why.message()))
-                    .with_errno(why.sys_errno()));
+    return fail(
+        lost(core::str("its process has ended, or a firewall refuses connections to it: ", why.message()))
+            .with_errno(why.sys_errno()));
   }
   if (phase_ == Phase::Connecting) return fail(why);
   if (nothing_left()) return close(status_.reason(), !status_.is_leaving());

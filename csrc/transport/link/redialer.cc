@@ -30,53 +30,54 @@ constexpr std::chrono::hours kNoDeadline{24 * 365};
 }  // namespace
 
 bool Redialer::set_address(const std::string& host, std::uint16_t port) {
-  const bool moved = plan_->dial.host != host || plan_->dial.port != port;
-  plan_->dial.host = host;
-  plan_->dial.port = port;
+  const bool moved = options_->dial.host != host || options_->dial.port != port;
+  options_->dial.host = host;
+  options_->dial.port = port;
   return moved;
 }
 
 bool Redialer::set_seen_host(const std::string& host) {
-  const auto known = plan_ ? hosts_of(plan_->dial.host) : std::vector<std::string>();
+  const auto known = options_ ? hosts_of(options_->dial.host) : std::vector<std::string>();
   const bool is_known = std::find(known.begin(), known.end(), host) != known.end();
   const std::string elsewhere = is_known ? std::string() : host;
   on_contact();
   return std::exchange(seen_host_, elsewhere) != elsewhere;
 }
 
-DialPlan Redialer::plan_for(std::uint16_t stream, const StreamTuning& tuning) {
-  DialPlan plan = plan_->dial;
-  plan.seen_host = seen_host_;
-  plan.good_host = good_host_;
-  plan.tuning = tuning;
-  plan.hello = [this, stream] {
-    HelloPayload hello = owner_.next_hello(stream);
-    hello.token = plan_->token;
+DialOptions Redialer::options_for(std::uint16_t stream, const StreamTuning& tuning) {
+  DialOptions options = options_->dial;
+  options.seen_host = seen_host_;
+  options.good_host = good_host_;
+  options.tuning = tuning;
+  options.hello = [this, stream] {
+    HelloPayload hello = delegate_.next_hello(stream);
+    hello.token = options_->token;
     return hello;
   };
-  plan.server_name = [this] { return owner_.next_server_name(); };
-  plan.on_failed_attempt = [this](const Status& why, Refusal refusal) {
+  options.server_name = [this] { return delegate_.next_server_name(); };
+  options.on_failed_attempt = [this](const Status& why, Refusal refusal) {
     return on_failed_attempt(why, refusal);
   };
-  plan.deadline = plan_->first_deadline;
-  if (owner_.verdict_from_above()) {
-    plan.longest_pause = kLongestResumePause;
-    plan.deadline = core::Deadline::after(kNoDeadline);
+  options.deadline = options_->first_deadline;
+  if (delegate_.verdict_from_above()) {
+    options.longest_pause = kLongestResumePause;
+    options.deadline = core::Deadline::after(kNoDeadline);
   }
-  if (!resuming_) return plan;
-  plan.resuming = true;
+  if (!resuming_) return options;
+  options.resuming = true;
   // A peer that is deaf for long is dialed a few times before it is given up.
-  plan.handshake_timeout = std::clamp<std::chrono::milliseconds>(plan_->link_deadline / 4,
-                                                                 kLeastHandshakeTimeout, kHandshakeTimeout);
-  if (!seen_host_.empty()) plan.handshake_timeout = std::min(plan.handshake_timeout, kHandshakeTimeoutOfTwo);
-  plan.longest_pause = kLongestResumePause;
-  plan.deadline = core::Deadline::after(kNoDeadline);  // the link's own clock ends it
-  return plan;
+  options.handshake_timeout = std::clamp<std::chrono::milliseconds>(
+      options_->link_deadline / 4, kLeastHandshakeTimeout, kHandshakeTimeout);
+  if (!seen_host_.empty())
+    options.handshake_timeout = std::min(options.handshake_timeout, kHandshakeTimeoutOfTwo);
+  options.longest_pause = kLongestResumePause;
+  options.deadline = core::Deadline::after(kNoDeadline);  // the link's own clock ends it
+  return options;
 }
 
-void Redialer::begin(std::uint16_t stream, DialPlan plan, Dialer::Done done) {
+void Redialer::begin(std::uint16_t stream, DialOptions options, Dialer::Done done) {
   auto& dialer = dialers_[stream];
-  dialer = std::make_unique<Dialer>(loop_, std::move(plan), std::move(done));
+  dialer = std::make_unique<Dialer>(loop_, std::move(options), std::move(done));
   // It may fail at once, which destroys all dialers: not to be touched afterwards.
   dialer->start();
 }
@@ -91,14 +92,14 @@ void Redialer::finish(std::uint16_t stream) {
 }
 
 void Redialer::dial(std::uint16_t stream, const StreamTuning& tuning, std::chrono::milliseconds pause) {
-  if (!plan_ || dialers_.contains(stream)) return;
-  DialPlan plan = plan_for(stream, tuning);
-  plan.first_pause = pause;
-  begin(stream, std::move(plan), [this, stream](Result<DialedStream> dialed) {
+  if (!options_ || dialers_.contains(stream)) return;
+  DialOptions options = options_for(stream, tuning);
+  options.first_pause = pause;
+  begin(stream, std::move(options), [this, stream](Result<DialedStream> dialed) {
     finish(stream);
     if (dialed.is_ok()) good_host_ = SocketAddress::peer_of(dialed->connection->fd()).host();
-    if (dialed.is_ok()) return owner_.on_dialed(stream, std::move(dialed).value());
-    owner_.on_no_link(dialed.status());
+    if (dialed.is_ok()) return delegate_.on_dialed(stream, std::move(dialed).value());
+    delegate_.on_no_link(dialed.status());
   });
 }
 
@@ -112,9 +113,9 @@ void Redialer::hurry() {
 }
 
 void Redialer::ask(const StreamTuning& tuning) {
-  if (!plan_ || !dialers_.empty()) return;
+  if (!options_ || !dialers_.empty()) return;
   loop_->cancel_timer(ask_again_);
-  begin(0, plan_for(0, tuning), [this, tuning](const Result<DialedStream>& answer) {
+  begin(0, options_for(0, tuning), [this, tuning](const Result<DialedStream>& answer) {
     finish(0);
     on_asked(answer, tuning);
   });
@@ -127,7 +128,7 @@ void Redialer::on_asked(const Result<DialedStream>& answer, const StreamTuning& 
     ask_again_ = loop_->add_timer_in(kAskAgain, [this, tuning] { ask(tuning); });
     return;
   }
-  owner_.on_no_link(answer.is_ok() ? core::corrupt("welcomed where it should dial") : answer.status());
+  delegate_.on_no_link(answer.is_ok() ? core::corrupt("welcomed where it should dial") : answer.status());
 }
 
 void Redialer::on_contact() {
@@ -140,15 +141,16 @@ bool Redialer::on_failed_attempt(const Status& why, Refusal refusal) {
   last_failure_ = why;
   // The answer to who only asks: on_asked() knows what it means.
   const bool said = refusal == Refusal::Proven || refusal == Refusal::Unproven;
-  if (said && !plan_->dials && why.code() == StatusCode::InvalidArgument) return false;
-  if (said && plan_->by_turn && !resuming_ && why.code() == StatusCode::InvalidArgument) return true;
+  if (said && !options_->dials && why.code() == StatusCode::InvalidArgument) return false;
+  if (said && options_->in_place_of_peer && !resuming_ && why.code() == StatusCode::InvalidArgument)
+    return true;
   switch (refusal) {
     case Refusal::Proven:
       if (is_final(why)) return false;
       if (why.code() == StatusCode::Authentication) log_untrusted(why);
       break;
     case Refusal::Unproven:
-      if (owner_.verdict_from_above()) {
+      if (delegate_.verdict_from_above()) {
         if (is_final(why)) return false;
         break;
       }
@@ -171,17 +173,17 @@ bool Redialer::on_failed_attempt(const Status& why, Refusal refusal) {
 bool Redialer::is_final(const Status& refusal) const {
   // Certificates can still be put in order while a link resumes.
   if (refusal.code() == StatusCode::Authentication) return !resuming_;
-  if (!owner_.verdict_from_above() || owner_.nothing_left()) return true;
+  if (!delegate_.verdict_from_above() || delegate_.nothing_left()) return true;
   // Two that never had a link may yet have one: the peer has not heard that this is a new one.
   return refusal.code() == StatusCode::VersionMismatch ||
-         (refusal.code() == StatusCode::PeerLost && (resuming_ || owner_.has_heard()));
+         (refusal.code() == StatusCode::PeerLost && (resuming_ || delegate_.has_heard()));
 }
 
 bool Redialer::believes_refusals(int times) {
   const auto now = loop_->now();
   if (!std::exchange(refusing_, true)) refusing_since_ = now;
-  return owner_.nothing_left() ||
-         now - refusing_since_ >= std::min(times * plan_->believed_refusal, plan_->link_deadline);
+  return delegate_.nothing_left() ||
+         now - refusing_since_ >= std::min(times * options_->believed_refusal, options_->link_deadline);
 }
 
 // Strangers cannot fill the log.
@@ -189,10 +191,10 @@ void Redialer::log_untrusted(const Status& why) {
   const auto now = loop_->now();
   if (now < next_warning_) return;
   next_warning_ = now + kWarningInterval;
-  core::log(core::LogLevel::Warning, "cannot resume the link with ", plan_->dial.peer, " at ",
-            plan_->dial.host, ":", plan_->dial.port, seen_host_.empty() ? "" : core::str(" or ", seen_host_),
-            ": ", why.message(), ". Trying again",
-            owner_.verdict_from_above() ? "" : " until the link deadline");
+  core::log(core::LogLevel::Warning, "cannot resume the link with ", options_->dial.peer, " at ",
+            options_->dial.host, ":", options_->dial.port,
+            seen_host_.empty() ? "" : core::str(" or ", seen_host_), ": ", why.message(), ". Trying again",
+            delegate_.verdict_from_above() ? "" : " until the link deadline");
 }
 
 void Redialer::stop() {

@@ -19,9 +19,9 @@
 namespace geocomm::transport {
 
 // What the link knows, and what it wants to hear. On the IO thread.
-class RedialerOwner {
+class RedialerDelegate {
  public:
-  virtual ~RedialerOwner() = default;
+  virtual ~RedialerDelegate() = default;
   virtual HelloPayload next_hello(std::uint16_t stream) = 0;
   // What tells its connections from strangers' (StreamBinding::next_mark()).
   virtual std::string next_server_name() = 0;
@@ -36,32 +36,38 @@ class RedialerOwner {
   virtual bool verdict_from_above() const = 0;
 };
 
-struct RedialerPlan {
-  DialPlan dial;  // peer, host, port, loopback_only: the rest is the redialer's
+struct RedialerOptions {
+  DialOptions dial;  // peer, host, port, loopback_only: the rest is the redialer's
   JobToken token{};
   core::Deadline first_deadline = core::Deadline::after({});  // to connect for the first time
   std::chrono::milliseconds link_deadline{};
   std::chrono::milliseconds believed_refusal{};  // as EndpointOptions says
   bool dials = false;                            // else it only asks
-  bool by_turn = false;  // it dials since the peer, who is to, has not come: that one may say that it does
+  bool in_place_of_peer =
+      false;  // it dials since the peer, who is to, has not come: that one may say that it does
 };
 
 // The IO thread's.
 class Redialer {
  public:
-  Redialer(std::shared_ptr<IoLoop> loop, RedialerOwner& owner) : loop_(std::move(loop)), owner_(owner) {}
+  Redialer(std::shared_ptr<IoLoop> loop, RedialerDelegate& delegate)
+      : loop_(std::move(loop)), delegate_(delegate) {}
   ~Redialer() { stop(); }
 
-  bool has_plan() const { return plan_ != nullptr; }
-  bool dials() const { return plan_ && plan_->dials; }
-  // Precondition: there is a plan, and nothing under way.
-  void set_dials(bool dials, bool by_turn) { plan_->dials = dials, plan_->by_turn = by_turn; }
+  bool has_options() const { return options_ != nullptr; }
+  bool dials() const { return options_ && options_->dials; }
+  // Precondition: there are options, and nothing under way.
+  void set_dials(bool dials, bool in_place_of_peer) {
+    options_->dials = dials, options_->in_place_of_peer = in_place_of_peer;
+  }
   // A stream may have been welcomed without our knowing.
   bool has_said_hello() const;
-  void set_plan(RedialerPlan plan) { plan_ = std::make_unique<RedialerPlan>(std::move(plan)); }
-  // Later attempts go there. Precondition: there is a plan. False: nothing new. What is under way goes on.
+  void set_options(RedialerOptions options) {
+    options_ = std::make_unique<RedialerOptions>(std::move(options));
+  }
+  // Later attempts go there. Precondition: there are options. False: nothing new. What is under way goes on.
   bool set_address(const std::string& host, std::uint16_t port);
-  // Where the peer is now, if not at the plan's address (empty: there): tried first. False: nothing new. What
+  // Where the peer is now, if not at that address (empty: there): tried first. False: nothing new. What
   // is under way goes on.
   bool set_seen_host(const std::string& host);
   // The link was complete once: from now on the peer has ended if it says so itself (Refusal::Proven), or if
@@ -74,7 +80,7 @@ class Redialer {
   // Until there is a connection, after a pause of up to `pause` if the link resumes. Nothing if that is under
   // way already.
   void dial(std::uint16_t stream, const StreamTuning& tuning, std::chrono::milliseconds pause = {});
-  // Precondition: the plan does not dial. Nothing without a plan, or while it asks already.
+  // Precondition: the options do not dial. Nothing without them, or while it asks already.
   void ask(const StreamTuning& tuning);
   // A stream was welcomed: those that failed and wait try again at once.
   void hurry();
@@ -83,8 +89,8 @@ class Redialer {
   void stop();
 
  private:
-  DialPlan plan_for(std::uint16_t stream, const StreamTuning& tuning);
-  void begin(std::uint16_t stream, DialPlan plan, Dialer::Done done);
+  DialOptions options_for(std::uint16_t stream, const StreamTuning& tuning);
+  void begin(std::uint16_t stream, DialOptions options, Dialer::Done done);
   void finish(std::uint16_t stream);
   void on_asked(const core::Result<DialedStream>& answer, const StreamTuning& tuning);
   bool on_failed_attempt(const core::Status& why, Refusal refusal);
@@ -94,8 +100,8 @@ class Redialer {
   void log_untrusted(const core::Status& why);
 
   const std::shared_ptr<IoLoop> loop_;
-  RedialerOwner& owner_;
-  std::unique_ptr<RedialerPlan> plan_;
+  RedialerDelegate& delegate_;
+  std::unique_ptr<RedialerOptions> options_;
   std::map<std::uint16_t, std::unique_ptr<Dialer>> dialers_;  // by stream; 0 also asks
   std::string seen_host_;
   std::string good_host_;  // where it was dialed the last time

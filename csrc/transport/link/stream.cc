@@ -33,11 +33,11 @@ Status lost(const std::string& what, const Status& why) {
 }  // namespace
 
 Stream::Stream(IoLoop& loop, std::unique_ptr<Connection> connection, const Carrier& carrier,
-               StreamOwner& owner, core::ThreadPool* helpers)
+               StreamDelegate& delegate, core::ThreadPool* helpers)
     : loop_(loop),
       connection_(std::move(connection)),
       carrier_(carrier),
-      owner_(owner),
+      delegate_(delegate),
       aside_(helpers == nullptr ? nullptr : std::make_unique<Aside>(*helpers, loop)) {}
 
 Stream::~Stream() {
@@ -61,11 +61,11 @@ void Stream::close() {
 }
 
 void Stream::lose(const Status& why) {
-  if (is_open()) owner_.on_stream_lost(*this, why);
+  if (is_open()) delegate_.on_stream_lost(*this, why);
 }
 
 void Stream::violation(const Status& why) {
-  if (is_open()) owner_.on_violation(*this, why);
+  if (is_open()) delegate_.on_violation(*this, why);
 }
 
 void Stream::on_ready(std::uint32_t events) {
@@ -113,7 +113,7 @@ void Stream::read() {
     const Result<Connection::Received> received = connection_->read(reading.span());
     if (claims) copy_.reception->release();
     if (received.is_ok()) bytes += received->bytes;
-    more = settle(reading, received);
+    more = account_for(reading, received);
   }
   reads_much_ = aside_ && (more || (receiving_ && bytes >= kMuchBytes));
 }
@@ -133,7 +133,7 @@ Stream::Reading Stream::next_reading() {
   return reading;
 }
 
-bool Stream::settle(const Reading& reading, const Result<Connection::Received>& received) {
+bool Stream::account_for(const Reading& reading, const Result<Connection::Received>& received) {
   if (!received.is_ok()) {
     lose(lost(core::str("reading stream ", index(), " failed"), received.status()));
     return false;
@@ -144,7 +144,7 @@ bool Stream::settle(const Reading& reading, const Result<Connection::Received>& 
   }
   const std::size_t bytes = received->bytes;
   if (bytes == 0) return false;
-  owner_.count_bytes(bytes, 0);
+  delegate_.count_bytes(bytes, 0);
   const std::size_t payload = std::min(bytes, reading.payload_room);
   staged_bytes_ += bytes - payload;
   if (receiving_) {
@@ -158,7 +158,7 @@ bool Stream::take_payload(std::size_t bytes) {
   payload_left_ -= bytes;
   if (payload_left_ > 0) return true;
   receiving_ = false;
-  owner_.finish_segment(std::exchange(copy_, SegmentCopy()));
+  delegate_.finish_segment(std::exchange(copy_, SegmentCopy()));
   return is_open();
 }
 
@@ -197,7 +197,7 @@ bool Stream::parse_staged() {
 
 bool Stream::on_header(const WireHeader& header) {
   if (static_cast<PacketType>(header.type) == PacketType::Segment && index() != 0) {
-    Result<SegmentCopy> copy = owner_.begin_segment(header);
+    Result<SegmentCopy> copy = delegate_.begin_segment(header);
     if (!is_open()) return false;
     if (!copy.is_ok()) {
       violation(copy.status());
@@ -213,7 +213,7 @@ bool Stream::on_header(const WireHeader& header) {
                             header.length, " bytes"));
     return false;
   }
-  const Status status = owner_.on_packet(header);
+  const Status status = delegate_.on_packet(header);
   if (!status.is_ok()) violation(status);
   return is_open();
 }
@@ -248,7 +248,7 @@ void Stream::wake() {
 void Stream::pull_packets(bool time_left) {
   if (index() == 0 || pending_bytes() >= kPullBelowBytes) return;
   pulled_.clear();
-  owner_.pull(carrier_, time_left, pulled_);
+  delegate_.pull(carrier_, time_left, pulled_);
   for (OutSegment& segment : pulled_) {
     out_.push_back({encode_header(segment_header(segment)), std::move(segment)});
     out_bytes_ += out_.back().size();
@@ -263,7 +263,7 @@ void Stream::write(bool time_left) {
   const Writing writing = next_writing();
   if (aside_ && writing.bytes > kMostSmallBytes) return begin_aside(writing);
   const bool writes = writing.bytes > 0 || connection_->has_unsent();
-  settle(writing, writes ? connection_->write(writing.span()) : std::size_t{0});
+  account_for(writing, writes ? connection_->write(writing.span()) : std::size_t{0});
 }
 
 Stream::Writing Stream::next_writing() const {
@@ -284,14 +284,15 @@ Stream::Writing Stream::next_writing() const {
   return writing;
 }
 
-void Stream::settle(const Writing& writing, const Result<std::size_t>& written) {
+void Stream::account_for(const Writing& writing, const Result<std::size_t>& written) {
   if (!written.is_ok()) {
     return lose(lost(core::str("writing stream ", index(), " failed"), written.status()));
   }
-  if (*written > 0) owner_.count_bytes(0, *written);
+  if (*written > 0) delegate_.count_bytes(0, *written);
   advance(*written);
   if (!is_open()) return;
-  watches_output_ = *written < writing.bytes || !out_.empty() || (index() != 0 && owner_.has_ready(carrier_));
+  watches_output_ =
+      *written < writing.bytes || !out_.empty() || (index() != 0 && delegate_.has_ready(carrier_));
 }
 
 void Stream::advance(std::size_t written) {
@@ -301,7 +302,7 @@ void Stream::advance(std::size_t written) {
     out_.pop_front();
     out_written_ -= packet.size();
     out_bytes_ -= packet.size();
-    if (packet.segment.chunk) owner_.on_segment_sent(packet.segment);
+    if (packet.segment.chunk) delegate_.on_segment_sent(packet.segment);
   }
 }
 
@@ -336,10 +337,10 @@ void Stream::make_calls_aside() {
 }
 
 void Stream::end_aside() {
-  settle(aside_->writing, aside_->written);
+  account_for(aside_->writing, aside_->written);
   if (!is_open()) return;
   const Result<Connection::Received>& received = aside_->received;
-  const bool more = settle(aside_->reading, received);
+  const bool more = account_for(aside_->reading, received);
   if (!is_open()) return;
   reads_much_ = more || (receiving_ && received->bytes >= kMuchBytes);
   end_turn();

@@ -31,9 +31,9 @@ namespace geocomm::transport {
 class Stream;
 
 // The channel, as its streams see it. Called on the IO thread.
-class StreamOwner {
+class StreamDelegate {
  public:
-  virtual ~StreamOwner() = default;
+  virtual ~StreamDelegate() = default;
   // Where the payload of a Segment goes. An error fails the channel.
   virtual core::Result<SegmentCopy> begin_segment(const WireHeader& header) = 0;
   virtual void finish_segment(SegmentCopy copy) = 0;
@@ -56,8 +56,8 @@ class Stream : public IoHandler {
  public:
   // Stream number 0 is the control stream, which pulls no segments. `helpers` make the calls of large turns;
   // null: the IO thread makes all.
-  Stream(IoLoop& loop, std::unique_ptr<Connection> connection, const Carrier& carrier, StreamOwner& owner,
-         core::ThreadPool* helpers = nullptr);
+  Stream(IoLoop& loop, std::unique_ptr<Connection> connection, const Carrier& carrier,
+         StreamDelegate& delegate, core::ThreadPool* helpers = nullptr);
   ~Stream() override;
   virtual core::Status start();
 
@@ -93,7 +93,7 @@ class Stream : public IoHandler {
  protected:
   IoLoop& loop() { return loop_; }
   Connection& connection() { return *connection_; }
-  StreamOwner& owner() { return owner_; }
+  StreamDelegate& delegate() { return delegate_; }
   void lose(const core::Status& why);
   void violation(const core::Status& why);
 
@@ -134,7 +134,7 @@ class Stream : public IoHandler {
   void read();
   Reading next_reading();
   // What came of it. False: the stream is closed, or the kernel has no more.
-  bool settle(const Reading& reading, const core::Result<Connection::Received>& received);
+  bool account_for(const Reading& reading, const core::Result<Connection::Received>& received);
   // False when the stream is closed.
   bool take_payload(std::size_t bytes);
   bool parse_staged();
@@ -142,7 +142,7 @@ class Stream : public IoHandler {
   void write(bool time_left = false);
   void pull_packets(bool time_left);
   Writing next_writing() const;
-  void settle(const Writing& writing, const core::Result<std::size_t>& written);
+  void account_for(const Writing& writing, const core::Result<std::size_t>& written);
   void advance(std::size_t written);
   void watch();
 
@@ -154,7 +154,7 @@ class Stream : public IoHandler {
   IoLoop& loop_;
   std::unique_ptr<Connection> connection_;  // null: closed
   const Carrier carrier_;
-  StreamOwner& owner_;
+  StreamDelegate& delegate_;
   IoLoop::HandlerId handler_ = 0;
   std::uint32_t watched_ = 0;    // the events that the loop watches for
   bool watches_output_ = false;  // there is more to write

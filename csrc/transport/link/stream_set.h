@@ -42,8 +42,8 @@ class StreamSet {
   std::uint32_t next_generation(std::uint16_t index) { return ++slots_[index].generation; }
   // Takes the place of the older connection, which must be closed.
   Stream& put(std::unique_ptr<Stream> stream);
-  // The object stays until the loop's next turn: its method may be running. last_contact: with the peer, over
-  // any stream; an outage begins then, since a line that is silent has carried nothing.
+  // The object stays until the loop's next round: its method may be running. last_contact: with the peer,
+  // over any stream; an outage begins then, since a line that is silent has carried nothing.
   void close(Stream& stream, Timers::Time last_contact);
   void close_all(Timers::Time last_contact);
   // No stream that has had a connection is without one.

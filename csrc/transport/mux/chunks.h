@@ -27,7 +27,7 @@ enum class QueuedChunks : std::uint8_t {
   Drop   // but for those with OutgoingChunk::outlives_group
 };
 
-// Takes what a peer sends for one operation. Called from the IO thread (or the one that has its turn: see
+// Takes what a peer sends for one operation. Called from the IO thread (or the one that runs its loop: see
 // send()), from inside post_receive() for what had come before, or from inside Endpoint::close_group() and
 // abort(); never concurrently for one sink. Must
 // not block, nor call the channel or the endpoint except Channel::send(). The channel shares ownership until

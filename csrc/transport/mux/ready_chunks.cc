@@ -10,7 +10,7 @@ namespace geocomm::transport {
 
 namespace {
 
-// What a group may send when its turn comes: a whole segment, so that every turn moves something.
+// What a group may send before the next one: a whole segment, so that each time something moves.
 constexpr std::uint64_t kQuantumBytes = kHeaderBytes + kMaxSegmentBytes;
 
 // Headers count, so that empty chunks are not free.
@@ -26,72 +26,72 @@ bool is_small(const OutChunk& chunk) {
 
 }  // namespace
 
-void ReadyChunks::Turns::add(OutChunkPtr chunk) {
+void ReadyChunks::RoundRobin::add(OutChunkPtr chunk) {
   const std::uint64_t group = chunk->chunk.key.group;
   const auto [flow, is_new] = flows_.try_emplace(group);
   try {
     flow->second.chunks.emplace(chunk->order, std::move(chunk));
-    if (is_new) turns_.push_back(group);
+    if (is_new) groups_.push_back(group);
   } catch (...) {
     if (is_new) flows_.erase(flow);
     throw;
   }
 }
 
-const OutChunkPtr& ReadyChunks::Turns::next() {
+const OutChunkPtr& ReadyChunks::RoundRobin::next() {
   for (;;) {
-    Flow& flow = flows_.at(turns_.front());
+    Flow& flow = flows_.at(groups_.front());
     const OutChunkPtr& chunk = flow.chunks.begin()->second;
     if (flow.allowance >= cost_of(segment_length(chunk->bytes(), chunk->next_offset))) return chunk;
     flow.allowance += kQuantumBytes;
-    turns_.push_back(turns_.front());
-    turns_.pop_front();
+    groups_.push_back(groups_.front());
+    groups_.pop_front();
   }
 }
 
-void ReadyChunks::Turns::took(std::uint64_t cost, bool all) {
-  const auto flow = flows_.find(turns_.front());
+void ReadyChunks::RoundRobin::took(std::uint64_t cost, bool all) {
+  const auto flow = flows_.find(groups_.front());
   flow->second.allowance -= std::min(flow->second.allowance, cost);
   if (!all) return;
   auto& chunks = flow->second.chunks;
   chunks.erase(chunks.begin());
   if (!chunks.empty()) return;
   flows_.erase(flow);
-  turns_.pop_front();
+  groups_.pop_front();
 }
 
-void ReadyChunks::Turns::remove(const OutChunk& chunk) {
+void ReadyChunks::RoundRobin::remove(const OutChunk& chunk) {
   const std::uint64_t group = chunk.chunk.key.group;
   const auto flow = flows_.find(group);
   auto& chunks = flow->second.chunks;
   chunks.erase(chunk.order);
   if (!chunks.empty()) return;
   flows_.erase(flow);
-  std::erase(turns_, group);
+  std::erase(groups_, group);
 }
 
-ReadyChunks::Turns& ReadyChunks::class_of(const OutChunk& chunk) {
+ReadyChunks::RoundRobin& ReadyChunks::class_of(const OutChunk& chunk) {
   return is_small(chunk) ? small_ : bulk_;
 }
 
-ReadyChunks::Turns& ReadyChunks::class_in_turn() {
+ReadyChunks::RoundRobin& ReadyChunks::class_to_send() {
   const bool small = !small_.empty() && (bulk_.empty() || small_run_ < kSmallRunBytes);
   return small ? small_ : bulk_;
 }
 
 void ReadyChunks::add(OutChunkPtr chunk) {
-  Turns& turns = class_of(*chunk);
-  turns.add(std::move(chunk));
+  RoundRobin& waiting = class_of(*chunk);
+  waiting.add(std::move(chunk));
 }
 
 const OutChunkPtr& ReadyChunks::next() {
-  return class_in_turn().next();
+  return class_to_send().next();
 }
 
 void ReadyChunks::took(std::uint32_t bytes, bool all) {
-  Turns& turns = class_in_turn();
-  small_run_ = &turns == &small_ && !bulk_.empty() ? small_run_ + cost_of(bytes) : 0;
-  turns.took(cost_of(bytes), all);
+  RoundRobin& waiting = class_to_send();
+  small_run_ = &waiting == &small_ && !bulk_.empty() ? small_run_ + cost_of(bytes) : 0;
+  waiting.took(cost_of(bytes), all);
 }
 
 void ReadyChunks::remove(const OutChunk& chunk) {

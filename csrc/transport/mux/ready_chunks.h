@@ -1,6 +1,6 @@
-// Chunks of a channel that wait for their turn, and whose turn it is.
+// Chunks of a channel that wait to be sent, and which of them is next.
 //
-// Small operations (a barrier, a failure notice) pass bulk. Groups take turns by bytes (deficit round robin),
+// Small operations (a barrier, a failure notice) pass bulk. Groups alternate by bytes (deficit round robin),
 // so that none waits for all that another one has queued. Within a group and class it is the order of send().
 #pragma once
 
@@ -39,7 +39,7 @@ using OutChunkPtr = std::shared_ptr<OutChunk>;
 
 // An operation is small up to this size, with the headers of its chunks: 64 KiB of data and what frames add.
 inline constexpr std::uint64_t kMostSmallBytes = 68 * 1024;
-// After so many bytes of small operations in a row, bulk that waits gets a turn.
+// After so many bytes of small operations in a row, bulk that waits goes once.
 inline constexpr std::uint64_t kSmallRunBytes = 1024 * 1024;
 
 // Not thread-safe: guarded by its SendQueue.
@@ -49,7 +49,7 @@ class ReadyChunks {
   // It takes its place by OutChunk::order, also before chunks of its group that were added earlier. What
   // throws (std::bad_alloc) changes nothing.
   void add(OutChunkPtr chunk);
-  // Whose turn it is: the same one until took(), add() or a removal. Precondition: !empty().
+  // The next one: the same until took(), add() or a removal. Precondition: !empty().
   const OutChunkPtr& next();
   // `bytes` of next() went. With `all`, nothing of it is left: it is removed.
   void took(std::uint32_t bytes, bool all);
@@ -59,9 +59,9 @@ class ReadyChunks {
 
  private:
   // The chunks of one class.
-  class Turns {
+  class RoundRobin {
    public:
-    bool empty() const { return turns_.empty(); }
+    bool empty() const { return groups_.empty(); }
     void add(OutChunkPtr chunk);
     const OutChunkPtr& next();
     void took(std::uint64_t cost, bool all);
@@ -70,17 +70,17 @@ class ReadyChunks {
    private:
     struct Flow {
       std::map<std::uint64_t, OutChunkPtr> chunks;  // by OutChunk::order; never empty
-      std::uint64_t allowance = 0;                  // bytes that it may still send in this turn
+      std::uint64_t allowance = 0;                  // bytes that it may still send before the next group
     };
     std::unordered_map<std::uint64_t, Flow> flows_;  // by group
-    std::deque<std::uint64_t> turns_;                // groups of flows_
+    std::deque<std::uint64_t> groups_;               // groups of flows_
   };
-  Turns& class_of(const OutChunk& chunk);
-  Turns& class_in_turn();
+  RoundRobin& class_of(const OutChunk& chunk);
+  RoundRobin& class_to_send();
 
-  Turns small_;
-  Turns bulk_;
-  std::uint64_t small_run_ = 0;  // bytes of small operations since bulk began to wait, or got its last turn
+  RoundRobin small_;
+  RoundRobin bulk_;
+  std::uint64_t small_run_ = 0;  // bytes of small operations since bulk began to wait, or last went
 };
 
 }  // namespace geocomm::transport

@@ -36,9 +36,9 @@ struct RdmaIncoming {
   std::function<void()> on_received;
 };
 
-class RdmaLinkOwner {
+class RdmaLinkDelegate {
  public:
-  virtual ~RdmaLinkOwner() = default;
+  virtual ~RdmaLinkDelegate() = default;
   // A message came: where its payload goes. Nothing: the message is thrown away.
   virtual std::optional<RdmaIncoming> on_message(std::span<const std::byte> header,
                                                  std::size_t payload_bytes) = 0;
@@ -71,7 +71,7 @@ class RdmaFabric {
  public:
   virtual ~RdmaFabric() = default;
   // The fabric outlives its links.
-  virtual core::Result<std::unique_ptr<RdmaLink>> open_link(RdmaLinkOwner& owner) = 0;
+  virtual core::Result<std::unique_ptr<RdmaLink>> open_link(RdmaLinkDelegate& delegate) = 0;
 };
 
 struct RdmaOptions {

@@ -30,8 +30,8 @@ constexpr std::chrono::seconds kFabricStalled{10};
 }  // namespace
 
 RdmaStream::RdmaStream(IoLoop& loop, std::unique_ptr<Connection> connection, const Carrier& carrier,
-                       StreamOwner& owner, RdmaFabric& fabric)
-    : Stream(loop, std::move(connection), carrier, owner), fabric_(fabric) {}
+                       StreamDelegate& delegate, RdmaFabric& fabric)
+    : Stream(loop, std::move(connection), carrier, delegate), fabric_(fabric) {}
 
 RdmaStream::~RdmaStream() {
   RdmaStream::close();
@@ -65,7 +65,7 @@ Status RdmaStream::send_address() {
   const std::array<iovec, 2> parts = {iovec{head.data(), head.size()},
                                       iovec{const_cast<std::byte*>(address.data()), address.size()}};
   GEOCOMM_RETURN_IF_ERROR(connection().write_at_once(parts));
-  owner().count_bytes(0, head.size() + address.size());
+  delegate().count_bytes(0, head.size() + address.size());
   return Status::ok();
 }
 
@@ -120,7 +120,7 @@ void RdmaStream::read() {
     }
     if (got->ended) return lose({StatusCode::PeerLost, core::str("the peer closed stream ", index())});
     if (got->bytes == 0) return;
-    owner().count_bytes(got->bytes, 0);
+    delegate().count_bytes(got->bytes, 0);
     on_address();
   }
 }
@@ -183,9 +183,9 @@ bool RdmaStream::send_segments() {
   std::size_t sent = 0;
   std::vector<OutSegment> segments;
   while (is_open() && connected_ && sent < kMostPerTurnBytes && in_flight_bytes_ < kMostInFlightBytes &&
-         owner().has_ready(carrier())) {
+         delegate().has_ready(carrier())) {
     segments.clear();
-    owner().pull(carrier(), false, segments);
+    delegate().pull(carrier(), false, segments);
     if (segments.empty()) break;
     for (OutSegment& segment : segments) {
       // It may be lost while the first ones are sent; then the others are sent again, too.
@@ -199,7 +199,7 @@ bool RdmaStream::send_segments() {
       if (in_flight_bytes_ == 0) last_sent_ = loop().now();
       in_flight_bytes_ += bytes;
       sent += bytes;
-      owner().count_bytes(0, bytes);
+      delegate().count_bytes(0, bytes);
       message.on_sent = [this, segment = std::move(segment)] { on_sent(segment); };
       link_->send(std::move(message));
     }
@@ -213,8 +213,8 @@ void RdmaStream::on_sent(const OutSegment& segment) {
   in_flight_bytes_ -= bytes;
   moved_ = true;
   last_sent_ = loop().now();
-  owner().on_segment_sent(segment);
-  if (is_open() && owner().has_ready(carrier())) run_soon();
+  delegate().on_segment_sent(segment);
+  if (is_open() && delegate().has_ready(carrier())) run_soon();
 }
 
 void RdmaStream::watch_for_stall() {
@@ -248,8 +248,8 @@ std::optional<RdmaIncoming> RdmaStream::on_message(std::span<const std::byte> he
     violation(broken);
     return std::nullopt;
   }
-  owner().count_bytes(head.size() + payload_bytes, 0);
-  Result<SegmentCopy> begun = owner().begin_segment(*header);
+  delegate().count_bytes(head.size() + payload_bytes, 0);
+  Result<SegmentCopy> begun = delegate().begin_segment(*header);
   if (!is_open()) return std::nullopt;
   if (!begun.is_ok()) {
     violation(begun.status());
@@ -263,7 +263,7 @@ std::optional<RdmaIncoming> RdmaStream::on_message(std::span<const std::byte> he
   incoming.on_received = [this, copy = std::move(copy), number = header->sequence] {
     landing_.erase(number);
     moved_ = true;
-    owner().finish_segment(copy);
+    delegate().finish_segment(copy);
   };
   return incoming;
 }

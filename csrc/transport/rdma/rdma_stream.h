@@ -28,10 +28,10 @@
 namespace geocomm::transport {
 
 // All on the IO thread.
-class RdmaStream final : public Stream, public RdmaLinkOwner {
+class RdmaStream final : public Stream, public RdmaLinkDelegate {
  public:
-  RdmaStream(IoLoop& loop, std::unique_ptr<Connection> connection, const Carrier& carrier, StreamOwner& owner,
-             RdmaFabric& fabric);
+  RdmaStream(IoLoop& loop, std::unique_ptr<Connection> connection, const Carrier& carrier,
+             StreamDelegate& delegate, RdmaFabric& fabric);
   ~RdmaStream() override;
 
   core::Status start() override;

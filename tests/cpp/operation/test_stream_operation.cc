@@ -131,7 +131,7 @@ class ModelWorld {
         moved = true;
         for (auto& member : members) {
           member.operation->open();
-          rank(member.rank).order.settle(member.operation);
+          rank(member.rank).order.enqueue_unused(member.operation);
         }
       }
     }
@@ -210,7 +210,7 @@ int computed_under_futures(InnerUse inner) {
   const int before = computed;
   for (const OperationPtr& bucket : buckets) {
     bucket->open();
-    own.order.settle(bucket);
+    own.order.enqueue_unused(bucket);
   }
   EXPECT_TRUE(world.run(2));
   EXPECT_EQ(computed, kBuckets * 4);
@@ -297,7 +297,7 @@ bool inner_stages_end(bool by_timing) {
   std::vector<OperationPtr> second;
   const auto exchange_ends = [&](int rank) {
     first[static_cast<std::size_t>(rank)]->open();
-    world.rank(rank).order.settle(first[static_cast<std::size_t>(rank)]);
+    world.rank(rank).order.enqueue_unused(first[static_cast<std::size_t>(rank)]);
   };
   exchange_ends(0);
   second.push_back(issue(0, 1));
@@ -713,7 +713,7 @@ TEST_F(StreamOperationTest, test_stream_operations_of_many_threads_all_end_once)
             return status.is_ok() ? operation->wait_until_made(2, soon()) : status;
           };
           EXPECT_TRUE(operation->run(exchange, soon(), working).is_ok());
-          EXPECT_TRUE(rank_.order.settle(operation) || operation->wait_until_enqueued(soon()));
+          EXPECT_TRUE(rank_.order.enqueue_unused(operation) || operation->wait_until_enqueued(soon()));
           rank_.order.use(operation);
           EXPECT_EQ(end_of(operation), nullptr);
           ++ended;

@@ -149,7 +149,7 @@ TEST(IoLoopDeathTest, test_what_a_task_throws_ends_the_process_in_words) {
         EXPECT_TRUE(loop->start().is_ok());
         for (;;) (void)loop->try_run(throws);  // until the loop sleeps
       },
-      "an exception ended a turn of the IO loop on the thread of a caller: out of memory");
+      "an exception ended a round of the IO loop on the thread of a caller: out of memory");
 }
 
 }  // namespace

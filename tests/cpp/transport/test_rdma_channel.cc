@@ -182,7 +182,7 @@ TEST_F(RdmaChannel, test_broken_fabric_links_are_made_again_and_lose_nothing) {
 }
 
 // Knows the protocol, speaks it badly: TCP by hand, and a fabric link of its own.
-class HostileRdmaPeer : public RdmaChannel, public RdmaLinkOwner {
+class HostileRdmaPeer : public RdmaChannel, public RdmaLinkDelegate {
  protected:
   void SetUp() override {
     RdmaChannel::SetUp();

@@ -50,7 +50,7 @@ class Consumer final : public ReceiveSink {
   std::vector<std::byte> memory_;
 };
 
-class StreamAside : public ::testing::Test, public StreamOwner {
+class StreamAside : public ::testing::Test, public StreamDelegate {
  protected:
   void SetUp() override {
     loop_ = std::move(IoLoop::create()).value();

@@ -39,8 +39,8 @@ class UcxFabric final : public RdmaFabric {
     ucp_config_release(config);
     if (status != UCS_OK) return ucx_status("cannot start (check UCX_* variables, such as UCX_TLS)", status);
     const std::vector<std::string> found = transports_of(context_);
-    plan_.allow_tcp = options.allow_tcp;
-    plan_.notices_failures = !std::all_of(found.begin(), found.end(), is_local);
+    options_.allow_tcp = options.allow_tcp;
+    options_.notices_failures = !std::all_of(found.begin(), found.end(), is_local);
     if (options.allow_tcp || std::any_of(found.begin(), found.end(), is_rdma)) return Status::ok();
     return {StatusCode::Unsupported,
             core::str("transport=rdma, but UCX ", ucp_get_version_string(),
@@ -52,13 +52,13 @@ class UcxFabric final : public RdmaFabric {
                       "GEOCOMM_TRANSPORT=tcp")};
   }
 
-  Result<std::unique_ptr<RdmaLink>> open_link(RdmaLinkOwner& owner) override {
-    return UcxLink::open(context_, plan_, owner);
+  Result<std::unique_ptr<RdmaLink>> open_link(RdmaLinkDelegate& delegate) override {
+    return UcxLink::open(context_, options_, delegate);
   }
 
  private:
   ucp_context_h context_ = nullptr;
-  UcxLinkPlan plan_;
+  UcxLinkOptions options_;
 };
 
 }  // namespace

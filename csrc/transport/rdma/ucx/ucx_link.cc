@@ -37,9 +37,9 @@ Status ucx_status(const char* what, ucs_status_t status) {
   return {StatusCode::Network, core::str("UCX: ", what, ": ", ucs_status_string(status))};
 }
 
-Result<std::unique_ptr<RdmaLink>> UcxLink::open(ucp_context_h context, const UcxLinkPlan& plan,
-                                                RdmaLinkOwner& owner) {
-  auto link = std::unique_ptr<UcxLink>(new UcxLink(plan, owner));
+Result<std::unique_ptr<RdmaLink>> UcxLink::open(ucp_context_h context, const UcxLinkOptions& options,
+                                                RdmaLinkDelegate& delegate) {
+  auto link = std::unique_ptr<UcxLink>(new UcxLink(options, delegate));
   GEOCOMM_RETURN_IF_ERROR(link->start(context));
   return std::unique_ptr<RdmaLink>(std::move(link));
 }
@@ -86,7 +86,7 @@ UcxLink::~UcxLink() {
 void UcxLink::let_go() {
   const auto deadline = core::Deadline::after(kPatienceToLetGo);
   void* closing = nullptr;
-  if (endpoint_ != nullptr && plan_.notices_failures) {
+  if (endpoint_ != nullptr && options_.notices_failures) {
     ucp_request_param_t param{};
     param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
     param.flags = UCP_EP_CLOSE_FLAG_FORCE;
@@ -107,7 +107,7 @@ Status UcxLink::connect(std::span<const std::byte> peer_address) {
   params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
                       UCP_EP_PARAM_FIELD_ERR_HANDLER;
   params.address = reinterpret_cast<const ucp_address_t*>(peer_address.data());
-  params.err_mode = plan_.notices_failures ? UCP_ERR_HANDLING_MODE_PEER : UCP_ERR_HANDLING_MODE_NONE;
+  params.err_mode = options_.notices_failures ? UCP_ERR_HANDLING_MODE_PEER : UCP_ERR_HANDLING_MODE_NONE;
   params.err_handler = {&UcxLink::on_error, this};
   if (const auto status = ucp_ep_create(worker_, &params, &endpoint_); status != UCS_OK) {
     endpoint_ = nullptr;
@@ -115,7 +115,7 @@ Status UcxLink::connect(std::span<const std::byte> peer_address) {
   }
   const std::vector<std::string> chosen = transports_of(endpoint_);
   transports_ = listed(chosen);
-  if (plan_.allow_tcp || std::any_of(chosen.begin(), chosen.end(), is_rdma)) return Status::ok();
+  if (options_.allow_tcp || std::any_of(chosen.begin(), chosen.end(), is_rdma)) return Status::ok();
   return {
       StatusCode::Unsupported,
       core::str("transport=rdma, but between these two machines UCX uses ", transports_,
@@ -144,7 +144,7 @@ void UcxLink::finish(Transfer& transfer, ucs_status_t status) {
   transfers_.erase(transfer.self);
   if (status != UCS_OK) {
     break_with(status);
-  } else if (owner_ != nullptr) {
+  } else if (delegate_ != nullptr) {
     done();
   }
 }
@@ -186,8 +186,8 @@ ucs_status_t UcxLink::on_message(void* link, const void* header, std::size_t hea
 
 ucs_status_t UcxLink::receive(std::span<const std::byte> header, void* data, std::size_t bytes,
                               bool rendezvous) {
-  if (owner_ == nullptr) return UCS_OK;
-  std::optional<RdmaIncoming> incoming = owner_->on_message(header, bytes);
+  if (delegate_ == nullptr) return UCS_OK;
+  std::optional<RdmaIncoming> incoming = delegate_->on_message(header, bytes);
   if (!incoming) return UCS_OK;
   if (rendezvous && incoming->dest != nullptr) {
     Transfer& transfer = begin(std::move(incoming->on_received));

@@ -1,5 +1,5 @@
 // An RdmaLink over UCX: a worker of its own with one endpoint, whose segments are active messages. Small ones
-// come with the message, large ones are fetched into the memory that the owner names (UCX's rendezvous).
+// come with the message, large ones are fetched into the memory that the delegate names (UCX's rendezvous).
 #pragma once
 
 #include <ucp/api/ucp.h>
@@ -17,7 +17,7 @@
 namespace geocomm::transport {
 
 // How the links of a context are made.
-struct UcxLinkPlan {
+struct UcxLinkOptions {
   bool allow_tcp = false;
   // UCX's shared memory cannot notice that a peer is gone: such links are made without, and whoever uses them
   // has to notice.
@@ -29,8 +29,8 @@ core::Status ucx_status(const char* what, ucs_status_t status);
 
 class UcxLink final : public RdmaLink {
  public:
-  static core::Result<std::unique_ptr<RdmaLink>> open(ucp_context_h context, const UcxLinkPlan& plan,
-                                                      RdmaLinkOwner& owner);
+  static core::Result<std::unique_ptr<RdmaLink>> open(ucp_context_h context, const UcxLinkOptions& options,
+                                                      RdmaLinkDelegate& delegate);
   ~UcxLink() override;
 
   std::span<const std::byte> address() const override { return address_; }
@@ -39,7 +39,7 @@ class UcxLink final : public RdmaLink {
   std::string transports() const override { return transports_; }
   void send(RdmaOutgoing message) override;
   core::Result<bool> progress() override;
-  void silence() override { owner_ = nullptr; }
+  void silence() override { delegate_ = nullptr; }
 
  private:
   // A message under way. UCX has its address until it completes.
@@ -50,7 +50,8 @@ class UcxLink final : public RdmaLink {
     std::list<Transfer>::iterator self;
   };
 
-  UcxLink(const UcxLinkPlan& plan, RdmaLinkOwner& owner) : plan_(plan), owner_(&owner) {}
+  UcxLink(const UcxLinkOptions& options, RdmaLinkDelegate& delegate)
+      : options_(options), delegate_(&delegate) {}
   core::Status start(ucp_context_h context);
   static ucs_status_t on_message(void* link, const void* header, std::size_t header_bytes, void* data,
                                  std::size_t bytes, const ucp_am_recv_param_t* param);
@@ -65,8 +66,8 @@ class UcxLink final : public RdmaLink {
   void break_with(ucs_status_t status);
   void let_go();
 
-  const UcxLinkPlan plan_;
-  RdmaLinkOwner* owner_;  // null: silenced
+  const UcxLinkOptions options_;
+  RdmaLinkDelegate* delegate_;  // null: silenced
   ucp_worker_h worker_ = nullptr;
   ucp_ep_h endpoint_ = nullptr;
   int event_fd_ = -1;
