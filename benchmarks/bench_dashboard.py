@@ -26,8 +26,8 @@ from typing import Any
 
 from chromium import NAMES, Chromium, Page, chromium_path
 
+from geocomm.core.run_dir import RunDir
 from geocomm.lab.bench.bench_report import Conditions
-from geocomm.observe.telemetry.run_store import FILE_NAME
 from support.recorded_run import record
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -159,7 +159,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="bench-dashboard-") as work:
         run = Run(Path(work) / "telemetry", arguments.sites)
         run.write_day(arguments.dense, arguments.every)
-        size = (run.folder / FILE_NAME).stat().st_size
+        size = RunDir(run.folder).telemetry.stat().st_size
         with run.going_on(), served(run.folder) as address:
             rows = list(answers(address))
             with Chromium(path, served=address) as browser:

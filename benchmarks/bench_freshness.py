@@ -42,9 +42,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from geocomm.core.addresses import HubAddress, listen_on
+from geocomm.core.run_dir import RunDir
 from geocomm.core.units import parse_duration, parse_rate
 from geocomm.group.rendezvous.hub import Hub
-from geocomm.group.rendezvous.to_collector import rank_socket
 from geocomm.lab.bench.bench_report import Conditions
 from geocomm.lab.emulator.emulated_keys import site_environment, site_keys
 from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
@@ -257,7 +257,7 @@ async def send(folder: Path, way: int) -> None:
             own, "site1", None, Keys.load(os.environ["GEOCOMM_KEYS"]), lambda: HubAddress(host, PORT), print
         )
         running = asyncio.create_task(collector.serve())
-        while not rank_socket(own).exists():
+        while not RunDir(own).rank_socket.exists():
             await asyncio.sleep(0.05)
     else:
         quic = QuicSender(host, folder / "secret", datagrams="datagrams" in WAYS[way])
@@ -283,7 +283,7 @@ async def send(folder: Path, way: int) -> None:
             if quic is not None:
                 quic.send(text)
             else:
-                sender.sendto(zlib.compress(text, 1), str(rank_socket(own)))
+                sender.sendto(zlib.compress(text, 1), str(RunDir(own).rank_socket))
 
     await asyncio.gather(running, *(rank(number, said) for number, said in enumerate(by_rank.values())))
 

@@ -26,10 +26,11 @@ from typing import Any, cast
 
 from geocomm.core.addresses import HubAddress, free_port
 from geocomm.core.records import line_of
+from geocomm.core.run_dir import RunDir
 from geocomm.elastic.agent_process import AgentConfig
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.journal.entries import Entry, Genesis, Join, Kept, Ready, Round, Snapshot, entry_of
-from geocomm.elastic.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
+from geocomm.elastic.journal.journal import NoJournalError, SqliteJournal
 from geocomm.elastic.journal.run_state import Head, RunState
 from geocomm.elastic.journal.sequencer_events import LeaderSettings
 from geocomm.elastic.questions import LeaderAnswer, MembersAsked, ask
@@ -119,7 +120,7 @@ class History:
 def write(run_dir: Path, count: int, *, kept: bool) -> str:
     """A run folder with that history, as agents would have written it; the text of its state."""
     stores = [FragmentStore(run_dir).store_id, "b" * 32, "c" * 32]
-    with contextlib.closing(SqliteJournal(run_dir / FILE_NAME)) as journal:
+    with contextlib.closing(SqliteJournal(RunDir(run_dir).journal)) as journal:
         history = History(journal)
         digests = tuple(f"{fragment:032x}" for fragment in range(FRAGMENTS))
         settings = {"codec": "int4", "model": "24 trained parameters with 1000 elements"}
@@ -179,7 +180,7 @@ def check_chain(journal: SqliteJournal) -> None:
 def measured(name: str, run_dir: Path, keys: Path, text: str) -> Row:
     """Verify it, then time it."""
     began = time.monotonic()
-    with contextlib.closing(SqliteJournal(run_dir / FILE_NAME, read_only=True)) as journal:
+    with contextlib.closing(SqliteJournal(RunDir(run_dir).journal, read_only=True)) as journal:
         check_chain(journal)
         verify_s = time.monotonic() - began
         began = time.monotonic()
@@ -212,12 +213,12 @@ def measured(name: str, run_dir: Path, keys: Path, text: str) -> Row:
                 time.sleep(0.02)
             joins_s, joins_mib = time.monotonic() - began, _most_mib(new.pid)
         back_mib = max(back_mib, _most_mib(leader.pid))
-    with contextlib.closing(SqliteJournal(new_dir / FILE_NAME, read_only=True)) as journal:
+    with contextlib.closing(SqliteJournal(RunDir(new_dir).journal, read_only=True)) as journal:
         if journal.hash_at(state.head.index) != state.head.hash:
             raise AssertionError(f"{name}: the new site has other entries")
         journal.verify()
         sent = journal.head.index - journal.base.index
-    mib = (run_dir / FILE_NAME).stat().st_size / 2**20
+    mib = RunDir(run_dir).journal.stat().st_size / 2**20
     return Row(
         name,
         state.head.index + 1,
@@ -267,10 +268,10 @@ async def _answers(at: str, keys: Path) -> None:
 
 
 def _head(run_dir: Path) -> int:
-    if not (run_dir / FILE_NAME).exists():
+    if not RunDir(run_dir).journal.exists():
         return -1
     try:
-        with contextlib.closing(SqliteJournal(run_dir / FILE_NAME, read_only=True)) as journal:
+        with contextlib.closing(SqliteJournal(RunDir(run_dir).journal, read_only=True)) as journal:
             return journal.head.index
     except NoJournalError:  # it is being made
         return -1
@@ -292,13 +293,13 @@ def _most_of_children(command: list[str]) -> float:
 def before(folder: Path) -> tuple[float, float]:
     """Seconds to read all of BEFORE entries, as each reader did, and to append them one by one, as a new site did."""
     text = write(folder / "before", BEFORE, kept=False)
-    with contextlib.closing(SqliteJournal(folder / "before" / FILE_NAME, read_only=True)) as journal:
+    with contextlib.closing(SqliteJournal(RunDir(folder / "before").journal, read_only=True)) as journal:
         began = time.monotonic()
         if RunState.of(journal.read()).text != text:
             raise AssertionError("the entries say another state")
         read_s = time.monotonic() - began
         (folder / "one").mkdir()
-        with contextlib.closing(SqliteJournal(folder / "one" / FILE_NAME)) as other:
+        with contextlib.closing(SqliteJournal(RunDir(folder / "one").journal)) as other:
             began = time.monotonic()
             for entry in journal.read():
                 other.append(entry, other.head)

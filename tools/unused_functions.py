@@ -2,8 +2,8 @@
 """Lists C++ functions that only tests call, and fails if there are any: public methods, and what headers declare.
 
 A function counts as called if its name stands in a function's body, in an initializer, in a macro or behind `&`,
-anywhere in csrc or tools. Types are not looked at, so a function that shares its name with one in use is not found. Overrides
-are called through their base class and are left out.
+anywhere in csrc or tools. Types are not looked at, so a function that shares its name with one in use is not found.
+Overrides are called through their base class and are left out.
 """
 
 from __future__ import annotations

@@ -44,8 +44,9 @@ def log(
 
         geocomm log runs/night --follow
     """
+    from geocomm.core.run_dir import RunDir
     from geocomm.elastic.journal.entries import BadLineError
-    from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
+    from geocomm.elastic.journal.journal import SqliteJournal
 
     console = plain_console(soft_wrap=True)
 
@@ -55,9 +56,9 @@ def log(
         else:
             console.print(Text.assemble((f"{entry.index:>6}", "dim"), " ", told(entry)))
 
-    path = run_dir / FILE_NAME
+    path = RunDir(run_dir).journal
     if not path.is_file():
-        fail("log", f"{run_dir} has no {FILE_NAME}: it is not the run folder of a site")
+        fail("log", f"{run_dir} has no {path.name}: it is not the run folder of a site")
     try:
         journal = SqliteJournal(path, read_only=True)
         if verify:

@@ -279,11 +279,13 @@ def _state(run_dir: Path) -> RunState:
 
 @contextlib.contextmanager
 def _journal(run_dir: Path) -> Generator[SqliteJournal]:
-    from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
+    from geocomm.core.run_dir import RunDir
+    from geocomm.elastic.journal.journal import SqliteJournal
 
-    if not (run_dir / FILE_NAME).exists():
-        fail("members", f"{run_dir} has no {FILE_NAME}: it is not the run folder of a site of an elastic run")
-    with contextlib.closing(SqliteJournal(run_dir / FILE_NAME, read_only=True)) as journal:
+    path = RunDir(run_dir).journal
+    if not path.exists():
+        fail("members", f"{run_dir} has no {path.name}: it is not the run folder of a site of an elastic run")
+    with contextlib.closing(SqliteJournal(path, read_only=True)) as journal:
         yield journal
 
 

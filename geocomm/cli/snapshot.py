@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from geocomm.cli.command_end import AsJson, fail, say
+from geocomm.core.run_dir import RunDir
 from geocomm.core.table import table_of
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def _rows_of_copies(url: str) -> list[dict[str, str | int | float | None]]:
 def _row(
     snapshots: Snapshots, state: RunState, index: int, manifest: Manifest | None
 ) -> dict[str, str | int | float | None]:
-    written = (snapshots.folder / str(index)).stat().st_mtime
+    written = snapshots.files.snapshot(index).stat().st_mtime
     return {
         "snapshot": index,
         "rounds": None if manifest is None else sum(manifest.versions),
@@ -201,14 +202,15 @@ def restore(
 def _open(where: str, snapshot: int | None = None) -> tuple[Snapshots, RunState, Path]:
     """What a run folder has; or, of what lies at a URL, one snapshot."""
     from geocomm.elastic.fragment_store import FragmentStore
-    from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
+    from geocomm.elastic.journal.journal import SqliteJournal
     from geocomm.elastic.snapshot_copies import is_url
     from geocomm.elastic.snapshots import Snapshots
 
     run_dir = _fetched(where, snapshot) if is_url(where) else Path(where)
-    if not (run_dir / FILE_NAME).is_file():
-        fail("snapshot", f"{run_dir} has no {FILE_NAME}: it is not the run folder of a site")
-    with contextlib.closing(SqliteJournal(run_dir / FILE_NAME, read_only=True)) as journal:
+    path = RunDir(run_dir).journal
+    if not path.is_file():
+        fail("snapshot", f"{run_dir} has no {path.name}: it is not the run folder of a site")
+    with contextlib.closing(SqliteJournal(path, read_only=True)) as journal:
         state = journal.state()
     return Snapshots(FragmentStore(run_dir)), state, run_dir
 

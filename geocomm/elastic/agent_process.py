@@ -25,14 +25,14 @@ from geocomm.elastic.etcd import EtcdAddress, EtcdAddressError, LeaderSaid
 from geocomm.elastic.etcd_leadership import EtcdLeadership
 from geocomm.elastic.fragment_store import FragmentStore, StoreError
 from geocomm.elastic.journal.entries import BadLineError
-from geocomm.elastic.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
+from geocomm.elastic.journal.journal import NoJournalError, SqliteJournal
 from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.journal.sequencer_events import LeaderSettings
 from geocomm.elastic.journal_of_others import fetch_if_damaged
 from geocomm.elastic.known_agents import About, KnownAgents, TermNotKeptError
 from geocomm.elastic.leader import Leader, LeaderChanged
 from geocomm.elastic.leadership import Begun, HubLeadership, Leadership
-from geocomm.elastic.rank_socket import RankServer, socket_path
+from geocomm.elastic.rank_socket import RankServer
 from geocomm.elastic.run_view import AgentEnded
 from geocomm.elastic.snapshot_copies import SnapshotCopies, copy_kept_snapshots
 from geocomm.elastic.snapshots import SnapshotError
@@ -54,7 +54,6 @@ _LINGER_S = 60.0
 _ALONE_LIMIT_S = 3.0
 _SENT_LIMIT_S = 5.0
 _SAME_SIGTERM_S = 1.0
-_LOCK_FILE = "agent.lock"
 _DISK_PAUSE_S = 5.0
 
 
@@ -120,7 +119,7 @@ async def run_agent(config: AgentConfig, store: FragmentStore, keys: Keys) -> No
     try:
         while await fetch_if_damaged(store, config.leader, keys, leaving):
             try:
-                with contextlib.closing(SqliteJournal(store.run_dir / FILE_NAME)) as journal:
+                with contextlib.closing(SqliteJournal(store.files.journal)) as journal:
                     known = KnownAgents(store.run_dir, log)
                     begun = await leadership.begin(journal, known, leaving)
                     if begun is not None:
@@ -202,7 +201,7 @@ async def _run_once(
     if leader is not None:
         works += [leader.lead(), agent.following.tell_others()]
     if config.ranks:
-        ranks = RankServer(socket_path(store.run_dir), agent.rank_came, agent.rank_said, agent.rank_gone, log)
+        ranks = RankServer(store.files.agent_socket, agent.rank_came, agent.rank_said, agent.rank_gone, log)
         works.append(ranks.serve())
     if config.terms.data is not None:
         works.append(_refuse_other_data(config.terms.data, begun.state))
@@ -342,7 +341,7 @@ def main() -> None:
     try:
         keys = Keys.load(config.keys)
         store = FragmentStore(config.run_dir)
-        with held_by_one(store.run_dir / _LOCK_FILE):
+        with held_by_one(store.files.agent_lock):
             store.sweep()
             if config.snapshot_url:
                 copy_kept_snapshots(SnapshotCopies(config.snapshot_url), store, log)

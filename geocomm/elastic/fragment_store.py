@@ -27,12 +27,12 @@ import xxhash
 
 from geocomm.core.bad_input import EXIT_BAD_INPUT, UserError
 from geocomm.core.file_systems import FolderMarkError, folder_mark, fsync_path, network_file_system, put_in_place
+from geocomm.core.run_dir import RunDir
 from geocomm.core.site import check_site_name
 
 Piece = bytes | bytearray | memoryview
 
 FRAGMENTS = "fragments"
-_STORE_ID = "store-id"
 _STATE = re.compile(r"(\d+)@(\d+)\.state")
 _FRAMES = re.compile(r"(\d+)@(\d+)")
 _PART = re.compile(r"\.(\d+)-\d+\.part")
@@ -53,7 +53,8 @@ class FragmentStore:
     def __init__(self, run_dir: str | Path) -> None:
         """StoreError for a folder on a network's file system, and for the copy of another."""
         self.run_dir = Path(run_dir).absolute()
-        self._folder = self.run_dir / FRAGMENTS
+        self.files = RunDir(self.run_dir)
+        self._folder = self.files.fragments
         self._numbers = itertools.count()
         self._folder.mkdir(parents=True, exist_ok=True)
         if kind := network_file_system(self.run_dir):
@@ -197,7 +198,7 @@ class FragmentStore:
     def _find_store_id(self) -> str:
         """The name of this store, made at first. A copied file has another inode: that tells a copy of the folder,
         which does not hold what the first one says it does."""
-        path = self.run_dir / _STORE_ID
+        path = self.files.store_id
         try:
             store_id, copied = folder_mark(path, uuid.uuid4().hex)
         except FolderMarkError as error:

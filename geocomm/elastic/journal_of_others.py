@@ -23,7 +23,7 @@ from geocomm.core.patience import Waiting
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.journal.admission import are_most, members_of
 from geocomm.elastic.journal.entries import BadLineError, Entry
-from geocomm.elastic.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
+from geocomm.elastic.journal.journal import NoJournalError, SqliteJournal
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.questions import AgentStanding, StandingAsked, read_journal, standings
 from geocomm.elastic.snapshots import Snapshots
@@ -38,7 +38,7 @@ _COMPARED = 2_000
 async def fetch_if_damaged(store: FragmentStore, hub: str, keys: Keys, leaving: asyncio.Event) -> bool:
     """Have a journal here that is whole, or none. hub: where all sites look for the leader at the start; empty: etcd
     says that. False: the site was asked to leave before. NoJournalError: it is damaged, and no other site is known."""
-    path, site = store.run_dir / FILE_NAME, keys.identity.site
+    path, site = store.files.journal, keys.identity.site
     if not path.exists() or not (why := await asyncio.to_thread(_damage, path)):
         return True
     known = KnownAgents(store.run_dir, log)

@@ -12,9 +12,9 @@ from pydantic import ConfigDict
 
 from geocomm.core.file_systems import write_whole
 from geocomm.core.records import Record, line_of
+from geocomm.core.run_dir import RunDir
 from geocomm.elastic.fragment_store import StoreError
 
-_FILE_NAME = "agents.json"
 _MOST_TERMS_MISSED = 1000
 """Promotions while an agent was away: a higher term is nobody's, and after it there would soon be no next one."""
 
@@ -42,7 +42,7 @@ class KnownAgents:
         """The claim holds also where half of the members or more do not agree."""
         self._claimed = 0
         self._starts = 0
-        self._path, self._log = run_dir / _FILE_NAME, log
+        self._path, self._log = RunDir(run_dir).agents, log
         try:
             content = json.loads(self._path.read_text())
             self.addresses = {str(site): str(address) for site, address in content["agents"].items()}
@@ -105,10 +105,6 @@ class KnownAgents:
             ) from None
 
 
-ABOUT_FILE = "run.json"
-"""In the run folder: an `About`."""
-
-
 class About(Record):
     """Where agent and leader are, and which keys, for commands that look at the run. Empty: not known."""
 
@@ -134,11 +130,11 @@ class About(Record):
     @classmethod
     def read(cls, run_dir: Path) -> Self:
         """What a run folder says. OSError, ValueError: it cannot be read."""
-        return cls.model_validate_json((run_dir / ABOUT_FILE).read_bytes())
+        return cls.model_validate_json(RunDir(run_dir).about.read_bytes())
 
     def write(self, run_dir: Path) -> None:
         """Keep it."""
-        write_whole(run_dir / ABOUT_FILE, line_of(self) + "\n")
+        write_whole(RunDir(run_dir).about, line_of(self) + "\n")
 
 
 def about(run_dir: Path) -> About:

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from geocomm.core.addresses import check_peer_user, private_listener, socket_in
+from geocomm.core.addresses import check_peer_user, private_listener
 from geocomm.core.message_log import CalmLog, logger
 from geocomm.core.patience import until_one_ends
 from geocomm.core.records import line_of
@@ -29,11 +29,6 @@ _MAX_UNSENT_BYTES = 16 << 20
 _COMPLAINT_S = 60.0
 _END_S = 1.0
 """The agent reads what a rank has said last within this time, or does not live."""
-
-
-def socket_path(run_dir: Path) -> Path:
-    """Where the agent of a run folder listens."""
-    return socket_in(run_dir, "agent.sock")
 
 
 class RankSocket:

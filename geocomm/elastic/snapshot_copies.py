@@ -22,13 +22,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from geocomm.core.installation import install_command
+from geocomm.core.run_dir import RunDir
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.journal.entries import Kept
-from geocomm.elastic.journal.journal import FILE_NAME, RunReader, SqliteJournal
-from geocomm.elastic.known_agents import ABOUT_FILE, About, about
-from geocomm.elastic.snapshots import FOLDER, KEPT, LAYOUT_FILE, MANIFEST_FILE, Manifest, SnapshotError, Snapshots
+from geocomm.elastic.journal.journal import RunReader, SqliteJournal
+from geocomm.elastic.known_agents import About, about
+from geocomm.elastic.snapshots import KEPT, Manifest, SnapshotError, Snapshots
 
-_COPYING = ".copying"
 _WRITING = "manifest.writing"
 _LOOK_S = 2.0
 _AGAIN_S = 60.0
@@ -66,7 +66,7 @@ class SnapshotCopies:
         found: list[Manifest] = []
         for index in sorted(int(name) for name in names if name.isdecimal()):
             with contextlib.suppress(FileNotFoundError, ValidationError):
-                manifest = self._files.cat_file(self._at(index, MANIFEST_FILE))
+                manifest = self._files.cat_file(self._at(index, RunDir.MANIFEST))
                 found.append(Manifest.model_validate_json(manifest))
         return found
 
@@ -77,8 +77,8 @@ class SnapshotCopies:
     def copy(self, run_dir: Path, kept: Kept) -> None:
         """Copy a kept snapshot out of a run folder; older copies than the newest two go. SnapshotError: the URL has
         those of another run."""
-        index, folder = kept.snapshot, run_dir / FOLDER / str(kept.snapshot)
-        manifest = Manifest.model_validate_json((folder / MANIFEST_FILE).read_bytes())
+        index, files = kept.snapshot, RunDir(run_dir)
+        manifest = Manifest.model_validate_json(files.manifest(index).read_bytes())
         before = self.manifests()
         if other := next((one.run for one in before if one.run != manifest.run), None):
             raise SnapshotError(
@@ -87,19 +87,19 @@ class SnapshotCopies:
         if manifest in before:
             return
         self._files.makedirs(self._at(index), exist_ok=True)
-        with _linked(run_dir, folder) as made:
-            with contextlib.closing(SqliteJournal(run_dir / FILE_NAME, read_only=True)) as journal:
-                journal.copy_to(made / FILE_NAME, kept.index)
+        with _linked(files, index) as made:
+            with contextlib.closing(SqliteJournal(files.journal, read_only=True)) as journal:
+                journal.copy_to(RunDir(made).journal, kept.index)
             said = about(run_dir)
             About(site=said.site, leader=said.leader, journal=said.journal).write(made)
             states = [path.name for path in made.glob("*.state")]
-            for name in (*states, LAYOUT_FILE, FILE_NAME, ABOUT_FILE):
+            for name in (*states, RunDir.LAYOUT, RunDir.JOURNAL, RunDir.ABOUT):
                 self._files.put_file(str(made / name), self._at(index, name))
             # Many storages show a file while it is written; a reader must not take half a manifest for one.
-            self._files.put_file(str(made / MANIFEST_FILE), self._at(index, _WRITING))
-        self._files.mv(self._at(index, _WRITING), self._at(index, MANIFEST_FILE))
+            self._files.put_file(str(made / RunDir.MANIFEST), self._at(index, _WRITING))
+        self._files.mv(self._at(index, _WRITING), self._at(index, RunDir.MANIFEST))
         for old in [one.index for one in before][: -KEPT + 1]:
-            self._files.rm_file(self._at(old, MANIFEST_FILE))
+            self._files.rm_file(self._at(old, RunDir.MANIFEST))
             self._files.rm(self._at(old), recursive=True)
 
     def fetch(self, index: int | None, into: Path) -> int:
@@ -109,11 +109,11 @@ class SnapshotCopies:
             which = "" if index is None else f" {index}"
             raise SnapshotError(f"{self.url} has no complete snapshot{which}; it has {there or 'none'}")
         index = there[-1] if index is None else index
-        folder = into / FOLDER / str(index)
+        folder = RunDir(into).snapshot(index)
         folder.mkdir(parents=True)
         for path in self._files.ls(self._at(index), detail=False):
             name = str(path).rpartition("/")[2]
-            to = into if name in (FILE_NAME, ABOUT_FILE) else folder
+            to = into if name in (RunDir.JOURNAL, RunDir.ABOUT) else folder
             self._files.get_file(str(path), str(to / name))
         return index
 
@@ -122,14 +122,14 @@ class SnapshotCopies:
 
 
 @contextlib.contextmanager
-def _linked(run_dir: Path, folder: Path) -> Generator[Path]:
+def _linked(files: RunDir, index: int) -> Generator[Path]:
     """The files of a snapshot under other names, for as long as they are copied: meanwhile newer ones may be kept, and
     this one removed."""
-    made = run_dir / _COPYING
+    made = files.copying
     shutil.rmtree(made, ignore_errors=True)  # of a process that died
     made.mkdir()
     try:
-        for path in folder.iterdir():
+        for path in files.snapshot(index).iterdir():
             os.link(path, made / path.name)
         yield made
     finally:
@@ -140,7 +140,7 @@ def copy_kept_snapshots(copies: SnapshotCopies, store: FragmentStore, log: Calla
     """Copy each snapshot once it is kept, in a thread that ends with the process."""
 
     def watch() -> None:
-        done, run = -1, RunReader(store.run_dir / FILE_NAME)
+        done, run = -1, RunReader(store.files.journal)
         while True:
             time.sleep(_LOOK_S)
             try:

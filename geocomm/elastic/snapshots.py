@@ -26,9 +26,10 @@ from pydantic import ValidationError
 from geocomm.core.bad_input import BadInput
 from geocomm.core.file_systems import write_whole
 from geocomm.core.records import Hash, Record, Text, Whole, line_of
-from geocomm.elastic.fragment_store import FRAGMENTS, FragmentStore, file_digest
+from geocomm.core.run_dir import RunDir
+from geocomm.elastic.fragment_store import FragmentStore, file_digest
 from geocomm.elastic.journal.entries import BadLineError, Digest, Snapshot
-from geocomm.elastic.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
+from geocomm.elastic.journal.journal import NoJournalError, SqliteJournal
 from geocomm.elastic.journal.run_state import GONE_BACK_TO, RunState
 
 if TYPE_CHECKING:
@@ -36,11 +37,9 @@ if TYPE_CHECKING:
 
 
 FOLDER = "snapshots"
-LAYOUT_FILE = "layout.json"
-"""In the run folder, and in every snapshot."""
+MANIFEST_FILE = RunDir.MANIFEST
 KEPT = GONE_BACK_TO
 """Newest snapshots of a site, and newest ones of which the journal says that enough sites have them: others go."""
-MANIFEST_FILE = "manifest.json"
 
 
 class SnapshotError(BadInput, ValueError):
@@ -79,11 +78,11 @@ class Snapshots:
 
     def __init__(self, store: FragmentStore) -> None:
         self._store = store
-        self.folder = store.run_dir / FOLDER
+        self.files = store.files
 
     def write_layout(self, layout: Layout) -> None:
         """Keep what `weights` needs."""
-        write_whole(self._store.run_dir / LAYOUT_FILE, line_of(layout))
+        write_whole(self.files.layout, line_of(layout))
 
     def keep_state(self, index: int, fragment: int, version: int) -> None:
         """Take a state that is in the store into the snapshot of entry `index`."""
@@ -97,15 +96,15 @@ class Snapshots:
         with contextlib.suppress(SnapshotError):  # of one that cannot be read: it is written anew
             if (manifest := self._manifest(entry.index)) is not None:
                 return manifest
-        folder = self._folder_of(entry.index)
+        folder = self.files.snapshot(entry.index)
         paths = [self._state_path(entry.index, p, v) for p, v in enumerate(entry.versions)]
         if not all(path.exists() for path in paths):
             return None
         digests = tuple(file_digest(path, v) for path, v in zip(paths, entry.versions, strict=True))
         manifest = Manifest(run=run, index=entry.index, entry=entry.hash, versions=entry.versions, digests=digests)
         with contextlib.suppress(FileNotFoundError, FileExistsError):
-            os.link(self._store.run_dir / LAYOUT_FILE, folder / LAYOUT_FILE)
-        write_whole(folder / MANIFEST_FILE, line_of(manifest))
+            os.link(self.files.layout, folder / self.files.LAYOUT)
+        write_whole(self.files.manifest(entry.index), line_of(manifest))
         return manifest
 
     def manifests(self) -> list[Manifest]:
@@ -119,7 +118,7 @@ class Snapshots:
 
     def indices(self) -> list[int]:
         """Indices of all snapshots, complete or not, the oldest first."""
-        return _indices(self.folder)
+        return _indices(self.files)
 
     def prune(self, kept: Collection[int]) -> None:
         """Remove what is neither among the newest of this site nor among the newest in `kept`."""
@@ -127,13 +126,13 @@ class Snapshots:
         needed = {*complete[-KEPT:], *[index for index in complete if index in kept][-KEPT:], *self.indices()[-1:]}
         for index in self.indices():
             if index not in needed:
-                shutil.rmtree(self._folder_of(index), ignore_errors=True)
+                shutil.rmtree(self.files.snapshot(index), ignore_errors=True)
 
     def remove_from(self, index: int) -> None:
         """Remove those of entry `index` and later ones: these are no entries of the run any more."""
         for void in self.indices():
             if void >= index:
-                shutil.rmtree(self._folder_of(void), ignore_errors=True)
+                shutil.rmtree(self.files.snapshot(void), ignore_errors=True)
 
     def verified(self, index: int) -> Manifest:
         """The manifest of a snapshot whose states have the bits that it says. SnapshotError for any other."""
@@ -157,24 +156,20 @@ class Snapshots:
 
     def size(self, index: int) -> int:
         """Bytes of its states, which it shares with the store while that has them too."""
-        return sum(path.stat().st_size for path in self._folder_of(index).glob("*.state"))
-
-    def _folder_of(self, index: int) -> Path:
-        return self.folder / str(index)
+        return sum(path.stat().st_size for path in self.files.snapshot(index).glob("*.state"))
 
     def _state_path(self, index: int, fragment: int, version: int) -> Path:
-        return self._folder_of(index) / self._store.state_path(fragment, version).name
+        return self.files.snapshot(index) / self._store.state_path(fragment, version).name
 
     def _manifest(self, index: int) -> Manifest | None:
         try:
-            return Manifest.model_validate_json((self._folder_of(index) / MANIFEST_FILE).read_bytes())
+            return Manifest.model_validate_json((self.files.manifest(index)).read_bytes())
         except FileNotFoundError:
             return None
         except (OSError, ValidationError) as error:
             why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error.strerror or error
             raise SnapshotError(
-                f"{self._folder_of(index) / MANIFEST_FILE} cannot be read as the manifest of a snapshot ({why}); "
-                "remove the folder"
+                f"{self.files.manifest(index)} cannot be read as the manifest of a snapshot ({why}); remove the folder"
             ) from None
 
     # ---- out of a snapshot
@@ -185,10 +180,10 @@ class Snapshots:
 
         manifest = self.verified(index)
         try:
-            layout = Layout.model_validate_json((self._folder_of(index) / LAYOUT_FILE).read_bytes())
+            layout = Layout.model_validate_json((self.files.snapshot(index) / self.files.LAYOUT).read_bytes())
         except (FileNotFoundError, ValidationError):
             raise SnapshotError(
-                f"snapshot {index} has no {LAYOUT_FILE} that can be read: take the snapshot of another site"
+                f"snapshot {index} has no {self.files.LAYOUT} that can be read: take the snapshot of another site"
             ) from None
         pieces: dict[str, list[tuple[int, np.ndarray[Any, np.dtype[np.float32]]]]] = {}
         for fragment, ranges in enumerate(layout.fragments):
@@ -213,7 +208,7 @@ class Snapshots:
         for fragment, version in enumerate(manifest.versions):
             with store.arriving(store.state_path(fragment, version)) as part:
                 shutil.copyfile(self._state_path(index, fragment, version), part)
-        with contextlib.closing(SqliteJournal(self._store.run_dir / FILE_NAME, read_only=True)) as old:
+        with contextlib.closing(SqliteJournal(self.files.journal, read_only=True)) as old:
             found = old.hash_at(index)
             if found is None:
                 raise SnapshotError(
@@ -223,17 +218,17 @@ class Snapshots:
             if found != manifest.entry:
                 raise SnapshotError(f"entry {index} of {self._store.run_dir} is not the one that the snapshot is of")
             term = old.state().term + 1  # above that of every site that knows of later entries
-            old.copy_to(into / FILE_NAME, index)
-        with contextlib.closing(SqliteJournal(into / FILE_NAME)) as new:
+            old.copy_to(RunDir(into).journal, index)
+        with contextlib.closing(SqliteJournal(RunDir(into).journal)) as new:
             head = new.verify()[0].head
             new.append(new.term_begun(term, site, address), head)
 
 
-def _indices(folder: Path) -> list[int]:
-    """Of the snapshots in a folder, complete or not, the oldest first; what else lies there is somebody else's."""
-    if not folder.is_dir():
+def _indices(files: RunDir) -> list[int]:
+    """Of the snapshots in a run folder, complete or not, the oldest first; what else lies there is somebody else's."""
+    if not files.snapshots.is_dir():
         return []
-    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal() and path.is_dir())
+    return sorted(int(path.name) for path in files.snapshots.iterdir() if path.name.isdecimal() and path.is_dir())
 
 
 async def forget(path: Path, state: RunState, log: Callable[[str], None]) -> None:
@@ -246,10 +241,9 @@ async def forget(path: Path, state: RunState, log: Callable[[str], None]) -> Non
 
 
 def _forget(path: Path, before: int) -> None:
-    run_dir = path.parent
-    folder = run_dir / FOLDER
-    own = [index for index in _indices(folder) if (folder / str(index) / MANIFEST_FILE).exists()]
-    if any((run_dir / FRAGMENTS).glob("*.state")) and before not in own:
+    files = RunDir(path.parent)
+    own = [index for index in _indices(files) if files.manifest(index).exists()]
+    if any(files.fragments.glob("*.state")) and before not in own:
         return  # this site's own states may be older: it goes on from them with these entries
     before = min([before, *own])  # each of its snapshots can be restored, with the entry that it is of
     with contextlib.closing(SqliteJournal(path)) as journal:

@@ -24,14 +24,14 @@ from geocomm.core.environment import AGENT_OF_FIRST_NODE
 from geocomm.core.file_systems import FULL
 from geocomm.core.message_log import log
 from geocomm.core.patience import Waiting, for_ever
+from geocomm.core.run_dir import RunDir
 from geocomm.elastic.agent_process import LAST_STEPS_S, AgentConfig
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.journal.entries import BadLineError
-from geocomm.elastic.journal.journal import FILE_NAME, NoJournalError, RunReader
+from geocomm.elastic.journal.journal import NoJournalError, RunReader
 from geocomm.elastic.journal.run_state import SiteRecord, Standing
-from geocomm.elastic.rank_socket import socket_path
 from geocomm.group.rendezvous.run_at_hub import environment_of_site
-from geocomm.group.rendezvous.to_collector import CollectorConfig, rank_socket
+from geocomm.group.rendezvous.to_collector import CollectorConfig
 from geocomm.security.key_folder import Keys
 
 AGENT_AGAIN_S = 1.0
@@ -79,12 +79,12 @@ class Supervisor:
         self._job = job
         self._site = keys.identity.site
         run_dir = Path(agent.run_dir)
-        self._journal = run_dir / FILE_NAME
+        self._journal = RunDir(run_dir).journal
         self._run = RunReader(self._journal)
         self._environment = os.environ | environment_of_site(keys)
         self._environment |= {"GEOCOMM_RUN_DIR": str(run_dir.resolve()), "GEOCOMM_ONE_SITE": "1"}
-        self._environment["GEOCOMM_AGENT"] = str(socket_path(run_dir))
-        self._environment["GEOCOMM_COLLECTOR"] = str(rank_socket(run_dir))
+        self._environment["GEOCOMM_AGENT"] = str(RunDir(run_dir).agent_socket)
+        self._environment["GEOCOMM_COLLECTOR"] = str(RunDir(run_dir).rank_socket)
         self._collector = CollectorConfig(run_dir, keys.folder, elastic=True)
         # torchrun's own meeting point is this machine, which says nothing of where other sites find it.
         self._environment.setdefault("GEOCOMM_ADDRESS", ",".join(agent.own_hosts))

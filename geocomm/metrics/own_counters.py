@@ -12,12 +12,14 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from geocomm.core.run_dir import RunDir
+
 _EVERY_S = 5.0
 
 
 async def keep_counters(folder: Path, process: str, read: Callable[[], Mapping[str, float]]) -> None:
     """Write what a process counts to its file in `folder`, until cancelled."""
-    path = folder / f"counters-{process}.json"
+    path = RunDir(folder).counters(process)
     while True:
         with contextlib.suppress(OSError):  # a full disk: the next time
             # Not write_whole, which waits for the disk: a number that is lost costs nothing.
@@ -29,7 +31,7 @@ async def keep_counters(folder: Path, process: str, read: Callable[[], Mapping[s
 def counters_in(folder: Path) -> dict[str, float]:
     """What the processes of a folder wrote last, by name."""
     found: dict[str, float] = {}
-    for path in folder.glob("counters-*.json"):
+    for path in RunDir(folder).all_counters():
         with contextlib.suppress(OSError, ValueError):
             found |= json.loads(path.read_text())
     return found

@@ -21,13 +21,13 @@ from geocomm.core.addresses import HubAddress, HubAddressError
 from geocomm.core.environment import alert_webhook
 from geocomm.core.file_systems import FolderInUseError, held_by_one
 from geocomm.core.message_log import logger
+from geocomm.core.run_dir import RunDir
 from geocomm.elastic.known_agents import about, leader_address
 from geocomm.group.rendezvous.to_collector import CollectorConfig
 from geocomm.observe.alerts.alert_webhook import AlertWebhook
 from geocomm.observe.alerts.alerting import Alerting
 from geocomm.observe.telemetry.collector import Collector
 from geocomm.observe.telemetry.run_store import NoStoreError, RunStore
-from geocomm.observe.telemetry.store_folder import COLLECTOR_LOCK
 from geocomm.security.key_folder import Keys
 from geocomm.wire.doorway import raise_descriptor_limit
 
@@ -89,7 +89,7 @@ def main(arguments: list[str]) -> None:
     os.nice(5)
     raise_descriptor_limit()
     try:
-        with held_by_one(config.folder / COLLECTOR_LOCK, _LOCK_LIMIT_S):
+        with held_by_one(RunDir(config.folder).collector_lock, _LOCK_LIMIT_S):
             asyncio.run(_run(config, int(parent)))
     except FolderInUseError as error:
         if config.keys:  # else the first rank of another site on this machine was earlier

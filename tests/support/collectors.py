@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from geocomm.group.rendezvous.to_collector import rank_socket
+from geocomm.core.run_dir import RunDir
 from geocomm.observe.telemetry.collector import Collector
 from geocomm.observe.telemetry.run_store import RunStore
 
@@ -35,7 +35,8 @@ def collecting(folder: Path, sites: Sequence[str]) -> Iterator[dict[int, dict[st
     thread.start()
     try:
         yield {
-            rank: {"GEOCOMM_COLLECTOR": str(rank_socket(folders[site].absolute()))} for rank, site in enumerate(sites)
+            rank: {"GEOCOMM_COLLECTOR": str(RunDir(folders[site].absolute()).rank_socket)}
+            for rank, site in enumerate(sites)
         }
     finally:
         loop.call_soon_threadsafe(serving.cancel)

@@ -11,13 +11,13 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from geocomm.core.run_dir import RunDir
 from geocomm.data.deal_records import DealtSet
 from geocomm.elastic.agent_process import AgentConfig
 from geocomm.elastic.journal.entries import AnyRound, Entry
-from geocomm.elastic.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
+from geocomm.elastic.journal.journal import NoJournalError, SqliteJournal
 from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.journal.sequencer_events import LeaderSettings
-from geocomm.elastic.rank_socket import socket_path
 from geocomm.security.key_folder import Keys
 from support.local_jobs import free_port
 from support.warm_executable import warm_executable
@@ -127,10 +127,10 @@ class ElasticSite:
         self.rank.send_signal(signal.SIGUSR2)
 
     def entries(self) -> list[Entry]:
-        if not (self.folder / FILE_NAME).exists():
+        if not RunDir(self.folder).journal.exists():
             return []
         try:
-            journal = SqliteJournal(self.folder / FILE_NAME, read_only=True)
+            journal = SqliteJournal(RunDir(self.folder).journal, read_only=True)
         except NoJournalError:  # it is being made
             return []
         try:
@@ -139,10 +139,10 @@ class ElasticSite:
             journal.close()
 
     def state(self) -> RunState:
-        if not (self.folder / FILE_NAME).exists():
+        if not RunDir(self.folder).journal.exists():
             return RunState()
         try:
-            with contextlib.closing(SqliteJournal(self.folder / FILE_NAME, read_only=True)) as journal:
+            with contextlib.closing(SqliteJournal(RunDir(self.folder).journal, read_only=True)) as journal:
                 return journal.state()
         except NoJournalError:  # it is being made
             return RunState()
@@ -178,7 +178,7 @@ class ElasticSite:
 
     def environment(self, more: Mapping[str, str]) -> dict[str, str]:
         """Of its processes."""
-        own = {"GEOCOMM_AGENT": str(socket_path(self.folder)), "GEOCOMM_RUN_DIR": str(self.folder)}
+        own = {"GEOCOMM_AGENT": str(RunDir(self.folder).agent_socket), "GEOCOMM_RUN_DIR": str(self.folder)}
         return ENVIRONMENT | own | dict(more)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from geocomm.core.run_dir import RunDir
 from geocomm.security.key_folder import Keys
 from support.hub_support import make_keys
 from support.net_spaces import NetSpaces, net_spaces, outcome, two_nats
@@ -158,11 +159,11 @@ def test_elastic_site_whose_own_name_nobody_knows_trains(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_elastic_run_over_ipv6_alone_goes_on_under_a_promoted_site(tmp_path: Path) -> None:
     from geocomm.elastic.journal.entries import Round
-    from geocomm.elastic.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
+    from geocomm.elastic.journal.journal import NoJournalError, SqliteJournal
 
     def rounds_of_both(after: int = 0) -> int:
         try:
-            journal = SqliteJournal(tmp_path / "run-b" / FILE_NAME, read_only=True)
+            journal = SqliteJournal(RunDir(tmp_path / "run-b").journal, read_only=True)
         except NoJournalError:
             return 0
         try:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from geocomm.core.run_dir import RunDir
 from geocomm.elastic.journal.entries import Round
-from geocomm.elastic.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
+from geocomm.elastic.journal.journal import NoJournalError, SqliteJournal
 from geocomm.elastic.journal.run_state import RunState, Standing
 from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.lab.emulator.emulated_wan import WanRun
@@ -33,7 +34,7 @@ START = (
 def state_of(folder: Path, site: str = "site0") -> tuple[RunState, list[Round]]:
     """The run as a site's journal has it, and its rounds."""
     try:
-        journal = SqliteJournal(folder / f"run-{site}" / FILE_NAME, read_only=True)
+        journal = SqliteJournal(RunDir(folder / f"run-{site}").journal, read_only=True)
     except NoJournalError:  # there is none yet
         return RunState(), []
     try:

@@ -13,8 +13,9 @@ import sys
 import time
 from pathlib import Path
 
+from geocomm.core.run_dir import RunDir
 from geocomm.observe.telemetry.overview import moment, overview
-from geocomm.observe.telemetry.run_store import FILE_NAME, NoStoreError, RunStore
+from geocomm.observe.telemetry.run_store import NoStoreError, RunStore
 
 _EVERY_S = 2.0
 
@@ -30,10 +31,10 @@ def main(folder: Path, node: str) -> None:
 
 def _steps(folder: Path, node: str, since: float) -> dict[str, str]:
     stores = [folder / "run", folder / f"node-{node}.telemetry"]
-    there = [store for store in stores if (store / FILE_NAME).exists()]
+    there = [store for store in stores if RunDir(store).telemetry.exists()]
     with contextlib.suppress(NoStoreError, OSError, sqlite3.Error):  # it is being made, or busy: the next time
         if there:
-            newest = max(there, key=lambda store: (store / FILE_NAME).stat().st_mtime)
+            newest = max(there, key=lambda store: RunDir(store).telemetry.stat().st_mtime)
             with contextlib.closing(RunStore(newest)) as store:
                 seen = overview(store, moment(store, time.time()), since - 60)
                 told = {site.name: _told(site.step, site.step_seconds, site.loss) for site in seen.sites}

@@ -19,8 +19,9 @@ from geocomm.core.addresses import HubAddress, listen_on, reached_here
 from geocomm.core.child_processes import ending_with_this, send_signal
 from geocomm.core.environment import collector_socket
 from geocomm.core.message_log import log
+from geocomm.core.run_dir import RunDir
 from geocomm.group.rendezvous.hub import Hub
-from geocomm.group.rendezvous.to_collector import CollectorConfig, rank_socket
+from geocomm.group.rendezvous.to_collector import CollectorConfig
 from geocomm.security.key_folder import Keys
 
 MAX_STORES = 8
@@ -93,7 +94,7 @@ def _collect(config: CollectorConfig) -> tuple[subprocess.Popen[bytes], dict[str
     """Start the collector of this node. Its process, and variables that tell the ranks of it."""
     config.folder.mkdir(parents=True, exist_ok=True)
     process = subprocess.Popen(config.command(os.getpid()), stdin=subprocess.DEVNULL)
-    return process, {"GEOCOMM_COLLECTOR": str(rank_socket(config.folder))}
+    return process, {"GEOCOMM_COLLECTOR": str(RunDir(config.folder).rank_socket)}
 
 
 async def _be_hub(

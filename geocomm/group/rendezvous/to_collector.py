@@ -14,8 +14,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from geocomm.core.addresses import socket_in
 from geocomm.core.patience import until_one_ends
+from geocomm.core.run_dir import RunDir
 from geocomm.wire.greeting import PacketKind, SessionRefused, offset_bytes, write_packet
 from geocomm.wire.tls_stream import TlsStream
 
@@ -56,17 +56,7 @@ def collect_here(folder: Path, local_rank: int) -> str:
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
         subprocess.Popen(CollectorConfig(folder).command(os.getpid()), stdin=subprocess.DEVNULL)
-    return str(rank_socket(folder))
-
-
-def rank_socket(folder: Path) -> Path:
-    """Where the collector of a folder takes datagrams of this node's ranks."""
-    return socket_in(folder, "reports.sock")
-
-
-def site_socket(folder: Path) -> Path:
-    """Where the collector of a folder takes streams of other sites: a line with the site's name, then packets."""
-    return socket_in(folder, "collector.sock")
+    return str(RunDir(folder).rank_socket)
 
 
 async def carry_to_collector(stream: TlsStream, site: str, folder: Path | None) -> None:
@@ -74,7 +64,7 @@ async def carry_to_collector(stream: TlsStream, site: str, folder: Path | None) 
     if folder is None:
         raise SessionRefused("this run keeps no telemetry here: start the hub with --telemetry FOLDER")
     try:
-        ended, collector = await asyncio.open_unix_connection(site_socket(folder))
+        ended, collector = await asyncio.open_unix_connection(RunDir(folder).collector_socket)
     except OSError as error:
         raise SessionRefused(f"the collector of this run's telemetry is not there: {error.strerror}") from None
     try:

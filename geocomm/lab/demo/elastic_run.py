@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from geocomm.core.run_dir import RunDir
 from geocomm.elastic.journal.entries import AnyRound, Away, BadLineError, Entry, Ready, Skip
-from geocomm.elastic.journal.journal import FILE_NAME, NoJournalError, SqliteJournal
+from geocomm.elastic.journal.journal import NoJournalError, SqliteJournal
 from geocomm.lab.demo.demo_run import DemoError, demo_environment, log_tail, read_entries
 from geocomm.lab.emulator.emulated_keys import site_environment
 from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
@@ -180,7 +181,7 @@ class JournalWatch:
     def __init__(self, run_dir: Path) -> None:
         """The folder may not be there yet."""
         self.seen: list[SeenEntry] = []
-        self._path = run_dir / FILE_NAME
+        self._path = RunDir(run_dir).journal
 
     def look(self) -> None:
         """Take what is new."""

@@ -8,14 +8,15 @@ import os
 from pathlib import Path
 from typing import Any
 
-FILE_NAME = "alerts.jsonl"
+from geocomm.core.run_dir import RunDir
+
 _MOST_BYTES = 1 << 20
 """The bytes at the end of the file that are read."""
 
 
 def append(folder: Path, lines: list[dict[str, Any]]) -> None:
     """Add lines. OSError."""
-    with (folder / FILE_NAME).open("a", encoding="utf-8") as file:
+    with RunDir(folder).alerts.open("a", encoding="utf-8") as file:
         file.write("".join(json.dumps(line) + "\n" for line in lines))
 
 
@@ -23,7 +24,7 @@ def firing(folder: Path, at: float) -> list[dict[str, Any]]:
     """The lines of alerts that had begun at `at` (Unix seconds) and not ended; critical ones first. Of an alert with
     several severities, the worst."""
     last: dict[str, dict[str, Any]] = {}
-    for line in _lines(folder / FILE_NAME):
+    for line in _lines(RunDir(folder).alerts):
         if line["time"] <= at:
             last[json.dumps([line["alert"], line["severity"], line["labels"]])] = line
     found = [line for line in last.values() if line["status"] == "firing"]

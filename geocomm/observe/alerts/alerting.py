@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from geocomm.core.message_log import CalmLog
+from geocomm.core.run_dir import RunDir
 from geocomm.observe.alerts import alert_log
 from geocomm.observe.alerts.alert_rules import (
     INHIBITIONS,
@@ -233,7 +234,7 @@ class Alerting:
                 alert_log.append(self._folder, list(self._unwritten))
                 self._unwritten.clear()
             except OSError as error:
-                path = self._folder / alert_log.FILE_NAME
+                path = RunDir(self._folder).alerts
                 self._complain(f"alerts are not in {path} yet: {error}; they are written once that is possible")
 
 

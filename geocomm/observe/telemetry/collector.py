@@ -17,7 +17,7 @@ from pathlib import Path
 from geocomm.core.addresses import HubAddress, peer_process, private_listener
 from geocomm.core.message_log import CalmLog
 from geocomm.core.patience import Waiting, for_ever, pauses
-from geocomm.group.rendezvous.to_collector import rank_socket, site_socket
+from geocomm.core.run_dir import RunDir
 from geocomm.metrics.own_counters import keep_counters
 from geocomm.metrics.report_sender import MAX_PACKED_BYTES
 from geocomm.observe.telemetry.report import BadReportError, Report, ReportLine, ReportPacker, ReportUnpacker
@@ -80,8 +80,8 @@ class Collector:
     async def serve(self) -> None:
         """Until cancelled. OSError: the sockets cannot be made."""
         with (
-            private_listener(rank_socket(self._folder), socket.SOCK_SEQPACKET) as ranks,
-            private_listener(site_socket(self._folder)) as sites,
+            private_listener(RunDir(self._folder).rank_socket, socket.SOCK_SEQPACKET) as ranks,
+            private_listener(RunDir(self._folder).collector_socket) as sites,
         ):
             works = {
                 "what drops old telemetry": self._thin_forever,

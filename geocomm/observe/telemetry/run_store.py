@@ -20,12 +20,12 @@ from pathlib import Path
 from pydantic_core import SchemaValidator, from_json, to_json
 
 from geocomm.core.bad_input import BadInput
+from geocomm.core.run_dir import RunDir
 from geocomm.core.units import DAY_S
 from geocomm.metrics.report_sender import VERSION
 from geocomm.observe.telemetry.report import Report, Row
 from geocomm.observe.telemetry.report_rows import OPERATION, ROUND, STEP, rows
 
-FILE_NAME = "telemetry.sqlite"
 FORMAT = 4
 """What those who write and read a file must agree on: its tables, and what a field that stays means. Reports of an
 earlier `VERSION` are read as if they came now: what their fields lack is what a sender may leave out."""
@@ -109,15 +109,16 @@ class RunStore:
 
         Raises NoStoreError, and OSError or sqlite3.Error for what the disk says.
         """
-        self.path = path / FILE_NAME if path.is_dir() else path
+        self.path = RunDir(path).telemetry if path.is_dir() else path
         if not write and not self.path.is_file():
             raise NoStoreError(
-                f"{path} has no telemetry ({FILE_NAME}): start the run with geocomm run --telemetry FOLDER or --elastic"
+                f"{path} has no telemetry ({RunDir.TELEMETRY}): start the run with geocomm run --telemetry FOLDER "
+                "or --elastic"
             )
         if not write and not _is_sqlite(self.path):
             raise NoStoreError(
                 f"{self.path} is no run store: name the folder of --telemetry, or the --run-dir of an elastic run, "
-                f"which has {FILE_NAME} in it"
+                f"which has {RunDir.TELEMETRY} in it"
             )
         mode = "rwc" if write else "ro"
         self._db = sqlite3.connect(

@@ -11,15 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from geocomm.core.run_dir import RunDir
 from geocomm.elastic.journal.entries import BadLineError
-from geocomm.elastic.journal.journal import FILE_NAME as JOURNAL
 from geocomm.elastic.journal.journal import NoJournalError, RunReader
 from geocomm.elastic.journal.run_state import SiteRecord, Standing
 from geocomm.elastic.known_agents import about
 from geocomm.metrics.own_counters import counters_in
-
-COLLECTOR_LOCK = "collector.lock"
-"""A collector holds it, and sets its time when it starts."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ class StoreFolder:
         """Read it. What cannot be read is None."""
         (members, lacks, dealt), started, said = _run(folder), 0.0, about(folder)
         with contextlib.suppress(OSError):
-            started = (folder / COLLECTOR_LOCK).stat().st_mtime
+            started = RunDir(folder).collector_lock.stat().st_mtime
         free = size = None
         with contextlib.suppress(OSError):
             disk = shutil.disk_usage(folder)
@@ -77,7 +74,7 @@ class StoreFolder:
 
 def _run(folder: Path) -> tuple[tuple[SiteRecord, ...] | None, bool, dict[str, int]]:
     """The members, whether they lack the last snapshot, and what was dealt to whom."""
-    if not (folder / JOURNAL).is_file():
+    if not RunDir(folder).journal.is_file():
         return None, False, {}
     try:
         return _reader(folder).look(
@@ -94,4 +91,4 @@ def _run(folder: Path) -> tuple[tuple[SiteRecord, ...] | None, bool, dict[str, i
 @functools.lru_cache(maxsize=8)
 def _reader(folder: Path) -> RunReader:
     """It goes on from where it was: this is looked at every second."""
-    return RunReader(folder / JOURNAL)
+    return RunReader(RunDir(folder).journal)

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from geocomm.core.run_dir import RunDir
 from geocomm.data.deal_records import DealtSet
 from geocomm.elastic.agent_process import AgentConfig
 from geocomm.elastic.journal.entries import Data, Genesis, Join, Listed, Ready, Round
-from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
+from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.sequencer_events import LeaderSettings
 from support.hub_support import HUB_HOST, make_keys
 from support.local_jobs import environment, free_port
@@ -35,7 +36,7 @@ def ended_agent(folder: Path, entries: list[Made], data: DealtSet, leader: str) 
     keys = make_keys(folder / "keys")
     run_dir = folder / "run"
     run_dir.mkdir()
-    with contextlib.closing(SqliteJournal(run_dir / FILE_NAME)) as journal:
+    with contextlib.closing(SqliteJournal(RunDir(run_dir).journal)) as journal:
         for kind, fields in entries:
             head = journal.head
             journal.append(kind(index=head.index + 1, prev=head.hash, term=0, **fields), head)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.observe.alerts.alert_log import FILE_NAME
+from geocomm.core.run_dir import RunDir
 from geocomm.observe.telemetry.run_store import NoStoreError, RunStore
 from support.elastic_commands import Supervised, supervised
 from support.elastic_sites import ElasticSite
@@ -36,7 +36,7 @@ def stepping(leader: ElasticSite) -> set[str]:
 
 def told(site: ElasticSite) -> list[tuple[str, str, str, str]]:
     """Status, name, severity and site of what it has told, in order."""
-    path = site.folder / FILE_NAME
+    path = RunDir(site.folder).alerts
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return [(line["status"], line["alert"], line["severity"], line["labels"].get("site", "")) for line in lines]
 

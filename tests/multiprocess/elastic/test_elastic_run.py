@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from geocomm.core.records import line_of
+from geocomm.core.run_dir import RunDir
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.journal.entries import Away, Join
-from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
+from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.run_state import Standing
-from geocomm.elastic.rank_socket import socket_path
 from geocomm.metrics.own_counters import counters_in
 from support.elastic_sites import ElasticSite, ElasticSites
 from support.hub_support import make_keys
@@ -170,7 +170,7 @@ def test_all_are_killed_and_started_in_another_order(tmp_path: Path) -> None:
 def is_rank_connected(site: ElasticSite) -> bool:
     """Whether an end of a connection has the name of the agent's socket."""
     lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
-    return any(line[5] == "03" and line[-1] == str(socket_path(site.folder)) for line in lines)
+    return any(line[5] == "03" and line[-1] == str(RunDir(site.folder).agent_socket) for line in lines)
 
 
 def test_ranks_that_came_before_the_leader_begin_once_it_is_there(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_a_site_that_starts_on_a_full_disk_says_so_and_takes_part_once_there_is_
         b.start()
         wait_for_rounds(sites, "ab")
         b.end()
-        SqliteJournal(b.folder / FILE_NAME).close()  # as after an end in good order: nothing is beside the file
+        SqliteJournal(RunDir(b.folder).journal).close()  # as after an end in good order: nothing is beside the file
         with contextlib.suppress(OSError), (b.folder / "other").open("wb", buffering=0) as other:
             while True:
                 other.write(bytes(4096))
@@ -325,19 +325,19 @@ def test_sites_that_lack_entries_which_are_gone_go_on_from_a_state(tmp_path: Pat
             both = [entry for entry in entries if entry.index in here]
             assert both
             assert both == [here[entry.index] for entry in both]
-        with contextlib.closing(SqliteJournal(sites["c"].folder / FILE_NAME, read_only=True)) as journal:
+        with contextlib.closing(SqliteJournal(RunDir(sites["c"].folder).journal, read_only=True)) as journal:
             journal.verify()
         assert not any("other bits" in site.text() for site in sites.values())
 
 
 def flip_byte(site: ElasticSite, back: int) -> int:
     """In an entry of its journal, counted from the end; which it is."""
-    with contextlib.closing(sqlite3.connect(site.folder / FILE_NAME)) as db:
+    with contextlib.closing(sqlite3.connect(RunDir(site.folder).journal)) as db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     entry = site.entries()[-back]
-    content = bytearray((site.folder / FILE_NAME).read_bytes())
+    content = bytearray(RunDir(site.folder).journal.read_bytes())
     content[content.index(line_of(entry).encode()) + 20] ^= 4
-    (site.folder / FILE_NAME).write_bytes(content)
+    RunDir(site.folder).journal.write_bytes(content)
     return entry.index
 
 
@@ -358,7 +358,7 @@ def test_damaged_journal_comes_whole_from_another_site(tmp_path: Path) -> None:
             assert "is whole again" in log.read_text(), log.read_text()
             wait_for_rounds(sites, "abc", at=name)
             assert sites[name].entries()[: len(before)] == before
-            with contextlib.closing(SqliteJournal(sites[name].folder / FILE_NAME, read_only=True)) as journal:
+            with contextlib.closing(SqliteJournal(RunDir(sites[name].folder).journal, read_only=True)) as journal:
                 journal.verify()
         assert_one_chain(sites)
         for site in sites.values():

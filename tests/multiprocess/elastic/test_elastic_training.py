@@ -13,9 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from geocomm.core.run_dir import RunDir
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.journal.entries import Round, Snapshot, SummedRound
-from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
+from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.run_state import Standing
 from geocomm.elastic.snapshot_copies import SnapshotCopies
 from geocomm.elastic.snapshots import KEPT, Snapshots
@@ -287,7 +288,7 @@ def test_every_snapshot_that_is_asked_for_is_kept_and_restored(tmp_path: Path, f
     for index in here:
         into = tmp_path / f"restored-{index}"
         snapshots.restore(index, into, "a", "127.0.0.1:1")
-        with contextlib.closing(SqliteJournal(into / FILE_NAME)) as journal:
+        with contextlib.closing(SqliteJournal(RunDir(into).journal)) as journal:
             assert journal.state().versions == list(snapshots.manifest(index).versions)
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from geocomm.core.run_dir import RunDir
 from geocomm.elastic.journal.entries import Round, TermBegun
-from geocomm.elastic.journal.journal import FILE_NAME
 from support.elastic_sites import ENVIRONMENT, ElasticSite, ElasticSites, members
 from support.hub_support import make_keys
 from support.warm_executable import warm_executable
@@ -105,7 +105,7 @@ def test_a_promotion_goes_on_after_its_agent_was_killed_between_agreement_and_en
 
         end(a)
         # The disk does not take the entry by which b begins to lead; then its agent dies.
-        with contextlib.closing(sqlite3.connect(b.folder / FILE_NAME)) as journal:
+        with contextlib.closing(sqlite3.connect(RunDir(b.folder).journal)) as journal:
             journal.execute("BEGIN IMMEDIATE")
             arguments = [warm_executable(), "-m", "geocomm", "members", "promote", "--run-dir", str(b.folder)]
             with subprocess.Popen(arguments, env=ENVIRONMENT, stderr=subprocess.DEVNULL) as promotion:

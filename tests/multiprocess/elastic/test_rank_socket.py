@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from geocomm.core.run_dir import RunDir
 from geocomm.elastic.journal.messages import Down, Due, Leave, Model, Owner, RankHello, Repair, Stop, Up
-from geocomm.elastic.rank_socket import RankConnection, RankServer, RankSocket, socket_path
+from geocomm.elastic.rank_socket import RankConnection, RankServer, RankSocket
 from geocomm.wire.doorway import raise_descriptor_limit
 from support.hub_support import run, until
 
@@ -64,7 +65,7 @@ async def serving(path: Path) -> AsyncGenerator[Heard]:
 
 
 def test_a_rank_comes_back_when_its_agent_does(tmp_path: Path) -> None:
-    path = socket_path(tmp_path)
+    path = RunDir(tmp_path).agent_socket
 
     async def scenario() -> None:
         rank, told = started(path)
@@ -91,7 +92,7 @@ def test_a_rank_comes_back_when_its_agent_does(tmp_path: Path) -> None:
 
 
 def test_the_last_words_of_a_rank_are_heard_though_its_agent_speaks_before_it_listens(tmp_path: Path) -> None:
-    path = socket_path(tmp_path)
+    path = RunDir(tmp_path).agent_socket
 
     async def scenario() -> None:
         async with serving(path) as heard:
@@ -121,7 +122,7 @@ def test_the_last_words_of_a_rank_are_heard_though_its_agent_speaks_before_it_li
     ],
 )
 def test_a_hostile_line_ends_its_connection_and_no_other(tmp_path: Path, content: bytes) -> None:
-    path = socket_path(tmp_path)
+    path = RunDir(tmp_path).agent_socket
 
     async def scenario() -> None:
         async with serving(path) as heard:
@@ -142,7 +143,7 @@ def test_a_hostile_line_ends_its_connection_and_no_other(tmp_path: Path, content
 
 
 def test_a_rank_that_reads_nothing_loses_its_connection(tmp_path: Path) -> None:
-    path = socket_path(tmp_path)
+    path = RunDir(tmp_path).agent_socket
 
     async def scenario() -> None:
         async with serving(path) as heard:
@@ -158,7 +159,7 @@ def test_a_rank_that_reads_nothing_loses_its_connection(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_speaks_as_its_agent_ends_still_hears_why(tmp_path: Path) -> None:
-    path = socket_path(tmp_path)
+    path = RunDir(tmp_path).agent_socket
     busy, go_on = threading.Event(), threading.Event()
     told: list[Down] = []
 
@@ -191,8 +192,8 @@ def test_a_rank_that_speaks_as_its_agent_ends_still_hears_why(tmp_path: Path) ->
 
 def test_a_run_folder_with_a_long_path_has_its_socket_elsewhere(tmp_path: Path) -> None:
     long = tmp_path / ("x" * 120)
-    assert len(os.fsencode(socket_path(long))) < 108
-    assert socket_path(long) != socket_path(tmp_path / ("y" * 120))
+    assert len(os.fsencode(RunDir(long).agent_socket)) < 108
+    assert RunDir(long).agent_socket != RunDir(tmp_path / ("y" * 120)).agent_socket
 
 
 def test_an_error_of_this_program_costs_a_rank_one_connection_and_its_log_one_line(
@@ -208,8 +209,8 @@ def test_an_error_of_this_program_costs_a_rank_one_connection_and_its_log_one_li
         return HELLO
 
     async def scenario() -> None:
-        async with serving(socket_path(tmp_path)) as heard:
-            rank, _ = started(socket_path(tmp_path), hello)
+        async with serving(RunDir(tmp_path).agent_socket) as heard:
+            rank, _ = started(RunDir(tmp_path).agent_socket, hello)
             await until(lambda: len(heard.ranks) == 1, "the rank is there")
             rank.close()
 
@@ -225,8 +226,8 @@ def test_a_rank_with_more_than_a_thousand_open_files_reaches_its_agent(tmp_path:
             files.enter_context(open(os.devnull))
 
         async def scenario() -> None:
-            async with serving(socket_path(tmp_path)) as heard:
-                rank, told = started(socket_path(tmp_path))
+            async with serving(RunDir(tmp_path).agent_socket) as heard:
+                rank, told = started(RunDir(tmp_path).agent_socket)
                 await until(lambda: len(heard.ranks) == 1, "the rank is there")
                 rank.say(Due(fragment=0, version=0))
                 await until(lambda: len(heard.said) == 1, "it is heard")
@@ -239,9 +240,9 @@ def test_a_rank_with_more_than_a_thousand_open_files_reaches_its_agent(tmp_path:
 
 def test_ranks_of_another_version_do_not_fill_the_log_of_their_agent(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with serving(socket_path(tmp_path)) as heard:
+        async with serving(RunDir(tmp_path).agent_socket) as heard:
             for _ in range(20):
-                _, writer = await asyncio.open_unix_connection(socket_path(tmp_path))
+                _, writer = await asyncio.open_unix_connection(RunDir(tmp_path).agent_socket)
                 writer.write(b'{"kind":"rank_hello","new":1}\n')
                 await writer.drain()
                 writer.close()

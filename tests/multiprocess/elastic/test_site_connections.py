@@ -12,8 +12,9 @@ import pytest
 
 from geocomm.core.addresses import HubAddress, listen_on
 from geocomm.core.records import line_of
+from geocomm.core.run_dir import RunDir
 from geocomm.elastic.agent_link import LineStream
-from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
+from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.message_lines import down_of
 from geocomm.elastic.journal.messages import PROTOCOL_VERSION, Beat, Hello, SnapshotHeld, Welcome
 from geocomm.elastic.journal.sequencer import Sequencer
@@ -99,7 +100,7 @@ def test_lines_in_any_pieces_are_lines_and_what_follows_them_is_left(tmp_path: P
 async def leading(folder: Path, keys: Keys) -> Any:
     """A leader at a port, and what it has said."""
     said: list[str] = []
-    journal = SqliteJournal(folder / FILE_NAME)
+    journal = SqliteJournal(RunDir(folder).journal)
     leader = Leader(journal, LeaderSettings(), "", KnownAgents(folder, said.append), said.append)
     listener = listen_on("127.0.0.1:0")
     address = HubAddress("127.0.0.1", listener.getsockname()[1])

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from geocomm.core.run_dir import RunDir
 from geocomm.elastic.journal.entries import Round
-from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
+from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.observe.telemetry.run_store import RunStore
 from support.dealt_sets import DataSet
 from support.elastic_sites import ENVIRONMENT
@@ -84,7 +85,7 @@ def test_a_site_of_two_nodes_trains_beside_another(nodes: Nodes) -> None:
     assert [process.wait(200) for process in nodes.started] == [0, 0, 0], nodes.said()
     ends = [nodes.lines(f"a.{rank}")[-1]["end"] for rank in range(2)]
     assert ends[0] == ends[1]
-    journal = SqliteJournal(nodes.folder / "a" / FILE_NAME, read_only=True)
+    journal = SqliteJournal(RunDir(nodes.folder / "a").journal, read_only=True)
     members = {one.site for entry in journal.read() if isinstance(entry, Round) for one in entry.members}
     journal.close()
     assert members == {"a", "b"}
@@ -112,7 +113,7 @@ def test_the_nodes_of_a_site_read_what_is_dealt_to_it_together(nodes: Nodes) -> 
     assert [row["at"] for row in read[1]] == [row["at"] + 2 for row in read[0]]
     places = [row["at"] + place for rows in read.values() for row in rows for place in range(2)]
     assert sorted(places) == [*range(len(places))]
-    journal = SqliteJournal(nodes.folder / "a" / FILE_NAME, read_only=True)
+    journal = SqliteJournal(RunDir(nodes.folder / "a").journal, read_only=True)
     deal = journal.state().sites["a"].line[0].sequences
     journal.close()
     ids = [number for rows in read.values() for row in rows if row["at"] + 2 <= deal for number in row["ids"]]

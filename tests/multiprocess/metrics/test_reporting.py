@@ -206,11 +206,11 @@ import time
 os.environ["GEOCOMM_SITE"] = "site" + os.environ["RANK"]
 import torch
 import torch.distributed as dist
-from geocomm.group.rendezvous.to_collector import rank_socket
+
 dist.init_process_group("geocomm")
 dist.all_reduce(torch.ones(1000))
 dist.barrier()
-while not rank_socket(pathlib.Path("telemetry")).exists():
+while not RunDir(pathlib.Path("telemetry")).rank_socket.exists():
     time.sleep(0.05)
 """
 

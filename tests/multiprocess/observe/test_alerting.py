@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from geocomm.group.rendezvous.to_collector import CollectorConfig, rank_socket
-from geocomm.observe.alerts.alert_log import FILE_NAME
+from geocomm.core.run_dir import RunDir
+from geocomm.group.rendezvous.to_collector import CollectorConfig
 from support.reports import text
 from support.webhook import Webhook, webhook
 
@@ -32,7 +32,7 @@ def test_silent_site_is_told_in_the_file_the_log_and_to_the_webhook(tmp_path: Pa
     folder.mkdir()
     with webhook() as receiver:
         said = _run(folder, receiver)
-    (line,) = [json.loads(one) for one in (folder / FILE_NAME).read_text().splitlines()]
+    (line,) = [json.loads(one) for one in RunDir(folder).alerts.read_text().splitlines()]
     assert (line["status"], line["alert"], line["labels"]) == ("firing", "SiteSilent", {"site": "b"})
     assert receiver.got[0]["commonLabels"]["alertname"] == "GeocommSiteSilent"
     assert "alert SiteSilent (warning) firing: a rank of b has not reported" in said
@@ -48,10 +48,10 @@ def _run(folder: Path, receiver: Webhook) -> str:
     )
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sender:
-            while not rank_socket(folder).exists():
+            while not RunDir(folder).rank_socket.exists():
                 assert collector.poll() is None
                 time.sleep(0.05)
-            sender.connect(str(rank_socket(folder)))
+            sender.connect(str(RunDir(folder).rank_socket))
             for sequence in range(200):
                 sender.send(report("a", sequence))
                 if sequence < 8:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from geocomm.core.addresses import HubAddress
-from geocomm.group.rendezvous.to_collector import rank_socket, site_socket
+from geocomm.core.run_dir import RunDir
 from geocomm.metrics import own_counters
 from geocomm.metrics.report_sender import VERSION
 from geocomm.observe.telemetry import collector as collector_module
@@ -53,7 +53,7 @@ async def collecting(
     store = RunStore(folder, write=True)
     collector = Collector(folder, site, store, keys, to, lines.append)
     serving = asyncio.create_task(collector.serve())
-    await until(lambda: rank_socket(folder).exists(), "the collector serves")
+    await until(lambda: RunDir(folder).rank_socket.exists(), "the collector serves")
     try:
         yield collector, store, lines
     finally:
@@ -64,7 +64,7 @@ async def collecting(
 
 def send(folder: Path, *packed: bytes) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sender:
-        sender.connect(str(rank_socket(folder)))
+        sender.connect(str(RunDir(folder).rank_socket))
         for content in packed:
             sender.send(content)
 
@@ -126,7 +126,7 @@ def test_reports_of_a_sites_other_node_reach_the_leader_by_way_of_its_first(tmp_
 def test_collector_that_ends_does_not_wait_for_who_still_sends_to_it(tmp_path: Path) -> None:
     async def work() -> None:
         async with collecting(tmp_path / "hub", "a") as (_, store, _):
-            reader, writer = await asyncio.open_unix_connection(site_socket(tmp_path / "hub"))
+            reader, writer = await asyncio.open_unix_connection(RunDir(tmp_path / "hub").collector_socket)
             writer.write(b"b\n" + sent(text(1, "b") + b"\n"))
             await until(lambda: sequences(store, "b") == [1], "its report is kept")
         assert await reader.read() == b""  # and the connection has ended with the collector
@@ -237,7 +237,7 @@ def test_ranks_that_report_at_one_moment_are_all_kept(tmp_path: Path) -> None:
                 for rank in range(64):  # the collector has no turn meanwhile
                     sender = ranks.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
                     sender.setblocking(False)
-                    sender.connect(str(rank_socket(tmp_path / "a")))
+                    sender.connect(str(RunDir(tmp_path / "a").rank_socket))
                     for sequence in range(1, 4):
                         sender.send(zlib.compress(text(sequence, rank=rank)))
                 await until(lambda: collector.counts.kept == 3 * 64, "all are kept")

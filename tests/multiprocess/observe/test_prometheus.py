@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from geocomm.observe.alerts.alert_log import FILE_NAME
+from geocomm.core.run_dir import RunDir
 from support.hub_jobs import Job, job_in, start_node
 from support.hub_support import HUB_HOST, make_keys
 from support.local_jobs import environment, free_port, free_ports
@@ -116,7 +116,7 @@ def test_a_site_that_dies_is_told_through_prometheus_and_alertmanager(tmp_path: 
         # Perhaps not the watchdog: what Prometheus drops before it knows Alertmanager comes again in a minute.
         assert "GeocommSiteSilent" in {alert["labels"]["alertname"] for alert in json.loads(shown.stdout)}
         # The hub's own evaluation found the same.
-        own = [json.loads(line) for line in (telemetry / FILE_NAME).read_text().splitlines()]
+        own = [json.loads(line) for line in RunDir(telemetry).alerts.read_text().splitlines()]
         assert [(one["alert"], one["severity"], one["labels"]) for one in own] == [
             ("SiteSilent", "warning", {"site": "b"})
         ]

@@ -12,7 +12,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from geocomm.core.place import VARIABLES
-from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
+from geocomm.core.run_dir import RunDir
+from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.observe.telemetry.run_store import RunStore
 from support.command_tree import APP, COMMANDS
 
@@ -217,7 +218,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     (tmp_path / "model" / "config.json").touch()
     JobCa.create(tmp_path / "keys", "job", ["a"], 30)
     (tmp_path / "run").mkdir()
-    SqliteJournal(tmp_path / "run" / FILE_NAME).close()
+    SqliteJournal(RunDir(tmp_path / "run").journal).close()
     (tmp_path / "telemetry").mkdir()
     RunStore(tmp_path / "telemetry", write=True).close()
     names = ("file", "folder", "model", "keys", "run", "telemetry", "away")

@@ -10,8 +10,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from geocomm.core.records import line_of
+from geocomm.core.run_dir import RunDir
 from geocomm.elastic.journal.entries import Away, End, Entry, Left, Round, Skip
-from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
+from geocomm.elastic.journal.journal import SqliteJournal
 from support.command_tree import APP
 from support.journal.simulated_run import SimulatedRun
 
@@ -25,7 +26,7 @@ def entries() -> tuple[Entry, ...]:
 
 @pytest.fixture
 def run_dir(tmp_path: Path, entries: tuple[Entry, ...]) -> Path:
-    journal = SqliteJournal(tmp_path / FILE_NAME)
+    journal = SqliteJournal(RunDir(tmp_path).journal)
     for entry in entries:
         journal.append(entry, journal.head)
     journal.close()
@@ -56,7 +57,7 @@ def test_json_is_the_lines_themselves(run_dir: Path, entries: tuple[Entry, ...])
 
 
 def test_follow_ends_with_the_run(run_dir: Path) -> None:
-    journal = SqliteJournal(run_dir / FILE_NAME)
+    journal = SqliteJournal(RunDir(run_dir).journal)
     for site in journal.verify()[0].live:
         head = journal.head
         journal.append(Left(index=head.index + 1, prev=head.hash, term=0, site=site), head)
@@ -71,7 +72,7 @@ def test_verify_finds_an_entry_that_was_changed(run_dir: Path, entries: tuple[En
     result = log(run_dir, "--verify")
     assert result.exit_code == 0, result.output
     assert str(len(entries)) in result.stdout
-    with sqlite3.connect(run_dir / FILE_NAME) as db:
+    with sqlite3.connect(RunDir(run_dir).journal) as db:
         db.execute("UPDATE entries SET line = replace(line, '\"weight\":', '\"weight\":1') WHERE line LIKE '%weight%'")
     changed = log(run_dir, "--verify")
     assert changed.exit_code == 1

@@ -7,8 +7,9 @@ from typing import Any
 
 from typer.testing import CliRunner
 
+from geocomm.core.run_dir import RunDir
 from geocomm.elastic.journal.entries import Data, Deal, Genesis, Join, Ready
-from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
+from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.known_agents import About, tell_led
 from geocomm.metrics import schema
 from geocomm.observe.telemetry.report import Report
@@ -41,7 +42,7 @@ def told(second: int) -> Report:
 
 
 def test_run_that_deals_data_shows_what_is_left_and_what_reading_cost(tmp_path: Path) -> None:
-    journal = SqliteJournal(tmp_path / FILE_NAME)
+    journal = SqliteJournal(RunDir(tmp_path).journal)
     for kind, fields in (
         (Genesis, {"run": "1" * 32, "settings": {}, "layout": "3" * 32, "digests": ("4" * 32,), "every": 10}),
         (Data, {"set": "cat", "number": 1, "sha256": "7" * 64, "sequence_length": 4096}),

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from geocomm.core.run_dir import RunDir
 from geocomm.data.deal_records import DealtSet
 from geocomm.elastic import leader as leader_module
 from geocomm.elastic.journal.entries import Data
-from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
+from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.messages import Owner, RanksUp
 from geocomm.elastic.journal.sequencer_events import Came, LeaderSettings, Said
 from geocomm.elastic.known_agents import KnownAgents
@@ -37,7 +38,7 @@ def test_leader_takes_over_newer_versions_and_goes_on_with_what_it_knows(
         tmp_path / "catalog",
         LeaderSettings(data=DealtSet(set=str(tmp_path / "catalog"), sequence_length=10)),
     )
-    journal = SqliteJournal(tmp_path / FILE_NAME)
+    journal = SqliteJournal(RunDir(tmp_path).journal)
 
     def versions() -> list[int]:
         return [entry.number for entry in journal.read() if isinstance(entry, Data)]

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from geocomm.core.run_dir import RunDir
 from geocomm.elastic.etcd import Etcd, EtcdAddress, EtcdJournal
-from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
+from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.messages import Owner, RanksUp
 from geocomm.elastic.journal.run_state import EMPTY, Head
 from geocomm.elastic.journal.sequencer_events import Came, LeaderSettings, Said
@@ -53,6 +54,6 @@ def test_a_leader_begins_anew_before_what_waits_for_etcd_takes_its_memory(tmp_pa
             await asyncio.sleep(0)
         await leading
 
-    journal = SqliteJournal(tmp_path / FILE_NAME)
+    journal = SqliteJournal(RunDir(tmp_path).journal)
     with contextlib.closing(journal), pytest.raises(LeaderChanged, match="away for so long"):
         asyncio.run(asyncio.wait_for(lead(journal), 60))

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
+from geocomm.core.run_dir import RunDir
+from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.known_agents import About, KnownAgents
 from geocomm.elastic.leadership import HubLeadership
 from support.hub_support import make_keys
@@ -33,7 +34,7 @@ def test_a_leader_asks_the_others_first_unless_it_led_a_moment_ago(tmp_path: Pat
     known = KnownAgents(tmp_path, print)
     with (
         socket.create_server(("127.0.0.1", 0)) as other,
-        contextlib.closing(SqliteJournal(tmp_path / FILE_NAME)) as journal,
+        contextlib.closing(SqliteJournal(RunDir(tmp_path).journal)) as journal,
     ):
         other.setblocking(False)
         for entry in Led().take_part("ab").entries:

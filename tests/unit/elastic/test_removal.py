@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 from pathlib import Path
 
+from geocomm.core.run_dir import RunDir
 from geocomm.elastic.journal.entries import Removed
-from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
+from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.sequencer_events import LeaderSettings
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.leader import Leader
@@ -25,6 +26,6 @@ def test_site_that_leads_is_not_removed_before_another_one_is_promoted(tmp_path:
         assert isinstance([*journal.read()][-1], Removed)
 
     entries = Led().take_part("ab").entries
-    with contextlib.closing(SqliteJournal(tmp_path / FILE_NAME)) as journal:
+    with contextlib.closing(SqliteJournal(RunDir(tmp_path).journal)) as journal:
         journal.append_all(entries, journal.head)
         asyncio.run(ask(journal))

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
+from geocomm.core.run_dir import RunDir
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.journal.entries import Kept, Snapshot
-from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
-from geocomm.elastic.known_agents import ABOUT_FILE, About
+from geocomm.elastic.journal.journal import SqliteJournal
+from geocomm.elastic.known_agents import About
 from geocomm.elastic.snapshot_copies import SnapshotCopies
-from geocomm.elastic.snapshots import LAYOUT_FILE, MANIFEST_FILE, SnapshotError, Snapshots
+from geocomm.elastic.snapshots import SnapshotError, Snapshots
 
 RUN = "1" * 32
-FILES = {"0@1.state", FILE_NAME, ABOUT_FILE, MANIFEST_FILE}
+FILES = {"0@1.state", RunDir.JOURNAL, RunDir.ABOUT, RunDir.MANIFEST}
 
 
 def kept_snapshot(run_dir: Path, index: int) -> Kept:
@@ -29,7 +30,7 @@ def kept_snapshot(run_dir: Path, index: int) -> Kept:
     entry = Snapshot(index=index, prev="0" * 64, term=0, versions=(1,), state="2" * 64)
     manifest = snapshots.completed(entry, RUN)
     assert manifest is not None
-    (snapshots.folder / str(index) / LAYOUT_FILE).write_text("{}")
+    (snapshots.files.snapshot(index) / RunDir.LAYOUT).write_text("{}")
     return Kept(index=index + 1, prev="0" * 64, term=0, snapshot=index, digest=manifest.digest, sites=("a",))
 
 
@@ -37,7 +38,7 @@ def kept_snapshot(run_dir: Path, index: int) -> Kept:
 def run_dir(tmp_path: Path) -> Path:
     folder = tmp_path / "run"
     folder.mkdir()
-    with contextlib.closing(SqliteJournal(folder / FILE_NAME)):
+    with contextlib.closing(SqliteJournal(RunDir(folder).journal)):
         pass
     About(site="a").write(folder)
     return folder
@@ -98,7 +99,7 @@ def test_a_copy_whose_manifest_cannot_be_read_is_no_complete_one_and_is_made_aga
     for index in (10, 20):
         kept = kept_snapshot(run_dir, index)
         copies.copy(run_dir, kept)
-    manifest = tmp_path / "elsewhere" / "20" / MANIFEST_FILE
+    manifest = tmp_path / "elsewhere" / "20" / RunDir.MANIFEST
     manifest.write_bytes(manifest.read_bytes()[:20])
     assert [one.index for one in copies.manifests()] == [10]
     with pytest.raises(SnapshotError, match=r"no complete snapshot 20; it has \[10\]"):

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from geocomm.core.run_dir import RunDir
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.journal.entries import Snapshot
-from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
+from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.snapshots import SnapshotError, Snapshots, forget
 from support.journal.simulated_run import SimulatedRun
@@ -30,7 +31,7 @@ def complete(snapshots: Snapshots, store: FragmentStore, index: int) -> None:
 
 
 def manifest_of(snapshots: Snapshots, index: int) -> Path:
-    return snapshots.folder / str(index) / "manifest.json"
+    return snapshots.files.manifest(index)
 
 
 def no_file(path: Path) -> None:
@@ -76,16 +77,16 @@ def test_what_lies_beside_the_snapshots_is_left_alone_and_ends_nobody(tmp_path: 
     store = FragmentStore(tmp_path)
     snapshots = Snapshots(store)
     complete(snapshots, store, 10)
-    manifest_of(snapshots, 10).parent.rename(snapshots.folder / "10.bak")
+    manifest_of(snapshots, 10).parent.rename(snapshots.files.snapshots / "10.bak")
     complete(snapshots, store, 20)
-    (snapshots.folder / "30").write_text("a file")
-    (snapshots.folder / "\u00b2").mkdir()
+    (snapshots.files.snapshots / "30").write_text("a file")
+    (snapshots.files.snapshots / "\u00b2").mkdir()
     assert [one.index for one in snapshots.manifests()] == [20]
     snapshots.prune([])
     entries, said = SimulatedRun(5).run().entries, list[str]()
-    with contextlib.closing(SqliteJournal(tmp_path / FILE_NAME)) as journal:
+    with contextlib.closing(SqliteJournal(RunDir(tmp_path).journal)) as journal:
         for one in entries:
             journal.append(one, journal.head)
-    asyncio.run(forget(tmp_path / FILE_NAME, RunState.of(entries), said.append))
+    asyncio.run(forget(RunDir(tmp_path).journal, RunState.of(entries), said.append))
     assert said == []
-    assert sorted(path.name for path in snapshots.folder.iterdir()) == ["10.bak", "20", "30", "\u00b2"]
+    assert sorted(path.name for path in snapshots.files.snapshots.iterdir()) == ["10.bak", "20", "30", "\u00b2"]

@@ -15,9 +15,9 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from geocomm.core.run_dir import RunDir
 from geocomm.core.units import DAY_S
 from geocomm.elastic.journal.run_state import SiteRecord, Standing
-from geocomm.elastic.known_agents import ABOUT_FILE
 from geocomm.observe.alerts.alert_rules import (
     PREFIX,
     RULES,
@@ -260,7 +260,7 @@ def test_disk_of_a_store_in_a_run_folder_is_that_of_its_site(tmp_path: Path) -> 
     record(tmp_path, 2, 1, 0.0, 3)
     seen = overview(RunStore(tmp_path), 3.0)
     assert list(samples(seen, StoreFolder.look(tmp_path))["geocomm_disk_free_bytes"]) == [()]
-    (tmp_path / ABOUT_FILE).write_text('{"site": "tokyo", "doubt": "site b leads too"}')
+    RunDir(tmp_path).about.write_text('{"site": "tokyo", "doubt": "site b leads too"}')
     there = samples(seen, StoreFolder.look(tmp_path))
     assert list(there["geocomm_disk_free_bytes"]) == [(("site", "tokyo"),)]
     assert list(there["geocomm_leader_in_doubt"].values()) == [1.0]

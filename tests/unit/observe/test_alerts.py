@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from geocomm.core.run_dir import RunDir
 from geocomm.observe.alerts import alert_log, alerting
 from geocomm.observe.alerts.alert_rules import KEEP_FIRING_S
 from geocomm.observe.alerts.alert_webhook import AlertWebhook, as_text
 from geocomm.observe.alerts.alerting import INTERVAL_S, QUIET_S, Evaluation, Messages
 from geocomm.observe.telemetry.numbers import Labels
-from geocomm.observe.telemetry.run_store import FILE_NAME as STORE
 from geocomm.observe.telemetry.run_store import RunStore
 from support import reports
 from support.metric_samples import Samples, rows_of
@@ -127,7 +127,7 @@ def test_file_tells_what_fired_at_any_moment(tmp_path: Path) -> None:
     assert alert_log.firing(tmp_path, 9.0) == []
     alert_log.append(tmp_path, [line(at=1.0), line(at=2.0, severity="critical"), line(alert="MemberAway", at=3.0)])
     alert_log.append(tmp_path, [line("resolved", severity="critical", at=4.0), line("resolved", at=5.0)])
-    with (tmp_path / alert_log.FILE_NAME).open("a") as file:
+    with RunDir(tmp_path).alerts.open("a") as file:
         file.write('{"half')
 
     def names(at: float) -> list[tuple[str, str]]:
@@ -199,9 +199,9 @@ def test_alerts_go_on_after_neither_the_store_nor_their_file_could_be_used(
         return lambda: any(what in line for line in list(lines))
 
     RunStore(tmp_path, write=True).close()
-    file = tmp_path / alert_log.FILE_NAME
+    file = RunDir(tmp_path).alerts
     file.mkdir()  # nobody can write to it
-    with contextlib.closing(sqlite3.connect(tmp_path / STORE, timeout=30, isolation_level=None)) as other:
+    with contextlib.closing(sqlite3.connect(RunDir(tmp_path).telemetry, timeout=30, isolation_level=None)) as other:
         other.execute("PRAGMA locking_mode=EXCLUSIVE")
         other.execute("BEGIN IMMEDIATE")
         running = alerting.Alerting(tmp_path, AlertWebhook(None, lines.append), lines.append)

@@ -16,8 +16,8 @@ import pytest
 pytest.importorskip("starlette")
 from starlette.testclient import TestClient
 
+from geocomm.core.run_dir import RunDir
 from geocomm.observe.dashboard.app import STATIC, dashboard_app
-from geocomm.observe.telemetry.store_folder import COLLECTOR_LOCK
 from support.recorded_run import record
 
 UPLOT = {
@@ -130,7 +130,7 @@ def test_metrics_leave_out_what_reported_to_an_earlier_collector_alone(tmp_path:
     folder = record(tmp_path / "telemetry", 2, 1, time.time() - 40, 40)
     with client(folder) as browser:
         assert "geocomm_site_report_age_seconds{" in browser.get("/metrics").text
-        (folder / COLLECTOR_LOCK).touch()
+        RunDir(folder).collector_lock.touch()
         assert "geocomm_site_report_age_seconds{" not in browser.get("/metrics").text
 
 

@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
+from geocomm.core.run_dir import RunDir
 from geocomm.elastic.journal.entries import Data, Deal, Genesis, Join, Left, Ready
-from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
+from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.run_state import Standing
 from geocomm.elastic.known_agents import About, tell_led
 from geocomm.metrics.own_counters import keep_counters
 from geocomm.observe.telemetry.overview import overview
 from geocomm.observe.telemetry.prometheus_text import metric_rows
 from geocomm.observe.telemetry.run_store import RunStore
-from geocomm.observe.telemetry.store_folder import COLLECTOR_LOCK, StoreFolder
+from geocomm.observe.telemetry.store_folder import StoreFolder
 from support.metric_samples import samples
 
 
@@ -27,7 +28,7 @@ def put(journal: SqliteJournal, kind: Any, **fields: Any) -> None:
 
 
 def test_members_of_an_elastic_run_are_those_of_its_journal_and_who_has_left_is_none(tmp_path: Path) -> None:
-    journal = SqliteJournal(tmp_path / FILE_NAME)
+    journal = SqliteJournal(RunDir(tmp_path).journal)
     put(journal, Genesis, run="1" * 32, settings={}, layout="3" * 32, digests=("4" * 32,), every=10)
     for site in "ba":
         put(journal, Join, site=site, store="5" * 32)
@@ -40,7 +41,7 @@ def test_members_of_an_elastic_run_are_those_of_its_journal_and_who_has_left_is_
 
 
 def test_members_of_a_run_that_deals_data_have_what_was_dealt_and_does_not_count(tmp_path: Path) -> None:
-    journal = SqliteJournal(tmp_path / FILE_NAME)
+    journal = SqliteJournal(RunDir(tmp_path).journal)
     put(journal, Genesis, run="1" * 32, settings={}, layout="3" * 32, digests=("4" * 32,), every=10)
     put(journal, Data, set="cat", number=1, sha256="7" * 64, sequence_length=10)
     for site in "ab":
@@ -60,8 +61,8 @@ def test_members_of_a_run_that_deals_data_have_what_was_dealt_and_does_not_count
 
 def test_folder_of_another_run_has_no_members_but_a_disk_and_the_start_of_its_collector(tmp_path: Path) -> None:
     assert StoreFolder.look(tmp_path).collected_since == 0.0
-    (tmp_path / COLLECTOR_LOCK).touch()
-    os.utime(tmp_path / COLLECTOR_LOCK, (7.0, 7.0))
+    RunDir(tmp_path).collector_lock.touch()
+    os.utime(RunDir(tmp_path).collector_lock, (7.0, 7.0))
     found = StoreFolder.look(tmp_path)
     assert (found.members, found.collected_since, found.has_left("a")) == (None, 7.0, False)
     assert found.free_bytes is not None

@@ -13,7 +13,6 @@ from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.journal.entries import Listed, Round, Skip, Snapshot
 from geocomm.elastic.journal.member import Frame
 from geocomm.elastic.journal.messages import Check, Offer, Open, Owner, Peer, Sum
-from geocomm.elastic.snapshots import Snapshots
 from geocomm.metrics.events import EventReader, events
 from geocomm.sync.local_steps.elastic.member_frames import Delta, MemberFrames, OwnFrame
 from geocomm.sync.local_steps.elastic.member_records import MemberRecords
@@ -127,7 +126,7 @@ def test_snapshot_has_states_that_were_written_before_it_was_asked_for(tmp_path:
     assert states.wants(0, 7)
     assert states.keep(0, 7, [part])
     assert states.keep(0, 7, [part]) is False
-    assert (Snapshots(store).folder / str(HEAD["index"]) / "0@7.state").exists()
+    assert (store.files.snapshot(HEAD["index"]) / "0@7.state").exists()
     assert store.latest_state(0) == 7
 
 

@@ -28,6 +28,7 @@ from torch.distributed.tensor import DTensor
 from geocomm.core.file_systems import put_in_place, write_whole
 from geocomm.core.message_log import logger
 from geocomm.core.records import Record, line_of
+from geocomm.core.run_dir import RunDir
 from geocomm.sync.local_steps.model.fragments import digest
 from geocomm.sync.local_steps.model.inner_optimizers import InnerOptimizers
 from geocomm.sync.local_steps.model.optimizer_state import local_part
@@ -35,7 +36,6 @@ from geocomm.sync.local_steps.model.optimizer_state import local_part
 if TYPE_CHECKING:
     from geocomm.sync.local_steps.model.site_group import SiteGroup
 
-_FOLDER = "site"
 _CHUNK_BYTES = 1 << 20
 _MOST_PENDING = 64
 """Chunks that wait for the disk."""
@@ -91,7 +91,7 @@ class SiteMoments:
     ) -> None:
         """run_dir: on this node; None at a rank that has no part. sharded: the ranks have parts; else the first rank's
         are all."""
-        self._folder = (run_dir or Path()) / _FOLDER
+        self._folder = RunDir(run_dir or Path()).moments
         self._inner, self._ranks = inner, ranks
         self._model = f"{layout} {inner.classes}"
         self._place, self._parts = (ranks.place, ranks.size) if sharded else (0, 1)
