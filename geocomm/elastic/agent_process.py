@@ -17,7 +17,7 @@ from typing import NoReturn
 from geocomm.core.addresses import HubAddress, HubAddressError, is_loopback, reached_here
 from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
 from geocomm.core.file_systems import FolderInUseError, held_by_one
-from geocomm.core.message_log import add_field, log
+from geocomm.core.message_log import add_field, log, tell
 from geocomm.core.records import Record, line_of
 from geocomm.data.deal_records import DealtSet
 from geocomm.elastic.agent import Agent
@@ -372,7 +372,7 @@ def main() -> None:
 
 
 def _refuse(why: str) -> NoReturn:
-    print(f"geocomm agent: {why}", file=sys.stderr, flush=True)
+    tell("agent", why)
     sys.exit(EXIT_BAD_INPUT)
 
 

@@ -15,6 +15,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
+from geocomm.core.message_log import tell
 from geocomm.core.site import site_name
 from geocomm.group.rendezvous.first_error import hide_torchruns_lines, tell_failure
 from geocomm.group.rendezvous.launch_checks import check_program
@@ -31,7 +32,7 @@ def main(arguments: list[str]) -> int:
         try:
             check_program(chosen)
         except BadInput as error:
-            print(f"geocomm run: {error}", file=sys.stderr, flush=True)
+            tell("run", str(error))
             return EXIT_BAD_INPUT
         hide_torchruns_lines()
         # A second signal, while torchrun formats its line about the first, would show as a traceback.

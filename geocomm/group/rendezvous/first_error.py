@@ -9,7 +9,6 @@ import contextlib
 import json
 import logging
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +18,7 @@ import torch.distributed as dist
 from pydantic import TypeAdapter, ValidationError
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from geocomm.core.message_log import printable
+from geocomm.core.message_log import printable, tell
 from geocomm.group.membership.rank_record import ranks_text
 
 WAIT_S = 5.0
@@ -59,13 +58,13 @@ def tell_failure(error: ChildFailedError, site: str, store: dist.Store | None = 
     """
     failures = cast(Mapping[int, ProcessFailure], error.failures)
     for status, ranks in _by_status(failures).items():
-        _print(f"{ranks_text(ranks)} of this node ended with {status}")
+        tell("run", f"{ranks_text(ranks)} of this node ended with {status}")
     in_order = sorted(failures.items(), key=lambda each: each[1].timestamp)
     found = _first([_failure(rank, failure, site) for rank, failure in in_order])
     if store is not None and nodes > 1:
         with contextlib.suppress(dist.DistError):  # the hub is gone, and with it what others have said
             found = _first_of_all(store, found, nodes)
-    _print(f"first error: {found}")
+    tell("run", f"first error: {found}")
 
 
 def hide_torchruns_lines() -> None:
@@ -124,7 +123,3 @@ def _status(failure: ProcessFailure) -> str:
     if failure.exitcode >= 0:
         return f"exit status {failure.exitcode}"
     return f"signal {failure.signal_name()}"
-
-
-def _print(message: str) -> None:
-    print(f"geocomm run: {message}", file=sys.stderr, flush=True)

@@ -18,7 +18,7 @@ from typing import Any
 from geocomm.core.addresses import HubAddress, listen_on, reached_here
 from geocomm.core.child_processes import ending_with_this, send_signal
 from geocomm.core.environment import collector_socket
-from geocomm.core.message_log import log
+from geocomm.core.message_log import log, tell
 from geocomm.core.run_dir import RunDir
 from geocomm.group.rendezvous.hub import Hub
 from geocomm.group.rendezvous.to_collector import CollectorConfig
@@ -115,7 +115,7 @@ async def _be_hub(
         status = await process.wait()
         await hub.drained(_LINGER_S)  # other nodes may still say good-bye
     if -status in (signal.SIGINT, signal.SIGTERM):  # before it could say so itself
-        print(f"geocomm run: ended by {signal.Signals(-status).name}", file=sys.stderr)
+        tell("run", f"ended by {signal.Signals(-status).name}")
     first.cancel()
     serving.cancel()
     await asyncio.gather(first, serving, return_exceptions=True)

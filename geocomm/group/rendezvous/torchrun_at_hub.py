@@ -27,7 +27,7 @@ from geocomm.core.addresses import HubAddress
 from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
 from geocomm.core.environment import keep_keys_from_ranks, one_site
 from geocomm.core.errors import InvalidArgumentError, UnsupportedError
-from geocomm.core.message_log import log
+from geocomm.core.message_log import log, tell
 from geocomm.core.site import site_name
 from geocomm.group.rendezvous.first_error import hide_torchruns_lines, tell_failure
 from geocomm.group.rendezvous.hub_rendezvous import HubRendezvousMaker, keys_or_refusal
@@ -97,13 +97,13 @@ def main(arguments: list[str]) -> None:
         _refuse(str(error))
     except RendezvousConnectionError as error:
         cause = str(error).partition("\n")[0]
-        _say(f"the hub at {hub} is gone ({cause}): geocomm run has ended there, and its last lines say why")
+        tell("run", f"the hub at {hub} is gone ({cause}): geocomm run has ended there, and its last lines say why")
         sys.exit(1)
     except SignalException as stop:  # torchrun has ended the ranks
-        _say(f"ended by {stop.sigval.name}")
+        tell("run", f"ended by {stop.sigval.name}")
         sys.exit(128 + stop.sigval)
     except (RendezvousClosedError, RendezvousTimeoutError) as error:
-        _say(str(error))
+        tell("run", str(error))
         sys.exit(1)
     except ChildFailedError as error:  # of the ranks, which have told their errors; torchrun's own stack tells nothing
         nodes = int(str(chosen.nnodes).partition(":")[0])
@@ -145,10 +145,6 @@ def _number_by_sites(chosen: Namespace) -> None:
     chosen.nnodes = chosen.nnodes or "1"
 
 
-def _say(message: str) -> None:
-    print(f"geocomm run: {message}", file=sys.stderr, flush=True)
-
-
 def _refuse(message: str) -> NoReturn:
-    _say(message)
+    tell("run", message)
     sys.exit(EXIT_BAD_INPUT)
