@@ -23,6 +23,7 @@ from geocomm.core.bad_input import BadInput
 from geocomm.core.environment import data_cache, links_file
 from geocomm.core.file_systems import FULL
 from geocomm.core.message_log import logger
+from geocomm.core.patience import Waiting, pauses
 from geocomm.data.cache_folder import CacheFolder
 from geocomm.data.catalog import Shard
 from geocomm.data.places import Folder
@@ -35,8 +36,6 @@ from geocomm.metrics import sources
 SHARDS_AT_LEAST = 16
 """Two deals: what a cache must hold."""
 _OPEN_MAPS = 64
-_TELL_SECONDS = 10.0
-_TELL_AGAIN_SECONDS = 60.0
 _POLL_SECONDS = 0.2
 """How soon is seen what another process has fetched."""
 _FAR_SHARE = 0.5
@@ -81,8 +80,8 @@ class ShardCache:
         self._failed: dict[str, Exception] = {}
         self._wrong: dict[tuple[str, str, int], list[str]] = {}
         """By place: what was wrong with it, each time."""
-        self._pauses: dict[str, tuple[float, float]] = {}
-        """Pauses of a store, or of a shard that is not in it: until when, and how long each is."""
+        self._pauses: dict[str, tuple[float, Iterator[float]]] = {}
+        """Pauses of a store, or of a shard that is not in it: until when, and how long the next ones are."""
         self._denied: dict[str, float] = {}
         """By shard: since when the newest version is known to deny it."""
         self._troubles: dict[str, str] = {}
@@ -178,8 +177,7 @@ class ShardCache:
         return None
 
     def _awaited(self, shard: Shard) -> tuple[Path, int]:
-        began = time.monotonic()
-        tell_at = began + _TELL_SECONDS
+        began, waiting = time.monotonic(), Waiting(logger().warning)
         with self._changed:
             self._urgent = shard
             self._pauses.pop(shard.sha256, None)
@@ -191,18 +189,15 @@ class ShardCache:
                     if self._closed:
                         raise BadInput("the cache of shards was closed while it was read")
                     self._hear()
-                    if time.monotonic() > tell_at:
-                        tell_at += _TELL_AGAIN_SECONDS
-                        self._tell(shard, time.monotonic() - began)
+                    waiting.tell(lambda: self._state_of(shard))
                     self._changed.wait(_POLL_SECONDS)
             finally:
                 self._urgent = None
                 self.waited_seconds += time.monotonic() - began
         return found
 
-    def _tell(self, shard: Shard, seconds: float) -> None:
-        trouble = self._troubles.get(shard.sha256, "it is being fetched")
-        logger().warning("data: has waited %.0f s for %s of store %s: %s", seconds, shard.path, shard.store, trouble)
+    def _state_of(self, shard: Shard) -> str:
+        return f"{shard.path} of store {shard.store}: {self._troubles.get(shard.sha256, 'it is being fetched')}"
 
     def _start(self) -> None:
         if self._thread is None:
@@ -377,11 +372,11 @@ class ShardCache:
         logger().warning("data: %s; it is not used", text)
 
     def _pause(self, key: str) -> None:
-        pause = min(self._pauses.get(key, (0.0, _FIRST_PAUSE / 2))[1] * 2, _LONGEST_PAUSE)
-        self._pauses[key] = time.monotonic() + pause, pause
+        _, further = self._pauses.get(key) or (0.0, pauses(_FIRST_PAUSE, _LONGEST_PAUSE))
+        self._pauses[key] = time.monotonic() + next(further), further
 
     def _paused(self, key: str) -> bool:
-        return time.monotonic() < self._pauses.get(key, (0.0, 0.0))[0]
+        return key in self._pauses and time.monotonic() < self._pauses[key][0]
 
 
 def far_rates(links: Links) -> dict[str, float]:

@@ -23,7 +23,7 @@ from geocomm.core.child_processes import ending_with_this, send_signal
 from geocomm.core.environment import AGENT_OF_FIRST_NODE
 from geocomm.core.file_systems import FULL
 from geocomm.core.message_log import log
-from geocomm.core.patience import Waiting, for_ever
+from geocomm.core.patience import Waiting, for_ever, pauses
 from geocomm.core.run_dir import RunDir
 from geocomm.elastic.agent_process import LAST_STEPS_S, AgentConfig
 from geocomm.elastic.fragment_store import FragmentStore
@@ -210,14 +210,16 @@ class Supervisor:
 
     async def _keep_ranks(self) -> int:
         """Start the ranks, and again when they have died. Returns torchrun's status once they are to start no more."""
-        fruitless, pause_s = 0, _FIRST_PAUSE_S
+        fruitless, waits = 0, pauses(_FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:
             counted = self._counted()
             status = await self._run_ranks()
             if status in (0, EXIT_BAD_INPUT) or self._leaving.is_set():
                 return 0 if self._leaving.is_set() else status
             if self._counted() > counted:
-                fruitless, pause_s = 0, 0.0
+                fruitless, waits, pause_s = 0, pauses(_FIRST_PAUSE_S, LONGEST_PAUSE_S), 0.0
+            else:
+                pause_s = next(waits)
             fruitless += 1
             if fruitless == MOST_FRUITLESS_STARTS:
                 log(
@@ -225,13 +227,12 @@ class Supervisor:
                     f"error is above. The site gives up; what it has is in {self._agent_config.run_dir}"
                 )
                 return status
-            when = f"in {pause_s:g} s" if pause_s else "at once"
+            when = f"in {pause_s:.1f} s" if pause_s else "at once"
             log(f"the ranks of this site have ended ({_told(status)}); they start again {when}")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._leaving.wait()
                     return 0
-            pause_s = min(max(_FIRST_PAUSE_S, 2 * pause_s), LONGEST_PAUSE_S)
 
     async def _run_ranks(self) -> int:
         """torchrun, once; its exit status."""

@@ -15,13 +15,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from geocomm.core.patience import pauses
+from geocomm.core.patience import Patience, pauses
 
 if TYPE_CHECKING:
     from torch.distributed import Store
-
-_WORD_S = 10.0
-"""After this wait, the caller hears for whom it is."""
 
 Record = dict[str, Any]
 """What JSON can hold. One with an `error` ends the roll call at once: its rank takes no further part."""
@@ -95,22 +92,21 @@ def gather(
 ) -> list[Record]:
     """Exchange records under a name of which the store holds nothing else: three round trips to it.
 
-    waits_for: is called after each ten seconds with the ranks whose records are missing. Raises Absent, or what the
-    store raises when it is gone.
+    waits_for: is called after 10 s, 30 s, 90 s and so on with the ranks whose records are missing. Raises Absent, or
+    what the store raises when it is gone.
     """
-    begun = time.monotonic()
     publish(store, name, rank, record)
     keys = [f"{name}/rank/{other}" for other in range(size)]
-    word_s, waits = _WORD_S, pauses(0.005, 0.2)
+    patience, waits = Patience(), pauses(0.005, 0.2)
     while not store.check(keys):  # torch writes to stderr where its `wait` takes too long
-        waited_s = time.monotonic() - begun
-        if waited_s >= min(word_s, timeout.total_seconds()):
+        is_late = patience.waited_s >= timeout.total_seconds()
+        if is_late or patience.left_s <= 0:
             missing = [other for other, key in enumerate(keys) if not store.check([key])]
-            if missing and waited_s >= timeout.total_seconds():
+            if missing and is_late:
                 raise Absent(missing)
             if missing:
                 waits_for(missing)
-            word_s += _WORD_S
+            patience.put_off()
         time.sleep(next(waits))
     return [json.loads(text) for text in store.multi_get(keys)]
 

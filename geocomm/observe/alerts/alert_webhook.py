@@ -15,10 +15,12 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+from geocomm.core.patience import pauses
 from geocomm.observe.alerts.alert_rules import PREFIX
 
 _MOST_WAITING = 100
 _PAUSES_S = (1.0, 5.0)
+_MORE_TRIES = 2
 _LIMIT_S = 10.0
 _CLOSE_S = 3.0
 _SLACK = "hooks.slack.com"
@@ -63,7 +65,7 @@ class AlertWebhook:
         request = urllib.request.Request(
             url, json.dumps(body).encode(), {"Content-Type": "application/json", "User-Agent": "geocomm"}
         )
-        for pause_s in (*_PAUSES_S, None):
+        for pause_s in (*itertools.islice(pauses(*_PAUSES_S), _MORE_TRIES), None):
             try:
                 with urllib.request.urlopen(request, timeout=_LIMIT_S):
                     return

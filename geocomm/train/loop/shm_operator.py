@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
+from geocomm.core.message_log import tell
+from geocomm.core.patience import Waiting
 
 NAME = "deepspeed_shm_comm"
 Say = Callable[[str], None]
@@ -118,13 +120,13 @@ def build_guard(folder: Path, say: Say) -> Generator[None]:
 
 def _lock(guard: int, folder: Path, say: Say) -> bool:
     """Wait for the lock of the kernel's; whether this file system has any."""
-    talk = _Reminder(say)
+    waiting = Waiting(say)
     while True:
         try:
             fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             owner = (folder / "geocomm.lock").read_text() or "unknown"
-            talk.remind(f"waits for process {owner}, which builds DeepSpeed's operator in {folder}")
+            waiting.tell(lambda owner=owner: f"process {owner}, which builds DeepSpeed's operator in {folder}")
             time.sleep(_POLL_S)
         except OSError as error:
             if error.errno not in _NO_LOCKS:
@@ -137,7 +139,7 @@ def _lock(guard: int, folder: Path, say: Say) -> bool:
 def _await_lock(folder: Path, say: Say) -> None:
     """Wait until no build has torch's lock in `folder`, and remove one that has no owner."""
     lock = folder / "lock"
-    talk = _Reminder(say)
+    waiting = Waiting(say)
     closed_since: float | None = None
     while True:
         try:
@@ -149,7 +151,8 @@ def _await_lock(folder: Path, say: Say) -> None:
             closed_since = None
             whom = f"process {builders[0]}" if builders else "a process of another user"
             hint = "" if builders else f"; if there is none, remove {lock}"
-            talk.remind(f"waits for {whom}, which builds DeepSpeed's operator in {folder}{hint}")
+            said = f"{whom}, which builds DeepSpeed's operator in {folder}{hint}"
+            waiting.tell(lambda said=said: said)
         elif closed_since is None:
             closed_since = time.monotonic()
         elif time.monotonic() - closed_since >= _CLOSED_FOR_S:
@@ -178,22 +181,6 @@ def _has_open(process: Path, file: Path) -> bool:
             if descriptor.readlink() == file:
                 return True
     return False
-
-
-class _Reminder:
-    """Says a line when it has been waiting for a second, and every 15 s from then on."""
-
-    def __init__(self, say: Say) -> None:
-        self._say = say
-        self._began = time.monotonic()
-        self._next = self._began + 1.0
-
-    def remind(self, line: str) -> None:
-        """`line` with the time, if it is due."""
-        now = time.monotonic()
-        if now >= self._next:
-            self._say(f"{line} ({now - self._began:.0f} s so far)")
-            self._next = now + _SAY_EVERY_S
 
 
 @contextlib.contextmanager
@@ -235,7 +222,7 @@ def main() -> int:
     try:
         load_operator(lambda line: print(f"geocomm: {line}", flush=True))
     except BadInput as error:
-        print(f"{error.__cause__}\ngeocomm: {error}", file=sys.stderr)
+        tell("train", f"{error}; the compiler said:\n{error.__cause__}")
         return EXIT_BAD_INPUT
     return 0
 

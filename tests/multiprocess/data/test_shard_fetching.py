@@ -111,7 +111,7 @@ def test_store_that_lies_is_asked_once_and_another_one_gives_the_bytes(web: WebS
 def test_dead_store_is_waited_for_by_its_name_while_others_serve(
     web: WebServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("geocomm.data.shard_cache._TELL_SECONDS", 1.0)
+    monkeypatch.setattr("geocomm.core.patience.FIRST_WORD_S", 1.0)
     with web_server({"/5.ds": ids_of(5).tobytes()}) as other:
         shards = [shard_of(5, "other"), shard_of(0, "web"), shard_of(1, "web")]
         other.dead = True

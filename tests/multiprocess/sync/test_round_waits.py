@@ -19,7 +19,6 @@ import torch.distributed as dist
 from geocomm.core import patience
 from geocomm.core.errors import GeocommError
 from geocomm.core.message_log import logger
-from geocomm.group.membership import roll_call
 from geocomm.sync.local_steps.fixed.group_rounds import GroupRounds
 from geocomm.sync.local_steps.fixed.simulated_rounds import SimulatedSites
 from geocomm.sync.local_steps.local_steps import local_steps
@@ -152,7 +151,7 @@ def _words() -> Iterator[list[str]]:
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())
     logger().addHandler(handler)
-    with mock.patch.object(patience, "FIRST_WORD_S", 0.2), mock.patch.object(roll_call, "_WORD_S", 0.2):
+    with mock.patch.object(patience, "FIRST_WORD_S", 0.2):
         yield said
     logger().removeHandler(handler)
 

@@ -26,8 +26,10 @@ from pathlib import Path
 
 from torch.utils import cpp_extension
 
+from geocomm.core import patience
 from geocomm.train.loop.shm_operator import build_guard
 
+patience.FIRST_WORD_S = 1.0
 folder = Path(sys.argv[1])
 with build_guard(folder, lambda line: print(line, flush=True)):
     cpp_extension.load("small", [str(folder / "small.cc")], build_directory=str(folder), is_python_module=False)
@@ -129,7 +131,7 @@ def test_compiler_that_outlived_its_build_is_waited_for(folder: Folder) -> None:
     killed.kill()
     killed.wait()
     again = folder.start(gated=False)
-    assert first_line(again).startswith("waits for process ")
+    assert first_line(again).startswith("waiting for process ")
     assert folder.lock.exists()
     folder.open_gate()
     out, _ = again.communicate(timeout=250)
@@ -141,7 +143,7 @@ def test_compiler_that_outlived_its_build_is_waited_for(folder: Folder) -> None:
 def test_two_builds_at_a_time_take_turns(folder: Folder) -> None:
     first = folder.start_to_compile()
     second = folder.start(gated=False)
-    assert first_line(second).startswith(f"waits for process {first.pid}, ")
+    assert first_line(second).startswith(f"waiting for process {first.pid}, ")
     folder.open_gate()
     assert first.communicate(timeout=250)[0] == "loaded\n"
     assert second.communicate(timeout=250)[0].endswith("loaded\n")
@@ -157,7 +159,7 @@ def test_lock_of_a_build_without_the_guard_stays_while_it_lives(folder: Folder) 
     while not folder.lock.exists():
         time.sleep(0.02)
     build = folder.start(gated=False)
-    assert first_line(build).startswith(f"waits for process {unguarded.pid}, ")
+    assert first_line(build).startswith(f"waiting for process {unguarded.pid}, ")
     assert folder.lock.exists()
     folder.lock.unlink()  # as torch does at the end
     assert build.communicate(timeout=250)[0] == "loaded\n" or build.returncode == 0
