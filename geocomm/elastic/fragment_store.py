@@ -32,7 +32,6 @@ from geocomm.core.site import check_site_name
 
 Piece = bytes | bytearray | memoryview
 
-FRAGMENTS = "fragments"
 _STATE = re.compile(r"(\d+)@(\d+)\.state")
 _FRAMES = re.compile(r"(\d+)@(\d+)")
 _PART = re.compile(r"\.(\d+)-\d+\.part")

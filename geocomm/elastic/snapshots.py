@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-FOLDER = "snapshots"
-MANIFEST_FILE = RunDir.MANIFEST
 KEPT = GONE_BACK_TO
 """Newest snapshots of a site, and newest ones of which the journal says that enough sites have them: others go."""
 

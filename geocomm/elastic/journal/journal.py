@@ -15,12 +15,8 @@ from typing import TypeVar
 from geocomm.core.bad_input import BadInput
 from geocomm.core.file_systems import network_file_system
 from geocomm.core.records import Hash
-from geocomm.core.run_dir import RunDir
 from geocomm.elastic.journal.entries import AnyRound, BadLineError, Entry, TermBegun, entry_of
 from geocomm.elastic.journal.run_state import EMPTY, Head, RunState
-
-FILE_NAME = RunDir.JOURNAL
-"""In the run folder."""
 
 _APPLICATION_ID = 0x47434A4C  # "GCJL"
 _FORMAT = 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from geocomm.elastic.fragment_store import FRAGMENTS as FRAGMENTS_FOLDER
+from geocomm.core.run_dir import RunDir
 from geocomm.elastic.journal.entries import AnyRound
 from geocomm.elastic.journal.run_state import Standing
 from geocomm.wire.greeting import Purpose
@@ -85,7 +85,7 @@ class Checks:
     def bounds(self) -> None:
         """Nothing is kept that nobody wants."""
         for site in self._run.sites.values():
-            strange = [path.name for path in site.run_dir.glob(f"{FRAGMENTS_FOLDER}/*@{STRANGE // 1000}*")]
+            strange = [path.name for path in RunDir(site.run_dir).fragments.glob(f"*@{STRANGE // 1000}*")]
             if strange:
                 raise self._run.broke(f"{site.name} has made a folder for {strange[0]}, a frame that was never made")
             for stream in () if site.agent is None else site.agent.streams:

@@ -8,10 +8,9 @@ import shutil
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from geocomm.elastic.fragment_store import FRAGMENTS as FRAGMENTS_FOLDER
+from geocomm.core.run_dir import RunDir
 from geocomm.elastic.journal.messages import Wanted
 from geocomm.elastic.questions import LeaderAnswer, RemovalAsked
-from geocomm.elastic.snapshots import FOLDER, MANIFEST_FILE
 from support.whole_run.agents import ask, ask_for_frame
 from support.whole_run.machines import PORT, Room
 from support.whole_run.sites import Site
@@ -130,7 +129,7 @@ class Faults:
             case "all" | "frames":
                 await asyncio.gather(*(one.stop() for one in there))
                 for one in there if kind == "frames" else ():
-                    for folder in (one.run_dir / FRAGMENTS_FOLDER).glob("*@*/"):
+                    for folder in RunDir(one.run_dir).fragments.glob("*@*/"):
                         shutil.rmtree(folder)
                 await asyncio.sleep(chance.uniform(0.5, 10))
                 for one in there:
@@ -269,9 +268,9 @@ class Faults:
             self._restoring = False
 
     def _litter(self, site: Site) -> None:
-        folder = site.run_dir / FOLDER
+        folder = RunDir(site.run_dir).snapshots
         (folder / f"{self._run.chance.randint(1, 99)}.bak").mkdir(parents=True, exist_ok=True)
-        for manifest in sorted(folder.glob(f"*/{MANIFEST_FILE}"))[:1]:
+        for manifest in sorted(folder.glob(f"*/{RunDir.MANIFEST}"))[:1]:
             manifest.write_bytes(b"{")
 
     async def _remove_leader(self, site: Site) -> None:

@@ -8,9 +8,10 @@ import math
 from contextvars import Context
 from typing import TYPE_CHECKING
 
+from geocomm.core.run_dir import RunDir
 from geocomm.elastic.agent_process import AgentConfig
 from geocomm.elastic.journal.entries import Entry
-from geocomm.elastic.journal.journal import FILE_NAME, SqliteJournal
+from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.run_state import RunState
 from support.whole_run.agents import AgentEnd, run_process
 from support.whole_run.etcd import SERVER
@@ -48,7 +49,7 @@ class Site:
         """The machine begins, with what is on its disk. An empty folder needs the address of who leads now."""
         self.machine.up = True
         self.up_since = self._run.now
-        if not (self.run_dir / FILE_NAME).exists():
+        if not RunDir(self.run_dir).journal.exists():
             self._hub = self._run.hub
         self._supervising = asyncio.get_running_loop().create_task(self._supervise(), context=Context())
 
@@ -148,7 +149,7 @@ class Site:
 
     def state(self) -> tuple[RunState, list[Entry]]:
         """What its journal says, until that is asked again."""
-        path = self.run_dir / FILE_NAME
+        path = RunDir(self.run_dir).journal
         if not path.exists():
             return RunState(), []
         with contextlib.closing(SqliteJournal(path, read_only=True)) as journal:
@@ -165,7 +166,7 @@ class Site:
     @property
     def first(self) -> int:
         """The index of the first entry in its journal."""
-        path = self.run_dir / FILE_NAME
+        path = RunDir(self.run_dir).journal
         if not path.exists():
             return 0
         with contextlib.closing(SqliteJournal(path, read_only=True)) as journal:
