@@ -173,10 +173,13 @@ class SiteRanks:
             for deal in own_deals(self._view.state, self._view.site, behind):
                 self.tell_owner(0, deal)
             return
-        # They have been told the entry, and end: what they still say is not heard.
-        void = {place: rank for place, rank in self._ranks.items() if rank.welcomed}
+        # They end: what they still say is not heard. Those that are welcomed have been told the entry; others may train
+        # since before this agent began.
+        void = {place: rank for place, rank in self._ranks.items() if rank.welcomed or rank.connection.hello.trains}
         for place, rank in void.items():
             del self._ranks[place]
+            if not rank.welcomed:
+                rank.connection.say(Stop(why=_TAKEN_BACK))
             rank.connection.close()
         if void:
             log(f"the ranks of this site end, and start again: {_TAKEN_BACK}")
