@@ -23,7 +23,7 @@ from geocomm.core.patience import Waiting
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.journal.admission import are_most, members_of
 from geocomm.elastic.journal.entries import BadLineError, Entry
-from geocomm.elastic.journal.journal import NoJournalError, SqliteJournal
+from geocomm.elastic.journal.journal import DamagedJournalError, NoJournalError, SqliteJournal
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.questions import AgentStanding, StandingAsked, read_journal, standings
 from geocomm.elastic.snapshots import Snapshots
@@ -39,9 +39,10 @@ async def fetch_if_damaged(store: FragmentStore, hub: str, keys: Keys, leaving: 
     """Have a journal here that is whole, or none. hub: where all sites look for the leader at the start; empty: etcd
     says that. False: the site was asked to leave before. NoJournalError: it is damaged, and no other site is known."""
     path, site = store.files.journal, keys.identity.site
-    if not path.exists() or not (why := await asyncio.to_thread(_damage, path)):
-        return True
     known = KnownAgents(store.run_dir, log)
+    has_run = any(name != site for name in known.addresses)  # else there may be no journal yet, or something else
+    if not (why := await asyncio.to_thread(_damage, path, has_run=has_run)):
+        return True
     addresses = {at for name, at in known.addresses.items() if name != site} | {known.leader or hub, hub} - {""}
     told = (
         f"{path} is damaged ({why}). geocomm snapshot restore goes back to a snapshot. Where another site leads, or is "
@@ -80,10 +81,8 @@ async def fetch_if_damaged(store: FragmentStore, hub: str, keys: Keys, leaving: 
             for fragment, version in enumerate(state.versions):  # what only this site's journal had is gone
                 store.remove_states_after(fragment, version)
             Snapshots(store).remove_from(state.head.index + 1)
-            log(
-                f"{path} is whole again, with the {state.head.index + 1} entries that {one.site} has; the damaged file "
-                f"is {aside.name}"
-            )
+            kept = f"; the damaged file is {aside.name}" if aside.exists() else ""
+            log(f"{path} is whole again, with the {state.head.index + 1} entries that {one.site} has{kept}")
             return True
         waiting.tell(lambda reason=reason: f"another site's journal, since that of this one is damaged ({reason})")
         with contextlib.suppress(TimeoutError):
@@ -101,26 +100,34 @@ def _add(journal: SqliteJournal, entries: Sequence[Entry]) -> None:
     journal.append_all(entries, journal.head)
 
 
-def _damage(path: Path) -> str:
-    """What is wrong with the file; empty: nothing, or who opens it to write says so: it is no journal yet, or none."""
+def _damage(path: Path, *, has_run: bool) -> str:
+    """What is wrong with the file; empty: nothing, or who opens it to write says so. has_run: this site takes part in a
+    run, so that a file which is no journal, or none at all, is damage too."""
+    if not path.exists():
+        return "it is gone" if has_run else ""
     try:
         with contextlib.closing(SqliteJournal(path, read_only=True)) as journal:
             journal.check()
-    except (sqlite3.DatabaseError, BadLineError) as error:
+    except DamagedJournalError as error:
+        return str(error) if has_run or "malformed" in str(error) else ""
+    except NoJournalError:
+        return ""
+    except (sqlite3.DatabaseError, UnicodeDecodeError, BadLineError) as error:
         return str(error)
-    except NoJournalError as error:
-        return str(error) if "malformed" in str(error) else ""
     return ""
 
 
 def _sound(path: Path) -> dict[int, tuple[str, int]]:
     """Hash and term of the newest entries, by index, as far as they can be read and are as they were written."""
     found: dict[int, tuple[str, int]] = {}
-    query = "SELECT idx, hash, CAST(line AS BLOB) FROM entries ORDER BY idx DESC LIMIT ?"
-    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(path)) as db:
-        for index, said, line in db.execute(query, (_COMPARED,)):
-            if hashlib.sha256(line).hexdigest() == said:
-                found[int(index)] = str(said), int(json.loads(line)["term"])
+    query = "SELECT hash, CAST(line AS BLOB) FROM entries ORDER BY idx DESC LIMIT ?"
+    file = f"{path.absolute().as_uri()}?mode=ro"
+    damaged = contextlib.suppress(sqlite3.Error, UnicodeDecodeError)
+    with damaged, contextlib.closing(sqlite3.connect(file, uri=True)) as db:
+        for said, line in db.execute(query, (_COMPARED,)):
+            if isinstance(line, bytes) and hashlib.sha256(line).hexdigest() == said:
+                entry = json.loads(line)  # whose place in the file may be another one
+                found[int(entry["index"])] = str(said), int(entry["term"])
     return found
 
 

@@ -50,6 +50,10 @@ class NoJournalError(BadInput, ValueError):
     """The file is not a journal that this version can use; the message says why, and what to do."""
 
 
+class DamagedJournalError(NoJournalError):
+    """Not even the file's first page is that of a journal."""
+
+
 class SqliteJournal:
     """The chain of entries of a run folder, of which none is ever changed. What the oldest ones say may stand in their
     place as a state; `cut` alone takes newest ones away.
@@ -57,7 +61,8 @@ class SqliteJournal:
     A SQLite file (WAL, synchronous=FULL) that one process writes and others may read. It has states of the run now and
     then, so that nobody reads all entries.
 
-    Raises NoJournalError: the file is of something else, of another version, or on a network file system.
+    Raises NoJournalError: the file is of something else (DamagedJournalError), of another version, or on a network file
+    system.
     sqlite3.OperationalError: the disk is full, or fails. BadLineError: its chain is broken at the end; `verify` looks
     at all of it.
     """
@@ -78,11 +83,14 @@ class SqliteJournal:
                 self._state_at = max((index for index, _ in self._states()), default=EMPTY.index)
                 if not read_only:
                     self._check_end()
-        except sqlite3.DatabaseError as error:
+        except (
+            sqlite3.DatabaseError,
+            UnicodeDecodeError,
+        ) as error:  # the latter where SQLite's own words have the damage
             self.close()
-            if not read_only and _is_of_disk(error):
+            if not read_only and isinstance(error, sqlite3.DatabaseError) and _is_of_disk(error):
                 raise
-            raise NoJournalError(f"{path} is not a journal of geocomm: {error}") from None
+            raise DamagedJournalError(f"{path} is not a journal of geocomm: {error}") from None
         except BaseException:
             self.close()
             raise
@@ -270,8 +278,11 @@ class SqliteJournal:
             return state, confirmed
 
     def check(self) -> None:
-        """Look at all bytes of all entries, without reading what they say, and at the state now. BadLineError,
-        sqlite3.DatabaseError: the file is damaged."""
+        """Look at all bytes of all entries, without reading what they say, at the state now, and at what SQLite keeps
+        beside them: else who writes would find the damage, again and again. BadLineError, sqlite3.DatabaseError: the
+        file is damaged."""
+        if (found := self._pragma("integrity_check(1)")) != "ok":
+            raise BadLineError(f"{self.path} is damaged: {found}")
         with self._one_view():
             head = self.base
             for index, said, line in self._rows(0):
@@ -302,7 +313,7 @@ class SqliteJournal:
         tables = self._db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
         if read_only or tables or found:
             if found != _APPLICATION_ID:
-                raise NoJournalError(f"{self.path} is not a journal of geocomm: it is another SQLite file")
+                raise DamagedJournalError(f"{self.path} is not a journal of geocomm: it is another SQLite file")
             version = int(self._pragma("user_version"))
             if version != _FORMAT:
                 raise NoJournalError(
@@ -346,7 +357,12 @@ class SqliteJournal:
         query = "SELECT idx, hash, line FROM entries WHERE idx >= ? ORDER BY idx LIMIT ?"
         first = max(first, self.base.index + 1)
         while rows := self._db.execute(query, (first, _READ_AT_ONCE)).fetchall():
-            yield from rows
+            for index, said, line in rows:
+                if not isinstance(said, str) or not isinstance(
+                    line, str
+                ):  # a bit of what tells the type is another one
+                    raise BadLineError(f"{self.path}: entry {index} is damaged")
+                yield index, said, line
             first = rows[-1][0] + 1
 
     def _read_head(self) -> Head:
@@ -366,10 +382,9 @@ class SqliteJournal:
         self._state_at = max(self._state_at, state.head.index)
 
     def _state_at_index(self, index: int) -> RunState:
-        hash_, digest, text = self._db.execute(
-            "SELECT hash, digest, state FROM states WHERE idx = ?", (index,)
-        ).fetchone()
-        state = RunState.read(text) if _hash(text) == digest else None
+        row = self._db.execute("SELECT hash, digest, state FROM states WHERE idx = ?", (index,)).fetchone()
+        hash_, digest, text = row or (None, None, None)
+        state = RunState.read(text) if isinstance(text, str) and _hash(text) == digest else None
         if state is None or state.head != Head(index, hash_) or self.hash_at(index) != hash_:
             raise BadLineError(f"{self.path}: the state after entry {index} is damaged")
         return state
