@@ -116,7 +116,14 @@ class Fetcher:
             return Outcome.FAILED
         asked = StateAsked(fragment=fragment, version=held.version, offset=0)
         file = _WantedFile(path, held.bytes, asked, lambda part: file_digest(part, held.version) == held.digest)
-        return await self._once(path, lambda: self._file(file, sources), self._turns_of_states)
+
+        async def get() -> Outcome:
+            outcome = await self._file(file, sources)
+            if outcome is Outcome.HERE:
+                self._store.keep_digest(fragment, held.version, held.digest)
+            return outcome
+
+        return await self._once(path, get, self._turns_of_states)
 
     async def states(self, fragment: int, source: str, head: int, term: int) -> tuple[HeldState, ...]:
         """The states of a fragment that an agent has, none if its journal ends before entry `head`, or in a lower term.

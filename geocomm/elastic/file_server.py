@@ -176,7 +176,8 @@ class FileServer:
                 key = (fragment, version, status.st_mtime_ns)
                 if key not in self._digests:
                     self._digests[key] = file_digest(path, version)
-                held.append(HeldState(version=version, bytes=status.st_size, digest=self._digests[key]))
+                if not self._store.has_changed(fragment, version, self._digests[key]):
+                    held.append(HeldState(version=version, bytes=status.st_size, digest=self._digests[key]))
         self._digests = {
             key: digest
             for key, digest in self._digests.items()

@@ -4,6 +4,7 @@
     RUN_DIR/fragments/P@V/SITE-HASH16.frame       a frame of the round that takes fragment P from version V to V + 1
     RUN_DIR/fragments/P@V/SITE-HASH16.missed      seconds for which this site has looked for that frame in vain
     RUN_DIR/fragments/P@V.state                   fragment P at version V: anchor, then momentum, as raw float32
+    RUN_DIR/fragments/P@V.digest                  that state's digest when it was written: a disk may change bytes
 
 A file has its name only once all of it is on the disk: written beside, fsync, rename, fsync of the folder. So who sees
 a file may say that it is held, and a process that dies leaves at most a part, which `sweep` removes. Ranks and their
@@ -33,6 +34,7 @@ from geocomm.core.site import check_site_name
 Piece = bytes | bytearray | memoryview
 
 _STATE = re.compile(r"(\d+)@(\d+)\.state")
+_OF_STATE = re.compile(r"(\d+)@(\d+)\.(?:state|digest)")
 _FRAMES = re.compile(r"(\d+)@(\d+)")
 _PART = re.compile(r"\.(\d+)-\d+\.part")
 _READ_BYTES = 1 << 20
@@ -131,9 +133,11 @@ class FragmentStore:
 
     def write_state(self, fragment: int, version: int, pieces: Sequence[Piece]) -> str:
         """Keep a state: the bytes of the anchor, then of the momentum if there is one. Returns its digest."""
+        digest = digest_of(version, pieces)
         with self.arriving(self.state_path(fragment, version)) as part:
             _write(part, pieces)
-        return digest_of(version, pieces)
+            self.keep_digest(fragment, version, digest)
+        return digest
 
     def read_state(self, fragment: int, version: int) -> bytes:
         """The bytes of the state. FileNotFoundError: it is not there."""
@@ -142,6 +146,26 @@ class FragmentStore:
     def state_digest(self, fragment: int, version: int) -> str:
         """The digest of a state on the disk. FileNotFoundError: it is not there."""
         return file_digest(self.state_path(fragment, version), version)
+
+    def keep_digest(self, fragment: int, version: int, digest: str) -> None:
+        """Keep what a state is to have."""
+        with contextlib.suppress(OSError):  # without it nobody notices what a disk changes
+            self._digest_path(fragment, version).write_text(digest)
+
+    def has_changed(self, fragment: int, version: int, digest: str) -> bool:
+        """Whether a state whose digest is this now was written with another one, as far as that is known."""
+        try:
+            return self._digest_path(fragment, version).read_text() not in ("", digest)
+        except (OSError, UnicodeDecodeError):
+            return False
+
+    def _digest_path(self, fragment: int, version: int) -> Path:
+        return self.state_path(fragment, version).with_suffix(".digest")
+
+    def remove_state(self, fragment: int, version: int) -> None:
+        """Remove a state, if it is there."""
+        self.state_path(fragment, version).unlink(missing_ok=True)
+        self._digest_path(fragment, version).unlink(missing_ok=True)
 
     def states(self, fragment: int) -> list[int]:
         """The versions of the fragment whose states are here, the oldest first."""
@@ -155,7 +179,7 @@ class FragmentStore:
     def remove_before(self, fragment: int, version: int) -> None:
         """Remove the states below `version`, and the frames of rounds below it: a state at `version` has them all."""
         for path in list(self._folder.iterdir()):
-            match = _STATE.fullmatch(path.name) or _FRAMES.fullmatch(path.name)
+            match = _OF_STATE.fullmatch(path.name) or _FRAMES.fullmatch(path.name)
             if match and int(match[1]) == fragment and int(match[2]) < version:
                 if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)
@@ -166,7 +190,7 @@ class FragmentStore:
         """Remove the states above `version`: what they were made of is void."""
         for held in self.states(fragment):
             if held > version:
-                self.state_path(fragment, held).unlink(missing_ok=True)
+                self.remove_state(fragment, held)
 
     # ---- arrivals
 

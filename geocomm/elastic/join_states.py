@@ -80,10 +80,12 @@ class StatesOfOthers:
             if version < self.replayed_from(fragment):
                 return None
             said = self._digests(fragment, [version]).get(version)
-            if said in (None, await asyncio.to_thread(self._view.store.state_digest, fragment, version)):
+            digest = await asyncio.to_thread(self._view.store.state_digest, fragment, version)
+            if said == digest or (said is None and not self._view.store.has_changed(fragment, version, digest)):
                 return version
-            log(f"{self._view.store.state_path(fragment, version)} has other bits than the journal says; removed")
-            self._view.store.state_path(fragment, version).unlink(missing_ok=True)
+            by = "it was written with" if said is None else "the journal says"
+            log(f"{self._view.store.state_path(fragment, version)} has other bits than {by}; removed")
+            self._view.store.remove_state(fragment, version)
         return None
 
     def here_until(self, fragment: int, base: int) -> int:

@@ -39,6 +39,20 @@ def test_a_frame_with_other_bytes_is_not_there_any_more(tmp_path: Path) -> None:
     assert not store.has_frame(0, 0, "a", frame)
 
 
+def test_a_state_that_a_disk_has_changed_is_noticed_and_is_removed_with_its_digest(tmp_path: Path) -> None:
+    store = FragmentStore(tmp_path)
+    store.write_state(3, 7, PIECES)
+    assert not store.has_changed(3, 7, store.state_digest(3, 7))
+    store.state_path(3, 7).write_bytes(b"x" + CONTENT[1:])
+    assert store.has_changed(3, 7, store.state_digest(3, 7))
+    store.remove_state(3, 7)
+    store.write_state(3, 8, PIECES)
+    store.remove_before(3, 9)
+    assert not [*tmp_path.glob("fragments/*")]
+    (tmp_path / "fragments/3@9.state").write_bytes(CONTENT)  # of an earlier version of geocomm, or a full disk
+    assert not store.has_changed(3, 9, store.state_digest(3, 9))
+
+
 def test_states_have_digests_and_take_the_place_of_older_frames(tmp_path: Path) -> None:
     store = FragmentStore(tmp_path)
     frames = [store.write_frame(1, version, "a", [bytes([version])]) for version in range(6)]

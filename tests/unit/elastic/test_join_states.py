@@ -63,6 +63,20 @@ def test_frames_that_are_missing_are_fetched_unless_a_state_has_fewer_bytes(tmp_
             base_of(state, store, journal)
 
 
+def test_an_own_state_that_the_disk_has_changed_is_not_begun_with_though_the_journal_says_nothing_of_it(
+    tmp_path: Path,
+) -> None:
+    store = FragmentStore(tmp_path / "run")
+    for version in (4, 5):
+        store.write_state(FRAGMENT, version, [bytes(100)])
+    store.state_path(FRAGMENT, 5).write_bytes(bytes(99) + b"x")
+    state = SimpleNamespace(versions=[6], skipped_at={}, skipped=set(), genesis=None)
+    journal = SimpleNamespace(first_round=lambda fragment: 0, rounds=lambda fragment, version: iter(()))
+    states = StatesOfOthers(cast(RunView, SimpleNamespace(state=state, store=store, journal=journal)))
+    assert asyncio.run(states.own(FRAGMENT)) == 4
+    assert store.states(FRAGMENT) == [4]
+
+
 class LateStates(StatesOfOthers):
     """The journal lets go of rounds while a rank's base is looked for."""
 

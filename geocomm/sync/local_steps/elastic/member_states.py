@@ -109,7 +109,7 @@ class MemberStates:
             self._store.remove_before(fragment, written[old[-1]][1])
             del written[: old[-1]]
         for _, between in written[1:-1]:
-            self._store.state_path(fragment, between).unlink(missing_ok=True)
+            self._store.remove_state(fragment, between)
         self._written[fragment] = written
 
 
