@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -67,6 +67,8 @@ class WeightReader:
         wait_s: Seconds for which sources that do not answer are asked again.
         cache: Where frames are kept until they are used; None: beside the folder, or in a temporary one.
         threads: The most CPU threads that unpack; None: GEOCOMM_THREADS, else this process's share of the cores.
+        swap: For tensors that are used meanwhile: called in `update` with a version's number and with what copies it
+            into the tensors, which it has to call before it returns.
 
     Raises:
         InvalidArgumentError: A source, the keys or `into` cannot be used.
@@ -90,6 +92,7 @@ class WeightReader:
         wait_s: float = WAIT_S,
         cache: str | Path | None = None,
         threads: int | None = None,
+        swap: Callable[[int, Callable[[], None]], None] | None = None,
     ) -> None:
         urls = [sources] if isinstance(sources, str) else list(sources)
         if not urls:
@@ -98,7 +101,7 @@ class WeightReader:
         try:
             loaded = None if folder is None else Keys.load(folder, readers=True)
             is_folder = isinstance(into, str | Path)
-            self._target: ReaderTarget = WeightFolder(Path(into)) if is_folder else TensorsInPlace(into)
+            self._target: ReaderTarget = WeightFolder(Path(into)) if is_folder else TensorsInPlace(into, swap)
             if cache is None and not is_folder:
                 self._temporary = tempfile.TemporaryDirectory(prefix="geocomm-weights-")
                 cache = self._temporary.name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -53,7 +53,9 @@ class ReaderTarget(ABC):
 class TensorsInPlace(ReaderTarget):
     """A module's tensors, or those of a dict."""
 
-    def __init__(self, source: Tensors) -> None:
+    def __init__(self, source: Tensors, swap: Callable[[int, Callable[[], None]], None] | None) -> None:
+        """swap: as in `WeightReader`."""
+        self._swap = swap
         self._tensors = named_tensors(source)
         for name, tensor in self._tensors.items():
             if local_part(tensor) is not tensor and hasattr(tensor, "placements"):
@@ -78,11 +80,17 @@ class TensorsInPlace(ReaderTarget):
 
     @override
     def commit(self, version: WeightVersion) -> None:
+        if self._swap is None:
+            self._copy()
+        else:
+            self._swap(version.number, self._copy)
+        self.version = version
+        self.drop()
+
+    def _copy(self) -> None:
         with torch.no_grad():
             for name, new in zip(self._order, self._new.values(), strict=True):
                 self._tensors[name].copy_(new)
-        self.version = version
-        self.drop()
 
     @override
     def drop(self) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from geocomm.core.bad_input import BadInput
 from geocomm.core.installation import install_command
+from geocomm.core.records import Record, line_of
 from geocomm.train.serve.model_folder import Format, ModelFolder
 
 _LLAMA_SERVER = "llama-server"
@@ -52,6 +53,16 @@ class ApiKey:
     """That has it, absolute."""
 
 
+class FollowSettings(Record):
+    """A stream of weights that a server follows. Paths are absolute: it works in another folder."""
+
+    sources: tuple[str, ...]
+    keys: str
+    """A folder; empty: versions need not be signed."""
+    publisher: str
+    """The site whose versions count; empty: any of the job."""
+
+
 @dataclass(frozen=True)
 class Launch:
     """How an engine's server is started."""
@@ -60,14 +71,18 @@ class Launch:
     variables: dict[str, str] = field(default_factory=dict[str, str])
 
 
-def choose_engine(asked: Engine, folder: ModelFolder, python: str, *, asks_key: bool) -> Engine:
-    """The engine that serves `folder`, and is there for `python`. asks_key: of its clients. Raises BadInput, which says
-    what to install."""
+def choose_engine(asked: Engine, folder: ModelFolder, python: str, *, asks_key: bool, follows: bool = False) -> Engine:
+    """The engine that serves `folder`, and is there for `python`. asks_key: of its clients. follows: a stream of
+    weights. Raises BadInput, which says what to install."""
     if folder.format is Format.ONNX:
         raise BadInput(
             f"{folder.path} is an ONNX folder, and no engine has a server for it (docs/how-to/serve-a-model.md): "
             "serve the folder of geocomm export --format hf, or run model.onnx in onnxruntime"
         )
+    if follows and asked not in (Engine.AUTO, Engine.TRANSFORMERS):
+        raise BadInput(f"--follow is for {Engine.TRANSFORMERS}; for {asked}: geocomm subscribe, with --then")
+    if asked is Engine.AUTO and follows:
+        asked = Engine.TRANSFORMERS
     if asked is Engine.AUTO:
         asked = Engine.LLAMA_CPP if folder.format is Format.GGUF else _for_hf(python)
     if FORMAT_OF[asked] is not folder.format:
@@ -80,6 +95,7 @@ def choose_engine(asked: Engine, folder: ModelFolder, python: str, *, asks_key: 
             raise BadInput(f"{asked} needs {_LLAMA_SERVER} on the PATH: github.com/ggml-org/llama.cpp has builds of it")
         return asked
     needed, package = _NEEDS[asked]
+    needed = (*needed, "geocomm") if follows else needed
     if lacking := set(needed) - _modules(python, needed):
         is_extra = asked is Engine.TRANSFORMERS and python == sys.executable
         how = install_command("serve") if is_extra else f"{python} -m pip install '{package}'"
@@ -100,6 +116,7 @@ def launch(
     address: tuple[str, int],
     workplace: Path,
     key: ApiKey | None = None,
+    follow: FollowSettings | None = None,
 ) -> Launch:
     """How `engine` serves `folder` as `name` on `address`. workplace: an empty folder that lives as long as it does."""
     host, port = address
@@ -107,7 +124,10 @@ def launch(
     if engine is Engine.TRANSFORMERS:
         _lay_out_cache(folder, name, workplace)
         variables = {"HF_HUB_CACHE": str(workplace), "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1"}
-        return Launch([python, "-m", "transformers.cli.transformers", "serve", name, *listen], variables)
+        program = ["transformers.cli.transformers"]
+        if follow is not None:
+            program = ["geocomm.train.serve.followed_server", line_of(follow)]
+        return Launch([python, "-m", *program, "serve", name, *listen], variables)
     if engine is Engine.VLLM:
         command = [python, "-m", "vllm.entrypoints.cli.main", "serve", str(folder.path), "--served-model-name", name]
         # Not --api-key: every user of this machine sees command lines.

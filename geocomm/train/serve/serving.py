@@ -19,7 +19,7 @@ from geocomm.core.bad_input import BadInput
 from geocomm.core.message_log import tell
 from geocomm.group.membership.own_address import url_for_others
 from geocomm.train.serve.engine_process import EngineEnded, EngineProcess, Stopped, StopSignals
-from geocomm.train.serve.engines import HEALTH, ApiKey, Engine, choose_engine, launch
+from geocomm.train.serve.engines import HEALTH, ApiKey, Engine, FollowSettings, choose_engine, launch
 from geocomm.train.serve.model_folder import ModelFolder, check_name, open_folder
 
 
@@ -39,6 +39,8 @@ class Serving:
     start_timeout_s: float
     engine_arguments: Sequence[str] = ()
     """More, for the engine's own command line."""
+    follow: FollowSettings | None = None
+    """The stream whose weights it answers by; None: those of the folder."""
 
 
 def serve(serving: Serving) -> int:
@@ -46,7 +48,10 @@ def serve(serving: Serving) -> int:
     folder = open_folder(serving.folder)
     name = check_name(serving.name or folder.default_name())
     key = key_for(serving.host, serving.key_file)
-    engine = choose_engine(serving.engine, folder, serving.python, asks_key=key is not None)
+    follows = serving.follow is not None
+    engine = choose_engine(serving.engine, folder, serving.python, asks_key=key is not None, follows=follows)
+    if follows and _BATCHING in serving.engine_arguments:
+        raise BadInput(f"leave out {_BATCHING}: its requests are never all done, and --follow swaps between requests")
     stop = StopSignals()
     with stop.noted(), contextlib.ExitStack() as held:
         return _serve(serving, engine, folder, name, key, stop, held)
@@ -65,7 +70,7 @@ def _serve(
     address = (serving.host, serving.port)
     _check_free(*address)
     workplace = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="geocomm-serve-")))
-    start = launch(engine, folder, name, serving.python, address, workplace, key)
+    start = launch(engine, folder, name, serving.python, address, workplace, key, serving.follow)
     running = _start(engine, [*start.command, *serving.engine_arguments], start.variables, workplace, stop)
     held.callback(running.end, signal.SIGTERM)
     try:
@@ -114,6 +119,7 @@ def _curl(serving: Serving, name: str) -> str:
     return f"curl {shlex.quote(url)} -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}"
 
 
+_BATCHING = "--continuous-batching"
 _MAKE_ONE = "(umask 077; openssl rand -hex 32 > api.key)"
 
 
