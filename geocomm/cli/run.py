@@ -28,6 +28,7 @@ from geocomm.cli.run_options import (
     elastic_option,
     leader_settings,
     load_keys,
+    publish_config,
 )
 
 _HELP = """Run torchrun on this node; the nodes meet at HUB, over TLS, on that one port.
@@ -106,6 +107,16 @@ def run(
     snapshot_url: Annotated[
         str, elastic_option(help="Where this site copies each kept snapshot to, by fsspec.", metavar="URL")
     ] = "",
+    publish: Annotated[
+        str,
+        elastic_option(
+            help="At one site: the run's weights go to this stream, a folder or bucket, with each kept snapshot.",
+            metavar="PLACE",
+        ),
+    ] = "",
+    publish_dtype: Annotated[
+        str, elastic_option(help="With --publish: bfloat16, float16 or float32.", metavar="NAME")
+    ] = "bfloat16",
     data: DataOption = "",
     sequence_length: LengthOption = 0,
     held_out_fraction: HeldOutOption = 0.0,
@@ -163,9 +174,10 @@ def run(
             )
             if snapshot_url:
                 SnapshotCopies(snapshot_url)  # refuses what is none
-            status = run_elastic(config, SiteJob(tuple(arguments), site_nodes, node_rank, site_hub), loaded)
-        elif run_dir is not None or wait_for or min_sites != 1 or snapshot_url or data or site_nodes != 1 or site_hub:
-            given = "--run-dir, --wait-for, --min-sites, --snapshot-url, --data, --site-nodes and --site-hub"
+            job = SiteJob(tuple(arguments), site_nodes, node_rank, site_hub)
+            status = run_elastic(config, job, loaded, publish_config(publish, publish_dtype))
+        elif any((run_dir, wait_for, min_sites != 1, snapshot_url, publish, data, site_nodes != 1, site_hub)):
+            given = "--run-dir, --wait-for, --min-sites, --snapshot-url, --publish, --data, --site-nodes and --site-hub"
             fail("run", f"{given} are for --elastic")
         else:
             from geocomm.group.rendezvous.run_at_hub import run_at_hub

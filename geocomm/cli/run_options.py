@@ -13,6 +13,7 @@ from geocomm.core.bad_input import BadInput, did_you_mean
 if TYPE_CHECKING:
     from geocomm.data.deal_records import DealtSet
     from geocomm.elastic.journal.sequencer_events import LeaderSettings
+    from geocomm.elastic.supervisor import PublishConfig
     from geocomm.security.key_folder import Keys
 
 elastic_option = functools.partial(typer.Option, rich_help_panel="Elastic runs")
@@ -122,6 +123,20 @@ def check_meeting(hub: str | None, address: str, journal: str, listen: str | Non
         from geocomm.elastic.etcd import Etcd, EtcdAddress
 
         Etcd(EtcdAddress.parse(journal))
+
+
+def publish_config(place: str, dtype: str) -> PublishConfig | None:
+    """Where the run's weights go. Raises BadInput for what they cannot."""
+    from geocomm.data.places import open_place, require_writable
+
+    if dtype not in ("bfloat16", "float16", "float32"):
+        raise BadInput(f"--publish-dtype {dtype}: it must be bfloat16, float16 or float32")
+    if not place:
+        return None
+    require_writable(open_place(place, place), "--publish")
+    from geocomm.elastic.supervisor import PublishConfig
+
+    return PublishConfig(place=place, dtype=dtype)
 
 
 def leader_settings(

@@ -9,7 +9,7 @@ import random
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -77,7 +77,7 @@ class Waiting:
 
 
 @contextmanager
-def said_while(log: Callable[[str], None], what: Callable[[], str]) -> Iterator[None]:
+def said_while(log: Callable[[str], None], what: Callable[[], str]) -> Generator[None]:
     """Inside of the block a thread logs what it waits for, whenever a word is due: for work that blocks in many
     places."""
     ended = threading.Event()

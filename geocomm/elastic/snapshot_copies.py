@@ -144,7 +144,7 @@ def copy_kept_snapshots(copies: SnapshotCopies, store: FragmentStore, log: Calla
         while True:
             time.sleep(_LOOK_S)
             try:
-                kept = _newest_kept(store, run)
+                kept = newest_kept(store, run)
                 if kept is not None and kept.snapshot > done:
                     copies.copy(store.run_dir, kept)
                     done = kept.snapshot
@@ -155,7 +155,7 @@ def copy_kept_snapshots(copies: SnapshotCopies, store: FragmentStore, log: Calla
     threading.Thread(target=watch, name="geocomm-copies", daemon=True).start()
 
 
-def _newest_kept(store: FragmentStore, run: RunReader) -> Kept | None:
+def newest_kept(store: FragmentStore, run: RunReader) -> Kept | None:
     """The newest kept snapshot that is complete here."""
     complete = [one.index for one in Snapshots(store).manifests()]
     if not complete:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -24,6 +25,7 @@ from geocomm.core.environment import AGENT_OF_FIRST_NODE
 from geocomm.core.file_systems import FULL
 from geocomm.core.message_log import log
 from geocomm.core.patience import Waiting, for_ever, pauses
+from geocomm.core.records import Record, line_of
 from geocomm.core.run_dir import RunDir
 from geocomm.elastic.agent_process import LAST_STEPS_S, AgentConfig
 from geocomm.elastic.fragment_store import FragmentStore
@@ -42,7 +44,7 @@ MOST_FRUITLESS_STARTS = 5
 """Starts of the ranks without one frame that counted: something is wrong that another start does not mend."""
 LAST_OFFERS_S = 5.0
 """What a site has offered by the end of LAST_STEPS_S may still count for this time; then its ranks end."""
-_COLLECTOR_AGAIN_S = 10.0
+_BESIDE_AGAIN_S = 10.0
 _LEAVE_LIMIT_S = 40.0
 _LOOK_S = 0.25
 _DISK_PAUSE_S = 5.0
@@ -70,11 +72,27 @@ class SiteJob:
         return [sys.executable, "-m", "geocomm", "run", *meet, "--", *nodes, *self.arguments]
 
 
+class PublishConfig(Record):
+    """How the process is started that publishes the weights of the run."""
+
+    place: str
+    """The stream's folder or URL."""
+    dtype: str
+    """torch's name."""
+    run_dir: str = ""
+    keys: str = ""
+    """The site's folder, which signs."""
+
+    def command(self) -> list[str]:
+        """What runs it."""
+        return [sys.executable, "-m", "geocomm.elastic.weights_process", line_of(self)]
+
+
 class Supervisor:
     """Runs a site, on this node, until its part in the run is over."""
 
-    def __init__(self, agent: AgentConfig, job: SiteJob, keys: Keys) -> None:
-        """agent: how the agent is started. Its folder is there already."""
+    def __init__(self, agent: AgentConfig, job: SiteJob, keys: Keys, publish: PublishConfig | None = None) -> None:
+        """agent: how the agent is started. Its folder is there already. publish: the run's weights, from here."""
         self._agent_config = agent
         self._job = job
         self._site = keys.identity.site
@@ -85,12 +103,17 @@ class Supervisor:
         self._environment |= {"GEOCOMM_RUN_DIR": str(run_dir.resolve()), "GEOCOMM_ONE_SITE": "1"}
         self._environment["GEOCOMM_AGENT"] = str(RunDir(run_dir).agent_socket)
         self._environment["GEOCOMM_COLLECTOR"] = str(RunDir(run_dir).rank_socket)
-        self._collector = CollectorConfig(run_dir, keys.folder, elastic=True)
+        collector = CollectorConfig(run_dir, keys.folder, elastic=True)
+        self._beside = {"the collector of telemetry": collector.command(os.getpid())}
+        """Processes that agent and ranks do without, by what they are."""
+        if publish is not None:
+            told = publish.model_copy(update={"run_dir": str(run_dir), "keys": str(keys.folder.resolve())})
+            self._beside["what publishes the weights"] = told.command()
+        self._running_beside: dict[str, asyncio.subprocess.Process] = {}
         # torchrun's own meeting point is this machine, which says nothing of where other sites find it.
         self._environment.setdefault("GEOCOMM_ADDRESS", ",".join(agent.own_hosts))
         self._agent: asyncio.subprocess.Process | None = None
         self._ranks: asyncio.subprocess.Process | None = None
-        self._collecting: asyncio.subprocess.Process | None = None
         self._leaving = asyncio.Event()
         self._ended_by: signal.Signals | None = None
         """The signal that came before the site had joined the run."""
@@ -104,9 +127,10 @@ class Supervisor:
         with self._signals():
             ranks = asyncio.create_task(self._keep_ranks())
             agent = asyncio.create_task(self._keep_agent())
-            collector = asyncio.create_task(
-                for_ever("what keeps the collector of telemetry", self._keep_collector, log)
-            )
+            beside = [
+                asyncio.create_task(for_ever(f"what keeps {what}", functools.partial(self._keep_beside, what), log))
+                for what in self._beside
+            ]
             try:
                 await asyncio.wait([ranks, agent], return_when=asyncio.FIRST_COMPLETED)
                 if not ranks.done() and agent.result() == 0 and self._parting is None:
@@ -124,11 +148,11 @@ class Supervisor:
                     status = ranks.result()
                 return _as_exit_status(status if self._ended_by is None else -self._ended_by)
             finally:
-                for task in (ranks, agent, collector, self._parting):
+                for task in (ranks, agent, *beside, self._parting):
                     if task is not None:
                         task.cancel()
                 await asyncio.gather(ranks, agent, return_exceptions=True)
-                for process in (self._ranks, self._agent, self._collecting):
+                for process in (self._ranks, self._agent, *self._running_beside.values()):
                     await self._end(process, 5.0)
 
     @contextlib.contextmanager
@@ -200,13 +224,13 @@ class Supervisor:
             log(f"the agent of this site has ended ({_told(status)}); the ranks train on, and it starts again")
             await asyncio.sleep(max(0.0, began + AGENT_AGAIN_S - clock()))
 
-    async def _keep_collector(self) -> None:
-        """Start the collector of telemetry, and again when it has died."""
+    async def _keep_beside(self, what: str) -> None:
+        """Start a process, and again when it has died."""
         while True:
-            self._collecting = await self._start(self._collector.command(os.getpid()))
-            status = await self._collecting.wait()
-            log(f"the collector of telemetry has ended ({_told(status)}); it starts again in {_COLLECTOR_AGAIN_S:g} s")
-            await asyncio.sleep(_COLLECTOR_AGAIN_S)
+            self._running_beside[what] = process = await self._start(self._beside[what])
+            status = await process.wait()
+            log(f"{what} has ended ({_told(status)}); it starts again in {_BESIDE_AGAIN_S:g} s")
+            await asyncio.sleep(_BESIDE_AGAIN_S)
 
     async def _keep_ranks(self) -> int:
         """Start the ranks, and again when they have died. Returns torchrun's status once they are to start no more."""
@@ -272,7 +296,7 @@ class Supervisor:
         await process.wait()
 
 
-def run_elastic(config: AgentConfig, job: SiteJob, keys: Keys) -> int:
+def run_elastic(config: AgentConfig, job: SiteJob, keys: Keys, publish: PublishConfig | None = None) -> int:
     """Run this site, on this node, to the end of its part; the exit status. StoreError for a folder that cannot be
     used.
 
@@ -289,7 +313,7 @@ def run_elastic(config: AgentConfig, job: SiteJob, keys: Keys) -> int:
         command = job.command("telemetry")  # kept by the first node
         os.execvpe(command[0], command, environment)
     _wait_for_folder(run_dir)
-    return asyncio.run(Supervisor(config.model_copy(update={"run_dir": str(run_dir)}), job, keys).run())
+    return asyncio.run(Supervisor(config.model_copy(update={"run_dir": str(run_dir)}), job, keys, publish).run())
 
 
 @contextlib.contextmanager

@@ -28,8 +28,10 @@ class Supervised:
         environment: Mapping[str, str] | None = None,
         program: Sequence[str] = ("-m", "geocomm"),
         anew: bool = False,
+        options: Sequence[str] = (),
     ) -> subprocess.Popen[bytes]:
-        """ranks: torchrun's arguments; by default one rank without torch. program: Python's, for `geocomm`.
+        """ranks: torchrun's arguments; by default one rank without torch. program: Python's, for `geocomm`. options:
+        more, of `geocomm run`.
 
         anew: by a new interpreter, as everything that it starts, so that `processes_of` finds all of it.
         """
@@ -47,7 +49,7 @@ class Supervised:
             *(["--journal", site.journal] if site.journal else ["--hub", site.leader]),
             *(["--address", site.address] if site.address else []),
             *([] if site.may_lead else ["--never-lead"]),
-            *dealt,
+            *(*dealt, *options),
             *["--listen", site.listen, "--run-dir", str(site.folder), "--"],
             *(ranks or ("--nproc-per-node", "1", "-m", "support.elastic_rank")),
         ]

@@ -49,8 +49,10 @@ def test_what_dies_is_started_again_and_sigterm_leaves(tmp_path: Path) -> None:
     with supervised(tmp_path, "ab") as run:
         a, b = run.sites["a"], run.sites["b"]
         run.start("a", anew=True)
-        second = run.start("b", anew=True)
+        second = run.start("b", anew=True, options=("--publish", str(tmp_path / "stream")))
         run.until(lambda: a.state().live == ["a", "b"], "both sites are ready")
+        run.until(lambda: "the weights go to" in b.text(), "b publishes")
+        assert len(processes_of(b, "weights_process")) == 1
 
         (agent,) = processes_of(b, "agent_process")
         os.kill(agent, signal.SIGKILL)
