@@ -16,8 +16,9 @@ import torch
 
 from geocomm.core.errors import DataError
 from geocomm.core.message_log import CalmLog, log
+from geocomm.core.typed_torch import from_numpy
 from geocomm.elastic.fragment_store import FragmentStore
-from geocomm.elastic.journal.journal import FILE_NAME, NoJournalError, RunReader
+from geocomm.elastic.journal.journal import NoJournalError, RunReader
 from geocomm.elastic.snapshot_copies import newest_kept
 from geocomm.elastic.snapshots import SnapshotError, Snapshots
 from geocomm.elastic.supervisor import PublishConfig
@@ -35,7 +36,7 @@ class SnapshotPublisher:
     def __init__(self, config: PublishConfig) -> None:
         self._config = config
         self._store = FragmentStore(Path(config.run_dir))
-        self._run = RunReader(Path(config.run_dir) / FILE_NAME)
+        self._run = RunReader(self._store.files.journal)
         self._tensors: dict[str, torch.Tensor] = {}
         self._publisher: WeightPublisher | None = None
         self._done = -1
@@ -47,7 +48,7 @@ class SnapshotPublisher:
         if kept is None or kept.snapshot <= self._done:
             return None
         for name, values in Snapshots(self._store).weights(kept.snapshot):
-            read = torch.from_numpy(values)
+            read = from_numpy(values)
             if self._publisher is None:
                 self._tensors[name] = read
             else:
@@ -69,7 +70,7 @@ def main() -> None:
     """Publish until a signal comes."""
     config, stop = PublishConfig.model_validate_json(sys.argv[1]), threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda _number, _frame: stop.set())
     published, complain = SnapshotPublisher(config), CalmLog(log, _CALM_S)
     log(f"the weights go to {config.place} with each snapshot that is kept (--snapshot-every at the leader)")
     pause_s = _LOOK_S
