@@ -6,16 +6,23 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.weights.weight_layout import DTYPES, Box, TensorShape
 
 Tensors = torch.nn.Module | Mapping[str, torch.Tensor]
+_COMPILED = "_orig_mod."
+"""What torch.compile puts before the names of a module."""
 _NAME_OF = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def named_tensors(source: Tensors) -> dict[str, torch.Tensor]:
-    """By name; of two names for one tensor, such as tied embeddings, the first. Raises InvalidArgumentError."""
+    """By name, as the model is called without wrappers such as DDP; of two names for one tensor, such as tied
+    embeddings, the first. Raises InvalidArgumentError."""
+    while isinstance(source, DistributedDataParallel) or type(source).__name__ == "DeepSpeedEngine":
+        wrapper: Any = source
+        source = wrapper.module
     found: Mapping[str, Any] = source.state_dict(keep_vars=True) if isinstance(source, torch.nn.Module) else source
     kept: dict[str, torch.Tensor] = {}
     seen: set[tuple[object, ...]] = set()
@@ -36,7 +43,7 @@ def named_tensors(source: Tensors) -> dict[str, torch.Tensor]:
         if where in seen:
             continue
         seen.add(where)
-        kept[name] = tensor.detach()
+        kept[name.replace(_COMPILED, "")] = tensor.detach()
     return kept
 
 

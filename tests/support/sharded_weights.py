@@ -10,8 +10,10 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from geocomm.weights.publisher import WeightPublisher
+from support import engine_sites
 
 _state: dict[str, Any] = {}
 
@@ -96,3 +98,25 @@ def fail_at(rank: int, place: str) -> str:
 def close() -> None:
     """End the publisher."""
     _state["publisher"].close()
+
+
+def wrapped(wrapper: str, place: str) -> dict[str, torch.Tensor]:
+    """Train a model in a wrapper and publish it by that; the weights as the model itself has them."""
+    model, engine = engine_sites.make_model(), None
+    if wrapper.startswith("zero"):
+        engine = engine_sites.make_engine(int(wrapper[-1]), "bf16")
+        model, source = engine.module, engine
+    else:
+        source = DistributedDataParallel(model) if wrapper == "ddp" else torch.compile(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with WeightPublisher(place, source) as publisher:
+        for step in range(3):
+            if engine is not None:
+                engine_sites.train_engine(engine, "a", step, step + 1)
+            else:
+                trained = model if wrapper == "compile" else source  # torch.compile is not what is tried
+                inputs, targets = engine_sites.batch("a", step)
+                torch.nn.functional.cross_entropy(trained(inputs), targets).backward()
+                optimizer.step()
+            publisher.publish(step=step, wait=True)
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}

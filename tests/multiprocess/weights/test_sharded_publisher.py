@@ -53,6 +53,19 @@ def test_plain_tensors_of_replicas_are_published_by_the_first_rank(ranks: Ranks,
     assert ranks.run(sharded.plain_on_all, str(tmp_path / "stream")) == [1, 0]
 
 
+@pytest.mark.parametrize("wrapper", ["ddp", "compile", "zero1", "zero2"])
+def test_wrappers_publish_what_they_wrap_by_its_own_names(ranks: Ranks, tmp_path: Path, wrapper: str) -> None:
+    if wrapper.startswith("zero"):
+        pytest.importorskip("deepspeed")
+    whole, others = ranks.run(sharded.wrapped, wrapper, str(tmp_path / "stream"))
+    assert equal(whole, others)
+    into = {name: torch.zeros_like(tensor) for name, tensor in whole.items()}
+    assert not equal(into, whole)
+    with WeightReader(str(tmp_path / "stream"), into) as reader:
+        assert reader.update() == 3
+    assert equal(into, whole)
+
+
 @pytest.mark.slow
 def test_placements_on_a_mesh_of_two_dimensions(tmp_path: Path) -> None:
     with Ranks(["a"] * 4, time_limit=60) as ranks:
