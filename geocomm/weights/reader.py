@@ -183,6 +183,8 @@ class StreamFollower:
     ) -> None:
         """BadInput: a source cannot be used."""
         self._target, self._threads = target, threads
+        self.took_s = 0.0
+        """What the last newer version took, without the wait for it."""
         self._places = [open_source(url, keys) for url in urls]
         self.sources = StreamSources(self._places, frames, keys=keys, publisher=publisher, rate=rate, wait_s=wait_s)
 
@@ -200,8 +202,10 @@ class StreamFollower:
         begun = time.monotonic()
         with said_while(logger().warning, self._awaited):
             while True:
+                begun_update = time.monotonic()
                 try:
                     is_newer = self._update()
+                    self.took_s = time.monotonic() - begun_update
                     if is_newer or self._target.version is not None or limit_s is None:
                         return is_newer
                     self.sources.trouble = "it has none yet"

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -91,11 +90,11 @@ class Subscription:
             self._say(f"{self._settings.into} is version {there.number} of the weights")
             self._then()  # an earlier process may have died before it could
         while not self._stop.is_set():
-            begun, before = time.monotonic(), self._sources.fetched_bytes
+            before = self._sources.fetched_bytes
             try:
                 limit_s = math.inf if self._folder.version is None else None
                 if self._follower.update(self._settings.wait_s if self._settings.once else limit_s):
-                    self._tell(time.monotonic() - begun, self._sources.fetched_bytes - before)
+                    self._tell(self._follower.took_s, self._sources.fetched_bytes - before)
                 if self._settings.once:
                     return
             except DataError as error:

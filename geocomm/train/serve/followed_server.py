@@ -113,7 +113,12 @@ class FollowedModel:
         """InvalidArgumentError: the settings cannot be used."""
         self._complain = CalmLog(lambda text: tell("serve", text), _CALM_S)
         self._reader = WeightReader(
-            settings.sources, model, keys=settings.keys or None, publisher=settings.publisher or None, swap=line.swap
+            settings.sources,
+            model,
+            keys=settings.keys or None,
+            publisher=settings.publisher or None,
+            cache="frames",  # in the folder that `geocomm serve` removes, however this process ends
+            swap=line.swap,
         )
 
     def look(self) -> bool:

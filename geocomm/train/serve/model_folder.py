@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,11 +44,12 @@ class ModelFolder:
             raise BadInput(f"{self.path} holds {len(files)} *.gguf files; one is served: move the others away")
         return files[0]
 
-    def default_name(self) -> str:
-        """The folder's own name, less what a model's name may not have."""
-        name = re.sub(r"[^A-Za-z0-9._-]", "-", self.path.name)
-        name = re.sub(r"([-.])[-.]+", r"\1", name)[:_LONGEST_NAME].strip("-.")
-        return name or "model"
+
+def default_name(folder: Path) -> str:
+    """The folder's own name, also where it is a link to another one, less what a model's name may not have."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", Path(os.path.abspath(folder)).name)
+    name = re.sub(r"([-.])[-.]+", r"\1", name)[:_LONGEST_NAME].strip("-.")
+    return name or "model"
 
 
 def open_folder(path: Path) -> ModelFolder:

@@ -20,7 +20,7 @@ from geocomm.core.message_log import tell
 from geocomm.group.membership.own_address import url_for_others
 from geocomm.train.serve.engine_process import EngineEnded, EngineProcess, Stopped, StopSignals
 from geocomm.train.serve.engines import HEALTH, ApiKey, Engine, FollowSettings, choose_engine, launch
-from geocomm.train.serve.model_folder import ModelFolder, check_name, open_folder
+from geocomm.train.serve.model_folder import ModelFolder, check_name, default_name, open_folder
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Serving:
 def serve(serving: Serving) -> int:
     """Serve until a signal or the engine's end; the exit status. Raises BadInput before anything was started."""
     folder = open_folder(serving.folder)
-    name = check_name(serving.name or folder.default_name())
+    name = check_name(serving.name or default_name(serving.folder))
     key = key_for(serving.host, serving.key_file)
     follows = serving.follow is not None
     engine = choose_engine(serving.engine, folder, serving.python, asks_key=key is not None, follows=follows)

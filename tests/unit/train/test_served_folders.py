@@ -13,7 +13,7 @@ import pytest
 
 from geocomm.core.bad_input import BadInput
 from geocomm.train.serve.engines import ApiKey, Engine, choose_engine, launch
-from geocomm.train.serve.model_folder import Format, ModelFolder, check_name, open_folder
+from geocomm.train.serve.model_folder import Format, ModelFolder, check_name, default_name, open_folder
 from geocomm.train.serve.serving import Serving, is_loopback, key_for, read_key, serve
 from support.local_jobs import free_port
 
@@ -81,8 +81,16 @@ def test_what_holds_no_model_is_refused(tmp_path: Path) -> None:
     [("tiny@1 model", "tiny-1-model"), ("Ünï", "n"), ("a--b..c", "a-b.c"), ("@@", "model"), ("m" * 120, "m" * 96)],
 )
 def test_default_name_is_one_that_engines_take(folder: str, name: str) -> None:
-    assert ModelFolder(Path("/x") / folder, Format.HF).default_name() == name
+    assert default_name(Path("/x") / folder) == name
     assert check_name(name) == name
+
+
+def test_link_to_a_folder_keeps_its_name(tmp_path: Path) -> None:
+    """As geocomm subscribe makes it: what it names changes with each version."""
+    folder = _folder(tmp_path / ".model.17", "config.json", "model.safetensors")
+    (tmp_path / "model").symlink_to(folder)
+    assert default_name(tmp_path / "model") == "model"
+    assert open_folder(tmp_path / "model").path == folder
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a@b", "a/b", "-a", "a.", "a--b", "a..b", "m" * 97])
