@@ -41,7 +41,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from geocomm.core.addresses import HubAddress, listen_on
+from geocomm.core.addresses import Address, listen_on
 from geocomm.core.run_dir import RunDir
 from geocomm.core.units import parse_duration, parse_rate
 from geocomm.group.rendezvous.hub import Hub
@@ -254,7 +254,7 @@ async def send(folder: Path, way: int) -> None:
         if "own pauses" in WAYS[way]:
             TlsStream.retry_each = lambda *_: None
         collector = Collector(
-            own, "site1", None, Keys.load(os.environ["GEOCOMM_KEYS"]), lambda: HubAddress(host, PORT), print
+            own, "site1", None, Keys.load(os.environ["GEOCOMM_KEYS"]), lambda: Address(host, PORT), print
         )
         running = asyncio.create_task(collector.serve())
         while not RunDir(own).rank_socket.exists():

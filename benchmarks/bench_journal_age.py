@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from geocomm.core.addresses import HubAddress, free_port
+from geocomm.core.addresses import Address, free_port
 from geocomm.core.records import line_of
 from geocomm.core.run_dir import RunDir
 from geocomm.elastic.agent_process import AgentConfig
@@ -261,7 +261,7 @@ async def _answers(at: str, keys: Path) -> None:
     own, end = Keys.load(str(keys / "b")), time.monotonic() + _LIMIT_S
     while time.monotonic() < end:
         with contextlib.suppress(OSError, TimeoutError):
-            if not (await ask(HubAddress.parse(at), own, MembersAsked(), LeaderAnswer)).problem:
+            if not (await ask(Address.parse(at), own, MembersAsked(), LeaderAnswer)).problem:
                 return
         await asyncio.sleep(0.02)
     raise AssertionError("the leader's agent does not answer")

@@ -48,7 +48,7 @@ def doctor(
         geocomm doctor --rate 1gbit --rtt 100ms --peers 7
         geocomm doctor --peer 192.0.2.10:29400
     """
-    from geocomm.core.addresses import HubAddress
+    from geocomm.core.addresses import Address
     from geocomm.core.environment import keys_folder
     from geocomm.core.errors import GeocommError
     from geocomm.core.options import Options
@@ -62,7 +62,7 @@ def doctor(
         _answer(listen)
     try:
         options = Options()
-        target = HubAddress.parse(peer) if peer is not None else None
+        target = Address.parse(peer) if peer is not None else None
         question = Examination(
             rate_bps=parse_rate(rate, "--rate"),
             rtt_s=parse_duration(rtt, "--rtt"),

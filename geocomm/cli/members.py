@@ -34,7 +34,7 @@ from geocomm.core.table import table_of
 from geocomm.core.units import count_text, large_text
 
 if TYPE_CHECKING:
-    from geocomm.core.addresses import HubAddress
+    from geocomm.core.addresses import Address
     from geocomm.elastic.journal.journal import SqliteJournal
     from geocomm.elastic.journal.run_state import RunState, SiteRecord
     from geocomm.elastic.questions import LeaderAnswer, MembersAsked, RemovalAsked, SeenSite
@@ -300,22 +300,22 @@ def _asked(run_dir: Path, state: RunState) -> tuple[LeaderAnswer, dict[str, Seen
 
 def _ask(run_dir: Path, state: RunState, question: MembersAsked | RemovalAsked) -> LeaderAnswer | str:
     """The leader's answer, or why there is none."""
-    from geocomm.core.addresses import HubAddress
+    from geocomm.core.addresses import Address
     from geocomm.elastic.questions import LeaderAnswer, ask
 
     try:
         hub, _, keys = _about(run_dir)
-        leader = hub if state.taken_over is None else HubAddress.parse(state.taken_over.address)
+        leader = hub if state.taken_over is None else Address.parse(state.taken_over.address)
         return asyncio.run(ask(leader, keys, question, LeaderAnswer))
     except (OSError, ValueError, KeyError) as error:
         return str(error) or type(error).__name__
 
 
-def _about(run_dir: Path) -> tuple[HubAddress, HubAddress, Keys]:
+def _about(run_dir: Path) -> tuple[Address, Address, Keys]:
     """Where the leader was at the start, where this site's agent is, and the site's keys."""
-    from geocomm.core.addresses import HubAddress
+    from geocomm.core.addresses import Address
     from geocomm.elastic.known_agents import About
     from geocomm.security.key_folder import Keys
 
     said = About.read(run_dir)
-    return HubAddress.parse(said.leader), HubAddress.parse(said.agent), Keys.load(said.keys)
+    return Address.parse(said.leader), Address.parse(said.agent), Keys.load(said.keys)

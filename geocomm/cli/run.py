@@ -128,7 +128,7 @@ def run(
     ] = None,
 ) -> None:
     """Start this site's ranks, and the hub at one site."""
-    from geocomm.core.addresses import HubAddress
+    from geocomm.core.addresses import Address
     from geocomm.core.site import site_name
     from geocomm.group.rendezvous.launch_checks import check_variables
 
@@ -161,7 +161,7 @@ def run(
                 fail("run", f"--site-nodes {site_nodes} needs --site-hub: where the nodes of this site meet")
             terms = leader_settings(wait_for, min_sites, data, sequence_length, held_out_fraction, doubt)
             config = AgentConfig(
-                leader="" if hub is None else str(HubAddress.parse(hub)),
+                leader="" if hub is None else str(Address.parse(hub)),
                 journal=journal,
                 address=address,
                 may_lead=not never_lead,
@@ -182,7 +182,7 @@ def run(
         else:
             from geocomm.group.rendezvous.run_at_hub import run_at_hub
 
-            status = run_at_hub(HubAddress.parse(hub or ""), listen, loaded, arguments, wait, telemetry, variables)
+            status = run_at_hub(Address.parse(hub or ""), listen, loaded, arguments, wait, telemetry, variables)
     except OSError as error:
         low_port = isinstance(error, PermissionError) and not error.filename
         advice = ": a port below 1024 is for root alone; take another one at all sites" if low_port else ""

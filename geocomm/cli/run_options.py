@@ -113,10 +113,10 @@ def load_keys(given: str | None) -> Keys:
 
 def check_meeting(hub: str | None, address: str, journal: str, listen: str | None = None, site_hub: str = "") -> None:
     """Raise BadInput unless these are addresses."""
-    from geocomm.core.addresses import HubAddress, host_and_port
+    from geocomm.core.addresses import Address, host_and_port
 
     for one in filter(None, (hub, address, site_hub)):
-        HubAddress.parse(one)
+        Address.parse(one)
     if listen is not None:
         host_and_port(listen, least=0)
     if journal:

@@ -175,7 +175,7 @@ def restore(
 
         geocomm snapshot restore --run-dir run --into run-2
     """
-    from geocomm.core.addresses import HubAddress, HubAddressError
+    from geocomm.core.addresses import Address, AddressError
     from geocomm.elastic.fragment_store import StoreError
     from geocomm.elastic.known_agents import About
     from geocomm.elastic.snapshots import SnapshotError
@@ -184,9 +184,9 @@ def restore(
     index = _chosen(snapshots, state, snapshot, "snapshot restore")
     try:
         said = About.read(folder)
-        site, hub = site or said.site, str(HubAddress.parse(hub or said.leader))
+        site, hub = site or said.site, str(Address.parse(hub or said.leader))
         snapshots.restore(index, into, site, hub)
-    except (HubAddressError, SnapshotError, StoreError) as error:
+    except (AddressError, SnapshotError, StoreError) as error:
         fail("snapshot restore", str(error), 1)
     except (OSError, ValueError, KeyError) as error:
         fail("snapshot restore", f"{into}: {error}", 1)

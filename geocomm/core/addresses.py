@@ -33,14 +33,14 @@ _LAST_PORT = 65535
 _HOST_AND_PORT = re.compile(r"(?:\[[^\[\]]+\]|[^:@\[\]]+):([0-9]+)")
 
 
-class HubAddressError(BadInput, ValueError):
+class AddressError(BadInput, ValueError):
     """What is no address of the kind host:port, or cannot be a hub's; the message says what one looks like."""
 
 
 def host_and_port(text: str, least: int = 1) -> tuple[str, int]:
     """Read "host:port", "[::1]:port" or "geocomm://host:port". The one reader of such text.
 
-    least: the lowest port; 0 where the kernel may choose it. Raises HubAddressError.
+    least: the lowest port; 0 where the kernel may choose it. Raises AddressError.
     """
     try:
         parts = urlsplit(text if "//" in text else f"//{text}")
@@ -49,26 +49,26 @@ def host_and_port(text: str, least: int = 1) -> tuple[str, int]:
     except ValueError:
         host, found = None, None
     if not host or found is None:
-        raise HubAddressError(f"{text!r} is not an address of the kind host:port")
+        raise AddressError(f"{text!r} is not an address of the kind host:port")
     digits = found[1]
     if len(digits) > len(str(_LAST_PORT)) or not least <= int(digits) <= _LAST_PORT:
-        raise HubAddressError(f"{text!r}: port {digits[:20]} is not within {least} to {_LAST_PORT}")
+        raise AddressError(f"{text!r}: port {digits[:20]} is not within {least} to {_LAST_PORT}")
     return host, int(digits)
 
 
 @dataclass(frozen=True)
-class HubAddress:
-    """Host (a name, IPv4 or IPv6) and port of a hub."""
+class Address:
+    """Host (a name, IPv4 or IPv6) and port."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read what `host_and_port` does. Raises HubAddressError also for what means every address."""
+        """Read what `host_and_port` does. Raises AddressError also for what means every address."""
         host, port = host_and_port(text)
         if is_any(host):
-            raise HubAddressError(f"{host} means every address; name the one that the other sites dial")
+            raise AddressError(f"{host} means every address; name the one that the other sites dial")
         return cls(host, port)
 
     def __str__(self) -> str:
@@ -137,16 +137,16 @@ def listen_everywhere(port: int) -> socket.socket:
 def listen_on(text: str) -> socket.socket:
     """A listening socket on "address:port"; 0.0.0.0 and [::] mean every address of both families.
 
-    OSError, HubAddressError.
+    OSError, AddressError.
     """
     host, port = host_and_port(text, least=0)
     return listen_everywhere(port) if is_any(host) else _listen(addresses_of(host, port)[0])
 
 
-def reached_here(listener: socket.socket) -> HubAddress:
+def reached_here(listener: socket.socket) -> Address:
     """Where this machine's own processes reach a listening socket: one on every address takes IPv4 too."""
     host, port = str(listener.getsockname()[0]), int(listener.getsockname()[1])
-    return HubAddress("127.0.0.1" if is_any(host) else host, port)
+    return Address("127.0.0.1" if is_any(host) else host, port)
 
 
 def plain_host(host: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import TypeVar
 
-from geocomm.core.addresses import HubAddress, HubAddressError
+from geocomm.core.addresses import Address, AddressError
 from geocomm.core.bad_input import did_you_mean
 from geocomm.core.place import local_world_size
 from geocomm.core.units import parse_boolean, parse_size
@@ -224,12 +224,12 @@ def codec_name() -> str:
     return os.environ.get("GEOCOMM_CODEC") or "none"
 
 
-def hub_address() -> HubAddress | None:
+def hub_address() -> Address | None:
     """Where the job meets, from GEOCOMM_HUB, which `geocomm run` sets for the ranks."""
     text = os.environ.get("GEOCOMM_HUB")
     try:
-        return HubAddress.parse(text) if text else None
-    except HubAddressError as error:
+        return Address.parse(text) if text else None
+    except AddressError as error:
         raise refusal(f"GEOCOMM_HUB: {error}") from None
 
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable
 
 from geocomm._version import __version__
-from geocomm.core.addresses import HubAddress
+from geocomm.core.addresses import Address
 from geocomm.core.message_log import log
 from geocomm.elastic.agent_link import BEAT_S, LeaderLink
 from geocomm.elastic.fetch import Fetcher
@@ -91,7 +91,7 @@ class Agent:
         store: FragmentStore,
         journal: SqliteJournal,
         state: RunState,
-        own_at: HubAddress,
+        own_at: Address,
         leader: Leader | None,
         *,
         ranks: bool,
@@ -108,7 +108,7 @@ class Agent:
         self.asked_to_leave = False
         """The agent that comes after this one, in the same process, goes on with that."""
         # A leader may not reach itself by the address that it has for others.
-        link_to = own_at if leader is not None else HubAddress.parse(known.leader or hub)
+        link_to = own_at if leader is not None else Address.parse(known.leader or hub)
         link = LeaderLink(link_to, keys, self._hello, self._take, self._link_lost, log)
         fetcher = Fetcher(store, keys, log, lambda: state.most_frame_bytes)
         self.life = AgentLife()
@@ -209,7 +209,7 @@ class Agent:
     # ---- the leader, and the journal that it writes
 
     def _hello(self, own_host: str) -> str:
-        self._view.own_fetch = str(HubAddress(own_host, self._own_at.port))
+        self._view.own_fetch = str(Address(own_host, self._own_at.port))
         if self._view.leader is not None:
             self._view.own_fetch = self._view.leader_at
         self._view.known.learn(self.site, self._view.own_fetch)

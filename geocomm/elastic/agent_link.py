@@ -10,7 +10,7 @@ import collections
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator
 
-from geocomm.core.addresses import HubAddress
+from geocomm.core.addresses import Address
 from geocomm.core.patience import Waiting, pauses, until_one_ends
 from geocomm.elastic.journal.entries import BadLineError
 from geocomm.elastic.journal.message_lines import MAX_LINE_BYTES
@@ -137,7 +137,7 @@ class LeaderLink:
 
     def __init__(
         self,
-        leader: HubAddress,
+        leader: Address,
         keys: Keys,
         hello: Callable[[str], str],
         take: Callable[[bytes], None],
@@ -156,7 +156,7 @@ class LeaderLink:
         if self._lines is not None:
             self._lines.say(line)
 
-    def move(self, leader: HubAddress) -> None:
+    def move(self, leader: Address) -> None:
         """Go to another leader, now."""
         self._leader = leader
         self._moved.set()

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from geocomm.core.addresses import HubAddress, HubAddressError, is_loopback, reached_here
+from geocomm.core.addresses import Address, AddressError, is_loopback, reached_here
 from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
 from geocomm.core.file_systems import FolderInUseError, held_by_one
 from geocomm.core.message_log import add_field, log, tell
@@ -88,7 +88,7 @@ class AgentConfig(Record):
     @property
     def own_hosts(self) -> list[str]:
         """This machine's addresses on the way to where the sites meet; loopback only where there is no other."""
-        meeting = EtcdAddress.parse(self.journal).servers[0] if self.journal else HubAddress.parse(self.leader)
+        meeting = EtcdAddress.parse(self.journal).servers[0] if self.journal else Address.parse(self.leader)
         hosts = own_addresses(meeting.host)
         return [host for host in hosts if not is_loopback(host)] or hosts
 
@@ -103,7 +103,7 @@ def leadership_of(config: AgentConfig, store: FragmentStore, keys: Keys) -> Lead
         lead = config.lead or not config.ranks
         return HubLeadership(config.leader, config.listen, store.run_dir, keys, lead=lead, again=config.again)
     listen = config.listen or f"[::]:{DEFAULT_PORT}"
-    address = config.address or str(HubAddress(config.own_hosts[0], int(listen.rpartition(":")[2])))
+    address = config.address or str(Address(config.own_hosts[0], int(listen.rpartition(":")[2])))
     own = LeaderSaid(site=keys.identity.site, store=store.store_id, address=address)
     return EtcdLeadership(
         EtcdAddress.parse(config.journal), own, listen, log, may_lead=config.may_lead, fills=config.lead
@@ -353,7 +353,7 @@ def main() -> None:
         StoreError,
         NoJournalError,
         KeysError,
-        HubAddressError,
+        AddressError,
         EtcdAddressError,
         AgentEnded,
     ) as error:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from geocomm.core.addresses import HubAddress, HubAddressError
+from geocomm.core.addresses import Address, AddressError
 from geocomm.core.bad_input import BadInput
 from geocomm.core.environment import etcd_tls_files
 from geocomm.core.records import Record, Text, line_of
@@ -70,7 +70,7 @@ class Leading:
 class EtcdAddress:
     """The servers, and the name of the run there."""
 
-    servers: tuple[HubAddress, ...]
+    servers: tuple[Address, ...]
     name: str
 
     @classmethod
@@ -80,10 +80,8 @@ class EtcdAddress:
         if not text.startswith(_SCHEME) or not rest or not re.fullmatch(r"[\w.-]+", name if slash else "run"):
             raise EtcdAddressError(f"{text!r} is not of the kind etcd://HOST:{_PORT},HOST:{_PORT}/NAME")
         try:
-            servers = [
-                HubAddress.parse(one if re.search(r":\d+$", one) else f"{one}:{_PORT}") for one in rest.split(",")
-            ]
-        except HubAddressError as error:
+            servers = [Address.parse(one if re.search(r":\d+$", one) else f"{one}:{_PORT}") for one in rest.split(",")]
+        except AddressError as error:
             raise EtcdAddressError(str(error)) from None
         return cls(tuple(servers), name if slash else "run")
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from geocomm.core.addresses import HubAddress, HubAddressError
+from geocomm.core.addresses import Address, AddressError
 from geocomm.core.file_systems import put_in_place
 from geocomm.core.message_log import CalmLog
 from geocomm.core.patience import Waiting
@@ -297,8 +297,8 @@ class Fetcher:
     async def _dial(self, source: str) -> TlsStream:
         greeting = Greeting(Purpose.FETCH, bytes(16), 0, "fetch")
         try:
-            address = HubAddress.parse(source)
-        except HubAddressError as error:  # a site has said that it can be reached there
+            address = Address.parse(source)
+        except AddressError as error:  # a site has said that it can be reached there
             raise ConnectionError(str(error)) from None
         stream, _ = await dial(address, self._keys, greeting)
         return stream

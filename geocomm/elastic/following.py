@@ -7,7 +7,7 @@ import contextlib
 import sqlite3
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-from geocomm.core.addresses import HubAddress
+from geocomm.core.addresses import Address
 from geocomm.core.message_log import log
 from geocomm.core.patience import Waiting
 from geocomm.elastic.journal.entries import BadLineError, Entry
@@ -46,7 +46,7 @@ class Following:
     """Used in one event loop."""
 
     def __init__(
-        self, view: RunView, own_at: HubAddress, append: Callable[[Sequence[Entry]], None], *, passes_on: bool
+        self, view: RunView, own_at: Address, append: Callable[[Sequence[Entry]], None], *, passes_on: bool
     ) -> None:
         """own_at: where the agent listens, on this machine. append: takes entries that follow the last one here.
         passes_on: another site leads by itself where the leader is gone."""
@@ -154,8 +154,8 @@ class Following:
                 problem="the journal of this run is in etcd, where another site takes over by itself: end the leader's "
                 "agent, and wait for 10 s"
             )
-        host = await asyncio.to_thread(own_address, HubAddress.parse(self._view.hub).host)  # it may ask a name server
-        address = asked.address or self._view.own_fetch or str(HubAddress(host, self._own_at.port))
+        host = await asyncio.to_thread(own_address, Address.parse(self._view.hub).host)  # it may ask a name server
+        address = asked.address or self._view.own_fetch or str(Address(host, self._own_at.port))
         if self._view.leader is not None and address == self._view.leader_at:
             return PromotionAnswer(problem=f"site {self._view.site} leads already, at {address}")
         candidate = Candidate(self._view, address, take=self._take_next, hear=self._heard_of, told=self._terms_told)
@@ -231,7 +231,7 @@ class Following:
         else:
             log(told)
             self._view.leave_leader()
-            self._view.link.move(HubAddress.parse(self._view.leader_at))
+            self._view.link.move(Address.parse(self._view.leader_at))
 
     async def _ask_others(self, addresses: set[str]) -> set[str]:
         """Follow the leader of the highest term that they know of. Why this agent may not be the only one that leads;

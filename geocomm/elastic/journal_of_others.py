@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from geocomm.core.addresses import HubAddress, HubAddressError
+from geocomm.core.addresses import Address, AddressError
 from geocomm.core.message_log import log
 from geocomm.core.patience import Waiting
 from geocomm.elastic.fragment_store import FragmentStore
@@ -63,12 +63,12 @@ async def fetch_if_damaged(store: FragmentStore, hub: str, keys: Keys, leaving: 
             try:
                 with contextlib.closing(SqliteJournal(part)) as made:
                     add = partial(_add, made)
-                    await read_journal(HubAddress.parse(at), keys, 0, made.begin_at, add)
+                    await read_journal(Address.parse(at), keys, 0, made.begin_at, add)
                     state = made.state()
                     members = members_of(state)
                     if not _fits(made, own):
                         raise BadLineError("it has other entries than those that can still be read here")
-            except (OSError, KeysError, HubAddressError, BadLineError, sqlite3.Error) as error:
+            except (OSError, KeysError, AddressError, BadLineError, sqlite3.Error) as error:
                 reason = f"{one.site}: {str(error) or 'silent'}"
                 continue
             missing = set(members) - {other.site for other in found.values()}

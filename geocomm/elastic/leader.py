@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from geocomm.core.addresses import HubAddress, HubAddressError
+from geocomm.core.addresses import Address, AddressError
 from geocomm.core.bad_input import BadInput
 from geocomm.core.patience import Waiting, until_one_ends
 from geocomm.core.units import count_text
@@ -194,8 +194,8 @@ class Leader:
             return
         if isinstance(up, Hello) and up.fetch:
             try:
-                HubAddress.parse(up.fetch)  # all others hear that they shall look there
-            except HubAddressError as error:
+                Address.parse(up.fetch)  # all others hear that they shall look there
+            except AddressError as error:
                 raise BadLineError(f"where {site} gives out files: {error}") from None
         if self._newcomers.get(site) is lines and not self._takes_in(site, lines, up):
             return

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from geocomm.core.addresses import HubAddress, HubAddressError, listen_everywhere, listen_on
+from geocomm.core.addresses import Address, AddressError, listen_everywhere, listen_on
 from geocomm.core.message_log import log
 from geocomm.core.patience import Waiting
 from geocomm.elastic.etcd import EtcdJournal
@@ -56,7 +56,7 @@ class Leadership(Protocol):
     async def begin(self, journal: SqliteJournal, known: KnownAgents, leaving: Event) -> Begun | None:
         """Listen, and find who leads. None: the site was asked to leave before that was known.
 
-        OSError, HubAddressError: it cannot listen. NoJournalError: the run is not that of `journal`.
+        OSError, AddressError: it cannot listen. NoJournalError: the run is not that of `journal`.
         """
         ...
 
@@ -149,9 +149,9 @@ def open_port(
     start. port_before: where it listened the last time, and others look for it; 0: nowhere. taken_over: a site was
     promoted, so that nobody looks for the leader at that address any more.
 
-    OSError, HubAddressError: it cannot listen there.
+    OSError, AddressError: it cannot listen there.
     """
-    leader = HubAddress.parse(hub)
+    leader = Address.parse(hub)
     if listen is not None:
         listener = listen_on(listen)
         same_port = listener.getsockname()[1] == leader.port
@@ -163,7 +163,7 @@ def open_port(
     if listener is not None:
         return listener, True
     if not taken_over and lead:
-        raise HubAddressError(
+        raise AddressError(
             f"cannot listen at {leader}: {leader.why_not_free()}. Behind a translated address, add --listen "
             f"[::]:{leader.port}"
         )
@@ -184,6 +184,6 @@ def open_port(
 def _port_before(run_dir: Path) -> int:
     """Where the agent of this run folder listened the last time; 0: not known."""
     try:
-        return HubAddress.parse(about(run_dir).agent).port
-    except HubAddressError:
+        return Address.parse(about(run_dir).agent).port
+    except AddressError:
         return 0

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from geocomm.core.addresses import HubAddress, HubAddressError
+from geocomm.core.addresses import Address, AddressError
 from geocomm.elastic.journal.admission import are_most, members_of
 from geocomm.elastic.journal.entries import BadLineError, Entry
 from geocomm.elastic.journal.run_state import RunState
@@ -63,8 +63,8 @@ class Candidate:
         if state.genesis is None or state.ended:
             raise _RefusedError(f"site {self.view.site} has no journal of a run that goes on: promote one that has")
         try:
-            HubAddress.parse(self.address)
-        except HubAddressError as error:
+            Address.parse(self.address)
+        except AddressError as error:
             raise _RefusedError(str(error)) from None
         leader = self.view.leader_at
         question = StandingAsked(run=state.genesis.run, term=known.term, leader=leader)
@@ -147,7 +147,7 @@ class Candidate:
     async def _take_from(self, at: str, best: AgentStanding) -> None:
         try:
             first = self.view.journal.head.index + 1
-            await read_journal(HubAddress.parse(at), self.view.keys, first, self._lacks_too_many, self.take)
+            await read_journal(Address.parse(at), self.view.keys, first, self._lacks_too_many, self.take)
             if (self.view.state.term, self.view.journal.head.index) < (best.chain, best.head):
                 raise BadLineError("it has other entries")  # fewer, of a later leader
         except BadLineError:

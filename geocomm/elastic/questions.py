@@ -14,7 +14,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from geocomm.core.addresses import HubAddress, HubAddressError
+from geocomm.core.addresses import Address, AddressError
 from geocomm.core.records import Hash, Record, Text, Whole, line_of
 from geocomm.data.deal_records import StoreId
 from geocomm.elastic.journal.entries import BadLineError, Entry, SiteName
@@ -173,7 +173,7 @@ def answer_of(leader: Leader, own_site: str, asked: MembersAsked | RemovalAsked)
     return LeaderAnswer(problem=problem, sites=sites, waits=tuple(deals.waits), undealt_tokens=deals.undealt_tokens)
 
 
-async def ask(agent: HubAddress, keys: Keys, question: Question, kind: type[_A], limit_s: float = _LIMIT_S) -> _A:
+async def ask(agent: Address, keys: Keys, question: Question, kind: type[_A], limit_s: float = _LIMIT_S) -> _A:
     """The answer of the agent at an address. OSError, KeysError: there is none."""
     async with _asked(agent, keys, question, kind, limit_s) as (answer, _):
         return answer
@@ -181,7 +181,7 @@ async def ask(agent: HubAddress, keys: Keys, question: Question, kind: type[_A],
 
 @contextlib.asynccontextmanager
 async def _asked(
-    agent: HubAddress, keys: Keys, question: Question, kind: type[_A], limit_s: float
+    agent: Address, keys: Keys, question: Question, kind: type[_A], limit_s: float
 ) -> AsyncGenerator[tuple[_A, TlsStream]]:
     """The agent's answer, and the connection, on which more may come."""
     stream, _ = await dial(agent, keys, Greeting(Purpose.ASK, bytes(16), 0, "ask"))
@@ -197,7 +197,7 @@ async def _asked(
 
 
 async def read_journal(
-    agent: HubAddress,
+    agent: Address,
     keys: Keys,
     first: int,
     begin_at: Callable[[RunState], None],
@@ -245,9 +245,9 @@ async def standings(
     found: dict[str, AgentStanding] = {}
 
     async def ask_one(address: str) -> None:
-        with contextlib.suppress(OSError, KeysError, HubAddressError):
+        with contextlib.suppress(OSError, KeysError, AddressError):
             async with asyncio.timeout(limit_s):
-                async with _asked(HubAddress.parse(address), keys, asked, AgentStanding, limit_s) as (said, stream):
+                async with _asked(Address.parse(address), keys, asked, AgentStanding, limit_s) as (said, stream):
                     if said.site == keys.check_peer(stream.tls).site:
                         found[address] = said
 

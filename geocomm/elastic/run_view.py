@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from geocomm.core.addresses import HubAddress
+from geocomm.core.addresses import Address
 from geocomm.elastic.agent_link import LeaderLink
 from geocomm.elastic.fetch import Fetcher
 from geocomm.elastic.fragment_store import FragmentStore
@@ -197,7 +197,7 @@ class RunView:
     async def _ask_leader(self) -> dict[str, str]:
         """Where it does not answer, others may be there all the same."""
         with contextlib.suppress(OSError, KeysError):
-            answered = await ask(HubAddress.parse(self.leader_at), self.keys, MembersAsked(), LeaderAnswer)
+            answered = await ask(Address.parse(self.leader_at), self.keys, MembersAsked(), LeaderAnswer)
             for seen in answered.sites:
                 self.known.learn(seen.site, seen.fetch)
             return {seen.site: seen.fetch for seen in answered.sites if seen.connected}

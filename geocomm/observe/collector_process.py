@@ -17,7 +17,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from geocomm.core.addresses import HubAddress, HubAddressError
+from geocomm.core.addresses import Address, AddressError
 from geocomm.core.environment import alert_webhook
 from geocomm.core.file_systems import FolderInUseError, held_by_one
 from geocomm.core.message_log import logger
@@ -37,11 +37,11 @@ _LOCK_LIMIT_S = 5.0
 """A collector of a run before may be at its end."""
 
 
-def _target(config: CollectorConfig) -> HubAddress | None:
+def _target(config: CollectorConfig) -> Address | None:
     """Where the reports of this node go, now."""
     address = leader_address(config.folder) if config.elastic else config.hub
-    with contextlib.suppress(HubAddressError):
-        return HubAddress.parse(address) if address else None
+    with contextlib.suppress(AddressError):
+        return Address.parse(address) if address else None
     return None
 
 

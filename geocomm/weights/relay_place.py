@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field, ValidationError
 from typing_extensions import override
 
-from geocomm.core.addresses import HubAddress, HubAddressError
+from geocomm.core.addresses import Address, AddressError
 from geocomm.core.bad_input import BadInput
 from geocomm.core.records import Record, Text, Whole
 from geocomm.data.places import FilePlace, open_place
@@ -42,7 +42,7 @@ class RelayPlace(FilePlace):
 
     writable = False
 
-    def __init__(self, url: str, address: HubAddress, keys: Keys) -> None:
+    def __init__(self, url: str, address: Address, keys: Keys) -> None:
         super().__init__(url)
         self._address, self._keys = address, keys
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -166,8 +166,8 @@ def open_source(url: str, keys: Keys | None) -> FilePlace:
     if keys is None:
         raise BadInput(f"{url} needs keys: set GEOCOMM_KEYS, or --keys, to a folder of geocomm keys")
     try:
-        return RelayPlace(url, HubAddress.parse(rest), keys)
-    except HubAddressError as error:
+        return RelayPlace(url, Address.parse(rest), keys)
+    except AddressError as error:
         raise BadInput(f"{url}: {error}") from None
 
 

@@ -7,7 +7,7 @@ import contextlib
 import socket
 import ssl
 
-from geocomm.core.addresses import AddressInfo, HubAddress, by_turns
+from geocomm.core.addresses import Address, AddressInfo, by_turns
 from geocomm.security.key_folder import Keys, KeysError
 from geocomm.wire.greeting import Greeting, PacketKind, ProtocolError, SessionRefused, offset_of, read_packet
 from geocomm.wire.tls_stream import TlsStream, explain
@@ -17,7 +17,7 @@ ATTEMPT_DELAY_S = 0.25
 _CONNECT_LIMIT_S = 10.0
 
 
-async def dial(hub: HubAddress, keys: Keys, greeting: Greeting, *, readers: bool = False) -> tuple[TlsStream, int]:
+async def dial(hub: Address, keys: Keys, greeting: Greeting, *, readers: bool = False) -> tuple[TlsStream, int]:
     """A connection that the hub has accepted, and the bytes that it had of the session. readers: a reader may answer.
 
     Refused: the hub said no. KeysError: one end's keys are not good for the other. OSError (TimeoutError is one): not
@@ -49,7 +49,7 @@ async def dial(hub: HubAddress, keys: Keys, greeting: Greeting, *, readers: bool
             raise
 
 
-async def _connect(hub: HubAddress) -> socket.socket:
+async def _connect(hub: Address) -> socket.socket:
     """A connection to the first of the host's addresses that answers; one begins to be tried ATTEMPT_DELAY_S after the
     one before, or when that has failed (RFC 8305). OSError says what each of them answered."""
     loop = asyncio.get_running_loop()

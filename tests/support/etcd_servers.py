@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.core.addresses import HubAddress
+from geocomm.core.addresses import Address
 from geocomm.elastic.etcd import Etcd, EtcdAddress, EtcdAwayError
 from support.local_jobs import free_port
 
@@ -37,7 +37,7 @@ class EtcdServers:
         return f"etcd://{','.join(self._clients)}/{name}"
 
     def address(self, name: str = "run") -> EtcdAddress:
-        return EtcdAddress(tuple(map(HubAddress.parse, self._clients)), name)
+        return EtcdAddress(tuple(map(Address.parse, self._clients)), name)
 
     def start(self, *numbers: int) -> None:
         """Start these members again; none: all."""
@@ -89,12 +89,12 @@ class EtcdServers:
 class Relay:
     """A TCP line to a server. Cut, it carries no byte more, and nobody is told. A context that ends it."""
 
-    def __init__(self, target: HubAddress) -> None:
+    def __init__(self, target: Address) -> None:
         self._target = target
         self._whole, self._ends = threading.Event(), list[socket.socket]()
         self._whole.set()
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = HubAddress("127.0.0.1", int(self._listener.getsockname()[1]))
+        self.address = Address("127.0.0.1", int(self._listener.getsockname()[1]))
 
     def cut(self) -> None:
         self._whole.clear()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from geocomm.core.addresses import HubAddress, listen_on, loopback_listener
+from geocomm.core.addresses import Address, listen_on, loopback_listener
 from geocomm.core.options import Options
 from geocomm.group.rendezvous.hub import Hub
 from geocomm.group.rendezvous.tunnel import Tunnel
@@ -67,7 +67,7 @@ class Place:
     """A hub, and what it said."""
 
     hub: Hub
-    address: HubAddress
+    address: Address
     lines: list[str] = field(default_factory=list)
 
 
@@ -85,11 +85,11 @@ async def running_hub(
     lines: list[str] = []
     hub = Hub(listener, keys, port_of_store if callable(port_of_store) else fixed, lines.append, telemetry)
     async with beside(hub.serve()):
-        yield Place(hub, HubAddress(HUB_HOST, listener.getsockname()[1]), lines)
+        yield Place(hub, Address(HUB_HOST, listener.getsockname()[1]), lines)
 
 
 @contextlib.asynccontextmanager
-async def running_tunnel(address: HubAddress, keys: Keys, lines: list[str] | None = None) -> AsyncIterator[int]:
+async def running_tunnel(address: Address, keys: Keys, lines: list[str] | None = None) -> AsyncIterator[int]:
     """A tunnel to `address`; yields its loopback port."""
     listener = loopback_listener()
     port = listener.getsockname()[1]
@@ -143,7 +143,7 @@ async def hub_with_store(keys: Keys, store: EchoStore) -> AsyncIterator[Place]:
 class BreakingProxy:
     """Forwards to the hub and resets each connection after a random number of bytes, up to `most`."""
 
-    def __init__(self, target: HubAddress, most: int, seed: int) -> None:
+    def __init__(self, target: Address, most: int, seed: int) -> None:
         self._target = target
         self._most = most
         self._random = random.Random(seed)
@@ -151,9 +151,9 @@ class BreakingProxy:
         self.silent = False
 
     @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[HubAddress]:
+    async def running(self) -> AsyncIterator[Address]:
         async with stream_server("127.0.0.3", self._forward) as port:
-            yield HubAddress("127.0.0.3", port)
+            yield Address("127.0.0.3", port)
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection(self._target.host, self._target.port)
@@ -178,6 +178,6 @@ class BreakingProxy:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def plain_connection(address: HubAddress) -> socket.socket:
+def plain_connection(address: Address) -> socket.socket:
     """A stranger's connection."""
     return socket.create_connection((address.host, address.port), timeout=10)

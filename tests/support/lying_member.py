@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from geocomm.core.addresses import HubAddress, listen_on
+from geocomm.core.addresses import Address, listen_on
 from geocomm.core.records import line_of
 from geocomm.elastic.file_server import Asked, StatesAnswer
 from geocomm.elastic.journal.entries import BadLineError
@@ -65,7 +65,7 @@ _OWN = {"promote"}
 class LyingMember:
     """A context. Used in one event loop."""
 
-    def __init__(self, keys: Keys, leader: HubAddress, agents: Sequence[HubAddress], model: Model, seed: int) -> None:
+    def __init__(self, keys: Keys, leader: Address, agents: Sequence[Address], model: Model, seed: int) -> None:
         """agents: of all other sites. model: that of the run."""
         self.site = keys.identity.site
         self.told = 0

@@ -23,12 +23,12 @@ def main(folder: Path, host: str, port: int, number: str, ca_file: str) -> None:
         from importlib.metadata import version
 
         from geocomm._version import __version__
-        from geocomm.core.addresses import HubAddress
+        from geocomm.core.addresses import Address
 
         facts["geocomm"] = __version__
         facts["torch"] = version("torch")
         with contextlib.suppress(OSError):  # a name that nobody here knows is not this machine's
-            facts["hub_here"] = HubAddress(host, port).is_here
+            facts["hub_here"] = Address(host, port).is_here
     except ImportError as error:  # what has no version is a ModuleNotFoundError
         facts["problem"] = str(error)
     there = folder.absolute()

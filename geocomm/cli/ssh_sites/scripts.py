@@ -16,7 +16,7 @@ from shlex import quote
 from geocomm.cli.ssh_sites.code_folder import CodeFolder
 from geocomm.cli.ssh_sites.sites_file import Node, SitesFile
 from geocomm.cli.ssh_sites.ssh import Order
-from geocomm.core.addresses import HubAddress
+from geocomm.core.addresses import Address
 from geocomm.security.key_folder import CA_FILE, CERTIFICATE_FILE, KEY_FILE, REVOKED_FILE, SITES_FILE
 
 STATUS_LINE = "geocomm up: status "
@@ -47,7 +47,7 @@ def in_code(node: Node) -> str:
 def facts(node: Node, hub: str) -> Order:
     """Ask what the machine is (`facts.py`)."""
     program = resources.files("geocomm.cli.ssh_sites").joinpath("facts.py")
-    where = HubAddress.parse(hub)
+    where = Address.parse(hub)
     arguments = shlex.join([node.folder, where.host, str(where.port), str(node.number), CA_FILE])
     return Order(f"exec {python(node)} - {arguments}", ("cat", str(program)))
 

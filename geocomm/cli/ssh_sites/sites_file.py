@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
-from geocomm.core.addresses import HubAddress, host_and_port, is_loopback
+from geocomm.core.addresses import Address, host_and_port, is_loopback
 from geocomm.core.bad_input import BadInput, Location, did_you_mean, location_text, problem_text
 from geocomm.core.environment import BACKEND_NAMES, BACKENDS, SCRIPTS_OWN
 from geocomm.core.settings import Section
@@ -17,7 +17,7 @@ from geocomm.core.site import check_name, check_site_name
 
 
 def _checked_hub(text: str) -> str:
-    hub = HubAddress.parse(text)
+    hub = Address.parse(text)
     if is_loopback(hub.host):
         raise ValueError(f"{hub.host} leads each site to itself; name the address that the other sites dial")
     return str(hub)

@@ -41,7 +41,7 @@ SETTING_NAME_CHARS = 64
 
 Hosts = Annotated[str, Field(pattern=r"^[0-9A-Za-z._:%,-]{1,255}$")]
 """Names and addresses with commas, in the order to be dialled."""
-Address = Annotated[str, Field(pattern=r"^[0-9A-Za-z._:%\[\]-]{0,263}$")]
+HostAndPort = Annotated[str, Field(pattern=r"^[0-9A-Za-z._:%\[\]-]{0,263}$")]
 """host:port; empty: none."""
 Amount = Annotated[int, Field(ge=0, le=2**53)]
 """What is counted while training: doubles are exact up to there, and a step that is added is still a number."""
@@ -63,7 +63,7 @@ class Peer(Record):
     site: SiteName
     owners: Annotated[tuple[Owner, ...], Field(max_length=MOST_OWNERS)]
     """None: it has no ranks now."""
-    fetch: Address
+    fetch: HostAndPort
     """host:port of its agent, which gives out files; empty: it cannot be dialed."""
 
 
@@ -164,7 +164,7 @@ class Hello(Record):
     """The term of its last entry."""
     process: StoreId = "0" * 32
     """A random name of the agent's process: two machines may have copies of one disk."""
-    fetch: Address
+    fetch: HostAndPort
     """See `Peer`."""
     ranks: bool = True
     """False: it follows the journal to lead once nobody does, and is no member of the run."""
@@ -408,7 +408,7 @@ class Fetch(Wanted):
     """Get a frame that was offered, and say Hold: it did not come by mail."""
 
     kind: Literal["fetch"] = "fetch"
-    sources: tuple[Address, ...]
+    sources: tuple[HostAndPort, ...]
     """host:port of agents that have it, or can get it."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from geocomm.core.addresses import HubAddress, addresses_of, is_any, is_loopback, is_numeric
+from geocomm.core.addresses import Address, addresses_of, is_any, is_loopback, is_numeric
 from geocomm.core.environment import hub_address
 from geocomm.core.interfaces import machine_addresses, source_addresses
 
@@ -16,16 +16,16 @@ _LOOPBACK = "127.0.0.1"
 _ANY_PORT = 9
 _MOST_ADDRESSES = 6
 
-_last: HubAddress | None = None
+_last: Address | None = None
 
 
-def remember_hub(hub: HubAddress) -> None:
+def remember_hub(hub: Address) -> None:
     """This process meets the others at `hub`."""
     global _last
     _last = hub
 
 
-def remembered_hub() -> HubAddress | None:
+def remembered_hub() -> Address | None:
     """The hub that this process last went to with init_method; None: it did not."""
     return _last
 
@@ -77,7 +77,7 @@ def url_for_others(host: str, port: int) -> str:
         # Addresses of documentation, which are nobody's. What listens at :: is reached by IPv4, too.
         found = own_address("2001:db8::1") if ":" in host else ""
         host = found if ":" in found else own_address("192.0.2.1")
-    return f"http://{HubAddress(host, port)}"
+    return f"http://{Address(host, port)}"
 
 
 def store_host(store: Store) -> str:

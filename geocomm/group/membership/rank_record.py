@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from geocomm.core.addresses import HubAddress
+from geocomm.core.addresses import Address
 from geocomm.core.once import Once
 
 PROTOCOL_VERSION = 2
@@ -68,7 +68,7 @@ class RankInfo:
     def description(self) -> str:
         """The rank as messages name it: "rank 3 (site b, 10.0.0.2:4000)"."""
         host = self.hosts[0] if self.hosts else ""
-        return f"rank {self.global_rank} (site {self.site}, {HubAddress(host, self.port)})"
+        return f"rank {self.global_rank} (site {self.site}, {Address(host, self.port)})"
 
     @property
     def machine(self) -> str:

@@ -32,7 +32,7 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
-from geocomm.core.addresses import HubAddress, HubAddressError, listen_on, loopback_listener
+from geocomm.core.addresses import Address, AddressError, listen_on, loopback_listener
 from geocomm.core.environment import (
     SCRIPTS_OWN,
     backend_name,
@@ -90,7 +90,7 @@ def keys_or_refusal() -> str:
     return folder
 
 
-def _tunnel(hub: HubAddress, keys: str, store: str, limit: timedelta) -> StoreProcess:
+def _tunnel(hub: Address, keys: str, store: str, limit: timedelta) -> StoreProcess:
     try:
         return StoreProcess.tunnel(hub, keys, store, limit.total_seconds())
     except KeysError as error:
@@ -103,13 +103,13 @@ class _Meetings:
     """The hubs and tunnels of init_method in this process; a rendezvous at the same address has a store of its own."""
 
     def __init__(self) -> None:
-        self._counts: dict[HubAddress, int] = {}
-        self._hubs: dict[HubAddress, StoreProcess] = {}
+        self._counts: dict[Address, int] = {}
+        self._hubs: dict[Address, StoreProcess] = {}
         self._kept: list[tuple[StoreProcess, dist.Store]] = []
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._leave_to_parent)
 
-    def store(self, hub: HubAddress, listen: str | None, rank: int, timeout: timedelta) -> dist.Store:
+    def store(self, hub: Address, listen: str | None, rank: int, timeout: timedelta) -> dist.Store:
         number = self._counts[hub] = self._counts.get(hub, 0) + 1
         name = f"init-{number}"
         if rank != 0:
@@ -139,11 +139,11 @@ class _Meetings:
 _meetings = _Meetings()
 
 
-def _start_hub(hub: HubAddress, listen: str | None) -> StoreProcess:
+def _start_hub(hub: Address, listen: str | None) -> StoreProcess:
     keys = keys_or_refusal()
     try:
         listener = hub.listen() if listen is None else listen_on(listen)
-    except (OSError, HubAddressError) as error:
+    except (OSError, AddressError) as error:
         raise InvalidArgumentError(f"cannot listen at {listen or hub}: {error}") from error
     if listener is None:
         raise InvalidArgumentError(
@@ -160,9 +160,9 @@ def meet_at_hub(url: str, timeout: timedelta = _STORE_LIMIT, **_: Any) -> Iterat
     """torch's handler of geocomm:// addresses: geocomm://host:port[?rank=R&world_size=N&listen=address:port]."""
     query = {name: values[-1] for name, values in parse_qs(urlsplit(url).query).items()}
     try:
-        hub = HubAddress.parse(url)
+        hub = Address.parse(url)
         rank, world_size = rank_and_world_size(query.get("rank"), query.get("world_size"))
-    except HubAddressError as error:
+    except AddressError as error:
         raise InvalidArgumentError(f"init_method: {error}") from None
     except (KeyError, ValueError) as error:
         raise InvalidArgumentError(
@@ -184,7 +184,7 @@ class HubRendezvous(RendezvousHandler):
     """
 
     def __init__(
-        self, hub: HubAddress, way: HubAddress, keys: str, node: int, nodes: int, run_id: str, limit: timedelta
+        self, hub: Address, way: Address, keys: str, node: int, nodes: int, run_id: str, limit: timedelta
     ) -> None:
         """hub: as all nodes name it. way: where this one dials it."""
         self._hub, self._way, self._keys, self._node, self._nodes = hub, way, keys, node, nodes
@@ -349,14 +349,14 @@ def _call_for(store: dist.Store, number: int) -> int:
 class HubRendezvousMaker:
     """torchrun's way to make one, for a site's folder of keys and where this node dials the hub."""
 
-    def __init__(self, keys: str, way: HubAddress) -> None:
+    def __init__(self, keys: str, way: Address) -> None:
         self._keys, self._way = keys, way
         self.made: HubRendezvous | None = None
 
     def __call__(self, parameters: RendezvousParameters) -> HubRendezvous:
         config: dict[str, Any] = cast(Any, parameters).config
         self.made = HubRendezvous(
-            HubAddress.parse(parameters.endpoint),
+            Address.parse(parameters.endpoint),
             self._way,
             self._keys,
             node=int(config["rank"]),

@@ -18,7 +18,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from geocomm.core.addresses import HubAddress, listen_everywhere, listen_on, port_holder
+from geocomm.core.addresses import Address, listen_everywhere, listen_on, port_holder
 from geocomm.core.bad_input import BadInput
 from geocomm.core.environment import check_other_variables
 from geocomm.core.options import Options
@@ -39,7 +39,7 @@ def check_ports(options: Options, ranks: int) -> None:
     """The ports that this machine's `ranks` ranks will listen on."""
     _check_free(options.port, ranks, "GEOCOMM_PORT", listen_everywhere)
     at = options.metrics_address
-    _check_free(options.metrics_port, ranks, "GEOCOMM_METRICS_PORT", lambda port: listen_on(str(HubAddress(at, port))))
+    _check_free(options.metrics_port, ranks, "GEOCOMM_METRICS_PORT", lambda port: listen_on(str(Address(at, port))))
 
 
 def check_codec() -> None:

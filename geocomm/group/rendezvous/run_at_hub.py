@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
-from geocomm.core.addresses import HubAddress, listen_on, reached_here
+from geocomm.core.addresses import Address, listen_on, reached_here
 from geocomm.core.child_processes import ending_with_this, send_signal
 from geocomm.core.environment import collector_socket
 from geocomm.core.message_log import log, tell
@@ -31,7 +31,7 @@ IS_HUB = "-"
 _LINGER_S = 30.0
 
 
-def environment_of_ranks(hub: HubAddress, keys: Keys) -> dict[str, str]:
+def environment_of_ranks(hub: Address, keys: Keys) -> dict[str, str]:
     """Variables that the ranks find: where they meet, and who they are. `import torch` brings geocomm, the backend and
     the check of other ones."""
     return {"GEOCOMM_HUB": str(hub), "TORCH_DEVICE_BACKEND_AUTOLOAD": "1", **environment_of_site(keys)}
@@ -43,7 +43,7 @@ def environment_of_site(keys: Keys) -> dict[str, str]:
 
 
 def run_at_hub(
-    hub: HubAddress,
+    hub: Address,
     listen: str | None,
     keys: Keys,
     arguments: list[str],
@@ -56,7 +56,7 @@ def run_at_hub(
     telemetry: the ranks report once a second, and the hub keeps that in this folder. Its collector is started here,
     but where GEOCOMM_COLLECTOR says that there is one. variables: more of the ranks.
 
-    Raises OSError or HubAddressError where it cannot listen.
+    Raises OSError or AddressError where it cannot listen.
     """
     # torch warns of each connection to its store whose address has no name, as loopback's has none in many places.
     # Here, where torch is not imported yet, and in the agent and its ranks.

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from geocomm.core.addresses import HubAddress, loopback_listener
+from geocomm.core.addresses import Address, loopback_listener
 from geocomm.core.child_processes import input_of, output_of
 from geocomm.core.message_log import log
 from geocomm.group.rendezvous.hub import Hub
@@ -60,7 +60,7 @@ class StoreProcess:
             raise (KeysError if outcome["keys"] else ConnectionError)(error)
 
     @classmethod
-    def tunnel(cls, hub: HubAddress, keys: str, store: str, limit_s: float) -> StoreProcess:
+    def tunnel(cls, hub: Address, keys: str, store: str, limit_s: float) -> StoreProcess:
         """A tunnel whose `port` is that of a store. The hub has `limit_s` to answer.
 
         KeysError: one end does not accept the other's keys. ConnectionError: no answer, or a refusal.
@@ -130,7 +130,7 @@ async def _run(config: dict[str, Any]) -> None:
     stores = _NamedStores()
     ended = asyncio.create_task(_until_input_ends(lambda line: stores.add(line["store"], line["port"])))
     if "hub" in config:
-        address = HubAddress.parse(config["hub"])
+        address = Address.parse(config["hub"])
         probing = asyncio.create_task(probe(address, keys, config["limit_s"], log))
         await asyncio.wait([probing, ended], return_when=asyncio.FIRST_COMPLETED)
         if not probing.done():  # the program that waited for this is gone: signals do not end this process

@@ -23,7 +23,7 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
-from geocomm.core.addresses import HubAddress
+from geocomm.core.addresses import Address
 from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
 from geocomm.core.environment import keep_keys_from_ranks, one_site
 from geocomm.core.errors import InvalidArgumentError, UnsupportedError
@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> None:
         check_codec()
         check_ports(check_variables(), local_ranks(chosen))
         if wait_s != IS_HUB:
-            _find_hub(HubAddress.parse(way), float(wait_s))
+            _find_hub(Address.parse(way), float(wait_s))
     except (
         BadInput,
         InvalidArgumentError,
@@ -84,7 +84,7 @@ def main(arguments: list[str]) -> None:
         OSError,
     ) as error:
         _refuse(str(error))
-    rendezvous = HubRendezvousMaker(keys_or_refusal(), HubAddress.parse(way))
+    rendezvous = HubRendezvousMaker(keys_or_refusal(), Address.parse(way))
     rendezvous_handler_registry.register("geocomm", rendezvous)
     keep_keys_from_ranks()
     chosen.rdzv_backend, chosen.rdzv_endpoint = "geocomm", hub
@@ -114,7 +114,7 @@ def main(arguments: list[str]) -> None:
             rendezvous.made.leave()
 
 
-def _find_hub(hub: HubAddress, wait_s: float) -> None:
+def _find_hub(hub: Address, wait_s: float) -> None:
     """Raises what `probe` does."""
     try:
         asyncio.run(probe(hub, Keys.load(keys_or_refusal()), wait_s, log))

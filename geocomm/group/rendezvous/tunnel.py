@@ -11,7 +11,7 @@ import os
 import socket
 from collections.abc import Callable
 
-from geocomm.core.addresses import HubAddress
+from geocomm.core.addresses import Address
 from geocomm.core.patience import Waiting, pauses
 from geocomm.group.rendezvous.store_session import RESUME_LIMIT_S, Session
 from geocomm.security.key_folder import Keys, KeysError
@@ -23,7 +23,7 @@ _PAUSES_S = (0.1, 5.0)
 MAX_SESSIONS = 4096
 
 
-async def probe(hub: HubAddress, keys: Keys, limit_s: float, log: Callable[[str], None]) -> None:
+async def probe(hub: Address, keys: Keys, limit_s: float, log: Callable[[str], None]) -> None:
     """Return once the hub has let this site in; a hub that is not there yet has `limit_s` to come.
 
     Says to `log` after 10, 30 and 90 s and so on that it waits.
@@ -56,7 +56,7 @@ class Tunnel:
     """Serves one loopback socket until cancelled. Used in one event loop."""
 
     def __init__(
-        self, listener: socket.socket, hub: HubAddress, keys: Keys, store: str, log: Callable[[str], None]
+        self, listener: socket.socket, hub: Address, keys: Keys, store: str, log: Callable[[str], None]
     ) -> None:
         self._listener = listener
         self._hub = hub

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from geocomm.core.addresses import HubAddress, peer_process, private_listener
+from geocomm.core.addresses import Address, peer_process, private_listener
 from geocomm.core.message_log import CalmLog
 from geocomm.core.patience import Waiting, for_ever, pauses
 from geocomm.core.run_dir import RunDir
@@ -63,7 +63,7 @@ class Collector:
         site: str | None,
         store: RunStore | None,
         keys: Keys | None,
-        upstream: Callable[[], HubAddress | None],
+        upstream: Callable[[], Address | None],
         log: Callable[[str], None],
     ) -> None:
         """folder: of the sockets. site: this one; None: ranks of any. store: None: reports are passed on alone.
@@ -214,7 +214,7 @@ class Collector:
             )
             await asyncio.sleep(next(waits))
 
-    async def _pass_on(self, stream: TlsStream, target: HubAddress) -> None:
+    async def _pass_on(self, stream: TlsStream, target: Address) -> None:
         """Over one connection, until it is lost (OSError), or another target is named."""
         stream.retry_each(_RETRY_S)
         packer = ReportPacker()

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from geocomm.core.addresses import HubAddress, is_any, is_loopback, listen_on
+from geocomm.core.addresses import Address, is_any, is_loopback, listen_on
 from geocomm.core.bad_input import BadInput
 from geocomm.core.message_log import tell
 from geocomm.group.membership.own_address import url_for_others
@@ -95,7 +95,7 @@ def _serve(
 def _check_free(host: str, port: int) -> None:
     """Engines say it late, and in many lines."""
     try:
-        listen_on(str(HubAddress(host, port))).close()
+        listen_on(str(Address(host, port))).close()
     except OSError as error:
         raise BadInput(
             f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port or --host"

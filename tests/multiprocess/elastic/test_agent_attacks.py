@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from geocomm.core.addresses import HubAddress
+from geocomm.core.addresses import Address
 from geocomm.core.records import line_of
 from geocomm.elastic.journal.message_lines import down_of
 from geocomm.elastic.journal.messages import PROTOCOL_VERSION, Due, Hello, Lost, Model, Offer, Owner, RanksUp, Refused
@@ -51,10 +51,10 @@ OFFER = Offer(
     lr=1e300,
     every=2**30,
 )
-Attack = Callable[[HubAddress, Keys], Coroutine[Any, Any, None]]
+Attack = Callable[[Address, Keys], Coroutine[Any, Any, None]]
 
 
-async def crowd_of_half_open_connections(address: HubAddress, keys: Keys) -> None:
+async def crowd_of_half_open_connections(address: Address, keys: Keys) -> None:
     crowd = [socket.socket() for _ in range(4 * MAX_STRANGERS)]
     for stranger in crowd:
         stranger.setblocking(False)
@@ -66,14 +66,14 @@ async def crowd_of_half_open_connections(address: HubAddress, keys: Keys) -> Non
         stranger.close()
 
 
-async def random_bytes(address: HubAddress, keys: Keys) -> None:
+async def random_bytes(address: Address, keys: Keys) -> None:
     for seed in range(50):
         with socket.create_connection((address.host, address.port)) as stranger, contextlib.suppress(OSError):
             stranger.sendall(random.Random(seed).randbytes(2000))
 
 
 def lines(*content: bytes) -> Attack:
-    async def attack(address: HubAddress, keys: Keys) -> None:
+    async def attack(address: Address, keys: Keys) -> None:
         stream = await connected(address, keys, Purpose.RUN)
         with contextlib.suppress(ConnectionError):
             for line in content:
@@ -86,7 +86,7 @@ def lines(*content: bytes) -> Attack:
     return attack
 
 
-async def connected(address: HubAddress, keys: Keys, purpose: Purpose) -> TlsStream:
+async def connected(address: Address, keys: Keys, purpose: Purpose) -> TlsStream:
     stream, _ = await dial(address, keys, Greeting(purpose, bytes(16), 0, "x"))
     return stream
 
@@ -117,7 +117,7 @@ def test_no_attack_stops_the_run(tmp_path: Path) -> None:
     keys = make_keys(tmp_path / "keys", "ab")
     with ElasticSites(tmp_path, keys, wait_for=("a",)) as sites:
         a = sites["a"]
-        address = HubAddress.parse(a.leader)
+        address = Address.parse(a.leader)
         a.start()
         sites.until(lambda: len(a.rounds()) > 1, "rounds come")
         process = a.agent
@@ -146,7 +146,7 @@ def test_agent_that_cannot_keep_the_term_ends_in_words_and_goes_on_once_it_can(t
 def test_who_has_another_model_or_version_is_refused_with_both_values(tmp_path: Path) -> None:
     keys = make_keys(tmp_path / "keys", "abc")
 
-    async def answers(address: HubAddress, *said: bytes) -> str:
+    async def answers(address: Address, *said: bytes) -> str:
         stream = await connected(address, keys["c"], Purpose.RUN)
         for line in said:
             await stream.write(line + b"\n")
@@ -156,7 +156,7 @@ def test_who_has_another_model_or_version_is_refused_with_both_values(tmp_path: 
                 if line and isinstance(down := down_of(line), Refused):
                     return down.why
 
-    async def scenario(address: HubAddress, other: HubAddress) -> None:
+    async def scenario(address: Address, other: Address) -> None:
         why = await answers(address, line_of(HELLO.model_copy(update={"protocol": 99})).encode())
         assert "99" in why
         assert str(PROTOCOL_VERSION) in why
@@ -176,7 +176,7 @@ def test_who_has_another_model_or_version_is_refused_with_both_values(tmp_path: 
         sites["b"].start_agent()
         sites.until(lambda: len(sites["a"].rounds()) > 1, "rounds come")
         sites.until(lambda: len(sites["b"].rounds()) > 1, "the agent of the other site follows")
-        run(scenario(HubAddress.parse(sites["a"].leader), HubAddress.parse(sites["b"].listen)))
+        run(scenario(Address.parse(sites["a"].leader), Address.parse(sites["b"].listen)))
 
 
 def test_a_removed_site_ends_and_may_not_come_back(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_removed_site_ends_and_may_not_come_back(tmp_path: Path) -> None:
         sites.until(lambda: len(sites["a"].rounds()) > 1, "rounds come")
 
         async def remove() -> None:
-            address = HubAddress.parse(sites["a"].leader)
+            address = Address.parse(sites["a"].leader)
             assert not (
                 await ask(address, keys["a"], RemovalAsked(site="b", why="broken memory"), LeaderAnswer)
             ).problem

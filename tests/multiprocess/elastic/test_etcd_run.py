@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.core.addresses import HubAddress
+from geocomm.core.addresses import Address
 from geocomm.elastic.etcd import Election, Etcd, EtcdAddress, EtcdAwayError, EtcdJournal, LeaderSaid
 from geocomm.elastic.journal.entries import Kept, Round, TermBegun
 from geocomm.elastic.journal.run_state import Standing
@@ -224,7 +224,7 @@ def test_a_leader_that_is_cut_off_from_etcd_follows_the_next_one(tmp_path: Path)
 def test_a_translated_address_leads_and_who_cannot_be_dialed_does_not(tmp_path: Path) -> None:
     with EtcdServers(tmp_path) as etcd, supervised(tmp_path, "ab", journal=etcd.url()) as run:
         a, b = run.sites.values()
-        with Relay(HubAddress.parse(a.listen)) as translated:
+        with Relay(Address.parse(a.listen)) as translated:
             a.address = str(translated.address)
             b.may_lead = False
             run.start("b")

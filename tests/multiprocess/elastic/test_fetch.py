@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from geocomm.core import patience
-from geocomm.core.addresses import HubAddress, loopback_listener
+from geocomm.core.addresses import Address, loopback_listener
 from geocomm.elastic import fetch, file_server
 from geocomm.elastic.fetch import Fetcher, Outcome
 from geocomm.elastic.file_server import FileServer, GetFrame, HeldState
@@ -325,7 +325,7 @@ def test_a_hostile_question_gets_nothing(tmp_path: Path, line: bytes) -> None:
         async with sites.serving("a") as a:
             host, port = a.split(":")
             stream, _ = await dial(
-                HubAddress(host, int(port)), sites.keys["b"], Greeting(Purpose.FETCH, bytes(16), 0, "fetch")
+                Address(host, int(port)), sites.keys["b"], Greeting(Purpose.FETCH, bytes(16), 0, "fetch")
             )
             with contextlib.suppress(OSError):
                 await stream.write(line)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.core.addresses import HubAddress
+from geocomm.core.addresses import Address
 from geocomm.elastic.journal.claims import MOST_TIMES
 from geocomm.elastic.questions import LeaderAnswer, RemovalAsked, ask
 from support.elastic_rank import MODEL, STEP_S
@@ -23,13 +23,13 @@ def test_member_that_lies_in_any_field_costs_the_others_nothing(tmp_path: Path, 
     keys = make_keys(tmp_path / "keys", "abc")
     with ElasticSites(tmp_path, {name: keys[name] for name in "ab"}, wait_for=("a", "b")) as sites:
         sites.start()
-        leader = HubAddress.parse(sites["a"].leader)
+        leader = Address.parse(sites["a"].leader)
         processes = [process for site in sites.values() for process in (site.agent, site.rank)]
         told = counted = 0
 
         async def lie() -> None:
             nonlocal told, counted
-            agents = [HubAddress.parse(site.listen) for site in sites.values()]
+            agents = [Address.parse(site.listen) for site in sites.values()]
             async with LyingMember(keys["c"], leader, agents, MODEL, seed=len(sites["a"].entries())) as liar:
                 await liar.tell(liar.all_lies()[:most])
                 told, counted = liar.told, liar.counted

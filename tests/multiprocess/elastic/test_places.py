@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.core.addresses import HubAddress
+from geocomm.core.addresses import Address
 from geocomm.core.records import line_of
 from geocomm.elastic.journal.entries import Away, Genesis
 from geocomm.elastic.journal.messages import PROTOCOL_VERSION, Hello
@@ -101,7 +101,7 @@ def test_a_term_of_which_no_leader_says_that_it_is_its_own_is_not_believed(tmp_p
 
         async def lie(to: ElasticSite, term: int, leader: str) -> AgentStanding:
             asked = StandingAsked(run=genesis.run, term=term, leader=leader)
-            return await ask(HubAddress.parse(to.listen), keys["d"], asked, AgentStanding)
+            return await ask(Address.parse(to.listen), keys["d"], asked, AgentStanding)
 
         async def say_that_another_leads() -> str:
             hello = Hello(
@@ -114,7 +114,7 @@ def test_a_term_of_which_no_leader_says_that_it_is_its_own_is_not_believed(tmp_p
                 term=2**62,
                 fetch="127.0.0.1:1",
             )
-            stream, _ = await dial(HubAddress.parse(a.listen), keys["d"], Greeting(Purpose.RUN, bytes(16), 0, "run"))
+            stream, _ = await dial(Address.parse(a.listen), keys["d"], Greeting(Purpose.RUN, bytes(16), 0, "run"))
             with contextlib.closing(stream):
                 await stream.write(line_of(hello).encode() + b"\n")
                 return (await stream.read_line(1 << 20)).decode()

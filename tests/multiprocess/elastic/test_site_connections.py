@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from geocomm.core.addresses import HubAddress, listen_on
+from geocomm.core.addresses import Address, listen_on
 from geocomm.core.records import line_of
 from geocomm.core.run_dir import RunDir
 from geocomm.elastic.agent_link import LineStream
@@ -103,7 +103,7 @@ async def leading(folder: Path, keys: Keys) -> Any:
     journal = SqliteJournal(RunDir(folder).journal)
     leader = Leader(journal, LeaderSettings(), "", KnownAgents(folder, said.append), said.append)
     listener = listen_on("127.0.0.1:0")
-    address = HubAddress("127.0.0.1", listener.getsockname()[1])
+    address = Address("127.0.0.1", listener.getsockname()[1])
     doorway = Doorway(listener, keys, lambda stream, _, peer: leader.serve_site(stream, peer.site), said.append)
     tasks = [asyncio.create_task(doorway.serve()), asyncio.create_task(leader.lead())]
     try:
@@ -116,7 +116,7 @@ async def leading(folder: Path, keys: Keys) -> Any:
         journal.close()
 
 
-async def welcomed(address: HubAddress, keys: Keys, fetch: str = "") -> TlsStream:
+async def welcomed(address: Address, keys: Keys, fetch: str = "") -> TlsStream:
     stream, _ = await dial(address, keys, Greeting(Purpose.RUN, bytes(16), 0, "run"))
     hello = Hello(
         protocol=PROTOCOL_VERSION,

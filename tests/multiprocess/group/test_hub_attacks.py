@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from geocomm.core.addresses import HubAddress
+from geocomm.core.addresses import Address
 from geocomm.security.key_folder import Keys
 from geocomm.wire import doorway
 from geocomm.wire.dial import dial
@@ -124,7 +124,7 @@ def test_thousands_of_half_open_connections_cost_little_and_disturb_nobody(tmp_p
     keys, store = make_keys(tmp_path / "keys"), EchoStore()
     crowd: list[socket.socket] = []
 
-    def knock(address: HubAddress) -> None:
+    def knock(address: Address) -> None:
         for _ in range(3000):
             stranger = socket.socket()
             stranger.setblocking(False)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.core.addresses import HubAddress
+from geocomm.core.addresses import Address
 from geocomm.group.rendezvous.tunnel import probe
 from geocomm.security.job_ca import JobCa
 from geocomm.security.key_folder import Identity, Keys, KeysError
@@ -162,7 +162,7 @@ def test_hub_without_tls_is_told_from_one_with(tmp_path: Path) -> None:
     async def work() -> None:
         async with stream_server("127.0.0.2", answer) as port:
             with pytest.raises(KeysError, match="does not speak TLS"):
-                await dial(HubAddress("127.0.0.2", port), keys["b"], PROBE)
+                await dial(Address("127.0.0.2", port), keys["b"], PROBE)
 
     run(work())
 
@@ -173,7 +173,7 @@ def test_probe_waits_for_the_hub_and_names_it_if_it_does_not_come(tmp_path: Path
     async def work() -> None:
         port = free_port("127.0.0.2")
         with pytest.raises(ConnectionError, match=f"127.0.0.2:{port}"):
-            await probe(HubAddress("127.0.0.2", port), keys["b"], 0.3, print)
+            await probe(Address("127.0.0.2", port), keys["b"], 0.3, print)
 
     run(work())
 
@@ -184,6 +184,6 @@ def test_probe_of_a_hub_that_never_answers_says_so(tmp_path: Path, monkeypatch: 
 
     async def work() -> None:
         with socket.create_server(("127.0.0.2", 0)) as silent, pytest.raises(ConnectionError, match="time-out"):
-            await probe(HubAddress("127.0.0.2", silent.getsockname()[1]), keys["b"], 0.0, print)
+            await probe(Address("127.0.0.2", silent.getsockname()[1]), keys["b"], 0.0, print)
 
     run(work())

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from geocomm.core.addresses import HubAddress
+from geocomm.core.addresses import Address
 from geocomm.group.rendezvous import hub as hub_module
 from geocomm.group.rendezvous import store_session
 from geocomm.group.rendezvous.hub_rendezvous import loopback_store
@@ -128,7 +128,7 @@ def test_silent_connection_is_replaced(tmp_path: Path, monkeypatch: pytest.Monke
 
             async with (
                 stream_server("127.0.0.3", forward) as proxy,
-                running_tunnel(HubAddress("127.0.0.3", proxy), keys["b"]) as port,
+                running_tunnel(Address("127.0.0.3", proxy), keys["b"]) as port,
             ):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
                 writer.write(b"before")

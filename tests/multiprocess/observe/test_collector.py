@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from geocomm.core.addresses import HubAddress
+from geocomm.core.addresses import Address
 from geocomm.core.run_dir import RunDir
 from geocomm.metrics import own_counters
 from geocomm.metrics.report_sender import VERSION
@@ -45,7 +45,7 @@ def sent(content: bytes) -> bytes:
 
 @contextlib.asynccontextmanager
 async def collecting(
-    folder: Path, site: str, keys: Keys | None = None, to: Callable[[], HubAddress | None] = lambda: None
+    folder: Path, site: str, keys: Keys | None = None, to: Callable[[], Address | None] = lambda: None
 ) -> AsyncIterator[tuple[Collector, RunStore, list[str]]]:
     """A collector of a site with a store in the folder, and what it said."""
     folder.mkdir(exist_ok=True)

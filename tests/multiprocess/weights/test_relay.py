@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from geocomm.core.addresses import HubAddress, listen_on
+from geocomm.core.addresses import Address, listen_on
 from geocomm.core.errors import DataError, InvalidArgumentError
 from geocomm.data.places import Folder
 from geocomm.security.job_ca import JobCa
@@ -142,7 +142,7 @@ def test_relay_of_a_relay_and_one_that_starts_again_while_its_source_is_away(reg
     region.publish(2)
     with serving(region.relay("first")) as first:
         keys = Keys.load(region.keys("engine"), readers=True)
-        place = RelayPlace(first, HubAddress.parse(first.partition("://")[2]), keys)
+        place = RelayPlace(first, Address.parse(first.partition("://")[2]), keys)
         sources = StreamSources([place], region.folder / "second", keys=keys, wait_s=0.5)
         with serving(StreamRelay(sources, keys, region.lines.append)) as second:
             reader, into = region.reader(second)
@@ -249,7 +249,7 @@ def test_readers_can_be_no_hub_and_no_agent(region: Region) -> None:
 def test_relay_answers_nothing_but_questions_for_weights(region: Region) -> None:
     keys = Keys.load(region.keys("engine"), readers=True)
     with serving(region.relay()) as url:
-        address = HubAddress.parse(url.partition("://")[2])
+        address = Address.parse(url.partition("://")[2])
 
         async def scenario() -> None:
             for purpose in set(Purpose) - {Purpose.WEIGHTS}:
@@ -270,9 +270,7 @@ def test_relay_answers_nothing_but_questions_for_weights(region: Region) -> None
 def test_relay_gives_out_the_files_of_its_stream_alone(region: Region, path: str) -> None:
     region.publish()
     with serving(region.relay()) as url:
-        place = RelayPlace(
-            url, HubAddress.parse(url.partition("://")[2]), Keys.load(region.keys("engine"), readers=True)
-        )
+        place = RelayPlace(url, Address.parse(url.partition("://")[2]), Keys.load(region.keys("engine"), readers=True))
         assert json.loads(place.read("newest.json")) == {"number": 1}
         with pytest.raises(FileNotFoundError):
             place.read(path)
@@ -290,7 +288,7 @@ def test_relay_ends_a_connection_that_asks_nonsense_and_serves_on(region: Region
     region.publish()
     keys = Keys.load(region.keys("engine"), readers=True)
     with serving(region.relay()) as url:
-        address = HubAddress.parse(url.partition("://")[2])
+        address = Address.parse(url.partition("://")[2])
 
         async def scenario() -> None:
             stream, _ = await dial(address, keys, Greeting(Purpose.WEIGHTS, bytes(16), 0, "weights"), readers=True)

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from unittest import mock
 
 from geocomm.core import file_systems
-from geocomm.core.addresses import HubAddress, HubAddressError
+from geocomm.core.addresses import Address, AddressError
 from geocomm.core.records import line_of
 from geocomm.elastic import (
     agent_link,
@@ -153,7 +153,7 @@ def open_port(
 ) -> tuple[Listener, bool]:
     """See `leadership.open_port`."""
     machine = current().machine
-    return Listener(machine), not taken_over and HubAddress.parse(hub).host == machine.host
+    return Listener(machine), not taken_over and Address.parse(hub).host == machine.host
 
 
 def _leave_on_sigterm(leaving: asyncio.Event) -> None:
@@ -218,7 +218,7 @@ def simulated(
         put(agent_process, "RankServer", RankServer)
         put(agent_process, "keep_counters", _count_nothing)
         put(agent_process, "_leave_on_sigterm", _leave_on_sigterm)
-        put(agent_process, "reached_here", lambda listener: HubAddress(listener.machine.host, PORT))
+        put(agent_process, "reached_here", lambda listener: Address(listener.machine.host, PORT))
         put(leadership, "open_port", open_port)
         put(etcd_leadership, "listen_on", lambda _: Listener(current().machine))
         put(sys.modules["etcd3gw.client"], "Etcd3Client", client_of(etcd))
@@ -261,7 +261,7 @@ async def run_process(process: Process, config: AgentConfig) -> AgentEnd:
         store.sweep()
         await run_agent(config, store, keys)
         return AgentEnd(0)
-    except (SnapshotError, StoreError, NoJournalError, HubAddressError, AgentEnded) as error:
+    except (SnapshotError, StoreError, NoJournalError, AddressError, AgentEnded) as error:
         return AgentEnd(2, str(error))
     except Exception as error:
         is_of_disk = isinstance(error, sqlite3.OperationalError | TermNotKeptError)
@@ -291,14 +291,14 @@ async def at_machine(machine: Machine, work: Callable[[Any], Awaitable[_Answer]]
 
 async def ask(machine: Machine, at: str, question: Any, kind: type[_Answer], limit_s: float = 90.0) -> _Answer:
     """A person at a machine asks an agent."""
-    return await at_machine(machine, lambda keys: questions.ask(HubAddress.parse(at), keys, question, kind, limit_s))
+    return await at_machine(machine, lambda keys: questions.ask(Address.parse(at), keys, question, kind, limit_s))
 
 
 async def ask_for_frame(world: World, machine: Machine, at: str, wanted: Wanted) -> RangeAnswer:
     """Ask an agent for a frame, which it is to get from others."""
 
     async def work(keys: Any) -> RangeAnswer:
-        stream, _ = await world.dial(HubAddress.parse(at), keys, Greeting(Purpose.FETCH, bytes(16), 0, "fetch"))
+        stream, _ = await world.dial(Address.parse(at), keys, Greeting(Purpose.FETCH, bytes(16), 0, "fetch"))
         try:
             asked = FrameAsked(**wanted.named, bytes=wanted.bytes, offset=0, proxy=True)
             await stream.write(line_of(asked).encode() + b"\n")

@@ -16,7 +16,7 @@ from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from geocomm.core.addresses import HubAddress
+from geocomm.core.addresses import Address
 from geocomm.security.key_folder import Identity, KeysError
 from geocomm.wire.dial import DIAL_LIMIT_S
 from geocomm.wire.greeting import (
@@ -341,7 +341,7 @@ class World:
         self.machines = {name: Machine(name, f"10.0.0.{place + 1}") for place, name in enumerate(names)}
         self._by_host = {machine.host: machine for machine in self.machines.values()}
 
-    async def dial(self, hub: HubAddress, keys: SimulatedKeys, greeting: Greeting) -> tuple[Stream, int]:
+    async def dial(self, hub: Address, keys: SimulatedKeys, greeting: Greeting) -> tuple[Stream, int]:
         """See `tunnel.dial`."""
         process = current()
         async with asyncio.timeout(DIAL_LIMIT_S):

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from geocomm.core.addresses import (
-    HubAddress,
-    HubAddressError,
+    Address,
+    AddressError,
     _ports_outside,
     free_port,
     host_and_port,
@@ -28,27 +28,27 @@ from geocomm.wire.greeting import Greeting, ProtocolError
 
 @pytest.mark.parametrize("text", ["", "host", "host:", ":1", "host:0", "host:99999", "0.0.0.0:5", "[::]:5", "[::1:5"])
 def test_bad_hub_address_is_refused(text: str) -> None:
-    with pytest.raises(HubAddressError):
-        HubAddress.parse(text)
+    with pytest.raises(AddressError):
+        Address.parse(text)
 
 
 @pytest.mark.parametrize("text", ["h.example:29400", "[::1]:29400", "geocomm://10.0.0.1:29400?listen=0.0.0.0:1"])
 def test_hub_address_is_read(text: str) -> None:
-    assert HubAddress.parse(text).port == 29400
-    assert HubAddress.parse(str(HubAddress.parse(text))) == HubAddress.parse(text)
+    assert Address.parse(text).port == 29400
+    assert Address.parse(str(Address.parse(text))) == Address.parse(text)
 
 
-@pytest.mark.parametrize("read", [HubAddress.parse, host_and_port, listen_on])
+@pytest.mark.parametrize("read", [Address.parse, host_and_port, listen_on])
 @pytest.mark.parametrize("text", ["h:99999", "[::1]:65536", "h:123456", f"h:{'9' * 5000}"])
 def test_port_that_cannot_be_is_said_with_those_that_can(read: Callable[[str], object], text: str) -> None:
-    with pytest.raises(HubAddressError, match=r"port 9*[0-9]{1,6} is not within [01] to 65535"):
+    with pytest.raises(AddressError, match=r"port 9*[0-9]{1,6} is not within [01] to 65535"):
         read(text)
 
 
 @pytest.mark.parametrize("text", ["a:b:1", "::1:80", "[::1]", "user@h:1", "h:-1", "h:1x", "h:٣"])
 def test_what_is_not_of_the_kind_host_and_port_is_refused_by_all(text: str) -> None:
-    for read in (HubAddress.parse, host_and_port, listen_on):
-        with pytest.raises(HubAddressError, match="not an address of the kind host:port"):
+    for read in (Address.parse, host_and_port, listen_on):
+        with pytest.raises(AddressError, match="not an address of the kind host:port"):
             read(text)
 
 
@@ -58,11 +58,11 @@ def test_address_that_no_interface_has_is_said_with_those_that_there_are() -> No
         assert host in not_here("192.0.2.77")
     with pytest.raises(OSError, match=r"no interface of this machine has 192\.0\.2\.77: it has .*127\.0\.0\.1"):
         listen_on("192.0.2.77:0")
-    hub = HubAddress("192.0.2.77", 29400)
+    hub = Address("192.0.2.77", 29400)
     assert hub.listen() is None
     assert hub.why_not_free() == not_here("192.0.2.77")
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        here = HubAddress("127.0.0.1", taken.getsockname()[1])
+        here = Address("127.0.0.1", taken.getsockname()[1])
         assert here.listen() is None
         assert here.why_not_free() == f"port {here.port} here is taken by {port_holder(here.port)}"
 

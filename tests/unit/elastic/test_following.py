@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from geocomm.core.addresses import HubAddress
+from geocomm.core.addresses import Address
 from geocomm.elastic import following
 from geocomm.elastic.following import Following
 from geocomm.elastic.journal.run_state import Head
@@ -63,7 +63,7 @@ def test_who_promised_to_follow_a_leader_does_so_though_it_hung_up_before_the_an
             view.leader_at = leader
 
         known.saw = saw
-        agent = Following(view, HubAddress.parse(BEFORE), lambda _: None, passes_on=False)
+        agent = Following(view, Address.parse(BEFORE), lambda _: None, passes_on=False)
         stream: Any = None
         with contextlib.suppress(ConnectionResetError):
             await agent.answer(stream, "b")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from geocomm.core.addresses import HubAddress
+from geocomm.core.addresses import Address
 from geocomm.elastic.agent_link import LeaderLink
 from geocomm.elastic.fetch import Fetcher
 from geocomm.elastic.fragment_store import FragmentStore
@@ -30,7 +30,7 @@ def test_the_leader_is_asked_only_once_those_last_known_had_nothing(tmp_path: Pa
     keys = make_keys(tmp_path / "keys", "a")["a"]
     known = KnownAgents(tmp_path, ignore)
     hub = f"127.0.0.1:{free_port()}"  # nobody leads there: then all that were ever known may be there
-    link = LeaderLink(HubAddress.parse(hub), keys, str, ignore, lambda: None, ignore)
+    link = LeaderLink(Address.parse(hub), keys, str, ignore, lambda: None, ignore)
     store, journal = FragmentStore(tmp_path / "run"), SqliteJournal(tmp_path / "journal")
     fetcher = Fetcher(store, keys, ignore)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from geocomm.core.addresses import HubAddress
+from geocomm.core.addresses import Address
 from geocomm.elastic import promotion
 from geocomm.elastic.agent_link import LeaderLink
 from geocomm.elastic.fetch import Fetcher
@@ -38,7 +38,7 @@ def test_promotion_is_refused_where_most_members_are_gone_once_its_term_is_claim
     known.learn("c", OTHER)
     keys = make_keys(tmp_path / "keys", "b")["b"]
     store = FragmentStore(tmp_path / "run")
-    link = LeaderLink(HubAddress.parse(LEADER), keys, str, lambda _: None, lambda: None, print)
+    link = LeaderLink(Address.parse(LEADER), keys, str, lambda _: None, lambda: None, print)
     asked: list[StandingAsked] = []
 
     async def standings(

@@ -11,7 +11,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from geocomm.core.addresses import HubAddress, addresses_of
+from geocomm.core.addresses import Address, addresses_of
 from geocomm.core.errors import InvalidArgumentError, OperationTimeoutError, VersionMismatchError
 from geocomm.core.interfaces import source_addresses
 from geocomm.group.membership.group_agreement import check, exchange, publish
@@ -255,7 +255,7 @@ def test_own_address_is_that_of_the_route_to_the_hub(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("GEOCOMM_HUB", "[::1]:29400")
     assert own_address() == "::1"
-    remember_hub(HubAddress("127.0.0.2", 29400))  # of init_method, which is nearer than the environment
+    remember_hub(Address("127.0.0.2", 29400))  # of init_method, which is nearer than the environment
     assert own_address() == "127.0.0.1"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.core.addresses import HubAddress
+from geocomm.core.addresses import Address
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.options import Options
 from geocomm.group.membership.one_site import Scope, check_nodes, check_one_site, machine_id, own_presence
@@ -132,7 +132,7 @@ def test_presence_lists_what_is_set_for_sites_and_nothing_else(monkeypatch: pyte
     told = own_presence(3, Options(site="a", keys="/k", codec="int8", one_site=True), "10.0.0.1")
     assert told.given == ["GEOCOMM_SITE", "GEOCOMM_CODEC", "GEOCOMM_KEYS"]
     assert told.one_site
-    remember_hub(HubAddress("127.0.0.2", 29400))
+    remember_hub(Address("127.0.0.2", 29400))
     assert own_presence(3, Options(), "10.0.0.1").given == ["a hub"]
 
 

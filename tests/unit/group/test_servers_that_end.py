@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.core.addresses import HubAddress, listen_on, private_listener
+from geocomm.core.addresses import Address, listen_on, private_listener
 from geocomm.elastic.rank_socket import RankServer
 from geocomm.group.rendezvous.tunnel import Tunnel
 from geocomm.wire.accepting import serve_streams
@@ -36,7 +36,7 @@ def test_tunnel_that_ends_closes_the_store_client_that_has_just_come(tmp_path: P
 
     async def run() -> None:
         listener = listen_on("127.0.0.1:0")
-        tunnel = Tunnel(listener, HubAddress("127.0.0.1", free_port()), keys, "store", lambda _: None)
+        tunnel = Tunnel(listener, Address("127.0.0.1", free_port()), keys, "store", lambda _: None)
         serving = asyncio.create_task(tunnel.serve())
         await asyncio.sleep(0.05)
         client = socket.create_connection(listener.getsockname(), timeout=10)
