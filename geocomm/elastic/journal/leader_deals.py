@@ -48,8 +48,8 @@ class LeaderDeals:
     def __init__(self, run: LedRun, forget: Callable[[str], None]) -> None:
         self._run, self._forget = run, forget
         self._data: RunData | None = None
-        self._looked_through = 0
-        """The number of the version by which all deals were looked at."""
+        self._looked_through = 0, 0
+        """The number of the version by which all deals were looked at, and how many rounds were void then."""
         self._paces: dict[str, _Pace] = {}
         self._owners: dict[str, tuple[Owner, ...]] = {}
         """The last ranks of each site."""
@@ -207,9 +207,12 @@ class LeaderDeals:
     def _take_back_unreadable(self) -> None:
         """What a site is about to read is in the newest version, and it may read it there: else it gets other deals."""
         state, data = self._run.state, self._data
-        if data is None or data.number == self._looked_through:
+        if data is None:
             return
-        self._looked_through = data.number
+        looked_through = data.number, len(state.skipped)  # what a void round counted is read again
+        if looked_through == self._looked_through:
+            return
+        self._looked_through = looked_through
         for name, site in sorted(state.sites.items()):
             _, rest = cut(site.line, state.position(name) - state.line_begins(name))
             if all(data.may_read(state, name, state.deals[deal]) for deal in {piece.deal for piece in rest}):

@@ -10,7 +10,7 @@ import pytest
 
 from geocomm.data.deal_records import DealtSet
 from geocomm.data.dealt_shards import DealtShards, Piece, length, text_of
-from geocomm.elastic.journal.entries import Data, Deal, Entry, Join, TakenBack
+from geocomm.elastic.journal.entries import Data, Deal, Entry, Join, Skip, TakenBack
 from geocomm.elastic.journal.messages import Beat, Leave, Open, Pass, RanksGone
 from geocomm.elastic.journal.run_state import RunState, Standing
 from geocomm.elastic.journal.sequencer_events import Close, DataRead, Ended, LeaderSettings, Remove
@@ -306,6 +306,21 @@ def test_deal_that_a_newer_version_denies_is_taken_back_once_also_by_another_lea
         other.on(DataRead(Shards(number=2, readers="b")))
         other.wait(1, "b")
         assert len(of(other, TakenBack)) == more + len([one for one in entries if isinstance(one, TakenBack)])
+
+
+def test_what_a_void_round_has_a_site_read_again_is_taken_back_where_the_version_denies_it() -> None:
+    run = led("ab")
+    run.wait(1, "ab")
+    count(run, "a", 3 * LENGTH, "b")
+    run.on(DataRead(Shards(number=2, readers="b")))
+    run.wait(1, "ab")
+    assert [(one.site, one.taken) for one in of(run, TakenBack)] == [("a", 3 * LENGTH)]
+    run.sequencer._run.append(Skip, fragment=0, version=0, why="nobody has a frame")
+    run.wait(1, "b")
+    assert [(one.site, one.taken) for one in of(run, TakenBack)] == [("a", 3 * LENGTH), ("a", 0)]
+    assert left(run, "a") == 0
+    run.wait(1, "b")
+    assert len(of(run, TakenBack)) == 2
 
 
 def test_another_leader_goes_on_with_the_deals_and_the_data_set_of_the_journal() -> None:
