@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from torch.distributed import Store
-
-from geocomm.core.errors import CorruptDataError
 from geocomm.core.message_log import logger
 from geocomm.core.patience import Patience
 from geocomm.core.records import canonical, line_of
 from geocomm.data.deal_records import DealtData, LineBegun, SiteDeal
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
 
 _LOOK_S = 0.05
 _MEET_S = 1.0
@@ -88,8 +88,7 @@ class SiteDeals:
         if self._end >= end and time.monotonic() < self._looked_at + 1:
             return
         self._looked_at = time.monotonic()
-        while self._take(waits=False):
-            pass
+        self.look()
         patience, meets_at = Patience(), time.monotonic() + _MEET_S
         while self._end < end:
             self._write_heard()
@@ -108,6 +107,13 @@ class SiteDeals:
             if not self._take(waits=True):
                 time.sleep(_LOOK_S)
 
+    def look(self) -> int:
+        """Take what is there, without waiting. Where the line ends now, in sequences."""
+        self._write_heard()
+        while self._take(waits=False):
+            pass
+        return self._end
+
     def check(self) -> None:
         """Raise what ends the site's part, as where its deals were taken back; at the first rank."""
         if self._first is not None:
@@ -118,6 +124,8 @@ class SiteDeals:
             if deal.at + deal.sequences <= self._written_end:
                 continue  # said again, by an agent that has started anew
             if deal.at > self._written_end:
+                from geocomm.core.errors import CorruptDataError  # brings torch, which simulated ranks do without
+
                 raise CorruptDataError(f"data: deals up to {self._written_end} are here, and the next is at {deal.at}")
             self._written_end = deal.at + deal.sequences
             self._write(line_of(deal))

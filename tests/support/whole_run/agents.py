@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 import uuid
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ from geocomm.elastic import (
     fetch,
     following,
     fragment_store,
+    leader,
     leadership,
     questions,
 )
@@ -39,10 +40,11 @@ from geocomm.elastic.agent_process import AgentConfig, run_agent
 from geocomm.elastic.file_server import FrameAsked
 from geocomm.elastic.fragment_store import FragmentStore, StoreError
 from geocomm.elastic.journal import average_checks, journal
-from geocomm.elastic.journal.entries import BadLineError
+from geocomm.elastic.journal.entries import BadLineError, Entry
 from geocomm.elastic.journal.journal import NoJournalError, SqliteJournal
 from geocomm.elastic.journal.message_lines import down_of, said
 from geocomm.elastic.journal.messages import Down, RankHello, Up, Wanted
+from geocomm.elastic.journal.run_state import Head
 from geocomm.elastic.known_agents import KnownAgents, TermNotKeptError
 from geocomm.elastic.run_view import AgentEnded
 from geocomm.elastic.snapshots import SnapshotError
@@ -157,7 +159,9 @@ def open_port(
 
 
 def _leave_on_sigterm(leaving: asyncio.Event) -> None:
-    current().leaving = leaving
+    before, current().leaving = current().leaving, leaving
+    if before.is_set():  # it was held back until here
+        leaving.set()
 
 
 async def _count_nothing(*_: Any) -> None:
@@ -172,9 +176,10 @@ def simulated(
     now: Callable[[], float],
     follows: Callable[[str, int], None],
     etcd: EtcdModel,
+    entries: dict[str, Entry],
 ) -> Generator[None]:
     """While agents are simulated. folder: has the run folder of each machine, by its name. follows: is told of each
-    term of a leader that the agent of a site takes."""
+    term of a leader that the agent of a site takes. entries: gets all that come into a journal, by their hashes."""
     really_saw = KnownAgents.saw
 
     def saw(known: KnownAgents, term: int, leader: str) -> None:
@@ -185,7 +190,8 @@ def simulated(
         return f"{chance.getrandbits(8 * size):0{2 * size}x}"
 
     def room_for(path: Path) -> Room:
-        return world.machines[path.relative_to(folder).parts[0]].room
+        machine = world.machines.get(path.relative_to(folder).parts[0])
+        return Room.FOR_ALL if machine is None else machine.room
 
     really_put = file_systems.put_in_place
 
@@ -203,6 +209,19 @@ def simulated(
             raise sqlite3.OperationalError("database or disk is full")
         return really_begin(of)
 
+    really_fetch = agent_process.fetch_if_damaged
+
+    async def fetch_if_damaged(*given: Any) -> bool:
+        has_one = await really_fetch(*given)
+        current().machine.is_damaged = current().machine.is_damaged and not has_one
+        return has_one
+
+    really_append = SqliteJournal.append_all
+
+    def append_all(of: SqliteJournal, new: Sequence[Entry], expected_head: Head) -> None:
+        really_append(of, new, expected_head)
+        entries.update((entry.hash, entry) for entry in new)
+
     random.seed(chance.random())
     with contextlib.ExitStack() as stack:
 
@@ -214,6 +233,9 @@ def simulated(
         for module in (file_systems, fragment_store, fetch):
             put(module, "put_in_place", put_in_place)
         put(SqliteJournal, "_transaction", transaction)
+        put(SqliteJournal, "append_all", append_all)
+        put(leader, "_LOOKED_AT_EVERY_S", 15.0)
+        put(agent_process, "fetch_if_damaged", fetch_if_damaged)
         put(agent_process, "Doorway", Doorway)
         put(agent_process, "RankServer", RankServer)
         put(agent_process, "keep_counters", _count_nothing)
@@ -268,6 +290,8 @@ async def run_process(process: Process, config: AgentConfig) -> AgentEnd:
         if is_of_disk or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
             await asyncio.sleep(5)
             return AgentEnd(1, str(error))
+        if process.machine.was_damaged and isinstance(error, sqlite3.DatabaseError | BadLineError):
+            return AgentEnd(1, f"the journal cannot be read: {error}")
         return AgentEnd(1, traceback.format_exc(), is_error=True)
 
 

@@ -9,8 +9,10 @@ from geocomm.core.run_dir import RunDir
 from geocomm.elastic.journal.entries import AnyRound
 from geocomm.elastic.journal.run_state import Standing
 from geocomm.wire.greeting import Purpose
+from support.whole_run.anchors import FRAGMENTS
+from support.whole_run.data import DataChecks
 from support.whole_run.faults import STRANGE
-from support.whole_run.ranks import FRAGMENTS, frames_of
+from support.whole_run.registry import frames_of
 
 if TYPE_CHECKING:
     from support.whole_run.whole_run import WholeRun
@@ -51,6 +53,8 @@ class Checks:
         for site in self._run.sites.values():
             known = state.sites.get(site.name)
             if site.lost:
+                if state.data and state.left(site.name):
+                    return f"{site.name} is gone, and what was dealt to it is not taken back"
                 continue
             if site is self._run.skipped:
                 if known is not None and known.standing is Standing.READY:
@@ -98,8 +102,11 @@ class Checks:
         self._run.history.entries = state.head.index + 1
         if self._run.registry.broken:
             raise self._run.broke(self._run.registry.broken[0])
-        if self._run.registry.repairs:
+        if self._run.registry.repairs and not self._run.registry.has_damage:
             raise self._run.broke("a site was told to repair")
+        chain = self._run.registry.chain(state.head.hash)
+        if why := DataChecks(self._run.data, self._run.registry.read).broken(chain):
+            raise self._run.broke(why)
         hashes = {entry.index: entry.hash for entry in entries}
         for site in self._run.sites.values():
             if not site.lost and site is not self._run.skipped:  # that one may have led, and hears of no other leader

@@ -12,6 +12,7 @@ from geocomm.core.run_dir import RunDir
 from geocomm.elastic.journal.messages import Wanted
 from geocomm.elastic.questions import LeaderAnswer, RemovalAsked
 from support.whole_run.agents import ask, ask_for_frame
+from support.whole_run.damage import damage
 from support.whole_run.machines import PORT, Room
 from support.whole_run.sites import Site
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 FAULTS_S = 36.0
 _EVERY_S = 3.0
+_AT_ONCE_S = 30.0
+"""A leader's last lines take 5 s; etcd may take longer to answer that it takes the lease back."""
 STRANGE = 1_000_000
 """A version that no run here comes to."""
 
@@ -41,6 +44,9 @@ FAULTS = {
     "litter": 0.5,
     "removal": 0.3,
     "strange frame": 0.3,
+    "leave": 1.0,
+    "journal": 1.0,
+    "files": 1.0,
 }
 """How often each comes, beside the others. `machine`: it ends, and comes back. `line`: two sites are cut from each
 other; `uplink`: one from all. `slow`: all lines of a site take a second or two longer, and files come slowly. `mail`:
@@ -49,7 +55,9 @@ machine ends and its disk is lost. `all`: all machines end at once; `frames`: an
 `hub`: the leader's machine is lost, for good or until another leads, or is cut off from all meanwhile; and a person
 promotes another site. `minority`: so many machines end that a site which had been cut off is left, and a person
 promotes it. `litter`: what is no snapshot lies beside them, and a manifest cannot be read. `removal`: a person removes
-the site that leads. `strange frame`: somebody asks the leader for frames that were never made."""
+the site that leads. `strange frame`: somebody asks the leader for frames that were never made. `leave`: a site is told
+to leave, a second time if it has not ended by then, and comes back. `journal`: a machine ends, and its disk has changed
+some bytes of the journal, or has lost it; `files`: of frames and states, while it is up."""
 
 OF_ETCD = {
     "etcd away": 1.0,
@@ -62,15 +70,18 @@ OF_ETCD = {
 machine does not; `doubt`: answers are lost, of what was done, is done later, or never; `backup`: it is restored from
 one, and a person starts the site that has the most entries with --lead. `leader`: its machine ends, or is cut from the
 others and perhaps from etcd, and comes back."""
+OF_DATA = {"version": 1.0, "catalog": 1.0}
+"""Where the run deals data, beside the others. `version`: a person adds a version to the set, with more shards, and
+takes some away or lets others read them. `catalog`: nobody reads it for a while."""
 BY_HAND = {"hub", "minority", "removal"}
 """A person says who leads."""
 
-LASTING = {"": 8.0, "phantom": 1.0, "restless": 1.0, "headless": 1.0, "alone": 1.0}
+LASTING = {"": 8.0, "phantom": 1.0, "restless": 1.0, "headless": 1.0, "alone": 1.0, "leave": 2.0}
 """What goes on when all else is over. `phantom`: a site's lines to the leader break after each Hello. `restless`: the
 leader's agent ends before a snapshot is due, again and again. `headless`: the leader's machine is away for a while.
 `alone`: the leader is cut off from all and goes on, another site is promoted, and they meet once that one has let go of
-the entries of before."""
-LASTING_WITH_ETCD = {"": 8.0, "phantom": 1.0, "restless": 1.0}
+the entries of before. `leave`: once all is well, all sites are told to leave, one by one."""
+LASTING_WITH_ETCD = {"": 8.0, "phantom": 1.0, "restless": 1.0, "leave": 2.0}
 
 
 class Faults:
@@ -118,6 +129,8 @@ class Faults:
                 others_up = sum(other is not site and other.machine.up for other in self._run.sites.values())
                 if self._restoring or self._run.etcd_lacks_some() or others_up == 0:
                     return
+                if any(other.machine.is_damaged for other in self._run.sites.values()):
+                    return  # most members are to be left with a journal
                 leader = self._run.leader_name()
                 if site.name == leader or self._run.sites[leader].lost:
                     return  # that is what `hub` does
@@ -154,12 +167,25 @@ class Faults:
                 await self._lose_leader()
             case "minority":
                 await self._leave_minority()
+            case "leave":
+                await self._leave(site)
+            case "journal":
+                await self._damage_journal(site)
+            case "files":
+                self._damage_files(site)
             case "litter":
                 self._litter(site)
             case "removal":
                 await self._remove_leader(site)
             case "strange frame":
                 await self._ask_for_strange_frames(site)
+            case "version":
+                self._run.data.change()
+            case "catalog":
+                if self._run.newest()[0].data:  # else it is a leader's that cannot begin
+                    self._run.data.is_away = True
+                    await asyncio.sleep(chance.uniform(5, 30))
+                    self._run.data.is_away = False
             case "etcd away":
                 self._run.etcd.away += 1
                 await asyncio.sleep(chance.uniform(1, 25))
@@ -178,6 +204,44 @@ class Faults:
                 await self._part_from_leader()
             case _:
                 raise AssertionError(kind)
+
+    async def _leave(self, site: Site) -> None:
+        try:
+            site.tell_to_leave()
+            if not await site.has_left_within(self._run.chance.uniform(3, 25)):
+                site.tell_to_leave()
+                if not await site.has_left_within(_AT_ONCE_S):
+                    raise self._run.broke(f"{site.name} was told twice to leave, and has not ended")
+        finally:  # also where peace comes first
+            await site.stop()
+        await asyncio.sleep(self._run.chance.uniform(0.5, 15))
+        self._run.start_again(site)
+
+    async def _damage_journal(self, site: Site) -> None:
+        """Not where another one's is damaged too: nobody may have all entries then."""
+        others = [other for other in self._run.sites.values() if other is not site]
+        if self._restoring or any(other.machine.is_damaged or other.lost for other in others) or not others:
+            return
+        if not any(self._run.newest()[0].versions) or any(not other.state()[0].versions for other in others):
+            return  # some have no journal of a run
+        site.machine.is_damaged = site.machine.was_damaged = True
+        await site.stop()
+        try:
+            if (path := RunDir(site.run_dir).journal).exists():
+                self._run.say(f"---- {site.name}: {damage(path, self._run.chance)}")
+            await asyncio.sleep(self._run.chance.uniform(0.5, 10))
+        finally:
+            self._run.start_again(site)
+        while site.machine.is_damaged and site.machine.up:  # until an agent has a journal that is whole
+            await asyncio.sleep(1)
+
+    def _damage_files(self, site: Site) -> None:
+        """A few of the newest."""
+        fragments = RunDir(site.run_dir).fragments
+        files = sorted(fragments.glob("**/*.frame")) + sorted(fragments.glob("*.state"))
+        for path in self._run.chance.sample(files, min(3, len(files))):
+            self._run.registry.has_damage = True
+            self._run.say(f"---- {path.name} of {site.name}: {damage(path, self._run.chance)}")
 
     async def _cut(self, kind: str, site: Site) -> None:
         others = [name for name in self._run.names if name != site.name]

@@ -121,6 +121,10 @@ class Machine:
     """On its disk."""
     takes_mail: bool = True
     """Others' ranks reach its own, and they others'."""
+    is_damaged: bool = False
+    """The disk has changed the journal, and no agent has a whole one since."""
+    was_damaged: bool = False
+    """It did so once; not all of that shows at once."""
     loses_hello: bool = False
     """Its lines to the leader break, each once the first words have come there."""
 

@@ -13,18 +13,21 @@ from typing import Any
 from unittest import mock
 
 from geocomm.core.patience import Waiting
-from geocomm.elastic import agent_link, following, frame_fetches, snapshots
+from geocomm.elastic import agent_link, following, frame_fetches, journal_of_others, snapshots
 from geocomm.elastic.etcd import Election, Leading
 from geocomm.elastic.fetch import Fetcher, Outcome
+from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.frame_fetches import FrameFetches
 from geocomm.elastic.journal.admission import LedSite
-from geocomm.elastic.journal.entries import BadLineError
+from geocomm.elastic.journal.entries import BadLineError, Deal, TakenBack
+from geocomm.elastic.journal.journal import SqliteJournal
+from geocomm.elastic.journal.leader_deals import LeaderDeals
 from geocomm.elastic.journal.leader_rounds import LeaderRounds
 from geocomm.elastic.journal.leader_snapshots import LeaderSnapshots
 from geocomm.elastic.journal.lost_frames import LostFrames
-from geocomm.elastic.journal.messages import Hello, Lost, Offer, StatePart, Stop, Wanted
+from geocomm.elastic.journal.messages import Beat, Hello, Lost, Offer, StatePart, Stop, Wanted
 from geocomm.elastic.journal.open_round import OpenRound
-from geocomm.elastic.journal.run_state import RunState
+from geocomm.elastic.journal.run_state import RunState, SiteRecord
 from geocomm.elastic.journal.sequencer import Sequencer
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.leader import Leader
@@ -32,7 +35,8 @@ from geocomm.elastic.own_journal import OwnJournal
 from geocomm.elastic.promotion import Candidate
 from geocomm.elastic.questions import AgentStanding, LeaderAnswer, MembersAsked, PromotionAsked, RemovalAsked
 from geocomm.elastic.run_view import RunView
-from support.whole_run.faults import FAULTS, OF_ETCD
+from geocomm.elastic.site_ranks import SiteRanks
+from support.whole_run.faults import FAULTS, OF_DATA, OF_ETCD
 
 
 @dataclass(frozen=True)
@@ -48,13 +52,15 @@ class Mutant:
     lasting: str = ""
     """And what goes on then."""
     with_etcd: bool = False
+    data: bool = False
+    """The run deals some."""
 
     @property
     def world(self) -> dict[str, Any]:
         """The histories in which it shows, as arguments of `WholeRun`; with the usual faults for none."""
-        often = FAULTS | OF_ETCD
+        often = FAULTS | OF_ETCD | OF_DATA
         faults = {"faults": {kind: often[kind] for kind in self.faults}} if self.faults or self.lasting else {}
-        return faults | {"lasting": self.lasting, "with_etcd": self.with_etcd}
+        return faults | {"lasting": self.lasting, "with_etcd": self.with_etcd, "data": self.data}
 
     def put(self) -> AbstractContextManager[Any]:
         """Have it in the place of what is right."""
@@ -65,11 +71,11 @@ MUTANTS: dict[str, Mutant] = {}
 
 
 def _mutant(
-    where: Any, name: str, *faults: str, lasting: str = "", with_etcd: bool = False
+    where: Any, name: str, *faults: str, lasting: str = "", with_etcd: bool = False, data: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def add(instead: Callable[..., Any]) -> Callable[..., Any]:
         key = instead.__name__.strip("_").replace("_", " ")
-        MUTANTS[key] = Mutant(instead.__doc__ or "", where, name, instead, faults, lasting, with_etcd)
+        MUTANTS[key] = Mutant(instead.__doc__ or "", where, name, instead, faults, lasting, with_etcd, data)
         return instead
 
     return add
@@ -218,6 +224,89 @@ def _a_minority_promotes(self: Candidate, found: dict[str, AgentStanding], asked
 @_mutant(Election, "stand_again", "etcd backup", "agent", "leader", with_etcd=True)
 def _a_restored_etcd_counts_terms_anew(self: Election, leading: Leading, term: int) -> None:
     """Who leads after etcd was restored has a lower term than entries that all have: nobody takes its entries."""
+
+
+# ---- who leaves
+
+
+@_mutant(Leader, "others_connected", lasting="leave")
+def _a_leader_waits_for_those_that_have_left(self: Leader, site: str) -> list[str]:
+    """The site that leads does not end where others have left before it."""
+    return [name for name in sorted(self.sequencer.sites) if name != site]
+
+
+# ---- damaged files
+
+
+_damage = journal_of_others._damage
+
+
+@_mutant(journal_of_others, "_damage", "journal")
+def _a_lost_journal_is_begun_anew(path: Path, *, has_run: bool) -> str:
+    """A site whose journal is gone begins with none: where it leads, with another run."""
+    return _damage(path, has_run=has_run) if path.exists() else ""
+
+
+@_mutant(journal_of_others, "_damage", "journal")
+def _a_damaged_first_page_is_no_journal(path: Path, *, has_run: bool) -> str:
+    """A journal that SQLite does not know for one of its files ends the site's part in the run."""
+    return _damage(path, has_run=False) if path.exists() else _damage(path, has_run=has_run)
+
+
+@_mutant(SqliteJournal, "check", "journal")
+def _only_entries_are_looked_at(self: SqliteJournal) -> None:
+    """What SQLite keeps beside the entries may be damaged: each agent ends when it writes."""
+    with self._one_view():
+        for _ in self._rows(0):
+            pass
+
+
+@_mutant(FragmentStore, "has_changed", "files")
+def _a_changed_state_is_begun_with(self: FragmentStore, fragment: int, version: int, digest: str) -> bool:
+    """A state is what its file says, where the journal says nothing of it."""
+    return False
+
+
+# ---- data that the run deals
+
+
+@_mutant(LeaderDeals, "beat", data=True)
+def _deals_wait_for_what_counts(self: LeaderDeals, name: str, beat: Beat) -> None:
+    """The leader does not hear how far a site has read: one that has read all, and counts too little, gets no more."""
+
+
+@_mutant(LeaderDeals, "_is_gone", "hub", data=True)
+def _nothing_is_taken_back(self: LeaderDeals, name: str, site: SiteRecord) -> bool:
+    """What was dealt to a site that is gone is never read."""
+    return False
+
+
+@_mutant(LeaderDeals, "_take_back_unreadable", "version", "agent", data=True)
+def _a_newer_version_denies_nothing(self: LeaderDeals) -> None:
+    """Sites read on what a newer version does not let them read."""
+
+
+_dealt = SiteRanks.dealt
+
+
+@_mutant(SiteRanks, "dealt", "full", "agent", "version", data=True)
+def _ranks_of_a_new_agent_read_on(self: SiteRanks, entry: Deal | TakenBack) -> None:
+    """Ranks that train, and that an agent which began anew has not welcomed yet, do not hear that deals of theirs are
+    taken back."""
+    held = {place: rank for place, rank in self._ranks.items() if not rank.welcomed}
+    self._ranks = {place: rank for place, rank in self._ranks.items() if rank.welcomed}
+    _dealt(self, entry)
+    self._ranks |= held
+
+
+MUTANTS["sites read from the beginning"] = Mutant(
+    "Ranks that start again read what counts for all fragments.",
+    SiteRecord,
+    "taken",
+    property(lambda self: self.for_good),
+    ("ranks", "agent"),
+    data=True,
+)
 
 
 # ---- words

@@ -1,8 +1,5 @@
-"""The rank of a simulated site: it decides by a real `Member`, and what it would compute is as small as can be.
-
-A fragment is an integer, a step adds to it, a frame rounds the delta down to a multiple of 8 and keeps the residual.
-Frames and states are real files of a real store.
-"""
+"""The rank of a simulated site: it decides by a real `Member`, and reads by real `SiteDeals`; what it would compute is
+in `anchors`. Frames and states are real files of a real store."""
 
 from __future__ import annotations
 
@@ -11,13 +8,11 @@ import contextlib
 import hashlib
 import json
 import random
-from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from typing import Any
 
-from geocomm.core.records import Hash
-from geocomm.elastic.fragment_store import digest_of
-from geocomm.elastic.journal.entries import AnyRound, Entry, Join, Left, Listed, Round, Skip, Snapshot, SummedRound
+from geocomm.data.deal_records import SiteDeal
+from geocomm.elastic.journal.entries import Entry, Join, Left, Listed, Round, Snapshot, SumFrame, SummedRound, TakenBack
 from geocomm.elastic.journal.member import (
     Act,
     CheckSum,
@@ -36,7 +31,6 @@ from geocomm.elastic.journal.messages import (
     EntrySaid,
     Leave,
     Leaving,
-    Model,
     Offer,
     Open,
     Owner,
@@ -54,87 +48,14 @@ from geocomm.elastic.journal.messages import (
 )
 from geocomm.elastic.snapshots import Layout, Snapshots
 from support.whole_run.agents import RankLine, store_of_process
+from support.whole_run.anchors import EVERY, FRAGMENTS, FRAME_BYTES, MODEL, STATE_BYTES, Anchor, Own, Part, Step
+from support.whole_run.data import Life
 from support.whole_run.machines import Machine, World
+from support.whole_run.reading import Reading
+from support.whole_run.registry import Registry
 
-FRAGMENTS = 2
-EVERY = 6
-"""Steps from one round of a fragment to the next."""
 _MOST_STEPS = 5 * EVERY
 _RETRY_S = 0.2
-_FRAME_BYTES = 10_000
-_STATE_BYTES = 40_000
-MODEL = Model(settings={"frame bytes": "100000"}, layout="0" * 32, fragments=FRAGMENTS, every=EVERY)
-
-
-@dataclass(frozen=True)
-class Anchor:
-    """A fragment at a version."""
-
-    version: int
-    value: int = 0
-    chain: str = ""
-    """Stands for the momentum: depends on every frame, and on their order."""
-
-    @property
-    def content(self) -> bytes:
-        """Its file."""
-        return json.dumps([self.value, self.chain]).encode().ljust(_STATE_BYTES)
-
-    @property
-    def digest(self) -> str:
-        """That a site says of it."""
-        return digest_of(self.version, [self.content])
-
-    def after(self, coded: list[int], version: int) -> Anchor:
-        """The next one, by a round of these frames; none: the round is void."""
-        chain = hashlib.md5(f"{self.chain} {coded}".encode()).hexdigest() if coded else self.chain
-        return Anchor(version, self.value + sum(coded), chain)
-
-
-@dataclass
-class _Own:
-    """An own frame, as long as it may count."""
-
-    residual: int
-    local: int
-    steps: int
-
-
-@dataclass
-class _Part:
-    """The rank's copy of a fragment."""
-
-    anchor: Anchor
-    local: int
-    residual: int = 0
-    uncounted: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """(number over all sites, what it added) of each step."""
-    frames: dict[Hash, _Own] = field(default_factory=dict[Hash, _Own])
-
-
-class Registry:
-    """What only the checks know: of each frame, by the beginning of its hash, the steps in it, and of each state who
-    has it."""
-
-    def __init__(self) -> None:
-        self.steps: dict[str, frozenset[int]] = {}
-        self.broken: list[str] = []
-        self.numbers = 0
-        self.repairs = 0
-        self.terms: Counter[str] = Counter()
-        """By site: the highest that its agent has promised to follow."""
-        self.counted_at: dict[str, float] = {}
-        """By site: when a rank was last told of a round that lists a frame of it."""
-        self.written: set[tuple[str, Hash]] = set()
-        """(store, frame)."""
-        self.ranks: dict[str, Rank] = {}
-        """By the name of the process."""
-
-    def follows(self, site: str, term: int) -> None:
-        """The agent of a site takes a leader of this term for its own."""
-        if term < self.terms[site]:
-            self.broken.append(f"{site} follows a leader of term {term}, and has followed one of {self.terms[site]}")
-        self.terms[site] = term
 
 
 class _EndedError(Exception):
@@ -165,7 +86,7 @@ class Rank:
         self._model = MODEL.model_copy(update={"settings": MODEL.settings | {"reduce": reduce}})
         self._owner = Owner(id=f"{chance.getrandbits(128):032x}", host=machine.host, port=1)
         self._member: Member | None = None
-        self._parts = [_Part(Anchor(0), 0) for _ in range(FRAGMENTS)]
+        self._parts = [Part(Anchor(0), 0) for _ in range(FRAGMENTS)]
         self._line: RankLine | None = None
         self._last: Entry | None = None
         self._answer: asyncio.Future[RankWelcome | Refused | Stop] = asyncio.get_running_loop().create_future()
@@ -183,6 +104,8 @@ class Rank:
         self._leaves = self._has_said_leave = False
         self.has_left = False
         self.rounds_applied = 0
+        self._reading = Reading(machine.name)
+        self._life = Life(machine.name, -1)
 
     # ---- its life
 
@@ -284,6 +207,12 @@ class Rank:
                 self._registry.counted_at.update((one.site, now) for one in entry.members)
             case EntrySaid(entry=Join() as entry) if entry.site != self._machine.name:
                 self._wanted |= set(range(FRAGMENTS))
+            case EntrySaid(entry=TakenBack() as entry) if entry.site == self._machine.name:
+                self._fail(f"what was dealt to this site was taken back: {entry.why}")
+            case SiteDeal():
+                self._reading.dealt.append(down)
+            case RankWelcome():
+                self._reading.leader = down.leader
             case Leaving():
                 self._leaves = True
             case TakeState() if not self._store.state_path(down.fragment, down.version).exists():
@@ -304,6 +233,7 @@ class Rank:
         with contextlib.suppress(OSError):
             self._snapshots.write_layout(Layout(layout="0" * 32, fragments=((),) * FRAGMENTS, shapes={}))
         versions = {index: part.anchor.version for index, part in enumerate(self._parts)}
+        self._life = Life(self._machine.name, welcome.head)
         self._member = Member(self._machine.name, versions, head=welcome.head)
         early, self._early = self._early or [], None
         for index, version in welcome.versions.items():
@@ -316,6 +246,7 @@ class Rank:
             self._settle()
             self._news.clear()
             await self._news.wait()
+        self._reading.begin(welcome)
         self._step = welcome.step
         self._next_due = [self._step + due for due in self._next_due]
         while not self._has_said_leave:
@@ -323,24 +254,24 @@ class Rank:
             self._take_step()
         await asyncio.sleep(60)
 
-    def _read(self, index: int, version: int) -> _Part:
+    def _read(self, index: int, version: int) -> Part:
         try:
-            value, chain = json.loads(self._store.read_state(index, version))
+            anchor = Anchor.read(version, self._store.read_state(index, version))
         except (OSError, ValueError) as error:
             raise _EndedError(f"its state cannot be read: {error}") from None
-        return _Part(Anchor(version, value, chain), value)
+        return Part(anchor, anchor.value)
 
     def _take_step(self) -> None:
         member = self._member
         if member is None:
             return
-        self._step += 1
-        self._registry.numbers += 1
-        if not self._leaves:
+        if not self._leaves and (read := self._reading.next_batch()) is not None:
+            self._step += 1
+            self._registry.numbers += 1
             for part in self._parts:
                 added = self._chance.randint(1, 99)
                 part.local += added
-                part.uncounted.append((self._registry.numbers, added))
+                part.uncounted.append(Step(self._registry.numbers, added, self._reading.taken, read))
         self._settle()
         for opened in member.begins():
             member.begun(opened)
@@ -354,7 +285,8 @@ class Rank:
             self._has_said_leave = True
 
     def _beat_for_ever(self) -> None:
-        self._say(Beat(step=self._step + self._ahead, tokens=0, step_s=self._step_s, line_s=0.1, free_bytes=0))
+        step = self._step + self._ahead
+        self._say(Beat(step=step, tokens=self._reading.taken, step_s=self._step_s, line_s=0.1, free_bytes=0))
         self._later(3.0, self._beat_for_ever)
 
     def _make(self, opened: Open) -> None:
@@ -367,10 +299,10 @@ class Rank:
             self._do(member.made(Pass(fragment=index, version=version, attempt=opened.attempt)))
             return
         counted = part.uncounted[:_MOST_STEPS]
-        rest = sum(added for _, added in part.uncounted[_MOST_STEPS:])
+        rest = sum(one.added for one in part.uncounted[_MOST_STEPS:])
         delta = part.local - rest - part.anchor.value + part.residual
         coded = delta // 8 * 8
-        content = json.dumps([coded, part.anchor.digest, self._chance.getrandbits(64)]).encode().ljust(_FRAME_BYTES)
+        content = json.dumps([coded, part.anchor.digest, self._chance.getrandbits(64)]).encode().ljust(FRAME_BYTES)
         local = part.local - rest
         run_step = self._step + self._ahead
 
@@ -380,8 +312,9 @@ class Rank:
             except OSError:
                 self._do(member.made(Pass(fragment=index, version=version, attempt=opened.attempt)))
                 return
-            part.frames[frame] = _Own(delta - coded, local, len(counted))
-            self._registry.steps[frame[:16]] = frozenset(number for number, _ in counted)
+            part.frames[frame] = Own(delta - coded, local, len(counted))
+            self._registry.steps[frame[:16]] = frozenset(one.number for one in counted)
+            self._registry.read[frame[:16]] = self._life, frozenset(one for step in counted for one in step.read)
             offer = Offer(
                 fragment=index,
                 version=version,
@@ -394,6 +327,7 @@ class Rank:
                 squared_norm=float(delta**2),
                 lr=self._rate(run_step),
                 every=0,
+                taken=counted[-1].taken,
             )
             self._do(member.made(offer))
 
@@ -412,10 +346,10 @@ class Rank:
             self._do(member.applied(settled, part.anchor.digest))
             size = 0 if settled.entry is None else sum(one.size for one in settled.entry.frames)
             self._since_state[settled.fragment] += size
-            if self._since_state[settled.fragment] > _STATE_BYTES:
+            if self._since_state[settled.fragment] > STATE_BYTES:
                 self._write_state(settled.fragment)
 
-    def _apply(self, part: _Part, settled: Settled) -> None:
+    def _apply(self, part: Part, settled: Settled) -> None:
         before, entry = part.anchor, settled.entry
         if settled.state is not None:
             part.anchor = self._read(settled.fragment, settled.state).anchor
@@ -424,9 +358,7 @@ class Rank:
             if isinstance(entry, Round):
                 coded = self._coded(entry.fragment, entry.version, entry.members)
             elif entry is not None:
-                coded, base = json.loads(
-                    self._store.read_frame(entry.fragment, entry.version, entry.sum.site, entry.sum.frame)
-                )[:2]
+                coded, base = self._frame(entry.fragment, entry.version, entry.sum)[:2]
                 if base != before.digest:
                     self._registry.broken.append(f"{entry.sum.site} has averaged deltas to another state")
             for one in entry.members if entry is not None else ():
@@ -440,14 +372,21 @@ class Rank:
             part.residual = own.residual
             del part.uncounted[: own.steps]
         part.frames.clear()
-        if part.local - part.anchor.value != sum(added for _, added in part.uncounted):
+        if part.local - part.anchor.value != sum(one.added for one in part.uncounted):
             self._registry.broken.append(f"{self._machine.name} has other uncounted steps than its weights say")
+
+    def _frame(self, fragment: int, version: int, listed: Listed | SumFrame) -> Any:
+        """What is in a frame on this disk, which may have lost it: the next ranks need it anew."""
+        try:
+            return json.loads(self._store.read_frame(fragment, version, listed.site, listed.frame))
+        except FileNotFoundError as error:
+            raise _EndedError(str(error)) from None
 
     def _coded(self, fragment: int, version: int, members: Iterable[Listed]) -> list[int]:
         """What is in the frames of a round, in their order."""
         coded: list[int] = []
         for one in members:
-            value, base, _ = json.loads(self._store.read_frame(fragment, version, one.site, one.frame))
+            value, base, _ = self._frame(fragment, version, one)
             if base != self._parts[fragment].anchor.digest:
                 self._registry.broken.append(f"{one.site} has offered a delta to another state")
             coded.append(value)
@@ -464,7 +403,7 @@ class Rank:
                 content = self._sum(asked)
                 if self._lies:
                     coded, base, attempt = json.loads(content)
-                    content = json.dumps([[*coded, 8], base, attempt]).encode().ljust(_FRAME_BYTES)
+                    content = json.dumps([[*coded, 8], base, attempt]).encode().ljust(FRAME_BYTES)
                 frame = self._store.write_frame(asked.fragment, asked.version, self._machine.name, [content])
                 self._do(
                     member.summed(
@@ -490,7 +429,7 @@ class Rank:
         ]
         if any(base != read[0][1] for _, base, _ in read):
             self._registry.broken.append(f"deltas to different states are averaged: {asked}")
-        return json.dumps([[coded for coded, _, _ in read], read[0][1], asked.attempt]).encode().ljust(_FRAME_BYTES)
+        return json.dumps([[coded for coded, _, _ in read], read[0][1], asked.attempt]).encode().ljust(FRAME_BYTES)
 
     def _check_sum(self, asked: Check) -> None:
         """Average as another site has."""
@@ -545,7 +484,10 @@ class Rank:
     def _mail(self, site: str, process: str, offer: Offer | Summed) -> None:
         """A channel resumes where a cut is short; what a process that ends has sent does not come."""
         lines, here = self._world.lines, self._machine.name
-        content = self._store.read_frame(offer.fragment, offer.version, here, offer.frame)
+        try:
+            content = self._store.read_frame(offer.fragment, offer.version, here, offer.frame)
+        except FileNotFoundError:  # this disk has lost it
+            return
 
         def arrives() -> None:
             peer = self._registry.ranks.get(process)
@@ -576,9 +518,3 @@ class Rank:
                 self._do(member.arrived(offer.fragment, offer.version, site, frame, by_mail=True))
 
         self._later(self._chance.uniform(0.001, 0.05), kept)
-
-
-def frames_of(entries: list[Entry]) -> list[tuple[AnyRound, bool]]:
-    """The rounds of a journal, and whether each counts."""
-    void = {(one.fragment, one.version) for one in entries if isinstance(one, Skip)}
-    return [(one, (one.fragment, one.version) not in void) for one in entries if isinstance(one, AnyRound)]

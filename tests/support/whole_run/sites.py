@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import sqlite3
+from collections.abc import Generator
 from contextvars import Context
 from typing import TYPE_CHECKING
 
 from geocomm.core.run_dir import RunDir
-from geocomm.elastic.agent_process import AgentConfig
-from geocomm.elastic.journal.entries import Entry
-from geocomm.elastic.journal.journal import SqliteJournal
-from geocomm.elastic.journal.run_state import RunState
+from geocomm.elastic.agent_process import LAST_STEPS_S, AgentConfig
+from geocomm.elastic.journal.entries import BadLineError, Entry
+from geocomm.elastic.journal.journal import NoJournalError, SqliteJournal
+from geocomm.elastic.journal.run_state import RunState, Standing
+from geocomm.elastic.supervisor import LAST_OFFERS_S
 from support.whole_run.agents import AgentEnd, run_process
 from support.whole_run.etcd import SERVER
 from support.whole_run.machines import PORT, Machine, Process
@@ -35,7 +38,11 @@ class Site:
         self.lost = False
         """For good."""
         self._supervising: asyncio.Task[None] | None = None
+        self._parting: asyncio.Task[None] | None = None
+        self.is_leaving = False
+        """It was told to."""
         self.left = False
+        """Its agent has ended in good order."""
         self.fills_etcd = False
         """It is started with --lead."""
         self._hub = run.hub
@@ -49,6 +56,7 @@ class Site:
         """The machine begins, with what is on its disk. An empty folder needs the address of who leads now."""
         self.machine.up = True
         self.up_since = self._run.now
+        self.is_leaving = self.left = False
         if not RunDir(self.run_dir).journal.exists():
             self._hub = self._run.hub
         self._supervising = asyncio.get_running_loop().create_task(self._supervise(), context=Context())
@@ -56,12 +64,38 @@ class Site:
     async def stop(self) -> None:
         """The machine ends."""
         self.machine.up = False
-        if self._supervising is not None:
-            self._supervising.cancel()
-            await asyncio.gather(self._supervising, return_exceptions=True)
+        for task in (self._supervising, self._parting):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         await self.kill_ranks()
         if self.agent is not None:
             await self.agent.kill()
+
+    def tell_to_leave(self) -> None:
+        """SIGTERM comes to its supervisor; a second time: it ends at once. See `Supervisor._leave`."""
+        again, self.is_leaving = self.is_leaving, True
+        if self.agent is not None:
+            self.agent.leaving.set()
+        work = self.kill_ranks() if again else self._part()
+        self._parting = asyncio.get_running_loop().create_task(work, context=Context())
+
+    async def _part(self) -> None:
+        """As `Supervisor._part`."""
+        agent, end = self.agent, self._run.now + LAST_STEPS_S + LAST_OFFERS_S
+        while self._run.now < end and agent is not None and agent.alive:
+            known = self.state()[0].sites.get(self.name)
+            if known is not None and known.standing is Standing.LEFT:
+                break
+            await asyncio.sleep(0.25)
+        await self.kill_ranks()
+
+    async def has_left_within(self, limit_s: float) -> bool:
+        """Whether its agent ends in good order before that."""
+        end = self._run.now + limit_s
+        while not self.left and self._run.now < end:
+            await asyncio.sleep(0.5)
+        return self.left
 
     async def kill_ranks(self) -> None:
         """They end without a word."""
@@ -83,6 +117,8 @@ class Site:
         while True:
             config = self._config(again)
             self.agent = process = Process(self.machine, f"agent of {self.name}")
+            if told_before := self.is_leaving:
+                process.leaving.set()
             ending = process.start(run_process(process, config))
             try:
                 end: AgentEnd = await asyncio.shield(ending)
@@ -96,7 +132,7 @@ class Site:
             if end.is_error:
                 raise self._run.broke(f"{self.name}: an error of the agent: {end.why}")
             self._run.say(f"{self.name}: the agent has ended with {end.status} {end.why}")
-            if end.status == 0:
+            if end.status == 0 or told_before:
                 self.left = True
                 return
             if end.status == 2:
@@ -116,7 +152,7 @@ class Site:
     async def _keep_ranks(self) -> None:
         """As `Supervisor._keep_ranks`."""
         fruitless, pause_s = 0, 1.0
-        while not self.left:
+        while not self.left and not self.is_leaving:
             await asyncio.sleep(self._run.chance.uniform(0.5, 2))
             self.rank = rank = Rank(
                 self._run.world,
@@ -139,6 +175,8 @@ class Site:
             except Exception as error:
                 raise self._run.broke(f"{self.name}: an error of the rank: {error!r}") from error
             self._run.say(f"{self.name}: the ranks have ended: {why}")
+            if self.is_leaving:
+                return
             if rank.rounds_applied:
                 fruitless, pause_s = 0, 0.0
             fruitless += 1
@@ -148,11 +186,10 @@ class Site:
             pause_s = min(max(1.0, 2 * pause_s), 60.0)
 
     def state(self) -> tuple[RunState, list[Entry]]:
-        """What its journal says, until that is asked again."""
-        path = RunDir(self.run_dir).journal
-        if not path.exists():
-            return RunState(), []
-        with contextlib.closing(SqliteJournal(path, read_only=True)) as journal:
+        """What its journal says, until that is asked again; nothing, where the disk has damaged it."""
+        with self._journal() as journal:
+            if journal is None:
+                return RunState(), []
             known = None if self._read is None else self._read[0].head
             if known is None or known.index < journal.base.index or journal.hash_at(known.index) != known.hash:
                 self._read = journal.state(), list(journal.read(journal.base.index + 1))
@@ -162,12 +199,24 @@ class Site:
                 state.apply(entry)
                 entries.append(entry)
             return state, entries
+        return RunState(), []
 
     @property
     def first(self) -> int:
         """The index of the first entry in its journal."""
+        with self._journal() as journal:
+            return 0 if journal is None else journal.base.index + 1
+        return 0
+
+    @contextlib.contextmanager
+    def _journal(self) -> Generator[SqliteJournal | None]:
         path = RunDir(self.run_dir).journal
-        if not path.exists():
-            return 0
-        with contextlib.closing(SqliteJournal(path, read_only=True)) as journal:
-            return journal.base.index + 1
+        if not path.exists() or self.machine.is_damaged:
+            yield None
+            return
+        try:
+            with contextlib.closing(SqliteJournal(path, read_only=True)) as journal:
+                yield journal
+        except (NoJournalError, BadLineError, sqlite3.Error):
+            if not self.machine.was_damaged:
+                raise

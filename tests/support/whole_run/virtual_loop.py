@@ -14,6 +14,8 @@ from typing import Any
 from typing_extensions import override
 
 _MOST_OF_DISK_S = 0.02
+_LEAST_S = 1e-6
+"""Less would be no time at all, once it is added to the clock."""
 _MOST_AT_ONE_TIME = 100_000
 
 
@@ -70,7 +72,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_later(
         self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        return self.call_at(self._now + delay, callback, *args, context=context)
+        least = _LEAST_S if delay > 0 else 0.0
+        return self.call_at(self._now + max(delay, least), callback, *args, context=context)
 
     @override
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:

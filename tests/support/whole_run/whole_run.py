@@ -17,21 +17,24 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from geocomm.core.message_log import logger
+from geocomm.elastic.journal.admission import members_of
 from geocomm.elastic.journal.entries import Entry
 from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.journal.sequencer_events import LeaderSettings
 from geocomm.elastic.questions import PromotionAnswer, PromotionAsked
 from support.whole_run.agents import ask, simulated
+from support.whole_run.anchors import FRAGMENTS
 from support.whole_run.checks import WORD_S, Checks, Place
+from support.whole_run.data import SET, SimulatedSet
 from support.whole_run.etcd import EtcdModel
-from support.whole_run.faults import BY_HAND, FAULTS, LASTING, LASTING_WITH_ETCD, OF_ETCD, Faults
+from support.whole_run.faults import BY_HAND, FAULTS, LASTING, LASTING_WITH_ETCD, OF_DATA, OF_ETCD, Faults
 from support.whole_run.learning_rates import any_schedule
 from support.whole_run.machines import PORT, Room, World, current_or_none, task_of_process
-from support.whole_run.ranks import FRAGMENTS, Registry
+from support.whole_run.registry import Registry
 from support.whole_run.sites import Site
 from support.whole_run.virtual_loop import StuckError, VirtualLoop
 
@@ -41,6 +44,8 @@ TERMS = LeaderSettings(attempt_s=12.0, lost_s=20.0, lost_said_s=12.0, snapshot_s
 QUIET_S, PEACE_S = 8.0, 150.0
 CROWD_COMES_AT = 12
 CROWD_S = 60.0
+LEAVE_S = 200.0
+"""A site's last steps and offers may take 65 s, and to give out its last frames 60 s; the leader's come after that."""
 _FOLLOWS_S = 20.0
 _HEADLESS_S = 40.0
 """A link that is silent is given up after 9 s, a dial after 15."""
@@ -74,7 +79,7 @@ class WholeRun:
     """One history. sites: how many; None: 2 to 5. faults: see FAULTS; None: all of the kind. lasting: see LASTING;
     None: one of them. rate: the learning rate by the run's step. reduce: "all" or "aggregator"; None: one of them.
     with_etcd: that says who leads. liar: a site that averages wrong. crowd: so many sites more come at once, when the
-    first faults might."""
+    first faults might. data: the run deals some."""
 
     def __init__(
         self,
@@ -89,12 +94,16 @@ class WholeRun:
         with_etcd: bool = False,
         liar: str = "",
         crowd: int = 0,
+        data: bool = False,
         log: bool = False,
     ) -> None:
         self.with_etcd, self.liar = with_etcd, liar
         self.reduce = reduce or ("aggregator" if seed % 2 else "all")
         all_kinds = {kind: often for kind, often in FAULTS.items() if kind not in BY_HAND} | OF_ETCD
         all_faults = all_kinds if with_etcd else FAULTS
+        if data:
+            all_faults = all_faults | OF_DATA
+            terms = replace(terms, data=SET, ahead_s=20.0, doubt_s=12.0)
         self._seed, self.terms, self.logs = seed, terms, log
         self._faults = Faults(self, all_faults if faults is None else faults)
         self.checks = Checks(self)
@@ -195,11 +204,16 @@ class WholeRun:
         self._broken = loop.create_future()
         self.world = World(self.chance, self.names, self._heard)
         self.hub = self.world.machines["a"]
+        self.data = SimulatedSet(self.folder / "catalog", self.names, random.Random(f"data {self._seed}"))
         self.etcd = EtcdModel(self.chance, loop.time)
         self.sites = {
             name: Site(self, machine, self.chance.uniform(0.3, 1.2)) for name, machine in self.world.machines.items()
         }
-        with simulated(self.world, self.folder, self.chance, loop.time, self.registry.follows, self.etcd):
+        registry = self.registry
+        agents = simulated(
+            self.world, self.folder, self.chance, loop.time, registry.follows, self.etcd, registry.entries
+        )
+        with agents, self.data.put():
             work = loop.create_task(self._work())
             try:
                 await asyncio.wait([work, self._broken], return_when=asyncio.FIRST_COMPLETED)
@@ -261,7 +275,9 @@ class WholeRun:
     def may_lose(self) -> bool:
         """Whether a majority is left without some: else nobody knows who leads, and a person has to say."""
         states = [site.state()[0] for site in self.sites.values()]
-        all_there = all(site.machine.up and not site.lost for site in self.sites.values())
+        all_there = all(
+            site.machine.up and not site.machine.is_damaged and not site.lost for site in self.sites.values()
+        )
         is_settled = len({state.term for state in states}) == 1 and any(states[0].versions)
         all_ready = all(states[0].sites.get(name) is not None for name in self.names)
         return len(states) >= 3 and all_there and is_settled and all_ready
@@ -325,7 +341,7 @@ class WholeRun:
         for site in self.sites.values():
             site.machine.room, site.machine.takes_mail = Room.FOR_ALL, True
             self.start_again(site)
-        self.etcd.away, self.etcd.doubtful = 0, 0.0
+        self.etcd.away, self.etcd.doubtful, self.data.is_away = 0, 0.0, False
         self.etcd.cut.clear()
         leader = self.leader_name()
         if self.sites[leader].lost:
@@ -335,7 +351,9 @@ class WholeRun:
             await self._go_without_leader()
         if self._lasting == "alone" and self.may_lose():
             await self._go_two_ways()
-        if self._lasting == "phantom" and others:
+        members = members_of(self.newest()[0])
+        strangers = [name for name, site in self.sites.items() if not site.lost and name not in members]
+        if self._lasting == "phantom" and others and not strangers:  # those need most of the members, to come back
             self.skipped = self.chance.choice(others)
             self.skipped.machine.loses_hello = True
             await self.skipped.kill_agent()  # which dials anew
@@ -352,11 +370,26 @@ class WholeRun:
             if not (why := self.checks.lacks(first)) and has_waited:
                 self.checks.chain()
                 self.checks.bounds()
+                if self._lasting == "leave":
+                    await self._all_leave()
                 return
             if self.logs:
                 print(f"{self.loop.time():8.3f} not yet: {why}", flush=True)
             self.checks.words(began)
         raise self.broke(f"stands still: {why}")
+
+    async def _all_leave(self) -> None:
+        """Who is told to leave ends; the leader once nobody is connected to it any more."""
+        there = [site for site in self.sites.values() if site.machine.up]
+        for site in self.chance.sample(there, len(there)):
+            self.say(f"---- {site.name} is told to leave")
+            site.tell_to_leave()
+            await asyncio.sleep(self.chance.uniform(0, 8))
+        end = self.loop.time() + LEAVE_S
+        while staying := [site.name for site in there if not site.left]:
+            await asyncio.sleep(1)
+            if self.loop.time() > end:
+                raise self.broke(f"{', '.join(staying)} was told to leave, and does not end within {LEAVE_S:.0f} s")
 
     async def _go_without_leader(self) -> None:
         leader, began = self.sites[self.leader_name()], self.loop.time()

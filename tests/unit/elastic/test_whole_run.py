@@ -18,7 +18,7 @@ TESTS = Path(__file__).parents[2]
 _HISTORY = """
 import json, sys
 from support.whole_run.whole_run import WholeRun
-history = WholeRun(int(sys.argv[1]), with_etcd=sys.argv[2] == "etcd").run()
+history = WholeRun(int(sys.argv[1]), with_etcd=sys.argv[2] == "etcd", data=sys.argv[2] == "a person, of data").run()
 print(json.dumps([history.broken, history.entries, history.digest]))
 """
 _LIAR = """
@@ -69,7 +69,7 @@ def told(program: str, *arguments: object, hash_seed: int = 1) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize(("seed", "leads"), [(0, "a person"), (3, "etcd")])
+@pytest.mark.parametrize(("seed", "leads"), [(0, "a person"), (3, "etcd"), (2, "a person, of data")])
 def test_a_run_goes_on_after_all_kinds_of_faults_in_the_same_way_in_each_process(seed: int, leads: str) -> None:
     broken, entries, digest = told(_HISTORY, seed, leads)
     assert not broken
@@ -104,6 +104,12 @@ def test_a_site_that_averages_wrong_is_named() -> None:
         ("each leader looks anew", 1),
         ("a need is lost", 36),
         ("mail is waited for for ever", 0),
+        ("a leader waits for those that have left", 0),
+        ("a lost journal is begun anew", 3),
+        ("only entries are looked at", 2),
+        ("nothing is taken back", 0),
+        ("a newer version denies nothing", 0),
+        ("sites read from the beginning", 0),
     ],
 )
 def test_a_fault_that_geocomm_had_is_found(mutant: str, seed: int) -> None:

@@ -12,7 +12,9 @@ import pytest
 from geocomm.elastic.journal.entries import BadLineError, Entry, Snapshot
 from geocomm.elastic.journal.journal import NoJournalError, SqliteJournal
 from geocomm.elastic.journal.run_state import RunState
+from geocomm.elastic.journal_of_others import _damage, _sound
 from support.journal.simulated_run import SimulatedRun
+from support.whole_run.damage import damage
 
 
 @pytest.fixture(scope="module")
@@ -67,3 +69,48 @@ def test_missing_entry_is_damage(tmp_path: Path, entries: tuple[Entry, ...], ind
     else:
         with pytest.raises(BadLineError, match="is damaged"):
             check(tmp_path / "j")
+
+
+@pytest.mark.parametrize("flips", [100, pytest.param(2000, marks=pytest.mark.slow)])
+def test_what_a_disk_does_to_a_journal_is_told_or_changes_nothing(
+    tmp_path: Path, entries: tuple[Entry, ...], flips: int
+) -> None:
+    path, chance = tmp_path / "j.sqlite", random.Random(flips)
+    write(path, entries, cut=True)
+    whole, text = path.read_bytes(), RunState.of(entries).text
+    told = 0
+    for _ in range(flips):
+        path.write_bytes(whole)
+        damage(path, chance)
+        if _damage(path, has_run=True):
+            told += 1
+            assert all(entries[index].hash == said for index, (said, _) in _sound(path).items())
+            continue
+        with contextlib.closing(SqliteJournal(path)) as journal:
+            assert journal.state().text == text
+    assert told > flips // 2
+
+
+def test_a_row_whose_text_is_of_another_type_is_damage(tmp_path: Path, entries: tuple[Entry, ...]) -> None:
+    write(tmp_path / "j", entries, cut=False)
+    with sqlite3.connect(tmp_path / "j") as db:
+        db.execute("PRAGMA writable_schema=ON")
+        db.execute("UPDATE sqlite_schema SET sql = replace(replace(sql, 'line TEXT NOT NULL', 'line'), 'STRICT', '')")
+    with sqlite3.connect(tmp_path / "j") as db:
+        db.execute("UPDATE entries SET line = NULL WHERE idx = 3")
+    with pytest.raises(BadLineError, match="entry 3 is damaged"):
+        check(tmp_path / "j")
+    assert sorted(_sound(tmp_path / "j")) == [index for index in range(len(entries)) if index != 3]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not of SQLite" * 1000])
+def test_a_journal_that_is_gone_or_something_else_is_damage_where_the_site_has_a_run(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    path = tmp_path / "j"
+    if content is not None:
+        path.write_bytes(content)
+    assert _damage(path, has_run=True)
+    assert not _damage(path, has_run=False)
+    assert not _sound(path)
+    assert path.exists() == (content is not None)

@@ -1,0 +1,56 @@
+"""What only the checks of a simulated run know."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from geocomm.core.records import Hash
+from geocomm.elastic.journal.entries import AnyRound, Entry, Skip
+from support.whole_run.data import Life, Sequence
+
+if TYPE_CHECKING:
+    from support.whole_run.ranks import Rank
+
+
+class Registry:
+    """Of frames, by the beginning of their hash; of sites, of entries."""
+
+    def __init__(self) -> None:
+        self.steps: dict[str, frozenset[int]] = {}
+        """In a frame."""
+        self.read: dict[str, tuple[Life, frozenset[Sequence]]] = {}
+        """By which ranks the steps in a frame were made, and what they have read."""
+        self.entries: dict[Hash, Entry] = {}
+        """All that were ever in a journal."""
+        self.broken: list[str] = []
+        self.numbers = 0
+        self.repairs = 0
+        self.has_damage = False
+        """Disks have changed frames or states."""
+        self.terms: Counter[str] = Counter()
+        """By site: the highest that its agent has promised to follow."""
+        self.counted_at: dict[str, float] = {}
+        """By site: when a rank was last told of a round that lists a frame of it."""
+        self.ranks: dict[str, Rank] = {}
+        """By the name of the process."""
+
+    def follows(self, site: str, term: int) -> None:
+        """The agent of a site takes a leader of this term for its own."""
+        if term < self.terms[site]:
+            self.broken.append(f"{site} follows a leader of term {term}, and has followed one of {self.terms[site]}")
+        self.terms[site] = term
+
+    def chain(self, head: Hash) -> list[Entry]:
+        """The journal that ends with the entry of this hash, from the run's first entry on."""
+        entries = list[Entry]()
+        while (entry := self.entries.get(head)) is not None:
+            entries.append(entry)
+            head = entry.prev
+        return entries[::-1]
+
+
+def frames_of(entries: list[Entry]) -> list[tuple[AnyRound, bool]]:
+    """The rounds of a journal, and whether each counts."""
+    void = {(one.fragment, one.version) for one in entries if isinstance(one, Skip)}
+    return [(one, (one.fragment, one.version) not in void) for one in entries if isinstance(one, AnyRound)]
