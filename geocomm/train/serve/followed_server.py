@@ -59,10 +59,6 @@ class OneLine(GenerateManager):
             self._note()
             return line.async_submit(fn, *args, **kwargs)
 
-    def of(self, model_id: str, use_cb: bool = False) -> OneLine:
-        """What generates for a model: there is one."""
-        return self
-
     def swap(self, number: int, copy: Callable[[], None]) -> None:
         """Copy a version into the model, once all that stands in the line has been generated."""
         line: Any = super()
@@ -152,7 +148,11 @@ def main() -> None:
 
     def build_following(model_manager: Any, *handlers: Any, generation_state: Any, **named: Any) -> Any:
         line = OneLine()
-        generation_state.get_manager = line.of
+
+        def one_line(*_model: object, **_named: object) -> OneLine:  # there is one model
+            return line
+
+        generation_state.get_manager = one_line
         (loaded,) = model_manager.loaded_models.values()
         followed = FollowedModel(loaded.model, settings, line)
         followed.look()  # nobody is answered by older weights than there are
