@@ -383,9 +383,9 @@ class SqliteJournal:
 
     def _state_at_index(self, index: int) -> RunState:
         row = self._db.execute("SELECT hash, digest, state FROM states WHERE idx = ?", (index,)).fetchone()
-        hash_, digest, text = row or ("", None, None)
-        state = RunState.read(text) if isinstance(text, str) and _hash(text) == digest else None
-        if state is None or state.head != Head(index, str(hash_)) or self.hash_at(index) != hash_:
+        hash_, digest, text = map(str, row or ("", "", ""))  # of another type: damaged
+        state = RunState.read(text) if _hash(text) == digest else None
+        if state is None or state.head != Head(index, hash_) or self.hash_at(index) != hash_:
             raise BadLineError(f"{self.path}: the state after entry {index} is damaged")
         return state
 
