@@ -102,7 +102,7 @@ def test_a_site_that_averages_wrong_is_named() -> None:
         ("idle connections stay", 0),
         ("a lost frame is not told", 1),
         ("each leader looks anew", 1),
-        ("a need is lost", 36),
+        ("a need is lost", 50),
         ("mail is waited for for ever", 0),
         ("a leader waits for those that have left", 0),
         ("a lost journal is begun anew", 3),
