@@ -3,112 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from geocomm.core.addresses import socket_in
 
 
-@dataclass(frozen=True)
 class RunDir:
-    """Where each file is. Nothing here makes or reads one; who does is named beside it."""
+    """Where each file is. Nothing here makes or reads one."""
 
-    path: Path
+    JOURNAL, ABOUT, LAYOUT, MANIFEST = "journal.sqlite", "run.json", "layout.json", "manifest.json"
+    TELEMETRY = "telemetry.sqlite"
 
-    JOURNAL: ClassVar = "journal.sqlite"
-    ABOUT: ClassVar = "run.json"
-    LAYOUT: ClassVar = "layout.json"
-    MANIFEST: ClassVar = "manifest.json"
-    TELEMETRY: ClassVar = "telemetry.sqlite"
-
-    # ---- of the agent
-
-    @property
-    def journal(self) -> Path:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.journal = path / self.JOURNAL
         """What the sites agreed on (`elastic.journal.journal`). Damaged and forgotten ones lie beside it."""
-        return self.path / self.JOURNAL
-
-    @property
-    def agents(self) -> Path:
+        self.agents = path / "agents.json"
         """Addresses of all agents, and whom this one follows (`elastic.known_agents`)."""
-        return self.path / "agents.json"
-
-    @property
-    def about(self) -> Path:
+        self.about = path / self.ABOUT
         """Where agent, leader and keys are, for commands (`elastic.known_agents.About`)."""
-        return self.path / self.ABOUT
-
-    @property
-    def agent_lock(self) -> Path:
+        self.agent_lock = path / "agent.lock"
         """The agent holds it."""
-        return self.path / "agent.lock"
-
-    @property
-    def agent_socket(self) -> Path:
-        """Where the agent listens for the site's ranks; perhaps not in the folder (`socket_in`)."""
-        return socket_in(self.path, "agent.sock")
-
-    # ---- of the store of frames and states (`elastic.fragment_store`)
-
-    @property
-    def store_id(self) -> Path:
-        """The name of the store."""
-        return self.path / "store-id"
-
-    @property
-    def fragments(self) -> Path:
+        self.store_id = path / "store-id"
+        """The name of the store of frames and states (`elastic.fragment_store`)."""
+        self.fragments = path / "fragments"
         """The folder of frames and states."""
-        return self.path / "fragments"
-
-    # ---- of snapshots (`elastic.snapshots`)
-
-    @property
-    def layout(self) -> Path:
-        """Where the values of each parameter lie; each snapshot has its own link to it."""
-        return self.path / self.LAYOUT
-
-    @property
-    def snapshots(self) -> Path:
-        """The folder of all of them."""
-        return self.path / "snapshots"
+        self.layout = path / self.LAYOUT
+        """Where the values of each parameter lie (`elastic.snapshots`); each snapshot has its own link to it."""
+        self.snapshots = path / "snapshots"
+        """The folder of all snapshots."""
+        self.copying = path / ".copying"
+        """Links to a snapshot while it is copied to elsewhere (`elastic.snapshot_copies`)."""
+        self.moments = path / "site"
+        """The folder of the optimizers' moments (`sync.local_steps.elastic.site_moments`)."""
+        self.telemetry = path / self.TELEMETRY
+        """The run store (`observe.telemetry.run_store`)."""
+        self.alerts = path / "alerts.jsonl"
+        """When alerts began and ended (`observe.alerts.alert_log`)."""
+        self.collector_lock = path / "collector.lock"
+        """A collector holds it, and sets its time when it starts."""
 
     def snapshot(self, index: int) -> Path:
-        """The folder of one, by the entry of the journal that it is of."""
+        """The folder of a snapshot, by the entry of the journal that it is of."""
         return self.snapshots / str(index)
 
     def manifest(self, index: int) -> Path:
         """The file of a snapshot that makes it complete."""
         return self.snapshot(index) / self.MANIFEST
 
-    @property
-    def copying(self) -> Path:
-        """Links to a snapshot while it is copied to elsewhere (`elastic.snapshot_copies`)."""
-        return self.path / ".copying"
+    def counters(self, process: str) -> Path:
+        """What a process counts of its own work (`metrics.own_counters`)."""
+        return self.path / f"counters-{process}.json"
 
-    # ---- of the ranks
+    def all_counters(self) -> Iterator[Path]:
+        """Those of all processes."""
+        return self.path.glob("counters-*.json")
 
-    @property
-    def moments(self) -> Path:
-        """The folder of the optimizers' moments (`sync.local_steps.elastic.site_moments`)."""
-        return self.path / "site"
-
-    # ---- of the collector
+    # ---- sockets: perhaps not in the folder (`socket_in`)
 
     @property
-    def telemetry(self) -> Path:
-        """The run store (`observe.telemetry.run_store`)."""
-        return self.path / self.TELEMETRY
-
-    @property
-    def alerts(self) -> Path:
-        """When alerts began and ended (`observe.alerts.alert_log`)."""
-        return self.path / "alerts.jsonl"
-
-    @property
-    def collector_lock(self) -> Path:
-        """A collector holds it, and sets its time when it starts."""
-        return self.path / "collector.lock"
+    def agent_socket(self) -> Path:
+        """Where the agent listens for the site's ranks (GEOCOMM_AGENT)."""
+        return socket_in(self.path, "agent.sock")
 
     @property
     def rank_socket(self) -> Path:
@@ -119,11 +75,3 @@ class RunDir:
     def collector_socket(self) -> Path:
         """Where the collector takes what other collectors send, from the process that accepted their connections."""
         return socket_in(self.path, "collector.sock")
-
-    def counters(self, process: str) -> Path:
-        """What a process counts of its own work (`metrics.own_counters`)."""
-        return self.path / f"counters-{process}.json"
-
-    def all_counters(self) -> Iterator[Path]:
-        """Those of all processes."""
-        return self.path.glob("counters-*.json")

@@ -23,7 +23,7 @@ from geocomm.core.patience import Waiting
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.journal.admission import are_most, members_of
 from geocomm.elastic.journal.entries import BadLineError, Entry
-from geocomm.elastic.journal.journal import DamagedJournalError, NoJournalError, SqliteJournal
+from geocomm.elastic.journal.journal import DamagedJournalError, NoJournalError, SqliteJournal, is_of_disk
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.questions import AgentStanding, StandingAsked, read_journal, standings
 from geocomm.elastic.snapshots import Snapshots
@@ -69,6 +69,8 @@ async def fetch_if_damaged(store: FragmentStore, hub: str, keys: Keys, leaving: 
                     if not _fits(made, own):
                         raise BadLineError("it has other entries than those that can still be read here")
             except (OSError, KeysError, AddressError, BadLineError, sqlite3.Error) as error:
+                if is_of_disk(error):  # of this site: whoever is asked, it could not be kept
+                    raise
                 reason = f"{one.site}: {str(error) or 'silent'}"
                 continue
             missing = set(members) - {other.site for other in found.values()}

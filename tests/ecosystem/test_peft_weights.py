@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from geocomm.weights.publisher import WeightPublisher
 from geocomm.weights.reader import WeightReader
 
-transformers = pytest.importorskip("transformers")
-peft = pytest.importorskip("peft")
+pytestmark = pytest.mark.slow
 
 _IDS = torch.arange(64).view(2, 32)
 
@@ -26,6 +26,7 @@ def plain_model() -> Any:
 
 
 def adapted(model: Any) -> Any:
+    peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     return peft.get_peft_model(model, config)
 
@@ -54,7 +55,7 @@ def test_adapters_are_published_and_read_in_place(tmp_path: Path, whole: bool) -
     trained, other = Trained(), adapted(copy.deepcopy(plain_model()))
 
     def tensors(model: Any) -> Any:
-        return model if whole else peft.get_peft_model_state_dict(model)
+        return model if whole else pytest.importorskip("peft").get_peft_model_state_dict(model)
 
     assert not whole or torch.equal(logits(other), logits(trained.model))
     with WeightPublisher(tmp_path / "stream", tensors(trained.model)) as publisher:

@@ -88,9 +88,11 @@ class SqliteJournal:
             UnicodeDecodeError,
         ) as error:  # the latter where SQLite's own words have the damage
             self.close()
-            if not read_only and isinstance(error, sqlite3.DatabaseError) and _is_of_disk(error):
-                raise
-            raise DamagedJournalError(f"{path} is not a journal of geocomm: {error}") from None
+            if not is_of_disk(error):
+                raise DamagedJournalError(f"{path} is not a journal of geocomm: {error}") from None
+            if read_only:
+                raise NoJournalError(f"{path} cannot be read: {error}") from None
+            raise
         except BaseException:
             self.close()
             raise
@@ -446,7 +448,7 @@ class RunReader:
             return read(state)
 
 
-def _is_of_disk(error: sqlite3.DatabaseError) -> bool:
+def is_of_disk(error: Exception) -> bool:
     """Whether a disk is full, or fails: the file is what it was."""
     return isinstance(error, sqlite3.OperationalError) and any(word in str(error) for word in ("full", "I/O", "open"))
 

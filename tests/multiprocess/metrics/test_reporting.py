@@ -207,6 +207,8 @@ os.environ["GEOCOMM_SITE"] = "site" + os.environ["RANK"]
 import torch
 import torch.distributed as dist
 
+from geocomm.core.run_dir import RunDir
+
 dist.init_process_group("geocomm")
 dist.all_reduce(torch.ones(1000))
 dist.barrier()
