@@ -83,10 +83,7 @@ class SqliteJournal:
                 self._state_at = max((index for index, _ in self._states()), default=EMPTY.index)
                 if not read_only:
                     self._check_end()
-        except (
-            sqlite3.DatabaseError,
-            UnicodeDecodeError,
-        ) as error:  # the latter where SQLite's own words have the damage
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # in SQLite's own words there may be damage, too
             self.close()
             if not is_of_disk(error):
                 raise DamagedJournalError(f"{path} is not a journal of geocomm: {error}") from None
