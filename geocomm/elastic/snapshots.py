@@ -161,7 +161,7 @@ class Snapshots:
 
     def _manifest(self, index: int) -> Manifest | None:
         try:
-            return Manifest.model_validate_json((self.files.manifest(index)).read_bytes())
+            return Manifest.model_validate_json(self.files.manifest(index).read_bytes())
         except FileNotFoundError:
             return None
         except (OSError, ValidationError) as error:

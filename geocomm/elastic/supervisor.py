@@ -97,12 +97,13 @@ class Supervisor:
         self._job = job
         self._site = keys.identity.site
         run_dir = Path(agent.run_dir)
-        self._journal = RunDir(run_dir).journal
+        files = RunDir(run_dir)
+        self._journal = files.journal
         self._run = RunReader(self._journal)
         self._environment = os.environ | environment_of_site(keys)
         self._environment |= {"GEOCOMM_RUN_DIR": str(run_dir.resolve()), "GEOCOMM_ONE_SITE": "1"}
-        self._environment["GEOCOMM_AGENT"] = str(RunDir(run_dir).agent_socket)
-        self._environment["GEOCOMM_COLLECTOR"] = str(RunDir(run_dir).rank_socket)
+        self._environment["GEOCOMM_AGENT"] = str(files.agent_socket)
+        self._environment["GEOCOMM_COLLECTOR"] = str(files.rank_socket)
         collector = CollectorConfig(run_dir, keys.folder, elastic=True)
         self._beside = {"the collector of telemetry": collector.command(os.getpid())}
         """Processes that agent and ranks do without, by what they are."""

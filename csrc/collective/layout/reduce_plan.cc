@@ -70,13 +70,13 @@ std::uint64_t fair_count(std::uint64_t least, const Shares& shares) {
   const std::uint64_t owners = shares.size() - static_cast<std::size_t>(std::ranges::count(shares, 0u));
   if (least >= owners * kChunksThatAreFair) return least;
   constexpr double kBetter = 0.99;
-  OwnerDealer turns(shares);
-  for (std::uint64_t count = 0; count < least; ++count) turns.next();
+  OwnerDealer dealer(shares);
+  for (std::uint64_t count = 0; count < least; ++count) dealer.next();
   std::uint64_t best = least;
-  double best_imbalance = turns.imbalance();
+  double best_imbalance = dealer.imbalance();
   for (std::uint64_t count = least + 1; count < least + 2 * owners; ++count) {
-    turns.next();
-    const double tried = turns.imbalance();
+    dealer.next();
+    const double tried = dealer.imbalance();
     if (tried >= best_imbalance * kBetter) continue;
     best = count;
     best_imbalance = tried;
@@ -168,15 +168,15 @@ ReducePlan plan_reduce(const Topology& topology, std::span<const PlannedStripe> 
     const Flow flow = flow_of(planned, settings);
     const std::uint64_t elements = planned.stripe.range.size();
     const std::uint64_t step = chunk_elements(elements, flow, settings);
-    std::optional<OwnerDealer> turns;
-    if (flow == Flow::OwnerReduces) turns.emplace(settings.scheme->shares);
+    std::optional<OwnerDealer> dealer;
+    if (flow == Flow::OwnerReduces) dealer.emplace(settings.scheme->shares);
     std::uint32_t index = 0;
     for (std::uint64_t begin = 0; begin < elements; begin += step, ++index) {
       PlannedChunk chunk{l, index, {begin, std::min(elements, begin + step)}, flow, -1};
       if (flow == Flow::ToReceiver) {
         chunk.reducer = static_cast<int>(first_receiver - planned.receives.begin());
       } else if (flow == Flow::OwnerReduces) {
-        chunk.reducer = turns->next();
+        chunk.reducer = dealer->next();
       }
       for_each_message(chunk, plan.chunks.size(), topology.site(), planned.receives,
                        relays_of(flow, settings), [&](int from, int to, const Message& message) {

@@ -257,8 +257,7 @@ void Link::fail(Status why) {
 void Link::close(const Status& reason, bool keep_complete, bool reset) {
   const bool was_ready = is_up();
   enter(Phase::Closed);
-  if (beat_timer_) timers().cancel_timer(*beat_timer_);
-  if (word_timer_) timers().cancel_timer(*word_timer_);
+  cancel_waits();
   timers().cancel_timer(phase_timer_);
   if (mux_timer_) timers().cancel_timer(*mux_timer_);
   status_.set_reason(reason);

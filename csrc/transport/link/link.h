@@ -136,6 +136,7 @@ class Link final : public StreamDelegate, public RedialerDelegate {
 
   HelloPayload hello(std::uint16_t stream, std::uint16_t stream_count, std::uint32_t generation) const;
   void start_word();
+  void cancel_waits();
   void start_deadline();
   void wait_for_peer_to_dial();
   void dial_first();

@@ -58,6 +58,11 @@ StreamTuning Link::tuning() const {
   return tuning;
 }
 
+void Link::cancel_waits() {
+  if (beat_timer_) timers().cancel_timer(*beat_timer_);
+  if (word_timer_) timers().cancel_timer(*word_timer_);
+}
+
 void Link::start_word() {
   if (verdict_from_above_ || word_timer_ || phase_ != Phase::Connecting) return;
   const auto after = std::min(kWordAfter, context_.options.link_deadline / 2);
@@ -87,8 +92,8 @@ void Link::start_deadline() {
 void Link::connect(const PeerAddress& address, const JobToken& token, bool dials) {
   if (phase_ == Phase::Closed) return;
   if (address.verdict_from_above && !std::exchange(verdict_from_above_, true) &&
-      phase_ == Phase::Connecting && beat_timer_) {
-    timers().cancel_timer(*beat_timer_);  // of a peer that dialed before it was known here
+      phase_ == Phase::Connecting) {
+    cancel_waits();  // of a peer that dialed before it was known here
   }
   const DataPath path = address.rdma ? DataPath::Rdma : DataPath::Tcp;
   if (data_path_.value_or(path) != path) return fail(other_data_path(path));
@@ -270,8 +275,7 @@ void Link::add_stream(const Carrier& carrier, std::unique_ptr<Connection> connec
 
 void Link::become_ready() {
   enter(mux_.has_peer_left() ? Phase::PeerLeft : status_.is_leaving() ? Phase::Draining : Phase::Ready);
-  if (beat_timer_) timers().cancel_timer(*beat_timer_);
-  if (word_timer_) timers().cancel_timer(*word_timer_);
+  cancel_waits();
   timers().cancel_timer(phase_timer_);
   redialer_.set_resuming();
   status_.set_connected();

@@ -357,9 +357,7 @@ class SqliteJournal:
         first = max(first, self.base.index + 1)
         while rows := self._db.execute(query, (first, _READ_AT_ONCE)).fetchall():
             for index, said, line in rows:
-                if not isinstance(said, str) or not isinstance(
-                    line, str
-                ):  # a bit of what tells the type is another one
+                if not (isinstance(said, str) and isinstance(line, str)):  # a disk has changed what tells the type
                     raise BadLineError(f"{self.path}: entry {index} is damaged")
                 yield index, said, line
             first = rows[-1][0] + 1
