@@ -54,7 +54,7 @@ _MODULES = (
     "wan",
     "bench",
 )
-_LOAD_LONG = ("train", "run")
+_LOAD_LONG = ("train", "run", "subscribe")
 """Those in which a signal may come before they can handle it."""
 
 

@@ -86,8 +86,10 @@ def subscribe(
         model_files=model_files,
     )
     try:
-        Subscription(settings, log).run()
+        ended_by = Subscription(settings, log).run()
     except GeocommError as error:
         fail("subscribe", str(error), 1)
+    if once and ended_by is not None:
+        fail("subscribe", f"ended by {ended_by.name}: {into} may not be at the newest version", 128 + ended_by)
     if once:
         say(str(into))

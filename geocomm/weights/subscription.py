@@ -54,6 +54,7 @@ class Subscription:
         self._settings, self._say = settings, say
         self._complain = CalmLog(say, _CALM_S)
         self._stop = threading.Event()
+        self._ended_by: signal.Signals | None = None
         if settings.listen is not None and settings.keys is None:
             raise BadInput("--listen needs keys: set GEOCOMM_KEYS, or --keys, to a folder of geocomm keys")
         self._folder = WeightFolder(settings.into, settings.model_files)
@@ -69,8 +70,8 @@ class Subscription:
         )
         self._sources = self._follower.sources
 
-    def run(self) -> None:
-        """Return once stopped by a signal; with `once`, at the newest version. DataError: that cannot be had."""
+    def run(self) -> signal.Signals | None:
+        """Return the signal that stopped it; with `once`, None at the newest version. DataError: that cannot be had."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._asked_to_end)
         relay = self._relay() if self._settings.listen is not None else None
@@ -80,8 +81,10 @@ class Subscription:
             self._follower.close()
             if relay is not None:
                 relay()
+        return self._ended_by
 
-    def _asked_to_end(self, _: int, __: object) -> None:
+    def _asked_to_end(self, number: int, _: object) -> None:
+        self._ended_by = signal.Signals(number)
         self._stop.set()
         self._sources.close()  # what waits for a source need not
 
@@ -105,8 +108,6 @@ class Subscription:
                 at = f"stays at version {self._folder.version.number}" if self._folder.version else "has no version"
                 self._complain(f"{self._settings.into} {at}: {error}")
             self._stop.wait(self._settings.every_s)
-        if self._settings.once:
-            raise DataError("it was ended by a signal before the folder was at the newest version")
 
     def _tell(self, seconds: float, fetched: int) -> None:
         version = self._folder.version

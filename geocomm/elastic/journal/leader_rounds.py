@@ -305,6 +305,10 @@ class LeaderRounds:
         if not others:
             return
         name = others[(fragment + found.version + found.charges) % len(others)]
+        if found.charges:
+            late = "in time" if before in self._state.live else "and is away"
+            why = f"{before} has not averaged it {late}" if before else "what it was made of has changed"
+            self._run.log(f"round {found.version} of fragment {fragment}: {why}, {name} averages it now")
         found.charges += 1
         found.lags = ""
         found.charge = Charge(Aggregator(site=name, attempt=self._next_attempt(fragment)), self._run.now)
@@ -315,10 +319,6 @@ class LeaderRounds:
         if not found.offers:
             charge.since = self._run.now
         if self._run.now - charge.since >= PATIENT_GRACES * self._grace_s() and len(self._state.live) > 1:
-            self._run.log(
-                f"{charge.aggregator.site} has not averaged round {found.version} of fragment {fragment} in time: "
-                "another site does"
-            )
             self._charge(fragment, found)
         elif charge.members and charge.summed is None and self._run.now - charge.asked >= self._terms.fetch_again_s:
             self._ask(fragment, found, charge)

@@ -135,7 +135,7 @@ def test_an_aggregator_that_lives_and_does_not_average_is_replaced_and_its_avera
     assert len(led.messages(Sum, before.site)) > 1  # it is asked again: the first line may be lost
     led.wait(4, beating="abc")
     assert led.charged.site != before.site
-    assert any(f"{before.site} has not averaged round 0 of fragment 0" in text for text in led.logged)
+    assert any(text.startswith(f"round 0 of fragment 0: {before.site} has not averaged it") for text in led.logged)
     led.say(before.site, late)
     led.say(led.charged.site, Hold(fragment=0, version=0, site=before.site, frame=AVERAGE, by_mail=True))
     assert led.kinds()[-1] == "ready"
