@@ -250,7 +250,7 @@ Result<Site> start_site(const SiteSpec& spec) {
   if (answer.empty() || answer[0] != kReady || !site.tun.valid()) {
     const std::string why = answer.size() > 1 ? answer.substr(1) : "its supervisor died";
     close_site(site);
-    return Status(StatusCode::Unsupported, core::str("site '", spec.name, "': ", why));
+    return Status(StatusCode::Unsupported, core::str(why, " (site '", spec.name, "')"));
   }
   site.warnings = answer.substr(1);
   return site;
