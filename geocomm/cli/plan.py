@@ -96,7 +96,7 @@ def plan(
     from geocomm.core.errors import GeocommError
     from geocomm.core.units import parse_duration
     from geocomm.group.planning.codec_choice import Speed, measure
-    from geocomm.group.planning.link_report import relay_lines
+    from geocomm.group.planning.link_report import region_lines, relay_lines
     from geocomm.group.planning.run_estimate import Workload, scaled
 
     try:
@@ -152,11 +152,11 @@ def plan(
         say(_step_table(rows))
     if local_rows:
         say(_local_table(local_rows))
-    for line in [*_verdict(rows, local_rows), *ways.reduce_lines(table)]:
+    for line in [*_verdict(rows, local_rows), *ways.reduce_lines(table), *_region_lines(table, local_rows, price)]:
         say(line, wrap=True)
     if refused:
         say(_refusal(refused), "bold yellow", wrap=True)
-    for line in relay_lines(table):
+    for line in [*relay_lines(table), *region_lines(table)]:
         say(line, wrap=True)
     say("A model's times; how far measured ones were from it: docs/explanation/planning.md", wrap=True)
 
@@ -221,6 +221,22 @@ def _bests(
 ) -> tuple[Estimate | None, LocalEstimate | None]:
     step = min(rows, key=lambda row: row.step_s, default=None)
     return step, min(local_rows, key=lambda row: (not row.fits, row.sent_bytes_per_step), default=None)
+
+
+def _region_lines(table: Links, rows: Sequence[LocalEstimate], price: float | None) -> list[str]:
+    """What crosses between the regions of the links, and what would without them."""
+    from geocomm.group.planning.local_estimate import between_regions_alone
+
+    lines: list[str] = []
+    for row in rows:
+        crosses = row.between_regions_bytes_per_day
+        if crosses is not None:
+            dollars = "" if price is None else f", for ${_dollars(crosses / 1e9 * price)}"
+            lines.append(
+                f"{row.codec}, {row.reduce}: {_bytes(crosses)} a day cross between regions{dollars}; without [regions] "
+                f"it would be {between_regions_alone(table, row.reduce):.2g} times as much"
+            )
+    return lines
 
 
 def _is_worthwhile(step: Estimate, local: LocalEstimate | None) -> bool:

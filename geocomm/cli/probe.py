@@ -90,7 +90,10 @@ def probe(
 
 
 def _show(links: Links) -> None:
-    from geocomm.group.planning.link_report import access_lines, delays_table, rates_table, relay_lines
+    from geocomm.group.planning import link_report
 
-    for each in (rates_table(links), delays_table(links), *access_lines(links), *relay_lines(links)):
-        say(each)
+    for table in (link_report.rates_table(links), link_report.delays_table(links)):
+        say(table)
+    for lines in (link_report.access_lines, link_report.relay_lines, link_report.region_lines):
+        for line in lines(links):
+            say(line)

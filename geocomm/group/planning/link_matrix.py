@@ -87,6 +87,7 @@ class Matrix(BaseModel):
     sites: list[str]
     default: LinkText = LinkText()
     link: list[MatrixLink] = []
+    regions: dict[str, list[str]] = {}
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Self:
@@ -105,6 +106,8 @@ class Matrix(BaseModel):
         to = "tokyo"
         rate = "100mbit"
         delay = "120ms"                               # one way; `rtt` is twice that
+        [regions]                                     # the others are regions of their own
+        atlantic = ["frankfurt", "virginia"]
         """
         try:
             matrix = cls.model_validate(tomllib.loads(Path(path).read_text(encoding="utf-8")))
@@ -119,7 +122,29 @@ class Matrix(BaseModel):
                 raise LinkMatrixError(
                     f"{path}: [[link]] {number}: unknown site {site!r}; sites are {', '.join(matrix.sites)}"
                 )
+        matrix._check_regions(path)
         return matrix
+
+    def _check_regions(self, path: str | os.PathLike[str]) -> None:
+        before: dict[str, str] = {}
+        for region, members in self.regions.items():
+            if not members:
+                raise LinkMatrixError(f"{path}: [regions] {region}: it has no site; name its sites, or leave it out")
+            for site in members:
+                if site not in self.sites:
+                    raise LinkMatrixError(
+                        f"{path}: [regions] {region}: unknown site {site!r}; sites are {', '.join(self.sites)}"
+                    )
+                if site in before:
+                    raise LinkMatrixError(
+                        f"{path}: [regions] {region}: site {site!r} is in {before[site]!r}, too; keep it in one of them"
+                    )
+                before[site] = region
+
+    def region_of_sites(self) -> tuple[str, ...] | None:
+        """The region of each site, empty for one that is in none; None: the file names no regions."""
+        of = {site: region for region, members in self.regions.items() for site in members}
+        return tuple(of.get(site, "") for site in self.sites) if of else None
 
     def links(self, overrides: Mapping[str, Any] | None = None) -> dict[tuple[str, str], dict[str, Any]]:
         """What the file says of each directed link, by the names of `LinkText.changes`.

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from geocomm.group.planning.link_table import MOST_BPS, Links
+from geocomm.group.planning.regions import regions_text
 
 
 def rate_text(bps: float) -> str:
@@ -83,6 +84,14 @@ def relay_lines(links: Links) -> list[str]:
             continue
         lines.append(f"{src} {'and' if back else 'to'} {dst}: over {over}, where that is faster")
     return lines
+
+
+def region_lines(links: Links) -> list[str]:
+    """One line that names the regions, where there are some."""
+    groups = links.by_region()
+    return (
+        [f"regions: {regions_text(groups)}; a delta of local steps crosses between two of them once"] if groups else []
+    )
 
 
 def draw(links: Links, path: Path) -> None:

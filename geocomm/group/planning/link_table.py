@@ -23,12 +23,16 @@ ASSUMED_RATE_BPS, ASSUMED_RTT_S = 1e9, 0.1
 LEAST_BPS = 8.0
 MOST_BPS = 1e15
 """Also what stands for a site without a limit, where others have one."""
+REGION_RTT_S = 0.01
+"""Sites with shorter round trips may share a region. Chosen: it holds data centres of one metropolitan area."""
 
 SiteName = Annotated[str, AfterValidator(check_site_name)]
 Number = Annotated[float, BeforeValidator(lambda value: 0.0 if value is None else value)]
 Table = tuple[tuple[Number, ...], ...]
 """A number for each ordered pair of sites, `[from][to]`; the diagonal is 0."""
 Rates = tuple[Number, ...]
+Groups = tuple[tuple[str, ...], ...]
+"""Names of sites in groups: each site is in one."""
 
 
 class Links(BaseModel):
@@ -64,6 +68,9 @@ class Links(BaseModel):
     """The most bits per second that a site sends to all others together; None: no limit is known."""
     down_bps: Rates | None = None
     """The most bits per second that a site receives from all others together; None: no limit is known."""
+    regions: tuple[str, ...] | None = None
+    """The region of each site; empty: a region of its own. Between regions a delta of local steps crosses once. None:
+    there are no regions."""
     source: str = "assumed"
     """Where the numbers come from: "assumed", "file", "measured"."""
 
@@ -92,6 +99,8 @@ class Links(BaseModel):
         for name, rates in (("up_bps", self.up_bps), ("down_bps", self.down_bps)):
             if rates is not None and (len(rates) != count or not all(LEAST_BPS <= rate <= MOST_BPS for rate in rates)):
                 raise ValueError(f"{name}: expected {count} rates of 8 to 1e15 bit/s, got {list(rates)}")
+        if self.regions is not None and len(self.regions) != count:
+            raise ValueError(f"regions: expected {count} names, one for each site, got {list(self.regions)}")
         return self
 
     def _check_table(self, name: str, table: Table, low: float, high: float) -> None:
@@ -180,7 +189,8 @@ class Links(BaseModel):
 
     def digest(self) -> str:
         """A short name of the table: equal tables have equal names, whatever their source."""
-        numbers = {name: value for name, value in self.to_dict().items() if name not in ("source", "loss")}
+        said = {name: value for name, value in self.to_dict().items() if name != "regions" or value is not None}
+        numbers = {name: value for name, value in said.items() if name not in ("source", "loss")}
         return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:16]
 
     def select(self, sites: Sequence[str]) -> Links:
@@ -210,6 +220,7 @@ class Links(BaseModel):
             None if self.loss is None else table(self.loss),
             None if self.up_bps is None else tuple(self.up_bps[row] for row in rows),
             None if self.down_bps is None else tuple(self.down_bps[row] for row in rows),
+            None if self.regions is None else tuple(self.regions[row] for row in rows),
             self.source,
         )
 
@@ -223,6 +234,30 @@ class Links(BaseModel):
 
         found = native().choose_relays(len(self.sites), self.for_native())
         return [(self.sites[src], self.sites[over], self.sites[dst]) for src, over, dst in found]
+
+    def by_region(self) -> Groups:
+        """The sites by region, in their order; nothing where not one region has several sites, or there is but one."""
+        groups: dict[tuple[str, int], list[str]] = {}
+        for number, (site, region) in enumerate(zip(self.sites, self.regions or (), strict=False)):
+            groups.setdefault((region, -1 if region else number), []).append(site)
+        saves = 1 < len(groups) < len(self.sites)
+        return tuple(map(tuple, groups.values())) if saves else ()
+
+    def with_near_regions(self) -> Links:
+        """The same table, with the regions that its round trips show: chains of sites within `REGION_RTT_S`.
+
+        Returns:
+            A table whose regions are named after their first site; without regions where all or none are near.
+        """
+        first = list(range(len(self.sites)))
+        for src in range(len(self.sites)):
+            for dst in range(src):
+                if max(self.rtt_s[src][dst], self.rtt_s[dst][src]) <= REGION_RTT_S:
+                    joined = {first[src], first[dst]}
+                    first = [min(joined) if one in joined else one for one in first]
+        named = tuple(f"near-{self.sites[one]}" if first.count(one) > 1 else "" for one in first)
+        found = self.model_copy(update={"regions": named})
+        return found if found.by_region() else self.model_copy(update={"regions": None})
 
     def for_native(self) -> tuple[list[float], list[float], list[float], list[float]]:
         """The numbers as the native module takes them.
@@ -258,6 +293,7 @@ def _from_matrix(path: str | Path) -> Links:
         table_of(count, lambda src, dst: number("rate_bps", src, dst, DEFAULT_RATE_BPS)),
         table_of(count, lambda src, dst: delay_s(src, dst) + delay_s(dst, src)),
         table_of(count, lambda src, dst: number("loss", src, dst, 0.0)),
+        regions=matrix.region_of_sites(),
         source="file",
     )
 

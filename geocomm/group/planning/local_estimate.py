@@ -2,12 +2,14 @@
 
 The numbers of `geocomm.local_steps` (every, fragments, overlap) follow from how long a round takes. A round is planned
 as `GroupRounds` carries it out: what each site offers, then each site's frame to every other site, or to the fragment's
-aggregator and from there the average, and coding by one thread of the rank that owns the fragment.
+aggregator and from there the average, and coding by one thread of the rank that owns the fragment. Between regions all
+of it goes by heads (`Regions`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -16,6 +18,7 @@ from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.units import DAY_S, duration_text
 from geocomm.group.planning.codec_choice import Speed
 from geocomm.group.planning.link_table import Links
+from geocomm.group.planning.regions import Regions
 from geocomm.group.planning.run_estimate import OPERATION_S, Workload, bytes_per_element, seconds_per_byte
 
 LEAST_FRAGMENT_BYTES = 4 << 20
@@ -65,6 +68,8 @@ class LocalEstimate:
     """Times fewer than one site sends in float32 in every step."""
     egress_bytes_per_day: float
     dollars_per_day: float | None
+    between_regions_bytes_per_day: float | None
+    """Of all sites; None: there are no regions."""
 
     def to_dict(self) -> dict[str, Any]:
         """The estimate as plain values, for JSON."""
@@ -80,19 +85,21 @@ def local_estimate(
     count = len(links.sites)
     raw_bytes = work.parameters * _DELTA_BYTES
     wire_bytes = work.parameters * bytes_per_element(codec, _DELTA_BYTES)
-    # An aggregator has one fragment in `count`: its average goes where the deltas of the others come from.
-    share = 2 / count if reduce == "aggregator" else 1.0
-    sent_bytes = wire_bytes * share * (count - 1)  # by each site, for a delta of the whole model
+    regions = Regions(links.sites, links.by_region())
+    loads = round_loads(regions, reduce)
+    sent_bytes = wire_bytes * sum(map(sum, loads)) / count  # by each site, for a delta of the whole model
     rtt_s = max(max(row) for row in links.rtt_s)
-    loads = [[share * (src != dst) for dst in range(count)] for src in range(count)]
+    near_s = max((rtt_s for group in regions.groups for rtt_s in _rtts_in(links, group)), default=0.0)
     link_s = wire_bytes * seconds_per_byte(links, loads)  # of the busiest link or line, for the whole model
     coding_s = raw_bytes * (speed.encode + count * speed.decode)
     if reduce == "aggregator":
-        coding_s = raw_bytes * (speed.encode * (1 + 1 / count) + 2 * speed.decode)
+        # It has one fragment in `count`, and heads of other regions have as many.
+        averages = sum(len(regions.adders(site)) for site in links.sites) / count
+        coding_s = raw_bytes * (speed.encode * (1 + averages / count) + (2 + (averages - 1) / count) * speed.decode)
 
     def seconds(fragments: int) -> float:
         """Of one round."""
-        return (link_s + coding_s) / fragments + _EXCHANGES[reduce] * (rtt_s + OPERATION_S)
+        return (link_s + coding_s) / fragments + _EXCHANGES[reduce] * (rtt_s + near_s + OPERATION_S)
 
     most = max(1, min(MOST_FRAGMENTS, int(raw_bytes // LEAST_FRAGMENT_BYTES)))
     large_enough = [one for one in range(1, most + 1) if seconds(one) >= _LEAST_ROUND_TRIPS * rtt_s]
@@ -104,6 +111,7 @@ def local_estimate(
     cycle_s = max(every * work.compute_s, fragments * round_s)
     per_step = sent_bytes * work.compute_s / cycle_s
     egress = per_step * count * DAY_S / work.compute_s
+    between = wire_bytes * _between(regions, loads) * DAY_S / cycle_s if regions.groups else None
     return LocalEstimate(
         codec=codec,
         reduce=reduce,
@@ -118,7 +126,46 @@ def local_estimate(
         fewer_bytes=raw_bytes * (count - 1) / per_step,
         egress_bytes_per_day=egress,
         dollars_per_day=None if work.dollars_per_gb is None else egress / 1e9 * work.dollars_per_gb,
+        between_regions_bytes_per_day=between,
     )
+
+
+def round_loads(regions: Regions, reduce: Reduce) -> list[list[float]]:
+    """The frames of a delta of the whole model that sites send, `[from][to]`, where they take turns as aggregators."""
+    sites, over = regions.sites, {(far, site): head for far, head, site in regions.relays()}
+    place = {site: number for number, site in enumerate(sites)}
+    loads = [[0.0] * len(sites) for _ in sites]
+    part = 1.0 if reduce == "all" else 1 / len(sites)
+
+    def send(src: str, dst: str) -> None:
+        loads[place[src]][place[dst]] += part * (src != dst)
+
+    for far in sites:
+        for site in sites:  # its delta, or in its turn the average
+            send(over.get((far, site), far) if site != far else far, site)
+            if reduce == "aggregator":
+                send(site, regions.adder(site, far))
+        for adder in regions.adders(far) if reduce == "aggregator" else ():
+            send(adder, far)
+    return loads
+
+
+def _between(regions: Regions, loads: Sequence[Sequence[float]]) -> float:
+    """The frames that cross between regions."""
+    place = {site: number for number, site in enumerate(regions.sites)}
+    pairs = ((src, dst) for src in regions.sites for dst in regions.sites if dst not in regions.of(src))
+    return sum(loads[place[src]][place[dst]] for src, dst in pairs)
+
+
+def between_regions_alone(links: Links, reduce: Reduce) -> float:
+    """How many times more crosses between the regions of the links where rounds know of none."""
+    regions, alone = Regions(links.sites, links.by_region()), Regions(links.sites)
+    return _between(regions, round_loads(alone, reduce)) / _between(regions, round_loads(regions, reduce))
+
+
+def _rtts_in(links: Links, group: Sequence[str]) -> Iterator[float]:
+    places = [links.sites.index(site) for site in group]
+    return (links.rtt_s[src][dst] for src in places for dst in places)
 
 
 @dataclass(frozen=True)

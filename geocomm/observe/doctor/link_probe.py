@@ -134,7 +134,7 @@ class LinkProbe:
         if sites > 2:
             up, down = map(_known, access_limits(self._rates, self._together(), sites))
         rates, rtts, loss = self._rates, self._rtts, self._loss
-        return Links(
+        found = Links(
             tuple(self.names),
             table_of(sites, lambda src, dst: rates[src, dst]),
             table_of(sites, lambda src, dst: min(rtts[src, dst], rtts[dst, src])),
@@ -143,6 +143,7 @@ class LinkProbe:
             down,
             source="measured",
         )
+        return found.with_near_regions()
 
     def _rank_pairs(self, pairs: Sequence[Pair]) -> list[tuple[Pair, RankPair]]:
         return [((src, dst), ranks) for src, dst in pairs for ranks in rank_pairs(self._ranks, src, dst, self._most)]

@@ -16,6 +16,7 @@ from geocomm.core.errors import GeocommError, InvalidArgumentError
 from geocomm.core.message_log import logger
 from geocomm.core.place import own_rank
 from geocomm.data.site_deals import SiteDeals
+from geocomm.group.planning.regions import regions_text
 from geocomm.integrations.zero_seams import engine_of
 from geocomm.metrics.sources import register_handle
 from geocomm.sync.local_steps.elastic.elastic_site import ElasticSite
@@ -116,6 +117,8 @@ def _handle(
     resolved = ResolvedSettings.of(settings, view.tensors, sites.site_count, sites.links)
     if resolved.choice is not None and own_rank() in (0, None):
         logger().info(f"local steps: reduce='auto' is {resolved.choice}")
+    if resolved.coding.regions and own_rank() in (0, None):
+        logger().info(f"local steps: between regions goes one frame of each: {regions_text(resolved.coding.regions)}")
     if isinstance(sites, ElasticSite):
         rounds_of = partial(sites.rounds, coding=resolved.coding)
         keeps = sites.keeps_moments(sharded=view.sharded)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from geocomm.core.errors import CorruptDataError, GeocommError
-from geocomm.sync.local_steps.fixed.round_exchange import Exchange
+from geocomm.sync.local_steps.fixed.exchanges import Exchange
 from geocomm.sync.local_steps.fixed.round_header import (
     HEADER_BYTES,
     AverageHeader,

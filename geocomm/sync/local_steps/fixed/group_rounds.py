@@ -16,7 +16,9 @@ from geocomm.group.backend.runtime import ReservedTags, runtime
 from geocomm.group.backend.sites import sites
 from geocomm.group.membership import roll_call
 from geocomm.group.planning.link_table import Links
-from geocomm.sync.local_steps.fixed.round_exchange import Exchange, RoundExchange, result_of
+from geocomm.group.planning.regions import Regions, Relay
+from geocomm.sync.local_steps.fixed.exchanges import Exchange, result_of
+from geocomm.sync.local_steps.fixed.round_exchange import RoundExchange
 from geocomm.sync.local_steps.fixed.round_header import Digest
 from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.model.site_group import SiteGroup
@@ -77,7 +79,7 @@ class GroupRounds(Rounds):
         self._agreements = 0
         self._exchange: RoundExchange | None = None
         if found.place < found.common_places:
-            relays = [] if world.policy is None else world.policy.links.relays()
+            relays = _relays(self.links, found.names)
             self._exchange = RoundExchange(
                 found.same_place, found.name, relays, tags, world.timeout, self._line, self._digests.check
             )
@@ -195,6 +197,13 @@ class GroupRounds(Rounds):
         (site,) = self._sites.names_of([rank])
         alone = len(self._sites.ranks[self._sites.names.index(site)]) == 1
         return site if alone else f"{site} (rank {rank})"
+
+
+def _relays(links: Links | None, sites: Sequence[str]) -> list[Relay]:
+    """The ways over a third site: by regions where there are some, else where that is faster."""
+    if links is None:
+        return []
+    return Regions(sites, links.by_region()).relays() or links.relays()
 
 
 class _Digests:

@@ -1,24 +1,22 @@
 """Rounds of one rank with the ranks of its place at the other sites, as messages of the default process group.
 
 A rank sends a header of each round, in the order of its rounds, to each of the others, and then its frames: to each of
-them, or to the aggregator of the round alone, which sends a header and the frames of the average to all. A rank takes
-one header of each site at a time, as long as it has a round that the site owes it a header for. A site that begins no
-more rounds says so in its last header. So no receive is left behind, whatever becomes of a run.
+them, or to the aggregator of the round alone, which sends a header and the frames of the average to all. In another
+region frames go to its head, which sends a header to all, and the frames of the region's average to the aggregator. A
+rank takes one header of each site at a time, as long as it has a round that the site owes it a header for. A site that
+begins no more rounds says so in its last header. So no receive is left behind, whatever becomes of a run.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent import futures
-from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 import torch
-from typing_extensions import override
 
 from geocomm.core.errors import (
     CorruptDataError,
@@ -30,6 +28,8 @@ from geocomm.core.errors import (
 )
 from geocomm.elastic.journal.entries import MOST_FRAGMENTS
 from geocomm.group.backend.runtime import KINDS, ReservedTags
+from geocomm.group.planning.regions import Relay
+from geocomm.sync.local_steps.fixed.exchanges import Awaited, Exchange, Meeting, sites_text
 from geocomm.sync.local_steps.fixed.round_header import (
     AverageHeader,
     Digest,
@@ -41,7 +41,7 @@ from geocomm.sync.local_steps.fixed.round_header import (
     empty_header,
     encode_header,
 )
-from geocomm.sync.local_steps.fixed.site_messages import Relay, SiteMessages
+from geocomm.sync.local_steps.fixed.site_messages import SiteMessages
 from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.model.host_memory import host_empty
 from geocomm.sync.local_steps.outer.call_thread import CallThread
@@ -49,110 +49,18 @@ from geocomm.sync.local_steps.outer.delta_frames import (
     DeltaFrames,
     average_frames,
     encode_delta,
-    most_bytes,
     through_frames,
 )
 from geocomm.sync.local_steps.outer.round_records import RoundRecord
-from geocomm.sync.local_steps.outer.rounds import Average, Coding, Entry, Reduction, SiteOffer, decide, wait_for
+from geocomm.sync.local_steps.outer.rounds import Average, Coding, Entry, SiteOffer, decide
 from geocomm.sync.local_steps.outer.schedule import LineClock
 
 _HEADER, _CODED, _EXACT, _OWN_CODED, _OWN_EXACT, _NUMBER = range(KINDS)
 """Kinds of messages, each with tags of its own."""
 _FOR_ALL, _FOR_ONE = (_CODED, _EXACT), (_OWN_CODED, _OWN_EXACT)
-"""Those of frames for all other sites, and for the aggregator alone."""
+"""Those of frames for all other sites, and for the one that adds them up."""
 _FAILED = -1
 """The answer of a site that has failed, to a site that asks for its number."""
-
-
-@dataclass(eq=False)
-class Exchange(Reduction):
-    """A round that is under way."""
-
-    offer: SiteOffer
-    digest: Digest | None
-    fragment: Fragment
-    delta: torch.Tensor
-    residual: torch.Tensor | None
-    coding: Coding
-    sites: Sequence[str]
-    own: str
-    """The site of this rank."""
-    record: RoundRecord
-    future: Future[Average] = field(default_factory=Future[Average])
-    offers: dict[str, SiteOffer] = field(default_factory=dict[str, SiteOffer])
-    frames: dict[str, DeltaFrames] = field(default_factory=dict[str, DeltaFrames])
-    average: DeltaFrames | None = None
-    """What an aggregator that is another site has sent; it is empty where no site counted."""
-    entry: Entry | None = None
-    new_residual: torch.Tensor | None = None
-
-    @property
-    def aggregator(self) -> str | None:
-        """The site that averages; None: each does."""
-        return self.coding.aggregator(self.sites, self.offer.round)
-
-    @property
-    def senders(self) -> list[str]:
-        """The other sites that send frames to this one."""
-        if self.is_averaged_by(self.own):
-            return [site for site in self.sites if site != self.own]
-        return [site for site in self.sites if site == self.aggregator]
-
-    def is_averaged_by(self, site: str) -> bool:
-        """Whether a site averages: the frames of all sites are for it."""
-        return self.aggregator in (None, site)
-
-    @property
-    def missing(self) -> list[str]:
-        """The sites that have not begun the round; where all have, those whose frames have not come."""
-        absent = [site for site in self.sites if site not in self.offers]
-        if absent or self.is_averaged_by(self.own):
-            return absent or [site for site in self.sites if site not in self.frames]
-        return self.senders if self.average is None else []
-
-    @override
-    def is_done(self) -> bool:
-        return self.future.done()
-
-    @override
-    def wait(self) -> Average:
-        return result_of(self, f"round {self.offer.round}")
-
-    def check_sizes(self, site: str, header: OfferHeader | AverageHeader) -> None:
-        """Raise CorruptDataError for frames of a size that no codec gives."""
-        sizes = header.coded_bytes, header.exact_bytes
-        for size, most in zip(sizes, most_bytes(self.fragment, self.coding), strict=True):
-            if not (0 < size <= most or size == most == 0):
-                raise CorruptDataError(
-                    f"local steps, round {self.offer.round}: site {site!r} announces a frame of {size} bytes, of which "
-                    f"there can be {most}"
-                )
-
-
-@dataclass(eq=False)
-class Meeting:
-    """What every site says once: a number, or that it begins no more rounds."""
-
-    sites: Sequence[str]
-    said: dict[str, int]
-    future: Future[int] = field(default_factory=Future[int])
-    """The largest number, once all have said theirs."""
-
-    @property
-    def missing(self) -> list[str]:
-        """The sites that have not said it."""
-        return [site for site in self.sites if site not in self.said]
-
-
-Awaited = Exchange | Meeting
-"""What a rank waits for from the other sites."""
-
-
-def result_of(awaited: Awaited, what: str) -> Any:
-    """Wait for it, with a word to the log now and then. what: for the log."""
-    future: Future[Any] = awaited.future
-    wait_for(lambda seconds: bool(futures.wait([future], seconds).done), what, lambda: sites_text(awaited.missing))
-    return future.result()
 
 
 @dataclass(eq=False)
@@ -266,9 +174,13 @@ class RoundExchange:
         self._messages.send(encode_header(OfferHeader(exchange.offer, *frames.sizes, exchange.digest)), _HEADER)
         if exchange.aggregator is None:
             self._send_frames(frames)
-        elif exchange.aggregator != self._own:
-            self._send_frames(frames, exchange.aggregator)
-            self._owed[exchange.aggregator].averages[exchange.offer.round] = exchange
+        else:
+            adder = exchange.regions.adder(self._own, exchange.aggregator)
+            if adder != self._own:
+                self._send_frames(frames, adder)
+            for site in exchange.regions.adders(exchange.aggregator):
+                if site != self._own:
+                    self._owed[site].averages[exchange.offer.round] = exchange
         exchange.record.offered(frames.wire_bytes)
         self._expect(exchange)
 
@@ -320,7 +232,7 @@ class RoundExchange:
                 raise CorruptDataError(
                     f"local steps: site {site!r} sends an average of round {header.round}, not asked"
                 )
-            self._receive_average(site, owed.averages.pop(header.round), header)
+            self._take_average(site, owed.averages.pop(header.round), header)
             self._receive_header(site, owed)
             return
         if isinstance(header, OfferHeader) and not owed.what:
@@ -345,7 +257,7 @@ class RoundExchange:
         what = owed.what.popleft()
         if not isinstance(what, Exchange):
             raise _ended_early(site, what, header)
-        if what.is_averaged_by(self._own):
+        if what.parts.get(site) == (site,):
             what.check_sizes(site, header)
             self._receive_frames(site, what, header)
         self._receive_header(site, owed)
@@ -372,17 +284,23 @@ class RoundExchange:
 
         self._receive_both(site, header, exchange.aggregator is not None, arrived)
 
-    def _receive_average(self, site: str, exchange: Exchange, header: AverageHeader) -> None:
-        """Take the average, also where the round has failed."""
+    def _take_average(self, site: str, exchange: Exchange, header: AverageHeader) -> None:
+        """Take the average of all, or of a region, also where the round has failed; it may be for another site."""
+        of_all = site == exchange.aggregator
+        if not of_all and not exchange.is_averaged_here:
+            return
 
         def arrived(frames: DeltaFrames) -> None:
-            exchange.average = frames
+            if of_all:
+                exchange.average = frames
+            else:
+                exchange.frames[site] = frames
             exchange.record.arrived(site, frames.wire_bytes)
             self._average(exchange)
 
         if header.coded_bytes or header.exact_bytes:
             exchange.check_sizes(site, header)
-            self._receive_both(site, header, False, arrived)
+            self._receive_both(site, header, not of_all, arrived)
         else:
             arrived(DeltaFrames(None, None))
 
@@ -410,33 +328,54 @@ class RoundExchange:
                 receive(part, site, kind, arrived)
 
     def _average(self, exchange: Exchange) -> None:
-        """Decode and average, once all frames are there; or take the aggregator's average."""
-        if exchange.missing or exchange.entry is None or exchange.future.done():
+        """Add up, once all frames for that are there; then send the average on, or take that of the aggregator."""
+        if exchange.entry is None or exchange.future.done():
             return
-        values: torch.Tensor | None = None
-        if exchange.average is not None and exchange.average.wire_bytes:
-            with self._line.running(), exchange.record.coding():
-                values = host_empty(exchange.fragment.numel, pinned=False)
-                exchange.average.decode(exchange.fragment, values)
-        elif exchange.is_averaged_by(self._own):
-            frames = [exchange.frames[one] for one in self._sites]
-            with self._line.running(), exchange.record.coding():
-                averaging = exchange.coding.averaging
-                values = average_frames(frames, exchange.fragment, exchange.entry.weights, averaging)
-            if exchange.aggregator == self._own:
+        if exchange.parts and not exchange.is_added_up and exchange.parts.keys() <= exchange.frames.keys():
+            values = self._added_up(exchange, exchange.entry)
+            exchange.is_added_up = True
+            if exchange.aggregator is not None:
                 self._send_average(exchange, values)
+            if exchange.is_averaged_here:
+                self._averaged(exchange, exchange.entry, values)
+                return
+        if exchange.average is not None and not exchange.missing:
+            values = None
+            if exchange.average.wire_bytes:
+                with self._line.running(), exchange.record.coding():
+                    values = host_empty(exchange.fragment.numel, pinned=False)
+                    exchange.average.decode(exchange.fragment, values)
+            self._averaged(exchange, exchange.entry, values)
+
+    def _added_up(self, exchange: Exchange, entry: Entry) -> torch.Tensor | None:
+        """The average of the frames that are for this site. None: none of them counts."""
+        weight_of = dict(zip(entry.members, entry.weights, strict=True))
+        weights = [sum(weight_of[site] for site in part) for part in exchange.parts.values()]
+        frames = [exchange.frames[site] for site in exchange.parts]
+        for site, frame, weight in zip(exchange.parts, frames, weights, strict=True):
+            if weight and not frame.wire_bytes:
+                raise CorruptDataError(
+                    f"local steps, round {entry.round}: site {site!r} sends no average of its region, where sites count"
+                )
+        with self._line.running(), exchange.record.coding():
+            return average_frames(frames, exchange.fragment, weights, exchange.coding.averaging)
+
+    def _averaged(self, exchange: Exchange, entry: Entry, values: torch.Tensor | None) -> None:
         exchange.record.averaged()
         wire_bytes = exchange.frames[self._own].wire_bytes
-        self._finish(exchange, Average(exchange.entry, values, exchange.new_residual, wire_bytes))
+        self._finish(exchange, Average(entry, values, exchange.new_residual, wire_bytes))
 
     def _send_average(self, exchange: Exchange, values: torch.Tensor | None) -> None:
-        """To all other sites; `values` become what they decode. None: no site counted."""
+        """To all other sites, or that of a region to the aggregator; `values` become what they decode. None: no site
+        counted."""
+        of_all = exchange.is_averaged_here
         frames = DeltaFrames(None, None)
         if values is not None:
+            region = 0 if of_all else exchange.coding.of_region(self._own)
             with self._line.running(), exchange.record.coding():
-                frames = through_frames(values, exchange.fragment, exchange.coding, exchange.offer.round)
+                frames = through_frames(values, exchange.fragment, exchange.coding, exchange.offer.round, region=region)
         self._messages.send(encode_header(AverageHeader(exchange.offer.round, *frames.sizes)), _HEADER)
-        self._send_frames(frames)
+        self._send_frames(frames, None if of_all else exchange.aggregator)
 
     def _finish(self, what: Awaited, result: Any) -> None:
         if not what.future.done():
@@ -490,8 +429,3 @@ def _ended_early(site: str, what: Awaited, header: Header) -> GeocommError:
         f"local steps: site {site!r} begins another round, and this site has ended its run; all sites call finish() "
         "after the same round"
     )
-
-
-def sites_text(sites: Sequence[str]) -> str:
-    """The sites as messages name them: "site 'a'", "sites 'a', 'b'"."""
-    return f"site{'s' if len(sites) > 1 else ''} {', '.join(map(repr, sites))}"

@@ -36,7 +36,8 @@ class OfferHeader:
 
 @dataclass(frozen=True)
 class AverageHeader:
-    """The aggregator of a round has averaged; its frames follow, unless no site counted."""
+    """The aggregator of a round has averaged, or the head of a region for it; its frames follow, unless no site
+    counted."""
 
     round: NonNegativeInt
     coded_bytes: NonNegativeInt

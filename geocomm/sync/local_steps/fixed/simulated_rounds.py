@@ -12,6 +12,8 @@ import torch
 from typing_extensions import override
 
 from geocomm.core.errors import InvalidArgumentError, OperationTimeoutError, PeerLostError, ReplicaMismatchError
+from geocomm.group.planning.link_table import Links
+from geocomm.group.planning.regions import Regions
 from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.model.site_group import SiteGroup
 from geocomm.sync.local_steps.outer.delta_frames import DeltaFrames, average_frames, encode_delta, through_frames
@@ -59,9 +61,10 @@ class SimulatedSites:
         late: How many optimizer steps the result of a round is late at a site, given the site and the round's number.
             Default: 0.
         timeout_s: The most that a site waits, in seconds.
+        links: What `reduce="auto"` and regions follow from, with the same sites. Default: nothing is known of them.
 
     Raises:
-        InvalidArgumentError: There is no name, or two are equal.
+        InvalidArgumentError: There is no name, two are equal, or `links` has no such site.
 
     Example:
         Two sites, of which the second gets every result two steps late:
@@ -71,11 +74,17 @@ class SimulatedSites:
     """
 
     def __init__(
-        self, names: Sequence[str], *, late: Callable[[str, int], int] | None = None, timeout_s: float = 600.0
+        self,
+        names: Sequence[str],
+        *,
+        late: Callable[[str, int], int] | None = None,
+        timeout_s: float = 600.0,
+        links: Links | None = None,
     ) -> None:
         if not names or len(set(names)) < len(names):
             raise InvalidArgumentError(f"sites are {list(names)}; give one or more different names")
         self.names = tuple(names)
+        self.links = None if links is None else links.select(self.names)
         self.committed: list[Entry] = []
         """The entries of the rounds that all sites have committed, in their order."""
         self.late: Callable[[str, int], int] = late or (lambda _site, _round: 0)
@@ -206,6 +215,11 @@ class SimulatedRounds(Rounds):
         """There is no line."""
         return 0.0
 
+    @property
+    @override
+    def links(self) -> Links | None:
+        return self._sites.links
+
     @override
     def sites_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
         """All ranks of this process's group are this process."""
@@ -285,9 +299,24 @@ class SimulatedReduction(Reduction):
         if self.average is None:
             board = self.sites.board(self.number)
             self.sites.wait_for(self.site, board.frames, f"round {self.number}")
-            entry, frames = self.sites.decide(self.number), [board.frames[name] for name in self.sites.names]
-            values = average_frames(frames, self.fragment, entry.weights, self.coding.averaging)
-            if values is not None and self.coding.aggregator(self.sites.names, self.number):
-                through_frames(values, self.fragment, self.coding, self.number)
-            self.average = Average(entry, values, self.residual, self.wire_bytes)
+            entry = self.sites.decide(self.number)
+            self.average = Average(entry, self._values(board, entry), self.residual, self.wire_bytes)
         return self.average
+
+    def _values(self, board: _Board, entry: Entry) -> torch.Tensor | None:
+        """The average, through the frames in which it would travel."""
+        names, coding = self.sites.names, self.coding
+        weight_of = dict(zip(names, entry.weights, strict=True))
+        aggregator = coding.aggregator(names, self.number)
+        if aggregator is None:
+            return average_frames([board.frames[one] for one in names], self.fragment, entry.weights, coding.averaging)
+        regions, frames, values = Regions(names, coding.regions), dict(board.frames), None
+        for adder in regions.adders(aggregator):
+            parts = {regions.sender(part, aggregator): part for part in regions.parts(adder, aggregator)}
+            weights = [sum(weight_of[one] for one in part) for part in parts.values()]
+            values = average_frames([frames[one] for one in parts], self.fragment, weights, coding.averaging)
+            region = 0 if adder == aggregator else coding.of_region(adder)
+            frames[adder] = DeltaFrames(None, None)
+            if values is not None:
+                frames[adder] = through_frames(values, self.fragment, coding, self.number, region=region)
+        return values

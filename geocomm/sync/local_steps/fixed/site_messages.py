@@ -11,9 +11,7 @@ import torch.distributed as dist
 
 from geocomm.core.typed_torch import future_of
 from geocomm.group.backend.runtime import KINDS, ReservedTags
-
-Relay = tuple[str, str, str]
-"""A way from a site, over a site, to a site."""
+from geocomm.group.planning.regions import Relay
 
 
 @dataclass(eq=False)

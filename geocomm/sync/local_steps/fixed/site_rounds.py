@@ -159,7 +159,8 @@ class SiteRounds(SiteState):
                 "its own, which has its residuals"
             )
         here = {"rank of the site": self.ranks.text, "layout": self.layout, **self._settings.terms()}
-        here.pop("reduce", None)  # of which the state has nothing
+        for name in ("reduce", "regions"):  # of which the state has nothing
+            here.pop(name, None)
         saved = {"rank of the site": state["rank"], "layout": state["layout"], **state["settings"]}
         for name, value in here.items():
             if saved.get(name) != value:

@@ -15,7 +15,7 @@ from geocomm.sync.local_steps.outer.averaging import Averaging, average_deltas
 from geocomm.sync.local_steps.outer.rounds import Coding
 
 _EXACT = "none"
-_AVERAGE_SEED = 1 << 63
+_AVERAGE_SEED, _REGION_SEED = 1 << 63, 1 << 48
 """Of stochastic rounding of averages: no delta has such a seed."""
 
 
@@ -94,12 +94,15 @@ def average_frames(
     return average_deltas(averaging, fragment, deltas, weights, out=host_empty(fragment.numel, pinned=False))
 
 
-def through_frames(values: torch.Tensor, fragment: Fragment, coding: Coding, number: int) -> DeltaFrames:
+def through_frames(
+    values: torch.Tensor, fragment: Fragment, coding: Coding, number: int, *, region: int = 0
+) -> DeltaFrames:
     """The frames of a round's average as its aggregator sends it; `values` become what every site decodes of them.
 
-    What the codec loses here is lost: it has no error feedback.
+    What the codec loses here is lost: it has no error feedback. region: the number of that whose average it is; 0: the
+    average is of all.
     """
-    coded, seed = fragment.coded_elems, _AVERAGE_SEED | number
+    coded, seed = fragment.coded_elems, _AVERAGE_SEED | region * _REGION_SEED | number
     frames = DeltaFrames(
         compress(values[:coded], coding.codec, seed=seed, threads=1) if coded else None,
         compress(values[coded:], _EXACT, threads=1) if coded < fragment.numel else None,

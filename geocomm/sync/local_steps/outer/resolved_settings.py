@@ -9,8 +9,10 @@ from geocomm.codecs.codec_spec import codec_spec
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.group.planning.link_table import Links
 from geocomm.group.planning.local_estimate import LEAST_EVERY, ReduceChoice, chosen_reduce
+from geocomm.group.planning.regions import regions_text
 from geocomm.sync.local_steps.model.fragments import Tensor, automatic_count
 from geocomm.sync.local_steps.outer.anchor import CARRY, Merge
+from geocomm.sync.local_steps.outer.averaging import is_mean
 from geocomm.sync.local_steps.outer.rounds import Coding
 from geocomm.sync.local_steps.outer.schedule import Schedule
 from geocomm.sync.local_steps.settings.local_settings import LocalSettings, Nesterov
@@ -85,19 +87,25 @@ class ResolvedSettings:
                 f"local steps: reduce='aggregator' compresses the average by the codec of the deltas, and {codec} "
                 "needs error feedback, which an average has not; take a codec such as int4, or leave out reduce"
             )
+        regions = () if links is None else links.by_region()
         choice = None
         if given.reduce == "auto" and links is not None and len(links.sites) > 1:
             choice = chosen_reduce(sum(tensor.numel for tensor in tensors), links, codec)
         reduce = given.reduce
         if reduce == "auto":
             reduce = "all" if choice is None else choice.reduce
+        if regions and reduce == "aggregator" and not is_mean(given.averaging):
+            raise InvalidArgumentError(
+                "local steps: averaging='radial' cannot be made of the averages of regions; leave averaging out, or "
+                "[regions] of the links file"
+            )
         return cls(
             given=given,
             schedule=Schedule(every=every, fragments=fragments, overlap=overlap),
             # Times differ between equal runs, so `deterministic` keeps the first value.
             renews=given.every == "auto" and not given.deterministic,
             outer=base.outer(sites) if given.outer is None else given.outer,
-            coding=Coding(codec, decay, given.averaging, reduce),
+            coding=Coding(codec, decay, given.averaging, reduce, regions),
             merge=base.merge if given.merge == "auto" else given.merge,
             exact_below=given.resolved_exact_below([tensor.shape for tensor in tensors]),
             choice=choice,
@@ -111,6 +119,8 @@ class ResolvedSettings:
         terms = {name: str(numbers.get(name, value)) for name, value in self.given if name in shared}
         if self.coding.reduce == "all":
             del terms["reduce"]  # what earlier versions wrote has none
+        elif self.coding.regions:
+            terms["regions"] = regions_text(self.coding.regions)
         if self.renews:
             terms["every"] = f"auto, {self.schedule.every} at first"
         return terms

@@ -13,6 +13,7 @@ from geocomm.core.errors import InvalidArgumentError, ReplicaMismatchError
 from geocomm.core.message_log import logger
 from geocomm.core.patience import Patience
 from geocomm.core.units import count_text
+from geocomm.group.planning.link_table import Groups
 from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.model.site_group import SiteFacts
 from geocomm.sync.local_steps.outer.averaging import Averaging, is_mean
@@ -94,11 +95,13 @@ class Coding:
     """The factor of the residual of error feedback in each round."""
     averaging: Averaging
     reduce: Reduce = "all"
+    regions: Groups = ()
+    """The sites by region; nothing: each is a region of its own."""
 
     @property
     def of_last(self) -> Coding:
         """That of last rounds, which carry weights."""
-        return Coding("none", 1.0, "mean", self.reduce)
+        return Coding("none", 1.0, "mean", self.reduce, self.regions)
 
     def aggregator(self, sites: Sequence[str], number: int) -> str | None:
         """The one of the sites that averages the deltas of the round of this number; None: each does.
@@ -106,6 +109,10 @@ class Coding:
         Sites take turns over the rounds: so the work is shared also where they are more than the fragments.
         """
         return None if self.reduce == "all" else sites[number % len(sites)]
+
+    def of_region(self, site: str) -> int:
+        """The number of a site's region, from 1 on."""
+        return 1 + next(number for number, group in enumerate(self.regions) if site in group)
 
 
 @dataclass(frozen=True)
