@@ -5,7 +5,7 @@ runs train together as rows of one batched model (local_rows.py), on a GPU if th
 minute on an H100, hours on two cores. `--check` compares the rows with geocomm's own simulated sites.
 
 Runs are kept one by one in a file of JSON lines beside the report; what is there is not run again. Parts: rates,
-trials, second, batch, aggregator. Results: benchmarks/results/local-gap.md and .jsonl.
+trials, second, batch, aggregator, regions. Results: benchmarks/results/local-gap.md and .jsonl.
 """
 
 from __future__ import annotations
@@ -109,9 +109,17 @@ def aggregated(sites: tuple[int, ...], rate: float, seeds: tuple[int, ...]) -> l
     return runs + [sites_of(count, rate, seed, aggregates=True) for count, seed in product(sites, seeds)]
 
 
+def in_regions(rate: float, seeds: tuple[int, ...]) -> list[Run]:
+    """Eight sites as `aggregated`, and in regions of two and of four."""
+    found = product((2, 4), seeds)
+    regions = [sites_of(8, rate, seed, aggregates=True, region_sites=sites) for sites, seed in found]
+    return aggregated((8,), rate, seeds) + regions
+
+
 MIDDLE = (0.0025, 0.004, 0.0063)
 PARTS: dict[str, list[Part]] = {
     "aggregator": [(Recipe("0.1m", 800, 8), aggregated((count,), 0.004, (1, 2))) for count in (4, 8)],
+    "regions": [(Recipe("0.1m", 800, 8), in_regions(0.004, (1, 2)))],
     "rates": [(Recipe("0.1m", 2000, 8), compared((2, 4, 8), LOW, (1, 2, 3)))],
     "trials": [
         (Recipe("0.1m", 2000, 8), trials(MIDDLE, (1, 2))),

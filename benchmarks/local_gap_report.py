@@ -155,7 +155,8 @@ def _name(run: Run) -> str:
     if run.pair_every:
         parts.append(f"averages inside of pairs every {run.pair_every}")
     if run.aggregates:
-        parts.append("reduce: aggregator")
+        regions = f", regions of {run.region_sites}" if run.region_sites else ""
+        parts.append(f"reduce: aggregator{regions}")
     return ", ".join(parts) or "**defaults**"
 
 

@@ -100,6 +100,8 @@ class Run:
     """Steps between two averages inside of each pair of neighbouring sites, besides the rounds of all; 0: none."""
     aggregates: bool = False
     """The mean is compressed once more, without error feedback, as an aggregator does."""
+    region_sites: int = 0
+    """Sites of a region: the mean of each but the aggregator's own is compressed first. 0: there are no regions."""
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -114,6 +116,7 @@ class Run:
             self.averaging,
             self.pair_every,
             self.aggregates,
+            self.region_sites,
         )
 
 
@@ -396,6 +399,10 @@ class _Outer:
             coded = int4(matrices)
             torch.sub(matrices, coded, out=self._residual)
             matrices.copy_(coded)
+        if run.region_sites:
+            delta = delta.view(len(delta), -1, run.region_sites, delta.shape[-1]).mean(2)
+            others = [region for region in range(delta.shape[1]) if region != step // run.every % delta.shape[1]]
+            delta[:, others, : self._size.matrix_elements] = int4(delta[:, others, : self._size.matrix_elements])
         mean = self._mean(delta)
         if run.aggregates:
             mean[..., : self._size.matrix_elements] = int4(mean[..., : self._size.matrix_elements])
