@@ -34,6 +34,17 @@ os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(100)
 """
 
+LATE = """
+import os, signal, sys, time
+from geocomm.core.ended_by_signal import end_in_a_line
+
+end_in_a_line("run")
+sys.setswitchinterval(100)  # the thread that listens comes to nothing before the main thread waits
+os.kill(os.getpid(), signal.SIGTERM)
+signal.signal(signal.SIGTERM, lambda *_: None)
+time.sleep(1)
+"""
+
 
 def start(*command: str, **variables: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
@@ -104,3 +115,9 @@ def test_forked_process_ends_as_before_and_another_handler_takes_over() -> None:
     said, _ = process.communicate(timeout=LIMIT_S)
     assert said == f"-{int(signal.SIGTERM)}\n"
     assert process.returncode == 7
+
+
+def test_signal_just_before_another_handler_takes_over_is_not_lost() -> None:
+    process = start("-c", LATE)
+    said, _ = process.communicate(timeout=LIMIT_S)
+    assert (process.returncode, said) == (128 + signal.SIGTERM, "geocomm run: ended by SIGTERM\n")
