@@ -45,6 +45,7 @@ MOST_FRUITLESS_STARTS = 5
 LAST_OFFERS_S = 5.0
 """What a site has offered by the end of LAST_STEPS_S may still count for this time; then its ranks end."""
 _BESIDE_AGAIN_S = 10.0
+_BESIDE_LIMIT_S = 20.0
 _LEAVE_LIMIT_S = 40.0
 _LOOK_S = 0.25
 _DISK_PAUSE_S = 5.0
@@ -154,7 +155,7 @@ class Supervisor:
                         task.cancel()
                 await asyncio.gather(ranks, agent, return_exceptions=True)
                 for process in (self._ranks, self._agent, *self._running_beside.values()):
-                    await self._end(process, 5.0)
+                    await self._end(process, _BESIDE_LIMIT_S)
 
     @contextlib.contextmanager
     def _signals(self) -> Generator[None]:

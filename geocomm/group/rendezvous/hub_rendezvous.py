@@ -280,9 +280,10 @@ class HubRendezvous(RendezvousHandler):
                 # Not store.wait(), which writes lines of its own to the terminal at each time-out.
                 if store.check([f"{mine}/{node}" for node in range(self._nodes)]):
                     return mine
+                is_closed = store.check(["closed"])  # asked first: what is wrong is said before the node ends
                 if store.check(["duplicate"]):
                     raise InvalidArgumentError(store.get("duplicate").decode())
-                if store.check(["closed"]):
+                if is_closed:
                     raise RendezvousClosedError("the job has ended on another node")
                 if time.monotonic() > end:
                     raise RendezvousTimeoutError(self._missing(store, mine))
