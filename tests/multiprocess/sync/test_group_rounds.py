@@ -19,9 +19,11 @@ from torch.nn.parallel import DistributedDataParallel
 import geocomm
 from geocomm.group.backend.runtime import runtime
 from geocomm.group.planning.local_estimate import chosen_reduce
+from geocomm.sync.local_steps.fixed import round_exchange
 from geocomm.sync.local_steps.fixed.simulated_rounds import SimulatedSites
 from geocomm.sync.local_steps.local_steps import LocalSteps, local_steps
-from geocomm.sync.local_steps.outer.rounds import Rounds
+from geocomm.sync.local_steps.outer import delta_frames
+from geocomm.sync.local_steps.outer.rounds import Coding, Rounds
 from geocomm.sync.local_steps.settings.local_settings import LocalSettings, Reduce
 from support.harness import Ranks, hash_of, ranks_fixture
 from support.local_models import adamw, make_model, train_steps, values
@@ -280,6 +282,41 @@ def test_one_site_is_refused() -> None:
         ranks.destroy()
         for outcome in ranks.outcomes(_begin):
             assert "init_process_group" in outcome.require("InvalidArgumentError").message
+
+
+def _average_wrong(sites: list[str], liar: str, steps: int) -> list[str]:
+    """The error with which rounds end where a site averages other than it should."""
+    site = sites[dist.get_rank()]
+    honest = delta_frames.through_frames
+
+    def lie(values: torch.Tensor, *others: Any, **named: Any) -> delta_frames.DeltaFrames:
+        values[0] += 1.0
+        return honest(values, *others, **named)
+
+    model = make_model()
+    settings = LocalSettings(every=1, overlap=0, fragments=1, reduce="aggregator", deterministic=True)
+    lies = mock.patch.object(round_exchange, "through_frames", lie) if site == liar else nullcontext()
+    handle = local_steps(model, optimizer := adamw(model), settings)
+    try:
+        with lies:
+            train_steps(model, optimizer, site, range(steps))
+            handle.finish()
+    except geocomm.GeocommError as error:
+        return [type(error).__name__, str(error)]
+    return []
+
+
+def test_an_average_that_another_site_does_not_make_of_the_same_deltas_ends_the_run_at_all_sites() -> None:
+    sites = list("abc")
+    coding = Coding("int4", 1.0, "mean", "aggregator")
+    checks = [(coding.aggregator(sites, number), coding.checker(sites, number)) for number in range(400)]
+    number, checker = next((number, who) for number, (by, who) in enumerate(checks) if by == "a" and who)
+    with Ranks(sites) as ranks:
+        ranks.init()
+        assert ranks.run(_average_wrong, sites, "", number + 1) == [[], [], []]
+        for found in ranks.run(_average_wrong, sites, "a", number + 9):
+            assert found[0] == "ReplicaMismatchError"
+            assert f"round {number}: the average of site 'a' is not what site '{checker}' makes of the same" in found[1]
 
 
 _handle: tuple[nn.Module, torch.optim.Optimizer, LocalSteps]

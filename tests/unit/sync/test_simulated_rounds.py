@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -79,6 +80,18 @@ def test_sites_take_turns_to_aggregate_over_the_rounds() -> None:
     assert [coding.aggregator(["x", "y"], number) for number in range(3)] == ["x", "y", "x"]
     assert coding.of_last.aggregator(["x", "y"], 1) == "y"
     assert INT4.aggregator(["x", "y"], 1) is None
+
+
+def test_each_sites_averages_are_looked_at_by_each_other_site_now_and_then() -> None:
+    sites = "wxyz"
+    coding = replace(INT4, reduce="aggregator")
+    checks = [(coding.aggregator(sites, number), coding.checker(sites, number)) for number in range(4000)]
+    found = Counter(pair for pair in checks if pair[1] is not None)
+    assert sum(found.values()) == pytest.approx(4000 / 32, rel=0.3)
+    assert found.keys() == {(one, other) for one in sites for other in sites if one != other}
+    assert all(INT4.checker(sites, number) is None for number in range(100))
+    in_regions = replace(coding, regions=(("w", "x"), ("y", "z")))
+    assert all(in_regions.checker(sites, number) is None for number in range(100))
 
 
 def test_residual_is_what_the_codec_lost_and_the_old_one_is_not_touched() -> None:

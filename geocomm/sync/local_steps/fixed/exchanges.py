@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from geocomm.core.errors import CorruptDataError
+from geocomm.core.errors import CorruptDataError, ReplicaMismatchError
 from geocomm.group.planning.regions import Regions
 from geocomm.sync.local_steps.fixed.round_header import AverageHeader, Digest, OfferHeader
 from geocomm.sync.local_steps.model.fragments import Fragment
@@ -39,8 +39,8 @@ class Exchange(Reduction):
     offers: dict[str, SiteOffer] = field(default_factory=dict[str, SiteOffer])
     frames: dict[str, DeltaFrames] = field(default_factory=dict[str, DeltaFrames])
     """By the site that sent them: of its delta, or of its region's average."""
-    is_added_up: bool = False
-    """Whether this site, the head of a region, has sent the region's average."""
+    own_average: DeltaFrames | None = None
+    """What this site has made of the frames that it adds up, where another site averages all."""
     average: DeltaFrames | None = None
     """What an aggregator that is another site has sent; it is empty where no site counted."""
     entry: Entry | None = None
@@ -60,7 +60,7 @@ class Exchange(Reduction):
     def parts(self) -> Mapping[str, tuple[str, ...]]:
         """What this site adds up, in its order: by who sends a frame, the sites whose deltas are in it."""
         to = self.aggregator
-        if to is None:
+        if to is None or self.is_checked_here:
             return {site: (site,) for site in self.sites}
         adds = self.own in self.regions.adders(to)
         return {self.regions.sender(part, to): part for part in self.regions.parts(self.own, to)} if adds else {}
@@ -69,6 +69,18 @@ class Exchange(Reduction):
     def is_averaged_here(self) -> bool:
         """Whether this site averages what is of all sites."""
         return self.aggregator in (None, self.own)
+
+    @property
+    def is_checked_here(self) -> bool:
+        """Whether this site makes the average of another one again."""
+        return self.coding.checker(self.sites, self.offer.round) == self.own
+
+    @property
+    def adders(self) -> set[str]:
+        """The other sites to which the delta of this one goes, where not to all."""
+        to, checker = self.aggregator, self.coding.checker(self.sites, self.offer.round)
+        found = set() if to is None else {self.regions.adder(self.own, to)}
+        return (found | ({checker} if checker else set())) - {self.own}
 
     @property
     def senders(self) -> list[str]:
@@ -92,6 +104,18 @@ class Exchange(Reduction):
     @override
     def wait(self) -> Average:
         return result_of(self, f"round {self.offer.round}")
+
+    def check_average(self) -> None:
+        """Raise ReplicaMismatchError where the aggregator's average is not what this site makes of the same deltas."""
+        mine, theirs = self.own_average, self.average
+        if not self.is_checked_here or mine is None or theirs is None:
+            return
+        if mine.sizes != theirs.sizes or (mine.wire_bytes and not torch.equal(mine.content, theirs.content)):
+            raise ReplicaMismatchError(
+                f"local steps, round {self.offer.round}: the average of site {self.aggregator!r} is not what site "
+                f"{self.own!r} makes of the same deltas: one of the two computes wrongly, or lies. Resume from a "
+                "checkpoint; if it comes again, leave out one of them"
+            )
 
     def check_sizes(self, site: str, header: OfferHeader | AverageHeader) -> None:
         """Raise CorruptDataError for frames of a size that no codec gives."""

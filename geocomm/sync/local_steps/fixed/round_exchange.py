@@ -175,9 +175,8 @@ class RoundExchange:
         if exchange.aggregator is None:
             self._send_frames(frames)
         else:
-            adder = exchange.regions.adder(self._own, exchange.aggregator)
-            if adder != self._own:
-                self._send_frames(frames, adder)
+            for site in sorted(exchange.adders):
+                self._send_frames(frames, site)
             for site in exchange.regions.adders(exchange.aggregator):
                 if site != self._own:
                     self._owed[site].averages[exchange.offer.round] = exchange
@@ -331,15 +330,17 @@ class RoundExchange:
         """Add up, once all frames for that are there; then send the average on, or take that of the aggregator."""
         if exchange.entry is None or exchange.future.done():
             return
-        if exchange.parts and not exchange.is_added_up and exchange.parts.keys() <= exchange.frames.keys():
+        if exchange.parts and exchange.own_average is None and exchange.parts.keys() <= exchange.frames.keys():
             values = self._added_up(exchange, exchange.entry)
-            exchange.is_added_up = True
             if exchange.aggregator is not None:
-                self._send_average(exchange, values)
+                exchange.own_average = self._frames_of(exchange, values)
+            if exchange.own_average is not None and not exchange.is_checked_here:
+                self._send_average(exchange, exchange.own_average)
             if exchange.is_averaged_here:
                 self._averaged(exchange, exchange.entry, values)
                 return
         if exchange.average is not None and not exchange.missing:
+            exchange.check_average()
             values = None
             if exchange.average.wire_bytes:
                 with self._line.running(), exchange.record.coding():
@@ -365,17 +366,19 @@ class RoundExchange:
         wire_bytes = exchange.frames[self._own].wire_bytes
         self._finish(exchange, Average(entry, values, exchange.new_residual, wire_bytes))
 
-    def _send_average(self, exchange: Exchange, values: torch.Tensor | None) -> None:
-        """To all other sites, or that of a region to the aggregator; `values` become what they decode. None: no site
-        counted."""
-        of_all = exchange.is_averaged_here
-        frames = DeltaFrames(None, None)
-        if values is not None:
-            region = 0 if of_all else exchange.coding.of_region(self._own)
-            with self._line.running(), exchange.record.coding():
-                frames = through_frames(values, exchange.fragment, exchange.coding, exchange.offer.round, region=region)
+    def _frames_of(self, exchange: Exchange, values: torch.Tensor | None) -> DeltaFrames:
+        """An average as it travels; `values` become what is decoded of it. None: no site counted."""
+        if values is None:
+            return DeltaFrames(None, None)
+        of_all = exchange.is_averaged_here or exchange.is_checked_here
+        region = 0 if of_all else exchange.coding.of_region(self._own)
+        with self._line.running(), exchange.record.coding():
+            return through_frames(values, exchange.fragment, exchange.coding, exchange.offer.round, region=region)
+
+    def _send_average(self, exchange: Exchange, frames: DeltaFrames) -> None:
+        """That of all to all other sites, or that of a region to the aggregator."""
         self._messages.send(encode_header(AverageHeader(exchange.offer.round, *frames.sizes)), _HEADER)
-        self._send_frames(frames, None if of_all else exchange.aggregator)
+        self._send_frames(frames, None if exchange.is_averaged_here else exchange.aggregator)
 
     def _finish(self, what: Awaited, result: Any) -> None:
         if not what.future.done():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Protocol
@@ -13,6 +14,7 @@ from geocomm.core.errors import InvalidArgumentError, ReplicaMismatchError
 from geocomm.core.message_log import logger
 from geocomm.core.patience import Patience
 from geocomm.core.units import count_text
+from geocomm.elastic.journal.average_checks import ONE_IN
 from geocomm.group.planning.link_table import Groups
 from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.model.site_group import SiteFacts
@@ -109,6 +111,17 @@ class Coding:
         Sites take turns over the rounds: so the work is shared also where they are more than the fragments.
         """
         return None if self.reduce == "all" else sites[number % len(sites)]
+
+    def checker(self, sites: Sequence[str], number: int) -> str | None:
+        """The site that makes the average of a round once more, and compares; None: nobody does, as in most rounds. By
+        chance, which is the same at all sites: so each site's averages are looked at by each other one.
+
+        With regions nobody has all deltas.
+        """
+        chance = zlib.crc32(number.to_bytes(8, "little"))
+        if self.reduce == "all" or self.regions or len(sites) < 2 or chance % ONE_IN:
+            return None
+        return sites[(number + 1 + chance // ONE_IN % (len(sites) - 1)) % len(sites)]
 
     def of_region(self, site: str) -> int:
         """The number of a site's region, from 1 on."""
