@@ -301,8 +301,10 @@ class RunState:
         return last.base
 
     def to_skip(self, fragment: int, version: int) -> list[int]:
-        """The versions whose entries are void where the frames of `version` are lost: later deltas were made on it."""
-        return [v for v in range(version, self.versions[fragment]) if (fragment, v) not in self.skipped]
+        """The versions whose entries are void where the frames of `version` are lost: later deltas were made on it. The
+        newest comes first: whoever has heard of some alone, since the leader has died, goes on without a round whose
+        deltas are to a state that is another one by then."""
+        return [v for v in reversed(range(version, self.versions[fragment])) if (fragment, v) not in self.skipped]
 
     def apply(self, entry: Entry) -> None:
         """Take the next entry. Raises BadLineError, and changes nothing, where it does not fit."""

@@ -131,6 +131,12 @@ def _each_leader_looks_anew(self: LostFrames, fragment: int, version: int) -> bo
 # ---- rounds
 
 
+@_mutant(RunState, "to_skip", "files")
+def _the_oldest_round_is_void_first(self: RunState, fragment: int, version: int) -> list[int]:
+    """Who hears of the first of several void rounds applies the next one, whose deltas are to another state."""
+    return [v for v in range(version, self.versions[fragment]) if (fragment, v) not in self.skipped]
+
+
 _choose = LeaderRounds._choose
 
 

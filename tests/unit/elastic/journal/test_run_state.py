@@ -174,6 +174,17 @@ def test_void_rounds_take_back_what_they_counted() -> None:
     assert state.sites["a"].taken == 25
 
 
+def test_who_has_heard_of_some_of_several_void_rounds_alone_counts_none_that_follows_a_void_one() -> None:
+    state = with_fragments(1)
+    for tokens in range(10, 60, 10):
+        read_until(state, 0, tokens)
+    for version in state.to_skip(0, 2):
+        put(state, Skip, fragment=0, version=version, why="lost")
+        counts = [at for at in range(5) if (0, at) not in state.skipped]
+        assert counts == list(range(len(counts)))
+    assert counts == [0, 1]
+
+
 @pytest.mark.parametrize("back", [1, 2, 3, 10, 100, 900])
 def test_long_run_remembers_few_rounds_of_a_site_and_takes_back_too_much_rather_than_too_little(back: int) -> None:
     state = with_fragments(1)
