@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from geocomm._version import __version__
 from geocomm.core.addresses import Address
 from geocomm.core.message_log import log
+from geocomm.data.deal_records import SiteDeal
 from geocomm.elastic.agent_link import BEAT_S, LeaderLink
 from geocomm.elastic.fetch import Fetcher
 from geocomm.elastic.file_server import FileServer
@@ -22,7 +23,6 @@ from geocomm.elastic.join_states import StatesOfOthers
 from geocomm.elastic.journal.entries import (
     AnyRound,
     BadLineError,
-    Deal,
     Entry,
     Join,
     Kept,
@@ -310,8 +310,8 @@ class Agent:
         self._ranks.say_ready()
         self.life.start(self._look_at_snapshot())
 
-    def _applied(self, entry: Entry) -> None:
-        """An entry is in the journal and in the state: now the ranks may see it."""
+    def _applied(self, entry: Entry, deal: SiteDeal | None) -> None:
+        """An entry is in the journal and in the state: now the ranks may see it. deal: what it deals to this site."""
         if isinstance(entry, AnyRound | Skip):
             known = self._view.opens.get(entry.fragment)
             if known is not None and known.version <= entry.version:
@@ -319,9 +319,11 @@ class Agent:
         self._ranks.tell(EntrySaid(entry=entry))
         if isinstance(entry, Join):
             self._say_beat()  # the next site may join once most hold this
-        if isinstance(entry, Deal | TakenBack) and entry.site == self.site:
-            self._ranks.dealt(entry)
-            self._beat = None if isinstance(entry, TakenBack) else self._beat  # its tokens are void
+        if deal is not None:
+            self._ranks.tell_owner(0, deal)
+        if isinstance(entry, TakenBack) and entry.site == self.site:
+            self._ranks.end_taken_back()
+            self._beat = None  # its tokens are void
         if isinstance(entry, Kept):
             self.life.start(self._let_go())
         if isinstance(entry, Removed) and entry.site == self.site:

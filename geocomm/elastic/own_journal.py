@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from geocomm.data.deal_records import SiteDeal
 from geocomm.elastic.journal.entries import AnyRound, BadLineError, Deal, Entry, Skip, Snapshot, TakenBack
 from geocomm.elastic.journal.messages import MAX_STATE_CHARS, StatePart
 from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.run_view import RunView
-from geocomm.elastic.site_ranks import SiteRanks, begins_with
+from geocomm.elastic.site_ranks import SiteRanks, begins_with, own_deals
 from geocomm.elastic.snapshots import Snapshots
 
 _STORED_AT_ONCE = 500
@@ -26,10 +27,11 @@ class OwnJournal:
         view: RunView,
         ranks: SiteRanks,
         snapshots: Snapshots,
-        applied: Callable[[Entry], None],
+        applied: Callable[[Entry, SiteDeal | None], None],
         grown: Callable[[], None],
     ) -> None:
-        """applied: is called with each entry once it is in the journal and in the state. grown: once some are."""
+        """applied: is called with each entry once it is in the journal and in the state, and with what it deals to this
+        site: the state may have later ones too. grown: once some are."""
         self._view, self._ranks, self._snapshots = view, ranks, snapshots
         self._applied, self._grown = applied, grown
         self._arrived: list[Entry] = []
@@ -74,16 +76,16 @@ class OwnJournal:
             else:
                 new.append(entry)
         self._follow()
-        taken: list[Entry] = []
+        taken: list[tuple[Entry, SiteDeal | None]] = []
         try:
             for entry in new:
-                self._take_entry(entry)
-                taken.append(entry)
+                deal = self._take_entry(entry)
+                taken.append((entry, deal))
         finally:
             if taken:
-                self._view.journal.append_all(taken, head)
-            for entry in taken:
-                self._applied(entry)
+                self._view.journal.append_all([entry for entry, _ in taken], head)
+            for entry, deal in taken:
+                self._applied(entry, deal)
         if arrived:
             self._view.journal.keep(self._view.state)
             self._follow()
@@ -132,15 +134,19 @@ class OwnJournal:
         """Take what is in the journal and not yet in the state: what the leader of this process wrote."""
         if self._view.state.head != self._view.journal.head:
             for entry in self._view.journal.read(self._view.state.head.index + 1):
-                self._take_entry(entry)
-                self._applied(entry)
+                self._applied(entry, self._take_entry(entry))
 
-    def _take_entry(self, entry: Entry) -> None:
+    def _take_entry(self, entry: Entry) -> SiteDeal | None:
+        """Returns what it deals to this site."""
+        state, site = self._view.state, self._view.site
         if isinstance(entry, Snapshot):
-            self._view.journal.keep(self._view.state, always=True)
-        self._view.state.apply(entry)
+            self._view.journal.keep(state, always=True)
+        state.apply(entry)
         if isinstance(entry, Skip):
             self._view.store.remove_states_after(entry.fragment, entry.version)
+        if isinstance(entry, Deal) and entry.site == site:
+            return next(own_deals(state, site, state.line_ends(site) - entry.sequences))
+        return None
 
     def _go_back(self, first: int) -> None:
         """This journal ends outside the run's: what the site did from entry `first` on is not a part of it."""

@@ -12,7 +12,7 @@ from geocomm.core.patience import Waiting
 from geocomm.data.deal_records import SiteDeal
 from geocomm.data.dealt_shards import cut
 from geocomm.elastic.join_states import StatesOfOthers
-from geocomm.elastic.journal.entries import AnyRound, BadLineError, Deal, Skip, TakenBack
+from geocomm.elastic.journal.entries import AnyRound, BadLineError, Skip, TakenBack
 from geocomm.elastic.journal.messages import (
     Applied,
     Down,
@@ -166,13 +166,8 @@ class SiteRanks:
             if rank.welcomed:
                 rank.goals = {fragment: self._view.state.versions[fragment] for fragment in rank.versions}
 
-    def dealt(self, entry: Deal | TakenBack) -> None:
-        """The journal says what this site reads next; or that what it read and has not counted is void."""
-        if isinstance(entry, Deal):
-            behind = self._view.state.line_ends(self._view.site) - entry.sequences
-            for deal in own_deals(self._view.state, self._view.site, behind):
-                self.tell_owner(0, deal)
-            return
+    def end_taken_back(self) -> None:
+        """The journal says that what this site has read and not counted is void."""
         # They end: what they still say is not heard. Those that are welcomed have been told the entry; others may train
         # since before this agent began.
         void = {place: rank for place, rank in self._ranks.items() if rank.welcomed or rank.connection.hello.trains}

@@ -13,19 +13,20 @@ from typing import Any
 from unittest import mock
 
 from geocomm.core.patience import Waiting
+from geocomm.data.deal_records import SiteDeal
 from geocomm.elastic import agent_link, following, frame_fetches, journal_of_others, snapshots
 from geocomm.elastic.etcd import Election, Leading
 from geocomm.elastic.fetch import Fetcher, Outcome
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.frame_fetches import FrameFetches
 from geocomm.elastic.journal.admission import LedSite
-from geocomm.elastic.journal.entries import BadLineError, Deal, TakenBack
+from geocomm.elastic.journal.entries import BadLineError
 from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.leader_deals import LeaderDeals
 from geocomm.elastic.journal.leader_rounds import LeaderRounds
 from geocomm.elastic.journal.leader_snapshots import LeaderSnapshots
 from geocomm.elastic.journal.lost_frames import LostFrames
-from geocomm.elastic.journal.messages import Beat, Hello, Lost, Offer, StatePart, Stop, Wanted
+from geocomm.elastic.journal.messages import Beat, Down, Hello, Lost, Offer, StatePart, Stop, Wanted
 from geocomm.elastic.journal.open_round import OpenRound
 from geocomm.elastic.journal.run_state import RunState, SiteRecord
 from geocomm.elastic.journal.sequencer import Sequencer
@@ -35,7 +36,7 @@ from geocomm.elastic.own_journal import OwnJournal
 from geocomm.elastic.promotion import Candidate
 from geocomm.elastic.questions import AgentStanding, LeaderAnswer, MembersAsked, PromotionAsked, RemovalAsked
 from geocomm.elastic.run_view import RunView
-from geocomm.elastic.site_ranks import SiteRanks
+from geocomm.elastic.site_ranks import SiteRanks, own_deals
 from support.whole_run.faults import FAULTS, OF_DATA, OF_ETCD
 
 
@@ -292,17 +293,28 @@ def _a_newer_version_denies_nothing(self: LeaderDeals) -> None:
     """Sites read on what a newer version does not let them read."""
 
 
-_dealt = SiteRanks.dealt
+_end_taken_back = SiteRanks.end_taken_back
 
 
-@_mutant(SiteRanks, "dealt", "full", "agent", "version", data=True)
-def _ranks_of_a_new_agent_read_on(self: SiteRanks, entry: Deal | TakenBack) -> None:
+@_mutant(SiteRanks, "end_taken_back", "full", "agent", "version", data=True)
+def _ranks_of_a_new_agent_read_on(self: SiteRanks) -> None:
     """Ranks that train, and that an agent which began anew has not welcomed yet, do not hear that deals of theirs are
     taken back."""
     held = {place: rank for place, rank in self._ranks.items() if not rank.welcomed}
     self._ranks = {place: rank for place, rank in self._ranks.items() if rank.welcomed}
-    _dealt(self, entry)
+    _end_taken_back(self)
     self._ranks |= held
+
+
+_tell_owner = SiteRanks.tell_owner
+
+
+@_mutant(SiteRanks, "tell_owner", "one way", "line", "agent", data=True)
+def _deals_that_come_together_are_the_last_one(self: SiteRanks, fragment: int, down: Down) -> None:
+    """Where several entries come at once, each deal is looked for at the end of the line, where the last one is."""
+    state, site = self._view.state, self._view.site
+    for one in own_deals(state, site, state.line_ends(site) - down.sequences) if isinstance(down, SiteDeal) else [down]:
+        _tell_owner(self, fragment, one)
 
 
 MUTANTS["sites read from the beginning"] = Mutant(

@@ -1,4 +1,5 @@
-"""What an agent makes of the state that its leader says in the place of entries which the site lacks."""
+"""What an agent makes of what its leader says: of many entries at once, and of a state in the place of those which the
+site lacks."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from geocomm.data.deal_records import SiteDeal
 from geocomm.elastic.fragment_store import FragmentStore
-from geocomm.elastic.journal.entries import Away, BadLineError, Entry, Ready
+from geocomm.elastic.journal.entries import Away, BadLineError, Data, Deal, Entry, Ready
 from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.message_lines import parts_of
 from geocomm.elastic.journal.run_state import RunState
@@ -63,7 +65,7 @@ def test_former_leader_that_led_alone_takes_the_state_of_a_later_term_though_it_
             leave_leader=lambda: None,
             life=SimpleNamespace(start=asyncio.ensure_future, start_again=told.append),
         )
-        taking = OwnJournal(view, ranks, Snapshots(store), lambda entry: None, lambda: None)  # type: ignore[arg-type]
+        taking = OwnJournal(view, ranks, Snapshots(store), lambda entry, deal: None, lambda: None)  # type: ignore[arg-type]
         for part in parts_of(said):
             taking.take_part(part)
         async with asyncio.timeout(20):
@@ -81,3 +83,26 @@ def test_former_leader_that_led_alone_takes_the_state_of_a_later_term_though_it_
             with pytest.raises(BadLineError, match="does not follow"):
                 asyncio.run(run(journal))
             assert journal.head.index == len(own) - 1
+
+
+@pytest.mark.parametrize("at_once", [1, 5])
+def test_each_deal_is_told_though_later_ones_come_with_it(tmp_path: Path, at_once: int) -> None:
+    before = Led().take_part("ab").entries
+    state, entries, told = RunState.of(before), list[Entry](), list[SiteDeal | None]()
+
+    def put(kind: Any, **given: Any) -> None:
+        entries.append(kind(index=state.head.index + 1, prev=state.head.hash, term=state.term, **given))
+        state.apply(entries[-1])
+
+    put(Data, set="cat", number=1, sha256="7" * 64, sequence_length=10, held_out_every=0)
+    for number, (site, sequences) in enumerate([("a", 5), ("a", 6), ("b", 2), ("a", 7)]):
+        put(Deal, site=site, shards=f"0:{number}", sequences=sequences)
+    with contextlib.closing(SqliteJournal(tmp_path / "own")) as journal:
+        journal.append_all(before, journal.head)
+        view: Any = SimpleNamespace(site="a", journal=journal, state=journal.state(), store=None, welcome=None)
+        others: Any = None
+        taking = OwnJournal(view, others, others, lambda entry, deal: told.append(deal), lambda: None)
+        while entries:
+            taking.take_now(entries[:at_once])
+            del entries[:at_once]
+    assert [deal and (deal.at, deal.sequences) for deal in told] == [None, (0, 5), (5, 6), None, (11, 7)]

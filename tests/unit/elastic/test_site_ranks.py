@@ -8,14 +8,11 @@ from typing import cast
 import pytest
 
 from geocomm.elastic.join_states import StatesOfOthers
-from geocomm.elastic.journal.entries import TakenBack
 from geocomm.elastic.journal.messages import Down, Owner, RankHello, Stop, Up
 from geocomm.elastic.rank_socket import RankConnection
 from geocomm.elastic.run_view import RunView
 from geocomm.elastic.site_ranks import SiteRanks, _Rank
 from support.led_sequencer import MODEL
-
-BACK = TakenBack(index=9, term=0, prev="0" * 64, site="a", taken=0, why="away for 60 min")
 
 
 class Line:
@@ -51,7 +48,7 @@ def test_ranks_that_may_have_read_what_was_taken_back_end_though_this_agent_has_
     line = Line(trains=trains)
     connection = cast(RankConnection, line)
     ranks._ranks[0] = _Rank(connection, {}, welcomed=welcomed)
-    ranks.dealt(BACK)
+    ranks.end_taken_back()
     ends = trains or welcomed
     assert ranks.knows(connection) != ends
     assert line.closed == ends
