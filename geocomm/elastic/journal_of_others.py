@@ -51,12 +51,13 @@ async def fetch_if_damaged(store: FragmentStore, hub: str, keys: Keys, leaving: 
     if not addresses - {known.addresses.get(site, "")}:
         raise NoJournalError(f"{told}. No other site is known that has it")
     log(f"{told}. It is fetched from another site")
-    own, waiting, reason = await asyncio.to_thread(_sound, path), Waiting(log), "none answers"
+    own, waiting = await asyncio.to_thread(_sound, path), Waiting(log)
     part = path.with_name(f".{path.name}.part")
     while not leaving.is_set():
         asked = StandingAsked(run=None, term=known.term, leader=known.leader or hub)
         answered = await standings(addresses, keys, asked, _ASK_LIMIT_S)
         found = {at: one for at, one in answered.items() if one.run is not None and one.site != site}
+        reason = "" if found else "none answers"
         order = sorted(found.items(), key=lambda one: (_leads(one[1], known), one[1].chain, one[1].head), reverse=True)
         for at, one in order:
             _remove(part)
@@ -65,7 +66,8 @@ async def fetch_if_damaged(store: FragmentStore, hub: str, keys: Keys, leaving: 
                     add = partial(_add, made)
                     await read_journal(Address.parse(at), keys, 0, made.begin_at, add)
                     state = made.state()
-                    members = members_of(state)
+                    # One that came last may be in this site's journal, which is lost, and not in that of the other yet.
+                    members = {*members_of(state), *(known.addresses.keys() - state.sites.keys())}
                     if not _fits(made, own):
                         raise BadLineError("it has other entries than those that can still be read here")
             except (OSError, KeysError, AddressError, BadLineError, sqlite3.Error) as error:
@@ -73,12 +75,14 @@ async def fetch_if_damaged(store: FragmentStore, hub: str, keys: Keys, leaving: 
                     raise
                 reason = f"{one.site}: {str(error) or 'silent'}"
                 continue
-            missing = set(members) - {other.site for other in found.values()}
+            has = state.term, state.head.index
+            missing = members - {other.site for other in found.values() if (other.chain, other.head) <= has}
             if not _leads(one, known) and are_most(missing, members):
                 names = ", ".join(sorted(missing - {site}))
-                reason = f"nobody leads, and too few of {len(members)} members answer to know what counted: start "
-                reason += names
+                lack = f"nobody leads, and too few of {len(members)} members answer to know what counted: start {names}"
+                reason = reason or lack
                 break
+            known.lose_journal()
             aside = _put_in_place(part, path)
             for fragment, version in enumerate(state.versions):  # what only this site's journal had is gone
                 store.remove_states_after(fragment, version)

@@ -40,6 +40,9 @@ class KnownAgents:
         """The leader of that term, host:port; empty: the one that all sites name at the start."""
         self.force = False
         """The claim holds also where half of the members or more do not agree."""
+        self.lost_journal = False
+        """The journal here is what others had in the place of a damaged one. It may lack entries that this site had, and
+        some have: so this site goes on leading with a later term alone."""
         self._claimed = 0
         self._starts = 0
         self._path, self._log = RunDir(run_dir).agents, log
@@ -49,6 +52,7 @@ class KnownAgents:
             self.term, self.leader = int(content["term"]), str(content["leader"])
             self._claimed, self.force = int(content.get("claimed", 0)), bool(content.get("force", False))
             self._starts = int(content.get("starts", 0))
+            self.lost_journal = bool(content.get("lost_journal", False))
         except FileNotFoundError:
             pass
         except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
@@ -81,6 +85,12 @@ class KnownAgents:
     def claim(self, term: int, address: str, *, force: bool) -> None:
         """This agent is to lead with that term, at this address. TermNotKeptError: that cannot be kept."""
         self.term, self.leader, self._claimed, self.force = term, address, term, force
+        self.lost_journal = False
+        self._write()
+
+    def lose_journal(self) -> None:
+        """The journal here is about to be what others have. TermNotKeptError: that cannot be kept."""
+        self.lost_journal = True
         self._write()
 
     def next_start(self) -> int:
@@ -96,6 +106,7 @@ class KnownAgents:
     def _write(self) -> None:
         content = {"term": self.term, "leader": self.leader, "agents": self.addresses}
         content |= {"claimed": self._claimed, "force": self.force, "starts": self._starts}
+        content |= {"lost_journal": self.lost_journal}
         try:
             write_whole(self._path, json.dumps(content))
         except OSError as error:

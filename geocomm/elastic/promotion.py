@@ -80,6 +80,8 @@ class Candidate:
         self._most_of_members(found, asked)
         # Most members have seen the term before it begins, so that nobody else who reaches most begins the same one.
         goes_on = known.claims_after(state.term) and known.leader == self.address
+        # Half of them may have agreed to the same term of another site, and none of the two would ever lead with it.
+        goes_on = goes_on and not any(one.term == known.term and one.leader != self.address for one in found.values())
         term = known.term if goes_on else 1 + max(known.term, state.term, *(one.term for one in found.values()))
         known.claim(term, self.address, force=asked.force)
         question = StandingAsked(run=state.genesis.run, term=term, leader=self.address)

@@ -25,17 +25,21 @@ from support.led_sequencer import Led
 LEADER, OTHER = "127.0.0.1:1", "127.0.0.1:2"
 
 
+@pytest.mark.parametrize("claimed", [True, False])
 @pytest.mark.parametrize("stays", [True, False])
 def test_promotion_is_refused_where_most_members_are_gone_once_its_term_is_claimed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stays: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, stays: bool, claimed: bool
 ) -> None:
-    """Of a, which led, b, which is to lead, and c: that one answers the first time, and the second where it `stays`."""
+    """Of a, which led, b, which is to lead, and c: that one answers the first time, and the second where it `stays`.
+    claimed: b has claimed a term before, to which c has agreed for another site."""
     entries = Led().take_part("abc").entries
     journal = SqliteJournal(tmp_path / "journal")
     journal.append_all(entries, journal.head)
     state, known = journal.state(), KnownAgents(tmp_path, print)
     known.learn("a", LEADER)
     known.learn("c", OTHER)
+    if claimed:
+        known.claim(1, "127.0.0.1:3", force=False)
     keys = make_keys(tmp_path / "keys", "b")["b"]
     store = FragmentStore(tmp_path / "run")
     link = LeaderLink(Address.parse(LEADER), keys, str, lambda _: None, lambda: None, print)
@@ -52,7 +56,7 @@ def test_promotion_is_refused_where_most_members_are_gone_once_its_term_is_claim
             head_hash=journal.head.hash,
             chain=0,
             term=question.term,
-            leader=question.leader,
+            leader=question.leader if len(asked) > 1 else LEADER,
             leads=False,
         )
         return {OTHER: answer} if stays or len(asked) == 1 else {}
@@ -69,9 +73,9 @@ def test_promotion_is_refused_where_most_members_are_gone_once_its_term_is_claim
 
     answer = asyncio.run(promote())
     journal.close()
-    assert [question.term for question in asked] == [0, 1]
+    assert [question.term for question in asked] == ([1, 2] if claimed else [0, 1])
     if stays:
-        assert (answer.problem, answer.term) == ("", 1)
+        assert (answer.problem, answer.term) == ("", 2 if claimed else 1)
     else:
         assert answer.problem.startswith("2 of 3 members are not reached: a, c.")
         assert "this site asks again until it leads" in answer.problem
