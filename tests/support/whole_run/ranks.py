@@ -242,10 +242,11 @@ class Rank:
         for one in early:
             self._on_down(one)
         self._beat_for_ever()
+        self._settle()
         while any(part.anchor.version < welcome.versions[index] for index, part in enumerate(self._parts)):
-            self._settle()
-            self._news.clear()
+            self._news.clear()  # a rank that is alone, and has applied the last round, would hear of nothing any more
             await self._news.wait()
+            self._settle()
         self._reading.begin(welcome)
         self._step = welcome.step
         self._next_due = [self._step + due for due in self._next_due]
