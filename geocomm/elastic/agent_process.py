@@ -106,7 +106,7 @@ def leadership_of(config: AgentConfig, store: FragmentStore, keys: Keys) -> Lead
     address = config.address or str(Address(config.own_hosts[0], int(listen.rpartition(":")[2])))
     own = LeaderSaid(site=keys.identity.site, store=store.store_id, address=address)
     return EtcdLeadership(
-        EtcdAddress.parse(config.journal), own, listen, log, may_lead=config.may_lead, fills=config.lead
+        EtcdAddress.parse(config.journal), own, listen, keys, log, may_lead=config.may_lead, fills=config.lead
     )
 
 

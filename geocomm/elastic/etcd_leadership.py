@@ -15,9 +15,12 @@ from geocomm.elastic.journal.run_state import EMPTY, Head
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.leader import LeaderChanged
 from geocomm.elastic.leadership import Begun
+from geocomm.elastic.questions import StandingAsked, standings
+from geocomm.security.key_folder import Keys
 
 LOOK_S = 1.0
 """From one look at etcd to the next."""
+_ASK_LIMIT_S = 3.0
 
 
 class EtcdLeadership:
@@ -30,6 +33,7 @@ class EtcdLeadership:
         address: EtcdAddress,
         own: LeaderSaid,
         listen: str,
+        keys: Keys,
         log: Callable[[str], None],
         *,
         may_lead: bool,
@@ -38,6 +42,7 @@ class EtcdLeadership:
         """listen: address:port. fills: etcd may get from this run folder what it lacks of the run. EtcdAddressError:
         the client library, or a file of TLS, is missing."""
         self._own, self._may_lead, self._fills, self._log = own, may_lead, fills, log
+        self._keys = keys
         self._address, self._listen = address, listen
         # Two, since each is used by one thread at a time.
         self._for_election, self._for_entries = Etcd(address), Etcd(address)
@@ -108,6 +113,22 @@ class EtcdLeadership:
                 "has the most entries with --lead, which gives them to etcd"
             )
 
+    async def _leave_it_to_others(self, journal: SqliteJournal, known: KnownAgents) -> None:
+        """EtcdAwayError: etcd lacks entries, and another site has more of them: this one was told to give its own when
+        etcd had lost some before."""
+        head, state = journal.head, journal.state()
+        found = await asyncio.to_thread(EtcdJournal, self._for_election)
+        if found.head.index >= head.index or state.genesis is None:
+            return
+        asked = StandingAsked(run=state.genesis.run, term=known.term, leader=known.leader)
+        others = {address for name, address in known.addresses.items() if name != self._own.site}
+        for one in (await standings(others, self._keys, asked, _ASK_LIMIT_S)).values():
+            if one.run == asked.run and (one.chain, one.head) > (state.term, head.index):
+                raise EtcdAwayError(
+                    f"it has {found.head.index + 1} entries of this run, this run folder {head.index + 1}, and site "
+                    f"{one.site} {one.head + 1}: start that one with --lead, which gives them to etcd"
+                )
+
     def _is_own(self, leading: Leading) -> bool:
         return self._may_lead and leading.said.store == self._own.store
 
@@ -162,6 +183,8 @@ class EtcdLeadership:
         leading = await asyncio.to_thread(self._election.leader)
         if self._may_lead and (leading is None or self._is_own(leading)):  # that was this site's last agent
             await self._check(journal, to_lead=True)
+            if self._fills:
+                await self._leave_it_to_others(journal, known)
             leading = await asyncio.to_thread(self._election.stand)
         term = max(known.term, journal.state().term)
         if leading is not None and leading.term < term:  # etcd was restored, or is new: nobody follows such a term

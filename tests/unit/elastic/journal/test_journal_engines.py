@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import multiprocessing
+import tempfile
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from geocomm.elastic import etcd_leadership
 from geocomm.elastic.etcd import (
     Election,
     Etcd,
@@ -30,7 +32,9 @@ from geocomm.elastic.journal.journal import HeadMovedError, NoJournalError, Sqli
 from geocomm.elastic.journal.run_state import EMPTY, Head, RunState
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.leadership import Begun
+from geocomm.elastic.questions import AgentStanding, StandingAsked
 from support.etcd_servers import EtcdServers, needs_etcd
+from support.hub_support import make_keys
 from support.journal.simulated_run import SimulatedRun
 from support.local_jobs import free_port
 from support.tls_files import make_tls_files
@@ -233,7 +237,8 @@ def test_missing_servers_are_named_and_the_last_known_leader_counts(tmp_path: Pa
     async def begin() -> str:
         known = KnownAgents(tmp_path, words.append)
         known.saw(3, "127.0.0.1:7")
-        leadership = EtcdLeadership(address, said("a"), "127.0.0.1:0", words.append, may_lead=True, fills=False)
+        keys = make_keys(tmp_path / "keys", "a")["a"]
+        leadership = EtcdLeadership(address, said("a"), "127.0.0.1:0", keys, words.append, may_lead=True, fills=False)
         begun = await leadership.begin(SqliteJournal(tmp_path / "j"), known, asyncio.Event())
         assert begun is not None
         begun.listener.close()
@@ -372,6 +377,35 @@ def test_etcd_that_lost_all_gets_what_came_after_the_last_snapshot(
 
 
 @needs_etcd
+@pytest.mark.parametrize("of_other", [5, 7])
+def test_etcd_that_lost_entries_gets_them_from_no_site_while_another_one_has_more(
+    servers: EtcdServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entries: tuple[Entry, ...], of_other: int
+) -> None:
+    """As where --lead stays in a site's command line after it gave etcd what that lacked."""
+    own, address = SqliteJournal(tmp_path / "j"), servers.address(f"has-more-{of_other}")
+    fill(own, entries[:6])
+    KnownAgents(tmp_path, print).learn("b", "127.0.0.1:2")
+
+    async def standings(addresses: set[str], _: object, asked: StandingAsked, limit_s: float) -> dict[str, Any]:
+        head = entries[of_other - 1]
+        other = AgentStanding(
+            site="b",
+            run=asked.run,
+            head=head.index,
+            head_hash=head.hash,
+            chain=head.term,
+            term=head.term,
+            leader="",
+            leads=False,
+        )
+        return dict.fromkeys(addresses, other)
+
+    monkeypatch.setattr(etcd_leadership, "standings", standings)
+    found = asyncio.run(begun(address, own, tmp_path, fills=True))
+    assert (found is not None and found.leads) == (of_other < 6)
+
+
+@needs_etcd
 def test_etcd_restored_from_a_backup_goes_on_with_a_higher_term_than_any_journal_has(
     servers: EtcdServers, tmp_path: Path, entries: tuple[Entry, ...]
 ) -> None:
@@ -409,7 +443,8 @@ async def begun(
     """With whom a site begins; None where it still waits after a second."""
     leaving = asyncio.Event()
     asyncio.get_running_loop().call_later(1, leaving.set)
-    leadership = EtcdLeadership(address, said(site), "127.0.0.1:0", print, may_lead=True, fills=fills)
+    keys = make_keys(Path(tempfile.mkdtemp(dir=folder)) / "keys", site)[site]
+    leadership = EtcdLeadership(address, said(site), "127.0.0.1:0", keys, print, may_lead=True, fills=fills)
     if (found := await leadership.begin(journal, KnownAgents(folder, print), leaving)) is not None:
         found.listener.close()
     return found
