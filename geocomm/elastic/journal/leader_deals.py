@@ -56,6 +56,8 @@ class LeaderDeals:
         self._read: dict[str, int] = {}
         """Tokens that these have read, as they said last."""
         self._gone_since: dict[str, float] = {}
+        """By site: since when nobody there reads, as far as this leader has seen it."""
+        self._first_look_at: float | None = None
         self._waits: set[str] = set()
         self.repeated_tokens = 0
         """That sites had read, since this leader began, and that did not count when their ranks began anew, or when it
@@ -118,6 +120,8 @@ class LeaderDeals:
         self.take_version()
         if not self._run.state.data:
             return
+        if self._first_look_at is None:
+            self._first_look_at = self._run.now
         self._take_back_unreadable()
         for name, site in sorted(self._run.state.sites.items()):
             if self._is_gone(name, site) and self._run.state.left(name):
@@ -202,7 +206,16 @@ class LeaderDeals:
             self._gone_since.pop(name, None)
             return False
         since = self._gone_since.setdefault(name, self._run.now)
-        return 0 < doubt_s <= self._run.now - since
+        before_s = self._gone_before_s(site) if since == self._first_look_at else 0.0
+        return 0 < doubt_s <= self._run.now - since + before_s
+
+    def _gone_before_s(self, site: SiteRecord) -> float:
+        """How long a site that was gone when this leader began had not counted then: leaders may change more often than
+        sites are given up."""
+        begun = self._run.began_with
+        counted = [marks[-1][0] + 1 if marks else 0 for marks in site.read]
+        missed = sum(max(0, rounds - last) for rounds, last in zip(begun, counted, strict=False))
+        return self._run.seconds_of(missed) if any(counted) else 0.0
 
     def _take_back_unreadable(self) -> None:
         """What a site is about to read is in the newest version, and it may read it there: else it gets other deals."""

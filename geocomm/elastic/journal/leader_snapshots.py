@@ -9,8 +9,6 @@ from geocomm.elastic.journal.entries import Digest, Kept, Snapshot
 from geocomm.elastic.journal.led_run import LedRun
 from geocomm.elastic.journal.messages import SnapshotHeld
 
-_PACED_ROUNDS = 4
-"""That a leader has to have decided before it knows how fast rounds are."""
 KEPT_LIMIT_S = 120.0
 """A snapshot that too few sites have after this time is not kept, and a message says so."""
 
@@ -20,17 +18,14 @@ class LeaderSnapshots:
 
     def __init__(self, run: LedRun) -> None:
         self._run = run
-        self._last_at = self._began_at = 0.0
-        self._began_with = 0
-        """Rounds that the run had when this leader began."""
+        self._last_at = 0.0
         self._copies: dict[str, Digest] = {}
         """By site: of its manifest of the last snapshot."""
         self._tell_at = math.inf
 
     def begin(self) -> None:
         """The leader begins."""
-        self._last_at = self._began_at = self._run.now
-        self._began_with = sum(self._run.state.versions)
+        self._last_at = self._run.now
 
     def look(self) -> None:
         """Take a snapshot if one is due, and the run has changed since the last one."""
@@ -47,15 +42,11 @@ class LeaderSnapshots:
             self._run.append(Snapshot, versions=tuple(state.versions), state=state.digest)
 
     def _since_last_s(self) -> float:
-        """How long ago the last snapshot was, by the rounds since then and the pace of this leader's own: the journal
-        has no times, and leaders may change more often than snapshots are due."""
-        state, own_s = self._run.state, self._run.now - self._began_at
-        rounds = sum(state.versions)
-        own = rounds - self._began_with
-        if own < max(_PACED_ROUNDS, len(state.versions)):
-            return 0.0
-        since = rounds - (0 if state.snapshot is None else sum(state.snapshot.versions))
-        return since * own_s / own
+        """How long ago the last snapshot was, by the rounds since then."""
+        snapshot = self._run.state.snapshot
+        return self._run.seconds_of(
+            sum(self._run.state.versions) - (0 if snapshot is None else sum(snapshot.versions))
+        )
 
     def _missed(self, last: Snapshot) -> str:
         have, lack = sorted(self._copies), [name for name in self._run.state.live if name not in self._copies]

@@ -12,6 +12,10 @@ from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.journal.sequencer_events import Action, Append, Close, LeaderSettings, Log, Send, SendEntries
 
 
+_PACED_ROUNDS = 4
+"""That a leader has to have decided before it knows how fast rounds are."""
+
+
 class LedRun:
     """What is known of the run, which all parts read; and the actions that they ask for, in their order."""
 
@@ -22,7 +26,23 @@ class LedRun:
         """All that the journal names, or that have come since this leader began."""
         self.now = 0.0
         """When the present event came, in seconds on the leader's clock."""
+        self.began_at = 0.0
+        """When this leader began."""
+        self.began_with = tuple(state.versions)
+        """By fragment: rounds that the run had then."""
         self._actions: list[Action] = []
+
+    def begin(self) -> None:
+        """The leader begins now."""
+        self.began_at = self.now
+
+    def seconds_of(self, rounds: int) -> float:
+        """How long so many rounds of any fragments take, by the pace of this leader's own; 0: that is not known yet.
+        The journal has no times, and leaders may change more often than something is due."""
+        own = sum(self.state.versions) - sum(self.began_with)
+        if own < max(_PACED_ROUNDS, len(self.state.versions)):
+            return 0.0
+        return rounds * (self.now - self.began_at) / own
 
     def append(self, kind: Callable[..., Entry], **fields: Any) -> None:
         """Write an entry, unless the run has ended. All sites that are welcome here hear of it."""

@@ -177,6 +177,7 @@ class Sequencer:
         if self._started:
             return
         self._started = True
+        self._run.begin()
         self._snapshots.begin()
         for name, site in self.state.sites.items():
             # After a restart, the sites that were there have a moment to come back.

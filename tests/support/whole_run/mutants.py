@@ -288,6 +288,12 @@ def _nothing_is_taken_back(self: LeaderDeals, name: str, site: SiteRecord) -> bo
     return False
 
 
+@_mutant(LeaderDeals, "_gone_before_s", "hub", lasting="restless", data=True)
+def _each_leader_counts_anew_how_long_a_site_is_gone(self: LeaderDeals, site: SiteRecord) -> float:
+    """Where leaders change more often than a site is given up, what was dealt to one that is gone is never read."""
+    return 0.0
+
+
 @_mutant(LeaderDeals, "_take_back_unreadable", "version", "agent", data=True)
 def _a_newer_version_denies_nothing(self: LeaderDeals) -> None:
     """Sites read on what a newer version does not let them read."""

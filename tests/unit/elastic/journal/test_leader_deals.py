@@ -163,6 +163,28 @@ def test_rest_of_a_site_that_is_gone_is_dealt_after_the_doubt_and_to_who_may_rea
     assert (last.site, last.rest, last.start, last.sequences) == ("b", rests[0].deal, 1, OF_A_DEAL - 1)
 
 
+def test_rest_of_a_site_that_is_gone_is_taken_back_though_leaders_change_more_often() -> None:
+    run = led("abc")
+    run.wait(1, "abc")
+    count(run, "a", 15, "bc")
+    backs, seconds = list[int](), 0
+    for number in range(1, 9):  # each leads for 30 s, half of the doubt
+        run = Led(replace(TERMS), run.entries, start=number)
+        run.on(DataRead(Shards()))
+        run.take_part("bc")
+        for _ in range(5):
+            for fragment in range(2):
+                run.due("b", fragment)
+                run.offer("b", "c", fragment=fragment)
+                run.offer("c", "b", fragment=fragment)
+            run.wait(6, "bc")
+        backs.append(len(of(run, TakenBack)))
+        seconds += 30
+    assert 1 <= backs.index(1) <= 3  # 60 s of 30 s each; of one leader more, since each has to learn how fast rounds are
+    assert backs[-1] == 1
+    assert of(run, TakenBack)[0].site == "a"
+
+
 def test_doubt_of_zero_takes_nothing_back() -> None:
     run = led("ab", doubt_s=0.0)
     run.wait(1, "ab")
