@@ -27,8 +27,8 @@ RETRY_S = 0.2
 """How often a rank tries to reach its agent again."""
 _MAX_UNSENT_BYTES = 16 << 20
 _COMPLAINT_S = 60.0
-_END_S = 1.0
-"""The agent reads what a rank has said last within this time, or does not live."""
+_END_S = 15.0
+"""The agent reads what a rank has said last within this time, on a busy machine too; one that does not live closes."""
 
 
 class RankSocket:

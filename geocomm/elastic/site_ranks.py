@@ -30,8 +30,8 @@ from geocomm.elastic.rank_socket import RankConnection
 from geocomm.elastic.run_view import RunView
 
 _RANKS_END_S = 60.0
-_HEARD_S = 1.0
-"""A rank hears its agent in a thread of its own: one that takes longer does not live, or is stopped."""
+_HEARD_S = 10.0
+"""A rank hears its agent in a thread of its own, on a busy machine too: one that takes longer is stopped."""
 _TAKEN_BACK = "what was dealt to this site was taken back, and others read it: what it has not counted is void"
 ALONE_AFTER_S = 10.0
 """Without a leader for this time, ranks that come up begin with what their site has."""

@@ -90,7 +90,7 @@ class FakeRank:
             self._steps_s.append(time.monotonic() - begun + STEP_S)
         print(f"steps: median {statistics.median(self._steps_s):.4f} s, longest {max(self._steps_s):.4f} s", flush=True)
         self._socket.say(Leave(finished=True))
-        self._socket.close()
+        self._socket.close(20.0)  # once the agent has it
 
     def step(self) -> None:
         while not self._said.empty():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from geocomm.elastic.journal.entries import AnyRound
 from geocomm.security.key_folder import Keys
 from support.elastic_sites import ElasticSite, ElasticSites
 from support.hub_support import make_keys
+from support.json_lines import lines_of
 
 STEPS = 100_000  # until the file "stop" is there
 EVERY = 10
@@ -32,8 +32,7 @@ class TrainingSite(ElasticSite):
         self.fork_ranks("support.elastic_training", *arguments, ranks=self.ranks)
 
     def steps(self, rank: int = 0) -> list[dict[str, Any]]:
-        path = self.folder.parent / f"{self.name}.{rank}.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return lines_of(self.folder.parent / f"{self.name}.{rank}.jsonl")
 
 
 def training_sites(

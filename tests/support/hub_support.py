@@ -37,7 +37,7 @@ def run(work: Coroutine[Any, Any, None], limit_s: float = 60) -> None:
     asyncio.run(limited())
 
 
-async def until(condition: Callable[[], bool], what: str, limit_s: float = 20) -> None:
+async def until(condition: Callable[[], bool], what: str, limit_s: float = 60) -> None:
     """Return once `condition` holds."""
     end = time.monotonic() + limit_s
     while not condition():

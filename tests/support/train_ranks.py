@@ -6,7 +6,6 @@ to be started under another command.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from support.json_lines import lines_of
 from support.local_jobs import free_port
 from support.warm_python import WarmProcess
 from support.warm_ranks import warm_training
@@ -126,8 +126,9 @@ def run_ranks(folder: Path, assignments: list[str], **more: Any) -> list[Ended]:
 
 def entries(folder: Path, kind: str) -> list[dict[str, Any]]:
     """Entries of `kind` in the metrics of `folder`/run."""
-    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
-    return [entry for entry in map(json.loads, lines) if entry["kind"] == kind]
+    path = folder / "run" / "metrics.jsonl"
+    assert path.exists(), f"{path} is not there"
+    return [entry for entry in lines_of(path) if entry["kind"] == kind]
 
 
 def losses(folder: Path) -> dict[int, float]:

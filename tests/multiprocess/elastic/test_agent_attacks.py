@@ -79,8 +79,8 @@ def lines(*content: bytes) -> Attack:
             for line in content:
                 await stream.write(line + b"\n")
                 await asyncio.sleep(0.05)
-            for _ in range(1000):
-                await asyncio.wait_for(stream.read_line(1 << 20), 1)
+            while True:  # until the leader ends it, within the time of `run`
+                await stream.read_line(1 << 20)
         stream.close()
 
     return attack

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import subprocess
 from pathlib import Path
@@ -14,6 +13,7 @@ from geocomm.core.run_dir import RunDir
 from geocomm.observe.telemetry.run_store import NoStoreError, RunStore
 from support.elastic_commands import Supervised, supervised
 from support.elastic_sites import ElasticSite
+from support.json_lines import lines_of
 
 pytestmark = [pytest.mark.timeout(500), pytest.mark.slow]
 
@@ -36,8 +36,7 @@ def stepping(leader: ElasticSite) -> set[str]:
 
 def told(site: ElasticSite) -> list[tuple[str, str, str, str]]:
     """Status, name, severity and site of what it has told, in order."""
-    path = RunDir(site.folder).alerts
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = lines_of(RunDir(site.folder).alerts)
     return [(line["status"], line["alert"], line["severity"], line["labels"].get("site", "")) for line in lines]
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import shutil
 import signal
 import sqlite3
-import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from geocomm.elastic.journal.entries import Away, Join
 from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.run_state import Standing
 from geocomm.metrics.own_counters import counters_in
-from support.elastic_sites import ElasticSite, ElasticSites
+from support.elastic_sites import LIMIT_S, ElasticSite, ElasticSites
 from support.hub_support import make_keys
 from support.small_disk import small_disk
 
@@ -88,7 +88,8 @@ def test_a_site_dies_and_comes_back(tmp_path: Path) -> None:
         wait_for_rounds(sites, "ab")
         sites["b"].kill_rank()
         wait_for_rounds(sites, "a")
-        assert sites["a"].state().sites["b"].standing is Standing.AWAY
+        # Its agent may have been slow to see it: rounds do not wait for that.
+        sites.until(lambda: sites["a"].state().sites["b"].standing is Standing.AWAY, "b is away")
         sites["b"].kill_agent()
         sites["b"].start()
         wait_for_rounds(sites, "ab")
@@ -261,7 +262,8 @@ def test_the_copy_of_a_run_folder_is_refused(tmp_path: Path) -> None:
     with ElasticSites(tmp_path, make_keys(tmp_path / "keys", "ab"), wait_for=("a",)) as sites:
         sites["a"].start()
         wait_for_rounds(sites, "a")
-        shutil.copytree(sites["a"].folder, sites["b"].folder, ignore=shutil.ignore_patterns("agent.sock"))
+        with sites["a"].paused():  # else files come and go while they are copied
+            shutil.copytree(sites["a"].folder, sites["b"].folder, ignore=shutil.ignore_patterns("agent.sock"))
         sites["b"].start_agent()
         sites.until(lambda: sites["b"].agent.poll() == 2, "the copy is refused")
         assert "copy of another run folder" in sites["b"].text()
@@ -292,13 +294,15 @@ def test_site_with_wrong_bits_starts_again_alone(tmp_path: Path) -> None:
         sites.start()
         assert c.rank is not None
         c.rank.send_signal(signal.SIGUSR1)
-        assert c.rank.wait(60) != 0
+        assert c.rank.wait(LIMIT_S) != 0
         assert "has to start again" in c.text()
         wait_for_rounds(sites, "ab")
         c.start_rank()
         wait_for_rounds(sites, "abc")
         assert all(site.rank is not None and site.rank.poll() is None for site in (a, b))
-        assert [entry.site for entry in a.entries() if isinstance(entry, Away)] == ["c"]
+        # On a busy machine a site may be away for another reason.
+        away = [entry for entry in a.entries() if isinstance(entry, Away)]
+        assert [entry.site for entry in away if "other bits" in entry.why] == ["c"]
 
 
 def test_sites_that_lack_entries_which_are_gone_go_on_from_a_state(tmp_path: Path) -> None:
@@ -317,14 +321,18 @@ def test_sites_that_lack_entries_which_are_gone_go_on_from_a_state(tmp_path: Pat
         sites["c"].start()
         sites["d"].start()
         sites.until(lambda: last_rounds_list(sites, "a", "abcd"), "the site that came back and the new one count")
+
+        def has_the_same(name: str) -> bool:
+            """Whether two looks, one after the other, have entries in common: the journals let go of some meanwhile."""
+            entries, here = sites[name].entries(), {entry.index: entry for entry in sites["a"].entries()}
+            assert entries[0].index > head + 1
+            both = [entry for entry in entries if entry.index in here]
+            assert both == [here[entry.index] for entry in both]
+            return bool(both)
+
         for name in "cd":
             assert "has given the state of the run" in sites[name].text()
-            entries = sites[name].entries()
-            assert entries[0].index > head + 1
-            here = {entry.index: entry for entry in sites["a"].entries()}
-            both = [entry for entry in entries if entry.index in here]
-            assert both
-            assert both == [here[entry.index] for entry in both]
+            sites.until(functools.partial(has_the_same, name), f"{name} has entries of a")
         with contextlib.closing(SqliteJournal(RunDir(sites["c"].folder).journal, read_only=True)) as journal:
             journal.verify()
         assert not any("other bits" in site.text() for site in sites.values())
@@ -352,10 +360,8 @@ def test_damaged_journal_comes_whole_from_another_site(tmp_path: Path) -> None:
             before = sites[name].entries()
             flip_byte(sites[name], min(back, len(before)))
             sites[name].start_agent()
-            log, end = sites[name].logs[-1], time.monotonic() + 60
-            while "is whole again" not in log.read_text() and time.monotonic() < end:
-                time.sleep(0.05)
-            assert "is whole again" in log.read_text(), log.read_text()
+            log = sites[name].logs[-1]
+            sites.until(lambda log=log: "is whole again" in log.read_text(), f"the journal of {name} is whole again")
             wait_for_rounds(sites, "abc", at=name)
             assert sites[name].entries()[: len(before)] == before
             with contextlib.closing(SqliteJournal(RunDir(sites[name].folder).journal, read_only=True)) as journal:
@@ -367,14 +373,11 @@ def test_damaged_journal_comes_whole_from_another_site(tmp_path: Path) -> None:
         flip_byte(sites["a"], 5)
         sites["a"].start_agent()
         sites["b"].start_agent()
-        log, end = sites["a"].logs[-1], time.monotonic() + 60
-        while "too few of 3 members answer" not in log.read_text() and time.monotonic() < end:
-            time.sleep(0.05)
+        log = sites["a"].logs[-1]
+        sites.until(lambda: "too few of 3 members answer" in log.read_text(), "the leader says what it waits for")
         assert "start c" in log.read_text(), log.read_text()  # it may have what b has not
         sites["c"].start_agent()
-        end = time.monotonic() + 60
-        while "is whole again" not in log.read_text() and time.monotonic() < end:
-            time.sleep(0.05)
+        sites.until(lambda: "is whole again" in log.read_text(), "the leader's journal is whole again")
         wait_for_rounds(sites, "abc")
         assert_one_chain(sites)
         assert [entry.hash for entry in sites["a"].entries()[: len(before)]] == [entry.hash for entry in before]
@@ -389,7 +392,7 @@ def test_site_whose_journal_is_damaged_and_that_knows_of_no_other_says_what_to_d
         sites["a"].start_agent()
         agent = sites["a"].agent
         assert agent is not None
-        assert agent.wait(90) == 2
+        assert agent.wait(LIMIT_S) == 2
         text = sites["a"].logs[-1].read_text()
         assert "Traceback" not in text
         assert "geocomm snapshot restore" in text.splitlines()[-1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
 import subprocess
@@ -20,6 +19,7 @@ from geocomm.observe.telemetry.run_store import RunStore
 from support.dealt_sets import DataSet
 from support.elastic_sites import ENVIRONMENT
 from support.hub_support import make_keys
+from support.json_lines import lines_of
 from support.local_jobs import free_port
 from support.warm_executable import warm_executable
 
@@ -66,8 +66,7 @@ class Nodes:
         return "\n".join(path.read_text() for path in sorted(self.folder.glob("*.log")))
 
     def lines(self, name: str) -> list[dict[str, Any]]:
-        path = self.folder / f"{name}.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return lines_of(self.folder / f"{name}.jsonl")
 
 
 @pytest.fixture

@@ -47,6 +47,8 @@ from geocomm.sync.local_steps.outer.site_weights import (
 
 _LEAVE_S = 30.0
 """How long a site that ends waits for its last deltas to count."""
+_LAST_WORD_S = 20.0
+"""How long its agent may take to hear its last words, on a busy machine too: they end the site in order."""
 _SETTLED, _BEGINS, _FAILED = 1, 2, 3
 """What the owner of a fragment says of it in a step; 0: nothing."""
 _FIRST_KEPT_S, _KEPT_EVERY_S = 60.0, 600.0
@@ -431,7 +433,7 @@ class MemberSiteRounds(SiteState):
         if self._moments is not None:
             self._moments.close()
         if self._rounds is not None:
-            self._rounds.leave(5.0)
+            self._rounds.leave(_LAST_WORD_S)
         self.show_anchor()
         free_host_memory()
         if self._rounds is not None:
