@@ -67,7 +67,7 @@ class Supervised:
     def until(self, condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
         self.sites.until(condition, what, limit_s)
 
-    def ended(self, name: str, limit_s: float = 60.0) -> int:
+    def ended(self, name: str, limit_s: float = LIMIT_S) -> int:
         """The exit status of the site's command, which has ended in good order: no process of it had to be killed."""
         try:
             status = self._running[name].wait(limit_s)

@@ -55,7 +55,8 @@ class ElasticSite:
     rank: WarmProcess | None = None
     logs: list[Path] = field(default_factory=list[Path])
 
-    def start_agent(self, *, ranks: bool = True) -> None:
+    def start_agent(self, *, ranks: bool = True, module: str = "") -> None:
+        """module: what is run in place of the agent's own one."""
         config = AgentConfig(
             leader=self.leader,
             journal=self.journal,
@@ -75,8 +76,8 @@ class ElasticSite:
             ranks=ranks,
             snapshot_url=self.snapshot_url,
         )
-        module, *arguments = config.command()[2:]
-        self.agent = self._fork(warm_agents(), "agent", module, *arguments)
+        own_module, *arguments = config.command()[2:]
+        self.agent = self._fork(warm_agents(), "agent", module or own_module, *arguments)
 
     def start_rank(self) -> None:
         self.rank = self._fork(warm_agents(), "rank", "support.elastic_rank", *([] if self.mail else ["--no-mail"]))

@@ -44,7 +44,7 @@ class EtcdServers:
         for number in numbers or range(len(self._clients)):
             with (self._folder / f"etcd-{number}.log").open("ab") as log:
                 self._running[number] = subprocess.Popen(self._command(number), stdout=log, stderr=log)
-        end = time.monotonic() + 20
+        end = time.monotonic() + 100
         while not self._answers():
             assert time.monotonic() < end, "etcd does not answer"
             time.sleep(0.05)

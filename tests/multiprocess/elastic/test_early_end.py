@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from geocomm.core.run_dir import RunDir
 from support.hub_support import HUB_HOST, make_keys
 from support.local_jobs import environment, free_port
 from support.warm_executable import warm_executable
@@ -28,10 +29,9 @@ def test_site_that_is_ended_while_it_loads_says_so(tmp_path: Path) -> None:
     )
     with site:
         end = time.monotonic() + 60
-        while not (tmp_path / "run").exists():  # its signal handlers come right after
+        while not RunDir(tmp_path / "run").agent_lock.exists():  # its agent comes after its signal handlers
             assert time.monotonic() < end
             time.sleep(0.05)
-        time.sleep(0.5)
         site.send_signal(signal.SIGTERM)
         _, said = site.communicate()
     assert "this site ends: it was still loading, and had not joined the run" in said

@@ -5,22 +5,25 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from geocomm.core.addresses import Address
 from geocomm.elastic.etcd import Election, Etcd, EtcdAddress, EtcdAwayError, EtcdJournal, LeaderSaid
-from geocomm.elastic.journal.entries import Kept, Round, TermBegun
+from geocomm.elastic.journal.entries import Entry, Kept, Round, TermBegun
 from geocomm.elastic.journal.run_state import Standing
 from support.elastic_commands import supervised
-from support.elastic_sites import ENVIRONMENT, ElasticSite, ElasticSites
+from support.elastic_sites import ENVIRONMENT, LIMIT_S, ElasticSite, ElasticSites
 from support.etcd_servers import EtcdServers, Relay, needs_etcd
 from support.hub_support import make_keys
 from support.warm_executable import warm_executable
 
 pytestmark = [pytest.mark.timeout(500), needs_etcd]
+
+_T = TypeVar("_T")
 
 
 def end(site: ElasticSite) -> None:
@@ -28,8 +31,18 @@ def end(site: ElasticSite) -> None:
     site.kill_rank()
 
 
+def answered(ask: Callable[[], _T]) -> _T:
+    """What etcd answers; a busy machine may take longer than a question waits."""
+    end = time.monotonic() + LIMIT_S
+    while True:
+        try:
+            return ask()
+        except EtcdAwayError:
+            assert time.monotonic() < end, "etcd does not answer"
+
+
 def leading(address: EtcdAddress) -> LeaderSaid | None:
-    found = Election(Etcd(address), LeaderSaid(site="x", store="f" * 32, address="")).leader()
+    found = answered(Election(Etcd(address), LeaderSaid(site="x", store="f" * 32, address="")).leader)
     return None if found is None else found.said
 
 
@@ -40,18 +53,33 @@ def leader_of(address: EtcdAddress) -> str:
 
 def assert_one_chain(address: EtcdAddress, sites: Iterable[ElasticSite]) -> None:
     """All entries of each site are the run's, and none was set aside. Of a site that has died, etcd may hold none."""
-    while True:
+
+    def read_chain() -> dict[int, str]:  # EtcdAwayError: the leader has just deleted some
         shared = EtcdJournal(Etcd(address))
-        try:
-            chain = {entry.index: entry.hash for entry in shared.read(shared.first)}
-            break
-        except EtcdAwayError:  # the leader has just deleted some
-            continue
+        return {entry.index: entry.hash for entry in shared.read(shared.first)}
+
+    end = time.monotonic() + LIMIT_S
     for site in sites:
-        both = [entry for entry in site.entries() if entry.index in chain]
-        assert both
-        assert all(entry.hash == chain[entry.index] for entry in both)
+        both: list[tuple[Entry, str]] = []
+        while not both:  # the site may be behind
+            assert time.monotonic() < end, f"no entry of etcd at {site.name}"
+            chain = answered(read_chain)
+            both = [(entry, chain[entry.index]) for entry in site.entries() if entry.index in chain]
+        assert all(entry.hash == there for entry, there in both)
         assert not list(site.folder.glob("journal-*.jsonl"))
+
+
+def leader_of_all(address: EtcdAddress, sites: ElasticSites) -> ElasticSite:
+    """The site that leads, as etcd says; on a busy machine there may be none for a moment."""
+    name = ""
+
+    def is_there() -> bool:
+        nonlocal name
+        name = leader_of(address)
+        return name != ""
+
+    sites.until(is_there, "a site leads")
+    return sites[name]
 
 
 @contextlib.contextmanager
@@ -69,7 +97,7 @@ def test_another_site_takes_over_by_itself(tmp_path: Path) -> None:
         ElasticSites(tmp_path, make_keys(tmp_path / "keys", "abc"), ("a", "b", "c"), etcd.url()) as sites,
     ):
         sites.start()
-        first = sites[leader_of(etcd.address())]
+        first = leader_of_all(etcd.address(), sites)
         others = [site for site in sites.values() if site is not first]
 
         end(first)
@@ -80,19 +108,28 @@ def test_another_site_takes_over_by_itself(tmp_path: Path) -> None:
         )
         print(f"two rounds more at both others {time.monotonic() - killed:.1f} s after the leader's death")
         begun = [entry for entry in others[0].entries() if isinstance(entry, TermBegun)]
-        assert begun[-1].site == leader_of(etcd.address()) in [site.name for site in others]
+        assert begun[-1].site in [site.name for site in others]
+        sites.until(
+            lambda: (
+                next(one.site for one in reversed(others[0].entries()) if isinstance(one, TermBegun))
+                == leader_of(etcd.address())
+            ),
+            "the journal and etcd name the same leader",
+        )
 
         counted = others[0].listed(first.name)
         first.start()
         sites.until(lambda: others[0].listed(first.name) >= counted + 2, "the killed site counts again")
         # The agent of the present leader alone dies: its ranks train on, and it or another one leads.
-        sites[begun[-1].site].kill_agent()
-        sites[begun[-1].site].start_agent()
+        present = leader_of_all(etcd.address(), sites)
+        present.kill_agent()
+        present.start_agent()
         counts = {name: first.listed(name) for name in sites}
         sites.until(lambda: all(first.listed(name) >= had + 2 for name, had in counts.items()), "all count again")
 
         assert_one_chain(etcd.address(), sites.values())
-        rounds = [entry for entry in EtcdJournal(Etcd(etcd.address())).read() if isinstance(entry, Round)]
+        entries = answered(lambda: [*EtcdJournal(Etcd(etcd.address())).read()])
+        rounds = [entry for entry in entries if isinstance(entry, Round)]
         assert any(entry.base for entry in rounds[-10:])  # sites said equal digests
         assert not any("other bits" in site.text() for site in sites.values())
 
@@ -115,7 +152,9 @@ def test_etcd_is_away_for_a_while(tmp_path: Path) -> None:
         counts = {name: b.listed(name) for name in sites}
         sites.until(lambda: all(b.listed(name) >= had + 2 for name, had in counts.items()), "both count again")
         assert len(a.entries()) > head
-        assert not any(isinstance(entry, TermBegun) for entry in a.entries())
+        # Who led leads on, but where it was stopped for longer than its lease.
+        silent = any("leads no more" in site.text() for site in sites.values())
+        assert silent or not any(isinstance(entry, TermBegun) for entry in a.entries())
 
 
 @pytest.mark.slow
@@ -125,7 +164,7 @@ def test_a_leader_that_was_silent_for_too_long_gives_way(tmp_path: Path) -> None
         ElasticSites(tmp_path, make_keys(tmp_path / "keys", "abc"), ("a", "b", "c"), etcd.url()) as sites,
     ):
         sites.start()
-        first = sites[leader_of(etcd.address())]
+        first = leader_of_all(etcd.address(), sites)
         other = next(site for site in sites.values() if site is not first)
         with first.paused():
             before = len(other.rounds())
@@ -146,12 +185,12 @@ def test_a_site_joins_after_entries_were_deleted(tmp_path: Path) -> None:
             site.snapshot_s = 1.0
             site.start()
         sites.until(lambda: any(isinstance(entry, Kept) for entry in a.entries()), "a snapshot is kept")
-        shared = EtcdJournal(Etcd(etcd.address()))
-        sites.until(lambda: shared.first > 0, "entries are deleted")
+        shared = answered(lambda: EtcdJournal(Etcd(etcd.address())))
+        sites.until(lambda: answered(lambda: shared.first) > 0, "entries are deleted")
         c.start()
         sites.until(lambda: a.listed("c") >= 2, "the site that joined counts")
         assert c.state().sites["c"].standing is Standing.READY  # the leader has given it what etcd lacks
-        first = sites[leader_of(etcd.address())]
+        first = leader_of_all(etcd.address(), sites)
         end(first)
         other = next(site for site in (a, b) if site is not first)
         counted = other.listed("c")
@@ -249,7 +288,7 @@ def test_a_run_goes_back_from_etcd_to_the_hub(tmp_path: Path) -> None:
         ElasticSites(tmp_path, make_keys(tmp_path / "keys", "abc"), journal=etcd.url()) as sites,
     ):
         sites.start()
-        first = sites[leader_of(etcd.address())]
+        first = leader_of_all(etcd.address(), sites)
         end(first)
         sites.until(lambda: leader_of(etcd.address()) not in ("", first.name), "another one leads")
         first.start()

@@ -20,7 +20,7 @@ from geocomm.elastic.known_agents import KnownAgents, about
 from geocomm.elastic.questions import AgentStanding, StandingAsked, ask
 from geocomm.wire.dial import dial
 from geocomm.wire.greeting import Greeting, Purpose
-from support.elastic_sites import ElasticSite, ElasticSites, members
+from support.elastic_sites import LIMIT_S, ElasticSite, ElasticSites, members
 from support.hub_support import make_keys
 from support.local_jobs import free_port
 
@@ -37,14 +37,15 @@ def test_a_second_machine_of_a_name_ends_and_the_first_counts_on(tmp_path: Path)
         second.start_agent()
         assert second.agent is not None
         try:
-            assert second.agent.wait(60) == 2
+            assert second.agent.wait(LIMIT_S) == 2
         finally:
             second.end()
         assert "two machines call themselves b" in second.text()
         counted = a.listed("b")
         sites.until(lambda: a.listed("b") >= counted + 2, "the first machine counts on")
         assert a.state().sites["b"].store == b.state().sites["b"].store
-        assert not any(isinstance(entry, Away) for entry in a.entries())
+        # It may be silent on a busy machine. The other machine has not taken its place.
+        assert not any(isinstance(entry, Away) and "run folder" in entry.why for entry in a.entries())
 
 
 def test_a_leader_that_lost_its_folder_begins_no_run_beside_that_of_the_others(tmp_path: Path) -> None:
@@ -81,14 +82,22 @@ def test_two_leaders_of_one_term_both_say_so(tmp_path: Path) -> None:
         sites.start()
         a.kill_agent()
         a.kill_rank()
-        for one, other in ((b, c), (c, b)):
-            with other.paused():
-                assert members("promote", one, "--force").returncode == 0
-                sites.until(lambda one=one: one.state().term == 1, "it leads")
-        for one, other in ((b, c), (c, b)):
-            sites.until(lambda one=one: "term 1" in about(one.folder).doubt, "a leader knows of the other one")
-            assert f"site {other.name} leads the same run" in about(one.folder).doubt
-            assert one.text().count("may not be the only one that leads") == 1
+        with contextlib.ExitStack() as first_pause:
+            first_pause.enter_context(c.paused())
+            assert members("promote", b, "--force").returncode == 0
+            sites.until(lambda: b.state().term == 1, "b leads")
+            with b.paused():  # before c goes on: it would follow b
+                first_pause.close()
+                assert members("promote", c, "--force").returncode == 0
+                sites.until(lambda: c.state().term == 1, "c leads")
+
+        def knows(one: ElasticSite, other: ElasticSite) -> bool:
+            doubt = about(one.folder).doubt
+            said = "may not be the only one that leads" in one.text()
+            return said and "term 1" in doubt and f"site {other.name} leads the same run" in doubt
+
+        sites.until(lambda: knows(b, c) and knows(c, b), "each leader knows of the other one")
+        assert [one.text().count("may not be the only one that leads") for one in (b, c)] == [1, 1]
 
 
 def test_a_term_of_which_no_leader_says_that_it_is_its_own_is_not_believed(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from geocomm.core.run_dir import RunDir
 from geocomm.elastic.journal.entries import Round, TermBegun
-from support.elastic_sites import ENVIRONMENT, ElasticSite, ElasticSites, members
+from support.elastic_sites import ENVIRONMENT, LIMIT_S, ElasticSite, ElasticSites, members
 from support.hub_support import make_keys
 from support.warm_executable import warm_executable
 
@@ -104,6 +104,7 @@ def test_a_promotion_goes_on_after_its_agent_was_killed_between_agreement_and_en
             return path.exists() and json.loads(path.read_text())["term"] == 1
 
         end(a)
+        sites.until(lambda: "waiting for the leader" in b.text(), "b writes no entry of a any more")
         # The disk does not take the entry by which b begins to lead; then its agent dies.
         with contextlib.closing(sqlite3.connect(RunDir(b.folder).journal)) as journal:
             journal.execute("BEGIN IMMEDIATE")
@@ -111,7 +112,7 @@ def test_a_promotion_goes_on_after_its_agent_was_killed_between_agreement_and_en
             with subprocess.Popen(arguments, env=ENVIRONMENT, stderr=subprocess.DEVNULL) as promotion:
                 sites.until(lambda: agreed(b) and agreed(c), "b claims term 1, and c agrees")
                 b.kill_agent()
-                assert promotion.wait(30) == 2
+                assert promotion.wait(LIMIT_S) == 2
         assert not any(isinstance(entry, TermBegun) for entry in b.entries())
         before = len(c.rounds())
         b.start_agent()
@@ -138,7 +139,7 @@ def test_a_rank_that_was_away_while_its_entries_were_set_aside_starts_again(tmp_
         a.agent.send_signal(signal.SIGCONT)
         sites.until(lambda: a.state().term == 1 and len(a.entries()) > head, "the former leader follows")
         a.rank.send_signal(signal.SIGCONT)
-        assert a.rank.wait(40) != 0
+        assert a.rank.wait(LIMIT_S) != 0
         assert "stopped: the entries of site a" in a.text()
         a.start_rank()
         counted = b.listed("a")
