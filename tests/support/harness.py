@@ -126,6 +126,10 @@ class Ranks:
         """`init_process_group("geocomm")` on all ranks; again after `destroy`."""
         self.run(_init, self.new_store(), arguments)
 
+    def set_timeout(self, timeout_s: float) -> None:
+        """Of the default group, once all ranks have met: on a busy machine that takes them longer."""
+        self.run(_set_timeout, timeout_s)
+
     def try_init(self, **arguments: Any) -> list[Outcome]:
         """Like `init`, for tests of what goes wrong."""
         return self.outcomes(_init, self.new_store(), arguments)
@@ -292,6 +296,20 @@ def _init(path: str, arguments: dict[str, Any]) -> None:
     defaults = {"backend": "geocomm", "timeout": timedelta(seconds=30)}
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group(**(defaults | arguments), store=dist.FileStore(path), rank=rank, world_size=size)
+
+
+def _set_timeout(timeout_s: float) -> None:
+    group = dist.group.WORLD
+    assert group is not None
+    group.set_timeout(timedelta(seconds=timeout_s))
+
+
+def meet(name: str, ranks: int) -> None:
+    """On a rank: return once so many ranks have called it by this name, which is new. No operation of their group."""
+    store = dist.distributed_c10d._get_default_store()
+    store.add(name, 1)
+    while store.add(name, 0) < ranks:
+        time.sleep(0.01)
 
 
 def _destroy() -> None:

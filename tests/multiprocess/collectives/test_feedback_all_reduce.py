@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -266,15 +268,17 @@ def test_subgroup_has_ranges_of_its_own() -> None:
         assert max(ranks.run(_subgroup)) < 1e-4
 
 
-def _fail_in_flight(way: str) -> tuple[bool, bool | None]:
+def _fail_in_flight(way: str, folder: str) -> tuple[bool, bool | None]:
     """Whether the residual kept its bits, and what feedback() says; the operation must fail."""
     backend = _backend()
     start, stop = backend.encoded_range(ELEMENTS, torch.float32)
     residual = _input(dist.get_rank(), 5, torch.float32, stop - start)
     before = residual.clone()
-    if way == "abort":
-        threading.Timer(0.3, backend.abort).start()
     work = backend.all_reduce_compressed(_input(dist.get_rank(), 0, torch.float32), "int8", residual, True)
+    Path(folder, str(dist.get_rank())).touch()
+    if way == "abort":
+        _wait_for_survivors(folder)
+        threading.Timer(0.3, backend.abort).start()
     try:
         work.wait()
     except Exception:
@@ -282,14 +286,23 @@ def _fail_in_flight(way: str) -> tuple[bool, bool | None]:
     return False, None
 
 
+def _wait_for_survivors(folder: str) -> None:
+    """They have issued the operation."""
+    end = time.monotonic() + 60
+    while len(os.listdir(folder)) < 3:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("way", ["abort", "killed"])
-def test_operation_that_fails_leaves_the_residual(way: str) -> None:
-    with Ranks(["a", "b", "b", "c"], time_limit=60) as ranks:
+def test_operation_that_fails_leaves_the_residual(way: str, tmp_path: Path) -> None:
+    with Ranks(["a", "b", "b", "c"]) as ranks:
         ranks.init(timeout=timedelta(seconds=120))
         ranks.run(_commit_state, "int8", 1.0, 0)
         survivors = [0, 1, 2]
-        ranks.begin(_fail_in_flight, way, ranks=survivors)
+        ranks.begin(_fail_in_flight, way, str(tmp_path), ranks=survivors)
         if way == "killed":
+            _wait_for_survivors(str(tmp_path))
             time.sleep(0.3)
             ranks.signal(3, signal.SIGKILL)
         outcomes = ranks.finish(ranks=survivors)

@@ -40,8 +40,8 @@ def _reduce_with_feedback() -> Any:
 def _interrupts(wait: Callable[[], Any]) -> bool:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
     try:
+        timer.start()
         wait()
     except KeyboardInterrupt:
         return True
@@ -59,12 +59,18 @@ def _wait_until_the_second_signal() -> int:
         heard.append(1)
         if len(heard) == 2:
             raise ProcessLookupError
+        send_in(0.5)
+
+    def send_in(delay_s: float) -> None:
+        threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGUSR2)).start()
+
+    def wait() -> None:
+        send_in(0.3)
+        _receive().wait()
 
     signal.signal(signal.SIGUSR2, handle)
-    for delay in (0.3, 0.8):
-        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGUSR2)).start()
     with pytest.raises(ProcessLookupError):
-        _receive().wait()
+        wait()
     return len(heard)
 
 

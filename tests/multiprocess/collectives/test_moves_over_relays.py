@@ -15,7 +15,7 @@ LAYOUTS = {
 }
 ELEMENTS = 300_001
 FEW = 100
-ranks = ranks_fixture(LAYOUTS, time_limit=60)
+ranks = ranks_fixture(LAYOUTS)
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ LATER = 0.2
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[Ranks]:
-    with Ranks(["a", "b"], time_limit=60) as ranks:
+    with Ranks(["a", "b"]) as ranks:
         ranks.init(timeout=timedelta(seconds=40))
         yield ranks
 
@@ -131,13 +131,14 @@ def test_callback_that_waits_for_another_message_does_not_hold_up_the_one_who_wa
 
 def _impatient() -> str:
     if dist.get_rank() == 1:
-        time.sleep(3 * LATER)
+        dist.barrier()  # once the other one has lost its patience
         dist.send(_message(10), 0)
         return "sent"
     received = torch.zeros(10)
     work = dist.irecv(received, 1)
     with pytest.raises(RuntimeError, match=r"(?i)timed out"):
         work.wait(timedelta(seconds=LATER))
+    dist.barrier()
     work.wait()
     return "received" if torch.equal(received, _message(10)) else "other bytes"
 
@@ -183,8 +184,9 @@ def _unanswered(waits: bool) -> None:
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_message_that_never_comes_fails_at_the_deadline_naming_the_sender(waits: bool) -> None:
-    with Ranks(["a", "b"], time_limit=60) as ranks:
-        ranks.init(timeout=timedelta(seconds=1))
+    with Ranks(["a", "b"]) as ranks:
+        ranks.init()
+        ranks.set_timeout(1)
         ranks.begin(_unanswered, waits, ranks=[0])
         failure = ranks.finish(ranks=[0])[0].require("OperationTimeoutError")  # while rank 1 is there and waits
         assert failure.attributes["code"] == "Timeout"
@@ -196,7 +198,7 @@ def _receive_for_ever() -> None:
 
 
 def test_receiver_whose_sender_dies_gets_its_name() -> None:
-    with Ranks(["a", "b"], time_limit=60) as ranks:
+    with Ranks(["a", "b"]) as ranks:
         ranks.init(timeout=timedelta(seconds=120))
         ranks.run(_both_directions, 2)
         ranks.begin(_receive_for_ever, ranks=[0])
@@ -225,7 +227,7 @@ def _send_too_much() -> None:
 
 
 def test_message_that_fails_where_no_thread_can_be_made_is_over_for_who_waits_then() -> None:
-    with Ranks(["a", "b"], time_limit=60) as ranks:
+    with Ranks(["a", "b"]) as ranks:
         ranks.init(timeout=timedelta(seconds=120))
         ranks.begin(_receive_without_threads, ranks=[0])
         ranks.begin(_send_too_much, ranks=[1])

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from support.harness import Ranks, gloo_group, ranks_fixture
+from support.harness import Ranks, gloo_group, meet, ranks_fixture
 
 LAYOUTS = {
     "1+1": ["a", "b"],
@@ -249,7 +249,8 @@ def test_rank_that_dies_is_named_by_every_survivor(lost: int) -> None:
 
 def test_rank_that_does_not_call_times_out_and_leaves_the_inputs() -> None:
     with Ranks(["a", "b", "b"], time_limit=LIMIT) as ranks:
-        ranks.init(timeout=timedelta(seconds=3))
+        ranks.init()
+        ranks.set_timeout(3)
         for outcome in ranks.outcomes(_reduce_and_look, ranks=[0, 1]):
             assert outcome.value is True
 
@@ -263,6 +264,7 @@ def _reduce_and_look() -> bool:
 
 def _abort_in_flight() -> None:
     work = dist.all_reduce(USUAL.clone(), async_op=True)
+    meet("in flight", 2)
     time.sleep(0.2)
     dist.group.WORLD._get_backend(torch.device("cpu")).abort()
     work.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from datetime import timedelta
 from pathlib import Path
 
@@ -145,7 +146,8 @@ def test_init_with_a_rank_that_never_comes_names_it() -> None:
     with Ranks(["a", "b", "b"]) as ranks:
         for outcome in ranks.outcomes(_init_alone, ranks.new_store(), ranks=[0, 1]):
             failure = outcome.require("OperationTimeoutError")
-            assert "rank 2" in failure.message
+            # On a busy machine the other one may be late too.
+            assert re.search(r"\branks? (\d, )*2\b", failure.message), failure.message
             assert "TimeoutError" in failure.kinds
 
 

@@ -19,7 +19,7 @@ LAYOUTS = {"2+1": ["a", "a", "b"], "1+1+1": ["a", "b", "c"]}
 CODECS = ["int8", "int4", "balanced", "topk:k=64", "bit1", "tiny", "loco"]
 
 
-ranks = ranks_fixture(LAYOUTS, time_limit=60)
+ranks = ranks_fixture(LAYOUTS)
 
 
 @pytest.mark.parametrize("codec", CODECS)

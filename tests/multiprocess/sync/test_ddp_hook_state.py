@@ -16,7 +16,7 @@ import geocomm
 from support import planned_gradients as planned
 from support.harness import Ranks, joined, ranks_fixture
 
-three = ranks_fixture({"2+1": ["a", "a", "b"]}, time_limit=60)
+three = ranks_fixture({"2+1": ["a", "a", "b"]})
 
 
 def _same(a: dict[str, Any], b: dict[str, Any]) -> bool:
@@ -55,7 +55,7 @@ def _load_another_rank(states: list[dict[str, Any]]) -> None:
     [(["a", "b"], ["a", "b", "c"]), (["a", "a", "b"], ["a", "b"]), (["a", "b"], ["b", "a", "a", "b"])],
 )
 def test_state_cut_anew_for_other_sites_keeps_what_is_owed_to_the_mean(before: list[str], after: list[str]) -> None:
-    with joined(before, time_limit=60) as ranks:
+    with joined(before) as ranks:
         ranks.run(planned.make, "topk:k=64")
         ranks.run(planned.run_steps, 0, 3)
         states = ranks.run(planned.state)
@@ -63,7 +63,7 @@ def test_state_cut_anew_for_other_sites_keeps_what_is_owed_to_the_mean(before: l
     old, new = planned.held(states), planned.held(merged)
     for name, values in old.items():
         assert torch.allclose(new[name] / len(after), values / len(before), rtol=1e-6, atol=1e-6)
-    with joined(after, time_limit=60) as ranks:
+    with joined(after) as ranks:
         ranks.run(planned.make, "topk:k=64")
         ranks.run(planned.load, merged)
         results = ranks.run(planned.run_steps, 3, 3)
@@ -125,7 +125,7 @@ def test_residuals_follow_the_loss_scale(three: Ranks) -> None:
 
 
 def test_group_that_fails_leaves_the_residuals_of_before_the_step() -> None:
-    with Ranks(["a", "a", "b"], time_limit=60) as ranks:
+    with Ranks(["a", "a", "b"]) as ranks:
         ranks.init()
         ranks.run(planned.make, "int4")
         ranks.run(planned.run_steps, 0, 3)
@@ -145,7 +145,7 @@ def _other_codec() -> None:
 
 
 def test_codec_that_differs_between_ranks_is_an_error_on_all() -> None:
-    with Ranks(["a", "b"], time_limit=60) as ranks:
+    with Ranks(["a", "b"]) as ranks:
         ranks.init()
         for outcome in ranks.outcomes(_other_codec):
             assert "InvalidArgument" in outcome.require("RuntimeError").message

@@ -26,7 +26,7 @@ SMALL = {"GEOCOMM_MIN_COMPRESS_BYTES": "1024"}
 
 @pytest.fixture(scope="module", params=LAYOUTS.values(), ids=LAYOUTS.keys())
 def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    with Ranks(request.param, time_limit=60, environment=SMALL) as ranks:
+    with Ranks(request.param, environment=SMALL) as ranks:
         ranks.init()
         yield ranks
         ranks.destroy()
@@ -34,7 +34,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
 
 @pytest.fixture(scope="module")
 def four() -> Iterator[Ranks]:
-    with Ranks(LAYOUTS["2+2"], time_limit=60, environment=SMALL) as ranks:
+    with Ranks(LAYOUTS["2+2"], environment=SMALL) as ranks:
         ranks.init()
         yield ranks
         ranks.destroy()
@@ -176,7 +176,7 @@ def test_state_dealt_to_another_number_of_sites_keeps_what_is_owed_to_the_mean(f
         assert torch.allclose(new[name] / 6, values / 4, rtol=1e-6, atol=1e-6)
     with pytest.raises(geocomm.InvalidArgumentError):
         geocomm.reshard_feedback(states, 5)
-    with Ranks(["a", "a", "b", "b", "c", "c"], time_limit=60, environment=SMALL) as ranks:
+    with Ranks(["a", "a", "b", "b", "c", "c"], environment=SMALL) as ranks:
         ranks.init()
         ranks.run(sharded.make, "topk:k=64")
         ranks.run(sharded.load, merged)

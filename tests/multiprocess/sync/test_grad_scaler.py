@@ -50,7 +50,7 @@ def _planned() -> tuple[list[dict[str, torch.Tensor] | None], list[float], dict[
 
 
 def test_residuals_follow_the_scale_up_and_down_and_skipped_steps_leave_them() -> None:
-    with Ranks(["a", "a", "b"], time_limit=60) as ranks:
+    with Ranks(["a", "a", "b"]) as ranks:
         ranks.init()
         outcomes = ranks.run(_planned)
         ranks.destroy()
@@ -93,7 +93,7 @@ def _train(codec: str) -> tuple[list[float], int, float]:
 
 
 def test_net_in_float16_trains_with_overflowing_steps() -> None:
-    with Ranks(["a", "b"], time_limit=60) as ranks:
+    with Ranks(["a", "b"]) as ranks:
         ranks.init()
         results, exact = ranks.run(_train, "balanced"), ranks.run(_train, "none")
         ranks.destroy()

@@ -54,13 +54,13 @@ def _compare(ranks: Ranks, codec: str, hook: str) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("codec", ["balanced", "topk:k=64"])
 def test_ddp_hook_that_reads_later_gives_the_same_bits(layout: str, codec: str) -> None:
-    with Ranks(LAYOUTS[layout], time_limit=60) as ranks:
+    with Ranks(LAYOUTS[layout]) as ranks:
         ranks.init()
         _compare(ranks, codec, "ddp")
 
 
 def test_fsdp_hook_that_reads_later_gives_the_same_bits() -> None:
     environment = {"GEOCOMM_MIN_COMPRESS_BYTES": "1024"}
-    with Ranks(["a", "a", "b", "b"], time_limit=60, environment=environment) as ranks:
+    with Ranks(["a", "a", "b", "b"], environment=environment) as ranks:
         ranks.init()
         _compare(ranks, "balanced", "fsdp")

@@ -36,7 +36,7 @@ def _fall_back() -> tuple[str, list[dict[str, Any]], list[bool], list[dict[str, 
 
 
 def test_guard_falls_back_on_all_ranks_in_the_same_step() -> None:
-    with joined(["a", "b", "a"], environment={"GEOCOMM_LOG": "warning"}, time_limit=60) as ranks:
+    with joined(["a", "b", "a"], environment={"GEOCOMM_LOG": "warning"}) as ranks:
         results = ranks.run(_fall_back)
         assert all(result == results[0] for result in results)
         codec, fallbacks, replicas, events = results[0]

@@ -46,7 +46,7 @@ def test_rounds_have_times_in_order_and_name_the_late_site() -> None:
         ranks.run(_begin)
         _on(ranks, 0, 0, EVERY)
         # Site b has not come: site a sees it, with its own part done.
-        for _ in range(200):
+        for _ in range(1200):
             (row,), there = ranks.run(geocomm.round_log)
             if row["offered_ns"] is not None:
                 break

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -19,13 +19,15 @@ import torch.distributed as dist
 from geocomm.core import patience
 from geocomm.core.errors import GeocommError
 from geocomm.core.message_log import logger
+from geocomm.sync.local_steps.fixed import group_rounds
 from geocomm.sync.local_steps.fixed.group_rounds import GroupRounds
+from geocomm.sync.local_steps.fixed.round_exchange import RoundExchange
 from geocomm.sync.local_steps.fixed.simulated_rounds import SimulatedSites
 from geocomm.sync.local_steps.local_steps import local_steps
 from geocomm.sync.local_steps.model.fragments import Fragment, Range
 from geocomm.sync.local_steps.outer.rounds import Coding, SiteOffer
 from geocomm.sync.local_steps.settings.local_settings import LocalSettings, Reduce
-from support.harness import Ranks, hash_of, links_over_b, ranks_fixture
+from support.harness import Ranks, hash_of, links_over_b, meet, ranks_fixture
 from support.local_models import adamw, make_model, train, train_steps, values
 
 ranks = ranks_fixture({"1+1": ["a", "b"], "2+1+1": ["a", "a", "b", "c"]})
@@ -145,11 +147,16 @@ def test_many_rounds_are_under_way_and_end_in_any_order(ranks: Ranks, reduce: Re
 
 
 @contextmanager
-def _words() -> Iterator[list[str]]:
+def _words(heard: Callable[[str], None]) -> Iterator[list[str]]:
     """What is logged, with a word after every 0.2 s."""
     said: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())
+
+    def emit(record: logging.LogRecord) -> None:
+        said.append(record.getMessage())
+        heard(said[-1])
+
+    handler.emit = emit
     logger().addHandler(handler)
     with mock.patch.object(patience, "FIRST_WORD_S", 0.2):
         yield said
@@ -157,15 +164,23 @@ def _words() -> Iterator[list[str]]:
 
 
 def _come_late(sites: list[str]) -> dict[str, list[str]]:
-    """Site b comes late to everything."""
+    """Site b comes to everything once another one has said twice that it waits for it."""
     said: dict[str, list[str]] = {}
-    late = 0.9 if _site(sites) == "b" else 0.0
-    with _words() as words:
+    store = dist.distributed_c10d._get_default_store()
 
-        def note(what: str) -> None:
+    def hear(line: str) -> None:
+        if "has waited" in line and line.endswith(("for site 'b'", "for b")):
+            waits = [one for one in words if "has waited" in one]
+            if len(waits) >= 2:
+                store.set(f"waited after {len(said)}", "")
+
+    with _words(hear) as words:
+
+        def note(what: str, *, last: bool = False) -> None:
             said[what] = list(words)
             words.clear()
-            time.sleep(late)
+            if _site(sites) == "b" and not last:
+                store.wait([f"waited after {len(said)}"], timedelta(seconds=60))
 
         note("start")
         model = make_model()
@@ -182,7 +197,7 @@ def _come_late(sites: list[str]) -> dict[str, list[str]]:
         words.clear()
         note("again")
         handle.finish()
-        note("finish")
+        note("finish", last=True)
     return said
 
 
@@ -205,26 +220,43 @@ def test_every_wait_for_a_site_is_logged_with_its_name(ranks: Ranks) -> None:
 
 def _stay_away(sites: list[str], what: str) -> str:
     """Site b does not come to what the others wait for; then it uses the rounds."""
+    store = dist.distributed_c10d._get_default_store()
     try:
         if what == "local_steps" and _site(sites) == "b":
             dist.barrier()
         model = make_model()
-        handle = local_steps(
-            model, optimizer := adamw(model), LocalSettings(every=2, overlap=1, deterministic=what == "round")
-        )
+        with mock.patch.object(group_rounds, "RoundExchange", _short_exchange):
+            handle = local_steps(
+                model, optimizer := adamw(model), LocalSettings(every=2, overlap=1, deterministic=what == "round")
+            )
+        if what != "local_steps":
+            meet("all have begun", 3)
+            assert dist.group.WORLD is not None
+            dist.group.WORLD.set_timeout(timedelta(seconds=2))
         if _site(sites) == "b":
-            time.sleep(4)
+            store.wait(["0 ended", "1 ended"], timedelta(seconds=60))
         train_steps(model, optimizer, _site(sites), range(4))
         handle.finish()
     except GeocommError as error:
         return f"{type(error).__name__}: {error}"
+    finally:
+        store.set(f"{dist.get_rank()} ended", "")
     return "ended"
+
+
+def _short_exchange(
+    ranks: Any, own: str, relays: Any, tags: Any, _: timedelta, line: Any, check_digest: Any
+) -> RoundExchange:
+    """Which names the time-out that the group gets once all have begun."""
+    return RoundExchange(ranks, own, relays, tags, timedelta(seconds=2), line, check_digest)
 
 
 @pytest.mark.parametrize("what", ["round", "finish", "local_steps"])
 def test_wait_ends_at_every_site_within_the_time_out_of_the_group(what: str) -> None:
     with Ranks(["a", "a", "b"]) as ranks:
-        ranks.init(timeout=timedelta(seconds=2))
+        ranks.init(timeout=timedelta(seconds=120))
+        if what == "local_steps":
+            ranks.set_timeout(2)
         found = ranks.run(_stay_away, ranks.sites, what)
         assert all("TimeoutError" in said for said in found[:2]), found
         assert "Error" in found[2], found
@@ -292,7 +324,7 @@ def _ask_one_that_failed(sites: list[str]) -> str:
 
 
 def test_site_that_has_failed_answers_so() -> None:
-    with Ranks(["a", "b"], time_limit=20) as ranks:
+    with Ranks(["a", "b"]) as ranks:
         ranks.init()
         found = ranks.run(_ask_one_that_failed, ranks.sites)
         assert "answered" not in found
