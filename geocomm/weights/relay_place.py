@@ -46,7 +46,7 @@ class RelayPlace(FilePlace):
         super().__init__(url)
         self._address, self._keys = address, keys
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._lock = threading.Lock()
+        self._lock, self._is_closed = threading.Lock(), False
         self._idle: list[tuple[float, TlsStream]] = []
 
     @override
@@ -85,24 +85,27 @@ class RelayPlace(FilePlace):
         raise OSError(f"{self.url} is only read from")
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections, for good. Whoever waits for an answer gets none."""
         with self._lock:
-            loop, self._loop = self._loop, None
-        if loop is not None:
+            self._is_closed = True
+            if self._loop is not None:
+                asyncio.run_coroutine_threadsafe(self._end(), self._loop)
 
-            def end() -> None:
-                for task in asyncio.all_tasks(loop):
-                    task.cancel()
-                for _, stream in self._idle:
-                    stream.close()
-                self._idle.clear()
-                loop.call_soon(loop.stop)  # once those have ended
-
-            loop.call_soon_threadsafe(end)
+    async def _end(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)  # one that dials takes several turns of the loop
+        for _, stream in self._idle:
+            stream.close()
+        asyncio.get_running_loop().stop()
 
     def _run(self, work: Coroutine[Any, Any, _R]) -> _R:
         """What work in the loop of the connections comes to. OSError; KeysError becomes PermissionError."""
         with self._lock:
+            if self._is_closed:
+                work.close()
+                raise ConnectionAbortedError(f"{self.url} is closed")
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(target=self._loop.run_forever, name="geocomm-relay", daemon=True).start()

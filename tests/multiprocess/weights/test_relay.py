@@ -10,6 +10,7 @@ import shutil
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -200,6 +201,25 @@ def test_reader_waits_for_a_source_that_is_away_for_a_while(region: Region, monk
         content = sources.frame(1, frame).read_bytes()
         assert hashlib.sha256(content).hexdigest() == frame.sha256
     assert back.finished.is_set()
+
+
+def test_closing_a_place_ends_a_dial_that_nobody_answers(region: Region, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = threading.Event()
+
+    async def connect(loop: asyncio.AbstractEventLoop, sock: socket.socket, address: object) -> None:
+        begun.set()
+        await asyncio.sleep(1000)
+
+    monkeypatch.setattr(asyncio.SelectorEventLoop, "sock_connect", connect)
+    place = RelayPlace("tls://far", Address("10.91.0.1", 9), Keys.load(region.keys("engine"), readers=True))
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(place.read, "newest.json")
+        assert begun.wait(10)
+        place.close()
+        with pytest.raises(ConnectionAbortedError):
+            asked.result(10)
+    with pytest.raises(ConnectionAbortedError):
+        place.read("newest.json")
 
 
 def test_relay_needs_keys_and_lets_in_no_other_job(region: Region) -> None:
