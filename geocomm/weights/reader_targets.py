@@ -12,7 +12,7 @@ from typing_extensions import override
 from geocomm.core.errors import DataError, InvalidArgumentError
 from geocomm.weights.stream_version import WeightVersion
 from geocomm.weights.trained_tensors import Tensors, local_part, named_tensors, sent_shape
-from geocomm.weights.weight_layout import TensorShape, WeightLayout, WeightPart
+from geocomm.weights.weight_layout import DTYPES, TensorShape, WeightLayout, WeightPart
 
 
 class ReaderTarget(ABC):
@@ -74,9 +74,7 @@ class TensorsInPlace(ReaderTarget):
     def begin(self, layout: WeightLayout) -> None:
         require_same(layout.tensors, self._shapes.values())
         self._order = [one.name for one in layout.tensors]
-        self._new = {
-            at: torch.empty(one.shape, dtype=self._tensors[one.name].dtype) for at, one in enumerate(layout.tensors)
-        }
+        self._new = {at: torch.empty(one.shape, dtype=DTYPES[one.dtype]) for at, one in enumerate(layout.tensors)}
 
     @override
     def commit(self, version: WeightVersion) -> None:
@@ -102,7 +100,8 @@ class TensorsInPlace(ReaderTarget):
 
 
 def require_same(theirs: Sequence[TensorShape], own: Any) -> None:
-    """DataError unless the tensors of a version are these, in any order."""
+    """DataError unless the tensors of a version are these, in any order. What is float32 here may be a float of 16 bits
+    there, of which it takes each value."""
     known = {one.name: one for one in own}
     names = {one.name for one in theirs}
     if missing := sorted(names - known.keys()):
@@ -110,8 +109,9 @@ def require_same(theirs: Sequence[TensorShape], own: Any) -> None:
     if extra := sorted(known.keys() - names):
         raise DataError(f"the stream is of another model: it has no {extra[0][:200]}")
     for one in theirs:
-        if known[one.name] != one:
-            here = known[one.name]
+        here = known[one.name]
+        is_wider = here.dtype == "float32" and one.dtype in ("bfloat16", "float16")
+        if here != (one._replace(dtype="float32") if is_wider else one):
             raise DataError(
                 f"the stream is of another model: {one.name[:200]} is {one.dtype} {[*one.shape]} there, and "
                 f"{here.dtype} {[*here.shape]} here"

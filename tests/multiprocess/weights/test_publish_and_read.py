@@ -74,6 +74,21 @@ def test_readers_in_memory_and_in_a_folder_have_each_version_bit_for_bit(stream:
             changed(tensors)
 
 
+def test_tensors_of_float32_take_versions_of_16_bits_and_deltas_of_them(stream: Path) -> None:
+    """Engines keep some weights in float32, such as the router of DeepSeek's models."""
+    tensors = {"a": torch.randn(300, 50).bfloat16(), "b": torch.randn(4000).half()}
+    into = {name: torch.zeros_like(tensor, dtype=torch.float32) for name, tensor in tensors.items()}
+    with WeightPublisher(stream, tensors) as publisher, WeightReader(str(stream), into) as reader:
+        for version in (1, 2, 3):
+            publisher.publish(wait=True)
+            assert reader.update() == version
+            assert equal(into, {name: tensor.float() for name, tensor in tensors.items()})
+            moved(tensors, 0.01)
+        shutil.rmtree(stream / "frames/000000001")  # so each was a delta to what is here
+        publisher.publish(wait=True)
+        assert reader.update() == 4
+
+
 @settings(max_examples=8, deadline=None)
 @given(
     shapes=st.lists(
@@ -378,7 +393,8 @@ def test_tensors_that_were_changed_by_others_are_fetched_anew(
         (lambda into: into.pop("b"), "it has b, and here is none"),
         (lambda into: into.update(c=torch.zeros(1)), "it has no c"),
         (lambda into: into.update(b=torch.zeros(9).bfloat16()), "b is bfloat16 .* there, and bfloat16 .9. here"),
-        (lambda into: into.update(b=into["b"].float()), "b is bfloat16 .* and float32"),
+        (lambda into: into.update(b=into["b"].half()), "b is bfloat16 .* and float16"),
+        (lambda into: into.update(b=into["b"].double()), "b is bfloat16 .* and float64"),
     ],
 )
 def test_stream_of_another_model_is_refused_in_a_sentence(
