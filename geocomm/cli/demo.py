@@ -27,12 +27,16 @@ def demo(
     rate: Annotated[str, typer.Option(help="Rate of each direction.")] = "200mbit",
     loss: Annotated[str, typer.Option(help="Loss per TCP segment.")] = "0.1%",
     steps: Annotated[
-        int | None, typer.Option(min=4, help="Optimizer steps of each run. Default: 10; with --elastic 160.")
+        int | None,
+        typer.Option(min=4, help="Optimizer steps of each run. Default: 10; with --elastic 160, with --weights 8."),
     ] = None,
     secure: SecureOption = False,
     keys: SiteKeysOption = None,
     elastic: Annotated[
         bool, typer.Option("--elastic", help="Three sites, of which one is killed and comes back. Always over TLS.")
+    ] = False,
+    weights: Annotated[
+        bool, typer.Option("--weights", help="Three sites: one trains, two follow its weights and answer. Over TLS.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="New folder of the results. Default: runs/demo-<time>.")] = None,
 ) -> None:
@@ -41,17 +45,26 @@ def demo(
     The ways of geocomm: exact, int8, balanced with error feedback, and local steps. With --elastic: train it over three
     sites with local steps, kill one and start it again. Ends in a table and a picture, OUT/demo.png.
 
-    Where no WAN can be emulated (`geocomm wan`) the two sites train over loopback, with TLS: bytes and losses are the
-    same, and the table says what the line would take at least. --elastic needs the emulated WAN.
+    With --weights: train a larger one at one site, publish its weights after each step, and answer by them at two
+    others. Ends in a table of bytes and seconds, beside those of full copies.
+
+    Where no WAN can be emulated (`geocomm wan`) the sites have loopback between them, with TLS: bytes and losses are
+    the same, and the table says what the line would take at least. --elastic needs the emulated WAN.
 
     Example:
 
         geocomm demo
         geocomm demo --elastic
+        geocomm demo --weights
     """
-    missing = [name for name in ("deepspeed", "transformers", "yaml", "matplotlib") if not find_spec(name)]
-    if missing:
-        fail("demo", f"{', '.join(missing)} not installed; {install_command('train')}")
+    if elastic and weights:
+        fail("demo", "--elastic and --weights are two demos: name one")
+    needed = {"train": ("deepspeed", "transformers", "yaml", "matplotlib")}
+    if weights:
+        needed = {"train": ("transformers", "yaml"), "serve": ("fastapi", "uvicorn", "openai", "accelerate")}
+    for extra, names in needed.items():
+        if missing := [name for name in names if not find_spec(name)]:
+            fail("demo", f"{', '.join(missing)} not installed; {install_command(extra)}")
     from geocomm.lab.bench.wan_bench import describe_link
     from geocomm.lab.demo.demo_progress import DemoView
     from geocomm.lab.demo.demo_run import (
@@ -82,13 +95,16 @@ def demo(
             if elastic:
                 raise WanUnavailableError(f"{error}. Without --elastic the demo trains over loopback") from error
             over_loopback = True
-            say(f"{error}. So the sites train over loopback: seconds are not a WAN's", "bold yellow", err=True)
+            say(f"{error}. So the sites are on loopback: seconds are not a WAN's", "bold yellow", err=True)
         folder.mkdir(parents=True)
     except OSError as error:
         fail("demo", str(error))
 
     if elastic:
         _elastic(folder, link, steps, keys)
+        return
+    if weights:
+        _weights(folder, link, steps, keys, over_loopback=over_loopback)
         return
     steps = steps or DEFAULT_STEPS
     secure = secure or over_loopback  # other users of this machine can connect to it
@@ -154,3 +170,35 @@ def _elastic(folder: Path, link: EmulatedLink, steps: int | None, keys: Path | N
         say(note, "bold yellow")
     say(f"picture: {folder / 'demo.png'}")
     say(f"the run as a page: geocomm dashboard {folder / SITE_NAMES[0]}")
+
+
+def _weights(folder: Path, link: EmulatedLink, steps: int | None, keys: Path | None, *, over_loopback: bool) -> None:
+    """The demo of weights that others follow, in a folder that is there."""
+    from geocomm.lab.bench.wan_bench import describe_link
+    from geocomm.lab.demo.demo_table import lateness_text
+    from geocomm.lab.demo.weights_run import DEFAULT_STEPS, FOLLOWERS, SITE_NAMES, STEP_S, run_weights_demo
+    from geocomm.lab.demo.weights_table import told, weights_table, write_weights_summary
+    from geocomm.lab.emulator.emulated_keys import site_keys
+    from geocomm.lab.emulator.emulated_links import WanConfigError
+
+    begun = time.monotonic()
+    between = "loopback in place of a WAN" if over_loopback else describe_link(link)
+    conditions = f"three sites, {between}, TLS; a step each {STEP_S:g} s"
+    say(conditions)
+
+    def tell(event: str) -> None:
+        say(f"{time.monotonic() - begun:5.0f} s  {event}")
+
+    with site_keys(SITE_NAMES, keys, secure=True, readers=FOLLOWERS) as made:
+        if made is None:
+            raise WanConfigError("keys: none were made")
+        run = run_weights_demo(folder, link, steps or DEFAULT_STEPS, made, tell, over_loopback=over_loopback)
+    conditions += f"; {run.parameters / 1e6:.1f}M-parameter DeepSeek-V3 architecture, bfloat16, CPU"
+    write_weights_summary(run, link, conditions, folder / "summary.json")
+    say("")
+    say(weights_table(run, link))
+    for line in told(run):
+        say(line)
+    say(conditions)
+    if run.wan is not None and (note := lateness_text([run.wan])) is not None:
+        say(note, "bold yellow")

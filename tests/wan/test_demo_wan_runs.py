@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from geocomm.lab.demo.demo_run import DemoError, DemoProgress, Variant, run_variant
+from geocomm.lab.demo.weights_run import FOLLOWERS, SITE_NAMES, run_weights_demo
+from geocomm.lab.emulator.emulated_keys import site_keys
 from geocomm.lab.emulator.emulated_links import EmulatedLink
 from support.wan_support import geocomm, require_wan
 
@@ -60,3 +62,34 @@ def test_elastic_demo_tells_what_the_others_lost(tmp_path: Path) -> None:
     assert figures["others"]["rounds_without_killed"] > 0
     assert figures["others"]["rounds_void"] == 0
     assert min(figures["anchors_compared"].values()) > 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_demo_of_weights_sends_one_copy_over_each_line(tmp_path: Path) -> None:
+    pytest.importorskip("openai")
+    out = tmp_path / "demo"
+    command = geocomm("demo", "--weights", "--steps", "4", "--rtt", "20ms", "--out", str(out))
+    stdout, stderr = command.communicate(timeout=580)
+    assert command.returncode == 0, stderr
+    assert "bit for bit" in stdout
+    figures = json.loads((out / "summary.json").read_text())
+    first, *later = figures["versions"]
+    assert len(later) == 4
+    assert all(one["bytes"] < 0.03 * one["whole_bytes"] for one in later)
+    assert {*later[-1]["folder_s"]} == {*later[-1]["answer_s"]} == {*FOLLOWERS}
+    sent = first["bytes"] + sum(one["bytes"] for one in later)
+    lines = figures["line_bytes"]
+    for line in ("site0 to site1", "site1 to site2"):
+        assert sent < lines[line] < 1.5 * sent  # headers, and what was lost on the way
+    assert lines["site0 to site2"] < 0.01 * sent
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_demo_of_weights_that_cannot_publish_says_so(tmp_path: Path) -> None:
+    (tmp_path / "stream").touch()
+    with site_keys(SITE_NAMES, None, secure=True, readers=FOLLOWERS) as keys:
+        assert keys is not None
+        with pytest.raises(DemoError, match=r"(?s)ended with status 1; the end of .*stream"):
+            run_weights_demo(tmp_path, EmulatedLink(), 4, keys, print, over_loopback=False)

@@ -15,9 +15,11 @@ _DAYS = 30
 
 
 @contextlib.contextmanager
-def site_keys(sites: Sequence[str], folder: Path | None, secure: bool) -> Generator[Path | None]:
+def site_keys(
+    sites: Sequence[str], folder: Path | None, secure: bool, readers: Sequence[str] = ()
+) -> Generator[Path | None]:
     """The folder with a folder of keys for each of `sites`: `folder`, looked through, or, if `secure`, a new one, which
-    is gone at the end; None for neither. Raises WanConfigError.
+    is gone at the end; None for neither. readers: those of the sites that only read weights. Raises WanConfigError.
     """
     if folder is None and not secure:
         yield None
@@ -28,12 +30,14 @@ def site_keys(sites: Sequence[str], folder: Path | None, secure: bool) -> Genera
     try:
         if folder is not None:
             for site in sites:
-                if (named := Keys.load(folder / site).identity.site) != site:
+                if (named := Keys.load(folder / site, readers=site in readers).identity.site) != site:
                     raise WanConfigError(f"keys: {folder / site} holds those of site {named!r}")
             yield folder
             return
         with tempfile.TemporaryDirectory(prefix="geocomm-keys-") as made:
-            JobCa.create(Path(made), "wan", sites, _DAYS)
+            ca = JobCa.create(Path(made), "wan", [site for site in sites if site not in readers], _DAYS)
+            for site in readers:
+                ca.add(site, _DAYS, reader=True)
             yield Path(made)
     except KeysError as error:
         raise WanConfigError(f"keys: {error}") from error

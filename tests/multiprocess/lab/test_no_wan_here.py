@@ -97,3 +97,21 @@ def test_demo_trains_over_loopback_and_says_so(tmp_path: Path) -> None:
     assert int8["wan_bytes_per_step"] < 0.4 * exact["wan_bytes_per_step"]
     assert feedback["wan_bytes_per_step"] < 0.6 * int8["wan_bytes_per_step"]
     assert 0 < local["line_seconds_per_step_at_least"] < int8["line_seconds_per_step_at_least"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_demo_of_weights_over_loopback_needs_no_environment(tmp_path: Path) -> None:
+    pytest.importorskip("openai")
+    out = tmp_path / "demo"
+    command = ["env", "-i", sys.executable, "-m", "geocomm", "demo", "--weights", "--steps", "4", "--out", str(out)]
+    done = subprocess.run(
+        without_rights(command), capture_output=True, text=True, check=False, timeout=580, cwd=REPOSITORY
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith(REASON)
+    assert "over loopback: seconds are not a WAN's" in " ".join(done.stdout.split())
+    figures = json.loads((out / "summary.json").read_text())
+    assert figures["compared"] >= 4
+    assert len(figures["versions"]) == 5
+    assert figures["sent_bytes"] > 2 * figures["versions"][0]["bytes"]

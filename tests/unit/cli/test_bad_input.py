@@ -25,6 +25,7 @@ CASES = [
     ("demo --steps 1", 2, "--steps"),
     ("demo --elastic --steps 39", 2, "--steps 39"),
     ("demo --out {folder}", 2, "exists already"),
+    ("demo --weights --elastic", 2, "name one"),
     ("train --config {away}", 2, "does not exist"),
     ("train --config {folder}", 2, "cannot be read"),
     ("train --set nonsense", 2, "--set nonsense"),
