@@ -56,6 +56,10 @@ class FilePlace(ABC):
     def read(self, path: str, start: int = 0, count: int | None = None) -> bytes:
         """So many bytes of a file, fewer at its end; None: all."""
 
+    def read_on(self, path: str, start: int, count: int, got: bytearray) -> None:
+        """Append to `got` what it lacks of a range. After an OSError it has what came until then."""
+        got += self.read(path, start + len(got), count - len(got))
+
     @abstractmethod
     def create(self, path: str, content: bytes) -> bool:
         """Write a file whole or not at all; False: it is there already, with other bytes."""

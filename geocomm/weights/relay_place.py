@@ -18,7 +18,7 @@ from geocomm.core.records import Record, Text, Whole
 from geocomm.data.places import FilePlace, open_place
 from geocomm.security.key_folder import Keys, KeysError
 from geocomm.wire.dial import dial
-from geocomm.wire.file_ranges import MAX_LINE_BYTES, PIECE_BYTES, RANGE_BYTES, SILENCE_S, RangeAnswer, line
+from geocomm.wire.file_ranges import MAX_LINE_BYTES, RANGE_BYTES, SILENCE_S, RangeAnswer, line
 from geocomm.wire.greeting import Greeting, Purpose
 from geocomm.wire.tls_stream import TlsStream
 
@@ -55,18 +55,19 @@ class RelayPlace(FilePlace):
 
     @override
     def size(self, path: str) -> int:
-        return self._run(self._asked(path, 0, 0))[0]
+        return self._run(self._asked(path, 0, 0, bytearray()))
 
     @override
     def read(self, path: str, start: int = 0, count: int | None = None) -> bytes:
-        content = bytearray()
-        while count is None or len(content) < count:
+        content, size = bytearray(), start + 1
+        while start + len(content) < size and (count is None or len(content) < count):
             most = RANGE_BYTES if count is None else min(RANGE_BYTES, count - len(content))
-            size, piece = self._run(self._asked(path, start + len(content), most))
-            content += piece
-            if not piece or start + len(content) >= size:
-                break
+            size = self._run(self._asked(path, start + len(content), most, content))
         return bytes(content)
+
+    @override
+    def read_on(self, path: str, start: int, count: int, got: bytearray) -> None:
+        self._run(self._asked(path, start + len(got), count - len(got), got))
 
     @override
     def create(self, path: str, content: bytes) -> bool:
@@ -119,8 +120,8 @@ class RelayPlace(FilePlace):
         except TimeoutError as error:
             raise TimeoutError(str(error) or f"no answer within {SILENCE_S:g} s") from None
 
-    async def _asked(self, path: str, start: int, count: int) -> tuple[int, bytes]:
-        """The file's size, and the range. FileNotFoundError: it has none."""
+    async def _asked(self, path: str, start: int, count: int, got: bytearray) -> int:
+        """The file's size; the range is appended to `got` as it comes. FileNotFoundError: there is none."""
         stream = await self._connection()
         try:
             await stream.write(line(StreamFileAsked(path=path, start=start, count=count)))
@@ -128,18 +129,19 @@ class RelayPlace(FilePlace):
                 answer = RangeAnswer.model_validate_json(await self._answer_line(stream))
             except ValidationError:
                 raise ConnectionAbortedError("what it says is no answer about files") from None
-            content = bytearray()
-            end = min(count, max(0, answer.bytes - start)) if answer.here else 0
-            while len(content) < end:
+            left = min(count, max(0, answer.bytes - start)) if answer.here else 0
+            while left:
                 async with asyncio.timeout(SILENCE_S):
-                    content += await stream.read_exactly(min(PIECE_BYTES, end - len(content)))
+                    piece = await stream.read_some(left)
+                got += piece
+                left -= len(piece)
         except BaseException:
             stream.close()
             raise
         self._idle.append((asyncio.get_running_loop().time(), stream))
         if not answer.here:
             raise FileNotFoundError(f"{self.url} has no {path}")
-        return answer.bytes, bytes(content)
+        return answer.bytes
 
     async def _answer_line(self, stream: TlsStream) -> bytes:
         async with asyncio.timeout(_ANSWER_LIMIT_S):

@@ -181,7 +181,9 @@ class StreamSources:
             time.sleep(next(pause_s))
 
     def _asked_range(self, path: str, start: int, count: int) -> bytes:
-        return self._asked(path, lambda place: _range(place, path, start, count))
+        got = bytearray()  # what a connection gave until it broke is not fetched twice
+        self._asked(path, lambda place: _fill_range(place, path, start, count, got))
+        return bytes(got)
 
     def _fetch(self, relative: str, frame: FrameFile, path: Path) -> None:
         """Get a frame in ranges, of which each may come from another source; if the bytes are wrong, from one source
@@ -221,18 +223,19 @@ def _whole_file(place: FilePlace, path: str, read: Callable[[bytes, str], Any]) 
     return content, read(content, place.url)
 
 
-def _range(place: FilePlace, path: str, start: int, count: int) -> bytes:
-    content = place.read(path, start, count)
-    if len(content) != count:
+def _fill_range(place: FilePlace, path: str, start: int, count: int, got: bytearray) -> None:
+    place.read_on(path, start, count, got)
+    if len(got) != count:
         raise DataError(f"{path} of {place.url} is shorter than its version says")
-    return content
 
 
 def _range_of_one(place: FilePlace, path: str, start: int, count: int) -> bytes:
+    got = bytearray()
     try:
-        return _range(place, path, start, count)
+        _fill_range(place, path, start, count, got)
     except OSError as error:
         raise DataError(f"{place.url}: {_text(error)}") from None
+    return bytes(got)
 
 
 def _text(error: OSError) -> str:

@@ -9,6 +9,7 @@ import json
 import shutil
 import socket
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -357,6 +358,44 @@ def _of_folder(folder: Path, change: object) -> object:
         yield content[start : start + count]
 
     return answer
+
+
+class BreakingRelay(LyingRelay):
+    """An honest relay whose connections break within each frame, again and again."""
+
+    def __init__(self, keys: Keys, folder: Path) -> None:
+        super().__init__(keys, None)
+        self._folder = folder
+        self.given: defaultdict[str, list[range]] = defaultdict(list)
+
+    async def _answer(self, stream: TlsStream, _: Greeting, __: Identity) -> None:
+        await write_packet(stream, PacketKind.WELCOME, offset_bytes(0))
+        while True:
+            asked = json.loads(await stream.read_line(65536))
+            content = (self._folder / asked["path"]).read_bytes()
+            start, count = asked["start"], asked["count"]
+            end = min(len(content), start + count)
+            breaks = asked["path"].startswith("frames/") and end - start > 20_000
+            end = start + (end - start) // 2 if breaks else end
+            self.given[asked["path"]].append(range(start, end))
+            await stream.write(line(RangeAnswer(here=True, bytes=len(content))) + content[start:end])
+            if breaks:
+                return
+
+
+def test_what_came_before_a_connection_broke_is_not_fetched_twice(region: Region) -> None:
+    region.publish()
+    relay = BreakingRelay(Keys.load(region.keys("relay"), readers=True), region.folder / "stream")
+    with serving(relay) as url:
+        into = {name: torch.zeros_like(tensor) for name, tensor in region.tensors.items()}
+        with WeightReader(url, into, keys=region.keys("engine"), wait_s=60) as reader:
+            assert reader.update() == 1
+    assert equal(into, region.tensors)
+    frames = {path: given for path, given in relay.given.items() if path.startswith("frames/")}
+    assert max(map(len, frames.values())) > 3
+    for path, given in frames.items():
+        whole = sorted(position for one in given for position in one)
+        assert whole == [*range((region.folder / "stream" / path).stat().st_size)]
 
 
 def _forged(path: str, content: bytes) -> bytes:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
+from safetensors.torch import save_file
 
 from geocomm.lab.demo.demo_run import DemoError
 from geocomm.lab.demo.weights_run import WeightsRun, read_run
@@ -105,7 +105,6 @@ def test_what_does_not_agree_is_an_error(tmp_path: Path, change: Callable[[Lines
 
 
 def test_digests_are_of_each_tensor_with_its_dtype(tmp_path: Path) -> None:
-    save_file: Any = import_module("safetensors.torch").save_file
     tensors = {"a": torch.arange(6).bfloat16().view(2, 3), "b": torch.ones(4)}
     save_file(tensors, tmp_path / "one", {"format": "pt"})
     first = tensor_digests(tmp_path / "one")
