@@ -15,12 +15,8 @@ from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.snapshots import SnapshotError, Snapshots
 from geocomm.elastic.supervisor import PublishConfig
 from geocomm.weights.reader import WeightReader
-<<<<<<< HEAD
-from support.elastic_sites import ENVIRONMENT, LIMIT_S
-=======
 from support.elastic_commands import processes_of, supervised
-from support.elastic_sites import ENVIRONMENT, ElasticSite
->>>>>>> 7ac90e85 (Test: the whole of geocomm run --elastic --publish; the site that publishes is killed and comes back, and a reader has the newest weights)
+from support.elastic_sites import ENVIRONMENT, LIMIT_S, ElasticSite
 from support.elastic_training import build_model
 from support.elastic_training_sites import assert_equal_bits, end_all, training_sites
 from support.weight_streams import equal
