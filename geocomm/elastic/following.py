@@ -206,6 +206,8 @@ class Following:
         """Whether that is the highest term of this run so far. It is kept then, and followed at the end, whatever comes
         of what is done within: nobody is told of a kept term twice. by: the site that asks for it."""
         if heard := await self._believes(run, term, leader, by):
+            if self._claims(term):
+                self._view.known.yield_to(leader)
             self._view.known.saw(term, leader)
         try:
             yield heard
@@ -215,13 +217,23 @@ class Following:
 
     async def _believes(self, run: str | None, term: int, leader: str, by: str) -> bool:
         genesis, known = self._view.state.genesis, self._view.known
-        if run is None or (genesis is not None and run != genesis.run) or term <= known.term:
+        if run is None or (genesis is not None and run != genesis.run) or not self._is_later(term, leader):
             return False
         if not self._passes_on and not known.may_be(term):
             return False
         asked = StandingAsked(run=run, term=known.term, leader=self._view.leader_at)
+        by = "" if self._claims(term) else by  # who only asks for the same term may not get it
         leads = await leads_there(term, leader, self._view.keys, asked, ASK_LIMIT_S, by)
-        return leads and term > known.term
+        return leads and self._is_later(term, leader)
+
+    def _is_later(self, term: int, leader: str) -> bool:
+        """Whether a leader of this term, if it leads, is to be followed in place of the one that is."""
+        return term > self._view.known.term or (self._claims(term) and leader != self._view.leader_at)
+
+    def _claims(self, term: int) -> bool:
+        """Whether this agent is to lead with this term, and has not begun: another one may have."""
+        known = self._view.known
+        return term == known.term and known.claims_after(self._view.state.term)
 
     def _follow_leader(self) -> None:
         """Go to the leader of the highest term; what the one before still says is not heard."""

@@ -93,6 +93,12 @@ class KnownAgents:
         self.lost_journal = True
         self._write()
 
+    def yield_to(self, leader: str) -> None:
+        """Another site leads with the term that this agent has claimed, and was not to begin. TermNotKeptError: that
+        cannot be kept."""
+        self.leader, self._claimed = leader, 0
+        self._write()
+
     def next_start(self) -> int:
         """Counts the starts of this agent as a leader: higher than each before. TermNotKeptError: it cannot be kept."""
         self._starts += 1

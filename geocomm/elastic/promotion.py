@@ -95,7 +95,7 @@ class Candidate:
                 f"{refused}. Some may have agreed to term {term}: this site asks again until it leads, or until "
                 "another one is promoted"
             ) from None
-        if known.term != term:
+        if (known.term, known.leader) != (term, self.address):
             raise _RefusedError(
                 f"another site is promoted at the same time: the leader of term {known.term} is at {known.leader}"
             )
@@ -117,10 +117,12 @@ class Candidate:
         return away
 
     async def _refuse_if_led(self, found: dict[str, AgentStanding]) -> None:
+        known = self.view.known
         for at, one in found.items():
-            if one.term > self.view.known.term:
+            rivals = one.leader != self.address and one.term == known.term and known.claims_after(self.view.state.term)
+            if one.term > known.term or rivals:
                 leads = await self.hear(one.run, one.term, one.leader)
-                if leads or one.site not in self.told:
+                if leads or (one.site not in self.told and not rivals):
                     self.told.add(one.site)
                     raise _RefusedError(
                         f"site {one.site} knows of a later leader, at {one.leader} (term {one.term}), which "

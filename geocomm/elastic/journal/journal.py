@@ -23,6 +23,8 @@ _FORMAT = 5
 _READ_AT_ONCE = 500
 _CUT_AT_ONCE = 500
 _CHECKED_AT_OPEN = 200
+_WRITE_FORMAT = 18
+"""The byte of SQLite's first page by which it knows whether it may write the file."""
 STATE_EVERY = 1000
 """Entries from one state in the file to the next: who opens it reads no more."""
 MOST_SENT = 10_000
@@ -280,6 +282,10 @@ class SqliteJournal:
         """Look at all bytes of all entries, without reading what they say, at the state now, and at what SQLite keeps
         beside them: else who writes would find the damage, again and again. BadLineError, sqlite3.DatabaseError: the
         file is damaged."""
+        with self.path.open("rb") as file:
+            head = file.read(_WRITE_FORMAT + 1)
+        if head[_WRITE_FORMAT:] > b"\2":  # all of it can be read, and SQLite does not write it
+            raise BadLineError(f"{self.path} is damaged: its first page is of a later SQLite")
         if (found := self._pragma("integrity_check(1)")) != "ok":
             raise BadLineError(f"{self.path} is damaged: {found}")
         with self._one_view():

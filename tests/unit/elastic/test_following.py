@@ -22,16 +22,28 @@ from geocomm.elastic.run_view import AgentLife
 BEFORE, PROMOTED, RUN = "127.0.0.1:1", "127.0.0.1:2", "0" * 32
 
 
-@pytest.mark.parametrize("leads", [True, False])
+class View(SimpleNamespace):
+    """A `RunView`, as far as it is asked here."""
+
+    known: KnownAgents
+
+    @property
+    def leader_at(self) -> str:
+        return self.known.leader or BEFORE
+
+
+@pytest.mark.parametrize(("leads", "claimed"), [(True, False), (False, False), (False, True)])
 def test_who_promised_to_follow_a_leader_does_so_though_it_hung_up_before_the_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leads: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, leads: bool, claimed: bool
 ) -> None:
-    """What is promised is on the disk, so it is not heard of as new a second time."""
+    """What is promised is on the disk, so it is not heard of as new a second time. claimed: this agent has asked for
+    the same term before, and another one got it."""
 
     async def read_question(_: object) -> StandingAsked:
         return StandingAsked(run=RUN, term=1, leader=PROMOTED)
 
-    async def leads_there(*_: object) -> bool:
+    async def leads_there(*asked: object) -> bool:
+        assert asked[-1] == ("" if claimed else "b")  # to a rival that has not begun it does not agree
         return True
 
     async def tell(*_: object) -> None:
@@ -44,30 +56,24 @@ def test_who_promised_to_follow_a_leader_does_so_though_it_hung_up_before_the_an
         moved: list[str] = []
         life = AgentLife()
         known = KnownAgents(tmp_path, print)
-        view: Any = SimpleNamespace(
+        if claimed:
+            known.claim(1, BEFORE, force=False)
+        view: Any = View(
             site="a",
             state=SimpleNamespace(genesis=SimpleNamespace(run=RUN), term=0),
             journal=SimpleNamespace(head=Head(3, "1" * 64)),
             known=known,
             leader=SimpleNamespace() if leads else None,
-            leader_at=known.leader or BEFORE,
             keys=None,
             life=life,
             leave_leader=lambda: None,
             link=SimpleNamespace(move=lambda to: moved.append(str(to))),
         )
-        known_saw = known.saw
-
-        def saw(term: int, leader: str) -> None:
-            known_saw(term, leader)
-            view.leader_at = leader
-
-        known.saw = saw
         agent = Following(view, Address.parse(BEFORE), lambda _: None, passes_on=False)
         stream: Any = None
         with contextlib.suppress(ConnectionResetError):
             await agent.answer(stream, "b")
-        assert known.term == 1
+        assert (known.term, known.leader, known.claims_after(0)) == (1, PROMOTED, False)
         return moved, life.ended.exception() if life.ended.done() else None
 
     moved, ended = asyncio.run(followed())

@@ -91,6 +91,23 @@ def test_what_a_disk_does_to_a_journal_is_told_or_changes_nothing(
     assert told > flips // 2
 
 
+@pytest.mark.parametrize("at", range(16, 24))
+def test_a_journal_whose_first_page_has_changed_is_told_or_can_be_written(
+    tmp_path: Path, entries: tuple[Entry, ...], at: int
+) -> None:
+    path = tmp_path / "j.sqlite"
+    write(path, entries[:50], cut=False)
+    whole = path.read_bytes()
+    for bit in range(8):
+        for end in ("-wal", "-shm"):
+            path.with_name(f"{path.name}{end}").unlink(missing_ok=True)
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
+        if not _damage(path, has_run=True):
+            with contextlib.closing(SqliteJournal(path)) as journal:
+                journal.append_all(entries[50:60], journal.head)
+            check(path)
+
+
 def test_a_row_whose_text_is_of_another_type_is_damage(tmp_path: Path, entries: tuple[Entry, ...]) -> None:
     write(tmp_path / "j", entries, cut=False)
     with sqlite3.connect(tmp_path / "j") as db:
