@@ -131,6 +131,8 @@ class Faults:
                     return
                 if any(other.machine.is_damaged for other in self._run.sites.values()):
                     return  # most members are to be left with a journal
+                if self._run.leads_again_soon() and len(self._run.sites) < 3:
+                    return  # as also where the leader has its own from the others, and asks them whether it leads
                 leader = self._run.leader_name()
                 if site.name == leader or self._run.sites[leader].lost:
                     return  # that is what `hub` does
@@ -222,8 +224,12 @@ class Faults:
         others = [other for other in self._run.sites.values() if other is not site]
         if self._restoring or any(other.machine.is_damaged or other.lost for other in others) or not others:
             return
-        if not any(self._run.newest()[0].versions) or any(not other.state()[0].versions for other in others):
-            return  # some have no journal of a run
+        if any(not one.state()[0].versions for one in self._run.sites.values()):
+            # Some have no journal of a run: who knows nobody else either cannot tell whether it was the only one that
+            # had it, says so, and ends.
+            return
+        if not any(self._run.newest()[0].versions):
+            return
         site.machine.is_damaged = site.machine.was_damaged = True
         await site.stop()
         try:

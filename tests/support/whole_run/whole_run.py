@@ -25,7 +25,8 @@ from geocomm.elastic.journal.admission import members_of
 from geocomm.elastic.journal.entries import Entry
 from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.journal.sequencer_events import LeaderSettings
-from geocomm.elastic.questions import PromotionAnswer, PromotionAsked
+from geocomm.elastic.known_agents import KnownAgents
+from geocomm.elastic.questions import LeaderAnswer, PromotionAnswer, PromotionAsked, RemovalAsked
 from support.whole_run.agents import ask, simulated
 from support.whole_run.anchors import FRAGMENTS
 from support.whole_run.checks import WORD_S, Checks, Place
@@ -116,6 +117,8 @@ class WholeRun:
         drawn = self.chance.choices([*kinds], [*kinds.values()])[0]
         self._lasting = drawn if lasting is None else lasting
         self.skipped: Site | None = None
+        self.is_held_back = False
+        """A site is said to join once most members hold the last one's entry."""
         self.words: dict[str, float] = {}
         """By site: when its agent last said something, or somebody something of it."""
         self.registry = Registry()
@@ -157,11 +160,12 @@ class WholeRun:
         """To the history's log."""
         process = current_or_none()
         for name in self.names:
-            by_it = what.startswith(f"{name}: ") or (process is not None and process.machine.name == name)
+            by_it = what.startswith((f"{name}: ", f"{name} joins once")) or (process is not None and process.machine.name == name)
             if by_it or f"site {name}" in what or self.world.machines[name].host in what:
                 self.words[name] = self.loop.time()
         if process is not None and "only one that leads" in what and f"same run, at {process.machine.host}:" in what:
             self.registry.broken.append(f"{process.machine.name} takes itself for another leader")
+        self.is_held_back = self.is_held_back or " joins once most members " in what
         if "averages no more" in what:
             self.history.told_liars.add(what.split(":")[0])
             if not what.startswith(f"{self.liar}: ") or not self.liar:
@@ -282,6 +286,23 @@ class WholeRun:
         all_ready = all(states[0].sites.get(name) is not None for name in self.names)
         return len(states) >= 3 and all_there and is_settled and all_ready
 
+    def leads_again_soon(self) -> bool:
+        """Whether the site that leads has lost its journal, and not begun a later term since."""
+        leader = self.sites[self.leader_name()]
+        known = KnownAgents(leader.run_dir, self.say)
+        return known.lost_journal or known.claims_after(leader.state()[0].term)
+
+    async def give_up_lost(self) -> None:
+        """A person removes the sites that are gone for good, as those are told whose coming waits for most members."""
+        self.is_held_back = False
+        leader, members = self.sites[self.leader_name()], members_of(self.newest()[0])
+        for name in members:
+            if self.sites[name].lost and leader.machine.up:
+                with contextlib.suppress(OSError):
+                    asked = RemovalAsked(site=name, why="it is gone for good")
+                    answer = await ask(leader.machine, f"{leader.machine.host}:{PORT}", asked, LeaderAnswer)
+                    self.say(f"person: remove {name}: {answer.problem or 'done'}")
+
     def etcd_lacks_some(self) -> bool:
         return self.with_etcd and self.etcd.head_index < self.newest()[0].head.index
 
@@ -366,6 +387,8 @@ class WholeRun:
             await asyncio.sleep(2)
             if self.with_etcd:
                 await self.give_etcd_its_end()
+            if self.is_held_back:
+                await self.give_up_lost()
             has_waited = self.skipped is None or self.loop.time() > began + WORD_S + 4
             if not (why := self.checks.lacks(first)) and has_waited:
                 self.checks.chain()
