@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from geocomm.core.message_log import log
@@ -23,6 +23,7 @@ MAIL_S = 2.0
 """From the entry on that lists a frame, it may come by mail for this time."""
 NEED_PAUSE_S = 5.0
 """Between two attempts to find a listed frame."""
+_TOLD_EVERY_S = 1.0
 PATIENT_ATTEMPTS = 3
 """After these a newer state is taken where there is one, also if nobody says that the frame is gone."""
 
@@ -110,6 +111,10 @@ class FrameFetches:
     async def _bring(self, wanted: Wanted, fetch: _Fetch) -> None:
         """Once; and again while the ranks need it, from any site that has it."""
         waiting, attempts, said_lost = Waiting(log), 0, False
+
+        def tell() -> None:
+            waiting.tell(lambda: f"the frame of site {wanted.site} (fragment {wanted.fragment}, {wanted.version})")
+
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(MAIL_S):
@@ -130,9 +135,9 @@ class FrameFetches:
                     break
                 is_absent = outcome is Outcome.ABSENT or not (sources or self._view.proxy)  # a leader that hears nobody
                 tries_state = is_absent or attempts >= PATIENT_ATTEMPTS
-                takes_state = tries_state and await self._take_state(wanted, sources)
+                takes_state = tries_state and await self._take_state(wanted, sources, tell)
                 said_lost = is_absent and not takes_state and self._say_lost(wanted, again=said_lost)
-                waiting.tell(lambda: f"the frame of site {wanted.site} (fragment {wanted.fragment}, {wanted.version})")
+                tell()
                 await asyncio.sleep(NEED_PAUSE_S)
         finally:  # nothing is awaited between the last look at `needed` and this
             if self._under_way.get(wanted) is fetch:
@@ -159,16 +164,19 @@ class FrameFetches:
         # To ask the leader who is there takes a second across the world.
         return await self._view.fetcher.frame(wanted, self._view.last_known(first=wanted.site))
 
-    async def _take_state(self, wanted: Wanted, sources: list[str]) -> bool:
+    async def _take_state(self, wanted: Wanted, sources: list[str], tell: Callable[[], None]) -> bool:
         """Others let go of frames once they have written a state. Whether there is one, which the ranks take then: all
-        frames of the fragment that are gone wait for one search."""
+        frames of the fragment that are gone wait for one search. tell: is called meanwhile, for a state takes long."""
         fragment = wanted.fragment
         if (taking := self._taking.get(fragment)) is None:
             taking = self._taking[fragment] = self._view.life.start(
                 self._states.newest(fragment, wanted.version, sources)
             )
             taking.add_done_callback(lambda _: self._taking.pop(fragment, None))
-        version = await asyncio.shield(taking)
+        while not taking.done():
+            await asyncio.wait([taking], timeout=_TOLD_EVERY_S)
+            tell()
+        version = taking.result()
         if version is None or version <= wanted.version:
             return False
         self._ranks.tell_owner(fragment, TakeState(fragment=fragment, version=version))

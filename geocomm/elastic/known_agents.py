@@ -41,8 +41,8 @@ class KnownAgents:
         self.force = False
         """The claim holds also where half of the members or more do not agree."""
         self.lost_journal = False
-        """The journal here is what others had in the place of a damaged one. It may lack entries that this site had, and
-        some have: so this site goes on leading with a later term alone."""
+        """The journal here is what others had in the place of a damaged one. It may lack entries that this site had,
+        and some have: so this site goes on leading with a later term alone."""
         self._claimed = 0
         self._starts = 0
         self._path, self._log = RunDir(run_dir).agents, log

@@ -44,9 +44,7 @@ class LeaderSnapshots:
     def _since_last_s(self) -> float:
         """How long ago the last snapshot was, by the rounds since then."""
         snapshot = self._run.state.snapshot
-        return self._run.seconds_of(
-            sum(self._run.state.versions) - (0 if snapshot is None else sum(snapshot.versions))
-        )
+        return self._run.seconds_of(sum(self._run.state.versions) - (0 if snapshot is None else sum(snapshot.versions)))
 
     def _missed(self, last: Snapshot) -> str:
         have, lack = sorted(self._copies), [name for name in self._run.state.live if name not in self._copies]

@@ -11,7 +11,6 @@ from geocomm.elastic.journal.messages import Down, EntrySaid
 from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.journal.sequencer_events import Action, Append, Close, LeaderSettings, Log, Send, SendEntries
 
-
 _PACED_ROUNDS = 4
 """That a leader has to have decided before it knows how fast rounds are."""
 

@@ -160,7 +160,8 @@ class WholeRun:
         """To the history's log."""
         process = current_or_none()
         for name in self.names:
-            by_it = what.startswith((f"{name}: ", f"{name} joins once")) or (process is not None and process.machine.name == name)
+            by_it = what.startswith((f"{name}: ", f"{name} joins once"))
+            by_it = by_it or (process is not None and process.machine.name == name)
             if by_it or f"site {name}" in what or self.world.machines[name].host in what:
                 self.words[name] = self.loop.time()
         if process is not None and "only one that leads" in what and f"same run, at {process.machine.host}:" in what:
