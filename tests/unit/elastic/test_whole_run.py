@@ -105,11 +105,13 @@ def test_a_site_that_averages_wrong_is_named() -> None:
         ("a need is lost", 50),
         ("mail is waited for for ever", 0),
         ("a leader waits for those that have left", 0),
-        ("a lost journal is begun anew", 3),
-        ("only entries are looked at", 2),
+        ("a lost journal is begun anew", 4),
+        ("only entries are looked at", 0),
         ("nothing is taken back", 0),
         ("a newer version denies nothing", 0),
         ("sites read from the beginning", 0),
+        ("deals that come together are the last one", 23),
+        ("each leader counts anew how long a site is gone", 7),
     ],
 )
 def test_a_fault_that_geocomm_had_is_found(mutant: str, seed: int) -> None:
