@@ -79,8 +79,8 @@ class Exchange(Reduction):
     def adders(self) -> set[str]:
         """The other sites to which the delta of this one goes, where not to all."""
         to, checker = self.aggregator, self.coding.checker(self.sites, self.offer.round)
-        found = set() if to is None else {self.regions.adder(self.own, to)}
-        return (found | ({checker} if checker else set())) - {self.own}
+        found = [None if to is None else self.regions.adder(self.own, to), checker]
+        return {site for site in found if site is not None and site != self.own}
 
     @property
     def senders(self) -> list[str]:
