@@ -27,6 +27,7 @@ from geocomm.sync.local_steps.outer.rounds import Coding, Rounds
 from geocomm.sync.local_steps.settings.local_settings import LocalSettings, Reduce
 from support.harness import Ranks, hash_of, ranks_fixture
 from support.local_models import adamw, make_model, train_steps, values
+from support.sent_bytes import CYCLES, FRAGMENTS, FRAME_BYTES, sent_to_sites
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "fp32": {"every": 4, "overlap": 0, "codec": "none"},
@@ -113,35 +114,15 @@ def _second_part(sites: list[str], settings: dict[str, Any], saved: list[bytes])
     return hash_of(values(model))
 
 
-def _sent_between_sites(reduce: Reduce) -> int:
-    """Bytes that this rank's site has sent to the others in twelve rounds of four fragments."""
-    torch.manual_seed(1)
-    model = nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(4)))
-    handle = local_steps(
-        model,
-        optimizer := adamw(model),
-        LocalSettings(every=4, overlap=0, codec="none", fragments=4, deterministic=True, reduce=reduce),
-    )
-    dist.barrier()
-    before = sum(peer["bytes_sent"] for peer in geocomm.stats()["peers"])
-    for step in range(12):
-        model(torch.randn(4, 256, generator=torch.Generator().manual_seed(step))).square().mean().backward()
-        optimizer.step()
-    dist.barrier()  # what the others have received is counted as sent
-    sent = sum(peer["bytes_sent"] for peer in geocomm.stats()["peers"]) - before
-    handle.finish()
-    return sent
-
-
 def test_with_an_aggregator_a_site_sends_less_than_two_deltas_a_round() -> None:
-    model_bytes, cycles = 4 * 4 * 256 * 256, 3
+    model_bytes = FRAGMENTS * FRAME_BYTES
     with Ranks(list("abcd")) as ranks:
         ranks.init()
-        to_all, to_one = (ranks.run(_sent_between_sites, reduce) for reduce in ("all", "aggregator"))
+        to_all, to_one = (ranks.run(sent_to_sites, reduce) for reduce in ("all", "aggregator"))
     for sent in to_all:
-        assert sent == pytest.approx(3 * model_bytes * cycles, rel=0.05)
+        assert sum(sent.values()) == pytest.approx(3 * model_bytes * CYCLES, rel=0.05)
     for sent in to_one:
-        assert sent == pytest.approx(2 * 3 / 4 * model_bytes * cycles, rel=0.05)
+        assert sum(sent.values()) == pytest.approx(2 * 3 / 4 * model_bytes * CYCLES, rel=0.05)
 
 
 def _chosen(_: list[str]) -> tuple[str, str]:

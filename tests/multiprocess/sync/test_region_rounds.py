@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 import geocomm
@@ -21,6 +20,7 @@ from geocomm.sync.local_steps.outer.rounds import Rounds
 from geocomm.sync.local_steps.settings.local_settings import LocalSettings, Reduce
 from support.harness import Ranks, hash_of
 from support.local_models import adamw, make_model, train_steps, values
+from support.sent_bytes import CYCLES, FRAGMENTS, FRAME_BYTES, sent_to_sites
 
 SITES = "abcdef"
 LINKS = Links.uniform(SITES, regions=("east", "east", "east", "west", "west", ""))
@@ -73,38 +73,14 @@ def test_regions_have_the_bits_of_simulated_ones(ranks: Ranks, settings: dict[st
     assert (alone[0][0] == bits) is (settings.get("reduce") is None)  # what goes to all only takes another way
 
 
-def _sent(reduce: Reduce) -> dict[str, int]:
-    """Bytes that this rank has sent to each other site in twelve rounds of four fragments: each averages twice."""
-    torch.manual_seed(1)
-    model = nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(4)))
-    handle = local_steps(
-        model,
-        optimizer := adamw(model),
-        LocalSettings(every=4, overlap=0, codec="none", fragments=4, deterministic=True, reduce=reduce),
-    )
-
-    def sent() -> dict[str, int]:
-        dist.barrier()  # what the others have received is counted as sent
-        return {peer["site"]: peer["bytes_sent"] for peer in geocomm.stats()["peers"]}
-
-    before = sent()
-    for step in range(12):
-        model(torch.randn(4, 256, generator=torch.Generator().manual_seed(step))).square().mean().backward()
-        optimizer.step()
-    after = sent()
-    handle.finish()
-    return {site: after[site] - before[site] for site in after}
-
-
 @pytest.mark.parametrize("reduce", ["all", "aggregator"])
 def test_between_regions_goes_one_frame_of_a_region(ranks: Ranks, reduce: Reduce) -> None:
-    frame_bytes, rounds = 4 * 256 * 256, 12
     region = dict(zip(SITES, ("east", "east", "east", "west", "west", "f"), strict=True))
-    found = dict(zip(SITES, ranks.run(_sent, reduce), strict=True))
+    found = dict(zip(SITES, ranks.run(sent_to_sites, reduce), strict=True))
     crossed = sum(sent for site, to in found.items() for other, sent in to.items() if region[site] != region[other])
     # all: each site's delta goes to two other regions; aggregator: two sums come, and the average goes to two regions
     frames = 6 * 2 if reduce == "all" else 2 + 2
-    assert crossed == pytest.approx(frames * frame_bytes * rounds, rel=0.06)
+    assert crossed == pytest.approx(frames * FRAME_BYTES * FRAGMENTS * CYCLES, rel=0.06)
 
 
 _handle: tuple[nn.Module, torch.optim.Optimizer, LocalSteps]
