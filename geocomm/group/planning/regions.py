@@ -51,13 +51,15 @@ class Regions:
         """Where the delta of `site` goes; to itself: it stays there."""
         return aggregator if len(self.of(site)) == 1 else self.head(site, aggregator)
 
-    def parts(self, adder: str, aggregator: str) -> list[tuple[str, ...]]:
-        """Of each frame that an adder adds up, in their order, whose deltas are in it: a site's, or a region's."""
+    def parts(self, adder: str, aggregator: str) -> dict[str, tuple[str, ...]]:
+        """What an adder adds up, in its order: by who sends a frame, the sites whose deltas are in it."""
         if adder != aggregator:
-            return [(site,) for site in self.of(adder)]
-        parts = [(site,) if self.adder(site, aggregator) == aggregator else self.of(site) for site in self.sites]
-        return list(dict.fromkeys(parts))
-
-    def sender(self, part: Sequence[str], aggregator: str) -> str:
-        """The site that sends the frame of a part to its adder."""
-        return part[0] if len(part) == 1 else self.head(part[0], aggregator)
+            return {site: (site,) for site in self.of(adder)}
+        parts: dict[str, tuple[str, ...]] = {}
+        for site in self.sites:
+            to = self.adder(site, aggregator)
+            if to == aggregator:
+                parts[site] = (site,)
+            else:
+                parts[to] = self.of(site)
+        return parts

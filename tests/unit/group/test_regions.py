@@ -49,9 +49,9 @@ def test_heads_take_turns_and_pass_on_what_comes_from_other_regions() -> None:
 
 def test_a_head_adds_up_its_region_and_the_aggregator_all() -> None:
     assert REGIONS.adders("b") == ["e", "b"]
-    assert REGIONS.parts("e", "b") == [("d",), ("e",)]
-    assert REGIONS.parts("b", "b") == [("a",), ("b",), ("c",), ("d", "e"), ("f",)]
-    assert [REGIONS.sender(part, "b") for part in REGIONS.parts("b", "b")] == ["a", "b", "c", "e", "f"]
+    assert [*REGIONS.parts("e", "b").items()] == [("d", ("d",)), ("e", ("e",))]
+    assert [*REGIONS.parts("b", "b").values()] == [("a",), ("b",), ("c",), ("d", "e"), ("f",)]
+    assert [*REGIONS.parts("b", "b")] == ["a", "b", "c", "e", "f"]
     assert Regions(SITES).adders("c") == ["c"]
 
 
@@ -63,8 +63,8 @@ def test_each_delta_is_added_up_once_and_each_site_gets_the_average_once(of: lis
         for adder in regions.adders(aggregator):
             parts = regions.parts(adder, aggregator)
             own = [site for site in regions.sites if regions.adder(site, aggregator) == adder]
-            assert own == [part[0] for part in parts if len(part) == 1]
-            sums[adder] = [one for part in parts for one in sums[regions.sender(part, aggregator)]]
+            assert own == [part[0] for part in parts.values() if len(part) == 1]
+            sums[adder] = [one for sender in parts for one in sums[sender]]
         assert sorted(sums[aggregator]) == sorted(regions.sites)
         over = {site: head for far, head, site in regions.relays() if far == aggregator}
         crossed = [site for site in regions.sites if site not in regions.of(aggregator) and site not in over]

@@ -62,8 +62,7 @@ class Exchange(Reduction):
         to = self.aggregator
         if to is None or self.is_checked_here:
             return {site: (site,) for site in self.sites}
-        adds = self.own in self.regions.adders(to)
-        return {self.regions.sender(part, to): part for part in self.regions.parts(self.own, to)} if adds else {}
+        return self.regions.parts(self.own, to) if self.own in self.regions.adders(to) else {}
 
     @property
     def is_averaged_here(self) -> bool:

@@ -350,8 +350,7 @@ class RoundExchange:
 
     def _added_up(self, exchange: Exchange, entry: Entry) -> torch.Tensor | None:
         """The average of the frames that are for this site. None: none of them counts."""
-        weight_of = dict(zip(entry.members, entry.weights, strict=True))
-        weights = [sum(weight_of[site] for site in part) for part in exchange.parts.values()]
+        weights = [entry.weight_of(part) for part in exchange.parts.values()]
         frames = [exchange.frames[site] for site in exchange.parts]
         for site, frame, weight in zip(exchange.parts, frames, weights, strict=True):
             if weight and not frame.wire_bytes:

@@ -306,14 +306,13 @@ class SimulatedReduction(Reduction):
     def _values(self, board: _Board, entry: Entry) -> torch.Tensor | None:
         """The average, through the frames in which it would travel."""
         names, coding = self.sites.names, self.coding
-        weight_of = dict(zip(names, entry.weights, strict=True))
         aggregator = coding.aggregator(names, self.number)
         if aggregator is None:
             return average_frames([board.frames[one] for one in names], self.fragment, entry.weights, coding.averaging)
         regions, frames, values = Regions(names, coding.regions), dict(board.frames), None
         for adder in regions.adders(aggregator):
-            parts = {regions.sender(part, aggregator): part for part in regions.parts(adder, aggregator)}
-            weights = [sum(weight_of[one] for one in part) for part in parts.values()]
+            parts = regions.parts(adder, aggregator)
+            weights = [entry.weight_of(part) for part in parts.values()]
             values = average_frames([frames[one] for one in parts], self.fragment, weights, coding.averaging)
             region = 0 if adder == aggregator else coding.of_region(adder)
             frames[adder] = DeltaFrames(None, None)

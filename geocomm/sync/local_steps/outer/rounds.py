@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Protocol
 
@@ -74,6 +74,10 @@ class Entry:
     """The squared L2 norms of the members' deltas."""
     last: bool = False
     """Whether the members sent their weights, and the result is the mean of these."""
+
+    def weight_of(self, sites: Collection[str]) -> int:
+        """Of some members together."""
+        return sum(weight for site, weight in zip(self.members, self.weights, strict=True) if site in sites)
 
     def agreement(self, averaging: Averaging, mean_norm: float) -> float | None:
         """How far the sites learn the same: |mean delta|^2 / mean |delta|^2, from 1 (equal deltas) down to 1 / sites,
