@@ -14,10 +14,10 @@ import statistics
 import sys
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import yaml
 
@@ -33,6 +33,21 @@ SITE_NAMES = ("site0", "site1")
 DEFAULT_STEPS = 10
 _POLL_S = 0.25
 _TAIL_LINES = 12
+
+
+def demo_sites(
+    sites: Sequence[str],
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    keys: Path | None,
+    log: TextIO,
+    link: EmulatedLink | None,
+) -> LoopbackRun | WanRun:
+    """The sites of a demo, which write to `log`. link: between each two of them; None: they talk over loopback."""
+    if link is None:
+        return LoopbackRun(sites, command, environment=environment, keys=keys, log=log)
+    wan = EmulatedWan.uniform(sites, link)
+    return WanRun(wan, command, environment=environment, keys=keys, stdout=log, stderr=log)
 
 
 class DemoError(UserError, RuntimeError):
@@ -211,11 +226,7 @@ def run_variant(
     with (
         log_path.open("w", encoding="utf-8") as log,
         (folder / "wan.jsonl").open("w", encoding="utf-8") as samples,
-        LoopbackRun(SITE_NAMES, command, environment=environment, keys=keys, log=log)
-        if over_loopback
-        else WanRun(
-            EmulatedWan.uniform(SITE_NAMES, link), command, environment=environment, keys=keys, stdout=log, stderr=log
-        ) as run,
+        demo_sites(SITE_NAMES, command, environment, keys, log, None if over_loopback else link) as run,
     ):
         while run.running():
             try:

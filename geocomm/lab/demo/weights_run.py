@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from geocomm.core.addresses import free_port
-from geocomm.lab.demo.demo_run import DemoError, demo_environment, log_tail, read_entries
+from geocomm.lab.demo.demo_run import DemoError, demo_environment, demo_sites, log_tail, read_entries
 from geocomm.lab.emulator.emulated_keys import site_environment
-from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan, WanError
+from geocomm.lab.emulator.emulated_links import EmulatedLink, WanError
 from geocomm.lab.emulator.emulated_wan import WanReport, WanRun
-from geocomm.lab.emulator.loopback_run import LoopbackRun
 
 SITE_NAMES = ("site0", "site1", "site2")
 FOLLOWERS = SITE_NAMES[1:]
@@ -89,11 +88,7 @@ def run_weights_demo(
     log_path, told, sent = folder / "log.txt", 0, 0
     with (
         log_path.open("w", encoding="utf-8") as log,
-        LoopbackRun(SITE_NAMES, command, environment=environment, keys=keys, log=log)
-        if over_loopback
-        else WanRun(
-            EmulatedWan.uniform(SITE_NAMES, link), command, environment=environment, keys=keys, stdout=log, stderr=log
-        ) as run,
+        demo_sites(SITE_NAMES, command, environment, keys, log, None if over_loopback else link) as run,
     ):
         while run.running():
             with suppress(WanError):  # it ends just now
