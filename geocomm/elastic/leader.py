@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from geocomm.core.addresses import Address, AddressError
 from geocomm.core.bad_input import BadInput
 from geocomm.core.patience import Waiting, until_one_ends
+from geocomm.core.running_clock import RunningClock
 from geocomm.core.units import count_text
 from geocomm.data.deal_records import DealtSet
 from geocomm.elastic.agent_link import LineStream
@@ -98,6 +99,8 @@ class Leader:
         self.sequencer = Sequencer(
             state, terms, journal.hash_at, lambda: secrets.token_hex(16), fetch, start, shared=shared is not None
         )
+        self._clock = RunningClock(asyncio.get_running_loop().time)
+        """A leader that was stopped finds nobody silent for that."""
         self._sessions: dict[str, LineStream] = {}
         self._works: set[asyncio.Task[None]] = set()
         self._newcomers: dict[str, LineStream] = {}
@@ -208,7 +211,7 @@ class Leader:
         del self._newcomers[site]
         if not isinstance(first, Hello):
             raise BadLineError(f"{site} began with {first.kind}")
-        if refused := self.sequencer.turned_away(site, first, asyncio.get_running_loop().time()):
+        if refused := self.sequencer.turned_away(site, first, self._clock()):
             if refused.blames == "site":
                 self._log(f"refused: {refused.why}")
             lines.say(said(refused))
@@ -248,7 +251,7 @@ class Leader:
     def _decided(self, event: Event) -> list[Action]:
         """What is to be done upon an event. What the sequencer cannot take of a site ends that site's connection: what
         it believed before is not less true."""
-        now = asyncio.get_running_loop().time()
+        now = self._clock()
         try:
             return self.sequencer.on(event, now)
         except Exception as error:

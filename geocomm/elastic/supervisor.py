@@ -45,8 +45,9 @@ MOST_FRUITLESS_STARTS = 5
 LAST_OFFERS_S = 5.0
 """What a site has offered by the end of LAST_STEPS_S may still count for this time; then its ranks end."""
 _BESIDE_AGAIN_S = 10.0
-_BESIDE_LIMIT_S = 20.0
 _LEAVE_LIMIT_S = 40.0
+_END_LIMIT_S = 20.0
+"""For a process that has nothing more to do, on a busy machine: the collector waits for what was reported last."""
 _LOOK_S = 0.25
 _DISK_PAUSE_S = 5.0
 
@@ -155,7 +156,7 @@ class Supervisor:
                         task.cancel()
                 await asyncio.gather(ranks, agent, return_exceptions=True)
                 for process in (self._ranks, self._agent, *self._running_beside.values()):
-                    await self._end(process, _BESIDE_LIMIT_S)
+                    await self._end(process, _END_LIMIT_S)
 
     @contextlib.contextmanager
     def _signals(self) -> Generator[None]:

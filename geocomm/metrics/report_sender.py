@@ -59,7 +59,7 @@ _AWAY_S = 30.0
 class ReportSender:
     """Reports until close(), which sends the last one."""
 
-    _CLOSE_S = 2.0
+    _CLOSE_S = 10.0
 
     def __init__(
         self,

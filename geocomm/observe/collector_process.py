@@ -33,6 +33,8 @@ from geocomm.wire.doorway import raise_descriptor_limit
 
 _LOOK_S = 0.5
 _LAST_REPORTS_S = 1.0
+_LAST_LIMIT_S = 10.0
+"""For processes that end on a busy machine, and for the line."""
 _LOCK_LIMIT_S = 5.0
 """A collector of a run before may be at its end."""
 
@@ -62,7 +64,9 @@ async def _run(config: CollectorConfig, parent: int) -> None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_S):
                     await asked.wait()
-        await asyncio.wait([serving], timeout=_LAST_REPORTS_S)
+        last = asyncio.create_task(collector.last_reports(_LAST_REPORTS_S, _LAST_LIMIT_S))
+        await asyncio.wait([serving, last], return_when=asyncio.FIRST_COMPLETED)
+        last.cancel()
         serving.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await serving  # where it ended by itself: why

@@ -36,6 +36,7 @@ _THIN_S = 60.0
 _PAUSES_S = (1.0, 10.0)
 _WRITE_LIMIT_S = 15.0
 _RETRY_S = 1.0
+_LOOK_S = 0.05
 _GATHER_S = 0.1
 """The ranks of a machine report at the same moment: they wait for each other, to be compressed together."""
 _READ_BYTES = 64 << 10
@@ -76,6 +77,20 @@ class Collector:
         """Senders of which the log has said that their reports are refused."""
         self._waiting = WaitingReports()
         self._news = asyncio.Event()
+        self._reporting: set[asyncio.Task[None]] = set()
+        """Connections of this machine's processes."""
+        self._sends = self._reaches = False
+        """Whether what waits is being sent; whether the other end is reached."""
+
+    async def last_reports(self, least_s: float, most_s: float) -> None:
+        """Return once the processes of this machine have ended, and what they reported last is kept and passed on: as
+        long as that takes on a busy machine, within these limits. Where nobody is reached it is not passed on."""
+        clock = asyncio.get_running_loop().time
+        begun = clock()
+        while (since := clock() - begun) < most_s:
+            if since >= least_s and not self._reporting and not (self._reaches and (self._sends or self._waiting)):
+                return
+            await asyncio.sleep(_LOOK_S)
 
     async def serve(self) -> None:
         """Until cancelled. OSError: the sockets cannot be made."""
@@ -99,7 +114,10 @@ class Collector:
 
     def _begin_rank(self, connection: socket.socket, _: object) -> asyncio.Task[None]:
         connection.setblocking(False)
-        return asyncio.create_task(self._serve_rank(connection))
+        task = asyncio.create_task(self._serve_rank(connection))
+        self._reporting.add(task)
+        task.add_done_callback(self._reporting.discard)
+        return task
 
     async def _serve_rank(self, connection: socket.socket) -> None:
         """Reports of a process of this machine, until it ends."""
@@ -218,17 +236,21 @@ class Collector:
         """Over one connection, until it is lost (OSError), or another target is named."""
         stream.retry_each(_RETRY_S)
         packer = ReportPacker()
+        self._reaches = True
         try:
             while self._upstream() == target:
                 self._news.clear()
                 while lines := self._waiting.take():
+                    self._sends = True
                     self.counts.dropped += len(lines)  # unless all of it goes
                     async with asyncio.timeout(_WRITE_LIMIT_S):
                         await stream.write(packer.pack(lines))
                     self.counts.dropped -= len(lines)
+                self._sends = False
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_PAUSES_S[0]):
                         await self._news.wait()
                         await asyncio.sleep(_GATHER_S)
         finally:
+            self._sends = self._reaches = False
             stream.close()

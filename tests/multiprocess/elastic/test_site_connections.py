@@ -164,6 +164,24 @@ def test_error_of_the_leader_upon_what_a_site_says_ends_that_site_alone(
     run(scenario())
 
 
+def test_leader_that_was_stopped_finds_no_site_silent_for_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = make_keys(tmp_path / "keys", "ab")
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        time = loop.time
+        async with leading(tmp_path, keys["a"]) as (leader, address, _):
+            stream = await welcomed(address, keys["b"])
+            heard = leader.sequencer.sites["b"].heard
+            monkeypatch.setattr(loop, "time", lambda: time() + 20)
+            await stream.write(BEAT + b"\n")
+            await until(lambda: leader.sequencer.sites["b"].heard > heard, "it is heard")
+            assert leader.sequencer.sites["b"].heard < heard + 15
+            stream.close()
+
+    run(scenario())
+
+
 def test_site_of_another_version_is_told_so_in_words(tmp_path: Path) -> None:
     keys = make_keys(tmp_path / "keys", "ab")
 

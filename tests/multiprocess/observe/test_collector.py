@@ -135,6 +135,32 @@ def test_collector_that_ends_does_not_wait_for_who_still_sends_to_it(tmp_path: P
     run(work())
 
 
+def test_what_is_reported_last_is_kept_and_passed_on_however_long_the_process_takes(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path / "keys")
+
+    async def work() -> None:
+        async with (
+            collecting(tmp_path / "hub", "a") as (_, at_hub, _),
+            running_hub(keys["a"], 1, tmp_path / "hub") as place,
+        ):
+            async with collecting(tmp_path / "b", "b", keys["b"], lambda: place.address) as (collector, own, _):
+                send(tmp_path / "b", zlib.compress(text(1, "b")))
+                await until(lambda: sequences(at_hub, "b") == [1], "it reaches the hub")
+                with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sender:
+                    sender.connect(str(RunDir(tmp_path / "b").rank_socket))
+                    ending = asyncio.create_task(collector.last_reports(0.2, 100.0))
+                    await asyncio.sleep(0.5)
+                    assert not ending.done()
+                    for sequence in range(2, 40):
+                        sender.send(zlib.compress(text(sequence, "b")))
+                        await asyncio.sleep(0)
+                await ending
+                assert sequences(own, "b") == list(range(1, 40))
+            await until(lambda: sequences(at_hub, "b") == list(range(1, 40)), "all has reached the hub")
+
+    run(work())
+
+
 def test_a_site_cannot_report_for_another_and_what_is_no_report_is_refused(tmp_path: Path) -> None:
     keys = make_keys(tmp_path / "keys", "abc")
     bad = {
