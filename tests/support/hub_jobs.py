@@ -116,7 +116,7 @@ def family(pids: list[int]) -> set[int]:
     return found
 
 
-def until_gone(pids: set[int], limit_s: float = 20.0) -> None:
+def until_gone(pids: set[int], limit_s: float = 60.0) -> None:
     """Return once none of these runs. A forked one whose command has died is killed a moment after it."""
     end = time.monotonic() + limit_s
     while left := [pid for pid in pids if Path(f"/proc/{pid}/exe").exists()]:

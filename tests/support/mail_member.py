@@ -38,7 +38,7 @@ def tell(**event: Any) -> None:
 
 def main(keys: str, site: str) -> None:
     # So short that it would end other channels.
-    endpoint = native().Endpoint(keys=keys, site=site, link_deadline=timedelta(seconds=2))
+    endpoint = native().Endpoint(keys=keys, site=site, link_deadline=timedelta(seconds=6))
     mail = native().Mail(endpoint=endpoint, token=TOKEN, max_bytes=ODD_BYTES)
     tell(event="here", id=mail.id.hex(), port=mail.port)
     for line in sys.stdin:

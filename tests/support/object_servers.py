@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -121,8 +121,8 @@ class WebServer:
     """It takes connections, and closes them."""
     hangs: bool = False
     """It takes requests, and answers none until this is over."""
-    hanging: int = 0
-    """Requests that wait for that."""
+    hanging: list[str] = field(default_factory=list[str])
+    """Paths of requests that wait for that."""
     asked: list[tuple[str, int, float]] = field(default_factory=list[tuple[str, int, float]])
     """Path, first byte, and when (monotonic)."""
     port: int = 0
@@ -163,16 +163,25 @@ def web_server(files: dict[str, bytes]) -> Iterator[WebServer]:
                 self.close_connection = True
                 return
             if state.hangs:
-                state.hanging += 1
+                state.hanging.append(self.path)
             while state.hangs:
                 time.sleep(0.02)
             state.begun(1)
-            try:
-                self._send(with_body=with_body)
-            finally:
-                state.begun(-1)
+            begun = True
 
-        def _send(self, *, with_body: bool) -> None:
+            def ends() -> None:
+                """Before the last byte goes: the next request may come before this thread goes on."""
+                nonlocal begun
+                if begun:
+                    begun = False
+                    state.begun(-1)
+
+            try:
+                self._send(ends, with_body=with_body)
+            finally:
+                ends()
+
+        def _send(self, ends: Callable[[], None], *, with_body: bool) -> None:
             content = state.files.get(self.path)
             found = re.match(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
             end = len(content or b"") - 1
@@ -190,6 +199,8 @@ def web_server(files: dict[str, bytes]) -> Iterator[WebServer]:
                 if state.dead:
                     self.close_connection = True
                     return
+                if start + 65536 >= len(body):
+                    ends()
                 self.wfile.write(body[start : start + 65536])
                 time.sleep(65536 / state.bytes_per_second)
 

@@ -93,13 +93,13 @@ def pingpong(count: str) -> None:
 
 
 def datagrams(count: str, pause_us: str) -> None:
-    """Site 1 sends datagrams of 1000 bytes to site 0, which does not answer."""
+    """Site 1 sends datagrams of 1000 bytes to site 0, which does not answer, and stays until it is ended."""
     if RANK == 1:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
             for _ in range(int(count)):
                 sender.sendto(bytes(1000), (site_address(0), PORT))
                 time.sleep(float(pause_us) / 1e6)
-            time.sleep(0.3)  # packets that the link has not read when the job ends count nowhere
+            time.sleep(300)  # packets that the link has not read when the job ends count nowhere
 
 
 def flood(seconds: str) -> None:

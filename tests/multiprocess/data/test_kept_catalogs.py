@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from geocomm.core.bad_input import BadInput
 from geocomm.data.kept_catalog import KeptCatalog
 from geocomm.data.read_version import ReadVersion
 from geocomm.data.shard_sequences import SetName, ShardSequences
+from support.log_lines import once_said
 from support.object_servers import WebServer, web_server
 from support.small_catalog import add_version, shard
 
@@ -84,12 +84,9 @@ def test_catalog_that_cannot_be_read_is_awaited_by_its_name(
     shutil.rmtree(cache)
     monkeypatch.setattr("geocomm.core.patience.FIRST_WORD_S", 1.0)
     setattr(web, fault, True)
-    timer = threading.Timer(6, lambda: setattr(web, fault, False))
-    timer.start()
-    with caplog.at_level(logging.WARNING):
+    said = f"waiting for the catalog {web.url}, to read 000001.json"
+    with caplog.at_level(logging.WARNING), once_said(caplog, said, lambda: setattr(web, fault, False)):
         assert ReadVersion.read(KeptCatalog(web.url), 1, sha256).sha256 == sha256
-    timer.join()
-    assert f"waiting for the catalog {web.url}, to read 000001.json" in caplog.text
 
 
 def test_wait_for_a_catalog_ends_in_one_error_and_what_is_missing_is_not_awaited(web: WebServer) -> None:

@@ -8,7 +8,6 @@ import math
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -22,6 +21,7 @@ from geocomm.data import places
 from geocomm.data.catalog import Rules, Shard, Version
 from geocomm.data.shard_cache import ShardCache
 from geocomm.data.shard_stores import ShardStores
+from support.log_lines import once_said
 from support.object_servers import S3Server, WebServer, s3_server, web_server, write_tables
 
 pytestmark = pytest.mark.timeout(240)
@@ -119,12 +119,11 @@ def test_dead_store_is_waited_for_by_its_name_while_others_serve(
         cache = ShardCache(stores_of(shards, **tables))
         cache.want(shards)
         assert len(cache.ids(shards[2])) == TOKENS  # behind the one that cannot be fetched
-        timer = threading.Timer(6, lambda: setattr(other, "dead", False))
-        timer.start()
-        with caplog.at_level(logging.WARNING):
+        with (
+            caplog.at_level(logging.WARNING),
+            once_said(caplog, "5.ds of store other", lambda: setattr(other, "dead", False)),
+        ):
             assert cache.ids(shards[0]).tolist() == ids_of(5).tolist()
-        timer.join()
-        assert "5.ds of store other" in caplog.text
         assert cache.counts()["waited_seconds"] > 1
         cache.close()
 
@@ -168,10 +167,11 @@ def test_one_shard_finds_out_whether_a_store_is_back_and_others_come_from_the_ne
         cache.want(shards[1:])
         while not near.hanging:
             time.sleep(0.01)
-        wait_for(cache_folder, shards[2:])
+        (number,) = {int(path[1:-3]) for path in near.hanging}
+        wait_for(cache_folder, [one for one in shards[1:] if one is not shards[number]])
         near.hangs = False
-        assert cache.ids(shards[1]).tolist() == ids_of(1).tolist()
-        assert {path for path, _, _ in near.asked} == {"/1.ds"}
+        assert cache.ids(shards[number]).tolist() == ids_of(number).tolist()
+        assert {path for path, _, _ in near.asked} == {f"/{number}.ds"}
         cache.close()
 
 

@@ -117,7 +117,7 @@ def test_refresh_links_begins_an_epoch_with_what_operations_saw() -> None:
             for dst in range(3):
                 if src != dst:
                     assert tables[0]["rate_bps"][src][dst] != before["links"]["rate_bps"][src][dst]
-                    assert tables[0]["rtt_s"][src][dst] < 0.05  # loopback, not the assumed 0.1 s
+                    assert tables[0]["rtt_s"][src][dst] != before["links"]["rtt_s"][src][dst]
         assert ranks.run(_policy)[0]["epoch"] == 1
         assert len(set(ranks.run(_reduced, 6_000_000))) == 1
         # Nothing new was seen: the numbers stay.

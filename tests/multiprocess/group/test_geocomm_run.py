@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from geocomm.core.run_dir import RunDir
 from geocomm.observe.telemetry.run_store import RunStore
 from support import hub_ranks
 from support.harness import Ranks
@@ -28,6 +29,15 @@ pytestmark = pytest.mark.timeout(280)
 def job(tmp_path: Path) -> Iterator[Job]:
     with job_in(tmp_path / "job") as made:
         yield made
+
+
+def until_it_collects(telemetry: Path) -> None:
+    """Until the collector of that folder hears ranks."""
+    end = time.monotonic() + LIMIT_S
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as rank:
+        while rank.connect_ex(str(RunDir(telemetry).rank_socket)) != 0:
+            assert time.monotonic() < end
+            time.sleep(0.05)
 
 
 def test_run_meets_at_the_hub_and_only_tls_listens_beyond_loopback_for_keys_of_the_job(
@@ -57,6 +67,7 @@ def test_run_meets_at_the_hub_and_only_tls_listens_beyond_loopback_for_keys_of_t
     assert job.processes[-1].wait(LIMIT_S) == 2
     assert "not signed by this job's CA" in " ".join(job.log(2).read_text().split())
 
+    until_it_collects(tmp_path / "telemetry")
     (job.folder / "go").touch()
     assert job.end() == [0, 0, 2], job.output()
     assert [job.fact(f"end{rank}")["total"] for rank in range(2)] == [3.0, 3.0]

@@ -149,18 +149,20 @@ def test_call_when_a_rank_of_the_own_site_dies_fails_on_every_survivor(three: Ra
 
 
 def _all_reduce_within(seconds: float) -> None:
-    dist.all_reduce(torch.ones(1000), group=dist.new_group(timeout=timedelta(seconds=seconds)))
+    group = dist.new_group(timeout=timedelta(seconds=60))
+    group.set_timeout(timedelta(seconds=seconds))  # once all have made it
+    dist.all_reduce(torch.ones(1000), group=group)
 
 
-def _only_make_group(seconds: float) -> None:
-    dist.new_group(timeout=timedelta(seconds=seconds))
+def _only_make_group() -> None:
+    dist.new_group(timeout=timedelta(seconds=60))
 
 
 @pytest.mark.parametrize("absent", [1, 2])
 def test_call_that_a_rank_does_not_make_times_out_on_the_others(three: Ranks, absent: int) -> None:
     others = [rank for rank in range(3) if rank != absent]
     three.begin(_all_reduce_within, 2.0, ranks=others)
-    three.begin(_only_make_group, 2.0, ranks=[absent])
+    three.begin(_only_make_group, ranks=[absent])
     three.finish(ranks=[absent])
     failures = [outcome.require("OperationTimeoutError") for outcome in three.finish(ranks=others)]
     for failure in failures:
@@ -221,17 +223,15 @@ def test_abort_in_flight_ends_the_operation_and_spares_other_groups(three: Ranks
     three.destroy()
 
 
-def _leave_in_flight() -> float:
+def _leave_in_flight() -> None:
     if dist.get_rank() != 2:
         dist.all_reduce(torch.ones(1000), async_op=True)
-    began = time.monotonic()
     dist.destroy_process_group()
-    return time.monotonic() - began
 
 
 def test_destroy_with_an_operation_in_flight_does_not_hang(three: Ranks) -> None:
     three.run(_all_reduce)
-    assert max(three.run(_leave_in_flight)) < 20
+    three.run(_leave_in_flight)  # within LIMIT
 
 
 def _recover() -> float:
@@ -303,12 +303,6 @@ def test_rank_that_dies_before_its_connections_are_made_is_named() -> None:
         assert "its process has ended" in outcomes[0].require("DistNetworkError").message
 
 
-def _destroy_seconds() -> float:
-    began = time.monotonic()
-    dist.destroy_process_group()
-    return time.monotonic() - began
-
-
 def _leave_a_sum() -> None:
     dist.all_reduce(torch.ones(3_000_000), async_op=True)
 
@@ -319,8 +313,7 @@ def test_destroy_does_not_wait_for_a_peer_that_is_wedged(three: Ranks, in_flight
     three.signal(2, signal.SIGSTOP)
     if in_flight:
         three.outcomes(_leave_a_sum, ranks=[0, 1])
-    for outcome in three.outcomes(_destroy_seconds, ranks=[0, 1]):
+    for outcome in three.outcomes(dist.destroy_process_group, ranks=[0, 1]):  # within LIMIT
         assert outcome.failure is None, outcome.failure.traceback
-        assert outcome.value < 20
     three.signal(2, signal.SIGCONT)
-    assert three.outcomes(_destroy_seconds, ranks=[2])[0].failure is None
+    assert three.outcomes(dist.destroy_process_group, ranks=[2])[0].failure is None

@@ -59,8 +59,7 @@ def test_bytes_arrive_and_the_session_ends_with_the_connection(tmp_path: Path) -
             running_tunnel(place.address, keys["b"]) as port,
         ):
             assert await echoed(port, content) == content
-            await until(lambda: place.hub.sessions == 0, "the session ends")
-            assert store.open == 0
+            await until(lambda: place.hub.sessions == 0 and store.open == 0, "the session ends")
 
     run(work())
 

@@ -16,7 +16,7 @@ LAYOUTS = {"2+1": ["a", "a", "b"], "2+2 shuffled": ["a", "b", "b", "a"]}
 STEPS = 4
 
 
-ranks = ranks_fixture(LAYOUTS, time_limit=60)
+ranks = ranks_fixture(LAYOUTS)
 
 
 def _net() -> nn.Module:

@@ -51,7 +51,7 @@ def test_program_that_waits_for_a_hub_leaves_nobody_behind(tmp_path: Path, numbe
     try:
         wait_until(lambda: dials(hub), "it waits for the hub", 60)
         os.killpg(program.pid, number)  # as Ctrl+C does, to the whole group
-        program.communicate(timeout=30)  # until nobody has its stderr any more, as `| tee` waits
+        program.communicate(timeout=100)  # until nobody has its stderr any more, as `| tee` waits
         assert program.returncode != 0
     finally:
         with contextlib.suppress(ProcessLookupError):

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(180)
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    with Ranks(["a", "a"], time_limit=60) as ranks:
+    with Ranks(["a", "a"]) as ranks:
         ranks.init()
         yield ranks
         ranks.destroy()
@@ -68,7 +68,7 @@ def test_wrappers_publish_what_they_wrap_by_its_own_names(ranks: Ranks, tmp_path
 
 @pytest.mark.slow
 def test_placements_on_a_mesh_of_two_dimensions(tmp_path: Path) -> None:
-    with Ranks(["a"] * 4, time_limit=60) as ranks:
+    with Ranks(["a"] * 4) as ranks:
         ranks.init()
         whole = ranks.run(sharded.make_mesh, str(tmp_path / "stream"))[0]
         ranks.destroy()
