@@ -55,8 +55,11 @@ def test_build_without_work_is_silent(tmp_path: Path) -> None:
 
 
 def test_terminal_gets_one_line_that_changes(tmp_path: Path) -> None:
-    write_rules(tmp_path, "sleep 2")
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    write_rules(tmp_path, f"read line < {gate}")
     ours, theirs = pty.openpty()
+    is_open = False
     with subprocess.Popen(run_ninja(tmp_path), stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
         shown = b""
@@ -68,6 +71,9 @@ def test_terminal_gets_one_line_that_changes(tmp_path: Path) -> None:
             if not received:
                 break
             shown += received
+            if not is_open and shown.count(b"\r\x1b[Kbuild: ") >= 3:
+                gate.write_text("go\n")
+                is_open = True
     os.close(ours)
     assert process.returncode == 0
     drawn = [line for line in shown.split(b"\r\x1b[K") if line.startswith(b"build: ")]

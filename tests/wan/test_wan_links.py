@@ -52,10 +52,26 @@ def test_link_lossy_tcp_delivers_the_same_bytes() -> None:
     assert link.dropped_loss > 0
 
 
+def until_counted(datagrams: int) -> Callable[[WanRun], None]:
+    """Ends a job whose site 1 sends so many, once its link has read them all."""
+
+    def during(run: WanRun) -> None:
+        def counted() -> int:
+            link = run.control.stats().link("site1", "site0")
+            return link.segments + link.dropped_loss + link.dropped_queue
+
+        wait_until(lambda: counted() == datagrams, "the link has read all datagrams")
+        run.interrupt()
+
+    return during
+
+
 def test_link_loss_counters_lie_in_binomial_bounds() -> None:
     count, loss = 4000, 0.05
     outcome = emulate(
-        EmulatedWan.uniform(2, EmulatedLink(delay_s=0.001, loss=loss)), program("datagrams", str(count), "20")
+        EmulatedWan.uniform(2, EmulatedLink(delay_s=0.001, loss=loss)),
+        program("datagrams", str(count), "20"),
+        until_counted(count),
     )
     assert outcome.report is not None
     link = outcome.report.link("site1", "site0")
@@ -74,7 +90,7 @@ def test_link_byte_counters_match_what_was_sent() -> None:
 
 def test_link_full_queue_drops_the_excess() -> None:
     link = EmulatedLink(rate_bps=1e6, delay_s=0.01, queue_bytes=20_000)
-    outcome = emulate(EmulatedWan.uniform(2, link), program("datagrams", "300", "0"))
+    outcome = emulate(EmulatedWan.uniform(2, link), program("datagrams", "300", "0"), until_counted(300))
     assert outcome.report is not None
     counters = outcome.report.link("site1", "site0")
     assert counters.dropped_queue > 0
@@ -103,9 +119,16 @@ def test_link_rate_changed_while_running_takes_effect() -> None:
         assert run.control.stats().link("site1", "site0").rate_bps == 10e6
         run.interrupt()
 
-    emulate(EmulatedWan.uniform(2, EmulatedLink(rate_bps=100e6, delay_s=0.01)), program("flood", "60"), during)
-    assert 50e6 < rates[0] < 110e6
-    assert 5e6 < rates[1] < 12e6
+    outcome = emulate(
+        EmulatedWan.uniform(2, EmulatedLink(rate_bps=100e6, delay_s=0.01)), program("flood", "60"), during
+    )
+    assert rates[0] < 110e6
+    assert rates[1] < 12e6
+    assert outcome.report is not None
+    if not outcome.report.reliable:
+        pytest.skip("packets came late: this machine is too busy to tell more than that the rates are not exceeded")
+    assert rates[0] > 50e6
+    assert rates[1] > 5e6
 
 
 def test_link_cut_and_joined_tcp_stalls_then_goes_on() -> None:

@@ -98,8 +98,8 @@ class EngineProcess:
     def end(self, number: int) -> None:
         """End it by signal `number`, and by SIGKILL if that takes more than ten seconds or another signal comes."""
         if self._process.poll() is None:
-            self._process.send_signal(number)
             came, deadline = len(self._stop.came), time.monotonic() + _STOP_SECONDS
+            self._process.send_signal(number)
             while self._process.poll() is None and len(self._stop.came) == came and time.monotonic() < deadline:
                 time.sleep(_PAUSE_SECONDS)
         with contextlib.suppress(ProcessLookupError):

@@ -14,7 +14,12 @@ import pytest
 from geocomm.train.serve.engine_process import EngineEnded, EngineProcess, Stopped, StopSignals
 
 _SLEEPS = [sys.executable, "-c", "import time; time.sleep(600)"]
-_DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); open('deaf', 'w').close(); time.sleep(600)"
+_DEAF = """
+import signal, time
+signal.signal(15, lambda *_: open('heard', 'w').close())
+open('deaf', 'w').close()
+time.sleep(600)
+"""
 pytestmark = pytest.mark.timeout(120)
 
 
@@ -57,7 +62,13 @@ def test_a_second_signal_kills_an_engine_that_does_not_end(tmp_path: Path, monke
         os.kill(os.getpid(), signal.SIGTERM)
         while not (tmp_path / "deaf").exists():
             time.sleep(0.01)
-        second = threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGTERM])
+
+        def kill_once_heard() -> None:
+            while not (tmp_path / "heard").exists():
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        second = threading.Thread(target=kill_once_heard)
         second.start()
         engine.end(signal.SIGTERM)
         second.join()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -165,7 +167,17 @@ def test_one_that_hangs_holds_up_nothing(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setattr(tracker_threads, "_CLOSE_SECONDS", 0.5)
     answer = threading.Event()
     good, hanging = _Recorder(), _Recorder(lambda step: answer.wait() and None)
-    _run({"wandb": hanging, "tensorboard": good})
+
+    def monotonic() -> float:
+        """Half a second begins once the good one is done, however slow this machine is."""
+        end = time.monotonic() + 60
+        while good.seen[-1:] != ["closed"]:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        return time.monotonic()
+
+    monkeypatch.setattr(tracker_threads, "time", SimpleNamespace(monotonic=monotonic))
+    _run({"tensorboard": good, "wandb": hanging})
     assert hanging.seen == []  # its first call has not returned
     assert good.seen == [1, 2, 3, _VERDICT, "closed"]
     (line,) = capsys.readouterr().err.splitlines()
