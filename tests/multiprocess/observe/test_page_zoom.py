@@ -98,7 +98,7 @@ def test_part_is_chosen_by_keys_and_in_a_file_of_the_page(page: Page, tmp_path: 
     report = tmp_path / "report.html"
     subprocess.run([warm_executable(), "-m", "geocomm", "dashboard", folder, "--export", report], check=True)
     page.open(report.as_uri())
-    assert page.wait_for("charts.length === 9", 20)
+    assert page.wait_for("charts.length === 9", 60)
     whole, steps = part(page), page.evaluate(STEPS)
     named = page.evaluate('charts[0].box.getAttribute("aria-label")')
     length = whole[1] - whole[0]
@@ -130,7 +130,7 @@ def test_file_says_how_many_points_it_has_and_zooms_no_closer_than_to_a_few(page
     report = tmp_path / "report.html"
     subprocess.run([warm_executable(), "-m", "geocomm", "dashboard", folder, "--export", report], check=True)
     page.open(report.as_uri())
-    assert page.wait_for("charts.length === 9", 20)
+    assert page.wait_for("charts.length === 9", 60)
     assert "This file has one point in 20 s; zooming in shows no more." in page.evaluate("document.body.innerText")
     for _ in range(12):
         focus(page, "zoom in")

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="no open
 def verified(folder: Path, purpose: str, *options: str) -> subprocess.CompletedProcess[str]:
     command = ["openssl", "verify", "-x509_strict", "-purpose", purpose, *options]
     command += ["-CAfile", str(folder / "ca.pem"), str(folder / "cert.pem")]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30)
+    return subprocess.run(command, capture_output=True, text=True, timeout=100)
 
 
 @pytest.mark.parametrize("purpose", ["sslclient", "sslserver"])
@@ -36,4 +36,4 @@ def test_openssl_verifies_a_certificate_until_it_is_revoked(tmp_path: Path, purp
 def test_openssl_reads_the_name(tmp_path: Path) -> None:
     ca = JobCa.create(tmp_path / "keys", "run7", ["a"], 30)
     command = ["openssl", "x509", "-in", str(ca.folder / "a/cert.pem"), "-noout", "-ext", "subjectAltName"]
-    assert "URI:geocomm://run7/a" in subprocess.run(command, capture_output=True, text=True, timeout=30).stdout
+    assert "URI:geocomm://run7/a" in subprocess.run(command, capture_output=True, text=True, timeout=100).stdout

@@ -21,6 +21,7 @@ from geocomm.weights import publisher as publisher_module
 from geocomm.weights import weight_folder
 from geocomm.weights.publisher import WeightPublisher
 from geocomm.weights.reader import WeightReader
+from support.log_lines import once_said
 from support.small_disk import small_disk
 from support.weight_streams import bits, changed, equal, model_tensors, moved
 
@@ -47,9 +48,10 @@ def test_waits_for_a_first_version_are_said_and_end(
     with WeightReader(str(stream), model_tensors()) as reader:
         with pytest.raises(DataError, match=f"no version of {stream} within 1.5 s: it has none yet"):
             reader.update(first_within_s=1.5)
-        assert f"waiting for a version of {stream}: it has none yet" in caplog.text
-        with WeightPublisher(stream, tensors) as publisher:
-            publisher.publish()
+        with (
+            WeightPublisher(stream, tensors) as publisher,
+            once_said(caplog, f"waiting for a version of {stream}: it has none yet", publisher.publish),
+        ):
             assert reader.update(first_within_s=60) == 1
 
 

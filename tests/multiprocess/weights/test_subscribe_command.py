@@ -44,7 +44,7 @@ def subscribed(*arguments: object, **environment: str) -> Iterator[subprocess.Po
             yield process
         finally:
             process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 0
+            assert process.wait(100) == 0
 
 
 def await_version(folder: Path, number: int) -> None:
@@ -107,7 +107,7 @@ def test_once_waits_for_a_first_version_so_long_and_names_the_stream(tmp_path: P
         while not (tmp_path / ".other.lock").exists():
             time.sleep(0.05)
         process.terminate()
-        assert process.wait(30) == 128 + signal.SIGTERM  # and not 0, as if the folder were there
+        assert process.wait(100) == 128 + signal.SIGTERM  # and not 0, as if the folder were there
 
 
 def test_once_waits_for_a_relay_that_begins_later(tmp_path: Path) -> None:
