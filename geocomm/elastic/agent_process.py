@@ -1,12 +1,14 @@
 """The process of an agent: its sockets, its lock on the run folder, and how it ends.
 
-`python -m geocomm.elastic.agent_process CONFIG`, where CONFIG is an `AgentConfig` as JSON. SIGTERM: the site leaves.
+`python -m geocomm.elastic.agent_process CONFIG`, where CONFIG is an `AgentConfig` as JSON. SIGTERM: the site leaves; a
+second one: at once. Its supervisor says the same by signals of its own, LEAVE and AT_ONCE.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import signal
 import sqlite3
 import sys
@@ -54,6 +56,10 @@ _LINGER_S = 60.0
 _ALONE_LIMIT_S = 3.0
 _SENT_LIMIT_S = 5.0
 _SAME_SIGTERM_S = 1.0
+LEAVE, AT_ONCE = signal.SIGUSR1, signal.SIGUSR2
+"""What a supervisor tells its agent by. LEAVE may come again, and beside a SIGTERM to all processes of a site."""
+TOLD_BY = (signal.SIGTERM, LEAVE, AT_ONCE)
+"""The signals that are held back until the agent can leave in good order."""
 _DISK_PAUSE_S = 5.0
 
 
@@ -114,7 +120,7 @@ async def run_agent(config: AgentConfig, store: FragmentStore, keys: Keys) -> No
     """Run it until the site's part is over. AgentEnded where that is not in good order, and what may be raised by its
     sockets and files."""
     leaving = asyncio.Event()
-    _leave_on_sigterm(leaving)
+    _leave_on_signals(leaving)
     leadership = leadership_of(config, store, keys)
     try:
         while await fetch_if_damaged(store, config.leader, keys, leaving):
@@ -131,19 +137,29 @@ async def run_agent(config: AgentConfig, store: FragmentStore, keys: Keys) -> No
         await leadership.resign()
 
 
-def _leave_on_sigterm(leaving: asyncio.Event) -> None:
-    """systemd sends it to every process of a site, and so does the supervisor a moment later: that is one."""
+def _leave_on_signals(leaving: asyncio.Event) -> None:
+    """systemd sends SIGTERM to every process of a site, and the supervisor says so too, a moment later: that is one."""
     loop = asyncio.get_running_loop()
-    ignored_until = 0.0
+    is_told, again_from = False, math.inf
 
-    def asked() -> None:
-        nonlocal ignored_until
-        if loop.time() >= ignored_until:
-            ignored_until = loop.time() + _SAME_SIGTERM_S
+    def leave() -> None:
+        nonlocal is_told
+        if not is_told:
+            is_told = True
             leaving.set()
 
-    loop.add_signal_handler(signal.SIGTERM, asked)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # the supervisor has it held back until here
+    def terminate() -> None:
+        nonlocal again_from
+        if loop.time() >= again_from:
+            leaving.set()
+        elif again_from == math.inf:
+            again_from = loop.time() + _SAME_SIGTERM_S
+            leave()
+
+    loop.add_signal_handler(signal.SIGTERM, terminate)
+    loop.add_signal_handler(LEAVE, leave)
+    loop.add_signal_handler(AT_ONCE, leaving.set)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, TOLD_BY)  # the supervisor has them held back until here
 
 
 async def _run_once(

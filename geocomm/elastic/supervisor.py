@@ -27,7 +27,7 @@ from geocomm.core.message_log import log
 from geocomm.core.patience import Waiting, for_ever, pauses
 from geocomm.core.records import Record, line_of
 from geocomm.core.run_dir import RunDir
-from geocomm.elastic.agent_process import LAST_STEPS_S, AgentConfig
+from geocomm.elastic.agent_process import AT_ONCE, LAST_STEPS_S, LEAVE, TOLD_BY, AgentConfig
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.journal.entries import BadLineError
 from geocomm.elastic.journal.journal import NoJournalError, RunReader
@@ -173,7 +173,7 @@ class Supervisor:
     def _leave(self, number: signal.Signals) -> None:
         """The ranks make their last steps count, and the site leaves; a second time, at once."""
         if self._leaving.is_set():
-            _signal(self._agent, signal.SIGTERM)
+            _signal(self._agent, AT_ONCE)
             _signal(self._ranks, signal.SIGTERM)
         else:
             if self._known() is None:
@@ -184,10 +184,9 @@ class Supervisor:
             self._parting = asyncio.create_task(self._part())
 
     def _tell_agent_to_leave(self) -> None:
-        """Once: a second SIGTERM would end an agent that leads on."""
         if not self._agent_told:
             self._agent_told = True
-            _signal(self._agent, signal.SIGTERM)
+            _signal(self._agent, LEAVE)
 
     async def _part(self) -> None:
         """End the ranks once the site has left, those too that do not hear SIGTERM. A leader's agent goes on for the
@@ -215,11 +214,11 @@ class Supervisor:
         config, clock = self._agent_config, asyncio.get_running_loop().time
         while True:
             began = clock()
-            with _held_back(signal.SIGTERM):  # the agent lets it come once it can leave in good order
-                # SIGTERM would have the site leave.
-                self._agent = await self._start(config.command(), signal.SIGKILL, held_back=[signal.SIGTERM])
+            with _held_back(*TOLD_BY):  # the agent lets them come once it can leave in good order
+                # At this one's death: SIGTERM would have the site leave.
+                self._agent = await self._start(config.command(), signal.SIGKILL, held_back=TOLD_BY)
             if leaves := self._agent_told:  # there was none to hear it, or it did not live to do it
-                _signal(self._agent, signal.SIGTERM)
+                _signal(self._agent, LEAVE)
             status = await self._agent.wait()
             config = config.model_copy(update={"again": True})
             if status in (0, EXIT_BAD_INPUT) or leaves:
@@ -320,13 +319,13 @@ def run_elastic(config: AgentConfig, job: SiteJob, keys: Keys, publish: PublishC
 
 
 @contextlib.contextmanager
-def _held_back(number: signal.Signals) -> Generator[None]:
-    """It comes to this process after this context; to one that is started inside, once that wants it."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+def _held_back(*numbers: signal.Signals) -> Generator[None]:
+    """They come to this process after this context; to one that is started inside, once that wants them."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
 def _wait_for_folder(run_dir: Path) -> None:

@@ -41,11 +41,12 @@ def fork(
     *,
     most_file_bytes: int | None = None,
     beside: int | None = None,
+    held_back: Sequence[int] = (),
 ) -> int:
     """Have `python -m module arguments…` forked, with the working directory of this process; its id.
 
     descriptors: its stdin, stdout and stderr, and where its exit status goes. beside: the process whose namespaces it
-    enters.
+    enters. held_back: signals that wait until it wants them.
     """
     request = {
         "module": module,
@@ -54,6 +55,7 @@ def fork(
         "folder": os.getcwd(),
         "most_file_bytes": most_file_bytes,
         "beside": beside,
+        "held_back": [int(number) for number in held_back],
     }
     return ask(server, json.dumps(request).encode(), descriptors)
 
@@ -79,21 +81,23 @@ def exit_status(descriptor: int) -> int:
 
 def main(address: str, module: str, *arguments: str) -> int:
     """Have it forked, and wait for its end; its exit status."""
-    asks_to_end = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    signal.pthread_sigmask(signal.SIG_BLOCK, asks_to_end)  # until there is a process to pass them on to
+    told_by = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+    # Held back until there is a process to pass them on to; there those are that were held back here.
+    held_back = signal.pthread_sigmask(signal.SIG_BLOCK, told_by)
     try:
         with connected(address) as server:
             status, its_status = os.pipe()
-            pid = fork(server, module, arguments, os.environ, [0, 1, 2, its_status], beside=os.getpid())
+            files = [0, 1, 2, its_status]
+            pid = fork(server, module, arguments, os.environ, files, beside=os.getpid(), held_back=[*held_back])
             os.close(its_status)
 
             def pass_on(number: int, _: object) -> None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
 
-            for number in asks_to_end:
+            for number in told_by:
                 signal.signal(number, pass_on)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, asks_to_end)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, told_by)
             code = exit_status(status)
     except WarmPythonError as error:
         print(f"{module} was started by {__file__}: {error}", file=sys.stderr)

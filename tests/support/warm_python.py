@@ -303,7 +303,11 @@ class _Server:
         if descriptors and not self._failure:
             *files, status = descriptors
             wanted = json.loads(request)
-            if (pid := os.fork()) == 0:
+            signal.pthread_sigmask(signal.SIG_SETMASK, wanted["held_back"])  # from its first moment on
+            pid = os.fork()
+            if pid != 0:
+                signal.pthread_sigmask(signal.SIG_SETMASK, [])
+            else:
                 for ours in (self._listener, *self._asking):
                     ours.detach()
                 _become(wanted, files)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,29 @@ def test_a_leader_whose_ranks_are_done_leads_on(tmp_path: Path) -> None:
         assert {standing(a, name) for name in "ab"} == {Standing.LEFT}
 
 
+def test_a_leader_that_hears_sigterm_long_before_its_supervisor_leads_on(tmp_path: Path) -> None:
+    """As where systemd sends it to every process of a site, on a busy machine."""
+    with supervised(tmp_path, "ab") as run:
+        a, b = run.sites["a"], run.sites["b"]
+        first = run.start("a", anew=True)
+        second = run.start("b")
+        run.until(lambda: a.state().live == ["a", "b"], "both sites are ready")
+        (agent,) = processes_of(a, "agent_process")
+        os.kill(agent, signal.SIGTERM)
+        run.until(lambda: "leads on for b" in a.text(), "the leader's site has left")
+        time.sleep(1)
+        first.send_signal(signal.SIGTERM)
+        run.until(lambda: not processes_of(a, "-u -m support.elastic_rank"), "its supervisor ends the ranks")
+        before = len(b.rounds())
+        run.until(lambda: len(b.rounds()) > before + 1, "the other site's rounds go on")
+        assert processes_of(a, "agent_process") == [agent]
+        first.send_signal(signal.SIGTERM)
+        assert run.ended("a") == 0, a.text()
+        second.send_signal(signal.SIGTERM)
+        second.send_signal(signal.SIGTERM)
+        run.ended("b")
+
+
 def test_ranks_that_do_not_hear_sigterm_are_ended_while_the_agent_leads_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +166,7 @@ def test_ranks_that_do_not_hear_sigterm_are_ended_while_the_agent_leads_on(
     monkeypatch.setattr(AgentConfig, "command", lambda self: deaf)
     monkeypatch.setattr(SiteJob, "command", lambda self, run_dir: deaf)
     monkeypatch.setattr(supervisor, "_LEAVE_LIMIT_S", 1.0)
+    monkeypatch.setattr(supervisor, "_END_LIMIT_S", 1.0)
     monkeypatch.setattr(supervisor, "LAST_STEPS_S", 0.0)
     monkeypatch.setattr(supervisor, "LAST_OFFERS_S", 0.0)
     (tmp_path / "a").mkdir()
