@@ -100,15 +100,14 @@ def backend_variables(backend: str | None, name: str | None, *, elastic: bool) -
 
 def load_keys(given: str | None) -> Keys:
     """The keys in `given`, or in GEOCOMM_KEYS. Raises BadInput where there are none."""
-    from geocomm.core.environment import keys_folder
     from geocomm.security.key_folder import Keys
 
-    folder = given or keys_folder()
-    if folder is None:
+    keys = Keys.given(given)
+    if keys is None:
         raise BadInput(
             "no keys: make them once with geocomm keys create a b, and set GEOCOMM_KEYS to this site's folder"
         )
-    return Keys.load(folder)
+    return keys
 
 
 def check_meeting(hub: str | None, address: str, journal: str, listen: str | None = None, site_hub: str = "") -> None:

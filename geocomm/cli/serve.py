@@ -76,7 +76,6 @@ def serve(
 def _stream(sources: Sequence[str], keys: Path | None, publisher: str | None) -> FollowSettings | None:
     """Raises BadInput for what cannot be used."""
     from geocomm.core.bad_input import BadInput
-    from geocomm.core.environment import keys_folder
     from geocomm.security.key_folder import Keys
     from geocomm.weights.relay_place import open_source
 
@@ -84,13 +83,12 @@ def _stream(sources: Sequence[str], keys: Path | None, publisher: str | None) ->
         if publisher or keys:
             raise BadInput("--publisher and --keys are for --follow")
         return None
-    folder = keys or keys_folder()
-    loaded = None if folder is None else Keys.load(folder, readers=True)
+    loaded = Keys.given(keys, readers=True)
     for url in sources:
         open_source(url, loaded)
     folders = {url: Path(url.removeprefix("file:")).expanduser().absolute() for url in sources if "://" not in url}
     return FollowSettings(
         sources=tuple(str(folders.get(url, url)) for url in sources),
-        keys="" if folder is None else str(Path(folder).absolute()),
+        keys="" if loaded is None else str(loaded.folder.absolute()),
         publisher=publisher or "",
     )

@@ -65,19 +65,17 @@ def subscribe(
     ] = "120s",
 ) -> None:
     """Keep a folder at the newest version of a stream of weights."""
-    from geocomm.core.environment import keys_folder
     from geocomm.core.errors import GeocommError
     from geocomm.core.message_log import log
     from geocomm.security.key_folder import Keys
     from geocomm.weights.subscription import SubscribeSettings, Subscription
 
-    folder = keys or keys_folder()
     settings = SubscribeSettings(
         sources=sources,
         into=into,
         then=then,
         listen=listen,
-        keys=None if folder is None else Keys.load(folder, readers=True),
+        keys=Keys.given(keys, readers=True),
         publisher=publisher or "",
         rate=None if rate is None else parse_rate(rate, "--rate") / 8,
         every_s=parse_duration(every, "--every"),

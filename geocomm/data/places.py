@@ -37,7 +37,8 @@ _RETRIES = {"max_retries": 3, "retry_timeout": timedelta(seconds=20)}
 
 
 class FilePlace(ABC):
-    """Files by their paths below a URL. Its methods raise OSError; FileNotFoundError where there is no such file."""
+    """Files by their paths below a URL. Its methods raise OSError; FileNotFoundError where there is no such file. What
+    writes is for those that can."""
 
     writable = True
 
@@ -60,21 +61,25 @@ class FilePlace(ABC):
         """Append to `got` what it lacks of a range. After an OSError it has what came until then."""
         got += self.read(path, start + len(got), count - len(got))
 
-    @abstractmethod
     def create(self, path: str, content: bytes) -> bool:
         """Write a file whole or not at all; False: it is there already, with other bytes."""
+        raise NotImplementedError
 
-    @abstractmethod
     def put(self, path: str, source: Path) -> None:
         """Write a local file here, over what was there. A folder takes it itself, from the same disk."""
+        raise NotImplementedError
 
-    @abstractmethod
     def replace(self, path: str, content: bytes) -> None:
         """Write a file whole, over what was there."""
+        raise NotImplementedError
 
-    @abstractmethod
     def remove(self, path: str) -> None:
         """Have it no more."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Let go of connections."""
+        return
 
 
 class Folder(FilePlace):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from geocomm.core.bad_input import BadInput
+from geocomm.core.environment import keys_folder
 from geocomm.core.site import SiteNameError, check_name, check_site_name
 
 if TYPE_CHECKING:
@@ -104,6 +105,12 @@ class Keys:
         _check_dates(certificate, folder / CERTIFICATE_FILE, keys.identity.site)
         keys.context(server=False)  # the key fits the certificate, the CA and the CRL can be read
         return keys
+
+    @classmethod
+    def given(cls, folder: str | Path | None, *, readers: bool = False) -> Self | None:
+        """Those in `folder`, else in GEOCOMM_KEYS; None: neither is named. KeysError as above."""
+        found = folder or keys_folder()
+        return None if found is None else cls.load(found, readers=readers)
 
     def context(self, *, server: bool) -> ssl.SSLContext:
         """TLS 1.3 with a certificate asked of the peer, made of the files as they are now; KeysError."""

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 
 from geocomm.core.bad_input import BadInput
-from geocomm.core.environment import keys_folder
 from geocomm.core.errors import DataError, InvalidArgumentError
 from geocomm.core.message_log import CalmLog, logger
 from geocomm.core.patience import Waiting
@@ -91,11 +90,10 @@ class WeightPublisher:
         self._own: dict[int, Box] = {box.tensor: box for box in boxes if box is not None}
         is_pinned = any(local_part(tensor).is_cuda for tensor in found.values())
         self._copies = [self._memory(is_pinned) for _ in range(2)]
-        folder = keys or keys_folder()
         try:
-            loaded = None if folder is None else Keys.load(folder)
+            signing = Keys.given(keys)
             self._publication = Publication(
-                str(place), records, self._shapes, self._parts, anchor_every, loaded, threads, self._is_stopped
+                str(place), records, self._shapes, self._parts, anchor_every, signing, threads, self._is_stopped
             )
         except BadInput as error:
             raise InvalidArgumentError(f"weights: {error}") from None

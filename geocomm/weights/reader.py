@@ -17,13 +17,12 @@ import torch
 from geocomm.codecs.tensor_codec import decompress
 from geocomm.codecs.tensor_delta import apply_delta
 from geocomm.core.bad_input import BadInput
-from geocomm.core.environment import keys_folder
 from geocomm.core.errors import DataError, GeocommError, InvalidArgumentError
 from geocomm.core.message_log import logger
 from geocomm.core.patience import said_while
 from geocomm.security.key_folder import Keys
 from geocomm.weights.reader_targets import ReaderTarget, TensorsInPlace
-from geocomm.weights.relay_place import close_sources, open_source
+from geocomm.weights.relay_place import open_source
 from geocomm.weights.stream_sources import SilentError, StreamSources
 from geocomm.weights.stream_version import FrameFile, WeightVersion, part_digest
 from geocomm.weights.trained_tensors import Tensors
@@ -97,27 +96,24 @@ class WeightReader:
         urls = [sources] if isinstance(sources, str) else list(sources)
         if not urls:
             raise InvalidArgumentError("weights: no source is named")
-        folder, self._temporary = keys or keys_folder(), None
+        self._temporary = None
         try:
-            loaded = None if folder is None else Keys.load(folder, readers=True)
-            is_folder = isinstance(into, str | Path)
-            self._target: ReaderTarget = WeightFolder(Path(into)) if is_folder else TensorsInPlace(into, swap)
-            if cache is None and not is_folder:
+            loaded = Keys.given(keys, readers=True)
+            places = [open_source(url, loaded) for url in urls]
+            if isinstance(into, str | Path):
+                self._target: ReaderTarget = WeightFolder(Path(into))
+                cache = cache or frames_beside(Path(into))
+            else:
+                self._target = TensorsInPlace(into, swap)
+            if cache is None:
                 self._temporary = tempfile.TemporaryDirectory(prefix="geocomm-weights-")
                 cache = self._temporary.name
-            self._follower = StreamFollower(
-                urls,
-                self._target,
-                frames_beside(Path(into)) if cache is None and is_folder else Path(cache or ""),
-                keys=loaded,
-                publisher=publisher or "",
-                rate=rate,
-                wait_s=wait_s,
-                threads=threads,
-            )
         except BadInput as error:
             raise InvalidArgumentError(f"weights: {error}") from None
-        self._sources = self._follower.sources
+        self._sources = StreamSources(
+            places, Path(cache), keys=loaded, publisher=publisher or "", rate=rate, wait_s=wait_s
+        )
+        self._follower = StreamFollower(self._sources, self._target, threads)
 
     @property
     def version(self) -> int:
@@ -167,32 +163,17 @@ def frames_beside(folder: Path) -> Path:
 
 
 class StreamFollower:
-    """Brings a target to the newest version of what sources have, and keeps the frames in a folder meanwhile."""
+    """Brings a target to the newest version of what sources have."""
 
-    def __init__(
-        self,
-        urls: Sequence[str],
-        target: ReaderTarget,
-        frames: Path,
-        *,
-        keys: Keys | None,
-        publisher: str,
-        rate: float | None,
-        wait_s: float,
-        threads: int | None,
-    ) -> None:
-        """BadInput: a source cannot be used."""
-        self._target, self._threads = target, threads
+    def __init__(self, sources: StreamSources, target: ReaderTarget, threads: int | None = None) -> None:
+        self._sources, self._target, self._threads = sources, target, threads
         self.took_s = 0.0
         """What the last newer version took, without the wait for it."""
-        self._places = [open_source(url, keys) for url in urls]
-        self.sources = StreamSources(self._places, frames, keys=keys, publisher=publisher, rate=rate, wait_s=wait_s)
 
     def close(self) -> None:
         """Let go of sources and target."""
-        self.sources.close()
+        self._sources.close()
         self._target.close()
-        close_sources(self._places)
 
     def update(self, limit_s: float | None = None) -> bool:
         """Get to the newest version; whether it is a newer one. DataError: it cannot be had, or there is none in time.
@@ -208,35 +189,37 @@ class StreamFollower:
                     self.took_s = time.monotonic() - begun_update
                     if is_newer or self._target.version is not None or limit_s is None:
                         return is_newer
-                    self.sources.trouble = "it has none yet"
+                    self._sources.trouble = "it has none yet"
                 except SilentError as error:
                     if limit_s is None:
                         raise
-                    self.sources.trouble = str(error)
-                if time.monotonic() - begun > limit_s or self.sources.is_closed:
-                    raise DataError(f"no version of {self.sources.names} within {limit_s:g} s: {self.sources.trouble}")
+                    self._sources.trouble = str(error)
+                if time.monotonic() - begun > limit_s or self._sources.is_closed:
+                    raise DataError(
+                        f"no version of {self._sources.names} within {limit_s:g} s: {self._sources.trouble}"
+                    )
                 time.sleep(_LOOK_S)
 
     def _awaited(self) -> str:
-        fetched, trouble = self.sources.fetched_bytes, self.sources.trouble
-        return f"a version of {self.sources.names}: {trouble or f'{fetched / 1e6:.1f} MB fetched so far'}"
+        fetched, trouble = self._sources.fetched_bytes, self._sources.trouble
+        return f"a version of {self._sources.names}: {trouble or f'{fetched / 1e6:.1f} MB fetched so far'}"
 
     def _update(self) -> bool:
         is_other = False
         for attempt in range(_TRIES):
-            newest = self.sources.newest()
+            newest = self._sources.newest()
             own = self._target.version
             if newest <= (0 if own is None else own.number):
                 return False
             try:
-                self._bring(self._way(None if is_other else own, self.sources.version(newest)))
+                self._bring(self._way(None if is_other else own, self._sources.version(newest)))
                 return True
             except _OtherBaseError as error:
                 logger().warning("weights: %s; all weights are fetched anew", error)
                 is_other = True
             except DataError:
                 # What went away meanwhile, since the stream is ahead, may be found in a newer version.
-                if attempt == _TRIES - 1 or self.sources.newest() == newest:
+                if attempt == _TRIES - 1 or self._sources.newest() == newest:
                     raise
             except OSError as error:
                 raise DataError(f"weights: version {newest} cannot be kept: {' '.join(str(error).split())}") from None
@@ -246,7 +229,7 @@ class StreamFollower:
         """The steps with the fewest bytes."""
         if own is not None and own.stream != newest.stream:
             raise DataError(
-                f"{self.sources.names} is another stream than the one of version {own.number} here; empty the folder, "
+                f"{self._sources.names} is another stream than the one of version {own.number} here; empty the folder, "
                 "or make a new reader, to follow it"
             )
         first = max(1 if own is None else own.number + 1, newest.anchors[-1])
@@ -271,7 +254,7 @@ class StreamFollower:
                     return steps
                 break
             try:
-                before = self.sources.version(version.number - 1)
+                before = self._sources.version(version.number - 1)
             except DataError:
                 if best is None:
                     raise
@@ -280,17 +263,17 @@ class StreamFollower:
                 break
             version = before
         if best is None:
-            raise DataError(f"version {newest.number} of {self.sources.names} leads back to no anchor")
+            raise DataError(f"version {newest.number} of {self._sources.names} leads back to no anchor")
         return best[1]
 
     def _look_at(self, number: int) -> None:
         with suppress(DataError):  # said where it is needed
-            self.sources.version(number)
+            self._sources.version(number)
 
     def _bring(self, steps: list[VersionStep]) -> None:
         """Make the target what the last step is. The frames of all parts are fetched while others are unpacked."""
         version = steps[-1].version
-        layout = self.sources.layout(version.layout)
+        layout = self._sources.layout(version.layout)
         for step in steps:
             step.version.require_fit(layout)
             if step.version.layout != version.layout:
@@ -323,7 +306,7 @@ class StreamFollower:
         wanted = ((step.version.number, step.frames[at]) for at in range(len(steps[0].frames)) for step in steps)
         ahead: deque[Future[Path]] = deque()
         for number, frame in wanted:
-            ahead.append(pool.submit(self.sources.frame, number, frame))
+            ahead.append(pool.submit(self._sources.frame, number, frame))
             if len(ahead) > 2 * _FRAMES_AT_ONCE:
                 yield ahead.popleft().result()
         while ahead:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine
 from concurrent.futures import CancelledError
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, ValidationError
@@ -70,21 +69,6 @@ class RelayPlace(FilePlace):
         self._run(self._asked(path, start + len(got), count - len(got), got))
 
     @override
-    def create(self, path: str, content: bytes) -> bool:
-        raise OSError(f"{self.url} is only read from")
-
-    @override
-    def put(self, path: str, source: Path) -> None:
-        raise OSError(f"{self.url} is only read from")
-
-    @override
-    def replace(self, path: str, content: bytes) -> None:
-        raise OSError(f"{self.url} is only read from")
-
-    @override
-    def remove(self, path: str) -> None:
-        raise OSError(f"{self.url} is only read from")
-
     def close(self) -> None:
         """Close the connections, for good. Whoever waits for an answer gets none."""
         with self._lock:
@@ -174,10 +158,3 @@ def open_source(url: str, keys: Keys | None) -> FilePlace:
         return RelayPlace(url, Address.parse(rest), keys)
     except AddressError as error:
         raise BadInput(f"{url}: {error}") from None
-
-
-def close_sources(places: Iterable[FilePlace]) -> None:
-    """Close the connections to relays among them."""
-    for place in places:
-        if isinstance(place, RelayPlace):
-            place.close()

@@ -83,9 +83,15 @@ class StreamSources:
         """The sources, for messages."""
         return ", ".join(place.url for place in self._places)
 
-    def close(self) -> None:
-        """End what waits for a source."""
+    def stop(self) -> None:
+        """End what waits for a source. For handlers of signals, too."""
         self.is_closed = True
+
+    def close(self) -> None:
+        """Do so, and close the connections."""
+        self.stop()
+        for place in self._places:
+            place.close()
 
     def newest(self) -> int:
         """The newest version of the first source that has one; 0: none has. SilentError."""

@@ -6,11 +6,10 @@ import asyncio
 import math
 import os
 import signal
-import socket
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +21,8 @@ from geocomm.core.patience import Waiting
 from geocomm.security.key_folder import Keys
 from geocomm.weights.reader import StreamFollower, frames_beside
 from geocomm.weights.relay import StreamRelay
+from geocomm.weights.relay_place import open_source
+from geocomm.weights.stream_sources import StreamSources
 from geocomm.weights.weight_folder import WeightFolder
 from geocomm.wire.doorway import raise_descriptor_limit
 
@@ -57,36 +58,34 @@ class Subscription:
         self._ended_by: signal.Signals | None = None
         if settings.listen is not None and settings.keys is None:
             raise BadInput("--listen needs keys: set GEOCOMM_KEYS, or --keys, to a folder of geocomm keys")
+        places = [open_source(url, settings.keys) for url in settings.sources]
         self._folder = WeightFolder(settings.into, settings.model_files)
-        self._follower = StreamFollower(
-            settings.sources,
-            self._folder,
+        self._sources = StreamSources(
+            places,
             frames_beside(settings.into),
             keys=settings.keys,
             publisher=settings.publisher,
             rate=settings.rate,
             wait_s=settings.wait_s,
-            threads=None,
         )
-        self._sources = self._follower.sources
+        self._follower = StreamFollower(self._sources, self._folder)
 
     def run(self) -> signal.Signals | None:
         """Return the signal that stopped it; with `once`, None at the newest version. DataError: that cannot be had."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._asked_to_end)
-        relay = self._relay() if self._settings.listen is not None else None
-        try:
+        listen, keys = self._settings.listen, self._settings.keys
+        with ExitStack() as held:
+            held.callback(self._follower.close)
+            if listen is not None and keys is not None:
+                held.enter_context(self._given_out(listen, keys))
             self._follow()
-        finally:
-            self._follower.close()
-            if relay is not None:
-                relay()
         return self._ended_by
 
     def _asked_to_end(self, number: int, _: object) -> None:
         self._ended_by = signal.Signals(number)
         self._stop.set()
-        self._sources.close()  # what waits for a source need not
+        self._sources.stop()  # what waits for a source need not
 
     def _follow(self) -> None:
         if (there := self._folder.version) is not None:
@@ -139,11 +138,9 @@ class Subscription:
         if process.returncode:
             self._say(f"the command of --then ended with status {process.returncode} for version {version.number}")
 
-    def _relay(self) -> Callable[[], None]:
-        """Begin to give out the stream; returns what ends that."""
-        listen, keys = self._settings.listen, self._settings.keys
-        if listen is None or keys is None:
-            raise BadInput("--listen needs keys")
+    @contextmanager
+    def _given_out(self, listen: str, keys: Keys) -> Generator[None]:
+        """Others may get the stream meanwhile. BadInput: not at this address."""
         raise_descriptor_limit()
         try:
             listener = listen_on(listen if not listen.startswith(":") else f"[::]{listen}")
@@ -151,21 +148,15 @@ class Subscription:
             raise BadInput(f"--listen {listen}: {error}") from None
         self._say(f"gives out the stream at tls://…:{listener.getsockname()[1]}")
         loop, relay = asyncio.new_event_loop(), StreamRelay(self._sources, keys, CalmLog(self._say, _CALM_S))
-        thread = threading.Thread(target=_serve, args=(loop, relay, listener), name="geocomm-listen", daemon=True)
-        thread.start()
 
-        def end() -> None:
+        def serve() -> None:
+            with closing(loop), suppress(asyncio.CancelledError):
+                loop.run_until_complete(relay.serve(listener))
+
+        thread = threading.Thread(target=serve, name="geocomm-listen", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
             loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
             thread.join()
-
-        return end
-
-
-def _serve(loop: asyncio.AbstractEventLoop, relay: StreamRelay, listener: socket.socket) -> None:
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run_until_complete(relay.serve(listener))
-    except asyncio.CancelledError:
-        pass
-    finally:
-        loop.close()
