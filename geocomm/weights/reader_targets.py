@@ -25,8 +25,15 @@ class ReaderTarget(ABC):
     """The tensors of the version that is put, by their place in its layout."""
 
     @abstractmethod
+    def _current(self) -> dict[str, torch.Tensor]:
+        """The tensors as they are now, by name."""
+
     def gather(self, layout: WeightLayout, part: WeightPart) -> torch.Tensor:
         """The part's elements as they are now, 1-D, in memory of its own."""
+        flat, current = part.empty(), self._current()
+        for box, target in part.cut(flat):
+            target.copy_(box.of(current[layout.tensors[box.tensor].name]))
+        return flat
 
     @abstractmethod
     def begin(self, layout: WeightLayout) -> None:
@@ -64,11 +71,8 @@ class TensorsInPlace(ReaderTarget):
         self._new = {}
 
     @override
-    def gather(self, layout: WeightLayout, part: WeightPart) -> torch.Tensor:
-        flat = part.empty()
-        for box, target in part.cut(flat):
-            target.copy_(box.of(self._tensors[layout.tensors[box.tensor].name]))
-        return flat
+    def _current(self) -> dict[str, torch.Tensor]:
+        return self._tensors
 
     @override
     def begin(self, layout: WeightLayout) -> None:

@@ -86,12 +86,7 @@ class StreamRelay:
         try:
             if path == NEWEST:
                 self._look()
-                if not self._newest:
-                    return None
-                content = line_of(Hint(number=self._newest)).encode()
-                if not (folder / NEWEST).exists() or (folder / NEWEST).read_bytes() != content:
-                    write_whole(folder / NEWEST, content)
-                return folder / NEWEST
+                return folder / NEWEST if self._newest else None
             file = StreamFile.of(path)
             if file is None:
                 return None
@@ -115,8 +110,10 @@ class StreamRelay:
             return
         self._asked_at = time.monotonic()
         try:
-            if newest := self._sources.newest():
+            newest = self._sources.newest()
+            if newest not in (0, self._newest):
                 self._sources.version(newest)  # what it does not believe itself, it does not tell
+                write_whole(self._sources.folder / NEWEST, line_of(Hint(number=newest)).encode())
                 self._newest = newest
         except OSError as error:
             self._log(f"this relay gives out version {self._newest}: {' '.join(str(error).split())}")

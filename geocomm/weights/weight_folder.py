@@ -27,7 +27,7 @@ from geocomm.core.file_systems import FolderInUseError, fsync_path, held_by_one
 from geocomm.core.records import line_of
 from geocomm.weights.reader_targets import ReaderTarget, require_same
 from geocomm.weights.stream_version import WeightVersion
-from geocomm.weights.weight_layout import DTYPES, TensorShape, WeightLayout, WeightPart
+from geocomm.weights.weight_layout import DTYPES, TensorShape, WeightLayout
 
 SAID = "geocomm.json"
 _KEPT = ".geocomm-version.json"
@@ -69,18 +69,10 @@ class WeightFolder(ReaderTarget):
             self.version = WeightVersion.model_validate_json((self.folder / _KEPT).read_bytes())
 
     @override
-    def gather(self, layout: WeightLayout, part: WeightPart) -> torch.Tensor:
-        tensors = self._tensors()
-        flat = part.empty()
-        for box, target in part.cut(flat):
-            target.copy_(box.of(tensors[layout.tensors[box.tensor].name]))
-        return flat
-
-    @override
     def begin(self, layout: WeightLayout) -> None:
         here: dict[str, torch.Tensor] = {}
         with suppress(DataError):  # what is gone or damaged is made anew
-            here = self._tensors()
+            here = self._current()
         if here:
             require_same(layout.tensors, [_shape_of(name, tensor) for name, tensor in here.items()])
         self._remove_others()
@@ -128,8 +120,9 @@ class WeightFolder(ReaderTarget):
     def _beside(self, what: str) -> Path:
         return self.folder.with_name(f".{self.folder.name}.{what}")
 
-    def _tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors of the files that are there. DataError: they cannot be read."""
+    @override
+    def _current(self) -> dict[str, torch.Tensor]:
+        """Of the files that are there. DataError: they cannot be read."""
         if not self._mapped:
             for path in sorted(self.folder.glob("*.safetensors")):
                 self._mapped |= _read_file(path)
