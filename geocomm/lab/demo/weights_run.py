@@ -119,12 +119,7 @@ def read_run(folder: Path, sent_bytes: int, wan: WanReport | None) -> WeightsRun
     """What the files of a run say. DemoError: bits differ, or nothing was compared."""
     trained = {line["version"]: line for line in read_entries(folder / f"{SITE_NAMES[0]}.jsonl") if "version" in line}
     versions = {
-        number: SeenVersion(
-            number,
-            _version_bytes(folder / "stream", number),
-            2 * line["elements"],
-            line["changed"] / line["elements"],
-        )
+        number: SeenVersion(number, line["bytes"], 2 * line["elements"], line["changed"] / line["elements"])
         for number, line in trained.items()
     }
     compared, answers, texts = 0, 0, dict[int, str]()
@@ -149,8 +144,3 @@ def read_run(folder: Path, sent_bytes: int, wan: WanReport | None) -> WeightsRun
             raise DemoError(f"{site} ended with version {last}, and version {max(trained, default=0)} is the newest")
     parameters = next(iter(trained.values()))["elements"]
     return WeightsRun([*versions.values()], parameters, compared, answers, sent_bytes, wan)
-
-
-def _version_bytes(stream: Path, number: int) -> int:
-    frames = stream / f"frames/{number:09}"
-    return sum(path.stat().st_size for path in [stream / f"versions/{number:09}.json", *frames.iterdir()])

@@ -42,7 +42,7 @@ _SEQUENCE = 128
 _FIRST_STEPS, _FIRST_RATE = 4, 1e-4
 _RATE = 1e-6
 """As in RL."""
-_LIMIT_S = 180.0
+_LIMIT_S = 300.0
 _LOOK_S = 0.2
 
 
@@ -120,6 +120,11 @@ def _answer(folder: Path, url: str, check: Callable[[], object]) -> None:
         time.sleep(_LOOK_S)
 
 
+def _files(stream: Path, version: int) -> list[Path]:
+    """Its own file, and its frames. They go once newer versions hold all weights."""
+    return [stream / f"versions/{version:09}.json", *(stream / f"frames/{version:09}").iterdir()]
+
+
 def _train(folder: Path, steps: int, check: Callable[[], object]) -> None:
     """Train, and publish each step; the next one once STEP_S are over."""
     import torch
@@ -184,6 +189,7 @@ def _train(folder: Path, steps: int, check: Callable[[], object]) -> None:
                 f"{name} BF16": hashlib.sha256(value.view(torch.uint8).numpy().tobytes()).hexdigest()
                 for name, value in now.items()
             }
+            told["bytes"] = sum(path.stat().st_size for path in _files(folder / "stream", publisher.last()))
             note(folder, told | {"at": published, "version": publisher.last(), "digests": digests})
             if version in (1, steps + 1):
                 for site in FOLLOWERS:

@@ -27,6 +27,7 @@ def good_lines() -> Lines:
     bits = {number: {"w BF16": f"bits of {number}"} for number in (1, 2, 3)}
     trained = [
         {"at": 10.0 * number, "version": number, "digests": bits[number], "changed": 10 * number - 10, "elements": 1000}
+        | {"bytes": 120 if number > 1 else 1520}
         for number in (1, 2, 3)
     ]
 
@@ -44,11 +45,6 @@ def good_lines() -> Lines:
 def run_of(folder: Path, lines: Lines) -> WeightsRun:
     for site, said in lines.items():
         (folder / f"{site}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in said))
-    for number in (1, 2, 3):
-        (folder / f"stream/frames/{number:09}").mkdir(parents=True)
-        (folder / f"stream/frames/{number:09}/a").write_bytes(bytes(100 if number > 1 else 1500))
-        (folder / "stream/versions").mkdir(exist_ok=True)
-        (folder / f"stream/versions/{number:09}.json").write_bytes(bytes(20))
     return read_run(folder, 4000, None)
 
 
