@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from support.harness import Ranks
 from support.hub_jobs import LIMIT_S, Job, family, job_in, listeners_of, start_node, start_nodes, until_gone
 from support.hub_support import HUB_HOST, SECURITY, make_keys
 from support.local_jobs import free_port
+from support.loop_in_thread import in_a_loop
 
 pytestmark = pytest.mark.timeout(280)
 
@@ -256,13 +256,12 @@ def forwarder(port: int) -> Iterator[str]:
                 target.write(content)
         target.close()
 
-    loop = asyncio.new_event_loop()
-    server = loop.run_until_complete(asyncio.start_server(carry, "127.0.0.3", 0))
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    yield f"127.0.0.3:{server.sockets[0].getsockname()[1]}"
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
+    async def serve() -> None:
+        await (await asyncio.start_server(carry, sock=listener)).serve_forever()
+
+    listener = socket.create_server(("127.0.0.3", 0))
+    with in_a_loop(serve()):
+        yield f"127.0.0.3:{listener.getsockname()[1]}"
 
 
 @pytest.mark.parametrize("translated", [False, True], ids=["direct", "translated"])

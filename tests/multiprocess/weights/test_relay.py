@@ -33,6 +33,7 @@ from geocomm.wire.file_ranges import RANGE_BYTES, RangeAnswer, line
 from geocomm.wire.greeting import Greeting, PacketKind, Purpose, SessionRefused, offset_bytes, write_packet
 from geocomm.wire.tls_stream import TlsStream
 from support.hub_support import PROBE, run, running_hub
+from support.loop_in_thread import in_a_loop
 from support.weight_streams import equal, model_tensors, moved
 
 pytestmark = pytest.mark.timeout(120)
@@ -58,20 +59,8 @@ class CountingPlace(Folder):
 def serving(work_of: object, host: str = "127.0.0.1") -> Iterator[str]:
     """`serve(listener)` of something in a thread; yields its URL."""
     listener = listen_on(f"{host}:0")
-    loop = asyncio.new_event_loop()
-
-    def serve() -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            loop.run_until_complete(work_of.serve(listener))  # type: ignore[attr-defined]
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
+    with in_a_loop(work_of.serve(listener)):  # type: ignore[attr-defined]
         yield f"tls://{host}:{listener.getsockname()[1]}"
-    finally:
-        loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
-        thread.join()
-        loop.close()
 
 
 class Region:
