@@ -158,7 +158,7 @@ def open_port(
     return Listener(machine), not taken_over and Address.parse(hub).host == machine.host
 
 
-def _leave_on_sigterm(leaving: asyncio.Event) -> None:
+def _leave_on_signals(leaving: asyncio.Event) -> None:
     before, current().leaving = current().leaving, leaving
     if before.is_set():  # it was held back until here
         leaving.set()
@@ -239,7 +239,7 @@ def simulated(
         put(agent_process, "Doorway", Doorway)
         put(agent_process, "RankServer", RankServer)
         put(agent_process, "keep_counters", _count_nothing)
-        put(agent_process, "_leave_on_sigterm", _leave_on_sigterm)
+        put(agent_process, "_leave_on_signals", _leave_on_signals)
         put(agent_process, "reached_here", lambda listener: Address(listener.machine.host, PORT))
         put(leadership, "open_port", open_port)
         put(etcd_leadership, "listen_on", lambda _: Listener(current().machine))

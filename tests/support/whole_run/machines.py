@@ -58,7 +58,7 @@ class Process:
     name: str
     alive: bool = True
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
-    """SIGTERM has come."""
+    """A signal to leave has come."""
     streams: dict[Stream, None] = field(default_factory=dict["Stream", None])
     tasks: dict[asyncio.Task[Any], None] = field(default_factory=dict[asyncio.Task[Any], None])
 
