@@ -162,7 +162,7 @@ def test_ranks_that_do_not_hear_sigterm_are_ended_while_the_agent_leads_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deaf_now = tmp_path / "deaf"
-    deaf = ["sh", "-c", "trap '' TERM; echo >> $1; while :; do sleep 1; done", "sh", str(deaf_now)]
+    deaf = ["sh", "-c", "trap '' TERM USR1; echo >> $1; while :; do sleep 1; done", "sh", str(deaf_now)]
     monkeypatch.setattr(AgentConfig, "command", lambda self: deaf)
     monkeypatch.setattr(SiteJob, "command", lambda self, run_dir: deaf)
     monkeypatch.setattr(supervisor, "_LEAVE_LIMIT_S", 1.0)
