@@ -237,8 +237,11 @@ def _enter_namespaces(pid: int) -> None:
             flags |= flag
     if flags:
         libc = ctypes.CDLL(None, use_errno=True)
+        root = os.open("/", os.O_PATH)
         if libc.setns(os.pidfd_open(pid), flags) != 0:
             raise OSError(ctypes.get_errno(), f"cannot enter the namespaces of process {pid}")
+        if not os.path.samestat(os.fstat(root), os.stat("/")):  # it leaves a chroot
+            os.chroot(f"/proc/{pid}/root")
 
 
 class _Server:
