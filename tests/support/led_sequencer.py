@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
+from geocomm.data.dealt_shards import DealtShards, text_of
 from geocomm.elastic.journal.entries import FRAME_BYTES, Entry, Round
 from geocomm.elastic.journal.messages import (
     PROTOCOL_VERSION,
@@ -46,6 +47,8 @@ MODEL = Model(
     every=10,
 )
 DIGESTS = ("2" * 32, "3" * 32)
+OF_A_DEAL = 4
+"""Sequences of a shard."""
 
 
 class Led:
@@ -181,3 +184,28 @@ class Led:
         entry = self.entries[-1]
         assert isinstance(entry, Round)
         return "".join(one.site for one in entry.members)
+
+
+class EndlessShards:
+    """A `RunData`, one shard a deal."""
+
+    def __init__(self, number: int = 1, readers: str = "abc", of_a_pass: int = 10**6) -> None:
+        self.number, self.sha256 = number, f"{number:064x}"
+        self._readers, self._of_a_pass = readers, of_a_pass
+        self.speeds: Mapping[str, float] = {}
+
+    def next_deal(self, state: RunState, site: str, speeds: Mapping[str, float]) -> tuple[str, int] | None:
+        self.speeds = speeds
+        return (text_of([(0, len(state.deals))]), OF_A_DEAL) if site in self._readers else None
+
+    def may_read(self, state: RunState, site: str, deal: DealtShards) -> bool:
+        return site in self._readers
+
+    def readable(self, site: str) -> int:
+        return self._of_a_pass
+
+    def undealt(self, state: RunState) -> int:
+        return 100 - len(state.deals)
+
+    def waits(self, state: RunState, sites: Collection[str]) -> list[str]:
+        return [] if any(site in self._readers for site in sites) else [f"it waits for {self._readers}"]

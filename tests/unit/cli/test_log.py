@@ -1,4 +1,4 @@
-"""`geocomm log` over a journal that a simulated run has written."""
+"""`geocomm log` over a journal that a leader has written."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from geocomm.core.run_dir import RunDir
 from geocomm.elastic.journal.entries import Away, End, Entry, Left, Round, Skip
 from geocomm.elastic.journal.journal import SqliteJournal
 from support.command_tree import APP
-from support.journal.simulated_run import SimulatedRun
+from support.made_entries import made_entries
 
 
 @pytest.fixture(scope="module")
 def entries() -> tuple[Entry, ...]:
-    """Of a history that has a void round."""
-    histories = (SimulatedRun(seed).run().entries for seed in range(200))
-    return next(one for one in histories if {"skip", "away"} <= {entry.kind for entry in one})
+    return made_entries(6)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.rank_socket import RankConnection
 from geocomm.elastic.run_view import RunView
 from geocomm.elastic.site_ranks import SiteRanks, _Rank
-from support.journal.simulated_run import SimulatedRun
+from support.made_entries import made_entries
 
 FRAGMENT = 0
 
@@ -39,7 +39,7 @@ def base_of(state: RunState, store: FragmentStore, journal: SqliteJournal) -> tu
 
 @pytest.mark.parametrize("room", ["more than the frames", "less than the frames"])
 def test_frames_that_are_missing_are_fetched_unless_a_state_has_fewer_bytes(tmp_path: Path, room: str) -> None:
-    entries = SimulatedRun(3, reduce="all").run().entries
+    entries = made_entries()
     journal, state = SqliteJournal(tmp_path / "journal"), RunState()
     for entry in entries:
         journal.append(entry, journal.head)
@@ -95,7 +95,7 @@ class LateStates(StatesOfOthers):
 
 def test_a_rank_is_told_all_rounds_from_its_base_though_the_journal_lets_go_of_some_meanwhile(tmp_path: Path) -> None:
     journal, state, told = SqliteJournal(tmp_path / "journal"), RunState(), list[Down]()
-    for entry in SimulatedRun(3, reduce="all").run().entries:
+    for entry in made_entries():
         journal.append(entry, journal.head)
         state.apply(entry)
     journal.keep(state, always=True)

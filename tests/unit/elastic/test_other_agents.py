@@ -14,8 +14,8 @@ from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.known_agents import KnownAgents
 from geocomm.elastic.run_view import AgentLife, RunView
 from support.hub_support import make_keys
-from support.journal.simulated_run import SimulatedRun
 from support.local_jobs import free_port
+from support.made_entries import made_entries
 
 
 def ignore(*_: object) -> None:
@@ -24,7 +24,7 @@ def ignore(*_: object) -> None:
 
 def test_the_leader_is_asked_only_once_those_last_known_had_nothing(tmp_path: Path) -> None:
     state = RunState()
-    for entry in SimulatedRun(3).run().entries:
+    for entry in made_entries(2):
         state.apply(entry)
     own, other, *_ = state.live
     keys = make_keys(tmp_path / "keys", "a")["a"]

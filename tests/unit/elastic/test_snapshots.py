@@ -15,7 +15,7 @@ from geocomm.elastic.journal.entries import Snapshot
 from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.snapshots import SnapshotError, Snapshots, forget
-from support.journal.simulated_run import SimulatedRun
+from support.made_entries import made_entries
 
 RUN = "1" * 32
 
@@ -83,7 +83,7 @@ def test_what_lies_beside_the_snapshots_is_left_alone_and_ends_nobody(tmp_path: 
     (snapshots.files.snapshots / "\u00b2").mkdir()
     assert [one.index for one in snapshots.manifests()] == [20]
     snapshots.prune([])
-    entries, said = SimulatedRun(5).run().entries, list[str]()
+    entries, said = made_entries(), list[str]()
     with contextlib.closing(SqliteJournal(RunDir(tmp_path).journal)) as journal:
         for one in entries:
             journal.append(one, journal.head)

@@ -13,13 +13,13 @@ from geocomm.elastic.journal.entries import BadLineError, Entry, Snapshot
 from geocomm.elastic.journal.journal import NoJournalError, SqliteJournal
 from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.journal_of_others import _damage, _sound
-from support.journal.simulated_run import SimulatedRun
+from support.made_entries import made_entries
 from support.whole_run.damage import damage
 
 
 @pytest.fixture(scope="module")
 def entries() -> tuple[Entry, ...]:
-    return SimulatedRun(3).run().entries
+    return made_entries()
 
 
 def write(path: Path, entries: tuple[Entry, ...], *, cut: bool) -> None:

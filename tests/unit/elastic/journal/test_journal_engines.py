@@ -35,14 +35,15 @@ from geocomm.elastic.leadership import Begun
 from geocomm.elastic.questions import AgentStanding, StandingAsked
 from support.etcd_servers import EtcdServers, needs_etcd
 from support.hub_support import make_keys
-from support.journal.simulated_run import SimulatedRun
+from support.led_sequencer import MODEL
 from support.local_jobs import free_port
+from support.made_entries import made_entries
 from support.tls_files import make_tls_files
 
 
 @pytest.fixture(scope="module")
 def entries() -> tuple[Entry, ...]:
-    return SimulatedRun(3).run().entries
+    return made_entries()
 
 
 @pytest.fixture(scope="module")
@@ -252,7 +253,7 @@ def test_missing_servers_are_named_and_the_last_known_leader_counts(tmp_path: Pa
 @needs_etcd
 def test_run_folder_of_another_run_is_refused(servers: EtcdServers, tmp_path: Path, entries: tuple[Entry, ...]) -> None:
     address = servers.address("another")
-    fill(lead(address), SimulatedRun(4).run().entries[:9])
+    fill(lead(address), made_entries(2, MODEL.model_copy(update={"step": 7}))[:9])
     own = SqliteJournal(tmp_path / "j")
     fill(own, entries[:4])
 

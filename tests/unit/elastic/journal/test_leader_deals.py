@@ -2,53 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from geocomm.data.deal_records import DealtSet
-from geocomm.data.dealt_shards import DealtShards, Piece, length, text_of
+from geocomm.data.dealt_shards import Piece, length
 from geocomm.elastic.journal.entries import Data, Deal, Entry, Join, Skip, TakenBack
 from geocomm.elastic.journal.messages import Beat, Leave, Open, Pass, RanksGone
-from geocomm.elastic.journal.run_state import RunState, Standing
+from geocomm.elastic.journal.run_state import Standing
 from geocomm.elastic.journal.sequencer_events import Close, DataRead, Ended, LeaderSettings, Remove
-from support.led_sequencer import Led
+from support.led_sequencer import OF_A_DEAL, EndlessShards, Led
 
-OF_A_DEAL = 4
 LENGTH = 10
 TERMS = LeaderSettings(data=DealtSet(set="cat", sequence_length=LENGTH, held_out_every=5), doubt_s=60.0, ahead_s=100.0)
 
 
-class Shards:
-    """A `RunData` of shards without end, one a deal."""
-
-    def __init__(self, number: int = 1, readers: str = "abc", of_a_pass: int = 10**6) -> None:
-        self.number, self.sha256 = number, f"{number:064x}"
-        self._readers, self._of_a_pass = readers, of_a_pass
-        self.speeds: Mapping[str, float] = {}
-
-    def next_deal(self, state: RunState, site: str, speeds: Mapping[str, float]) -> tuple[str, int] | None:
-        self.speeds = speeds
-        return (text_of([(0, len(state.deals))]), OF_A_DEAL) if site in self._readers else None
-
-    def may_read(self, state: RunState, site: str, deal: DealtShards) -> bool:
-        return site in self._readers
-
-    def readable(self, site: str) -> int:
-        return self._of_a_pass
-
-    def undealt(self, state: RunState) -> int:
-        return 100 - len(state.deals)
-
-    def waits(self, state: RunState, sites: Collection[str]) -> list[str]:
-        return [] if any(site in self._readers for site in sites) else [f"it waits for {self._readers}"]
-
-
-def led(sites: str = "ab", data: Shards | None = None, **changes: Any) -> Led:
+def led(sites: str = "ab", data: EndlessShards | None = None, **changes: Any) -> Led:
     run = Led(replace(TERMS, **changes))
-    run.on(DataRead(data or Shards()))
+    run.on(DataRead(data or EndlessShards()))
     return run.take_part(sites)
 
 
@@ -84,7 +57,7 @@ def test_run_has_its_data_set_before_any_site_joins() -> None:
     run.ranks_up("a")
     run.wait(3, "a")
     assert run.entries == []  # until the catalog was read
-    run.on(DataRead(Shards()))
+    run.on(DataRead(EndlessShards()))
     run.wait(1, "a")
     assert run.kinds()[:3] == ["genesis", "data", "join"]
     [data] = of(run, Data)
@@ -109,7 +82,7 @@ def test_site_has_deals_for_as_long_as_the_leader_wants_at_its_speed() -> None:
 
 
 def test_small_data_set_is_not_dealt_to_the_first_alone() -> None:
-    run = led("a", Shards(of_a_pass=80), ahead_s=3600.0)
+    run = led("a", EndlessShards(of_a_pass=80), ahead_s=3600.0)
     for second in range(0, 60, 3):
         beat(run, "a", second * 2 * LENGTH, 3.0)
     assert left(run, "a") - second * 2 <= 2 * 60 + 2 * OF_A_DEAL + 8  # a minute
@@ -117,7 +90,7 @@ def test_small_data_set_is_not_dealt_to_the_first_alone() -> None:
 
 def test_site_of_a_short_pass_has_half_of_it_left() -> None:
     """With 2 sequences a second, and another site that is as fast: ten of the twenty minutes that are its own."""
-    run = led("ab", Shards(of_a_pass=2 * 2 * 1200), ahead_s=3600.0)
+    run = led("ab", EndlessShards(of_a_pass=2 * 2 * 1200), ahead_s=3600.0)
     for second in range(0, 900, 3):
         for site in "ab":
             beat(run, site, second * 2 * LENGTH, 1.5)
@@ -170,7 +143,7 @@ def test_rest_of_a_site_that_is_gone_is_taken_back_though_leaders_change_more_of
     backs = list[int]()
     for number in range(1, 9):  # each leads for 30 s, half of the doubt
         run = Led(TERMS, run.entries, start=number)
-        run.on(DataRead(Shards()))
+        run.on(DataRead(EndlessShards()))
         run.take_part("bc")
         for _ in range(5):
             for fragment in range(2):
@@ -276,7 +249,7 @@ def test_tokens_are_read_again_where_a_site_begins_anew_or_others_have_its_rest(
 
 
 def test_what_is_left_of_a_pass_has_the_rests_that_nobody_has_yet() -> None:
-    run = led("ab", Shards(readers="a"))
+    run = led("ab", EndlessShards(readers="a"))
     assert run.sequencer.deals.undealt_tokens == LENGTH * (100 - len(of(run, Deal)))
     before = left(run, "a")
     run.on(Remove("a", "broken"))
@@ -286,7 +259,7 @@ def test_what_is_left_of_a_pass_has_the_rests_that_nobody_has_yet() -> None:
 
 
 def test_rest_waits_where_nobody_may_read_it_and_a_person_hears_of_that_once() -> None:
-    run = led("ab", Shards(readers="a"))
+    run = led("ab", EndlessShards(readers="a"))
     run.wait(1, "ab")
     assert {deal.site for deal in of(run, Deal)} == {"a"}
     run.on(Ended("a"))
@@ -300,7 +273,7 @@ def test_newer_version_is_dealt_from_now_on() -> None:
     run = led("a")
     run.wait(1, "a")
     before = run.sequencer.state.deals
-    run.on(DataRead(Shards(number=3)))
+    run.on(DataRead(EndlessShards(number=3)))
     run.wait(1, "a")
     assert [data.number for data in of(run, Data)] == [1, 3]
     assert run.sequencer.state.deals == before
@@ -312,7 +285,7 @@ def test_deal_that_a_newer_version_denies_is_taken_back_once_also_by_another_lea
     run = led("ab")
     run.wait(1, "ab")
     before = {name: left(run, name) for name in "ab"}
-    run.on(DataRead(Shards(number=2, readers="b")))
+    run.on(DataRead(EndlessShards(number=2, readers="b")))
     run.wait(1, "ab")
     state = run.sequencer.state
     assert [(one.site, one.taken) for one in of(run, TakenBack)] == [("a", 0)]
@@ -324,7 +297,7 @@ def test_deal_that_a_newer_version_denies_is_taken_back_once_also_by_another_lea
     for entries, more in ((run.entries[: taken_back - 2], 1), (run.entries[:taken_back], 0)):  # before, and after it
         other = Led(LeaderSettings(doubt_s=60.0), entries, start=1)
         other.take_part("b")
-        other.on(DataRead(Shards(number=2, readers="b")))
+        other.on(DataRead(EndlessShards(number=2, readers="b")))
         other.wait(1, "b")
         assert len(of(other, TakenBack)) == more + len([one for one in entries if isinstance(one, TakenBack)])
 
@@ -333,7 +306,7 @@ def test_what_a_void_round_has_a_site_read_again_is_taken_back_where_the_version
     run = led("ab")
     run.wait(1, "ab")
     count(run, "a", 3 * LENGTH, "b")
-    run.on(DataRead(Shards(number=2, readers="b")))
+    run.on(DataRead(EndlessShards(number=2, readers="b")))
     run.wait(1, "ab")
     assert [(one.site, one.taken) for one in of(run, TakenBack)] == [("a", 3 * LENGTH)]
     run.sequencer._run.append(Skip, fragment=0, version=0, why="nobody has a frame")
@@ -351,7 +324,7 @@ def test_another_leader_goes_on_with_the_deals_and_the_data_set_of_the_journal()
     lines = {name: site.line for name, site in run.sequencer.state.sites.items()}
     other = Led(LeaderSettings(doubt_s=60.0), run.entries, start=1)  # it was told of no data set
     other.take_part("b")
-    other.on(DataRead(Shards()))
+    other.on(DataRead(EndlessShards()))
     other.wait(30, "b")
     assert {name: site.line for name, site in other.sequencer.state.sites.items()} == lines
     other.wait(40, "b")
@@ -362,7 +335,7 @@ def test_another_leader_goes_on_with_the_deals_and_the_data_set_of_the_journal()
 
 @pytest.mark.parametrize("speeds", [(1, 2), (3, 1)])
 def test_data_set_hears_how_fast_each_site_reads(speeds: tuple[int, int]) -> None:
-    data = Shards()
+    data = EndlessShards()
     run = led("ab", data)
     for second in range(0, 90, 3):
         for site, speed in zip("ab", speeds, strict=True):

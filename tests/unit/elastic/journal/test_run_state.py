@@ -28,7 +28,7 @@ from geocomm.elastic.journal.entries import (
 from geocomm.elastic.journal.message_lines import said
 from geocomm.elastic.journal.messages import EntrySaid
 from geocomm.elastic.journal.run_state import RunState, Standing
-from support.journal.simulated_run import SimulatedRun
+from support.made_entries import made_entries
 
 FRAME = Listed(site="a", frame="a" * 64, coded_bytes=1, exact_bytes=0, weight=7, step=30, squared_norm=1.0, lr=0.1)
 
@@ -128,7 +128,7 @@ def test_removed_site_and_ended_run_take_no_more_entries() -> None:
 
 
 def test_state_after_a_part_and_the_rest_is_the_state_after_all() -> None:
-    entries = SimulatedRun(5).run().entries
+    entries = made_entries()
     for cut in (1, len(entries) // 2, len(entries) - 1):
         state = RunState.of(entries[:cut])
         for entry in entries[cut:]:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from geocomm.core.records import line_of
-from geocomm.elastic.journal.entries import BadLineError, Deal, Entry, Join, Kept, Snapshot
+from geocomm.elastic.journal.entries import BadLineError, Entry, Join, Snapshot
 from geocomm.elastic.journal.journal import HeadMovedError, NoJournalError, SqliteJournal
 from geocomm.elastic.journal.message_lines import parts_of
 from geocomm.elastic.journal.run_state import EMPTY, Head, RunState
-from support.journal.simulated_run import TERMS, SimulatedRun
+from support.made_entries import made_entries
 
 
 @pytest.fixture(scope="module")
 def entries() -> tuple[Entry, ...]:
-    history = SimulatedRun(3, terms=replace(TERMS, snapshot_s=0)).run()
-    assert len(history.entries) > 20
-    return history.entries
+    return made_entries()
 
 
 def filled(path: Path, entries: tuple[Entry, ...]) -> SqliteJournal:
@@ -72,34 +69,13 @@ def test_entry_that_does_not_follow_is_refused(tmp_path: Path, entries: tuple[En
     assert journal.head.index == 2
 
 
-def chain(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
-    """The same run, with a snapshot after each ten entries that two sites have."""
-    state, made = RunState(), list[Entry]()
-
-    def add(make: Callable[..., Entry], **fields: Any) -> None:
-        made.append(make(**fields | {"index": state.head.index + 1, "prev": state.head.hash}))
-        state.apply(made[-1])
-
-    moved = dict[int, int]()
-    for number, entry in enumerate(entries):
-        fields = {name: getattr(entry, name) for name in type(entry).model_fields}
-        if isinstance(entry, Deal) and entry.rest:
-            fields["rest"] = moved[entry.rest]
-        add(type(entry), **fields)
-        moved[number] = state.head.index
-        if number and number % 10 == 0:
-            add(Snapshot, term=state.term, versions=tuple(state.versions), state=state.digest)
-            index = state.head.index
-            add(Kept, term=state.term, snapshot=index, digest="1" * 32, sites=("a", "b"))
-    return tuple(made)
-
-
 def states_in(path: Path) -> list[int]:
     with sqlite3.connect(path) as db:
         return [row[0] for row in db.execute("SELECT idx FROM states ORDER BY idx")]
 
 
 def test_state_of_the_file_is_that_of_all_entries_and_few_are_kept(tmp_path: Path, entries: tuple[Entry, ...]) -> None:
+    entries = entries[: next(entry.index for entry in entries if isinstance(entry, Snapshot))]  # else one for each
     journal, state = filled(tmp_path / "j", entries[:2]), RunState.of(entries[:2])
     for entry in entries[2:]:
         journal.append(entry, journal.head)
@@ -126,20 +102,19 @@ def test_state_of_entries_that_are_not_stored_yet_is_not_kept(tmp_path: Path, en
 def test_state_stands_in_the_place_of_entries_that_are_not_needed(
     tmp_path: Path, entries: tuple[Entry, ...], *, kept: bool
 ) -> None:
-    all_entries = chain(entries)
     state, journal = RunState(), SqliteJournal(tmp_path / "j")
-    for entry in all_entries:
+    for entry in entries:
         if kept and isinstance(entry, Snapshot):
             journal.keep(state, always=True)
         journal.append(entry, journal.head)
         state.apply(entry)
     before = state.needed_from
-    assert isinstance(all_entries[before], Snapshot)
+    assert isinstance(entries[before], Snapshot)
     rounds = {fragment: list(journal.rounds(fragment, 0)) for fragment in (0, 1)}
     journal.forget(before)
     for again in (journal, SqliteJournal(tmp_path / "j", read_only=True)):
-        assert again.base == Head(before - 1, all_entries[before].prev)
-        assert tuple(again.read()) == all_entries[before:]
+        assert again.base == Head(before - 1, entries[before].prev)
+        assert tuple(again.read()) == entries[before:]
         assert again.state().text == state.text
         assert [again.hash_at(index) for index in (before - 2, before - 1)] == [None, again.base.hash]
         for fragment, known in rounds.items():
@@ -160,10 +135,9 @@ def test_state_stands_in_the_place_of_entries_that_are_not_needed(
 
 
 def test_a_cut_that_was_broken_off_is_a_cut(tmp_path: Path, entries: tuple[Entry, ...]) -> None:
-    all_entries = chain(entries)
-    journal, state = filled(tmp_path / "j", all_entries), RunState.of(all_entries)
+    journal, state = filled(tmp_path / "j", entries), RunState.of(entries)
     before = state.needed_from
-    journal.keep(RunState.of(all_entries[:before]), always=True)
+    journal.keep(RunState.of(entries[:before]), always=True)
     with sqlite3.connect(tmp_path / "j") as db:
         db.execute("DELETE FROM entries WHERE idx < 3")
     again = SqliteJournal(tmp_path / "j")
@@ -179,10 +153,9 @@ def test_a_cut_that_was_broken_off_is_a_cut(tmp_path: Path, entries: tuple[Entry
 def test_a_site_is_sent_a_state_in_place_of_entries_that_are_many_or_gone(
     tmp_path: Path, entries: tuple[Entry, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    all_entries = chain(entries)
     journal = SqliteJournal(tmp_path / "j")
     state = RunState()
-    for entry in all_entries:
+    for entry in entries:
         if isinstance(entry, Snapshot):
             journal.keep(state, always=True)
         journal.append(entry, journal.head)
@@ -196,23 +169,22 @@ def test_a_site_is_sent_a_state_in_place_of_entries_that_are_many_or_gone(
     journal.forget(state.needed_from)
     assert journal.state_for(journal.base.index) is not None
     other = SqliteJournal(tmp_path / "other")
-    other.append_all(all_entries[:3], EMPTY)
+    other.append_all(entries[:3], EMPTY)
     parts = list(parts_of(sent))
     assert parts[-1].last
     other.begin_at(RunState.read("".join(part.text for part in parts)))
-    other.append_all(all_entries[sent.head.index + 1 :], other.head)
+    other.append_all(entries[sent.head.index + 1 :], other.head)
     assert (other.state().text, other.base) == (state.text, sent.head)
     assert SqliteJournal(tmp_path / "other").verify()[1]
 
 
 def test_a_wrong_state_is_found_by_the_next_snapshot(tmp_path: Path, entries: tuple[Entry, ...]) -> None:
-    all_entries = chain(entries)
-    index = max(entry.index for entry in all_entries if isinstance(entry, Snapshot))
-    wrong = RunState.of(all_entries[: index - 3])
+    index = max(entry.index for entry in entries if isinstance(entry, Snapshot))
+    wrong = RunState.of(entries[: index - 3])
     wrong.sites["a"] = replace(wrong.sites["a"], weight=wrong.sites["a"].weight + 1)
     journal = SqliteJournal(tmp_path / "j")
     journal.begin_at(RunState.read(wrong.text))
-    journal.append_all(all_entries[index - 3 : index + 1], journal.head)
+    journal.append_all(entries[index - 3 : index + 1], journal.head)
     for look in (journal.state, journal.verify):
         with pytest.raises(BadLineError, match="another state"):
             look()
