@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import itertools
+import json
 import os
 import random
 import secrets
@@ -25,6 +26,7 @@ from unittest import mock
 from geocomm.core import file_systems
 from geocomm.core.addresses import Address, AddressError
 from geocomm.core.records import line_of
+from geocomm.core.run_dir import RunDir
 from geocomm.elastic import (
     agent_link,
     agent_process,
@@ -52,6 +54,7 @@ from geocomm.wire.file_ranges import MAX_LINE_BYTES, RangeAnswer
 from geocomm.wire.greeting import Greeting, Purpose
 from support.whole_run.etcd import EtcdModel, client_of
 from support.whole_run.machines import PORT, Door, Machine, Process, Room, SimulatedKeys, World, current
+from support.whole_run.registry import Registry
 
 _SOCKET_S = 0.001
 _Answer = TypeVar("_Answer")
@@ -174,17 +177,16 @@ def simulated(
     folder: Path,
     chance: random.Random,
     now: Callable[[], float],
-    follows: Callable[[str, int], None],
     etcd: EtcdModel,
-    entries: dict[str, Entry],
+    registry: Registry,
 ) -> Generator[None]:
-    """While agents are simulated. folder: has the run folder of each machine, by its name. follows: is told of each
-    term of a leader that the agent of a site takes. entries: gets all that come into a journal, by their hashes."""
+    """While agents are simulated. folder: has the run folder of each machine, by its name. registry: is told of each
+    term of a leader that the agent of a site takes, of all that comes into a journal, and of the frames on disks."""
     really_saw = KnownAgents.saw
 
     def saw(known: KnownAgents, term: int, leader: str) -> None:
         really_saw(known, term, leader)
-        follows(current().machine.name, known.term)
+        registry.follows(current().machine.name, known.term)
 
     def hexadecimal(size: int = 16) -> str:
         return f"{chance.getrandbits(8 * size):0{2 * size}x}"
@@ -201,6 +203,9 @@ def simulated(
         if room is Room.FOR_NOTHING or (is_large and room is Room.FOR_LITTLE):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         really_put(part, path)
+        if path.suffix == ".frame":
+            store = json.loads(RunDir(folder / path.relative_to(folder).parts[0]).store_id.read_text())["id"]
+            registry.held.setdefault(path.stem.rpartition("-")[2], set()).add(store)
 
     really_begin = SqliteJournal._transaction
 
@@ -220,7 +225,7 @@ def simulated(
 
     def append_all(of: SqliteJournal, new: Sequence[Entry], expected_head: Head) -> None:
         really_append(of, new, expected_head)
-        entries.update((entry.hash, entry) for entry in new)
+        registry.appended(new)
 
     random.seed(chance.random())
     with contextlib.ExitStack() as stack:

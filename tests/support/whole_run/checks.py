@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from geocomm.core.run_dir import RunDir
-from geocomm.elastic.journal.entries import AnyRound
-from geocomm.elastic.journal.run_state import Standing
+from geocomm.elastic.journal.entries import AnyRound, Entry
+from geocomm.elastic.journal.run_state import RunState, Standing
 from geocomm.wire.greeting import Purpose
 from support.whole_run.anchors import FRAGMENTS
 from support.whole_run.data import DataChecks
@@ -107,6 +107,7 @@ class Checks:
         chain = self._run.registry.chain(state.head.hash)
         if why := DataChecks(self._run.data, self._run.registry.read).broken(chain):
             raise self._run.broke(why)
+        self._replay(chain, state)
         hashes = {entry.index: entry.hash for entry in entries}
         for site in self._run.sites.values():
             if not site.lost and site is not self._run.skipped:  # that one may have led, and hears of no other leader
@@ -120,3 +121,18 @@ class Checks:
                 if steps & counted[one.fragment]:
                     raise self._run.broke(f"entry {one.index} counts steps of {listed.site} again")
                 counted[one.fragment] |= steps
+
+    def _replay(self, chain: list[Entry], own: RunState) -> None:
+        """A listed frame was on the disks of two live sites, or of one where one was live; and a journal that has let
+        go of entries says the same as all of them."""
+        state = RunState()
+        for entry in chain:
+            if isinstance(entry, AnyRound):
+                live = {state.sites[name].store for name in state.live}
+                for frame, stores in self._run.registry.vouched[entry.hash].items():
+                    if len(live & stores) < min(2, len(live)):
+                        at = f"{len(live & stores)} of {len(live)} live sites"
+                        raise self._run.broke(f"entry {entry.index} lists frame {frame}, which {at} had")
+            state.apply(entry)
+        if state.text != own.text:
+            raise self._run.broke("a journal says another thing than the entries from the first one on")

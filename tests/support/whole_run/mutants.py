@@ -5,7 +5,7 @@ Each is a function in the place of one of the product, as it was before the mend
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 from geocomm.core.patience import Waiting
+from geocomm.core.records import Hash
 from geocomm.data.deal_records import SiteDeal
 from geocomm.elastic import agent_link, following, frame_fetches, journal_of_others, snapshots
 from geocomm.elastic.etcd import Election, Leading
@@ -20,12 +21,13 @@ from geocomm.elastic.fetch import Fetcher, Outcome
 from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.frame_fetches import FrameFetches
 from geocomm.elastic.journal.admission import LedSite
-from geocomm.elastic.journal.entries import BadLineError
+from geocomm.elastic.journal.entries import AnyRound, BadLineError
 from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.leader_deals import LeaderDeals
 from geocomm.elastic.journal.leader_rounds import LeaderRounds
 from geocomm.elastic.journal.leader_snapshots import LeaderSnapshots
 from geocomm.elastic.journal.lost_frames import LostFrames
+from geocomm.elastic.journal.member import Frame, Member
 from geocomm.elastic.journal.messages import Beat, Down, Hello, Lost, Offer, StatePart, Stop, Wanted
 from geocomm.elastic.journal.open_round import OpenRound
 from geocomm.elastic.journal.run_state import RunState, SiteRecord
@@ -154,6 +156,48 @@ def _another_rate_is_left_out(self: LeaderRounds, fragment: int, found: OpenRoun
     _choose(self, fragment, found, fits)
 
 
+_charge = LeaderRounds._charge
+
+
+@_mutant(LeaderRounds, "_charge", "leave", "machine")
+def _an_aggregator_is_named_once(self: LeaderRounds, fragment: int, found: OpenRound) -> None:
+    """Who averages a round stays the one who does, also where it has left."""
+    if not found.charges:
+        _charge(self, fragment, found)
+
+
+@_mutant(OpenRound, "is_safe", "line", "mail", "disk")
+def _one_disk_is_safe(self: OpenRound, frame: Hash, live: Sequence[str]) -> bool:
+    """A round lists what lies on the disk of one live site, where others are live too."""
+    return any(self.holds(name, frame) for name in live)
+
+
+@_mutant(Member, "_forget_opens", lasting="restless")
+def _a_round_is_open_for_ever(self: Member, still_open: Sequence[tuple[int, int, int]]) -> None:
+    """A rank believes in rounds that the leader, a later one, does not name any more."""
+
+
+_counted = Member._counted
+
+
+@_mutant(Member, "_counted", "line", "agent", "mail")
+def _the_last_own_frame_alone_counts(self: Member, own: Any, entry: AnyRound) -> Offer | None:
+    """A rank forgets what it has offered before in the same round: the steps in it count again."""
+    found = _counted(self, own, entry)
+    return found if found in own.own[-1:] else None
+
+
+_member = Member.__init__
+
+
+@_mutant(Member, "__init__", "frames", "files", "disk", data=True)
+def _ranks_read_on_behind_void_rounds(
+    self: Member, site: str, versions: Mapping[int, int], on_disk: Iterable[Frame] = (), head: int = -1
+) -> None:
+    """Ranks do not look whether they were told of rounds, before they read on, that become void."""
+    _member(self, site, versions, on_disk)
+
+
 # ---- who takes part
 
 
@@ -165,6 +209,13 @@ def _a_hello_is_life_enough(self: Sequencer, name: str, site: LedSite, hello: He
     """A site whose line breaks after each Hello is live for ever."""
     _hello(self, name, site, hello)
     site.heard = self._run.now
+
+
+@_mutant(Sequencer, "_hello", "disk", "line", "agent")
+def _a_lost_disk_is_believed(self: Sequencer, name: str, site: LedSite, hello: Hello) -> None:
+    """A leader does not look whether a site comes back with another run folder."""
+    known = self.state.sites.get(name)
+    _hello(self, name, site, hello if known is None else hello.model_copy(update={"store": known.store}))
 
 
 MUTANTS["silence is not noticed"] = Mutant(

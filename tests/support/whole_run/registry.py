@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from geocomm.core.records import Hash
@@ -23,6 +24,10 @@ class Registry:
         """By which ranks the steps in a frame were made, and what they have read."""
         self.entries: dict[Hash, Entry] = {}
         """All that were ever in a journal."""
+        self.held: dict[str, set[str]] = {}
+        """The run folders, by their own names, on whose disk a frame has been."""
+        self.vouched: dict[Hash, dict[str, frozenset[str]]] = {}
+        """Of rounds: those folders, by frame, when the first journal had the entry."""
         self.broken: list[str] = []
         self.numbers = 0
         self.repairs = 0
@@ -40,6 +45,14 @@ class Registry:
         if term < self.terms[site]:
             self.broken.append(f"{site} follows a leader of term {term}, and has followed one of {self.terms[site]}")
         self.terms[site] = term
+
+    def appended(self, entries: Iterable[Entry]) -> None:
+        """These come into a journal."""
+        for entry in entries:
+            if isinstance(entry, AnyRound) and entry.hash not in self.entries:
+                frames = [one.frame[:16] for one in entry.frames]
+                self.vouched[entry.hash] = {frame: frozenset(self.held.get(frame, ())) for frame in frames}
+            self.entries[entry.hash] = entry
 
     def chain(self, head: Hash) -> list[Entry]:
         """The journal that ends with the entry of this hash, from the run's first entry on."""

@@ -214,10 +214,7 @@ class WholeRun:
         self.sites = {
             name: Site(self, machine, self.chance.uniform(0.3, 1.2)) for name, machine in self.world.machines.items()
         }
-        registry = self.registry
-        agents = simulated(
-            self.world, self.folder, self.chance, loop.time, registry.follows, self.etcd, registry.entries
-        )
+        agents = simulated(self.world, self.folder, self.chance, loop.time, self.etcd, self.registry)
         with agents, self.data.put():
             work = loop.create_task(self._work())
             try:

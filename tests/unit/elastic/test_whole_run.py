@@ -112,6 +112,12 @@ def test_a_site_that_averages_wrong_is_named() -> None:
         ("sites read from the beginning", 0),
         ("deals that come together are the last one", 23),
         ("each leader counts anew how long a site is gone", 7),
+        ("one disk is safe", 0),
+        ("a lost disk is believed", 0),
+        ("an aggregator is named once", 13),
+        ("a round is open for ever", 0),
+        ("the last own frame alone counts", 3),
+        ("ranks read on behind void rounds", 0),
     ],
 )
 def test_a_fault_that_geocomm_had_is_found(mutant: str, seed: int) -> None:
