@@ -22,7 +22,7 @@ from geocomm.elastic.journal.messages import (
     Sum,
     Summed,
 )
-from geocomm.elastic.journal.sequencer_events import Close, LeaderSettings
+from geocomm.elastic.journal.sequencer_events import Close, Ended, LeaderSettings
 from support.led_sequencer import MODEL, Led
 
 AGGREGATES = MODEL.model_copy(update={"settings": MODEL.settings | {"reduce": "aggregator"}})
@@ -143,6 +143,20 @@ def test_an_aggregator_that_lives_and_does_not_average_is_replaced_and_its_avera
     led.say(led.charged.site, led.summed())
     led.hold_average(before.site)
     assert led.round.sum.site != before.site
+
+
+def test_where_nobody_is_left_to_average_the_next_one_that_comes_does() -> None:
+    run = Averaged("ab")
+    for site in "ab":
+        run.on(Ended(site))
+    run.wait(10)
+    assert run.sequencer.state.live == []
+    run.take_part("a")
+    run.wait(1, "a")
+    assert run.charged.site == "a"
+    run.offer("a")
+    run.wait(5, "a")
+    assert {asked.attempt for asked in run.messages(Sum, "a")} == {run.charged.attempt}
 
 
 def test_an_average_that_the_mail_brings_to_nobody_is_fetched() -> None:

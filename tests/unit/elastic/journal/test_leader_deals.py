@@ -10,7 +10,7 @@ import pytest
 from geocomm.data.deal_records import DealtSet
 from geocomm.data.dealt_shards import Piece, length
 from geocomm.elastic.journal.entries import Data, Deal, Entry, Join, Skip, TakenBack
-from geocomm.elastic.journal.messages import Beat, Leave, Open, Pass, RanksGone
+from geocomm.elastic.journal.messages import Beat, Hold, Leave, Open, Pass, RanksGone
 from geocomm.elastic.journal.run_state import Standing
 from geocomm.elastic.journal.sequencer_events import Close, DataRead, Ended, LeaderSettings, Remove
 from support.led_sequencer import OF_A_DEAL, EndlessShards, Led
@@ -214,11 +214,13 @@ def test_open_offer_of_a_site_that_is_taken_back_counts_no_more() -> None:
     run = led("ab", attempt_s=10**6)
     run.wait(1, "ab")
     run.due("a")
-    run.offer("a", taken=LENGTH)  # nobody else has it
+    frame = run.offer("a", taken=LENGTH)  # nobody else has it
     run.on(Ended("a"))
     run.wait(100, "b")
     [back] = of(run, TakenBack)
     assert back.taken == 0
+    run.say("b", Hold(fragment=0, version=0, site="a", frame=frame, by_mail=True))  # the mail was late
+    run.wait(5, "b")
     run.offer("b")
     run.wait(5, "b")
     assert all(one.site != "a" for entry in run.entries if entry.kind == "round" for one in entry.members)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from geocomm.elastic.journal.entries import Round
-from geocomm.elastic.journal.messages import Lost, ReadySaid
+from geocomm.elastic.journal.messages import Lost, Open, ReadySaid
 from geocomm.elastic.journal.sequencer_events import LeaderSettings
 from support.led_sequencer import Led
 
 GIVEN_UP_S = LeaderSettings().lost_s
 
 
-def led_a_round() -> tuple[Led, Lost]:
+def led_a_round(terms: LeaderSettings | None = None) -> tuple[Led, Lost]:
     """A leader that has closed a round of a frame of a's, and what a site says that lacks it."""
-    led = Led().take_part("abc")
+    led = Led(terms).take_part("abc")
     led.due()
     frame = led.offer("a", held_by="b")
     led.wait(20, "abc")
@@ -56,7 +56,9 @@ def test_a_frame_that_a_site_has_applied_is_not_given_up() -> None:
     after.hello("a")
     after.ranks_up("a")
     after.say("a", ReadySaid())
-    after.wait(30, "abc")
+    for _ in range(int(GIVEN_UP_S / 50) + 2):
+        after.say("b", lost)
+        after.wait(50, "abc")
     assert "skip" not in after.kinds()
 
 
@@ -71,3 +73,21 @@ def test_nobody_voids_a_round_at_once_by_what_it_says_of_the_time_before_it_was_
         led.say(site, lost)
     led.wait(60, "abc")
     assert "skip" not in led.kinds()  # it was not said for long, so somebody may have had it meanwhile
+
+
+def test_what_was_offered_before_an_earlier_round_became_void_counts_no_more() -> None:
+    led, lost = led_a_round(LeaderSettings(lost_s=20.0))
+    led.due("b")
+    before = led.messages(Open)[-1].attempt
+    led.offer("a")  # nobody else has it yet
+    while "skip" not in led.kinds():
+        led.say("b", lost)
+        led.wait(2, "abc")
+    led.offer("a", "bc", attempt=before)  # it is a delta to a state that is another one now
+    led.wait(20, "abc")
+    assert led.kinds()[-1] == "skip"
+    assert led.messages(Open)[-1].attempt > before
+    led.offer("a", "bc")
+    led.wait(20, "abc")
+    assert isinstance(led.entries[-1], Round)
+    assert led.entries[-1].version == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from geocomm.elastic.journal.entries import Entry, Listed, Round, Skip
-from geocomm.elastic.journal.member import MOST_OWN_FRAMES, Act, Frame, Member, Say, SendFrame, StartAgain
+from geocomm.elastic.journal.member import MOST_OWN_FRAMES, Act, Frame, Member, Recompute, Say, SendFrame, StartAgain
 from geocomm.elastic.journal.messages import (
     Applied,
     Due,
@@ -19,6 +19,7 @@ from geocomm.elastic.journal.messages import (
     Pass,
     Peer,
     RankWelcome,
+    Repair,
     TakeState,
     Up,
     Welcome,
@@ -136,6 +137,16 @@ def test_frame_of_the_process_before_counts_for_nobody() -> None:
     settled = member.next_settled()
     assert settled is not None
     assert settled.counted is None
+
+
+def test_round_that_was_applied_is_not_begun_again_where_its_open_comes_late() -> None:
+    member = Member("a", {0: 1})
+    assert member.on_down(opened()) == []
+    assert member.begins() == []
+
+
+def test_ranks_compute_a_fragment_anew_that_the_leader_finds_wrong() -> None:
+    assert Member("a", {0: 0}).on_down(Repair(fragment=0)) == [Recompute(0)]
 
 
 def test_late_frame_is_dropped() -> None:

@@ -543,6 +543,20 @@ def test_member_that_is_given_up_is_not_awaited() -> None:
     assert "c" in run.sequencer.state.live
 
 
+def test_site_that_goes_before_it_has_a_place_is_not_taken_in() -> None:
+    run = Led().take_part("abc")
+    store(run, "abc")
+    for site in "bc":
+        run.on(Ended(site))
+    come(run, "d")
+    store(run, "ad")
+    come(run, "e")
+    run.on(Ended("e"))
+    run.hello("b")
+    store(run, "b")
+    assert "e" not in run.sequencer.state.sites
+
+
 def test_what_a_site_may_weigh_is_known_to_the_next_leader_too() -> None:
     led = Led().take_part("ab")
     led.due()
