@@ -17,7 +17,7 @@ All calls come from one thread, or under one lock.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -161,18 +161,14 @@ class _Fragment:
 class Member:
     """A rank of `site` that has these fragments at these versions.
 
-    on_disk: frames that the run folder has, of those versions and later ones. After the construction, hand over the
-    journal's entries of those versions, then what the agent says. head: the index of the entry after which the site was
-    told where it is in its data.
+    After the construction, hand over the journal's entries of those versions, then what the agent says. head: the index
+    of the entry after which the site was told where it is in its data.
     """
 
-    def __init__(self, site: str, versions: Mapping[int, int], on_disk: Iterable[Frame] = (), head: int = -1) -> None:
+    def __init__(self, site: str, versions: Mapping[int, int], head: int = -1) -> None:
         self._site = site
         self._head = head
         self._own = {fragment: _Fragment(version) for fragment, version in versions.items()}
-        for frame in on_disk:
-            if frame.fragment in self._own and frame.version >= self._own[frame.fragment].version:
-                self._own[frame.fragment].on_disk.add(frame[1:])
 
     @property
     def versions(self) -> dict[int, int]:

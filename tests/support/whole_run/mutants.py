@@ -5,7 +5,7 @@ Each is a function in the place of one of the product, as it was before the mend
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from geocomm.elastic.journal.leader_deals import LeaderDeals
 from geocomm.elastic.journal.leader_rounds import LeaderRounds
 from geocomm.elastic.journal.leader_snapshots import LeaderSnapshots
 from geocomm.elastic.journal.lost_frames import LostFrames
-from geocomm.elastic.journal.member import Frame, Member
+from geocomm.elastic.journal.member import Member
 from geocomm.elastic.journal.messages import Beat, Down, Hello, Lost, Offer, StatePart, Stop, Wanted
 from geocomm.elastic.journal.open_round import OpenRound
 from geocomm.elastic.journal.run_state import RunState, SiteRecord
@@ -191,11 +191,9 @@ _member = Member.__init__
 
 
 @_mutant(Member, "__init__", "frames", "files", "disk", data=True)
-def _ranks_read_on_behind_void_rounds(
-    self: Member, site: str, versions: Mapping[int, int], on_disk: Iterable[Frame] = (), head: int = -1
-) -> None:
+def _ranks_read_on_behind_void_rounds(self: Member, site: str, versions: Mapping[int, int], head: int = -1) -> None:
     """Ranks do not look whether they were told of rounds, before they read on, that become void."""
-    _member(self, site, versions, on_disk)
+    _member(self, site, versions)
 
 
 # ---- who takes part

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from geocomm.elastic.journal.entries import Entry, Listed, Round, Skip
-from geocomm.elastic.journal.member import MOST_OWN_FRAMES, Act, Frame, Member, Recompute, Say, SendFrame, StartAgain
+from geocomm.elastic.journal.member import MOST_OWN_FRAMES, Act, Member, Recompute, Say, SendFrame, StartAgain
 from geocomm.elastic.journal.messages import (
     Applied,
     Due,
@@ -132,7 +132,8 @@ def test_frame_of_an_earlier_attempt_counts_by_its_hash() -> None:
 
 
 def test_frame_of_the_process_before_counts_for_nobody() -> None:
-    member = Member("a", {0: 0}, on_disk=[Frame(0, 0, "a", "d" * 64)])
+    member = Member("a", {0: 0})
+    member.on_down(Fetched(fragment=0, version=0, site="a", frame="d" * 64))
     assert member.on_down(listed(0, a="d")) == []
     settled = member.next_settled()
     assert settled is not None
