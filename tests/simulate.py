@@ -28,11 +28,17 @@ def whole_run(seed: int, *, log: bool = False) -> WholeRun:
     return WholeRun(seed, with_etcd=seed % 4 == 3, data=seed % 3 == 1, log=log)
 
 
-def simulate(seed: int) -> History:
-    """In a process that does nothing else."""
+def begin_process() -> None:
+    """One that plays histories, and does nothing else."""
     gc.freeze()
     gc.set_threshold(100_000)
-    return whole_run(seed).run()
+
+
+def simulate(seed: int) -> History:
+    """A history. What refers to itself in it goes before the next one."""
+    history = whole_run(seed).run()
+    gc.collect()
+    return history
 
 
 def first_found(mutant: str, seeds: range) -> History | None:
@@ -83,7 +89,8 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         # Each pool's processes are others, which hash texts in another way.
         pools = [
-            stack.enter_context(concurrent.futures.ProcessPoolExecutor(cores, SPAWN)) for _ in range(1 + given.twice)
+            stack.enter_context(concurrent.futures.ProcessPoolExecutor(cores, SPAWN, begin_process))
+            for _ in range(1 + given.twice)
         ]
         seeds = iter(range(given.first, given.first + given.seeds))
         under_way: list[list[concurrent.futures.Future[History]]] = []
