@@ -36,6 +36,8 @@ class RunDir:
         """Links to a snapshot while it is copied to elsewhere (`elastic.snapshot_copies`)."""
         self.moments = path / "site"
         """The folder of the optimizers' moments (`sync.local_steps.elastic.site_moments`)."""
+        self.ranks_ended_by_run = path / "ranks-ended-by-run"
+        """Why the run has ended the ranks that started last, if it has (`elastic.rank_starts`)."""
         self.telemetry = path / self.TELEMETRY
         """The run store (`observe.telemetry.run_store`)."""
         self.alerts = path / "alerts.jsonl"

@@ -47,6 +47,14 @@ class StoreError(UserError, ValueError):
     exit_status = EXIT_BAD_INPUT
 
 
+class FrameLostError(FileNotFoundError):
+    """A frame that is not on the disk, or had other bytes there and was removed."""
+
+    def __init__(self, fragment: int, version: int, site: str, frame: str, why: str) -> None:
+        super().__init__(why)
+        self.fragment, self.version, self.site, self.frame = fragment, version, site, frame
+
+
 class FragmentStore:
     """The frames and states in one run folder, which is made where it is not there. Methods raise OSError where the
     disk does (ENOSPC: it is full), and then leave nothing behind."""
@@ -97,12 +105,15 @@ class FragmentStore:
         return self.frame_path(fragment, version, site, frame).exists()
 
     def read_frame(self, fragment: int, version: int, site: str, frame: str) -> bytes:
-        """The bytes of the frame. FileNotFoundError: it is not there, or it had other bytes, and was removed."""
+        """The bytes of the frame. Raises FrameLostError."""
         path = self.frame_path(fragment, version, site, frame)
-        content = path.read_bytes()
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            raise FrameLostError(fragment, version, site, frame, f"{path} is not there any more") from None
         if hashlib.sha256(content).hexdigest() != frame:
             path.unlink(missing_ok=True)
-            raise FileNotFoundError(f"{path} does not have the bytes of its name any more")
+            raise FrameLostError(fragment, version, site, frame, f"{path} does not have the bytes of its name any more")
         return content
 
     def missed_s(self, fragment: int, version: int, site: str, frame: str) -> float:

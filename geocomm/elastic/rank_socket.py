@@ -18,9 +18,10 @@ from geocomm.core.addresses import check_peer_user, private_listener
 from geocomm.core.message_log import CalmLog, logger
 from geocomm.core.patience import until_one_ends
 from geocomm.core.records import line_of
-from geocomm.elastic.journal.entries import BadLineError, Entry
+from geocomm.elastic.journal.entries import BadLineError
 from geocomm.elastic.journal.message_lines import MAX_LINE_BYTES, down_of, said, up_of
-from geocomm.elastic.journal.messages import Down, EntrySaid, RankHello, Up
+from geocomm.elastic.journal.messages import Down, EntrySaid, RankHello, RankWelcome, Up
+from geocomm.elastic.journal.run_state import EMPTY, Head
 from geocomm.wire.accepting import accept_forever
 
 RETRY_S = 0.2
@@ -49,7 +50,7 @@ class RankSocket:
         self._writer: asyncio.StreamWriter | None = None
         """Used on the thread."""
         self._closing, self._closed = False, asyncio.Event()
-        self._last: Entry | None = None
+        self._head = EMPTY
         self._thread = threading.Thread(target=self._run, name="geocomm-agent", daemon=True)
 
     def start(self) -> None:
@@ -107,9 +108,7 @@ class RankSocket:
         reader, writer = await asyncio.open_unix_connection(self.path, limit=MAX_LINE_BYTES)
         try:
             check_peer_user(writer.get_extra_info("socket"))
-            hello = self._hello()
-            if self._last is not None:  # the agent may have cut its journal since then
-                hello = hello.model_copy(update={"head": self._last.index, "head_hash": self._last.hash})
+            hello = with_head(self._hello(), self._head)
             writer.write(line_of(hello).encode() + b"\n")
             self._writer = writer
             await until_one_ends(self._hear(reader), self._closed.wait())
@@ -124,10 +123,29 @@ class RankSocket:
             if not line.strip():
                 continue
             down = down_of(line)
-            if isinstance(down, EntrySaid) and (self._last is None or down.entry.index > self._last.index):
-                self._last = down.entry
+            self._head = newest_head(self._head, down)
             if not self._closing:
                 self._heard(down)
+
+
+def newest_head(known: Head, down: Down) -> Head:
+    """Up to where a rank knows the run once it has heard this: what it begins with is as good as all entries until
+    then."""
+    match down:
+        case EntrySaid():
+            heard = Head(down.entry.index, down.entry.hash)
+        case RankWelcome():
+            heard = Head(down.head, down.head_hash)
+        case _:
+            return known
+    return heard if heard.index > known.index else known
+
+
+def with_head(hello: RankHello, known: Head) -> RankHello:
+    """A rank's first line with what it knows: the agent may have cut its journal since then."""
+    if known.index < 0:
+        return hello
+    return hello.model_copy(update={"head": known.index, "head_hash": known.hash})
 
 
 async def _end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -79,8 +79,8 @@ class SiteRanks:
     def came(self, connection: RankConnection) -> None:
         """A rank has said hello."""
         hello = connection.hello
-        if why := self._why_not(hello):
-            connection.say(Stop(why=why))
+        if (stop := self._stop_of(hello)) is not None:
+            connection.say(stop)
             connection.close()
             return
         if (before := self._ranks.pop(hello.place, None)) is not None:
@@ -92,33 +92,35 @@ class SiteRanks:
             connection.say(self._view.peers)
         self.changed()
 
-    def _why_not(self, hello: RankHello) -> str:
-        """Why a rank cannot be one of this site's as it is; empty: it can."""
+    def _stop_of(self, hello: RankHello) -> Stop | None:
+        """What a rank is told that cannot be one of this site's as it is; None: it can."""
         own = {fragment for fragment in range(hello.model.fragments) if fragment % hello.owners == hello.place}
         if hello.place >= hello.owners or own != set(hello.digests) or own != set(hello.versions):
-            return f"a rank that is number {hello.place} of {hello.owners} owners has other fragments"
+            return Stop(why=f"a rank that is number {hello.place} of {hello.owners} owners has other fragments")
         known = self._view.journal.hash_at(hello.head)
         if hello.head >= 0 and known != hello.head_hash and hello.head >= self._view.journal.base.index:
             # It was away while this site's entries were set aside: it may have their rounds.
-            return (
+            why = (
                 f"the entries of site {self._view.site} up to {hello.head} that this rank has heard of are not a part "
                 "of the run any more: it starts again from what the others have"
             )
+            return Stop(why=why, again=True)
         versions = dict(enumerate(self._view.state.versions))
         if any(version > versions.get(fragment, 0) for fragment, version in hello.versions.items()):
-            return "this rank has applied rounds that the run does not have: start it again"
+            return Stop(why="this rank has applied rounds that the run does not have: it starts again", again=True)
         if hello.trains:
             if any(version < self._states.replayed_from(fragment) for fragment, version in hello.versions.items()):
-                return (
+                why = (
                     "this site was away for longer than the journal goes back: its ranks start again, from what the "
                     "others have"
                 )
+                return Stop(why=why, again=True)
             if self._was_taken_back_since(hello.head):
-                return _TAKEN_BACK
+                return Stop(why=_TAKEN_BACK, again=True)
         others = [rank.connection.hello for place, rank in self._ranks.items() if place != hello.place]
         if any((other.owners, other.model) != (hello.owners, hello.model) for other in others):
-            return "the ranks of this site have different models or settings"
-        return ""
+            return Stop(why="the ranks of this site have different models or settings")
+        return None
 
     def applied(self, connection: RankConnection, up: Applied) -> None:
         """A rank that is known has applied a round. BadLineError: not one of its own."""
@@ -174,7 +176,7 @@ class SiteRanks:
         for place, rank in void.items():
             del self._ranks[place]
             if not rank.welcomed:
-                rank.connection.say(Stop(why=_TAKEN_BACK))
+                rank.connection.say(Stop(why=_TAKEN_BACK, again=True))
             rank.connection.close()
         if void:
             log(f"the ranks of this site end, and start again: {_TAKEN_BACK}")
@@ -205,7 +207,7 @@ class SiteRanks:
         # Ranks that have just started have heard of no round.
         ending = [rank for rank in self._ranks.values() if rank.welcomed or rank.connection.hello.head >= first]
         for rank in ending:
-            rank.connection.say(Stop(why=why))
+            rank.connection.say(Stop(why=why, again=True))
         end, waiting = asyncio.get_running_loop().time() + _RANKS_END_S, Waiting(log)
         while any(rank in ending for rank in self._ranks.values()) and asyncio.get_running_loop().time() < end:
             waiting.tell(lambda: "the ranks of this site to end: they have rounds that the run does not have")
@@ -300,6 +302,7 @@ class SiteRanks:
                 run=genesis.run,
                 versions=rank.goals,
                 head=self._view.state.head.index,
+                head_hash=self._view.state.head.hash,
                 states={fragment: bases[fragment][0] for fragment in own if bases[fragment][1]},
                 every=self._view.state.every,
                 step=self._view.state.step,

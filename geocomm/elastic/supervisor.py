@@ -24,7 +24,7 @@ from geocomm.core.child_processes import ending_with_this, send_signal
 from geocomm.core.environment import AGENT_OF_FIRST_NODE
 from geocomm.core.file_systems import FULL
 from geocomm.core.message_log import log
-from geocomm.core.patience import Waiting, for_ever, pauses
+from geocomm.core.patience import Waiting, for_ever
 from geocomm.core.records import Record, line_of
 from geocomm.core.run_dir import RunDir
 from geocomm.elastic.agent_process import AT_ONCE, LAST_STEPS_S, LEAVE, TOLD_BY, AgentConfig
@@ -32,16 +32,13 @@ from geocomm.elastic.fragment_store import FragmentStore
 from geocomm.elastic.journal.entries import BadLineError
 from geocomm.elastic.journal.journal import NoJournalError, RunReader
 from geocomm.elastic.journal.run_state import SiteRecord, Standing
+from geocomm.elastic.rank_starts import RankStarts
 from geocomm.group.rendezvous.run_at_hub import environment_of_site
 from geocomm.group.rendezvous.to_collector import CollectorConfig
 from geocomm.security.key_folder import Keys
 
 AGENT_AGAIN_S = 1.0
 """From one start of the agent to the next, at least."""
-LONGEST_PAUSE_S = 60.0
-_FIRST_PAUSE_S = 1.0
-MOST_FRUITLESS_STARTS = 5
-"""Starts of the ranks without one frame that counted: something is wrong that another start does not mend."""
 LAST_OFFERS_S = 5.0
 """What a site has offered by the end of LAST_STEPS_S may still count for this time; then its ranks end."""
 _BESIDE_AGAIN_S = 10.0
@@ -101,6 +98,7 @@ class Supervisor:
         run_dir = Path(agent.run_dir)
         files = RunDir(run_dir)
         self._journal = files.journal
+        self._starts = RankStarts(files)
         self._run = RunReader(self._journal)
         self._environment = os.environ | environment_of_site(keys)
         self._environment |= {"GEOCOMM_RUN_DIR": str(run_dir.resolve()), "GEOCOMM_ONE_SITE": "1"}
@@ -236,21 +234,15 @@ class Supervisor:
 
     async def _keep_ranks(self) -> int:
         """Start the ranks, and again when they have died. Returns torchrun's status once they are to start no more."""
-        fruitless, waits = 0, pauses(_FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:
-            counted = self._counted()
+            self._starts.begins(self._counted())
             status = await self._run_ranks()
             if status in (0, EXIT_BAD_INPUT) or self._leaving.is_set():
                 return 0 if self._leaving.is_set() else status
-            if self._counted() > counted:
-                fruitless, waits, pause_s = 0, pauses(_FIRST_PAUSE_S, LONGEST_PAUSE_S), 0.0
-            else:
-                pause_s = next(waits)
-            fruitless += 1
-            if fruitless == MOST_FRUITLESS_STARTS:
+            if (pause_s := self._starts.ended(self._counted())) is None:
                 log(
-                    f"the ranks of this site have ended {fruitless} times without one frame that counted; the last "
-                    f"error is above. The site gives up; what it has is in {self._agent_config.run_dir}"
+                    f"the ranks of this site have ended {self._starts.fruitless} times without one frame that counted; "
+                    f"the last error is above. The site gives up; what it has is in {self._agent_config.run_dir}"
                 )
                 return status
             when = f"in {pause_s:.1f} s" if pause_s else "at once"

@@ -6,7 +6,7 @@ version v:
 1. Its schedule says so: `due`. Or OPEN comes.
 2. At the next step hook, `begins` has that OPEN: the caller makes a frame of its delta, writes it to disk (fsync), and
    tells `made`; where that takes a while, it tells `begun` first. The acts send it and say OFFER.
-3. A frame of another site lies on disk (fsync): `arrived`. The act says HOLD.
+3. A frame of another site lies on disk (fsync): `arrived`. The act says HOLD. A disk may lose it again: `lost`.
 4. The entry comes, and all its frames are there: `next_settled` has it. The caller takes the outer step and tells
    `applied`. It replaces its residual, and takes steps off its uncounted ones, by what `Settled.counted` names: the
    frame that counts need not be the newest that the site has made. Where nobody has the frames any more,
@@ -247,6 +247,13 @@ class Member:
             return []
         return [Say(Hold(fragment=fragment, version=version, site=site, frame=frame, by_mail=by_mail))]
 
+    def lost(self, fragment: int, version: int, site: str, frame: Hash) -> list[Say]:
+        """A frame that lay on disk does so no more, or had other bytes: it is asked for again where a round lists it,
+        which waits until it has `arrived`."""
+        own = self._own[fragment]
+        own.on_disk.discard((version, site, frame))
+        return self._needs(own, only=version)
+
     def next_settled(self, known: Container[int] = ()) -> Settled | None:
         """The next decided round of a fragment of which every listed frame is here, or the state behind it.
 
@@ -362,7 +369,7 @@ class Member:
         if isinstance(entry, AnyRound):
             if entry.version >= own.version:
                 own.rounds[entry.version] = entry
-            return self._needs(own, only=entry.version)
+            return [*self._needs(own, only=entry.version)]
         what = f"round {entry.version} of fragment {entry.fragment} is void"
         if entry.version < own.version:
             return [StartAgain(entry.fragment, entry.version, f"{what}, and was applied here: {entry.why}")]
@@ -375,7 +382,7 @@ class Member:
         why = f"{what}, so this site reads its data again from where that began: {entry.why}"
         return [StartAgain(entry.fragment, entry.version, why)]
 
-    def _needs(self, own: _Fragment, only: int | None = None) -> list[Act]:
+    def _needs(self, own: _Fragment, only: int | None = None) -> list[Say]:
         return [
             Say(Need.listed(entry, listed))
             for version, entry in sorted(own.rounds.items())

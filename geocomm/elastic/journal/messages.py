@@ -434,6 +434,7 @@ class RankWelcome(LineBegun):
     """By own fragment: the version at the journal's head. Where the rank has an older one, entries follow."""
     head: Annotated[int, Field(ge=-1, lt=2**63)]
     """The index of the journal's last entry."""
+    head_hash: Hash
     states: dict[int, Whole]
     """By own fragment: the version of the state file in the run folder that the rank loads first; absent: none."""
     every: Annotated[int, Field(ge=1)]
@@ -458,10 +459,12 @@ class Repair(Record):
 
 
 class Stop(Record):
-    """The run cannot go on at this site; why."""
+    """The run cannot go on at this site, or with these ranks; why."""
 
     kind: Literal["stop"] = "stop"
     why: Text
+    again: bool = False
+    """From the agent: what these ranks have is void, and others in their place go on."""
 
 
 Down = Annotated[

@@ -79,6 +79,27 @@ def test_a_site_is_killed_and_nobody_notices_and_it_comes_back(tmp_path: Path) -
         assert_rounds_were_logged(sites, "a")
 
 
+def test_frames_that_a_disk_has_changed_come_from_another_site_and_no_rank_ends_for_them(tmp_path: Path) -> None:
+    with training_sites(tmp_path, "ab") as sites:
+        for site in sites.values():
+            site.start()
+        b = sites["b"]
+        sites.until(lambda: len(rounds_of(sites, "b", "a")) >= 6, "six rounds with b")
+        b.kill_rank()
+        b.kill_agent()
+        damaged = sorted((b.folder / "fragments").glob("*/*.frame"))
+        for path in damaged:
+            content = path.read_bytes()
+            path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        b.start()
+        counted = len(rounds_of(sites, "b", "a"))
+        sites.until(lambda: len(rounds_of(sites, "b", "a")) >= counted + 2, "b counts again")
+        assert b.text().count("does not have the bytes of its name any more: it is fetched") > 1
+        assert not has_ended(b)
+        end_all(sites, tmp_path)
+        assert_equal_bits(sites)
+
+
 @pytest.mark.slow
 def test_ranks_whose_agent_was_away_for_long_catch_up_in_every_fragment(tmp_path: Path) -> None:
     with training_sites(tmp_path, "abc") as sites:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from geocomm.core.run_dir import RunDir
-from geocomm.elastic.journal.messages import Down, Due, Leave, Model, Owner, RankHello, Repair, Stop, Up
+from geocomm.elastic.journal.messages import Down, Due, Leave, Model, Owner, RankHello, RankWelcome, Repair, Stop, Up
 from geocomm.elastic.rank_socket import RankConnection, RankServer, RankSocket
 from geocomm.wire.doorway import raise_descriptor_limit
 from support.hub_support import run, until
@@ -87,6 +87,30 @@ def test_a_rank_comes_back_when_its_agent_does(tmp_path: Path) -> None:
             await until(lambda: bool(heard.gone), "the rank has ended")
             assert heard.said == [Due(fragment=0, version=3)]
             assert told == [Repair(fragment=0)]
+
+    run(scenario())
+
+
+def test_the_next_agent_hears_how_far_a_rank_knows_the_run_though_no_entry_came_since_its_welcome(
+    tmp_path: Path,
+) -> None:
+    path = RunDir(tmp_path).agent_socket
+    welcome = RankWelcome(
+        site="a", run="4" * 32, versions={0: 0}, head=7, head_hash="5" * 64, states={}, every=8, step=0
+    )
+
+    async def scenario() -> None:
+        rank, told = started(path)
+        async with serving(path) as heard:
+            await until(lambda: len(heard.ranks) == 1, "the rank says hello")
+            heard.ranks[0].say(welcome)
+            await until(lambda: told == [welcome], "the rank hears its agent")
+        await until(lambda: not rank.connected, "the rank sees that its agent is gone")
+        async with serving(path) as heard:
+            await until(lambda: len(heard.ranks) == 1, "the rank says hello anew")
+            hello = heard.ranks[0].hello
+            assert (hello.head, hello.head_hash) == (7, "5" * 64)
+            rank.close()
 
     run(scenario())
 

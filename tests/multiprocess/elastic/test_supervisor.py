@@ -25,9 +25,9 @@ pytestmark = pytest.mark.timeout(400)
 # `geocomm` that gives up earlier: each start waits twice as long as the one before, and imports torch.
 FEWER_STARTS = """
 from geocomm.cli.main import main
-from geocomm.elastic import supervisor
+from geocomm.elastic import rank_starts
 
-supervisor.MOST_FRUITLESS_STARTS = 2
+rank_starts.MOST_FRUITLESS_STARTS = 2
 main()
 """
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from geocomm.data.deal_records import SiteDeal
-from geocomm.elastic.journal.entries import Entry, Join, Left, Listed, Round, Snapshot, SumFrame, SummedRound, TakenBack
+from geocomm.elastic.fragment_store import FrameLostError
+from geocomm.elastic.journal.entries import Join, Left, Listed, Round, Snapshot, SumFrame, SummedRound, TakenBack
 from geocomm.elastic.journal.member import (
     Act,
     CheckSum,
@@ -46,6 +47,9 @@ from geocomm.elastic.journal.messages import (
     TakeState,
     Up,
 )
+from geocomm.elastic.journal.run_state import EMPTY
+from geocomm.elastic.rank_socket import newest_head, with_head
+from geocomm.elastic.rank_starts import say_ended_by_run
 from geocomm.elastic.snapshots import Layout, Snapshots
 from support.whole_run.agents import RankLine, store_of_process
 from support.whole_run.anchors import EVERY, FRAGMENTS, FRAME_BYTES, MODEL, STATE_BYTES, Anchor, Own, Part, Step
@@ -88,7 +92,7 @@ class Rank:
         self._member: Member | None = None
         self._parts = [Part(Anchor(0), 0) for _ in range(FRAGMENTS)]
         self._line: RankLine | None = None
-        self._last: Entry | None = None
+        self._head = EMPTY
         self._answer: asyncio.Future[RankWelcome | Refused | Stop] = asyncio.get_running_loop().create_future()
         self._early: list[Down] | None = []
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -103,7 +107,6 @@ class Rank:
         """The member knows more than before."""
         self._leaves = self._has_said_leave = False
         self.has_left = False
-        self.rounds_applied = 0
         self._reading = Reading(machine.name)
         self._life = Life(machine.name, -1)
 
@@ -137,6 +140,10 @@ class Rank:
         if not self._failure.done():
             self._failure.set_exception(_EndedError(why))
 
+    def _end_by_run(self, why: str) -> None:
+        say_ended_by_run(self._store.files, why)
+        self._fail(why)
+
     def _later(self, delay: float, call: Callable[[], None]) -> None:
         async def work() -> None:
             await asyncio.sleep(delay)
@@ -157,14 +164,10 @@ class Rank:
         while True:
             server = self._machine.rank_server
             if server is not None:
-                hello = self._hello()
-                if self._last is not None:
-                    hello = hello.model_copy(update={"head": self._last.index, "head_hash": self._last.hash})
-                self._line = line = server.connect(hello)
+                self._line = line = server.connect(with_head(self._hello(), self._head))
                 try:
                     while (down := await line.to_rank.get()) is not None:
-                        if isinstance(down, EntrySaid) and (self._last is None or down.entry.index > self._last.index):
-                            self._last = down.entry
+                        self._head = newest_head(self._head, down)
                         if isinstance(down, RankWelcome | Refused | Stop) and not self._answer.done():
                             self._answer.set_result(down)
                         self._on_down(down)
@@ -194,6 +197,9 @@ class Rank:
             self._early.append(down)
             return
         match down:
+            case Stop(again=True):
+                self._end_by_run(down.why)
+                return
             case Stop() | Refused():
                 self._fail(down.why)
                 return
@@ -208,7 +214,7 @@ class Rank:
             case EntrySaid(entry=Join() as entry) if entry.site != self._machine.name:
                 self._wanted |= set(range(FRAGMENTS))
             case EntrySaid(entry=TakenBack() as entry) if entry.site == self._machine.name:
-                self._fail(f"what was dealt to this site was taken back: {entry.why}")
+                self._end_by_run(f"what was dealt to this site was taken back: {entry.why}")
             case SiteDeal():
                 self._reading.dealt.append(down)
             case RankWelcome():
@@ -342,8 +348,11 @@ class Rank:
             part = self._parts[settled.fragment]
             if part.anchor.version != settled.version:
                 self._registry.broken.append(f"{self._machine.name} settles {settled.version} at another version")
-            self._apply(part, settled)
-            self.rounds_applied += 1
+            try:
+                self._apply(part, settled)
+            except FrameLostError as lost:
+                self._ask_again(lost)
+                continue
             self._do(member.applied(settled, part.anchor.digest))
             size = 0 if settled.entry is None else sum(one.size for one in settled.entry.frames)
             self._since_state[settled.fragment] += size
@@ -376,12 +385,14 @@ class Rank:
         if part.local - part.anchor.value != sum(one.added for one in part.uncounted):
             self._registry.broken.append(f"{self._machine.name} has other uncounted steps than its weights say")
 
+    def _ask_again(self, lost: FrameLostError) -> None:
+        """As `MemberRounds` does."""
+        if self._member is not None:
+            self._do([*self._member.lost(lost.fragment, lost.version, lost.site, lost.frame)])
+
     def _frame(self, fragment: int, version: int, listed: Listed | SumFrame) -> Any:
-        """What is in a frame on this disk, which may have lost it: the next ranks need it anew."""
-        try:
-            return json.loads(self._store.read_frame(fragment, version, listed.site, listed.frame))
-        except FileNotFoundError as error:
-            raise _EndedError(str(error)) from None
+        """What is in a frame on this disk, which may have lost it."""
+        return json.loads(self._store.read_frame(fragment, version, listed.site, listed.frame))
 
     def _coded(self, fragment: int, version: int, members: Iterable[Listed]) -> list[int]:
         """What is in the frames of a round, in their order."""
@@ -400,7 +411,7 @@ class Rank:
             member = self._member
             if member is None or member.versions[asked.fragment] != asked.version:
                 return
-            with contextlib.suppress(OSError):
+            try:
                 content = self._sum(asked)
                 if self._lies:
                     coded, base, attempt = json.loads(content)
@@ -419,6 +430,10 @@ class Rank:
                         )
                     )
                 )
+            except FrameLostError as lost:
+                self._ask_again(lost)
+            except OSError:
+                pass
 
         self._later(self._chance.uniform(0.01, 0.1), write)
 
@@ -479,7 +494,7 @@ class Rank:
                     return
                 case StartAgain(fragment, version, why):
                     self._store.remove_states_after(fragment, version)
-                    self._fail(why)
+                    self._end_by_run(why)
                     return
 
     def _mail(self, site: str, process: str, offer: Offer | Summed) -> None:

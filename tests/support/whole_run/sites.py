@@ -15,6 +15,7 @@ from geocomm.elastic.agent_process import LAST_STEPS_S, AgentConfig
 from geocomm.elastic.journal.entries import BadLineError, Entry
 from geocomm.elastic.journal.journal import NoJournalError, SqliteJournal
 from geocomm.elastic.journal.run_state import RunState, Standing
+from geocomm.elastic.rank_starts import RankStarts
 from geocomm.elastic.supervisor import LAST_OFFERS_S
 from support.whole_run.agents import AgentEnd, run_process
 from support.whole_run.etcd import SERVER
@@ -23,6 +24,9 @@ from support.whole_run.ranks import Rank
 
 if TYPE_CHECKING:
     from support.whole_run.whole_run import WholeRun
+
+
+_KILLED_PAUSE_S = 1.0
 
 
 class Site:
@@ -151,7 +155,7 @@ class Site:
 
     async def _keep_ranks(self) -> None:
         """As `Supervisor._keep_ranks`."""
-        fruitless, pause_s = 0, 1.0
+        starts = RankStarts(RunDir(self.run_dir))
         while not self.left and not self.is_leaving:
             await asyncio.sleep(self._run.chance.uniform(0.5, 2))
             self.rank = rank = Rank(
@@ -165,6 +169,7 @@ class Site:
                 self._run.reduce,
                 self.name == self._run.liar,
             )
+            starts.begins(self._rounds())
             self.ranks = asyncio.get_running_loop().create_task(rank.run(), context=Context())
             try:
                 why = await asyncio.shield(self.ranks)
@@ -177,13 +182,16 @@ class Site:
             self._run.say(f"{self.name}: the ranks have ended: {why}")
             if self.is_leaving:
                 return
-            if rank.rounds_applied:
-                fruitless, pause_s = 0, 0.0
-            fruitless += 1
-            if fruitless >= 5 and why != "killed":
+            # What is killed here would go on: only ranks that end by themselves take a start.
+            pause_s = _KILLED_PAUSE_S if why == "killed" else starts.ended(self._rounds())
+            if pause_s is None:
                 raise self._run.broke(f"{self.name} gives up: {why}")
             await asyncio.sleep(pause_s)
-            pause_s = min(max(1.0, 2 * pause_s), 60.0)
+
+    def _rounds(self) -> int:
+        """As `Supervisor._counted`."""
+        known = self.state()[0].sites.get(self.name)
+        return 0 if known is None else known.rounds
 
     def state(self) -> tuple[RunState, list[Entry]]:
         """What its journal says, until that is asked again; nothing, where the disk has damaged it."""

@@ -38,8 +38,9 @@ class Outer:
             sequence_length=data.LENGTH, held_out_every=every,
         )  # fmt: skip
         welcome = RankWelcome(
-            site="a", run=RUN, versions={0: 0}, head=1, states={}, every=1, step=0, taken=taken, data=entry
-        )
+            site="a", run=RUN, versions={0: 0}, head=1, head_hash="0" * 64, states={}, every=1, step=0, taken=taken,
+            data=entry,
+        )  # fmt: skip
         self.has_left, self.leader, self._heard = False, "the leader", [*deals]
         found = SiteDeals.open(HashStore(), welcome, self, lambda: None)
         assert found is not None

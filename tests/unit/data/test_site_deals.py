@@ -19,8 +19,9 @@ DATA = Data(index=1, prev="0" * 64, term=0, set="/web", number=1, sha256="1" * 6
 
 def welcome(data: Data | None = DATA, taken: int = 30) -> RankWelcome:
     return RankWelcome(
-        site="a", run="2" * 32, versions={0: 0}, head=1, states={}, every=1, step=0, taken=taken, data=data
-    )
+        site="a", run="2" * 32, versions={0: 0}, head=1, head_hash="0" * 64, states={}, every=1, step=0, taken=taken,
+        data=data,
+    )  # fmt: skip
 
 
 def deal(at: int, sequences: int) -> SiteDeal:

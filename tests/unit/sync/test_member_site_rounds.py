@@ -74,8 +74,8 @@ class GivenRounds:
 
     def begin(self, digests: dict[int, str]) -> RankWelcome:
         return RankWelcome(
-            site="a", run="0" * 32, versions={0: 0}, head=-1, states={}, every=EVERY, step=self._begin_step,
-            data=self.data,
+            site="a", run="0" * 32, versions={0: 0}, head=0, head_hash="0" * 64, states={}, every=EVERY,
+            step=self._begin_step, data=self.data,
         )  # fmt: skip
 
     def go(self, held: dict[int, AnchoredFragment], head: int) -> None:

@@ -114,7 +114,8 @@ class MemberFrames:
         return frame
 
     def make_sum(self, asked: Sum, record: RoundRecord) -> Summed:
-        """Average frames, which are on disk, and keep the frame of the average, for all sites. OSError: no room."""
+        """Average frames, which are on disk, and keep the frame of the average, for all sites. FrameLostError: one is
+        not; another OSError: no room."""
         with self._line.running(), record.coding():
             frames, counts = self._sum(asked)
         coded, exact = frames.sizes
@@ -132,7 +133,7 @@ class MemberFrames:
         )
 
     def sum_hash(self, asked: Check) -> Hash:
-        """What `make_sum` says of the frame of the average, which nobody keeps here. OSError: a frame is gone."""
+        """What `make_sum` says of the frame of the average, which nobody keeps here. Raises FrameLostError."""
         with self._line.running():
             frames, counts = self._sum(asked)
         return hashlib.sha256(bytes_of(frames.content)).hexdigest() if counts else _NO_FRAME
@@ -145,7 +146,7 @@ class MemberFrames:
         return through_frames(average, self._fragments[asked.fragment], self._coding, asked.attempt), counts
 
     def content(self, frame: Frame) -> torch.Tensor:
-        """The bytes of a frame that is on disk."""
+        """The bytes of a frame that is on disk. Raises FrameLostError."""
         found = self._contents.get(frame)
         if found is None:
             found = torch.frombuffer(bytearray(self._store.read_frame(*frame)), dtype=torch.uint8)
@@ -164,7 +165,7 @@ class MemberFrames:
     def average(self, entry: AnyRound, record: RoundRecord) -> tuple[torch.Tensor | None, list[str]]:
         """The average of a round, float32, in the order of the fragment, and the sites in it. None: no frame is sound.
 
-        All frames must be on disk.
+        Raises FrameLostError for one that is not on disk.
         """
         with self._line.running(), record.coding():
             if isinstance(entry, Round):

@@ -20,7 +20,7 @@ import torch
 from geocomm.core.errors import AbortedError, InvalidArgumentError, ReplicaMismatchError
 from geocomm.core.message_log import logger
 from geocomm.data.deal_records import SiteDeal
-from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.fragment_store import FragmentStore, FrameLostError
 from geocomm.elastic.journal.entries import AnyRound, Away, Join, Left, Removed, Skip, Snapshot, TakenBack, TermBegun
 from geocomm.elastic.journal.member import (
     Act,
@@ -58,6 +58,7 @@ from geocomm.elastic.journal.messages import (
     SumChecked,
 )
 from geocomm.elastic.rank_socket import RankSocket
+from geocomm.elastic.rank_starts import say_ended_by_run
 from geocomm.elastic.snapshots import Layout
 from geocomm.sync.local_steps.elastic.frame_mail import Expected, FrameMail
 from geocomm.sync.local_steps.elastic.member_frames import Delta, MemberFrames, OwnFrame
@@ -319,6 +320,8 @@ class MemberRounds:
                 self._frame_mail.meet(message.peers, self._fragments)
             return
         match message:
+            case Stop(again=True):
+                raise self._ended_by_run(message.why)
             case Stop() if self._trains:
                 raise AbortedError(f"local steps: the run has stopped this site: {message.why}")
             case Refused() | Stop():
@@ -350,9 +353,8 @@ class MemberRounds:
         if isinstance(said.entry, TermBegun):
             self.leader = f"the leader, {said.entry.site} at {said.entry.address},"
         if isinstance(said.entry, TakenBack) and said.entry.site == self.site:
-            raise AbortedError(
-                f"local steps: what was dealt to this site was taken back, and others read it: {said.entry.why}; start "
-                "the ranks of this site again"
+            raise self._ended_by_run(
+                f"what was dealt to this site was taken back, and others read it: {said.entry.why}"
             )
         if isinstance(said.entry, Away | Left | Removed):
             self._frame_mail.forget(said.entry.site)
@@ -395,7 +397,7 @@ class MemberRounds:
                     )
                 case StartAgain(fragment, version, why):
                     self._store.remove_states_after(fragment, version)
-                    raise AbortedError(f"local steps: {why}; start the ranks of this site again")
+                    raise self._ended_by_run(why)
         self._show()
 
     def _show(self) -> None:
@@ -406,9 +408,21 @@ class MemberRounds:
                 settled = self._require_member().next_settled(self._decided)
                 if settled is None or len(self._decided) > self._due_a_step:
                     return
-            decided = self._decide(settled)
+            try:
+                decided = self._decide(settled)
+            except FrameLostError as lost:  # others of the round may be too: they show when this one has come
+                self._ask_again(lost)
+                continue
             with self._lock:
                 self._decided[settled.fragment] = decided
+
+    def _ask_again(self, lost: FrameLostError) -> None:
+        """The disk has not kept a frame: where a round needs it, the agent gets it from other sites."""
+        logger().warning(f"local steps: {lost}: it is fetched where a round needs it")
+        with self._lock:
+            needs = self._require_member().lost(lost.fragment, lost.version, lost.site, lost.frame)
+        for need in needs:
+            self._agent.say(need.message)
 
     def _mail_came(self, expected: Expected, content: torch.Tensor | None, why: str) -> None:
         """On a thread of the native core."""
@@ -448,7 +462,10 @@ class MemberRounds:
         try:
             said = self._frames.make_sum(asked, self._records.of(asked.fragment, asked.version))
         except OSError as error:  # another site is asked
-            self._complain(error)
+            if isinstance(error, FrameLostError):
+                self._ask_again(error)
+            else:
+                self._complain(error)
             return
         self._act(self._told(lambda member: member.summed(said)))
 
@@ -461,6 +478,11 @@ class MemberRounds:
             return
         named = asked.model_dump(include=set(OfAttempt.model_fields))
         self._agent.say(SumChecked(frame=frame, **named))
+
+    def _ended_by_run(self, why: str) -> AbortedError:
+        """What ends these ranks: others in their place go on with what the run has."""
+        say_ended_by_run(self._store.files, why)
+        return AbortedError(f"local steps: {why}; start the ranks of this site again")
 
     def _complain(self, error: OSError) -> None:
         logger().warning(

@@ -166,7 +166,7 @@ def test_what_the_leader_does_not_name_is_not_open(down: Welcome | None) -> None
     member = Member("a", {0: 0})
     member.due(0)
     member.on_down(opened())
-    welcome = RankWelcome(site="a", run=DIGEST, versions={}, head=-1, states={}, every=1, step=0)
+    welcome = RankWelcome(site="a", run=DIGEST, versions={}, head=0, head_hash="0" * 64, states={}, every=1, step=0)
     acts = member.on_down(down or welcome)
     assert words(acts) == [Due(fragment=0, version=0)]
     assert member.begins() == []
@@ -235,6 +235,25 @@ def test_state_takes_the_place_of_rounds_whose_frames_nobody_has() -> None:
     settled = member.next_settled()
     assert settled is not None
     assert settled.state is None  # all frames are here: no need
+
+
+def test_frame_that_the_disk_has_lost_is_asked_for_again_and_its_round_waits() -> None:
+    member = Member("a", {0: 0})
+    member.on_down(listed(0, a="1", b="2"))
+    member.arrived(0, 0, "a", "1" * 64, by_mail=False)
+    member.arrived(0, 0, "b", "2" * 64, by_mail=False)
+    assert member.next_settled() is not None
+    assert words([*member.lost(0, 0, "a", "1" * 64)]) == [Need(fragment=0, version=0, site="a", frame="1" * 64, bytes=9)]
+    assert member.next_settled() is None
+    member.on_down(Fetched(fragment=0, version=0, site="a", frame="1" * 64))
+    assert member.next_settled() is not None
+
+
+def test_lost_frame_of_no_round_is_asked_for_once_a_round_lists_it() -> None:
+    member = Member("a", {0: 0})
+    member.arrived(0, 0, "b", "2" * 64, by_mail=True)
+    assert member.lost(0, 0, "b", "2" * 64) == []
+    assert words(member.on_down(listed(0, b="2"))) == [Need(fragment=0, version=0, site="b", frame="2" * 64, bytes=9)]
 
 
 def test_void_round_that_was_applied_starts_the_ranks_again() -> None:
