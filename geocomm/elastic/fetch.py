@@ -82,7 +82,7 @@ class Fetcher:
         self._store, self._keys, self._log, self._most_frame_bytes = store, keys, log, most_frame_bytes
         self._complain = CalmLog(log, _COMPLAINT_S)  # any site may ask for what cannot be
         self._under_way: dict[Path, asyncio.Task[Outcome]] = {}
-        self._idle: dict[str, dict[TlsStream, asyncio.TimerHandle]] = {}
+        self._idle: dict[str, dict[_Connection, asyncio.TimerHandle]] = {}
         """By agent: connections on which nothing is under way, and what closes each in time."""
         # A site that comes back wants many frames: more connections at once would be a flood to the others' doors.
         self._turns = asyncio.Semaphore(MOST_AT_A_TIME)
@@ -129,15 +129,15 @@ class Fetcher:
         """The states of a fragment that an agent has, none if its journal ends before entry `head`, or in a lower term.
         OSError, KeysError: it cannot be asked."""
         async with self._turns_of_states:
-            stream = await self._connection(source)
+            connection = await self._connection(source)
             try:
-                await stream.write(line(StatesAsked(fragment=fragment, head=head, term=term)))
-                said = await self._answer_line(stream, source, f"its states of fragment {fragment}", 1 << 20)
+                await connection.stream.write(line(StatesAsked(fragment=fragment, head=head, term=term)))
+                said = await self._answer_line(connection, f"its states of fragment {fragment}", 1 << 20)
                 answer = _answer(StatesAnswer, said)
             except BaseException:
-                stream.close()
+                connection.stream.close()
                 raise
-        self._keep(source, stream)
+        self._keep(connection)
         return answer.states
 
     def _fits(self, path: Path, size: int, most: int) -> bool:
@@ -208,32 +208,32 @@ class Fetcher:
 
     async def _from_one(self, transfer: _Transfer, source: str) -> Outcome:
         """Ranges over one connection, until none is left."""
-        stream = None
+        connection = None
         try:
             while not transfer.complete:
                 # A connection before a range, which another may give meanwhile.
-                stream = stream or await self._connection(source)
+                connection = connection or await self._connection(source)
                 if (offset := transfer.take()) is None:
-                    self._keep(source, stream)  # other files may want it meanwhile
-                    stream = None
+                    self._keep(connection)  # other files may want it meanwhile
+                    connection = None
                     await transfer.wait_for_range()
                     continue
                 try:
-                    await stream.write(line(transfer.file.asked.model_copy(update={"offset": offset})))
-                    said = await self._answer_line(stream, source, transfer.file.path.name, MAX_LINE_BYTES)
+                    await connection.stream.write(line(transfer.file.asked.model_copy(update={"offset": offset})))
+                    said = await self._answer_line(connection, transfer.file.path.name, MAX_LINE_BYTES)
                     answer = _answer(RangeAnswer, said)
                     if answer.busy:
-                        self._keep(source, stream)
-                        stream = None
+                        self._keep(connection)
+                        connection = None
                         return Outcome.BUSY
                     if not answer.here or answer.bytes != transfer.file.size:
                         return Outcome.ABSENT
-                    await self._take_range(transfer, stream, offset)
+                    await self._take_range(transfer, connection, offset)
                 finally:
                     transfer.release(offset)
-            if stream is not None:
-                self._keep(source, stream)
-                stream = None
+            if connection is not None:
+                self._keep(connection)
+                connection = None
             return Outcome.HERE
         except (OSError, KeysError) as error:
             if transfer.disk_failed:
@@ -241,17 +241,17 @@ class Fetcher:
             self._log(f"fetching from {source}: {str(error) or 'silent'}")
             return Outcome.FAILED
         finally:
-            if stream is not None:
-                stream.close()
+            if connection is not None:
+                connection.stream.close()
 
-    async def _answer_line(self, stream: TlsStream, source: str, what: str, most: int) -> bytes:
+    async def _answer_line(self, connection: _Connection, what: str, most: int) -> bytes:
         """The line of an answer, of `most` bytes. The wait for it is said. It ends in words once the other end has been
         silent, as it is where its machine has ended; or after _ANSWER_LIMIT_S."""
         loop, waiting = asyncio.get_running_loop(), Waiting(self._log)
 
         def tell() -> None:
             nonlocal timer
-            waiting.tell(lambda: f"the agent at {source}, which is asked for {what}")
+            waiting.tell(lambda: f"the agent at {connection.source}, which is asked for {what}")
             timer = loop.call_later(_LOOK_S, tell)
 
         timer = loop.call_later(_LOOK_S, tell)
@@ -259,7 +259,8 @@ class Fetcher:
         try:
             while True:
                 async with asyncio.timeout(min(SILENCE_S, end - loop.time())):
-                    if said := await stream.read_line(most):
+                    if said := await connection.stream.read_line(most):
+                        connection.used_at = loop.time()
                         return said
         except TimeoutError:
             limit_s = SILENCE_S if loop.time() < end else _ANSWER_LIMIT_S
@@ -267,29 +268,31 @@ class Fetcher:
         finally:
             timer.cancel()
 
-    def _keep(self, source: str, stream: TlsStream) -> None:
+    def _keep(self, connection: _Connection) -> None:
         """Leave a connection on which nothing is under way to a later transfer."""
-        closing = asyncio.get_running_loop().call_later(_KEPT_S, self._close_idle, source, stream)
-        self._idle.setdefault(source, {})[stream] = closing
+        close_at = connection.used_at + _KEPT_S  # not from now on: it may have found no range to ask for
+        closing = asyncio.get_running_loop().call_at(close_at, self._close_idle, connection)
+        self._idle.setdefault(connection.source, {})[connection] = closing
 
-    def _close_idle(self, source: str, stream: TlsStream) -> None:
-        """Nobody has taken a connection in time."""
-        del self._idle[source][stream]
-        stream.close()
+    def _close_idle(self, connection: _Connection) -> None:
+        """Nobody has used a connection in time."""
+        del self._idle[connection.source][connection]
+        connection.stream.close()
 
-    async def _connection(self, source: str) -> TlsStream:
+    async def _connection(self, source: str) -> _Connection:
         """One that an earlier transfer has left, else a new one: across the world that takes a second."""
         if idle := self._idle.get(source):
-            stream, closing = idle.popitem()
+            connection, closing = idle.popitem()
             closing.cancel()
-            return stream
-        return await self._dial(source)
+            return connection
+        return _Connection(source, await self._dial(source), asyncio.get_running_loop().time())
 
-    async def _take_range(self, transfer: _Transfer, stream: TlsStream, offset: int) -> None:
+    async def _take_range(self, transfer: _Transfer, connection: _Connection, offset: int) -> None:
         at, end = offset, min(offset + RANGE_BYTES, transfer.file.size)
         while at < end:
             async with asyncio.timeout(SILENCE_S):
-                piece = await stream.read_exactly(min(PIECE_BYTES, end - at))
+                piece = await connection.stream.read_exactly(min(PIECE_BYTES, end - at))
+            connection.used_at = asyncio.get_running_loop().time()
             transfer.write(offset, at, piece)
             at += len(piece)
         transfer.done.add(offset)
@@ -302,6 +305,17 @@ class Fetcher:
             raise ConnectionError(str(error)) from None
         stream, _ = await dial(address, self._keys, greeting)
         return stream
+
+
+@dataclass(eq=False)
+class _Connection:
+    """One to another agent."""
+
+    source: str
+    """Its host:port."""
+    stream: TlsStream
+    used_at: float
+    """When it was made, or something last came over it, by the loop's clock."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ Each is a function in the place of one of the product, as it was before the mend
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -110,8 +111,25 @@ async def _folders_for_strangers(self: FrameFetches, wanted: Wanted) -> bool:
 
 
 @_mutant(Fetcher, "_close_idle", "ranks", "line", lasting="headless")
-def _idle_connections_stay(self: Fetcher, source: str, stream: Any) -> None:
+def _idle_connections_stay(self: Fetcher, connection: Any) -> None:
     """A connection for files that nobody takes again is kept."""
+
+
+_keep = Fetcher._keep
+
+
+@_mutant(Fetcher, "_keep", "one way", "line", "agent", data=True)
+def _an_unused_connection_is_kept_anew(self: Fetcher, connection: Any) -> None:
+    """A connection that was taken, and over which nothing was asked, is idle from then on only."""
+    connection.used_at = asyncio.get_running_loop().time()
+    _keep(self, connection)
+
+
+@_mutant(Member, "lost", "files", "ranks")
+def _a_damaged_frame_is_not_asked_for_again(self: Member, fragment: int, version: int, site: str, frame: str) -> Any:
+    """The round of a frame that a disk has changed waits for ever."""
+    self._own[fragment].on_disk.discard((version, site, frame))
+    return []
 
 
 _say_of_round = RunView.say_of_round

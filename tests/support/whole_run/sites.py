@@ -43,6 +43,8 @@ class Site:
         """For good."""
         self._supervising: asyncio.Task[None] | None = None
         self._parting: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[None] | None = None
+        self._starts_then = False
         self.is_leaving = False
         """It was told to."""
         self.left = False
@@ -57,17 +59,29 @@ class Site:
         return self.machine.name
 
     def start(self) -> None:
-        """The machine begins, with what is on its disk. An empty folder needs the address of who leads now."""
+        """The machine begins, with what is on its disk; once it has ended, if it is just at that."""
+        if self._stopping is not None:
+            self._starts_then = True
+            return
         self.machine.up = True
         self.up_since = self._run.now
         self.is_leaving = self.left = False
-        if not RunDir(self.run_dir).journal.exists():
-            self._hub = self._run.hub
         self._supervising = asyncio.get_running_loop().create_task(self._supervise(), context=Context())
 
     async def stop(self) -> None:
-        """The machine ends."""
-        self.machine.up = False
+        """The machine ends, also where nobody waits for it."""
+        self.machine.up = self._starts_then = False
+        if self._stopping is None:
+            self._stopping = asyncio.get_running_loop().create_task(self._stop(), context=Context())
+            self._stopping.add_done_callback(self._has_stopped)
+        await asyncio.shield(self._stopping)
+
+    def _has_stopped(self, _: asyncio.Task[None]) -> None:
+        self._stopping = None
+        if self._starts_then:
+            self.start()
+
+    async def _stop(self) -> None:
         for task in (self._supervising, self._parting):
             if task is not None:
                 task.cancel()
@@ -113,6 +127,8 @@ class Site:
             await self.agent.kill()
 
     async def _supervise(self) -> None:
+        if not RunDir(self.run_dir).journal.exists():  # it needs the address of who leads now
+            self._hub = self._run.hub
         await asyncio.gather(self._keep_agent(), self._keep_ranks())
 
     async def _keep_agent(self) -> None:
@@ -127,8 +143,8 @@ class Site:
             try:
                 end: AgentEnd = await asyncio.shield(ending)
             except asyncio.CancelledError:
-                if not ending.cancelled():
-                    raise  # this supervisor is
+                if _is_cancelled():
+                    raise
                 end = AgentEnd(-9, "killed")
             process.alive = False
             for stream in [*process.streams]:
@@ -174,7 +190,7 @@ class Site:
             try:
                 why = await asyncio.shield(self.ranks)
             except asyncio.CancelledError:
-                if not self.ranks.cancelled():
+                if _is_cancelled():
                     raise
                 why = "killed"
             except Exception as error:
@@ -228,3 +244,9 @@ class Site:
         except (NoJournalError, BadLineError, sqlite3.Error):
             if not self.machine.was_damaged:
                 raise
+
+
+def _is_cancelled() -> bool:
+    """Whether this task of a supervisor is: what it waits for may be killed at the same time."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -243,7 +243,9 @@ def test_frame_that_the_disk_has_lost_is_asked_for_again_and_its_round_waits() -
     member.arrived(0, 0, "a", "1" * 64, by_mail=False)
     member.arrived(0, 0, "b", "2" * 64, by_mail=False)
     assert member.next_settled() is not None
-    assert words([*member.lost(0, 0, "a", "1" * 64)]) == [Need(fragment=0, version=0, site="a", frame="1" * 64, bytes=9)]
+    assert words([*member.lost(0, 0, "a", "1" * 64)]) == [
+        Need(fragment=0, version=0, site="a", frame="1" * 64, bytes=9)
+    ]
     assert member.next_settled() is None
     member.on_down(Fetched(fragment=0, version=0, site="a", frame="1" * 64))
     assert member.next_settled() is not None
