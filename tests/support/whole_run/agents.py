@@ -87,7 +87,7 @@ class RankServer:
 
     def __init__(self, path: Path, came: Any, said: Any, gone: Any, log: Callable[[str], None]) -> None:
         self._came, self._said, self._gone, self._log = came, said, gone, log
-        self._lines: dict[RankLine, None] = {}
+        self._lines: dict[RankLine, asyncio.Task[None]] = {}
 
     async def serve(self) -> None:
         """Until cancelled."""
@@ -99,15 +99,22 @@ class RankServer:
         finally:
             if machine.rank_server is self:
                 machine.rank_server = None
-            for line in self._lines:
-                line.to_rank.put_nowait(None)
+            tasks = [*self._lines.values()]
+            for task in tasks:
+                task.cancel()
+            for line in [*self._lines]:
+                self._end(line)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def connect(self, hello: RankHello) -> RankLine:
         """A rank dials."""
         line = RankLine(hello)
-        self._lines[line] = None
-        asyncio.get_running_loop().create_task(self._carry(line), context=self._context)
+        self._lines[line] = asyncio.get_running_loop().create_task(self._carry(line), context=self._context)
         return line
+
+    def _end(self, line: RankLine) -> None:
+        if self._lines.pop(line, None) is not None:
+            line.to_rank.put_nowait(None)
 
     async def _carry(self, line: RankLine) -> None:
         came = False
@@ -119,9 +126,10 @@ class RankServer:
                 self._said(line, up)
         except BadLineError as error:
             self._log(f"ended the connection of a rank: {error}")
+        except Exception:
+            self._log(f"ended the connection of a rank by an error of this program: {traceback.format_exc()}")
         finally:
-            del self._lines[line]
-            line.to_rank.put_nowait(None)
+            self._end(line)
             if came:
                 self._gone(line)
 

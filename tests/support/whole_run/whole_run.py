@@ -164,6 +164,8 @@ class WholeRun:
             by_it = by_it or (process is not None and process.machine.name == name)
             if by_it or f"site {name}" in what or self.world.machines[name].host in what:
                 self.words[name] = self.loop.time()
+        if "error of this program" in what:
+            self.registry.broken.append(what)
         if process is not None and "only one that leads" in what and f"same run, at {process.machine.host}:" in what:
             self.registry.broken.append(f"{process.machine.name} takes itself for another leader")
         self.is_held_back = self.is_held_back or " joins once most members " in what
