@@ -113,7 +113,7 @@ def test_a_site_that_averages_wrong_is_named() -> None:
         ("a newer version denies nothing", 0),
         ("sites read from the beginning", 0),
         ("deals that come together are the last one", 23),
-        ("each leader counts anew how long a site is gone", 7),
+        ("each leader counts anew how long a site is gone", 8),
         ("one disk is safe", 0),
         ("a lost disk is believed", 0),
         ("an aggregator is named once", 13),
