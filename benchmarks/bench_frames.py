@@ -28,9 +28,9 @@ import torch
 
 from geocomm.core.addresses import listen_on
 from geocomm.core.native import native
-from geocomm.elastic.fetch import Fetcher, Outcome
-from geocomm.elastic.file_server import FileServer
-from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.files.fetch import Fetcher, Outcome
+from geocomm.elastic.files.file_server import FileServer
+from geocomm.elastic.files.fragment_store import FragmentStore
 from geocomm.elastic.journal.messages import Wanted
 from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.lab.emulator.emulated_wan import CONTROL_VARIABLE, WanRun

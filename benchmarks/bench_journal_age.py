@@ -28,12 +28,12 @@ from geocomm.core.addresses import Address, free_port
 from geocomm.core.records import line_of
 from geocomm.core.run_dir import RunDir
 from geocomm.elastic.agent_process import AgentConfig
-from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.files.fragment_store import FragmentStore
 from geocomm.elastic.journal.entries import Entry, Genesis, Join, Kept, Ready, Round, Snapshot, entry_of
 from geocomm.elastic.journal.journal import NoJournalError, SqliteJournal
 from geocomm.elastic.journal.run_state import Head, RunState
 from geocomm.elastic.journal.sequencer_events import LeaderSettings
-from geocomm.elastic.questions import LeaderAnswer, MembersAsked, ask
+from geocomm.elastic.leading.questions import LeaderAnswer, MembersAsked, ask
 from geocomm.lab.bench.bench_report import Conditions, load_at_end
 from geocomm.lab.emulator.emulated_keys import site_keys
 from geocomm.security.key_folder import Keys

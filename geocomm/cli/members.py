@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from geocomm.core.addresses import Address
     from geocomm.elastic.journal.journal import SqliteJournal
     from geocomm.elastic.journal.run_state import RunState, SiteRecord
-    from geocomm.elastic.questions import LeaderAnswer, MembersAsked, RemovalAsked, SeenSite
+    from geocomm.elastic.leading.questions import LeaderAnswer, MembersAsked, RemovalAsked, SeenSite
     from geocomm.security.key_folder import Keys
 
 _HELP = """Show the sites of an elastic run, remove one, or have another one lead.
@@ -177,7 +177,7 @@ def remove(
 
         geocomm members remove virginia --run-dir run --why "sold"
     """
-    from geocomm.elastic.questions import RemovalAsked
+    from geocomm.elastic.leading.questions import RemovalAsked
 
     answer = _ask(run_dir, _state(run_dir), RemovalAsked(site=site, why=why))
     if isinstance(answer, str):
@@ -251,7 +251,7 @@ def promote(
 
         geocomm members promote --run-dir run
     """
-    from geocomm.elastic.questions import PROMOTION_LIMIT_S, PromotionAnswer, PromotionAsked, ask
+    from geocomm.elastic.leading.questions import PROMOTION_LIMIT_S, PromotionAnswer, PromotionAsked, ask
 
     _state(run_dir)
     try:
@@ -291,7 +291,7 @@ def _journal(run_dir: Path) -> Generator[SqliteJournal]:
 
 def _asked(run_dir: Path, state: RunState) -> tuple[LeaderAnswer, dict[str, SeenSite]]:
     """What the leader sees, or in its answer's `problem` why it does not answer; and the sites of that by name."""
-    from geocomm.elastic.questions import LeaderAnswer, MembersAsked
+    from geocomm.elastic.leading.questions import LeaderAnswer, MembersAsked
 
     told = _ask(run_dir, state, MembersAsked())
     answer = LeaderAnswer(problem=told) if isinstance(told, str) else told
@@ -301,7 +301,7 @@ def _asked(run_dir: Path, state: RunState) -> tuple[LeaderAnswer, dict[str, Seen
 def _ask(run_dir: Path, state: RunState, question: MembersAsked | RemovalAsked) -> LeaderAnswer | str:
     """The leader's answer, or why there is none."""
     from geocomm.core.addresses import Address
-    from geocomm.elastic.questions import LeaderAnswer, ask
+    from geocomm.elastic.leading.questions import LeaderAnswer, ask
 
     try:
         hub, _, keys = _about(run_dir)
@@ -314,7 +314,7 @@ def _ask(run_dir: Path, state: RunState, question: MembersAsked | RemovalAsked) 
 def _about(run_dir: Path) -> tuple[Address, Address, Keys]:
     """Where the leader was at the start, where this site's agent is, and the site's keys."""
     from geocomm.core.addresses import Address
-    from geocomm.elastic.known_agents import About
+    from geocomm.elastic.files.known_agents import About
     from geocomm.security.key_folder import Keys
 
     said = About.read(run_dir)

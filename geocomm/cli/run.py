@@ -150,7 +150,7 @@ def run(
     try:
         if elastic:
             from geocomm.elastic.agent_process import AgentConfig
-            from geocomm.elastic.snapshot_copies import SnapshotCopies
+            from geocomm.elastic.files.snapshot_copies import SnapshotCopies
             from geocomm.elastic.supervisor import SiteJob, run_elastic
 
             if telemetry is not None:

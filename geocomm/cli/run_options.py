@@ -119,7 +119,7 @@ def check_meeting(hub: str | None, address: str, journal: str, listen: str | Non
     if listen is not None:
         host_and_port(listen, least=0)
     if journal:
-        from geocomm.elastic.etcd import Etcd, EtcdAddress
+        from geocomm.elastic.leading.etcd import Etcd, EtcdAddress
 
         Etcd(EtcdAddress.parse(journal))
 

@@ -17,8 +17,8 @@ from geocomm.core.run_dir import RunDir
 from geocomm.core.table import table_of
 
 if TYPE_CHECKING:
+    from geocomm.elastic.files.snapshots import Manifest, Snapshots
     from geocomm.elastic.journal.run_state import RunState
-    from geocomm.elastic.snapshots import Manifest, Snapshots
 
 _HELP = """List, check and use the snapshots of an elastic run.
 
@@ -40,7 +40,7 @@ def ls(run_dir: _RunDir, as_json: AsJson = False) -> None:
 
         geocomm snapshot ls --run-dir run
     """
-    from geocomm.elastic.snapshot_copies import is_url
+    from geocomm.elastic.files.snapshot_copies import is_url
 
     rows = _rows_of_copies(run_dir) if is_url(run_dir) else _rows(run_dir)
     if as_json:
@@ -61,8 +61,8 @@ def _rows(run_dir: str) -> list[dict[str, str | int | float | None]]:
 
 
 def _rows_of_copies(url: str) -> list[dict[str, str | int | float | None]]:
-    from geocomm.elastic.snapshot_copies import SnapshotCopies
-    from geocomm.elastic.snapshots import SnapshotError
+    from geocomm.elastic.files.snapshot_copies import SnapshotCopies
+    from geocomm.elastic.files.snapshots import SnapshotError
 
     try:
         copies = SnapshotCopies(url)
@@ -103,7 +103,7 @@ def verify(run_dir: _RunDir, snapshot: _Index = None) -> None:
 
         geocomm snapshot verify --run-dir run
     """
-    from geocomm.elastic.snapshots import SnapshotError
+    from geocomm.elastic.files.snapshots import SnapshotError
 
     snapshots, state, _ = _open(run_dir, snapshot)
     index = _chosen(snapshots, state, snapshot, "snapshot verify")
@@ -136,7 +136,7 @@ def export(
 
         geocomm snapshot export --run-dir run --out weights.safetensors
     """
-    from geocomm.elastic.snapshots import SnapshotError
+    from geocomm.elastic.files.snapshots import SnapshotError
 
     try:
         import safetensors.numpy as safetensors
@@ -176,9 +176,9 @@ def restore(
         geocomm snapshot restore --run-dir run --into run-2
     """
     from geocomm.core.addresses import Address, AddressError
-    from geocomm.elastic.fragment_store import StoreError
-    from geocomm.elastic.known_agents import About
-    from geocomm.elastic.snapshots import SnapshotError
+    from geocomm.elastic.files.fragment_store import StoreError
+    from geocomm.elastic.files.known_agents import About
+    from geocomm.elastic.files.snapshots import SnapshotError
 
     snapshots, state, folder = _open(run_dir, snapshot)
     index = _chosen(snapshots, state, snapshot, "snapshot restore")
@@ -201,10 +201,10 @@ def restore(
 
 def _open(where: str, snapshot: int | None = None) -> tuple[Snapshots, RunState, Path]:
     """What a run folder has; or, of what lies at a URL, one snapshot."""
-    from geocomm.elastic.fragment_store import FragmentStore
+    from geocomm.elastic.files.fragment_store import FragmentStore
+    from geocomm.elastic.files.snapshot_copies import is_url
+    from geocomm.elastic.files.snapshots import Snapshots
     from geocomm.elastic.journal.journal import SqliteJournal
-    from geocomm.elastic.snapshot_copies import is_url
-    from geocomm.elastic.snapshots import Snapshots
 
     run_dir = _fetched(where, snapshot) if is_url(where) else Path(where)
     path = RunDir(run_dir).journal
@@ -217,7 +217,7 @@ def _open(where: str, snapshot: int | None = None) -> tuple[Snapshots, RunState,
 
 def _fetched(url: str, snapshot: int | None) -> Path:
     """A run folder, for as long as this process lives, of a snapshot that lies elsewhere."""
-    from geocomm.elastic.snapshot_copies import SnapshotCopies
+    from geocomm.elastic.files.snapshot_copies import SnapshotCopies
 
     made = tempfile.TemporaryDirectory()
     atexit.register(made.cleanup)

@@ -22,22 +22,22 @@ from geocomm.core.file_systems import FolderInUseError, held_by_one
 from geocomm.core.message_log import add_field, log, tell
 from geocomm.core.records import Record, line_of
 from geocomm.data.deal_records import DealtSet
-from geocomm.elastic.agent import Agent
-from geocomm.elastic.etcd import EtcdAddress, EtcdAddressError, LeaderSaid
-from geocomm.elastic.etcd_leadership import EtcdLeadership
-from geocomm.elastic.fragment_store import FragmentStore, StoreError
+from geocomm.elastic.files.fragment_store import FragmentStore, StoreError
+from geocomm.elastic.files.known_agents import About, KnownAgents, TermNotKeptError
+from geocomm.elastic.files.snapshot_copies import SnapshotCopies, copy_kept_snapshots
+from geocomm.elastic.files.snapshots import SnapshotError
 from geocomm.elastic.journal.entries import BadLineError
 from geocomm.elastic.journal.journal import NoJournalError, SqliteJournal
 from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.journal.sequencer_events import LeaderSettings
-from geocomm.elastic.journal_of_others import fetch_if_damaged
-from geocomm.elastic.known_agents import About, KnownAgents, TermNotKeptError
-from geocomm.elastic.leader import Leader, LeaderChanged
-from geocomm.elastic.leadership import Begun, HubLeadership, Leadership
-from geocomm.elastic.rank_socket import RankServer
-from geocomm.elastic.run_view import AgentEnded
-from geocomm.elastic.snapshot_copies import SnapshotCopies, copy_kept_snapshots
-from geocomm.elastic.snapshots import SnapshotError
+from geocomm.elastic.leading.etcd import EtcdAddress, EtcdAddressError, LeaderSaid
+from geocomm.elastic.leading.etcd_leadership import EtcdLeadership
+from geocomm.elastic.leading.leader import Leader, LeaderChanged
+from geocomm.elastic.leading.leadership import Begun, HubLeadership, Leadership
+from geocomm.elastic.site.agent import Agent
+from geocomm.elastic.site.journal_of_others import fetch_if_damaged
+from geocomm.elastic.site.rank_socket import RankServer
+from geocomm.elastic.site.run_view import AgentEnded
 from geocomm.group.membership.own_address import own_addresses
 from geocomm.metrics.own_counters import keep_counters
 from geocomm.security.key_folder import Keys, KeysError

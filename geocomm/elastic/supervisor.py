@@ -28,7 +28,7 @@ from geocomm.core.patience import Waiting, for_ever
 from geocomm.core.records import Record, line_of
 from geocomm.core.run_dir import RunDir
 from geocomm.elastic.agent_process import AT_ONCE, LAST_STEPS_S, LEAVE, TOLD_BY, AgentConfig
-from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.files.fragment_store import FragmentStore
 from geocomm.elastic.journal.entries import BadLineError
 from geocomm.elastic.journal.journal import NoJournalError, RunReader
 from geocomm.elastic.journal.run_state import SiteRecord, Standing

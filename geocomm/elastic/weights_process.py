@@ -17,10 +17,10 @@ import torch
 from geocomm.core.errors import DataError
 from geocomm.core.message_log import CalmLog, log
 from geocomm.core.typed_torch import from_numpy
-from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.files.fragment_store import FragmentStore
+from geocomm.elastic.files.snapshot_copies import newest_kept
+from geocomm.elastic.files.snapshots import SnapshotError, Snapshots
 from geocomm.elastic.journal.journal import NoJournalError, RunReader
-from geocomm.elastic.snapshot_copies import newest_kept
-from geocomm.elastic.snapshots import SnapshotError, Snapshots
 from geocomm.elastic.supervisor import PublishConfig
 from geocomm.weights.publisher import WeightPublisher
 

@@ -22,7 +22,7 @@ from geocomm.core.environment import alert_webhook
 from geocomm.core.file_systems import FolderInUseError, held_by_one
 from geocomm.core.message_log import logger
 from geocomm.core.run_dir import RunDir
-from geocomm.elastic.known_agents import about, leader_address
+from geocomm.elastic.files.known_agents import about, leader_address
 from geocomm.group.rendezvous.to_collector import CollectorConfig
 from geocomm.observe.alerts.alert_webhook import AlertWebhook
 from geocomm.observe.alerts.alerting import Alerting

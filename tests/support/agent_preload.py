@@ -9,9 +9,9 @@ import geocomm.cli.data
 import geocomm.cli.main
 import geocomm.data.additions
 import geocomm.elastic.agent_process
+import geocomm.elastic.files.snapshots
 import geocomm.elastic.journal.member
-import geocomm.elastic.rank_socket
-import geocomm.elastic.snapshots
+import geocomm.elastic.site.rank_socket
 
 # It runs as a program, of which Python says a line where it has been imported.
 del sys.modules["geocomm.elastic.agent_process"]

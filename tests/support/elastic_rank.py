@@ -22,7 +22,8 @@ import time
 import uuid
 from pathlib import Path
 
-from geocomm.elastic.fragment_store import FragmentStore, digest_of
+from geocomm.elastic.files.fragment_store import FragmentStore, digest_of
+from geocomm.elastic.files.snapshots import Snapshots
 from geocomm.elastic.journal.entries import FRAME_BYTES, Join, Snapshot
 from geocomm.elastic.journal.member import Act, Frame, Member, Recompute, Say, SendFrame
 from geocomm.elastic.journal.messages import (
@@ -39,8 +40,7 @@ from geocomm.elastic.journal.messages import (
     StateKept,
     Stop,
 )
-from geocomm.elastic.rank_socket import RankSocket
-from geocomm.elastic.snapshots import Snapshots
+from geocomm.elastic.site.rank_socket import RankSocket
 
 STEP_S = 0.05
 EVERY = 4

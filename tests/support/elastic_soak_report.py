@@ -9,10 +9,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.files.fragment_store import FragmentStore
+from geocomm.elastic.files.snapshots import Snapshots
 from geocomm.elastic.journal.entries import Kept, Round, Skip, Snapshot
 from geocomm.elastic.journal.run_state import RunState, Standing
-from geocomm.elastic.snapshots import Snapshots
 from geocomm.lab.bench.bench_report import Conditions, load_at_end
 from support import elastic_soak_goodput
 from support.elastic_soak_goodput import Goodput, least, mean_step_s

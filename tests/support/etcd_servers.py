@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from geocomm.core.addresses import Address
-from geocomm.elastic.etcd import Etcd, EtcdAddress, EtcdAwayError
+from geocomm.elastic.leading.etcd import Etcd, EtcdAddress, EtcdAwayError
 from support.local_jobs import free_port
 
 needs_etcd = pytest.mark.skipif(shutil.which("etcd") is None, reason="no etcd here: apt-get install etcd-server")

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 
 from geocomm.core.addresses import Address, listen_on
 from geocomm.core.records import line_of
-from geocomm.elastic.file_server import Asked, StatesAnswer
+from geocomm.elastic.files.file_server import Asked, StatesAnswer
 from geocomm.elastic.journal.entries import BadLineError
 from geocomm.elastic.journal.message_lines import down_of
 from geocomm.elastic.journal.messages import (
@@ -35,7 +35,7 @@ from geocomm.elastic.journal.messages import (
     Welcome,
 )
 from geocomm.elastic.journal.run_state import RunState
-from geocomm.elastic.questions import AgentStanding, LeaderAnswer, Question
+from geocomm.elastic.leading.questions import AgentStanding, LeaderAnswer, Question
 from geocomm.security.key_folder import Identity, Keys
 from geocomm.wire.dial import dial
 from geocomm.wire.doorway import Doorway

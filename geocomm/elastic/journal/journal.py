@@ -1,4 +1,4 @@
-"""Where entries become durable: a SQLite file in the run folder. `elastic.etcd` has the engine that sites share."""
+"""Where entries become durable: SQLite in the run folder. `elastic.leading.etcd` has the engine that sites share."""
 
 from __future__ import annotations
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Self
 
 from geocomm.core.run_dir import RunDir
+from geocomm.elastic.files.known_agents import about
 from geocomm.elastic.journal.entries import BadLineError
 from geocomm.elastic.journal.journal import NoJournalError, RunReader
 from geocomm.elastic.journal.run_state import SiteRecord, Standing
-from geocomm.elastic.known_agents import about
 from geocomm.metrics.own_counters import counters_in
 
 

@@ -16,7 +16,7 @@ from geocomm.core.addresses import Address
 from geocomm.core.records import line_of
 from geocomm.elastic.journal.message_lines import down_of
 from geocomm.elastic.journal.messages import PROTOCOL_VERSION, Due, Hello, Lost, Model, Offer, Owner, RanksUp, Refused
-from geocomm.elastic.questions import LeaderAnswer, MembersAsked, RemovalAsked, ask
+from geocomm.elastic.leading.questions import LeaderAnswer, MembersAsked, RemovalAsked, ask
 from geocomm.security.key_folder import Keys
 from geocomm.wire.dial import dial
 from geocomm.wire.doorway import MAX_STRANGERS

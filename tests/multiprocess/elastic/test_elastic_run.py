@@ -13,7 +13,7 @@ import pytest
 
 from geocomm.core.records import line_of
 from geocomm.core.run_dir import RunDir
-from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.files.fragment_store import FragmentStore
 from geocomm.elastic.journal.entries import Away, Join
 from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.run_state import Standing

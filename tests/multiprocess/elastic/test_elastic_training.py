@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file
 
 from geocomm.core.run_dir import RunDir
-from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.files.fragment_store import FragmentStore
+from geocomm.elastic.files.snapshot_copies import SnapshotCopies
+from geocomm.elastic.files.snapshots import KEPT, Snapshots
 from geocomm.elastic.journal.entries import AnyRound, Round, Snapshot, SummedRound
 from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.run_state import Standing
-from geocomm.elastic.snapshot_copies import SnapshotCopies
-from geocomm.elastic.snapshots import KEPT, Snapshots
 from support.elastic_sites import ENVIRONMENT, ElasticSites
 from support.elastic_training import build_model
 from support.elastic_training_sites import (

@@ -12,9 +12,9 @@ from typing import TypeVar
 import pytest
 
 from geocomm.core.addresses import Address
-from geocomm.elastic.etcd import Election, Etcd, EtcdAddress, EtcdAwayError, EtcdJournal, LeaderSaid
 from geocomm.elastic.journal.entries import Entry, Kept, Round, TermBegun
 from geocomm.elastic.journal.run_state import Standing
+from geocomm.elastic.leading.etcd import Election, Etcd, EtcdAddress, EtcdAwayError, EtcdJournal, LeaderSaid
 from support.elastic_commands import supervised
 from support.elastic_sites import ENVIRONMENT, LIMIT_S, ElasticSite, ElasticSites
 from support.etcd_servers import EtcdServers, Relay, needs_etcd

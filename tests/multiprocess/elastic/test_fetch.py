@@ -14,10 +14,10 @@ import pytest
 
 from geocomm.core import patience
 from geocomm.core.addresses import Address, loopback_listener
-from geocomm.elastic import fetch, file_server
-from geocomm.elastic.fetch import Fetcher, Outcome
-from geocomm.elastic.file_server import FileServer, GetFrame, HeldState
-from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.files import fetch, file_server
+from geocomm.elastic.files.fetch import Fetcher, Outcome
+from geocomm.elastic.files.file_server import FileServer, GetFrame, HeldState
+from geocomm.elastic.files.fragment_store import FragmentStore
 from geocomm.elastic.journal.messages import Wanted
 from geocomm.security.key_folder import Identity
 from geocomm.wire import file_ranges

@@ -8,7 +8,7 @@ import pytest
 
 from geocomm.core.addresses import Address
 from geocomm.elastic.journal.claims import MOST_TIMES
-from geocomm.elastic.questions import LeaderAnswer, RemovalAsked, ask
+from geocomm.elastic.leading.questions import LeaderAnswer, RemovalAsked, ask
 from support.elastic_rank import MODEL, STEP_S
 from support.elastic_sites import ElasticSites
 from support.hub_support import make_keys, run

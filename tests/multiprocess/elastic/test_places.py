@@ -14,10 +14,10 @@ import pytest
 
 from geocomm.core.addresses import Address
 from geocomm.core.records import line_of
+from geocomm.elastic.files.known_agents import KnownAgents, about
 from geocomm.elastic.journal.entries import Away, Genesis
 from geocomm.elastic.journal.messages import PROTOCOL_VERSION, Hello
-from geocomm.elastic.known_agents import KnownAgents, about
-from geocomm.elastic.questions import AgentStanding, StandingAsked, ask
+from geocomm.elastic.leading.questions import AgentStanding, StandingAsked, ask
 from geocomm.wire.dial import dial
 from geocomm.wire.greeting import Greeting, Purpose
 from support.elastic_sites import LIMIT_S, ElasticSite, ElasticSites, members

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from geocomm.elastic.fragment_store import FragmentStore
-from geocomm.elastic.snapshots import SnapshotError, Snapshots
+from geocomm.elastic.files.fragment_store import FragmentStore
+from geocomm.elastic.files.snapshots import SnapshotError, Snapshots
 from geocomm.elastic.supervisor import PublishConfig
 from geocomm.weights.reader import WeightReader
 from support.elastic_commands import processes_of, supervised

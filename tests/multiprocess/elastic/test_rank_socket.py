@@ -17,7 +17,7 @@ import pytest
 
 from geocomm.core.run_dir import RunDir
 from geocomm.elastic.journal.messages import Down, Due, Leave, Model, Owner, RankHello, RankWelcome, Repair, Stop, Up
-from geocomm.elastic.rank_socket import RankConnection, RankServer, RankSocket
+from geocomm.elastic.site.rank_socket import RankConnection, RankServer, RankSocket
 from geocomm.wire.doorway import raise_descriptor_limit
 from support.hub_support import run, until
 

@@ -13,14 +13,14 @@ import pytest
 from geocomm.core.addresses import Address, listen_on
 from geocomm.core.records import line_of
 from geocomm.core.run_dir import RunDir
-from geocomm.elastic.agent_link import LineStream
+from geocomm.elastic.files.known_agents import KnownAgents
 from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.message_lines import down_of
 from geocomm.elastic.journal.messages import PROTOCOL_VERSION, Beat, Hello, SnapshotHeld, Welcome
 from geocomm.elastic.journal.sequencer import Sequencer
 from geocomm.elastic.journal.sequencer_events import LeaderSettings
-from geocomm.elastic.known_agents import KnownAgents
-from geocomm.elastic.leader import Leader
+from geocomm.elastic.leading.agent_link import LineStream
+from geocomm.elastic.leading.leader import Leader
 from geocomm.security.key_folder import Keys
 from geocomm.wire.dial import dial
 from geocomm.wire.doorway import Doorway

@@ -27,29 +27,22 @@ from geocomm.core import file_systems
 from geocomm.core.addresses import Address, AddressError
 from geocomm.core.records import line_of
 from geocomm.core.run_dir import RunDir
-from geocomm.elastic import (
-    agent_link,
-    agent_process,
-    etcd_leadership,
-    fetch,
-    following,
-    fragment_store,
-    leader,
-    leadership,
-    questions,
-)
+from geocomm.elastic import agent_process
 from geocomm.elastic.agent_process import AgentConfig, run_agent
-from geocomm.elastic.file_server import FrameAsked
-from geocomm.elastic.fragment_store import FragmentStore, StoreError
+from geocomm.elastic.files import fetch, fragment_store
+from geocomm.elastic.files.file_server import FrameAsked
+from geocomm.elastic.files.fragment_store import FragmentStore, StoreError
+from geocomm.elastic.files.known_agents import KnownAgents, TermNotKeptError
+from geocomm.elastic.files.snapshots import SnapshotError
 from geocomm.elastic.journal import average_checks, journal
 from geocomm.elastic.journal.entries import BadLineError, Entry
 from geocomm.elastic.journal.journal import NoJournalError, SqliteJournal
 from geocomm.elastic.journal.message_lines import down_of, said
 from geocomm.elastic.journal.messages import Down, RankHello, Up, Wanted
 from geocomm.elastic.journal.run_state import Head
-from geocomm.elastic.known_agents import KnownAgents, TermNotKeptError
-from geocomm.elastic.run_view import AgentEnded
-from geocomm.elastic.snapshots import SnapshotError
+from geocomm.elastic.leading import agent_link, etcd_leadership, leader, leadership, questions
+from geocomm.elastic.site import following
+from geocomm.elastic.site.run_view import AgentEnded
 from geocomm.wire.file_ranges import MAX_LINE_BYTES, RangeAnswer
 from geocomm.wire.greeting import Greeting, Purpose
 from support.whole_run.etcd import EtcdModel, client_of

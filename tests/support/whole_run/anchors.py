@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from geocomm.core.records import Hash
-from geocomm.elastic.fragment_store import digest_of
+from geocomm.elastic.files.fragment_store import digest_of
 from geocomm.elastic.journal.messages import Model
 from support.whole_run.data import Sequence
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from etcd3gw.exceptions import ConnectionFailedError, ConnectionTimeoutError
 
-from geocomm.elastic.etcd import TRY_S
+from geocomm.elastic.leading.etcd import TRY_S
 from support.whole_run.machines import current
 from support.whole_run.virtual_loop import VirtualLoop
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from geocomm.core.run_dir import RunDir
 from geocomm.elastic.journal.messages import Wanted
-from geocomm.elastic.questions import LeaderAnswer, RemovalAsked
+from geocomm.elastic.leading.questions import LeaderAnswer, RemovalAsked
 from support.whole_run.agents import ask, ask_for_frame
 from support.whole_run.damage import damage
 from support.whole_run.machines import PORT, Room

@@ -16,11 +16,10 @@ from unittest import mock
 from geocomm.core.patience import Waiting
 from geocomm.core.records import Hash
 from geocomm.data.deal_records import SiteDeal
-from geocomm.elastic import agent_link, following, frame_fetches, journal_of_others, snapshots
-from geocomm.elastic.etcd import Election, Leading
-from geocomm.elastic.fetch import Fetcher, Outcome
-from geocomm.elastic.fragment_store import FragmentStore
-from geocomm.elastic.frame_fetches import FrameFetches
+from geocomm.elastic.files import snapshots
+from geocomm.elastic.files.fetch import Fetcher, Outcome
+from geocomm.elastic.files.fragment_store import FragmentStore
+from geocomm.elastic.files.known_agents import KnownAgents
 from geocomm.elastic.journal.admission import LedSite
 from geocomm.elastic.journal.entries import AnyRound, BadLineError
 from geocomm.elastic.journal.journal import SqliteJournal
@@ -33,13 +32,16 @@ from geocomm.elastic.journal.messages import Beat, Down, Hello, Lost, Offer, Sta
 from geocomm.elastic.journal.open_round import OpenRound
 from geocomm.elastic.journal.run_state import RunState, SiteRecord
 from geocomm.elastic.journal.sequencer import Sequencer
-from geocomm.elastic.known_agents import KnownAgents
-from geocomm.elastic.leader import Leader
-from geocomm.elastic.own_journal import OwnJournal
-from geocomm.elastic.promotion import Candidate
-from geocomm.elastic.questions import AgentStanding, LeaderAnswer, MembersAsked, PromotionAsked, RemovalAsked
-from geocomm.elastic.run_view import RunView
-from geocomm.elastic.site_ranks import SiteRanks, own_deals
+from geocomm.elastic.leading import agent_link
+from geocomm.elastic.leading.etcd import Election, Leading
+from geocomm.elastic.leading.leader import Leader
+from geocomm.elastic.leading.questions import AgentStanding, LeaderAnswer, MembersAsked, PromotionAsked, RemovalAsked
+from geocomm.elastic.site import following, frame_fetches, journal_of_others
+from geocomm.elastic.site.frame_fetches import FrameFetches
+from geocomm.elastic.site.own_journal import OwnJournal
+from geocomm.elastic.site.promotion import Candidate
+from geocomm.elastic.site.run_view import RunView
+from geocomm.elastic.site.site_ranks import SiteRanks, own_deals
 from support.whole_run.faults import FAULTS, OF_DATA, OF_ETCD
 
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from geocomm.data.deal_records import SiteDeal
-from geocomm.elastic.fragment_store import FrameLostError
+from geocomm.elastic.files.fragment_store import FrameLostError
+from geocomm.elastic.files.snapshots import Layout, Snapshots
 from geocomm.elastic.journal.entries import Join, Left, Listed, Round, Snapshot, SumFrame, SummedRound, TakenBack
 from geocomm.elastic.journal.member import (
     Act,
@@ -48,9 +49,8 @@ from geocomm.elastic.journal.messages import (
     Up,
 )
 from geocomm.elastic.journal.run_state import EMPTY
-from geocomm.elastic.rank_socket import newest_head, with_head
 from geocomm.elastic.rank_starts import say_ended_by_run
-from geocomm.elastic.snapshots import Layout, Snapshots
+from geocomm.elastic.site.rank_socket import newest_head, with_head
 from support.whole_run.agents import RankLine, store_of_process
 from support.whole_run.anchors import EVERY, FRAGMENTS, FRAME_BYTES, MODEL, STATE_BYTES, Anchor, Own, Part, Step
 from support.whole_run.data import Life

@@ -21,12 +21,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from geocomm.core.message_log import logger
+from geocomm.elastic.files.known_agents import KnownAgents
 from geocomm.elastic.journal.admission import members_of
 from geocomm.elastic.journal.entries import Entry
 from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.journal.sequencer_events import LeaderSettings
-from geocomm.elastic.known_agents import KnownAgents
-from geocomm.elastic.questions import LeaderAnswer, PromotionAnswer, PromotionAsked, RemovalAsked
+from geocomm.elastic.leading.questions import LeaderAnswer, PromotionAnswer, PromotionAsked, RemovalAsked
 from support.whole_run.agents import ask, simulated
 from support.whole_run.anchors import FRAGMENTS
 from support.whole_run.checks import WORD_S, Checks, Place

@@ -8,9 +8,9 @@ from typing import Any
 from typer.testing import CliRunner
 
 from geocomm.core.run_dir import RunDir
+from geocomm.elastic.files.known_agents import About, tell_led
 from geocomm.elastic.journal.entries import Data, Deal, Genesis, Join, Ready
 from geocomm.elastic.journal.journal import SqliteJournal
-from geocomm.elastic.known_agents import About, tell_led
 from geocomm.metrics import schema
 from geocomm.observe.telemetry.report import Report
 from geocomm.observe.telemetry.run_store import RunStore

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from geocomm.elastic.leadership import open_port
+from geocomm.elastic.leading.leadership import open_port
 from support.local_jobs import free_ports
 
 

@@ -11,13 +11,13 @@ import pytest
 
 from geocomm.core.run_dir import RunDir
 from geocomm.data.deal_records import DealtSet
-from geocomm.elastic import leader as leader_module
+from geocomm.elastic.files.known_agents import KnownAgents
 from geocomm.elastic.journal.entries import Data
 from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.messages import Owner, RanksUp
 from geocomm.elastic.journal.sequencer_events import Came, LeaderSettings, Said
-from geocomm.elastic.known_agents import KnownAgents
-from geocomm.elastic.leader import Leader
+from geocomm.elastic.leading import leader as leader_module
+from geocomm.elastic.leading.leader import Leader
 from support.led_sequencer import DIGESTS, MODEL, Led
 from support.small_catalog import add_version, shard
 

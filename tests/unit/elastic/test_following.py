@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from geocomm.core.addresses import Address
-from geocomm.elastic import following
-from geocomm.elastic.following import Following
+from geocomm.elastic.files.known_agents import KnownAgents
 from geocomm.elastic.journal.run_state import Head
-from geocomm.elastic.known_agents import KnownAgents
-from geocomm.elastic.leader import LeaderChanged
-from geocomm.elastic.questions import StandingAsked
-from geocomm.elastic.run_view import AgentLife
+from geocomm.elastic.leading.leader import LeaderChanged
+from geocomm.elastic.leading.questions import StandingAsked
+from geocomm.elastic.site import following
+from geocomm.elastic.site.following import Following
+from geocomm.elastic.site.run_view import AgentLife
 
 BEFORE, PROMOTED, RUN = "127.0.0.1:1", "127.0.0.1:2", "0" * 32
 

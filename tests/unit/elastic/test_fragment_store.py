@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from geocomm.elastic.fragment_store import FragmentStore, FrameLostError, StoreError
+from geocomm.elastic.files.fragment_store import FragmentStore, FrameLostError, StoreError
 from support.small_disk import small_disk
 
 PIECES = [memoryview(b"coded" * 1000), memoryview(b"exact")]

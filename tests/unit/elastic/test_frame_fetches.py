@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from geocomm.elastic import frame_fetches
-from geocomm.elastic.fetch import Outcome
-from geocomm.elastic.fragment_store import FragmentStore
-from geocomm.elastic.frame_fetches import FrameFetches
+from geocomm.elastic.files.fetch import Outcome
+from geocomm.elastic.files.fragment_store import FragmentStore
 from geocomm.elastic.journal.messages import Hold, Lost, Owner, Peer, Peers, Up, Wanted
+from geocomm.elastic.site import frame_fetches
+from geocomm.elastic.site.frame_fetches import FrameFetches
 
 FRAME = Wanted(fragment=0, version=3, site="a", frame="0" * 64, bytes=9)
 

@@ -10,15 +10,15 @@ from typing import cast
 import pytest
 from typing_extensions import override
 
-from geocomm.elastic.fragment_store import FragmentStore
-from geocomm.elastic.join_states import FEW_ROUNDS, StatesOfOthers
+from geocomm.elastic.files.fragment_store import FragmentStore
 from geocomm.elastic.journal.entries import Round
 from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.messages import Down, EntrySaid, RankWelcome
 from geocomm.elastic.journal.run_state import RunState
-from geocomm.elastic.rank_socket import RankConnection
-from geocomm.elastic.run_view import RunView
-from geocomm.elastic.site_ranks import SiteRanks, _Rank
+from geocomm.elastic.site.join_states import FEW_ROUNDS, StatesOfOthers
+from geocomm.elastic.site.rank_socket import RankConnection
+from geocomm.elastic.site.run_view import RunView
+from geocomm.elastic.site.site_ranks import SiteRanks, _Rank
 from support.made_entries import made_entries
 
 FRAGMENT = 0

@@ -12,14 +12,14 @@ import pytest
 
 from geocomm.core.addresses import Address
 from geocomm.core.run_dir import RunDir
-from geocomm.elastic import journal_of_others
-from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.files.fragment_store import FragmentStore
+from geocomm.elastic.files.known_agents import About, KnownAgents
 from geocomm.elastic.journal.entries import Entry
 from geocomm.elastic.journal.journal import SqliteJournal
-from geocomm.elastic.journal_of_others import fetch_if_damaged
-from geocomm.elastic.known_agents import About, KnownAgents
-from geocomm.elastic.leadership import HubLeadership
-from geocomm.elastic.questions import AgentStanding
+from geocomm.elastic.leading.leadership import HubLeadership
+from geocomm.elastic.leading.questions import AgentStanding
+from geocomm.elastic.site import journal_of_others
+from geocomm.elastic.site.journal_of_others import fetch_if_damaged
 from geocomm.security.key_folder import Keys
 from support.hub_support import make_keys
 from support.led_sequencer import Led
@@ -134,7 +134,7 @@ def test_a_site_that_led_leads_with_a_later_term_once_it_has_its_journal_from_ot
     async def nobody(addresses: Collection[str], *_: Any) -> dict[str, AgentStanding]:
         return {}
 
-    monkeypatch.setattr("geocomm.elastic.leadership.standings", nobody)
+    monkeypatch.setattr("geocomm.elastic.leading.leadership.standings", nobody)
 
     async def begin(journal: SqliteJournal, known: KnownAgents) -> bool:
         begun = await HubLeadership(hub, None, run_dir, keys, lead=False, again=again).begin(

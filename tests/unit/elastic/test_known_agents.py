@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.elastic.fragment_store import StoreError
-from geocomm.elastic.known_agents import About, KnownAgents, TermNotKeptError, leader_address
+from geocomm.elastic.files.fragment_store import StoreError
+from geocomm.elastic.files.known_agents import About, KnownAgents, TermNotKeptError, leader_address
 
 
 def test_a_term_once_seen_is_never_undercut(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from geocomm.core.run_dir import RunDir
-from geocomm.elastic.etcd import Etcd, EtcdAddress, EtcdJournal
+from geocomm.elastic.files.known_agents import KnownAgents
 from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.messages import Owner, RanksUp
 from geocomm.elastic.journal.run_state import EMPTY, Head
 from geocomm.elastic.journal.sequencer_events import Came, LeaderSettings, Said
-from geocomm.elastic.known_agents import KnownAgents
-from geocomm.elastic.leader import MOST_UNDONE, Leader, LeaderChanged
+from geocomm.elastic.leading.etcd import Etcd, EtcdAddress, EtcdJournal
+from geocomm.elastic.leading.leader import MOST_UNDONE, Leader, LeaderChanged
 from support.led_sequencer import DIGESTS, MODEL, Led
 from support.local_jobs import free_port
 

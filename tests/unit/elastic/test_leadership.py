@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from geocomm.core.run_dir import RunDir
+from geocomm.elastic.files.known_agents import About, KnownAgents
 from geocomm.elastic.journal.journal import SqliteJournal
-from geocomm.elastic.known_agents import About, KnownAgents
-from geocomm.elastic.leadership import HubLeadership
+from geocomm.elastic.leading.leadership import HubLeadership
 from support.hub_support import make_keys
 from support.led_sequencer import Led
 from support.local_jobs import free_port

@@ -6,13 +6,13 @@ import asyncio
 from pathlib import Path
 
 from geocomm.core.addresses import Address
-from geocomm.elastic.agent_link import LeaderLink
-from geocomm.elastic.fetch import Fetcher
-from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.files.fetch import Fetcher
+from geocomm.elastic.files.fragment_store import FragmentStore
+from geocomm.elastic.files.known_agents import KnownAgents
 from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.run_state import RunState
-from geocomm.elastic.known_agents import KnownAgents
-from geocomm.elastic.run_view import AgentLife, RunView
+from geocomm.elastic.leading.agent_link import LeaderLink
+from geocomm.elastic.site.run_view import AgentLife, RunView
 from support.hub_support import make_keys
 from support.local_jobs import free_port
 from support.made_entries import made_entries

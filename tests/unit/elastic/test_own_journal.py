@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from geocomm.data.deal_records import SiteDeal
-from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.files.fragment_store import FragmentStore
+from geocomm.elastic.files.snapshots import Snapshots
 from geocomm.elastic.journal.entries import Away, BadLineError, Data, Deal, Entry, Ready
 from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.message_lines import parts_of
 from geocomm.elastic.journal.run_state import RunState
-from geocomm.elastic.own_journal import OwnJournal
-from geocomm.elastic.snapshots import Snapshots
+from geocomm.elastic.site.own_journal import OwnJournal
 from support.led_sequencer import Led
 
 

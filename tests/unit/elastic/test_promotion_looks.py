@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from geocomm.core.addresses import Address
-from geocomm.elastic import promotion
-from geocomm.elastic.agent_link import LeaderLink
-from geocomm.elastic.fetch import Fetcher
-from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.files.fetch import Fetcher
+from geocomm.elastic.files.fragment_store import FragmentStore
+from geocomm.elastic.files.known_agents import KnownAgents
 from geocomm.elastic.journal.journal import SqliteJournal
-from geocomm.elastic.known_agents import KnownAgents
-from geocomm.elastic.promotion import Candidate
-from geocomm.elastic.questions import AgentStanding, PromotionAnswer, PromotionAsked, StandingAsked
-from geocomm.elastic.run_view import AgentLife, RunView
+from geocomm.elastic.leading.agent_link import LeaderLink
+from geocomm.elastic.leading.questions import AgentStanding, PromotionAnswer, PromotionAsked, StandingAsked
+from geocomm.elastic.site import promotion
+from geocomm.elastic.site.promotion import Candidate
+from geocomm.elastic.site.run_view import AgentLife, RunView
 from support.hub_support import make_keys
 from support.led_sequencer import Led
 

@@ -7,12 +7,12 @@ import contextlib
 from pathlib import Path
 
 from geocomm.core.run_dir import RunDir
+from geocomm.elastic.files.known_agents import KnownAgents
 from geocomm.elastic.journal.entries import Removed
 from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.sequencer_events import LeaderSettings
-from geocomm.elastic.known_agents import KnownAgents
-from geocomm.elastic.leader import Leader
-from geocomm.elastic.questions import RemovalAsked, answer_of
+from geocomm.elastic.leading.leader import Leader
+from geocomm.elastic.leading.questions import RemovalAsked, answer_of
 from support.led_sequencer import Led
 
 

@@ -48,7 +48,7 @@ class TwoSites:
         return self.journal[index].hash if index >= 0 else EMPTY.hash
 
     def lead(self, event: Event) -> None:
-        """The leader's loop (`elastic/leader.py`): an entry is on disk before anything after it is done."""
+        """The leader's loop (`elastic/leading/leader.py`): an entry is on disk before anything after it is done."""
         for action in self.leader.on(event, now=0.0):
             match action:
                 case Append(entry):
@@ -63,7 +63,7 @@ class TwoSites:
                     pass
 
     def hear(self, site: str, message: Down) -> None:
-        """The agent's loop (`elastic/agent.py`): it keeps entries in its own journal, and tells its ranks."""
+        """The agent's loop (`elastic/site/agent.py`): it keeps entries in its own journal, and tells its ranks."""
         self.act(site, self.rank[site].on_down(message))
 
     def act(self, site: str, acts: Iterable[Act]) -> None:

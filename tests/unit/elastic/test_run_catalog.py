@@ -17,7 +17,7 @@ from geocomm.data.dealt_shards import shards_of
 from geocomm.elastic.journal.entries import Data, Deal, Genesis, Join, Ready
 from geocomm.elastic.journal.run_data import RunData
 from geocomm.elastic.journal.run_state import RunState
-from geocomm.elastic.leader import read_data
+from geocomm.elastic.leading.leader import read_data
 from support.small_catalog import add_version, shard
 
 LENGTH = 10

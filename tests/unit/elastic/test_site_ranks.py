@@ -7,11 +7,11 @@ from typing import cast
 
 import pytest
 
-from geocomm.elastic.join_states import StatesOfOthers
 from geocomm.elastic.journal.messages import Down, Owner, RankHello, Stop, Up
-from geocomm.elastic.rank_socket import RankConnection
-from geocomm.elastic.run_view import RunView
-from geocomm.elastic.site_ranks import SiteRanks, _Rank
+from geocomm.elastic.site.join_states import StatesOfOthers
+from geocomm.elastic.site.rank_socket import RankConnection
+from geocomm.elastic.site.run_view import RunView
+from geocomm.elastic.site.site_ranks import SiteRanks, _Rank
 from support.led_sequencer import MODEL
 
 

@@ -11,12 +11,12 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from geocomm.core.run_dir import RunDir
-from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.files.fragment_store import FragmentStore
+from geocomm.elastic.files.known_agents import About
+from geocomm.elastic.files.snapshot_copies import SnapshotCopies
+from geocomm.elastic.files.snapshots import SnapshotError, Snapshots
 from geocomm.elastic.journal.entries import Kept, Snapshot
 from geocomm.elastic.journal.journal import SqliteJournal
-from geocomm.elastic.known_agents import About
-from geocomm.elastic.snapshot_copies import SnapshotCopies
-from geocomm.elastic.snapshots import SnapshotError, Snapshots
 
 RUN = "1" * 32
 FILES = {"0@1.state", RunDir.JOURNAL, RunDir.ABOUT, RunDir.MANIFEST}

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from geocomm.core.run_dir import RunDir
-from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.files.fragment_store import FragmentStore
+from geocomm.elastic.files.snapshots import SnapshotError, Snapshots, forget
 from geocomm.elastic.journal.entries import Snapshot
 from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.run_state import RunState
-from geocomm.elastic.snapshots import SnapshotError, Snapshots, forget
 from support.made_entries import made_entries
 
 RUN = "1" * 32

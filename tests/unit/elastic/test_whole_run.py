@@ -30,7 +30,7 @@ print(json.dumps([history.broken, sorted(history.told_liars)]))
 _CROWD = """
 import json, sys
 from unittest import mock
-from geocomm.elastic.file_server import FileServer
+from geocomm.elastic.files.file_server import FileServer
 from support.whole_run.whole_run import WholeRun
 path_of, most, givers = FileServer._path, 0, set()
 async def counted(self, asked):

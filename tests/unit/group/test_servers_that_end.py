@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from geocomm.core.addresses import Address, listen_on, private_listener
-from geocomm.elastic.rank_socket import RankServer
+from geocomm.elastic.site.rank_socket import RankServer
 from geocomm.group.rendezvous.tunnel import Tunnel
 from geocomm.wire.accepting import serve_streams
 from geocomm.wire.doorway import Doorway

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from geocomm.core.run_dir import RunDir
+from geocomm.elastic.files.known_agents import About, tell_led
 from geocomm.elastic.journal.entries import Data, Deal, Genesis, Join, Left, Ready
 from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.run_state import Standing
-from geocomm.elastic.known_agents import About, tell_led
 from geocomm.metrics.own_counters import keep_counters
 from geocomm.observe.telemetry.overview import overview
 from geocomm.observe.telemetry.prometheus_text import metric_rows

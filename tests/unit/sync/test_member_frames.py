@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from geocomm.core.errors import CorruptDataError
-from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.files.fragment_store import FragmentStore
 from geocomm.elastic.journal.entries import Listed, Round, Skip, Snapshot
 from geocomm.elastic.journal.member import Frame
 from geocomm.elastic.journal.messages import Check, Offer, Open, Owner, Peer, Sum

@@ -12,7 +12,7 @@ import xxhash
 
 from geocomm.core.message_log import logger
 from geocomm.core.records import Hash
-from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.files.fragment_store import FragmentStore
 from geocomm.elastic.journal.entries import AnyRound, Listed, Round, SumFrame
 from geocomm.elastic.journal.member import Frame
 from geocomm.elastic.journal.messages import Check, Offer, Open, Sum, Summed

@@ -20,7 +20,8 @@ import torch
 from geocomm.core.errors import AbortedError, InvalidArgumentError, ReplicaMismatchError
 from geocomm.core.message_log import logger
 from geocomm.data.deal_records import SiteDeal
-from geocomm.elastic.fragment_store import FragmentStore, FrameLostError
+from geocomm.elastic.files.fragment_store import FragmentStore, FrameLostError
+from geocomm.elastic.files.snapshots import Layout
 from geocomm.elastic.journal.entries import AnyRound, Away, Join, Left, Removed, Skip, Snapshot, TakenBack, TermBegun
 from geocomm.elastic.journal.member import (
     Act,
@@ -57,9 +58,8 @@ from geocomm.elastic.journal.messages import (
     Sum,
     SumChecked,
 )
-from geocomm.elastic.rank_socket import RankSocket
 from geocomm.elastic.rank_starts import say_ended_by_run
-from geocomm.elastic.snapshots import Layout
+from geocomm.elastic.site.rank_socket import RankSocket
 from geocomm.sync.local_steps.elastic.frame_mail import Expected, FrameMail
 from geocomm.sync.local_steps.elastic.member_frames import Delta, MemberFrames, OwnFrame
 from geocomm.sync.local_steps.elastic.member_records import MemberRecords

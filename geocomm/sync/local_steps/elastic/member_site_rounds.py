@@ -19,9 +19,9 @@ from geocomm.core.message_log import logger
 from geocomm.core.patience import Patience
 from geocomm.core.units import count_text
 from geocomm.data.site_deals import SiteDeals
+from geocomm.elastic.files.snapshots import Layout
 from geocomm.elastic.journal.entries import FRAME_BYTES, MOST_STEPS, AnyRound, Round
 from geocomm.elastic.journal.messages import Beat, Model, Open, RankWelcome
-from geocomm.elastic.snapshots import Layout
 from geocomm.sync.local_steps.elastic.member_frames import Delta, OwnFrame
 from geocomm.sync.local_steps.elastic.member_rounds import Decided, MemberRounds
 from geocomm.sync.local_steps.elastic.run_terms import FROZEN, frozen_text, optimizer_terms, within_bounds

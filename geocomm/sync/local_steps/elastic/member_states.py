@@ -10,9 +10,9 @@ import torch
 
 from geocomm.core.errors import CorruptDataError
 from geocomm.core.message_log import logger
-from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.files.fragment_store import FragmentStore
+from geocomm.elastic.files.snapshots import Layout, Snapshots
 from geocomm.elastic.journal.entries import Snapshot
-from geocomm.elastic.snapshots import Layout, Snapshots
 from geocomm.metrics.events import events
 from geocomm.sync.local_steps.model.fragments import BYTES_PER_ELEMENT
 from geocomm.sync.local_steps.model.host_memory import bytes_of

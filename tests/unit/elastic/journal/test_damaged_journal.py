@@ -12,7 +12,7 @@ import pytest
 from geocomm.elastic.journal.entries import BadLineError, Entry, Snapshot
 from geocomm.elastic.journal.journal import NoJournalError, SqliteJournal
 from geocomm.elastic.journal.run_state import RunState
-from geocomm.elastic.journal_of_others import _damage, _sound
+from geocomm.elastic.site.journal_of_others import _damage, _sound
 from support.made_entries import made_entries
 from support.whole_run.damage import damage
 

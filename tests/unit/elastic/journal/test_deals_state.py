@@ -35,7 +35,7 @@ from geocomm.elastic.journal.entries import (
     entry_of,
 )
 from geocomm.elastic.journal.run_state import RunState, Standing
-from geocomm.elastic.site_ranks import begins_with, own_deals
+from geocomm.elastic.site.site_ranks import begins_with, own_deals
 from support.lies import lies, truth
 
 LENGTH = 10

@@ -15,8 +15,12 @@ from typing import Any
 
 import pytest
 
-from geocomm.elastic import etcd_leadership
-from geocomm.elastic.etcd import (
+from geocomm.elastic.files.known_agents import KnownAgents
+from geocomm.elastic.journal.entries import BadLineError, Entry, Kept, Snapshot, TermBegun
+from geocomm.elastic.journal.journal import HeadMovedError, NoJournalError, SqliteJournal
+from geocomm.elastic.journal.run_state import EMPTY, Head, RunState
+from geocomm.elastic.leading import etcd_leadership
+from geocomm.elastic.leading.etcd import (
     Election,
     Etcd,
     EtcdAddress,
@@ -26,13 +30,9 @@ from geocomm.elastic.etcd import (
     LeaderSaid,
     Leading,
 )
-from geocomm.elastic.etcd_leadership import EtcdLeadership
-from geocomm.elastic.journal.entries import BadLineError, Entry, Kept, Snapshot, TermBegun
-from geocomm.elastic.journal.journal import HeadMovedError, NoJournalError, SqliteJournal
-from geocomm.elastic.journal.run_state import EMPTY, Head, RunState
-from geocomm.elastic.known_agents import KnownAgents
-from geocomm.elastic.leadership import Begun
-from geocomm.elastic.questions import AgentStanding, StandingAsked
+from geocomm.elastic.leading.etcd_leadership import EtcdLeadership
+from geocomm.elastic.leading.leadership import Begun
+from geocomm.elastic.leading.questions import AgentStanding, StandingAsked
 from support.etcd_servers import EtcdServers, needs_etcd
 from support.hub_support import make_keys
 from support.led_sequencer import MODEL

@@ -11,7 +11,6 @@ from geocomm.core.message_log import log
 from geocomm.core.patience import Waiting
 from geocomm.data.deal_records import SiteDeal
 from geocomm.data.dealt_shards import cut
-from geocomm.elastic.join_states import StatesOfOthers
 from geocomm.elastic.journal.entries import AnyRound, BadLineError, Skip, TakenBack
 from geocomm.elastic.journal.messages import (
     Applied,
@@ -26,8 +25,9 @@ from geocomm.elastic.journal.messages import (
     Stop,
 )
 from geocomm.elastic.journal.run_state import RunState, Standing
-from geocomm.elastic.rank_socket import RankConnection
-from geocomm.elastic.run_view import RunView
+from geocomm.elastic.site.join_states import StatesOfOthers
+from geocomm.elastic.site.rank_socket import RankConnection
+from geocomm.elastic.site.run_view import RunView
 
 _RANKS_END_S = 60.0
 _HEARD_S = 10.0

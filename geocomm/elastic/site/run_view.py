@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from geocomm.core.addresses import Address
-from geocomm.elastic.agent_link import LeaderLink
-from geocomm.elastic.fetch import Fetcher
-from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.files.fetch import Fetcher
+from geocomm.elastic.files.fragment_store import FragmentStore
+from geocomm.elastic.files.known_agents import KnownAgents
 from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.message_lines import said
 from geocomm.elastic.journal.messages import (
@@ -29,9 +29,9 @@ from geocomm.elastic.journal.messages import (
     Welcome,
 )
 from geocomm.elastic.journal.run_state import RunState, Standing
-from geocomm.elastic.known_agents import KnownAgents
-from geocomm.elastic.leader import Leader, LeaderChanged
-from geocomm.elastic.questions import LeaderAnswer, MembersAsked, ask
+from geocomm.elastic.leading.agent_link import LeaderLink
+from geocomm.elastic.leading.leader import Leader, LeaderChanged
+from geocomm.elastic.leading.questions import LeaderAnswer, MembersAsked, ask
 from geocomm.security.key_folder import Keys, KeysError
 
 Sources = Callable[[], Awaitable[list[str]]]

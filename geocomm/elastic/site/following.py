@@ -10,12 +10,11 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from geocomm.core.addresses import Address
 from geocomm.core.message_log import log
 from geocomm.core.patience import Waiting
+from geocomm.elastic.files.known_agents import tell_led
 from geocomm.elastic.journal.entries import BadLineError, Entry
 from geocomm.elastic.journal.message_lines import journal_said
 from geocomm.elastic.journal.run_state import Head
-from geocomm.elastic.known_agents import tell_led
-from geocomm.elastic.promotion import ASK_LIMIT_S, Candidate
-from geocomm.elastic.questions import (
+from geocomm.elastic.leading.questions import (
     AgentStanding,
     EntriesAsked,
     LeaderAnswer,
@@ -31,7 +30,8 @@ from geocomm.elastic.questions import (
     tell,
     tell_journal,
 )
-from geocomm.elastic.run_view import RunView
+from geocomm.elastic.site.promotion import ASK_LIMIT_S, Candidate
+from geocomm.elastic.site.run_view import RunView
 from geocomm.group.membership.own_address import own_address
 from geocomm.wire.tls_stream import TlsStream
 

@@ -21,7 +21,7 @@ from geocomm.elastic.journal.entries import BadLineError, Entry, SiteName
 from geocomm.elastic.journal.message_lines import MAX_LINE_BYTES, down_of
 from geocomm.elastic.journal.messages import MAX_STATE_CHARS, Beat, EntrySaid, StatePart
 from geocomm.elastic.journal.run_state import RunState
-from geocomm.elastic.leader import Leader
+from geocomm.elastic.leading.leader import Leader
 from geocomm.security.key_folder import Keys, KeysError
 from geocomm.wire.dial import dial
 from geocomm.wire.greeting import Greeting, PacketKind, ProtocolError, Purpose, offset_bytes, write_packet

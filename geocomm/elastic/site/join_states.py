@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterator, Sequence
 
 from geocomm.core.message_log import log
 from geocomm.core.patience import Waiting
-from geocomm.elastic.fetch import Outcome
-from geocomm.elastic.file_server import MOST_TAKERS, HeldState
+from geocomm.elastic.files.fetch import Outcome
+from geocomm.elastic.files.file_server import MOST_TAKERS, HeldState
 from geocomm.elastic.journal.entries import Digest
 from geocomm.elastic.journal.messages import Wanted
-from geocomm.elastic.run_view import RunView, Sources
+from geocomm.elastic.site.run_view import RunView, Sources
 from geocomm.security.key_folder import KeysError
 
 AGAIN_S = 1.0

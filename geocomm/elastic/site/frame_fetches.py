@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 from geocomm.core.message_log import log
 from geocomm.core.patience import Waiting
-from geocomm.elastic.fetch import Outcome
-from geocomm.elastic.join_states import StatesOfOthers
+from geocomm.elastic.files.fetch import Outcome
 from geocomm.elastic.journal.messages import Check, Fetched, Hold, Lost, TakeState, Wanted
-from geocomm.elastic.run_view import RunView
-from geocomm.elastic.site_ranks import SiteRanks
+from geocomm.elastic.site.join_states import StatesOfOthers
+from geocomm.elastic.site.run_view import RunView
+from geocomm.elastic.site.site_ranks import SiteRanks
 
 MAIL_S = 2.0
 """From the entry on that lists a frame, it may come by mail for this time."""

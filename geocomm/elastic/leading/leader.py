@@ -21,8 +21,8 @@ from geocomm.core.patience import Waiting, until_one_ends
 from geocomm.core.running_clock import RunningClock
 from geocomm.core.units import count_text
 from geocomm.data.deal_records import DealtSet
-from geocomm.elastic.agent_link import LineStream
-from geocomm.elastic.etcd import EtcdAwayError, EtcdJournal
+from geocomm.elastic.files.known_agents import KnownAgents
+from geocomm.elastic.files.snapshots import forget
 from geocomm.elastic.journal.entries import BadLineError, Entry, Kept, words
 from geocomm.elastic.journal.journal import HeadMovedError, SqliteJournal
 from geocomm.elastic.journal.message_lines import OtherProtocolError, journal_said, said, up_of
@@ -46,8 +46,8 @@ from geocomm.elastic.journal.sequencer_events import (
     Tick,
     Unbelieved,
 )
-from geocomm.elastic.known_agents import KnownAgents
-from geocomm.elastic.snapshots import forget
+from geocomm.elastic.leading.agent_link import LineStream
+from geocomm.elastic.leading.etcd import EtcdAwayError, EtcdJournal
 from geocomm.wire.greeting import PacketKind, offset_bytes, write_packet
 from geocomm.wire.tls_stream import TlsStream
 

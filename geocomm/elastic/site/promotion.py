@@ -18,7 +18,7 @@ from geocomm.core.addresses import Address, AddressError
 from geocomm.elastic.journal.admission import are_most, members_of
 from geocomm.elastic.journal.entries import BadLineError, Entry
 from geocomm.elastic.journal.run_state import RunState
-from geocomm.elastic.questions import (
+from geocomm.elastic.leading.questions import (
     AgentStanding,
     PromotionAnswer,
     PromotionAsked,
@@ -26,7 +26,7 @@ from geocomm.elastic.questions import (
     read_journal,
     standings,
 )
-from geocomm.elastic.run_view import RunView
+from geocomm.elastic.site.run_view import RunView
 from geocomm.security.key_folder import KeysError
 
 ASK_LIMIT_S = 5.0

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from geocomm.data.deal_records import SiteDeal
+from geocomm.elastic.files.snapshots import Snapshots
 from geocomm.elastic.journal.entries import AnyRound, BadLineError, Deal, Entry, Skip, Snapshot, TakenBack
 from geocomm.elastic.journal.messages import MAX_STATE_CHARS, StatePart
 from geocomm.elastic.journal.run_state import RunState
-from geocomm.elastic.run_view import RunView
-from geocomm.elastic.site_ranks import SiteRanks, begins_with, own_deals
-from geocomm.elastic.snapshots import Snapshots
+from geocomm.elastic.site.run_view import RunView
+from geocomm.elastic.site.site_ranks import SiteRanks, begins_with, own_deals
 
 _STORED_AT_ONCE = 500
 """Entries, while the journal here lacks those that the leader had at the welcome."""

@@ -16,11 +16,11 @@ from typing import Protocol
 from geocomm.core.addresses import Address, AddressError, listen_everywhere, listen_on
 from geocomm.core.message_log import log
 from geocomm.core.patience import Waiting
-from geocomm.elastic.etcd import EtcdJournal
+from geocomm.elastic.files.known_agents import KnownAgents, about
 from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.run_state import RunState
-from geocomm.elastic.known_agents import KnownAgents, about
-from geocomm.elastic.questions import StandingAsked, leads_there, standings
+from geocomm.elastic.leading.etcd import EtcdJournal
+from geocomm.elastic.leading.questions import StandingAsked, leads_there, standings
 from geocomm.security.key_folder import Keys
 
 _ASK_FIRST_S = 3.0

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from geocomm.core.records import Record, Whole
-from geocomm.elastic.fragment_store import FragmentStore, file_digest
+from geocomm.elastic.files.fragment_store import FragmentStore, file_digest
 from geocomm.elastic.journal.entries import Digest
 from geocomm.elastic.journal.messages import OfRound, Wanted
 from geocomm.wire.file_ranges import (

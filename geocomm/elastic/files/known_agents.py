@@ -13,7 +13,7 @@ from pydantic import ConfigDict
 from geocomm.core.file_systems import write_whole
 from geocomm.core.records import Record, line_of
 from geocomm.core.run_dir import RunDir
-from geocomm.elastic.fragment_store import StoreError
+from geocomm.elastic.files.fragment_store import StoreError
 
 _MOST_TERMS_MISSED = 1000
 """Promotions while an agent was away: a higher term is nobody's, and after it there would soon be no next one."""

@@ -13,13 +13,11 @@ from geocomm._version import __version__
 from geocomm.core.addresses import Address
 from geocomm.core.message_log import log
 from geocomm.data.deal_records import SiteDeal
-from geocomm.elastic.agent_link import BEAT_S, LeaderLink
-from geocomm.elastic.fetch import Fetcher
-from geocomm.elastic.file_server import FileServer
-from geocomm.elastic.following import Following
-from geocomm.elastic.fragment_store import FragmentStore
-from geocomm.elastic.frame_fetches import FrameFetches
-from geocomm.elastic.join_states import StatesOfOthers
+from geocomm.elastic.files.fetch import Fetcher
+from geocomm.elastic.files.file_server import FileServer
+from geocomm.elastic.files.fragment_store import FragmentStore
+from geocomm.elastic.files.known_agents import KnownAgents, TermNotKeptError
+from geocomm.elastic.files.snapshots import SnapshotError, Snapshots, forget
 from geocomm.elastic.journal.entries import (
     AnyRound,
     BadLineError,
@@ -65,13 +63,15 @@ from geocomm.elastic.journal.messages import (
     Welcome,
 )
 from geocomm.elastic.journal.run_state import RunState, Standing
-from geocomm.elastic.known_agents import KnownAgents, TermNotKeptError
-from geocomm.elastic.leader import Leader
-from geocomm.elastic.own_journal import OwnJournal
-from geocomm.elastic.rank_socket import RankConnection
-from geocomm.elastic.run_view import AgentLife, RunView
-from geocomm.elastic.site_ranks import SiteRanks
-from geocomm.elastic.snapshots import SnapshotError, Snapshots, forget
+from geocomm.elastic.leading.agent_link import BEAT_S, LeaderLink
+from geocomm.elastic.leading.leader import Leader
+from geocomm.elastic.site.following import Following
+from geocomm.elastic.site.frame_fetches import FrameFetches
+from geocomm.elastic.site.join_states import StatesOfOthers
+from geocomm.elastic.site.own_journal import OwnJournal
+from geocomm.elastic.site.rank_socket import RankConnection
+from geocomm.elastic.site.run_view import AgentLife, RunView
+from geocomm.elastic.site.site_ranks import SiteRanks
 from geocomm.group.rendezvous.to_collector import carry_to_collector
 from geocomm.security.key_folder import Identity, Keys
 from geocomm.wire.greeting import Greeting, Purpose, SessionRefused

@@ -23,8 +23,8 @@ from geocomm.core.file_systems import put_in_place
 from geocomm.core.message_log import CalmLog
 from geocomm.core.patience import Waiting
 from geocomm.core.records import Record
-from geocomm.elastic.file_server import FrameAsked, HeldState, StateAsked, StatesAnswer, StatesAsked
-from geocomm.elastic.fragment_store import FragmentStore, file_digest, file_hash
+from geocomm.elastic.files.file_server import FrameAsked, HeldState, StateAsked, StatesAnswer, StatesAsked
+from geocomm.elastic.files.fragment_store import FragmentStore, file_digest, file_hash
 from geocomm.elastic.journal.messages import Wanted
 from geocomm.security.key_folder import Keys, KeysError
 from geocomm.wire.dial import dial

@@ -27,7 +27,7 @@ from geocomm.core.bad_input import BadInput
 from geocomm.core.file_systems import write_whole
 from geocomm.core.records import Hash, Record, Text, Whole, line_of
 from geocomm.core.run_dir import RunDir
-from geocomm.elastic.fragment_store import FragmentStore, file_digest
+from geocomm.elastic.files.fragment_store import FragmentStore, file_digest
 from geocomm.elastic.journal.entries import BadLineError, Digest, Snapshot
 from geocomm.elastic.journal.journal import NoJournalError, SqliteJournal
 from geocomm.elastic.journal.run_state import GONE_BACK_TO, RunState

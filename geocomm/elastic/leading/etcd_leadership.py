@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 from geocomm.core.addresses import listen_on
 from geocomm.core.patience import Waiting
-from geocomm.elastic.etcd import Election, Etcd, EtcdAddress, EtcdAwayError, EtcdJournal, LeaderSaid, Leading
+from geocomm.elastic.files.known_agents import KnownAgents
 from geocomm.elastic.journal.entries import BadLineError
 from geocomm.elastic.journal.journal import HeadMovedError, NoJournalError, SqliteJournal
 from geocomm.elastic.journal.run_state import EMPTY, Head
-from geocomm.elastic.known_agents import KnownAgents
-from geocomm.elastic.leader import LeaderChanged
-from geocomm.elastic.leadership import Begun
-from geocomm.elastic.questions import StandingAsked, standings
+from geocomm.elastic.leading.etcd import Election, Etcd, EtcdAddress, EtcdAwayError, EtcdJournal, LeaderSaid, Leading
+from geocomm.elastic.leading.leader import LeaderChanged
+from geocomm.elastic.leading.leadership import Begun
+from geocomm.elastic.leading.questions import StandingAsked, standings
 from geocomm.security.key_folder import Keys
 
 LOOK_S = 1.0

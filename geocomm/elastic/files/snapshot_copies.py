@@ -23,11 +23,11 @@ from pydantic import ValidationError
 
 from geocomm.core.installation import install_command
 from geocomm.core.run_dir import RunDir
-from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.files.fragment_store import FragmentStore
+from geocomm.elastic.files.known_agents import About, about
+from geocomm.elastic.files.snapshots import KEPT, Manifest, SnapshotError, Snapshots
 from geocomm.elastic.journal.entries import Kept
 from geocomm.elastic.journal.journal import RunReader, SqliteJournal
-from geocomm.elastic.known_agents import About, about
-from geocomm.elastic.snapshots import KEPT, Manifest, SnapshotError, Snapshots
 
 _WRITING = "manifest.writing"
 _LOOK_S = 2.0

@@ -20,13 +20,13 @@ from pathlib import Path
 from geocomm.core.addresses import Address, AddressError
 from geocomm.core.message_log import log
 from geocomm.core.patience import Waiting
-from geocomm.elastic.fragment_store import FragmentStore
+from geocomm.elastic.files.fragment_store import FragmentStore
+from geocomm.elastic.files.known_agents import KnownAgents
+from geocomm.elastic.files.snapshots import Snapshots
 from geocomm.elastic.journal.admission import are_most, members_of
 from geocomm.elastic.journal.entries import BadLineError, Entry
 from geocomm.elastic.journal.journal import DamagedJournalError, NoJournalError, SqliteJournal, is_of_disk
-from geocomm.elastic.known_agents import KnownAgents
-from geocomm.elastic.questions import AgentStanding, StandingAsked, read_journal, standings
-from geocomm.elastic.snapshots import Snapshots
+from geocomm.elastic.leading.questions import AgentStanding, StandingAsked, read_journal, standings
 from geocomm.security.key_folder import Keys, KeysError
 
 _ASK_LIMIT_S = 5.0

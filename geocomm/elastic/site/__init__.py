@@ -1,0 +1,1 @@
+"""A site's agent: how it follows the leader, and what it does for the ranks of its site."""
