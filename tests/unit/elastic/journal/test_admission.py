@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from geocomm.elastic.journal.entries import TermBegun
-from geocomm.elastic.journal.messages import PROTOCOL_VERSION, Leave, Refused
+from geocomm.elastic.journal.messages import PROTOCOL_VERSION, Beat, Leave, ReadySaid, Refused
 from geocomm.elastic.journal.run_state import Standing
-from geocomm.elastic.journal.sequencer_events import Ended, SendEntries
+from geocomm.elastic.journal.sequencer_events import Came, Ended, Remove, SendEntries
 from support.led_sequencer import MODEL, STORES, Led
 
 REFUSALS = [
@@ -164,3 +164,70 @@ def test_follower_of_an_earlier_term_is_sent_the_entries_since_the_leader_took_o
     assert SendEntries("b", began.index, began.index) in led.sent
     led.hello("a")
     assert not [one for one in led.sent if isinstance(one, SendEntries) and one.site == "a"]
+
+
+def store(run: Led, sites: str) -> None:
+    """What was said to these lies in their journals, as they say with a beat."""
+    for site in sites:
+        beat = Beat(step=0, tokens=0, step_s=0.1, line_s=0, free_bytes=0, head=len(run.entries) - 1)
+        run.say(site, beat)
+
+
+def come(run: Led, site: str) -> None:
+    """Unlike `Led.take_part`, nothing says that the others have written what they heard."""
+    run.on(Came(site))
+    run.say(site, run.hello_of(site))
+    run.ranks_up(site)
+
+
+def test_member_list_grows_once_most_of_it_hold_the_last_one_that_came() -> None:
+    """Else a leader that is cut off from most could fill the list with others: each side would have most of its own."""
+    run = Led().take_part("abc")
+    store(run, "abc")
+    for site in "bc":
+        run.on(Ended(site))
+    come(run, "d")
+    assert "d" in run.sequencer.state.sites  # all of a, b and c had what came before
+    store(run, "ad")
+    come(run, "e")
+    assert "e" not in run.sequencer.state.sites  # a and d hold it, of four
+    run.wait(20, "ade")
+    (told,) = [text for text in run.logged if "e joins once most members" in text]
+    assert "b, c do not" in told
+    other = Led(entries=run.entries, start=1)  # a leader that has just begun knows of nobody what it holds
+    come(other, "a")
+    come(other, "e")
+    assert "e" not in other.sequencer.state.sites
+    run.hello("b")
+    store(run, "b")
+    assert "e" in run.sequencer.state.sites
+
+
+def test_member_that_is_given_up_is_not_awaited() -> None:
+    run = Led().take_part("abc")
+    store(run, "abc")
+    for site in "bc":
+        run.on(Ended(site))
+    come(run, "d")
+    store(run, "ad")
+    come(run, "e")
+    assert "e" not in run.sequencer.state.sites
+    run.on(Remove("b", "lost"))
+    assert "e" in run.sequencer.state.sites  # a and d are two of three
+    come(run, "c")  # who comes back is a member: nobody has to hold more for that
+    run.say("c", ReadySaid())
+    assert "c" in run.sequencer.state.live
+
+
+def test_site_that_goes_before_it_has_a_place_is_not_taken_in() -> None:
+    run = Led().take_part("abc")
+    store(run, "abc")
+    for site in "bc":
+        run.on(Ended(site))
+    come(run, "d")
+    store(run, "ad")
+    come(run, "e")
+    run.on(Ended("e"))
+    run.hello("b")
+    store(run, "b")
+    assert "e" not in run.sequencer.state.sites

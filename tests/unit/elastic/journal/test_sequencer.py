@@ -9,7 +9,6 @@ import pytest
 from geocomm.elastic.journal.entries import Away, End, Genesis, Left, Ready, Removed, Round
 from geocomm.elastic.journal.messages import (
     Applied,
-    Beat,
     Due,
     Fetch,
     Hold,
@@ -21,11 +20,10 @@ from geocomm.elastic.journal.messages import (
     RanksGone,
     ReadySaid,
     Refused,
-    SnapshotHeld,
     Stop,
     Welcome,
 )
-from geocomm.elastic.journal.sequencer_events import Came, Close, Ended, LeaderSettings, Remove
+from geocomm.elastic.journal.sequencer_events import Close, Ended, LeaderSettings, Remove
 from support.led_sequencer import Led
 
 
@@ -335,44 +333,6 @@ def test_first_round_waits_for_the_named_sites_and_every_round_for_min_sites() -
     assert led.last_members == "ab"
 
 
-def test_snapshot_is_due_after_rounds_and_kept_once_two_sites_have_equal_bits() -> None:
-    led = Led(LeaderSettings(snapshot_s=10)).take_part("abc")
-    led.wait(11, "abc")
-    assert "snapshot" not in led.kinds()  # nothing has happened yet
-    led.due()
-    led.offer("a", "bc")
-    led.offer("b", "ac")
-    led.offer("c", "ab")
-    led.wait(0.5, "abc")
-    assert led.kinds()[-1] == "snapshot"
-    snapshot = led.sequencer.state.snapshot
-    assert snapshot is not None
-    assert snapshot.versions == (1, 0)
-    for site, digest in (("a", "1"), ("b", "2"), ("c", "2")):
-        assert led.kinds()[-1] == "snapshot"
-        led.say(site, SnapshotHeld(snapshot=snapshot.index, digest=digest * 32))
-    assert led.sequencer.state.kept[snapshot.index].sites == ("b", "c")
-    led.wait(11, "abc")
-    assert led.kinds()[-1] == "kept"  # and no second one without a round
-
-
-def test_snapshot_that_too_few_sites_have_is_told_of_once_with_who_lacks_it() -> None:
-    led = Led(LeaderSettings(snapshot_s=1000)).take_part("abc")
-    led.due()
-    led.offer("a", "bc")
-    led.offer("b", "ac")
-    led.offer("c", "ab")
-    led.wait(1001, "abc")
-    snapshot = led.sequencer.state.snapshot
-    assert snapshot is not None
-    led.say("b", SnapshotHeld(snapshot=snapshot.index, digest="1" * 32))
-    led.wait(300, "abc")
-    assert [one for one in led.logged if "is not kept yet" in one] == [
-        f"snapshot {snapshot.index} is not kept yet: 2 sites have to have it. b has it, a, c lacks it; the log there "
-        "says why"
-    ]
-
-
 def test_removed_site_is_stopped_and_refused_from_then_on() -> None:
     led = Led().take_part("ab")
     led.on(Remove("b", "its disk is wrong"))
@@ -439,18 +399,6 @@ def test_site_is_removed_after_the_end_without_another_entry() -> None:
     assert isinstance(led.entries[-1], End)
 
 
-def test_a_snapshot_that_nobody_has_is_told_of_once_while_no_site_is_ready() -> None:
-    led = Led(LeaderSettings(snapshot_s=10)).take_part("a")
-    led.due()
-    led.offer("a")
-    led.wait(11, "a")
-    assert led.kinds()[-1] == "snapshot"
-    led.on(Ended("a"))
-    led.wait(400)
-    assert not led.sequencer.state.live
-    assert sum("is not kept yet" in text for text in led.logged) == 1
-
-
 def test_a_site_whose_line_breaks_after_each_hello_is_away_once_it_is_silent() -> None:
     led = Led().take_part("ab")
     for _ in range(12):
@@ -472,89 +420,6 @@ def test_a_site_whose_line_never_stands_when_the_leader_looks_is_away_too() -> N
         led.on(Ended("b"))
         led.wait(1, "a")
     assert "b" not in led.sequencer.state.live
-
-
-def test_snapshots_come_though_leaders_change_more_often_than_they_are_due() -> None:
-    terms, kinds = LeaderSettings(snapshot_s=100), list[str]()
-    led = Led(terms)
-    for number in range(8):
-        led = Led(terms, led.entries, start=number).take_part("ab")
-        for _ in range(6):
-            led.due()
-            led.offer("a", "b")
-            led.offer("b", "a")
-            led.wait(5, "ab")
-        kinds = led.kinds()
-    rounds, snapshots = kinds.count("round"), kinds.count("snapshot")
-    assert rounds == 48
-    assert 1 <= snapshots <= 3  # 240 s went by
-
-
-def store(run: Led, sites: str) -> None:
-    """What was said to these lies in their journals, as they say with a beat."""
-    for site in sites:
-        beat = Beat(step=0, tokens=0, step_s=0.1, line_s=0, free_bytes=0, head=len(run.entries) - 1)
-        run.say(site, beat)
-
-
-def come(run: Led, site: str) -> None:
-    """Unlike `Led.take_part`, nothing says that the others have written what they heard."""
-    run.on(Came(site))
-    run.say(site, run.hello_of(site))
-    run.ranks_up(site)
-
-
-def test_member_list_grows_once_most_of_it_hold_the_last_one_that_came() -> None:
-    """Else a leader that is cut off from most could fill the list with others: each side would have most of its own."""
-    run = Led().take_part("abc")
-    store(run, "abc")
-    for site in "bc":
-        run.on(Ended(site))
-    come(run, "d")
-    assert "d" in run.sequencer.state.sites  # all of a, b and c had what came before
-    store(run, "ad")
-    come(run, "e")
-    assert "e" not in run.sequencer.state.sites  # a and d hold it, of four
-    run.wait(20, "ade")
-    (told,) = [text for text in run.logged if "e joins once most members" in text]
-    assert "b, c do not" in told
-    other = Led(entries=run.entries, start=1)  # a leader that has just begun knows of nobody what it holds
-    come(other, "a")
-    come(other, "e")
-    assert "e" not in other.sequencer.state.sites
-    run.hello("b")
-    store(run, "b")
-    assert "e" in run.sequencer.state.sites
-
-
-def test_member_that_is_given_up_is_not_awaited() -> None:
-    run = Led().take_part("abc")
-    store(run, "abc")
-    for site in "bc":
-        run.on(Ended(site))
-    come(run, "d")
-    store(run, "ad")
-    come(run, "e")
-    assert "e" not in run.sequencer.state.sites
-    run.on(Remove("b", "lost"))
-    assert "e" in run.sequencer.state.sites  # a and d are two of three
-    come(run, "c")  # who comes back is a member: nobody has to hold more for that
-    run.say("c", ReadySaid())
-    assert "c" in run.sequencer.state.live
-
-
-def test_site_that_goes_before_it_has_a_place_is_not_taken_in() -> None:
-    run = Led().take_part("abc")
-    store(run, "abc")
-    for site in "bc":
-        run.on(Ended(site))
-    come(run, "d")
-    store(run, "ad")
-    come(run, "e")
-    run.on(Ended("e"))
-    run.hello("b")
-    store(run, "b")
-    assert "e" not in run.sequencer.state.sites
 
 
 def test_what_a_site_may_weigh_is_known_to_the_next_leader_too() -> None:
