@@ -1,0 +1,47 @@
+"""How the ranks of an elastic run end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from geocomm.core.errors import AbortedError
+from geocomm.core.run_dir import RunDir
+from geocomm.elastic.journal.entries import TakenBack
+from geocomm.elastic.journal.messages import Down, EntrySaid, Stop
+from geocomm.elastic.rank_starts import MOST_FRUITLESS_STARTS, RankStarts
+from geocomm.sync.local_steps.elastic.member_rounds import MemberRounds
+from geocomm.sync.local_steps.outer.rounds import Coding
+from support.led_sequencer import MODEL
+
+if TYPE_CHECKING:
+    from geocomm._C import Mail
+
+TAKEN_BACK = TakenBack(index=3, prev="0" * 64, term=0, site="a", taken=0, why="it was gone")
+
+
+@pytest.mark.parametrize(
+    ("down", "is_failure"),
+    [
+        (Stop(why="what these ranks have is void", again=True), False),
+        (EntrySaid(entry=TAKEN_BACK), False),
+        (Stop(why="another process has taken the place of this rank"), True),
+    ],
+)
+def test_ranks_that_the_run_ends_do_not_count_as_such_that_failed(
+    tmp_path: Path, down: Down, *, is_failure: bool
+) -> None:
+    mail = cast("Mail", SimpleNamespace(id=bytes(16), port=1))
+    coding = cast(Coding, None)  # no fragment is here
+    rounds = MemberRounds("a", 0, 1, "h", mail, str(tmp_path / "agent"), str(tmp_path), [], MODEL, coding)
+    rounds._early, rounds._trains = None, True
+    starts, waits = RankStarts(RunDir(tmp_path)), list[float | None]()
+    for _ in range(MOST_FRUITLESS_STARTS):
+        starts.begins(counted=0)
+        with pytest.raises(AbortedError):
+            rounds._on_down(down)
+        waits.append(starts.ended(counted=0))
+    assert (None in waits) == is_failure
