@@ -2,6 +2,7 @@
 // check that ends the process (which is how libFuzzer learns of a finding).
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -90,7 +91,7 @@ class ExactBytes {
   ExactBytes(std::size_t size, std::size_t misaligned)
       : memory_(size + misaligned), misaligned_(misaligned) {}
   ExactBytes(Input content, std::size_t misaligned) : ExactBytes(content.size(), misaligned) {
-    if (!content.empty()) std::memcpy(data(), content.data(), content.size());
+    std::ranges::copy(content, data());
   }
 
   std::byte* data() { return memory_.data() + misaligned_; }
