@@ -76,8 +76,9 @@ TEST(ForgedLossless, test_odd_but_whole_frames_decode) {
   const std::size_t halves = frame.size() - (kWordBitmapAt + 26);
   std::memset(frame.data() + kWordBitmapAt + 26, 0, halves);
   reseal(frame);
-  Bytes empty(frame.begin(), frame.end() - static_cast<std::ptrdiff_t>(halves));
-  std::memset(empty.data() + kWordBitmapAt, 0, 26);
+  Bytes empty = frame;
+  empty.resize(kWordBitmapAt);
+  empty.resize(kWordBitmapAt + 26);  // zeros
   set_payload_bytes(empty);
   reseal(empty);
   Bytes expected = sparse_floats();
