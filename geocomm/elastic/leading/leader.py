@@ -112,6 +112,10 @@ class Leader:
         """The run as the journal says it."""
         return self.sequencer.state
 
+    def seconds(self) -> float:
+        """Now, on the clock of the sequencer's times: not the event loop's, since it stands while this process does."""
+        return self._clock()
+
     async def lead(self) -> None:
         """Watch the clock until cancelled. Raises what kept the journal from being written: this leader has ended."""
         await until_one_ends(self._failed, self._tick(), self._do_in_turn(), self._watch_catalog())
@@ -211,7 +215,7 @@ class Leader:
         del self._newcomers[site]
         if not isinstance(first, Hello):
             raise BadLineError(f"{site} began with {first.kind}")
-        if refused := self.sequencer.turned_away(site, first, self._clock()):
+        if refused := self.sequencer.turned_away(site, first, self.seconds()):
             if refused.blames == "site":
                 self._log(f"refused: {refused.why}")
             lines.say(said(refused))
@@ -251,7 +255,7 @@ class Leader:
     def _decided(self, event: Event) -> list[Action]:
         """What is to be done upon an event. What the sequencer cannot take of a site ends that site's connection: what
         it believed before is not less true."""
-        now = self._clock()
+        now = self.seconds()
         try:
             return self.sequencer.on(event, now)
         except Exception as error:

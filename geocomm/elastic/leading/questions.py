@@ -163,7 +163,7 @@ def answer_of(leader: Leader, own_site: str, asked: MembersAsked | RemovalAsked)
         problem = f"site {own_site} leads the run: promote another one first (geocomm members promote at that site)"
     elif isinstance(asked, RemovalAsked):
         problem = leader.remove(asked.site, asked.why)
-    now = asyncio.get_running_loop().time()
+    now = leader.seconds()
     sites = tuple(
         SeenSite(site=site, connected=one.connected, heard_s=max(0.0, now - one.heard), fetch=one.fetch, beat=one.beat)
         for site, one in sorted(leader.sequencer.sites.items())

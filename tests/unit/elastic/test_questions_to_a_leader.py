@@ -1,4 +1,4 @@
-"""What a leader says to who asks it to remove a site."""
+"""What a leader says to who asks it for its sites, or to remove one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from geocomm.core.run_dir import RunDir
 from geocomm.elastic.files.known_agents import KnownAgents
 from geocomm.elastic.journal.entries import Removed
 from geocomm.elastic.journal.journal import SqliteJournal
-from geocomm.elastic.journal.sequencer_events import LeaderSettings
+from geocomm.elastic.journal.sequencer_events import Came, LeaderSettings
 from geocomm.elastic.leading.leader import Leader
-from geocomm.elastic.leading.questions import RemovalAsked, answer_of
+from geocomm.elastic.leading.questions import MembersAsked, RemovalAsked, answer_of
 from support.led_sequencer import Led
 
 
@@ -27,5 +27,20 @@ def test_site_that_leads_is_not_removed_before_another_one_is_promoted(tmp_path:
 
     entries = Led().take_part("ab").entries
     with contextlib.closing(SqliteJournal(RunDir(tmp_path).journal)) as journal:
+        journal.append_all(entries, journal.head)
+        asyncio.run(ask(journal))
+
+
+def test_site_that_has_just_been_heard_was_not_heard_since_the_machine_began(tmp_path: Path) -> None:
+    async def ask(journal: SqliteJournal) -> None:
+        leader = Leader(journal, LeaderSettings(), "a:1", KnownAgents(tmp_path, print), print)
+        leader.sequencer.on(Came("b"), leader.seconds())
+        asyncio.get_running_loop().time = lambda: 1e6  # a machine that has been up for days
+        (seen,) = answer_of(leader, "a", MembersAsked()).sites
+        assert seen.site == "b"
+        assert seen.heard_s < 60
+
+    with contextlib.closing(SqliteJournal(RunDir(tmp_path).journal)) as journal:
+        entries = Led().take_part("ab").entries
         journal.append_all(entries, journal.head)
         asyncio.run(ask(journal))
