@@ -294,9 +294,11 @@ class HubRendezvous(RendezvousHandler):
     def _refuse_number(self, store: dist.Store, other: Mapping[str, Any]) -> NoReturn:
         """Another node that lives has this one's number. Raises InvalidArgumentError, on all nodes before round 1."""
         own = json.loads(self._own)
+        has_one_name = own["site"] == other["site"]
+        two_sites = "if they are two sites, give each its own keys or name; else " if has_one_name else ""
         message = (
             f"two nodes have --node-rank {self._node}: {own['machine']} (site {own['site']}) and {other['machine']} "
-            f"(site {other['site']}); give each of the {count_text(self._nodes, 'node')} one of its own, "
+            f"(site {other['site']}); {two_sites}give each of the {count_text(self._nodes, 'node')} one of its own, "
             f"0 to {self._nodes - 1}"
         )
         if self._round == 0:

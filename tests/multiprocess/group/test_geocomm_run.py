@@ -100,19 +100,20 @@ def test_run_of_nodes_with_the_keys_of_one_site_is_refused_on_all(job: Job, tmp_
     assert not list(job.folder.glob("rank*"))
 
 
-@pytest.mark.parametrize("number", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_run_of_two_nodes_of_one_number_is_refused_on_both(job: Job, tmp_path: Path, number: int) -> None:
+@pytest.mark.parametrize(("number", "sites"), [pytest.param(0, "ab", marks=pytest.mark.slow), (1, "ab"), (0, "aa")])
+def test_run_of_two_nodes_of_one_number_is_refused_on_both(job: Job, tmp_path: Path, number: int, sites: str) -> None:
     make_keys(tmp_path / "keys")
     port = free_port(HUB_HOST)
     for node in range(2):
-        start_node(job, tmp_path / "keys", port, node, "stay", node_rank=number)
+        start_node(job, tmp_path / "keys", port, node, "stay", node_rank=number, sites=sites)
     assert job.end() == [2, 2], job.output()
     said = []
     for node in range(2):
         (line,) = [line for line in job.log(node).read_text().splitlines() if line.startswith("geocomm run: ")]
         assert f"two nodes have --node-rank {number}" in line
-        assert f"{socket.gethostname()} (site a)" in line
-        assert f"{socket.gethostname()} (site b)" in line
+        for site in sites:
+            assert f"{socket.gethostname()} (site {site})" in line
+        assert ("give each its own keys" in line) == (sites == "aa")
         assert "Traceback" not in job.log(node).read_text()
         said.append(line)
     assert said[0] == said[1]
