@@ -313,7 +313,7 @@ async def _leave(agent: Agent, leader: Leader | None, has_ranks: bool, asked: as
     agent.asked_to_leave = True
     if has_ranks:
         if agent.ask_ranks_to_leave():
-            log("this site leaves, once its last steps have counted; a second SIGTERM: at once")
+            log("this site leaves, once its last steps have counted; a second signal: at once")
             await _either(asked, LAST_STEPS_S, agent.left, agent.ranks_ended)
         agent.leave()
         await _either(asked, LEAVE_LIMIT_S if agent.is_followed else _ALONE_LIMIT_S, agent.left)
@@ -322,7 +322,7 @@ async def _leave(agent: Agent, leader: Leader | None, has_ranks: bool, asked: as
             log(f"this agent leads on while {', '.join(others)} get its last frames")
             await _give_out(agent, asked)
             return
-        log(f"this agent leads on for {', '.join(others)}; a second SIGTERM ends it, and rounds stand until it is back")
+        log(f"this agent leads on for {', '.join(others)}; a second signal ends it, and rounds stand until it is back")
         while leader.others_connected(agent.site):
             if await _either(asked, 1.0):
                 return

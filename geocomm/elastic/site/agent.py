@@ -18,6 +18,7 @@ from geocomm.elastic.files.file_server import FileServer
 from geocomm.elastic.files.fragment_store import FragmentStore
 from geocomm.elastic.files.known_agents import KnownAgents, TermNotKeptError
 from geocomm.elastic.files.snapshots import SnapshotError, Snapshots, forget
+from geocomm.elastic.journal.admission import members_of
 from geocomm.elastic.journal.entries import (
     AnyRound,
     BadLineError,
@@ -169,9 +170,8 @@ class Agent:
 
     @property
     def others(self) -> list[str]:
-        """Sites of the run that train, or are about to."""
-        here = (Standing.READY, Standing.JOINING)
-        return [name for name, one in self._view.state.sites.items() if one.standing in here and name != self.site]
+        """The other members of the run. One that is away may have its agent back, which fetches what it missed."""
+        return [name for name in members_of(self._view.state) if name != self.site]
 
     def counted(self) -> dict[str, float]:
         """What it counts of its own work, by the names of `metrics.own_counters`."""
@@ -316,6 +316,8 @@ class Agent:
             known = self._view.opens.get(entry.fragment)
             if known is not None and known.version <= entry.version:
                 del self._view.opens[entry.fragment]
+        if isinstance(entry, AnyRound) and self._has_ranks and not self._ranks.complete:
+            self._frames.keep_second_copies(entry)
         self._ranks.tell(EntrySaid(entry=entry))
         if isinstance(entry, Join):
             self._say_beat()  # the next site may join once most hold this

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from geocomm.core.message_log import log
 from geocomm.core.patience import Waiting
 from geocomm.elastic.files.fetch import Outcome
+from geocomm.elastic.journal.entries import AnyRound
 from geocomm.elastic.journal.messages import Check, Fetched, Hold, Lost, TakeState, Wanted
 from geocomm.elastic.site.join_states import StatesOfOthers
 from geocomm.elastic.site.run_view import RunView
@@ -63,6 +64,14 @@ class FrameFetches:
         fetch.needed = True
         if not by_mail:
             fetch.mail_is_over.set()
+
+    def keep_second_copies(self, entry: AnyRound) -> None:
+        """Get what a round lists that has just come, where one site alone is live: its frames lie on its disk alone,
+        and it may leave before the ranks here are there to need them."""
+        if self._view.is_current and len(self._view.state.live) == 1:
+            for one in entry.frames:
+                if not self._view.store.has_frame(**(wanted := Wanted.listed(entry, one)).named):
+                    self.once(wanted, [])
 
     def came_by_mail(self, hold: Hold) -> None:
         """The ranks have a frame: nobody has to bring it."""

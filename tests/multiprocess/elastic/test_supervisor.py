@@ -13,6 +13,7 @@ import pytest
 
 from geocomm.elastic import supervisor
 from geocomm.elastic.agent_process import AgentConfig
+from geocomm.elastic.files.fragment_store import FragmentStore
 from geocomm.elastic.journal.entries import Left
 from geocomm.elastic.journal.run_state import Standing
 from geocomm.elastic.supervisor import SiteJob, Supervisor
@@ -86,6 +87,34 @@ def test_what_dies_is_started_again_and_sigterm_leaves(tmp_path: Path) -> None:
         # It gives out its last frames for a while, and does not join again for that.
         assert len([entry for entry in a.entries() if isinstance(entry, Left) and entry.site == "b"]) == 1
         run.until(lambda: not processes_of(b, ""), "all its processes end")
+
+
+def test_site_that_leaves_gives_its_last_frames_to_one_whose_ranks_have_not_come_back(tmp_path: Path) -> None:
+    """They lie on its disk alone: without them the other site's rounds would stand for ten minutes."""
+    with supervised(tmp_path, "ab") as run:
+        a, b = run.sites["a"], run.sites["b"]
+        first = run.start("a", anew=True)
+        second = run.start("b")
+        run.until(lambda: b.state().live == ["a", "b"], "both sites are ready")
+        first.kill()
+        for process in processes_of(a, ""):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        waiting = run.start("a", "--nproc-per-node", "1", "--no-python", "sleep", "1000")
+        run.until(lambda: standing(b, "a") is Standing.AWAY, "the first site has no ranks")
+        until_it_counts(run, b)
+        second.send_signal(signal.SIGTERM)
+        assert run.ended("b") == 0, b.text()
+        store = FragmentStore(a.folder)
+        missed = [
+            entry.version
+            for entry in a.rounds()
+            for one in entry.frames
+            if not store.frame_path(entry.fragment, entry.version, one.site, one.frame).exists()
+        ]
+        assert not missed, a.text()
+        waiting.send_signal(signal.SIGTERM)
+        run.ended("a")
 
 
 def test_sigterm_while_there_is_no_agent_or_it_has_just_begun_has_the_site_leave(tmp_path: Path) -> None:

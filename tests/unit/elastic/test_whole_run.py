@@ -116,7 +116,7 @@ def test_a_site_that_averages_wrong_is_named() -> None:
         ("each leader counts anew how long a site is gone", 8),
         ("one disk is safe", 0),
         ("a lost disk is believed", 0),
-        ("an aggregator is named once", 13),
+        ("an aggregator is named once", 27),
         ("a round is open for ever", 0),
         ("the last own frame alone counts", 3),
         ("ranks read on behind void rounds", 1),
