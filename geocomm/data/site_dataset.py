@@ -181,6 +181,11 @@ class SiteDataset(IterableDataset[torch.Tensor]):
         self._readers, self._position = (own.index(rank), len(own)), 0
 
     @override
+    def __reduce__(self) -> str:
+        """Raises InvalidArgumentError: a loader with workers that are not forked would send it to them."""
+        raise _for_workers()
+
+    @override
     def __iter__(self) -> Iterator[torch.Tensor]:
         """Token ids: int64, batch_size x sequence_length; without a batch_size, sequence_length.
 
@@ -188,10 +193,7 @@ class SiteDataset(IterableDataset[torch.Tensor]):
         among ranks once more; DataError for a shard that is missing, truncated, or another one than was added.
         """
         if get_worker_info() is not None:
-            raise InvalidArgumentError(
-                "SiteDataset: num_workers must be 0. Workers would read the same rows; a row is a copy out of a mapped "
-                "file, and needs none"
-            )
+            raise _for_workers()
         if dist.is_initialized() and dist.get_world_size() > 1 and _is_dealt_out_again(inspect.currentframe()):
             raise InvalidArgumentError(
                 "SiteDataset: each rank reads batches of its own, and accelerator.prepare around the data would deal "
@@ -269,6 +271,13 @@ def _told_as(kind: type[GeocommError]) -> Generator[None]:
         yield
     except BadInput as error:
         raise kind(f"SiteDataset: {error}") from None
+
+
+def _for_workers() -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "SiteDataset: num_workers must be 0. Workers would read the same rows; a row is a copy out of a mapped file, "
+        "and needs none"
+    )
 
 
 def _batch_of_loader(frame: FrameType | None) -> int | None:

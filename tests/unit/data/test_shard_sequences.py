@@ -444,8 +444,9 @@ def test_data_set_that_cannot_be_read_is_refused(data_set: DataSet) -> None:
         geocomm.SiteDataset(name, batch_size=0, sequence_length=LENGTH)
     data = geocomm.SiteDataset(name, batch_size=1, sequence_length=LENGTH)
     assert next(iter(DataLoader(data, batch_size=None))).shape == (1, LENGTH)
-    with pytest.raises(InvalidArgumentError, match="num_workers must be 0"):
-        next(iter(DataLoader(data, batch_size=None, num_workers=1)))
+    for start in ("fork", "spawn"):
+        with pytest.raises(InvalidArgumentError, match="num_workers must be 0"):
+            next(iter(DataLoader(data, batch_size=None, num_workers=1, multiprocessing_context=start)))
 
 
 def test_file_that_has_shrunk_since_is_said(data_set: DataSet) -> None:
