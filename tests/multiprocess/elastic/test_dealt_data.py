@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from geocomm.data import places
 from geocomm.data.deal_records import DealtSet
+from geocomm.data.dealt_shards import cut, length
 from geocomm.elastic.journal.entries import Deal, TakenBack, TermBegun
 from geocomm.elastic.journal.run_state import Standing
 from support.dealt_sets import DataSet, Read
@@ -81,6 +82,16 @@ class DataSites(ElasticSites):
     def assert_each_counts_once(self, at: str = "a") -> None:
         self.data.assert_each_counts_once(self[at].state(), self.read())
 
+    def until_one_counts_in_mid_deal(self, name: str) -> None:
+        """Until that site has counted, and has more to read, for a second at least."""
+
+        def is_amid() -> bool:
+            state = self["a"].state()
+            _, rest = cut(state.sites[name].line, (position := state.position(name)) - state.line_begins(name))
+            return position > 0 and length(rest) * self.site(name).step_s >= BATCH
+
+        self.until(is_amid, f"{name} counts, and has more to read")
+
     def until_all_count(self, at: str = "a") -> None:
         every = range(self.data.ids.size)
         self.until(lambda: set(every) <= set(self.counted(at)), "every sequence counts")
@@ -89,8 +100,9 @@ class DataSites(ElasticSites):
 def test_others_read_what_a_dead_site_leaves(tmp_path: Path) -> None:
     data = DataSet(tmp_path / "data", shards=24)
     with DataSites(tmp_path, "abc", data, doubt_s=4, ranks=2) as sites:
+        sites.site("c").step_s = 0.25
         sites.start()
-        sites.until(lambda: sites["a"].state().position("c") > 0, "c counts")
+        sites.until_one_counts_in_mid_deal("c")
         sites["c"].kill_agent()
         sites["c"].kill_rank()
 

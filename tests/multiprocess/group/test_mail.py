@@ -269,6 +269,7 @@ def _sum_beside_mail(others: list[tuple[bytes, int]], round: int) -> tuple[float
     total = torch.ones(1)
     dist.all_reduce(total)
     content = came.get(timeout=PATIENCE_S)
+    dist.barrier()  # what the other has not got yet would not be sent any more
     mail.end_round(round)
     return float(total), [] if content is None else content.tolist()
 
