@@ -461,11 +461,11 @@ class MemberRounds:
             return
         try:
             said = self._frames.make_sum(asked, self._records.of(asked.fragment, asked.version))
-        except OSError as error:  # another site is asked
-            if isinstance(error, FrameLostError):
-                self._ask_again(error)
-            else:
-                self._complain(error)
+        except FrameLostError as lost:  # another site is asked
+            self._ask_again(lost)
+            return
+        except OSError as error:
+            self._complain(error)
             return
         self._act(self._told(lambda member: member.summed(said)))
 

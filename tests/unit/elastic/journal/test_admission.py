@@ -180,13 +180,19 @@ def come(run: Led, site: str) -> None:
     run.ranks_up(site)
 
 
-def test_member_list_grows_once_most_of_it_hold_the_last_one_that_came() -> None:
-    """Else a leader that is cut off from most could fill the list with others: each side would have most of its own."""
+def _left_alone() -> Led:
+    """A leader whose two other members have lost their lines, and to whom d has come."""
     run = Led().take_part("abc")
     store(run, "abc")
     for site in "bc":
         run.on(Ended(site))
     come(run, "d")
+    return run
+
+
+def test_member_list_grows_once_most_of_it_hold_the_last_one_that_came() -> None:
+    """Else a leader that is cut off from most could fill the list with others: each side would have most of its own."""
+    run = _left_alone()
     assert "d" in run.sequencer.state.sites  # all of a, b and c had what came before
     store(run, "ad")
     come(run, "e")
@@ -204,11 +210,7 @@ def test_member_list_grows_once_most_of_it_hold_the_last_one_that_came() -> None
 
 
 def test_member_that_is_given_up_is_not_awaited() -> None:
-    run = Led().take_part("abc")
-    store(run, "abc")
-    for site in "bc":
-        run.on(Ended(site))
-    come(run, "d")
+    run = _left_alone()
     store(run, "ad")
     come(run, "e")
     assert "e" not in run.sequencer.state.sites
@@ -220,11 +222,7 @@ def test_member_that_is_given_up_is_not_awaited() -> None:
 
 
 def test_site_that_goes_before_it_has_a_place_is_not_taken_in() -> None:
-    run = Led().take_part("abc")
-    store(run, "abc")
-    for site in "bc":
-        run.on(Ended(site))
-    come(run, "d")
+    run = _left_alone()
     store(run, "ad")
     come(run, "e")
     run.on(Ended("e"))
