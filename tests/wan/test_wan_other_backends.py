@@ -18,6 +18,7 @@ from torch import nn
 
 from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.security.job_ca import JobCa
+from support.harness import meet
 from support.sniffer import VALUE, Sniffer
 from support.wan_support import Outcome, emulate, require_wan
 
@@ -53,18 +54,18 @@ def test_script_of_another_backend_sends_no_tensor_under_keys_and_is_warned_wher
     for log in refused:
         assert "a process group of gloo over the sites site0, site1 sends PLAINTEXT" in log, log
         assert 'init_process_group("geocomm")' in log
-    assert outcome.values("0/status") == ["1", "1"]
+    assert outcome.values("0/status") == ["1", "1"], "".join(refused)
     assert outcome.values("0/seen") == ["0"]
-    assert outcome.values("1/status") == ["0", "0"], let_through
+    assert outcome.values("1/status") == ["0", "0"], "".join(let_through)
     assert int(*outcome.values("1/seen")) > 0
-    assert "".join(let_through).count("PLAINTEXT") == 1, let_through
+    assert "".join(let_through).count("PLAINTEXT") == 1
 
 
 def test_script_of_geocomm_sends_no_tensor_in_plaintext_and_gets_no_group_of_gloo_over_the_sites(
     tmp_path: Path,
 ) -> None:
     outcome = run(tmp_path, "geocomm/required")
-    assert outcome.values("0/status") == ["0", "0"], logs(tmp_path, 0)
+    assert outcome.values("0/status") == ["0", "0"], "".join(logs(tmp_path, 0))
     assert outcome.values("0/seen") == ["0"]
 
 
@@ -95,7 +96,8 @@ def train(model: nn.Module) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model(torch.ones(4, 64)).sum().backward()
     optimizer.step()
-    dist.barrier()
+    # By the store: who destroys its group of Gloo first may fail others in a barrier of Gloo (pytorch/gloo issue 155).
+    meet("trained", dist.get_world_size())
 
 
 def ddp(backend: str | None = "gloo") -> None:
