@@ -261,6 +261,8 @@ TEST_P(LinkResumeEither, test_connections_that_go_silent_are_replaced) {
   const auto end = Deadline::after(20s);
   while (high().stats().resumes < 5 && !end.expired()) std::this_thread::sleep_for(1ms);
   EXPECT_GE(high().stats().resumes, 5U);
+  EXPECT_GE(high().stats().outages, 1U);
+  EXPECT_GT(high().stats().outage_us, 1'000'000U);  // from the last contact on: the silence is part of it
 }
 
 TEST_F(LinkResume, test_one_deaf_direction_is_noticed) {
