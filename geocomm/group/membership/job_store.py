@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 from geocomm.core.bad_input import BadInput
+from geocomm.core.patience import pauses
 from geocomm.core.place import Place
 from geocomm.group.membership.rank_record import ranks_text
 from geocomm.group.membership.roll_call import Absent, exchange
@@ -61,15 +62,25 @@ class Rendezvous:
             raise BadInput(f"{place.describe()} lost the job's store: {_first_line(error)}") from None
 
     def linger(self) -> None:
-        """Before an early exit: let the others read the store that this process may be serving."""
+        """Before an exit: wait for the others to come to theirs.
+
+        They may read the store that this process serves, or be in the last collective: who closes its connections of
+        Gloo first may fail another there (pytorch/gloo issue 155).
+        """
         if self._store is None:
             return
-        with contextlib.suppress(RuntimeError):  # rank 0 has left already: it saw everyone
-            arrived = self._store.add(f"{_PREFIX}/leaving", 1)
-            end = time.monotonic() + _LINGER_S
-            while self._place.rank == 0 and arrived < self._place.world_size and time.monotonic() < end:
-                time.sleep(0.02)
-                arrived = self._store.add(f"{_PREFIX}/leaving", 0)
+        ranks, is_first = self._place.world_size, self._place.rank == 0
+        with contextlib.suppress(RuntimeError):  # the store is gone, and with it who served it
+            _count(self._store, "leaving", 1, ranks)
+            _count(self._store, "gone", int(not is_first), ranks - 1 if is_first else 0)  # rank 0 may serve the store
+
+
+def _count(store: Store, name: str, own: int, least: int) -> None:
+    """Add to a number of all ranks, and wait for a while until it is `least`."""
+    end, waits = time.monotonic() + _LINGER_S, pauses(0.01, 0.2)
+    while store.add(f"{_PREFIX}/{name}", own) < least and time.monotonic() < end:
+        own = 0
+        time.sleep(next(waits))
 
 
 def _first_line(error: BaseException) -> str:

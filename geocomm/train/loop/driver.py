@@ -313,7 +313,9 @@ def _train(agreed: Agreed, options: Options | None, rendezvous: Rendezvous) -> i
         # DeepSpeed takes the group that is there, and so the options of its backend.
         deepspeed.init_distributed(config.distributed.backend, auto_mpi_discovery=False, timeout=timeout)
     try:
-        return train_session(agreed)
+        status = train_session(agreed)
+        rendezvous.linger()
+        return status
     except BadInput:
         raise
     except BaseException as error:
