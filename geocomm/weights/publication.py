@@ -10,17 +10,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 
 from geocomm.codecs.tensor_codec import compress
 from geocomm.codecs.tensor_delta import make_delta
 from geocomm.core.errors import DataError
 from geocomm.core.message_log import logger
 from geocomm.core.records import Record, Text, line_of
-from geocomm.data.places import FilePlace, open_place, require_writable
+from geocomm.data.places import FilePlace, error_line, open_place, require_writable
 from geocomm.security.key_folder import Keys
 from geocomm.weights.rank_records import RankRecords
-from geocomm.weights.stream_place import newest_number, version_numbers
 from geocomm.weights.stream_version import (
     FRAMES,
     NEWEST,
@@ -31,8 +29,10 @@ from geocomm.weights.stream_version import (
     frame_folder,
     frame_path,
     layout_path,
+    newest_number,
     part_digest,
     read_version,
+    version_numbers,
     version_path,
 )
 from geocomm.weights.weight_layout import TensorShape, WeightLayout, WeightPart, coded
@@ -82,43 +82,43 @@ class Publication:
         stopped: Callable[[], bool],
     ) -> None:
         self.url, self.refused = url, ""
-        self._records, self._shapes, self._parts = records, shapes, parts
-        self._anchor_every, self._keys, self._threads, self._stopped = anchor_every, keys, threads, stopped
+        self._records, self._stopped = records, stopped
+        self._anchor_every, self._keys, self._threads = anchor_every, keys, threads
         self._place: FilePlace = open_place(url, url)
         require_writable(self._place, "stream of weights")
         self._attempt = 0
         self._has_base, self._last_anchor = False, 0
         self._before: WeightVersion | None = None
-        self._layout: WeightLayout | None = None
-        self._layout_sha = ""
+        self._layout = b""
+        records.tell("parts", line_of(_RankParts(parts=tuple(parts))))
         if records.leads:
-            records.tell("beginning", line_of(self._begun()))
-        begun = _OutVersion.model_validate_json(records.hear_leader("beginning", stopped))
-        if begun.failure:
-            raise DataError(begun.failure)
-        self.last = begun.number
+            records.tell("beginning", line_of(self._begun(shapes)))
+        self.last = self._heard("beginning").number
 
     def put(self, step: int | None, values: Sequence[torch.Tensor], base: Sequence[torch.Tensor]) -> int:
         """Write a version with these parts, whose base is what was written before; returns its number."""
         if self.refused:
             raise DataError(self.refused)
-        about, self._attempt = str(self._attempt), self._attempt + 1
-        number = self.last + 1
-        if about == "0":
-            self._records.tell("parts", line_of(_RankParts(parts=tuple(self._parts))))
-        self._records.tell(f"frames/{about}", line_of(self._written(number, values, base)))
+        number, self._attempt = self.last + 1, self._attempt + 1
+        frames, version = f"frames/{self._attempt}", f"version/{self._attempt}"
+        self._records.forget(f"version/{self._attempt - 2}")
+        self._records.tell(frames, line_of(self._written(number, values, base)))
         if self._records.leads:
-            self._records.tell(f"version/{about}", line_of(self._led(about, number, step)))
-        out = _OutVersion.model_validate_json(self._records.hear_leader(f"version/{about}", self._stopped))
-        self._records.forget(f"version/{int(about) - 2}")
-        if out.refused:
-            self.refused = out.failure
-        if out.failure:
-            raise DataError(out.failure)
+            self._records.tell(version, line_of(self._led(frames, number, step)))
+        out = self._heard(version)
         self.last, self._has_base = out.number, True
         if out.is_anchor:
             self._last_anchor = out.number
         return out.number
+
+    def _heard(self, about: str) -> _OutVersion:
+        """What the first rank says. DataError where that is a failure."""
+        out = _OutVersion.model_validate_json(self._records.hear_leader(about, self._stopped))
+        if out.refused:
+            self.refused = out.failure
+        if out.failure:
+            raise DataError(out.failure)
+        return out
 
     # ---- what each rank does
 
@@ -136,7 +136,7 @@ class Publication:
                 for write in writes:
                     write.result()
         except Exception as error:  # of whatever kind: the other ranks wait for a word
-            return _RankFrames(failure=f"{self.url} cannot be written: {' '.join(str(error).split())}"[:2000])
+            return _RankFrames(failure=f"{self.url} cannot be written: {error_line(error)}")
         digests = tuple(part_digest(value) for value in values)
         return _RankFrames(digests=digests, delta=tuple(delta), whole=tuple(whole))
 
@@ -174,38 +174,31 @@ class Publication:
 
     # ---- what the first rank does
 
-    def _begun(self) -> _OutVersion:
+    def _begun(self, shapes: Sequence[TensorShape]) -> _OutVersion:
         """The newest version of the stream, where there is one."""
         try:
+            heard = self._records.hear_all("parts", self._stopped)
+            parts = [part for text in heard for part in _RankParts.model_validate_json(text).parts]
+            self._layout = line_of(WeightLayout(tensors=tuple(shapes), parts=tuple(parts))).encode()
             if numbers := version_numbers(self._place):
                 content = self._place.read(version_path(numbers[-1]))
                 self._before = read_version(content, numbers[-1], self.url)
                 if newest_number(self._place) != numbers[-1]:  # a publisher died before it could say so
                     self._place.replace(NEWEST, line_of(Hint(number=numbers[-1])).encode())
-        except OSError as error:
-            return _OutVersion(failure=f"{self.url} cannot be used: {error}"[:2000])
+        except Exception as error:  # of whatever kind: the other ranks wait for a word
+            return _OutVersion(failure=f"{self.url} cannot be used: {error_line(error)}")
         return _OutVersion(number=numbers[-1] if numbers else 0)
 
-    def _led(self, about: str, number: int, step: int | None) -> _OutVersion:
+    def _led(self, told: str, number: int, step: int | None) -> _OutVersion:
         try:
-            if about == "0":
-                heard = self._records.hear_all("parts", self._stopped)
-                parts = [part for text in heard for part in _RankParts.model_validate_json(text).parts]
-                self._layout = WeightLayout(tensors=tuple(self._shapes), parts=tuple(parts))
-            frames = [
-                _RankFrames.model_validate_json(text)
-                for text in self._records.hear_all(f"frames/{about}", self._stopped)
-            ]
-            if failure := next((f"rank {r}: {one.failure}" for r, one in self._by_rank(frames) if one.failure), ""):
-                return _OutVersion(failure=failure)
+            heard = self._records.hear_all(told, self._stopped)
+            frames = [_RankFrames.model_validate_json(text) for text in heard]
+            for rank, one in zip(self._records.ranks, frames, strict=True):
+                if one.failure:
+                    return _OutVersion(failure=f"rank {rank}: {one.failure}")
             return self._put_version(self._version(number, step, frames))
-        except ValidationError as error:
-            return _OutVersion(failure=f"the ranks' parts are no model: {str(error)[:500]}", refused=True)
-        except OSError as error:
-            return _OutVersion(failure=f"{self.url} cannot be written: {' '.join(str(error).split())}"[:2000])
-
-    def _by_rank(self, frames: list[_RankFrames]) -> list[tuple[int, _RankFrames]]:
-        return list(zip(self._records.ranks, frames, strict=True))
+        except Exception as error:
+            return _OutVersion(failure=f"{self.url} cannot be written: {error_line(error)}")
 
     def _version(self, number: int, step: int | None, frames: Sequence[_RankFrames]) -> WeightVersion:
         delta = [frame for one in frames for frame in one.delta]
@@ -214,12 +207,15 @@ class Publication:
         if delta and all(frame.whole for frame in delta):  # a delta was a win nowhere
             whole, has_delta, is_anchor = delta, False, True
         known = before.anchors if before is not None else ()
+        layout = hashlib.sha256(self._layout).hexdigest()
+        if before is None or before.layout != layout:
+            self._create(layout_path(layout), self._layout)
         version = WeightVersion(
             stream=before.stream if before is not None else secrets.token_hex(16),
             number=number,
             step=step,
             time=int(time.time()),
-            layout=self._put_layout(),
+            layout=layout,
             parts=tuple(digest for one in frames for digest in one.digests),
             base=before.result if has_delta and before is not None else None,
             delta=tuple(delta) if has_delta else None,
@@ -227,14 +223,6 @@ class Publication:
             anchors=(*known, number)[-2:] if is_anchor else known,
         )
         return version if self._keys is None else version.signed_by(self._keys)
-
-    def _put_layout(self) -> str:
-        if not self._layout_sha and self._layout is not None:
-            content = line_of(self._layout).encode()
-            sha256 = hashlib.sha256(content).hexdigest()
-            self._create(layout_path(sha256), content)
-            self._layout_sha = sha256
-        return self._layout_sha
 
     def _put_version(self, version: WeightVersion) -> _OutVersion:
         if not self._place.create(version_path(version.number), line_of(version).encode()):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
 
@@ -77,18 +76,19 @@ class WeightPublisher:
         self._source = tensors
         found = named_tensors(tensors)
         self._shapes = [sent_shape(name, tensor, dtype) for name, tensor in found.items()]
-        records = _records(found)
-        self._idle = records is None
-        self._last = 0
+        self._publication: Publication | None = None
+        self._writing: threading.Thread | None = None
         self._failure: Exception | None = None
         self._closed = False
+        records = _records(found)
         if records is None:
             return
         boxes = [own_box(at, name, found[name], leads=records.leads) for at, name in enumerate(found)]
         self._parts = pack_boxes(self._shapes, (box for box in boxes if box is not None), PART_BYTES)
         self._own: dict[int, Box] = {box.tensor: box for box in boxes if box is not None}
         is_pinned = any(local_part(tensor).is_cuda for tensor in found.values())
-        self._copies = [self._memory(is_pinned) for _ in range(2)]
+        # Written once here: the first copy in the loop is as fast as the others.
+        self._copies = [[torch.zeros_like(one.empty(), pin_memory=is_pinned) for one in self._parts] for _ in "ab"]
         try:
             signing = Keys.given(keys)
             self._publication = Publication(
@@ -96,15 +96,7 @@ class WeightPublisher:
             )
         except BadInput as error:
             raise InvalidArgumentError(f"weights: {error}") from None
-        self._last = self._publication.last
         self._complain = CalmLog(logger().warning, _CALM_S)
-        self._changed = threading.Condition()
-        self._wanted: tuple[int | None] | None = None
-        """The step of what is to be written."""
-        self._under_way = False
-        # No daemon: the interpreter must not end below a thread that is inside of obstore.
-        self._thread = threading.Thread(target=self._work, name="geocomm-weights")
-        self._thread.start()
 
     def publish(self, *, step: int | None = None, wait: bool = False) -> None:
         """Publish the weights as they are now.
@@ -120,18 +112,18 @@ class WeightPublisher:
             InvalidArgumentError: The tensors are others than at first, or the publisher is closed.
             DataError: Another publisher writes to the stream; or with `wait`, the place cannot be written.
         """
-        if self._idle:
+        if self._publication is None:
             return
         if step is not None and not 0 <= step < 2**63:
             raise InvalidArgumentError(f"step is {step}; it must be 0 or more, and below 2**63")
-        self._settle()
+        self._settle(self._publication)
         self._copy()
-        with self._changed:
-            self._failure = None
-            self._wanted, self._under_way = (step,), True
-            self._changed.notify_all()
+        self._failure = None
+        # No daemon: the interpreter must not end below a thread that is inside of obstore.
+        self._writing = threading.Thread(target=self._write, args=(self._publication, step), name="geocomm-weights")
+        self._writing.start()
         if wait:
-            self._settle()
+            self._settle(self._publication)
             if self._failure is not None:
                 raise DataError(str(self._failure))
 
@@ -141,29 +133,22 @@ class WeightPublisher:
         Returns:
             Its number; 0: there is none. On ranks that publish nothing always 0.
         """
-        return self._last
+        return 0 if self._publication is None else self._publication.last
 
     def close(self) -> None:
         """Wait for what is being written, and end. Raises what `publish` does where another publisher writes."""
-        if self._idle or self._closed:
+        if self._publication is None or self._closed:
             return
         try:
-            self._settle()
+            self._settle(self._publication)
         finally:
-            with self._changed:
-                self._closed = True
-                self._changed.notify_all()
-            self._thread.join()
+            self._closed = True
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _memory(self, is_pinned: bool) -> list[torch.Tensor]:
-        # Written once here: the first copy in the loop is as fast as the others.
-        return [torch.zeros_like(part.empty(), pin_memory=is_pinned) for part in self._parts]
 
     def _copy(self) -> None:
         found = named_tensors(self._source)
@@ -178,45 +163,31 @@ class WeightPublisher:
         for device in {tensor.device for tensor in local if tensor.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
 
-    def _settle(self) -> None:
+    def _settle(self, publication: Publication) -> None:
         """Return once nothing is being written. Raises what ended the publisher."""
         if self._closed:
             raise InvalidArgumentError("weights: the publisher is closed")
         waiting = Waiting(logger().warning)
-        with self._changed:
-            while self._under_way and self._thread.is_alive():
-                waiting.tell(lambda: f"version {self._last + 1} to be written to {self._publication.url}")
-                self._changed.wait(_LOOK_S)
-        if self._publication.refused:
-            raise DataError(self._publication.refused)
+        while self._writing is not None and self._writing.is_alive():
+            waiting.tell(lambda: f"version {publication.last + 1} to be written to {publication.url}")
+            self._writing.join(_LOOK_S)
+        if publication.refused:
+            raise DataError(publication.refused)
 
     def _is_stopped(self) -> bool:
         return self._closed or not threading.main_thread().is_alive()
 
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                while self._wanted is None:
-                    if self._closed or not threading.main_thread().is_alive():
-                        return
-                    self._changed.wait(_LOOK_S)
-                (step,), self._wanted = self._wanted, None
-            try:
-                self._last = self._publication.put(step, self._copies[0], self._copies[1])
-                self._copies.reverse()
-            except Exception as error:  # the training goes on
-                self._failure = error
-                self._complain(f"weights: a version was left out: {' '.join(str(error).split()) or repr(error)}")
-            with self._changed:
-                self._under_way = False
-                self._changed.notify_all()
+    def _write(self, publication: Publication, step: int | None) -> None:
+        try:
+            publication.put(step, *self._copies)
+            self._copies.reverse()
+        except Exception as error:  # the training goes on
+            self._failure = error
+            self._complain(f"weights: a version was left out: {' '.join(str(error).split()) or repr(error)}")
 
 
 def _records(tensors: dict[str, torch.Tensor]) -> RankRecords | None:
     """None: this rank publishes nothing."""
-    ranks: Iterable[int] = publishing_ranks(tensors)
-    if not ranks:
-        is_first = not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
-        return RankRecords([0], 0) if is_first else None
-    own = dist.get_rank()
-    return RankRecords(list(ranks), own) if own in ranks else None
+    own = dist.get_rank() if dist.is_initialized() else 0
+    ranks = publishing_ranks(tensors) or [0]
+    return RankRecords(ranks, own) if own in ranks else None

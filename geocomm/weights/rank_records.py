@@ -9,6 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import torch.distributed as dist
+
 from geocomm.core.errors import DataError
 from geocomm.core.message_log import logger
 from geocomm.core.patience import Waiting
@@ -21,14 +23,14 @@ _instances = itertools.count()
 
 
 class RankRecords:
-    """Texts of ranks, by what they are about. Of one rank alone it needs no store."""
+    """Texts of ranks, by what they are about. One rank alone has a store of its own."""
 
     def __init__(self, ranks: list[int], own: int) -> None:
         """ranks: all, in order; the first one leads."""
         self.ranks, self.own = ranks, own
-        self._store: Any = default_store() if len(ranks) > 1 else None
-        self._prefix = f"geocomm-weights/{next(_instances) if len(ranks) > 1 else 0}"
-        self._alone: dict[str, str] = {}
+        is_alone = len(ranks) == 1
+        self._store: Any = dist.HashStore() if is_alone else default_store()
+        self._prefix = f"geocomm-weights/{0 if is_alone else next(_instances)}"
 
     @property
     def leads(self) -> bool:
@@ -36,29 +38,29 @@ class RankRecords:
 
     def tell(self, about: str, text: str) -> None:
         """Say something as this rank."""
-        if self._store is None:
-            self._alone[about] = text
-        else:
-            self._store.set(self._key(about, self.own), text)
+        self._store.set(self._key(about, self.own), text)
 
     def hear_all(self, about: str, stopped: Callable[[], bool]) -> list[str]:
         """What each rank has told, in order, for the one who leads; then it is forgotten. DataError: one does not."""
-        return [self._hear(about, rank, stopped, forget=True) for rank in self.ranks]
+        texts = list[str]()
+        for rank in self.ranks:
+            texts.append(self._hear(about, rank, stopped))
+            self._forget(about, rank)
+        return texts
 
     def hear_leader(self, about: str, stopped: Callable[[], bool]) -> str:
         """What the first rank has told. DataError: it does not."""
-        return self._hear(about, self.ranks[0], stopped, forget=False)
+        return self._hear(about, self.ranks[0], stopped)
 
     def forget(self, about: str) -> None:
         """What this rank has told is not needed any more."""
-        self._alone.pop(about, None)
-        if self._store is not None:
-            with suppress(RuntimeError):  # not every store can
-                self._store.delete_key(self._key(about, self.own))
+        self._forget(about, self.own)
 
-    def _hear(self, about: str, rank: int, stopped: Callable[[], bool], *, forget: bool) -> str:
-        if self._store is None:
-            return self._alone.pop(about) if forget else self._alone[about]
+    def _forget(self, about: str, rank: int) -> None:
+        with suppress(RuntimeError):  # not every store can
+            self._store.delete_key(self._key(about, rank))
+
+    def _hear(self, about: str, rank: int, stopped: Callable[[], bool]) -> str:
         key, waiting, until = self._key(about, rank), Waiting(logger().warning), time.monotonic() + _LIMIT_S
         # No get(), which would hold up what the job itself asks of the store.
         while not self._store.check([key]):
@@ -66,11 +68,7 @@ class RankRecords:
                 raise DataError(f"weights: rank {rank} has not told its {about.partition('/')[0]}")
             waiting.tell(lambda: f"rank {rank}, to publish its part of the weights ({about})")
             time.sleep(_LOOK_S)
-        text = self._store.get(key).decode()
-        if forget:
-            with suppress(RuntimeError):
-                self._store.delete_key(key)
-        return text
+        return self._store.get(key).decode()
 
     def _key(self, about: str, rank: int) -> str:
         return f"{self._prefix}/{about}/{rank}"

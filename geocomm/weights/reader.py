@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -19,6 +19,7 @@ from geocomm.core.bad_input import BadInput
 from geocomm.core.errors import DataError, GeocommError, InvalidArgumentError
 from geocomm.core.message_log import logger
 from geocomm.core.patience import said_while
+from geocomm.data.places import error_line
 from geocomm.security.key_folder import Keys
 from geocomm.weights.reader_targets import ReaderTarget, TensorsInPlace
 from geocomm.weights.relay_place import open_source
@@ -26,7 +27,7 @@ from geocomm.weights.stream_sources import SilentError, StreamSources
 from geocomm.weights.stream_version import FrameFile, WeightVersion, part_digest
 from geocomm.weights.trained_tensors import Tensors
 from geocomm.weights.weight_folder import WeightFolder
-from geocomm.weights.weight_layout import WeightPart, coded
+from geocomm.weights.weight_layout import coded
 
 WAIT_S = 120.0
 """How long sources that do not answer are asked again, by default."""
@@ -95,7 +96,7 @@ class WeightReader:
         urls = [sources] if isinstance(sources, str) else list(sources)
         if not urls:
             raise InvalidArgumentError("weights: no source is named")
-        self._temporary = None
+        self._held = ExitStack()
         try:
             loaded = Keys.given(keys, readers=True)
             places = [open_source(url, loaded) for url in urls]
@@ -105,14 +106,14 @@ class WeightReader:
             else:
                 self._target = TensorsInPlace(into, swap)
             if cache is None:
-                self._temporary = tempfile.TemporaryDirectory(prefix="geocomm-weights-")
-                cache = self._temporary.name
+                cache = self._held.enter_context(tempfile.TemporaryDirectory(prefix="geocomm-weights-"))
         except BadInput as error:
             raise InvalidArgumentError(f"weights: {error}") from None
         self._sources = StreamSources(
             places, Path(cache), keys=loaded, publisher=publisher or "", rate=rate, wait_s=wait_s
         )
         self._follower = StreamFollower(self._sources, self._target, threads)
+        self._held.callback(self._follower.close)
 
     @property
     def version(self) -> int:
@@ -143,9 +144,7 @@ class WeightReader:
 
     def close(self) -> None:
         """Close connections, and remove what is temporary."""
-        self._follower.close()
-        if self._temporary is not None:
-            self._temporary.cleanup()
+        self._held.close()
 
     def __enter__(self) -> Self:
         return self
@@ -219,7 +218,7 @@ class StreamFollower:
                 if attempt == _TRIES - 1 or self._sources.newest() == newest:
                     raise
             except OSError as error:
-                raise DataError(f"weights: version {newest} cannot be kept: {' '.join(str(error).split())}") from None
+                raise DataError(f"weights: version {newest} cannot be kept: {error_line(error)}") from None
         return False
 
     def _way(self, own: WeightVersion | None, newest: WeightVersion) -> list[VersionStep]:
@@ -281,16 +280,12 @@ class StreamFollower:
                 fetched = self._fetched(steps, pool)
                 try:
                     for at, part in enumerate(layout.parts):
-                        flat = self._unpacked(
-                            at,
-                            part,
-                            steps,
-                            fetched,
-                            self._target.gather(layout, part) if not steps[0].frames[at].whole else part.empty(),
-                        )
+                        begins_whole = steps[0].frames[at].whole
+                        flat = part.empty() if begins_whole else self._target.gather(layout, part)
+                        self._unpack(at, steps, fetched, flat)
                         if part_digest(flat) != version.parts[at]:
                             raise DataError(f"part {at} of version {version.number} has other bytes than it says")
-                        self._target.put(part, flat)
+                        self._target.put(layout, part, flat)
                 finally:
                     pool.shutdown(wait=True, cancel_futures=True)
             self._target.commit(version)
@@ -309,10 +304,8 @@ class StreamFollower:
         while ahead:
             yield ahead.popleft().result()
 
-    def _unpacked(
-        self, at: int, part: WeightPart, steps: list[VersionStep], fetched: Iterator[Path], flat: torch.Tensor
-    ) -> torch.Tensor:
-        """A part as the last step has it; flat: as it is here."""
+    def _unpack(self, at: int, steps: list[VersionStep], fetched: Iterator[Path], flat: torch.Tensor) -> None:
+        """Make a part what the last step has. flat: the part as it is here."""
         for step in steps:
             frame, path = step.frames[at], next(fetched)
             packed = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
@@ -327,4 +320,3 @@ class StreamFollower:
                 raise DataError(f"a frame of version {step.version.number} does not fit: {error}") from None
             except GeocommError as error:
                 raise DataError(f"a frame of version {step.version.number} is none: {error}") from None
-        return flat

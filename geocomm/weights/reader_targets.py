@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from typing_extensions import override
 
 from geocomm.core.errors import DataError, InvalidArgumentError
 from geocomm.weights.stream_version import WeightVersion
-from geocomm.weights.trained_tensors import Tensors, local_part, named_tensors, sent_shape
+from geocomm.weights.trained_tensors import Tensors, is_dtensor, named_tensors, sent_shape
 from geocomm.weights.weight_layout import DTYPES, TensorShape, WeightLayout, WeightPart
 
 
@@ -21,12 +21,16 @@ class ReaderTarget(ABC):
 
     version: WeightVersion | None = None
     """What they are, as far as this reader knows."""
-    _new: dict[int, torch.Tensor]
-    """The tensors of the version that is put, by their place in its layout."""
+    _new: Mapping[str, torch.Tensor] = MappingProxyType({})
+    """The tensors of the version that is put."""
 
     @abstractmethod
-    def _current(self) -> dict[str, torch.Tensor]:
-        """The tensors as they are now, by name."""
+    def _current(self) -> Mapping[str, torch.Tensor]:
+        """The tensors as they are now."""
+
+    @abstractmethod
+    def begin(self, layout: WeightLayout) -> None:
+        """Make room for another version, beside what is there. DataError: it is of another model."""
 
     def gather(self, layout: WeightLayout, part: WeightPart) -> torch.Tensor:
         """The part's elements as they are now, 1-D, in memory of its own."""
@@ -35,26 +39,22 @@ class ReaderTarget(ABC):
             target.copy_(box.of(current[layout.tensors[box.tensor].name]))
         return flat
 
-    @abstractmethod
-    def begin(self, layout: WeightLayout) -> None:
-        """Make room for another version, beside what is there. DataError: it is of another model."""
-
-    def put(self, part: WeightPart, flat: torch.Tensor) -> None:
+    def put(self, layout: WeightLayout, part: WeightPart, flat: torch.Tensor) -> None:
         """A part of that version."""
         for box, source in part.cut(flat):
-            box.of(self._new[box.tensor]).copy_(source)
+            box.of(self._new[layout.tensors[box.tensor].name]).copy_(source)
 
     @abstractmethod
     def commit(self, version: WeightVersion) -> None:
         """All parts are there: from now on the tensors are that version."""
 
-    @abstractmethod
     def drop(self) -> None:
         """Forget what was put since `begin`."""
+        self._new = {}
 
-    @abstractmethod
     def close(self) -> None:
         """Let others have it."""
+        self._new = {}
 
 
 class TensorsInPlace(ReaderTarget):
@@ -65,20 +65,18 @@ class TensorsInPlace(ReaderTarget):
         self._swap = swap
         self._tensors = named_tensors(source)
         for name, tensor in self._tensors.items():
-            if local_part(tensor) is not tensor and hasattr(tensor, "placements"):
+            if is_dtensor(tensor):
                 raise InvalidArgumentError(f"weights: {name} is a DTensor, and a reader fills whole tensors")
-        self._shapes = {name: sent_shape(name, tensor, None) for name, tensor in self._tensors.items()}
-        self._new = {}
+        self._shapes = [sent_shape(name, tensor, None) for name, tensor in self._tensors.items()]
 
     @override
-    def _current(self) -> dict[str, torch.Tensor]:
+    def _current(self) -> Mapping[str, torch.Tensor]:
         return self._tensors
 
     @override
     def begin(self, layout: WeightLayout) -> None:
-        require_same(layout.tensors, self._shapes.values())
-        self._order = [one.name for one in layout.tensors]
-        self._new = {at: torch.empty(one.shape, dtype=DTYPES[one.dtype]) for at, one in enumerate(layout.tensors)}
+        require_same(layout.tensors, self._shapes)
+        self._new = {one.name: torch.empty(one.shape, dtype=DTYPES[one.dtype]) for one in layout.tensors}
 
     @override
     def commit(self, version: WeightVersion) -> None:
@@ -91,19 +89,11 @@ class TensorsInPlace(ReaderTarget):
 
     def _copy(self) -> None:
         with torch.no_grad():
-            for name, new in zip(self._order, self._new.values(), strict=True):
+            for name, new in self._new.items():
                 self._tensors[name].copy_(new)
 
-    @override
-    def drop(self) -> None:
-        self._new = {}
 
-    @override
-    def close(self) -> None:
-        self.drop()
-
-
-def require_same(theirs: Sequence[TensorShape], own: Any) -> None:
+def require_same(theirs: Sequence[TensorShape], own: Iterable[TensorShape]) -> None:
     """DataError unless the tensors of a version are these, in any order. What is float32 here may be a float of 16 bits
     there, of which it takes each value."""
     known = {one.name: one for one in own}

@@ -11,23 +11,20 @@ import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from pydantic import ValidationError
 
 from geocomm.core.file_systems import write_whole
 from geocomm.core.records import line_of
-from geocomm.data.places import Folder
+from geocomm.data.places import Folder, error_line
 from geocomm.security.key_folder import Identity, Keys
 from geocomm.weights.relay_place import StreamFileAsked
-from geocomm.weights.stream_place import newest_number
 from geocomm.weights.stream_sources import StreamSources
 from geocomm.weights.stream_version import (
     NEWEST,
     Hint,
     StreamFile,
-    layout_path,
-    version_path,
+    newest_number,
 )
 from geocomm.wire.doorway import Doorway
 from geocomm.wire.file_ranges import RangeAnswer, give_range, let_ask, line, next_question, while_alive
@@ -68,42 +65,29 @@ class StreamRelay:
             except ValidationError as error:
                 raise ProtocolError(f"not a question for a stream's files: {error.errors()[0]['msg']}") from None
 
-            async def found(path: str = asked.path) -> Path | None:
-                return await loop.run_in_executor(self._threads, self._found, path)
-
-            # What is here is given also while others wait for a source that does not answer.
-            path: Path | None = self._sources.folder / asked.path
-            if StreamFile.of(asked.path) is None or not path.exists():
-                path = await while_alive(stream, found())
-            if path is None:
+            if asked.path != NEWEST and StreamFile.of(asked.path) is None:
                 await stream.write(line(RangeAnswer(here=False, bytes=0)))
                 continue
+            path = self._sources.folder / asked.path
+            # What is here is given also while others wait for a source that does not answer.
+            if asked.path == NEWEST or not path.exists():
+                await while_alive(stream, loop.run_in_executor(self._threads, self._get, asked.path))
             await give_range(stream, path, asked.start, asked.count)
 
-    def _found(self, path: str) -> Path | None:
-        """The file of a path, which is got where it is not here; None: it cannot be had."""
-        folder = self._sources.folder
+    def _get(self, path: str) -> None:
+        """Have a file in the folder, if it can be had."""
         try:
-            if path == NEWEST:
+            if (file := StreamFile.of(path)) is None:
                 self._look()
-                return folder / NEWEST if self._newest else None
-            file = StreamFile.of(path)
-            if file is None:
-                return None
-            if not file.number:
+            elif not file.number:
                 self._sources.layout(file.sha256)
-                return folder / layout_path(file.sha256)
-            version = self._sources.version(file.number)
-            if not file.sha256:
-                return folder / version_path(file.number)
-            frame = version.frames.get(file.sha256)
-            if frame is None:
-                return None
-            version.require_fit(self._sources.layout(version.layout))
-            return self._sources.frame(file.number, frame)
+            else:
+                version = self._sources.version(file.number)
+                if frame := version.frames.get(file.sha256):
+                    version.require_fit(self._sources.layout(version.layout))
+                    self._sources.frame(file.number, frame)
         except OSError as error:  # DataError is one
-            self._log(f"a reader asked for {path}: {' '.join(str(error).split())}")
-            return None
+            self._log(f"a reader asked for {path}: {error_line(error)}")
 
     def _look(self) -> None:
         if time.monotonic() - self._asked_at < _FRESH_S:
@@ -116,4 +100,4 @@ class StreamRelay:
                 write_whole(self._sources.folder / NEWEST, line_of(Hint(number=newest)).encode())
                 self._newest = newest
         except OSError as error:
-            self._log(f"this relay gives out version {self._newest}: {' '.join(str(error).split())}")
+            self._log(f"this relay gives out version {self._newest}: {error_line(error)}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from contextlib import suppress
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import torch
@@ -21,6 +22,7 @@ from pydantic import Field, ValidationError, model_validator
 from geocomm.core.bad_input import first_problem, problem_text
 from geocomm.core.errors import DataError
 from geocomm.core.records import Hash, Record, Whole, canonical, line_of
+from geocomm.data.places import FilePlace
 from geocomm.security.key_folder import Keys, KeysError
 from geocomm.security.signatures import Signature, signer_of
 from geocomm.weights.weight_layout import WeightLayout
@@ -31,6 +33,8 @@ FRAMES = "frames/"
 MOST_FILE_BYTES = 32 << 20
 """Of a version's file, or of a layout."""
 MOST_NUMBER = 999_999_999
+_HINT_BYTES = 1024
+"""Of which a hint has fewer."""
 _SIGNED = b"geocomm weights 1\n"
 _FILE = re.compile(r"versions/([0-9]{9})\.json|layouts/([0-9a-f]{64})|frames/([0-9]{9})/([0-9a-f]{64})")
 
@@ -155,6 +159,19 @@ def read_layout(content: bytes, sha256: str, where: str) -> WeightLayout:
     except ValidationError as error:
         said = str(first_problem(error)["msg"])[:300]
         raise DataError(f"a layout of {where} cannot be read: {said}") from None
+
+
+def version_numbers(place: FilePlace) -> list[int]:
+    """The versions of a stream that can be listed, ascending. OSError."""
+    found = (StreamFile.of(name) for name in place.names(VERSIONS))
+    return sorted(file.number for file in found if file is not None and not file.sha256)
+
+
+def newest_number(place: FilePlace) -> int:
+    """The newest version, as the place says; 0: it has none. OSError."""
+    with suppress(FileNotFoundError, ValidationError):
+        return Hint.model_validate_json(place.read(NEWEST, 0, _HINT_BYTES)).number
+    return 0
 
 
 def version_path(number: int) -> str:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
 import signal
 import subprocess
 import threading
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from geocomm.core.addresses import listen_on
 from geocomm.core.bad_input import BadInput
 from geocomm.core.errors import DataError
+from geocomm.core.loop_in_thread import in_a_loop
 from geocomm.core.message_log import CalmLog
 from geocomm.core.patience import Waiting
 from geocomm.security.key_folder import Keys
@@ -147,16 +147,5 @@ class Subscription:
         except (OSError, ValueError) as error:
             raise BadInput(f"--listen {listen}: {error}") from None
         self._say(f"gives out the stream at tls://…:{listener.getsockname()[1]}")
-        loop, relay = asyncio.new_event_loop(), StreamRelay(self._sources, keys, CalmLog(self._say, _CALM_S))
-
-        def serve() -> None:
-            with closing(loop), suppress(asyncio.CancelledError):
-                loop.run_until_complete(relay.serve(listener))
-
-        thread = threading.Thread(target=serve, name="geocomm-listen", daemon=True)
-        thread.start()
-        try:
+        with in_a_loop(StreamRelay(self._sources, keys, CalmLog(self._say, _CALM_S)).serve(listener)):
             yield
-        finally:
-            loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
-            thread.join()

@@ -38,7 +38,7 @@ def named_tensors(source: Tensors) -> dict[str, torch.Tensor]:
             )
         # A rank's shard may be empty, and all ranks have to come to the same names.
         where: tuple[object, ...] = (id(tensor),)
-        if not _is_dtensor(tensor) and tensor.numel():
+        if not is_dtensor(tensor) and tensor.numel():
             where = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
         if where in seen:
             continue
@@ -50,7 +50,7 @@ def named_tensors(source: Tensors) -> dict[str, torch.Tensor]:
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """What this rank has of it, as a plain tensor."""
     untyped: Any = tensor
-    return untyped.to_local().detach() if _is_dtensor(tensor) else tensor.detach()
+    return untyped.to_local().detach() if is_dtensor(tensor) else tensor.detach()
 
 
 def sent_shape(name: str, tensor: torch.Tensor, dtype: torch.dtype | None) -> TensorShape:
@@ -64,7 +64,7 @@ def sent_shape(name: str, tensor: torch.Tensor, dtype: torch.dtype | None) -> Te
 def own_box(index: int, name: str, tensor: torch.Tensor, *, leads: bool) -> Box | None:
     """What this rank publishes of the tensor: its shard, where no rank before it has the same; of a plain tensor, all,
     where it leads. Raises InvalidArgumentError for placements that are no rectangles."""
-    if not _is_dtensor(tensor):
+    if not is_dtensor(tensor):
         whole = Box(index, (0,) * tensor.dim(), tuple(tensor.shape))
         return whole if leads and whole.elements else None
     from torch.distributed.tensor import Replicate, Shard
@@ -92,11 +92,12 @@ def publishing_ranks(tensors: Mapping[str, torch.Tensor]) -> list[int]:
     """The ranks that have shards of these, in order; empty: all are plain."""
     found: set[int] = set()
     for tensor in tensors.values():
-        if _is_dtensor(tensor):
+        if is_dtensor(tensor):
             untyped: Any = tensor
             found.update(untyped.device_mesh.mesh.flatten().tolist())
     return sorted(found)
 
 
-def _is_dtensor(tensor: torch.Tensor) -> bool:
+def is_dtensor(tensor: torch.Tensor) -> bool:
+    """Whether ranks have shards of it."""
     return hasattr(tensor, "placements") and hasattr(tensor, "device_mesh")

@@ -9,10 +9,10 @@ FOLDER -> .FOLDER.17       a link, which is what is renamed
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -25,9 +25,11 @@ from geocomm.core.bad_input import BadInput
 from geocomm.core.errors import DataError
 from geocomm.core.file_systems import FolderInUseError, fsync_path, held_by_one
 from geocomm.core.records import line_of
+from geocomm.data.places import error_line
 from geocomm.weights.reader_targets import ReaderTarget, require_same
 from geocomm.weights.stream_version import WeightVersion
-from geocomm.weights.weight_layout import DTYPES, TensorShape, WeightLayout
+from geocomm.weights.trained_tensors import sent_shape
+from geocomm.weights.weight_layout import DTYPES, WeightLayout
 
 SAID = "geocomm.json"
 _KEPT = ".geocomm-version.json"
@@ -48,10 +50,8 @@ class WeightFolder(ReaderTarget):
         self._files_of = files_of
         self._held = ExitStack()
         self._partial = self._beside("partial")
-        self._new = {}
-        """By their place in the layout: in the files that are being written."""
         self._mapped: dict[str, torch.Tensor] = {}
-        """By name: in the files that are there."""
+        """In the files that are there."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         try:
             self._held.enter_context(held_by_one(self._beside("lock")))
@@ -74,21 +74,22 @@ class WeightFolder(ReaderTarget):
         with suppress(DataError):  # what is gone or damaged is made anew
             here = self._current()
         if here:
-            require_same(layout.tensors, [_shape_of(name, tensor) for name, tensor in here.items()])
+            require_same(layout.tensors, [sent_shape(name, tensor, None) for name, tensor in here.items()])
         self._remove_others()
         self._partial.mkdir()
         self._copy_other_files()
-        # So each tensor begins at a multiple of its elements' size.
-        order = sorted(range(len(layout.tensors)), key=lambda at: -DTYPES[layout.tensors[at].dtype].itemsize)
-        files = _shared_out(order, layout)
-        names = ["model.safetensors"]
+        planned = {one.name: torch.empty(one.shape, dtype=DTYPES[one.dtype], device="meta") for one in layout.tensors}
+        files = _shared_out(planned)
         if len(files) > 1:
-            names = [f"model-{at + 1:05}-of-{len(files):05}.safetensors" for at in range(len(files))]
-            where = {layout.tensors[at].name: name for name, inside in zip(names, files, strict=True) for at in inside}
-            index = {"metadata": {"total_size": layout.raw_bytes}, "weight_map": where}
+            index = {
+                "metadata": {"total_size": layout.raw_bytes},
+                "weight_map": {name: file for file, inside in files.items() for name in inside},
+            }
             (self._partial / _INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        for name, inside in zip(names, files, strict=True):
-            self._new |= _new_file(self._partial / name, inside, layout)
+        new: dict[str, torch.Tensor] = {}
+        for file, inside in files.items():
+            new |= _new_file(self._partial / file, {name: planned[name] for name in inside})
+        self._new = new
 
     @override
     def commit(self, version: WeightVersion) -> None:
@@ -109,7 +110,7 @@ class WeightFolder(ReaderTarget):
 
     @override
     def drop(self) -> None:
-        self._new = {}
+        super().drop()
         shutil.rmtree(self._partial, ignore_errors=True)
 
     @override
@@ -125,7 +126,7 @@ class WeightFolder(ReaderTarget):
         """Of the files that are there. DataError: they cannot be read."""
         if not self._mapped:
             for path in sorted(self.folder.glob("*.safetensors")):
-                self._mapped |= _read_file(path)
+                self._mapped |= _mapped(path, shared=False)
         return self._mapped
 
     def _remove_others(self) -> None:
@@ -144,50 +145,35 @@ class WeightFolder(ReaderTarget):
                     shutil.copy2(path, self._partial / path.name)
 
 
-def _shared_out(order: list[int], layout: WeightLayout) -> list[list[int]]:
-    """Tensors by file."""
-    files: list[list[int]] = [[]]
-    used = 0
-    for at in order:
-        size = _bytes_of(layout.tensors[at])
-        if files[-1] and used + size > FILE_BYTES:
+def _shared_out(planned: Mapping[str, torch.Tensor]) -> dict[str, list[str]]:
+    """Names of tensors by file."""
+    files, used = [list[str]()], 0
+    # So each tensor begins at a multiple of its elements' size.
+    for name, tensor in sorted(planned.items(), key=lambda one: -one[1].itemsize):
+        if files[-1] and used + tensor.nbytes > FILE_BYTES:
             files.append([])
             used = 0
-        files[-1].append(at)
-        used += size
-    return files
+        files[-1].append(name)
+        used += tensor.nbytes
+    if len(files) == 1:
+        return {"model.safetensors": files[0]}
+    return {f"model-{at:05}-of-{len(files):05}.safetensors": inside for at, inside in enumerate(files, 1)}
 
 
-def _bytes_of(tensor: TensorShape) -> int:
-    return math.prod(tensor.shape) * DTYPES[tensor.dtype].itemsize
-
-
-def _new_file(path: Path, inside: list[int], layout: WeightLayout) -> dict[int, torch.Tensor]:
+def _new_file(path: Path, planned: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """A file for these tensors, which are mapped to be written. OSError: there is no room for it."""
-    planned = {
-        layout.tensors[at].name: torch.empty(
-            layout.tensors[at].shape, dtype=DTYPES[layout.tensors[at].dtype], device="meta"
-        )
-        for at in inside
-    }
     header = safetensors_header(planned)
-    begin = 8 + len(header)
-    size = begin + sum(_bytes_of(layout.tensors[at]) for at in inside)
     with path.open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         file.flush()
+        size = file.tell() + sum(tensor.nbytes for tensor in planned.values())
         os.posix_fallocate(file.fileno(), 0, size)  # a full disk would end the process where a mapping is written
-    whole = torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
-    found: dict[int, torch.Tensor] = {}
-    for at in inside:
-        shape, end = layout.tensors[at], begin + _bytes_of(layout.tensors[at])
-        found[at] = whole[begin:end].view(DTYPES[shape.dtype]).view(shape.shape)
-        begin = end
-    return found
+    return _mapped(path, shared=True)
 
 
-def _read_file(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a file, mapped. DataError: it is none of this module's."""
+def _mapped(path: Path, *, shared: bool) -> dict[str, torch.Tensor]:
+    """The tensors of a file. shared: what is written to them is written to it. DataError: it is none of this
+    module's."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -195,7 +181,7 @@ def _read_file(path: Path) -> dict[str, torch.Tensor]:
                 raise ValueError("its header is too long")
             entries = json.loads(file.read(length))
             size = os.fstat(file.fileno()).st_size
-        whole = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+        whole = torch.from_file(str(path), shared=shared, size=size, dtype=torch.uint8)
         named = {name: dtype for dtype, name in DTYPE_NAMES.items()}
         found: dict[str, torch.Tensor] = {}
         for name, entry in entries.items():
@@ -203,9 +189,5 @@ def _read_file(path: Path) -> dict[str, torch.Tensor]:
                 begin, end = (8 + length + offset for offset in entry["data_offsets"])
                 found[name] = whole[begin:end].view(named[entry["dtype"]]).view(entry["shape"])
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
-        raise DataError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+        raise DataError(f"{path} cannot be read: {error_line(error)}") from None
     return found
-
-
-def _shape_of(name: str, tensor: torch.Tensor) -> TensorShape:
-    return TensorShape(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))

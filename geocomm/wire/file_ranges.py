@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine
+from collections.abc import Awaitable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from pydantic import Field
 
@@ -61,9 +61,9 @@ async def next_question(stream: TlsStream) -> bytes:
         return await stream.read_line(MAX_LINE_BYTES)
 
 
-async def while_alive(stream: TlsStream, work: Coroutine[Any, Any, _T]) -> _T:
+async def while_alive(stream: TlsStream, work: Awaitable[_T]) -> _T:
     """What work for an answer comes to. Whoever asked hears meanwhile that this end lives."""
-    task = asyncio.create_task(work)
+    task = asyncio.ensure_future(work)
     try:
         while not task.done():
             await asyncio.wait([task], timeout=BEAT_S)

@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from geocomm.core.loop_in_thread import in_a_loop
 from geocomm.core.run_dir import RunDir
 from geocomm.observe.telemetry.collector import Collector
 from geocomm.observe.telemetry.run_store import RunStore
-from support.loop_in_thread import in_a_loop
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from geocomm.core.loop_in_thread import in_a_loop
 from geocomm.core.run_dir import RunDir
 from geocomm.observe.telemetry.run_store import RunStore
 from support import hub_ranks
@@ -20,7 +21,6 @@ from support.harness import Ranks
 from support.hub_jobs import LIMIT_S, Job, family, job_in, listeners_of, start_node, start_nodes, until_gone
 from support.hub_support import HUB_HOST, SECURITY, make_keys
 from support.local_jobs import free_port
-from support.loop_in_thread import in_a_loop
 
 pytestmark = pytest.mark.timeout(280)
 

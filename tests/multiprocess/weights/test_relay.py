@@ -19,6 +19,7 @@ import torch
 
 from geocomm.core.addresses import Address, listen_on
 from geocomm.core.errors import DataError, InvalidArgumentError
+from geocomm.core.loop_in_thread import in_a_loop
 from geocomm.data.places import Folder
 from geocomm.security.job_ca import JobCa
 from geocomm.security.key_folder import Identity, Keys, KeysError
@@ -33,7 +34,6 @@ from geocomm.wire.file_ranges import RANGE_BYTES, RangeAnswer, line
 from geocomm.wire.greeting import Greeting, PacketKind, Purpose, SessionRefused, offset_bytes, write_packet
 from geocomm.wire.tls_stream import TlsStream
 from support.hub_support import PROBE, run, running_hub
-from support.loop_in_thread import in_a_loop
 from support.weight_streams import equal, model_tensors, moved
 
 pytestmark = pytest.mark.timeout(120)

@@ -1,27 +1,26 @@
-"""Servers of tests in a thread: an event loop of their own, which no task outlives."""
+"""Work of asyncio beside a program that has no loop: in a thread with one, which no task outlives."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Generator
 from typing import Any
 
 
 @contextlib.contextmanager
-def in_a_loop(work: Coroutine[Any, Any, object]) -> Iterator[None]:
-    """Run `work` in a loop in a thread. At the end it is cancelled, and all that it began with it.
+def in_a_loop(work: Coroutine[Any, Any, None]) -> Generator[None]:
+    """Inside of the block `work` runs in a loop in a thread. At its end it is cancelled, and all that it began with it.
 
-    A loop that is merely stopped leaves its tasks to the garbage collector, which complains of them in the log of
-    whichever test runs by then.
+    A loop that is merely stopped leaves its tasks to the garbage collector, which complains of them in the log, later.
     """
     ready, ending = threading.Event(), asyncio.Event()
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def until_told() -> None:
         loops.append(asyncio.get_running_loop())
-        serving = asyncio.create_task(work)  # type: ignore[arg-type]
+        serving = asyncio.create_task(work)
         told = asyncio.create_task(ending.wait())
         ready.set()
         await asyncio.wait((serving, told), return_when=asyncio.FIRST_COMPLETED)
@@ -30,7 +29,7 @@ def in_a_loop(work: Coroutine[Any, Any, object]) -> Iterator[None]:
         with contextlib.suppress(asyncio.CancelledError):
             await serving
 
-    thread = threading.Thread(target=asyncio.run, args=(until_told(),))
+    thread = threading.Thread(target=asyncio.run, args=(until_told(),), name="geocomm-loop")
     thread.start()
     ready.wait()
     try:
