@@ -10,7 +10,16 @@ from typing import Annotated
 
 import typer
 
-from geocomm.cli.command_end import AsJson, SecureOption, SiteKeysOption, fail, require_writable, say, write_plot
+from geocomm.cli.command_end import (
+    AsJson,
+    SecureOption,
+    SiteKeysOption,
+    fail,
+    require_writable,
+    say,
+    wait_option,
+    write_plot,
+)
 from geocomm.core.plain_console import working
 from geocomm.core.table import table_of
 from geocomm.core.units import parse_size
@@ -48,7 +57,7 @@ def bench_wan(
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Valid operations of each row.")] = 5,
     warmup: Annotated[int, typer.Option(min=0, help="Operations before those.")] = 1,
-    pause: Annotated[float, typer.Option(min=0, help="Seconds between barrier and operation.")] = 0.5,
+    pause: Annotated[float, wait_option("--pause", "Time between barrier and operation.")] = 0.5,
     out: _Out = None,
 ) -> None:
     """Time an all-reduce over an emulated link: geocomm, and Gloo, in one run, every result verified.
@@ -86,7 +95,7 @@ def bench_wan(
 @app.command("link")
 def bench_link(
     rounds: Annotated[int, typer.Option(min=1, help="Measurements of each row.")] = 5,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Time of each.")] = 2,
+    seconds: Annotated[float, wait_option("--seconds", "Time of each.", 0.1)] = 2,
     streams: Annotated[int | None, typer.Option(min=1, max=64, help="Data streams of the channel.")] = None,
     both_ways: Annotated[bool, typer.Option("--both-ways/--one-way", help="Also with both ends sending.")] = True,
     out: _Out = None,

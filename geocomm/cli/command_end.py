@@ -3,17 +3,18 @@ and the telemetry of a run that some of them read."""
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from geocomm.core.bad_input import BadInput
 from geocomm.core.message_log import printable
-from geocomm.core.units import duration_text
+from geocomm.core.units import UnitError, duration_text, parse_wait
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,6 +27,25 @@ SiteKeysOption = Annotated[Path | None, typer.Option(help="TLS between the sites
 TelemetryFolder = Annotated[
     Path, typer.Argument(help="The folder of --telemetry at the hub, or a site's --run-dir.", metavar="[FOLDER]")
 ]
+
+
+def wait_option(option: str, text: str, least_s: float = 0.0, most_s: float = math.inf) -> Any:
+    """An option that says how long to wait: "90s", "2min" or a bare number of seconds; its value is in seconds.
+
+    text: its help.
+    """
+
+    def read(said: str | float) -> float:
+        try:
+            seconds = parse_wait(said, option)
+        except UnitError as error:  # of a ValueError the command line would say less
+            raise BadInput(str(error)) from None
+        if not least_s <= seconds <= most_s:
+            limits = f"{least_s:g} s or more" if most_s == math.inf else f"{least_s:g} s to {most_s:g} s"
+            raise BadInput(f"{option}: {said!r} is not {limits}")
+        return seconds
+
+    return typer.Option(option, help=f"{text} In seconds, or as 90s or 2min.", metavar="TIME", parser=read)
 
 
 def say(what: RenderableType, style: str | None = None, *, err: bool = False, wrap: bool = False) -> None:

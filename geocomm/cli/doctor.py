@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 from rich.text import Text
 
-from geocomm.cli.command_end import AsJson, fail
+from geocomm.cli.command_end import AsJson, fail, wait_option
 from geocomm.core.plain_console import plain_console
 from geocomm.core.table import table_of
 
@@ -35,7 +35,7 @@ def doctor(
     listen: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Answer doctors of other machines at this port until Ctrl-C.")
     ] = None,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for a peer, and for all ranks.")] = 60.0,
+    timeout: Annotated[float, wait_option("--timeout", "How long to wait for a peer, and for all ranks.", 0.1)] = 60,
     as_json: AsJson = False,
 ) -> None:
     """Examine this machine; with a launcher around it, all ranks of the job and the ways between their sites.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from geocomm.cli.command_end import AsJson, TelemetryFolder, open_store, say
+from geocomm.cli.command_end import AsJson, TelemetryFolder, open_store, say, wait_option
 from geocomm.core.units import duration_text
 
 if TYPE_CHECKING:
@@ -27,9 +27,7 @@ app = typer.Typer()
 @app.command()
 def hang(
     folder: TelemetryFolder = Path(),
-    after: Annotated[
-        float, typer.Option(min=0, help="Seconds that an operation or a round may be under way.", metavar="SECONDS")
-    ] = 10,
+    after: Annotated[float, wait_option("--after", "How long an operation or a round may be under way.")] = 10,
     as_json: AsJson = False,
 ) -> None:
     """Say who has not come to which operation, while a job hangs or after it.

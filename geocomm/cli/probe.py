@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from geocomm.cli.command_end import AsJson, fail, require_writable, say, write_plot
+from geocomm.cli.command_end import AsJson, fail, require_writable, say, wait_option, write_plot
 
 if TYPE_CHECKING:
     from geocomm.group.planning.link_table import Links
@@ -33,7 +33,7 @@ app = typer.Typer()
 @app.command(help=_HELP)
 def probe(
     out: Annotated[Path | None, typer.Option(help="Write the links here.", metavar="PATH.json")] = None,
-    seconds: Annotated[float, typer.Option(min=0.05, max=60, help="About how long each link is filled.")] = 2.0,
+    seconds: Annotated[float, wait_option("--seconds", "About how long each link is filled.", 0.05, 60)] = 2,
     ranks: Annotated[int, typer.Option(min=1, max=64, help="Most ranks of a site that send at once.")] = 4,
     plot: Annotated[Path | None, typer.Option(help="Draw the heat map.", metavar="PATH.png")] = None,
     as_json: AsJson = False,

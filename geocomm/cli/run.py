@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from geocomm.cli.command_end import fail
+from geocomm.cli.command_end import fail, wait_option
 from geocomm.cli.run_options import (
     AddressOption,
     BackendNameOption,
@@ -65,7 +65,7 @@ def run(
     keys: KeysOption = None,
     backend: BackendOption = None,
     backend_name: BackendNameOption = None,
-    wait: Annotated[float, typer.Option(min=0, help="Seconds that the hub has to appear.")] = 300,
+    wait: Annotated[float, wait_option("--wait", "How long the hub has to appear.")] = 300,
     telemetry: Annotated[
         Path | None,
         typer.Option(

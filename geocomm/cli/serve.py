@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from geocomm.cli.command_end import wait_option
 from geocomm.train.serve.engines import Engine, FollowSettings
 
 _HELP = """Serve MODEL, a folder of geocomm export, behind an OpenAI-compatible address.
@@ -61,7 +62,9 @@ def serve(
         Path | None,
         typer.Option(help="With --follow: only signed versions count. Default: $GEOCOMM_KEYS.", metavar="FOLDER"),
     ] = None,
-    start_timeout: Annotated[float, typer.Option(min=1, help="Seconds that the engine has to load the model.")] = 1800,
+    start_timeout: Annotated[
+        float, wait_option("--start-timeout", "How long the engine has to load the model.", 1)
+    ] = 1800,
 ) -> None:
     """Serve a model folder at an OpenAI-compatible address."""
     from geocomm.train.serve.serving import Serving

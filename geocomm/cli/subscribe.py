@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from geocomm.cli.command_end import fail, say
-from geocomm.core.units import parse_duration, parse_rate
+from geocomm.cli.command_end import fail, say, wait_option
+from geocomm.core.units import parse_rate
 
 _HELP = """Keep FOLDER at the newest version of a stream of weights, which WeightPublisher writes.
 
@@ -54,15 +54,14 @@ def subscribe(
         typer.Option(help="A model's folder, whose other files (config, tokenizer) are copied.", metavar="FOLDER"),
     ] = None,
     rate: Annotated[str | None, typer.Option(help='Fetch no faster than this, as "200mbit".', metavar="RATE")] = None,
-    every: Annotated[str, typer.Option(help="Look for a newer version so often.", metavar="TIME")] = "1s",
+    every: Annotated[float, wait_option("--every", "Look for a newer version so often.")] = 1,
     once: Annotated[bool, typer.Option("--once", help="End at the newest version.")] = False,
     wait: Annotated[
-        str,
-        typer.Option(
-            help="How long sources that do not answer are asked again, and --once waits for a first version.",
-            metavar="TIME",
+        float,
+        wait_option(
+            "--wait", "How long sources that do not answer are asked again, and --once waits for a first version."
         ),
-    ] = "120s",
+    ] = 120,
 ) -> None:
     """Keep a folder at the newest version of a stream of weights."""
     from geocomm.core.errors import GeocommError
@@ -78,8 +77,8 @@ def subscribe(
         keys=Keys.given(keys, readers=True),
         publisher=publisher or "",
         rate=None if rate is None else parse_rate(rate, "--rate") / 8,
-        every_s=parse_duration(every, "--every"),
-        wait_s=parse_duration(wait, "--wait"),
+        every_s=every,
+        wait_s=wait,
         once=once,
         model_files=model_files,
     )

@@ -11,10 +11,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from geocomm.cli.command_end import SecureOption, SiteKeysOption, require_writable, say
+from geocomm.cli.command_end import SecureOption, SiteKeysOption, require_writable, say, wait_option
 from geocomm.core.bad_input import UserError
 from geocomm.core.table import table_of
-from geocomm.core.units import parse_duration
 from geocomm.group.planning.link_report import rate_text
 from geocomm.lab.emulator.emulated_keys import site_environment, site_keys
 from geocomm.lab.emulator.emulated_links import (
@@ -112,8 +111,8 @@ def wan_run(
     secure: SecureOption = False,
     keys: SiteKeysOption = None,
     grace: Annotated[
-        str, typer.Option(help="Time for the other sites when one has failed, and before SIGKILL.")
-    ] = "5s",
+        float, wait_option("--grace", "Time for the other sites when one has failed, and before SIGKILL.")
+    ] = 5,
     keep_going: Annotated[bool, typer.Option("--keep-going", help="Let the others run on when a site fails.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="No site's name before each line of output.")] = False,
     master_port: Annotated[int, typer.Option(help="MASTER_PORT of the sites.")] = 29500,
@@ -143,7 +142,7 @@ def wan_run(
                 master_port=master_port,
                 control=control,
                 keys=folder,
-                grace_s=parse_duration(grace, "grace"),
+                grace_s=grace,
                 keep_going=keep_going,
                 raw=raw,
                 seed=seed,

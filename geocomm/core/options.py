@@ -29,7 +29,7 @@ from geocomm.core.place import local_rank
 from geocomm.core.settings import ShortHelp, signature_of
 from geocomm.core.site import NAME_RULE, SiteNameError, check_site_name
 from geocomm.core.transport_choice import TransportChoice, TransportTextError
-from geocomm.core.units import parse_boolean, parse_duration, parse_rate, parse_size
+from geocomm.core.units import parse_boolean, parse_rate, parse_size, parse_wait
 
 Security = Literal["required", "insecure"]
 SECURITIES: tuple[str, ...] = get_args(Security)
@@ -52,7 +52,7 @@ class Kind:
 
 
 def _duration(text: str) -> timedelta:
-    return timedelta(seconds=float(text) if text.replace(".", "", 1).isdigit() else parse_duration(text, "duration"))
+    return timedelta(seconds=parse_wait(text))
 
 
 def _size(text: str) -> int:

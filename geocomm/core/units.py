@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from geocomm.core.bad_input import BadInput
 
 DAY_S = 86400.0
+_TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 class UnitError(BadInput, ValueError):
@@ -33,9 +34,14 @@ def parse_rate(text: str | float, field: str = "rate") -> float:
 
 
 def parse_duration(text: str | float, field: str = "rtt") -> float:
-    """Seconds of "100ms", "0.3s" or "500us". The unit must be said, except with 0."""
+    """Seconds of "100ms", "0.3s" or "500us", as of a link. The unit must be said, except with 0."""
     bare = 1.0 if str(text).strip() in ("0", "0.0") else None
-    return _parse(field, text, {"us": 1e-6, "ms": 1e-3, "s": 1.0}, "100ms", bare)
+    return _parse(field, text, _TIMES, "100ms", bare)
+
+
+def parse_wait(text: str | float, field: str = "duration") -> float:
+    """Seconds of "90s", "2min" or a bare number of seconds, as of how long to wait."""
+    return _parse(field, text, _TIMES | {"min": 60.0, "h": 3600.0}, "90s", 1.0)
 
 
 def parse_probability(text: str | float, field: str = "loss") -> float:

@@ -124,6 +124,8 @@ CASES = [
     ("hang {folder}", 2, "{folder} has no telemetry"),
     ("dashboard {folder}", 2, "{folder} has no telemetry"),
     ("hang --after -1", 2, "--after"),
+    ("doctor --timeout 0.01", 2, "--timeout: '0.01' is not 0.1 s or more"),
+    ("subscribe {folder} --into {away} --wait soon", 2, "--wait: 'soon'"),
     ("alerts rules x", 2, "x"),
     ("monitoring", 2, "DIR"),
     ("monitoring {file}/x", 2, "{file}"),

@@ -12,6 +12,7 @@ from geocomm.core.units import (
     parse_probability,
     parse_rate,
     parse_size,
+    parse_wait,
 )
 
 
@@ -26,6 +27,14 @@ def test_parse_rate_known_units(text: str | float, bps: float) -> None:
 @pytest.mark.parametrize(("text", "seconds"), [("100ms", 0.1), ("0.3s", 0.3), ("500us", 5e-4), ("0", 0.0), (0, 0.0)])
 def test_parse_duration_known_units(text: str | float, seconds: float) -> None:
     assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("3", 3.0), (3, 3.0), (".5", 0.5), ("200ms", 0.2), ("90s", 90.0), ("2min", 120), ("1h", 3600)],
+)
+def test_parse_wait_takes_bare_seconds_and_units(text: str | float, seconds: float) -> None:
+    assert parse_wait(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(("text", "loss"), [("0.1%", 0.001), ("0.001", 0.001), (0.5, 0.5), ("100%", 1.0), (0, 0.0)])
@@ -49,6 +58,8 @@ def test_parse_size_known_units(text: str | float, size: int) -> None:
         (parse_rate, True),
         (parse_duration, "100"),
         (parse_duration, "1 hour"),
+        (parse_wait, "soon"),
+        (parse_wait, "-1"),
         (parse_probability, "101%"),
         (parse_probability, "-0.1%"),
         (parse_probability, 1.5),
