@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from concurrent.futures import CancelledError
 from typing import Annotated, Any, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 from typing_extensions import override
 
 from geocomm.core.addresses import Address, AddressError
@@ -17,14 +17,10 @@ from geocomm.core.records import Record, Text, Whole
 from geocomm.data.places import FilePlace, open_place
 from geocomm.security.key_folder import Keys, KeysError
 from geocomm.wire.dial import dial
-from geocomm.wire.file_ranges import MAX_LINE_BYTES, RANGE_BYTES, SILENCE_S, RangeAnswer, line
+from geocomm.wire.file_ranges import KEPT_S, RANGE_BYTES, SILENCE_S, RangeAnswer, line, next_answer
 from geocomm.wire.greeting import Greeting, Purpose
 from geocomm.wire.tls_stream import TlsStream
 
-_ANSWER_LIMIT_S = 600.0
-"""What a relay works for an answer, at most: it may have to get a frame first."""
-_KEPT_S = 20.0
-"""A connection that was used within this time is used again: the relay keeps it longer."""
 _R = TypeVar("_R")
 
 
@@ -102,17 +98,14 @@ class RelayPlace(FilePlace):
         except CancelledError:
             raise ConnectionAbortedError(f"{self.url} was closed meanwhile") from None
         except TimeoutError as error:
-            raise TimeoutError(str(error) or f"no answer within {SILENCE_S:g} s") from None
+            raise TimeoutError(str(error) or "it has fallen silent") from None
 
     async def _asked(self, path: str, start: int, count: int, got: bytearray) -> int:
         """The file's size; the range is appended to `got` as it comes. FileNotFoundError: there is none."""
         stream = await self._connection()
         try:
             await stream.write(line(StreamFileAsked(path=path, start=start, count=count)))
-            try:
-                answer = RangeAnswer.model_validate_json(await self._answer_line(stream))
-            except ValidationError:
-                raise ConnectionAbortedError("what it says is no answer about files") from None
+            answer = await next_answer(stream, RangeAnswer, path)
             left = min(count, max(0, answer.bytes - start)) if answer.here else 0
             while left:
                 async with asyncio.timeout(SILENCE_S):
@@ -127,18 +120,11 @@ class RelayPlace(FilePlace):
             raise FileNotFoundError(f"{self.url} has no {path}")
         return answer.bytes
 
-    async def _answer_line(self, stream: TlsStream) -> bytes:
-        async with asyncio.timeout(_ANSWER_LIMIT_S):
-            while True:
-                async with asyncio.timeout(SILENCE_S):
-                    if said := await stream.read_line(MAX_LINE_BYTES):
-                        return said
-
     async def _connection(self) -> TlsStream:
         now = asyncio.get_running_loop().time()
         while self._idle:
             used, stream = self._idle.pop()
-            if now - used < _KEPT_S:
+            if now - used < KEPT_S:
                 return stream
             stream.close()
         stream, _ = await dial(

@@ -13,10 +13,10 @@ from collections.abc import Awaitable
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from geocomm.core.records import Record, line_of
-from geocomm.wire.greeting import PacketKind, offset_bytes, write_packet
+from geocomm.wire.greeting import PacketKind, ProtocolError, offset_bytes, write_packet
 from geocomm.wire.tls_stream import TlsStream
 
 RANGE_BYTES = 4 << 20
@@ -28,9 +28,14 @@ SILENCE_S = 15.0
 """Whoever asked gives up an end that has said nothing for this time."""
 IDLE_LIMIT_S = 60.0
 """An answering end gives up a connection on which nothing moves for this time."""
+KEPT_S = 20.0
+"""A connection on which nothing has moved for this time is not used again: the answering end may give it up."""
+ANSWER_LIMIT_S = 600.0
+"""What the other end works for an answer, at most: it may have to get a file from others first."""
 _CONGESTION_CONTROL = "bbr"
 
 _T = TypeVar("_T")
+_R = TypeVar("_R", bound=Record)
 
 
 class RangeAnswer(Record):
@@ -59,6 +64,24 @@ async def next_question(stream: TlsStream) -> bytes:
     await asyncio.sleep(0)  # a flood leaves the others their turn
     async with asyncio.timeout(IDLE_LIMIT_S):
         return await stream.read_line(MAX_LINE_BYTES)
+
+
+async def next_answer(stream: TlsStream, kind: type[_R], what: str, most: int = MAX_LINE_BYTES) -> _R:
+    """The answer to a question for `what`, a line of at most so many bytes. TimeoutError, in words: the other end has
+    been silent, as it is where its machine has ended; or ANSWER_LIMIT_S are over. ProtocolError: it is no answer."""
+    loop, said = asyncio.get_running_loop(), b""
+    end = loop.time() + ANSWER_LIMIT_S
+    try:
+        while not said:
+            async with asyncio.timeout(min(SILENCE_S, end - loop.time())):
+                said = await stream.read_line(most)
+    except TimeoutError:
+        limit_s = SILENCE_S if loop.time() < end else ANSWER_LIMIT_S
+        raise TimeoutError(f"no answer within {limit_s:g} s to the question for {what}") from None
+    try:
+        return kind.model_validate_json(said)
+    except ValidationError as error:
+        raise ProtocolError(f"not an answer about files: {error.errors()[0]['msg']}") from None
 
 
 async def while_alive(stream: TlsStream, work: Awaitable[_T]) -> _T:

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import ValidationError
-
 from geocomm.core.addresses import Address, AddressError
 from geocomm.core.file_systems import put_in_place
 from geocomm.core.message_log import CalmLog
@@ -29,6 +27,7 @@ from geocomm.elastic.journal.messages import Wanted
 from geocomm.security.key_folder import Keys, KeysError
 from geocomm.wire.dial import dial
 from geocomm.wire.file_ranges import (
+    KEPT_S,
     MAX_FILE_BYTES,
     MAX_LINE_BYTES,
     PIECE_BYTES,
@@ -36,22 +35,19 @@ from geocomm.wire.file_ranges import (
     SILENCE_S,
     RangeAnswer,
     line,
+    next_answer,
 )
-from geocomm.wire.greeting import Greeting, ProtocolError, Purpose
+from geocomm.wire.greeting import Greeting, Purpose
 from geocomm.wire.tls_stream import TlsStream
 
 CONNECTIONS = 8
 """One file is fetched over so many, to all its sources together: what a long line with losses needs."""
 MOST_AT_A_TIME = 8
 """Files that an agent gets at once."""
-_KEPT_S = 20.0
-"""Connections are kept for this time for the next transfer: less than the other end does."""
 _LOOK_S = 2.0
 """Between two looks whether a wait is to be said."""
 _STALLED_S = 1.5
 """A range of which nothing has come for this time is asked of another source too."""
-_ANSWER_LIMIT_S = 600.0
-"""What an agent works for an answer, at most: it may have to get a frame from others first, or to read many states."""
 _COMPLAINT_S = 60.0
 
 _R = TypeVar("_R", bound=Record)
@@ -132,8 +128,8 @@ class Fetcher:
             connection = await self._connection(source)
             try:
                 await connection.stream.write(line(StatesAsked(fragment=fragment, head=head, term=term)))
-                said = await self._answer_line(connection, f"its states of fragment {fragment}", 1 << 20)
-                answer = _answer(StatesAnswer, said)
+                what = f"its states of fragment {fragment}"
+                answer = await self._answer(connection, StatesAnswer, what, 1 << 20)
             except BaseException:
                 connection.stream.close()
                 raise
@@ -220,8 +216,7 @@ class Fetcher:
                     continue
                 try:
                     await connection.stream.write(line(transfer.file.asked.model_copy(update={"offset": offset})))
-                    said = await self._answer_line(connection, transfer.file.path.name, MAX_LINE_BYTES)
-                    answer = _answer(RangeAnswer, said)
+                    answer = await self._answer(connection, RangeAnswer, transfer.file.path.name)
                     if answer.busy:
                         self._keep(connection)
                         connection = None
@@ -244,9 +239,8 @@ class Fetcher:
             if connection is not None:
                 connection.stream.close()
 
-    async def _answer_line(self, connection: _Connection, what: str, most: int) -> bytes:
-        """The line of an answer, of `most` bytes. The wait for it is said. It ends in words once the other end has been
-        silent, as it is where its machine has ended; or after _ANSWER_LIMIT_S."""
+    async def _answer(self, connection: _Connection, kind: type[_R], what: str, most: int = MAX_LINE_BYTES) -> _R:
+        """As `next_answer`. The wait for it is said."""
         loop, waiting = asyncio.get_running_loop(), Waiting(self._log)
 
         def tell() -> None:
@@ -255,22 +249,16 @@ class Fetcher:
             timer = loop.call_later(_LOOK_S, tell)
 
         timer = loop.call_later(_LOOK_S, tell)
-        end = loop.time() + _ANSWER_LIMIT_S
         try:
-            while True:
-                async with asyncio.timeout(min(SILENCE_S, end - loop.time())):
-                    if said := await connection.stream.read_line(most):
-                        connection.used_at = loop.time()
-                        return said
-        except TimeoutError:
-            limit_s = SILENCE_S if loop.time() < end else _ANSWER_LIMIT_S
-            raise TimeoutError(f"no answer within {limit_s:g} s to the question for {what}") from None
+            answer = await next_answer(connection.stream, kind, what, most)
         finally:
             timer.cancel()
+        connection.used_at = loop.time()
+        return answer
 
     def _keep(self, connection: _Connection) -> None:
         """Leave a connection on which nothing is under way to a later transfer."""
-        close_at = connection.used_at + _KEPT_S  # not from now on: it may have found no range to ask for
+        close_at = connection.used_at + KEPT_S  # not from now on: it may have found no range to ask for
         closing = asyncio.get_running_loop().call_at(close_at, self._close_idle, connection)
         self._idle.setdefault(connection.source, {})[connection] = closing
 
@@ -396,10 +384,3 @@ class _Transfer:
         except OSError:
             self.disk_failed = True
             raise
-
-
-def _answer(kind: type[_R], said: bytes) -> _R:
-    try:
-        return kind.model_validate_json(said)
-    except ValidationError as error:
-        raise ProtocolError(f"not an answer about files: {error.errors()[0]['msg']}") from None

@@ -190,7 +190,8 @@ def test_a_source_that_dies_in_the_middle_is_replaced_by_another(tmp_path: Path)
 
 
 def test_a_source_that_falls_silent_holds_up_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "SILENCE_S", 1e6)
+    for module in (fetch, file_ranges):
+        monkeypatch.setattr(module, "SILENCE_S", 1e6)
     sites = Sites(tmp_path)
 
     async def scenario() -> None:
@@ -242,8 +243,8 @@ def test_a_proxy_that_does_not_answer_is_named_while_it_is_waited_for_and_given_
 ) -> None:
     """One that lives says so, and has long; one that is silent may be gone with its machine."""
     # A busy machine may be silent for a while.
-    monkeypatch.setattr(fetch, "_ANSWER_LIMIT_S", 2.0 if lives else 1e6)
-    monkeypatch.setattr(fetch, "SILENCE_S", 1e6 if lives else 1.0)
+    monkeypatch.setattr(file_ranges, "ANSWER_LIMIT_S", 2.0 if lives else 1e6)
+    monkeypatch.setattr(file_ranges, "SILENCE_S", 1e6 if lives else 1.0)
     monkeypatch.setattr(file_ranges, "BEAT_S", 0.2 if lives else 1000)
     monkeypatch.setattr(fetch, "_LOOK_S", 0.05)
     monkeypatch.setattr(patience, "FIRST_WORD_S", 0.1)
@@ -338,7 +339,7 @@ def test_a_hostile_question_gets_nothing(tmp_path: Path, line: bytes) -> None:
 
 
 def test_connections_that_nobody_takes_in_time_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "_KEPT_S", 0.2)
+    monkeypatch.setattr(fetch, "KEPT_S", 0.2)
     sites = Sites(tmp_path)
     sites.stores["a"].frame_path(2, 9, "a", FRAME).parent.mkdir(parents=True, exist_ok=True)
     sites.stores["a"].frame_path(2, 9, "a", FRAME).write_bytes(CONTENT)
