@@ -20,12 +20,11 @@ import sys
 import threading
 import time
 import uuid
-from pathlib import Path
 
 from geocomm.elastic.files.fragment_store import FragmentStore, digest_of
 from geocomm.elastic.files.snapshots import Snapshots
 from geocomm.elastic.journal.entries import FRAME_BYTES, Join, Snapshot
-from geocomm.elastic.journal.member import Act, Frame, Member, Recompute, Say, SendFrame
+from geocomm.elastic.journal.member import Act, Member, Recompute, Say, SendFrame
 from geocomm.elastic.journal.messages import (
     Beat,
     Down,
@@ -35,6 +34,7 @@ from geocomm.elastic.journal.messages import (
     Model,
     Offer,
     Owner,
+    Pass,
     RankHello,
     RankWelcome,
     StateKept,
@@ -99,8 +99,9 @@ class FakeRank:
             return
         while not self._arrived.empty():
             version, site, content = self._arrived.get()
-            frame = self._store.write_frame(0, version, site, [content])
-            self._do(self._member.arrived(0, version, site, frame, by_mail=True))
+            with contextlib.suppress(OSError):  # a full disk
+                frame = self._store.write_frame(0, version, site, [content])
+                self._do(self._member.arrived(0, version, site, frame, by_mail=True))
         self._step += 1
         if self._step % 20 == 0:
             self._socket.say(Beat(step=self._step, tokens=0, step_s=STEP_S, line_s=0, free_bytes=0))
@@ -155,7 +156,7 @@ class FakeRank:
                 self._version = down.states[0]
                 self._state = self._store.read_state(0, self._version)
             self._step = down.step
-            self._member = Member(down.site, {0: self._version}, self._on_disk(down.versions[0]))
+            self._member = Member(down.site, {0: self._version}, head=down.head)
             print(f"begins at version {self._version}", flush=True)
         if self._member is not None:
             if isinstance(down, EntrySaid) and isinstance(down.entry, Join) and down.entry.site != self._site:
@@ -164,21 +165,16 @@ class FakeRank:
                 self._snapshot = down.entry
             self._do(self._member.on_down(down))
 
-    def _on_disk(self, head: int) -> list[Frame]:
-        found: list[Frame] = []
-        for version in range(self._version, head + 1):
-            for path in Path(self._store.run_dir, "fragments", f"0@{version}").glob("*.frame"):
-                content = path.read_bytes()
-                site = path.name.rpartition("-")[0]
-                found.append(Frame(0, version, site, hashlib.sha256(content).hexdigest()))
-        return found
-
     def _make(self) -> None:
         assert self._member is not None
         opened = self._member._own[0].open
         assert opened is not None
         content = os.urandom(self._frame_bytes)
-        frame = self._store.write_frame(0, opened.version, self._site, [content])
+        try:
+            frame = self._store.write_frame(0, opened.version, self._site, [content])
+        except OSError:  # a full disk
+            self._do(self._member.made(Pass(fragment=0, version=opened.version, attempt=opened.attempt)))
+            return
         offer = Offer(
             fragment=0,
             version=opened.version,

@@ -1,4 +1,4 @@
-"""A disk of 1 MiB, for tests of what happens when one is full."""
+"""A disk of 1 MiB and a thousand files, for tests of what happens when one is full."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import pytest
 def small_disk(folder: Path) -> Generator[Path]:
     """The folder, which is made, as the root of such a disk. Skips the test where it may not be mounted."""
     folder.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, check=False)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m,nr_inodes=1000", "tmpfs", folder]
+    made = subprocess.run(mount, capture_output=True, check=False)
     if made.returncode:
         pytest.skip(f"mounting a small disk needs root: {made.stderr.decode().strip()}")
     try:

@@ -22,7 +22,7 @@ from geocomm.core.message_log import CalmLog
 from geocomm.core.patience import Waiting
 from geocomm.core.records import Record
 from geocomm.elastic.files.file_server import FrameAsked, HeldState, StateAsked, StatesAnswer, StatesAsked
-from geocomm.elastic.files.fragment_store import FragmentStore, file_digest, file_hash
+from geocomm.elastic.files.fragment_store import FragmentStore, file_digest, file_hash, make_room
 from geocomm.elastic.journal.messages import Wanted
 from geocomm.security.key_folder import Keys, KeysError
 from geocomm.wire.dial import dial
@@ -73,9 +73,12 @@ class Fetcher:
         keys: Keys,
         log: Callable[[str], None],
         most_frame_bytes: Callable[[], int] = lambda: MAX_FILE_BYTES,
+        disk_failed: Callable[[int], None] = lambda size: None,
     ) -> None:
-        """most_frame_bytes: of this run's model, as it is known now: for more than that, no room is made."""
+        """most_frame_bytes: of this run's model, as it is known now: for more than that, no room is made. disk_failed:
+        is called where the disk does not take a file of so many bytes."""
         self._store, self._keys, self._log, self._most_frame_bytes = store, keys, log, most_frame_bytes
+        self._disk_failed = disk_failed
         self._complain = CalmLog(log, _COMPLAINT_S)  # any site may ask for what cannot be
         self._under_way: dict[Path, asyncio.Task[Outcome]] = {}
         self._idle: dict[str, dict[_Connection, asyncio.TimerHandle]] = {}
@@ -156,8 +159,15 @@ class Fetcher:
         return await asyncio.shield(task)
 
     async def _file(self, file: _WantedFile, sources: Sequence[str]) -> Outcome:
-        path, part = file.path, self._store.new_part(file.path)
-        transfer = _Transfer(file, part)
+        try:
+            return await self._into(self._store.new_part(file.path), file, sources)
+        except OSError as error:  # of the disk
+            self._complain(f"cannot keep {file.path.name}: {error.strerror or error}")
+            self._disk_failed(file.size)
+            return Outcome.FAILED
+
+    async def _into(self, part: Path, file: _WantedFile, sources: Sequence[str]) -> Outcome:
+        path, transfer = file.path, _Transfer(file, part)
         try:
             await asyncio.to_thread(transfer.open)
             outcome = await self._from_all(transfer, sources)
@@ -172,9 +182,6 @@ class Fetcher:
             for source in sources:  # one of them gave wrong bytes: each by itself shows which
                 if await self._file(file, [source]) is Outcome.HERE:
                     return Outcome.HERE
-            return Outcome.FAILED
-        except OSError as error:  # of the disk
-            self._log(f"cannot keep {path.name}: {error.strerror or error}")
             return Outcome.FAILED
         finally:
             transfer.close()
@@ -338,9 +345,7 @@ class _Transfer:
 
     def open(self) -> None:
         """Make the file. OSError where there is no room for it."""
-        self._descriptor = os.open(self._part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
-        if self.file.size:
-            os.posix_fallocate(self._descriptor, 0, self.file.size)
+        self._descriptor = make_room(self._part, self.file.size)
 
     def close(self) -> None:
         if self._descriptor >= 0:

@@ -215,6 +215,15 @@ class FragmentStore:
         finally:
             part.unlink(missing_ok=True)
 
+    def try_room(self, size: int) -> None:
+        """Make a file of so many bytes, and remove it: OSError where the disk does not take it."""
+        tried = self.new_part(self._folder / "tried")  # as a part: `sweep` removes it where this process dies
+        try:
+            with self.arriving(tried) as part:
+                os.close(make_room(part, size))
+        finally:
+            tried.unlink(missing_ok=True)
+
     def new_part(self, path: Path) -> Path:
         """A name, in the folder of `path`, for what becomes that file."""
         if not path.parent.exists():
@@ -266,6 +275,18 @@ def file_hash(path: Path) -> str:
     """SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def make_room(path: Path, size: int) -> int:
+    """A new file of so many bytes, which the disk has set aside; its descriptor. OSError where there is no room."""
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+    try:
+        if size:
+            os.posix_fallocate(descriptor, 0, size)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _write(path: Path, pieces: Sequence[Piece]) -> None:

@@ -21,10 +21,12 @@ from geocomm.elastic.files.snapshots import SnapshotError, Snapshots, forget
 from geocomm.elastic.journal.admission import members_of
 from geocomm.elastic.journal.entries import (
     AnyRound,
+    Away,
     BadLineError,
     Entry,
     Join,
     Kept,
+    Ready,
     Removed,
     Skip,
     TakenBack,
@@ -71,6 +73,7 @@ from geocomm.elastic.site.frame_fetches import FrameFetches
 from geocomm.elastic.site.join_states import StatesOfOthers
 from geocomm.elastic.site.own_journal import OwnJournal
 from geocomm.elastic.site.rank_socket import RankConnection
+from geocomm.elastic.site.run_disk import RunDisk
 from geocomm.elastic.site.run_view import AgentLife, RunView
 from geocomm.elastic.site.site_ranks import SiteRanks
 from geocomm.group.rendezvous.to_collector import carry_to_collector
@@ -111,7 +114,7 @@ class Agent:
         # A leader may not reach itself by the address that it has for others.
         link_to = own_at if leader is not None else Address.parse(known.leader or hub)
         link = LeaderLink(link_to, keys, self._hello, self._take, self._link_lost, log)
-        fetcher = Fetcher(store, keys, log, lambda: state.most_frame_bytes)
+        fetcher = Fetcher(store, keys, log, lambda: state.most_frame_bytes, lambda size: self._disk.failed(size))
         self.life = AgentLife()
         self._view = view = RunView(
             self.site, hub, keys, store, state, journal, known, leader, link, fetcher, self.life
@@ -119,6 +122,7 @@ class Agent:
         self._own_at, self._has_ranks, self._passes_on = own_at, ranks, passes_on
         states = StatesOfOthers(view)
         self._ranks = SiteRanks(view, states)
+        self._disk = RunDisk(view, self._ranks)
         self._frames = FrameFetches(view, states, self._ranks)
         self._snapshots = Snapshots(store)
         self._journal = OwnJournal(view, self._ranks, self._snapshots, self._applied, self._journal_grown)
@@ -319,6 +323,8 @@ class Agent:
         if isinstance(entry, AnyRound) and self._has_ranks and not self._ranks.complete:
             self._frames.keep_second_copies(entry)
         self._ranks.tell(EntrySaid(entry=entry))
+        if isinstance(entry, Away | Ready) and self._view.is_current and entry.site != self.site:
+            log(f"site {entry.site} is away: {entry.why}" if isinstance(entry, Away) else f"site {entry.site} is ready")
         if isinstance(entry, Join):
             self._say_beat()  # the next site may join once most hold this
         if deal is not None:

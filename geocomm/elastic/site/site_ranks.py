@@ -64,6 +64,8 @@ class SiteRanks:
         self._welcoming: asyncio.Task[None] | None = None
         self._is_alone = False
         """There has been no leader for long."""
+        self.withheld = ""
+        """Why the leader hears that there are no ranks, though they train; empty: it hears of them."""
 
     def knows(self, connection: RankConnection) -> bool:
         """Whether it is that of a rank, and none has taken its place."""
@@ -220,12 +222,28 @@ class SiteRanks:
         hellos = [self._ranks[place].connection.hello for place in sorted(self._ranks)]
         model = hellos[0].model
         digests = tuple(hellos[fragment % len(hellos)].digests[fragment] for fragment in range(model.fragments))
-        self._view.say(RanksUp(owners=tuple(hello.owner for hello in hellos), model=model, digests=digests))
+        if self.withheld:
+            self._view.say(RanksGone(why=self.withheld))
+        else:
+            self._view.say(RanksUp(owners=tuple(hello.owner for hello in hellos), model=model, digests=digests))
         self.welcome()
         self.say_ready()
 
+    def withhold(self, why: str) -> None:
+        """The site is away while its ranks train on."""
+        if why != self.withheld:
+            self.withheld = why
+            self._view.say(RanksGone(why=why))
+
+    def give(self) -> None:
+        """It comes back, once its ranks have come as far as the journal."""
+        self.withheld = ""
+        self.catch_up()
+        self.changed()
+
     def say_ready(self) -> None:
-        if self._view.is_current and self.complete and all(rank.caught_up for rank in self._ranks.values()):
+        may_count = self._view.is_current and self.complete and not self.withheld
+        if may_count and all(rank.caught_up for rank in self._ranks.values()):
             self._view.say(ReadySaid())
 
     async def begin_without_leader(self) -> None:

@@ -250,7 +250,7 @@ RULES: tuple[AlertRule, ...] = (
         *(RUN_DISK_FULL, _CRITICAL, SiteOverview, 0),
         _is_full_there,
         "the disk of the run folder of {site} has less than 5 % and 10 GiB left",
-        "free room there: once it is full, the site trains on and does not count",
+        "free room there: once it is full, the site is away: it trains on, and does not count until there is room",
     ),
     AlertRule(
         *("CheckpointOld", _WARNING, SiteOverview, 0),
@@ -260,9 +260,15 @@ RULES: tuple[AlertRule, ...] = (
     ),
     AlertRule(
         *("MemberAway", _WARNING, MemberNumbers, 300),
-        lambda member: member.is_away == 1,
-        "{site} has been away from the elastic run for five minutes",
-        "start it again, or geocomm members remove",
+        lambda member: (member.is_away == 1) & (member.is_not_ready == 0),
+        "{site} has been away from the elastic run for five minutes, and the leader does not hear it",
+        "see whether its machine and its line are there, and start it again; or geocomm members remove",
+    ),
+    AlertRule(
+        *("MemberNotReady", _WARNING, MemberNumbers, 600),
+        lambda member: member.is_not_ready == 1,
+        "the agent of {site} is connected, and its ranks have not been ready to count for ten minutes",
+        "geocomm members ls and its own log say why: ranks that fail at their start, a long replay, a full disk",
     ),
     AlertRule(
         *("LeaderInDoubt", _CRITICAL, LeaderNumbers, 0),

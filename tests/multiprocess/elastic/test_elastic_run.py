@@ -223,6 +223,29 @@ def test_a_full_disk_takes_a_site_out_until_there_is_room(tmp_path: Path) -> Non
         assert_one_chain(sites)
 
 
+def test_a_disk_that_takes_no_files_takes_a_site_out_and_it_comes_back_by_itself(tmp_path: Path) -> None:
+    with (
+        small_disk(tmp_path / "b"),
+        ElasticSites(tmp_path, make_keys(tmp_path / "keys", "ab"), wait_for=("a", "b")) as sites,
+    ):
+        for site in sites.values():
+            site.start()
+        wait_for_rounds(sites, "ab")
+        others = tmp_path / "b" / "others"
+        with contextlib.suppress(OSError):  # no frame can be made, and the journal, which is there, goes on
+            for number in range(1000):
+                (others / f"{number}").mkdir(parents=True)
+        wait_for_rounds(sites, "a")
+        assert "site b is away: its run folder takes no frames (No space left on device)" in sites["a"].text()
+        assert "free room there" in sites["b"].text()
+        shutil.rmtree(others)
+        wait_for_rounds(sites, "ab")
+        for process in (sites["b"].agent, sites["b"].rank):
+            assert process is not None
+            assert process.poll() is None
+        assert_one_chain(sites)
+
+
 def test_a_site_that_starts_on_a_full_disk_says_so_and_takes_part_once_there_is_room(tmp_path: Path) -> None:
     with (
         small_disk(tmp_path / "b"),

@@ -208,6 +208,13 @@ def simulated(
             store = json.loads(RunDir(folder / path.relative_to(folder).parts[0]).store_id.read_text())["id"]
             registry.held.setdefault(path.stem.rpartition("-")[2], set()).add(store)
 
+    really_new_part = FragmentStore.new_part
+
+    def new_part(of: FragmentStore, path: Path) -> Path:
+        if room_for(path) is not Room.FOR_ALL and not path.parent.exists():  # a folder takes room too
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path.parent))
+        return really_new_part(of, path)
+
     really_begin = SqliteJournal._transaction
 
     def transaction(of: SqliteJournal) -> Any:
@@ -238,6 +245,7 @@ def simulated(
             put(module, "dial", world.dial)
         for module in (file_systems, fragment_store, fetch):
             put(module, "put_in_place", put_in_place)
+        put(FragmentStore, "new_part", new_part)
         put(SqliteJournal, "_transaction", transaction)
         put(SqliteJournal, "append_all", append_all)
         put(leader, "_LOOKED_AT_EVERY_S", 15.0)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from geocomm.core.records import Hash
 from geocomm.elastic.files.fragment_store import digest_of
+from geocomm.elastic.journal.entries import FRAME_BYTES as SAID_FRAME_BYTES
 from geocomm.elastic.journal.messages import Model
 from support.whole_run.data import Sequence
 
@@ -20,7 +21,7 @@ EVERY = 6
 """Steps from one round of a fragment to the next."""
 FRAME_BYTES = 10_000
 STATE_BYTES = 40_000
-MODEL = Model(settings={"frame bytes": "100000"}, layout="0" * 32, fragments=FRAGMENTS, every=EVERY)
+MODEL = Model(settings={SAID_FRAME_BYTES: "100000"}, layout="0" * 32, fragments=FRAGMENTS, every=EVERY)
 _HEAD = struct.Struct("<q16s")
 _REST = bytes(STATE_BYTES - _HEAD.size)
 

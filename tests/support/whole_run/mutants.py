@@ -40,6 +40,7 @@ from geocomm.elastic.site import following, frame_fetches, journal_of_others
 from geocomm.elastic.site.frame_fetches import FrameFetches
 from geocomm.elastic.site.own_journal import OwnJournal
 from geocomm.elastic.site.promotion import Candidate
+from geocomm.elastic.site.run_disk import RunDisk
 from geocomm.elastic.site.run_view import RunView
 from geocomm.elastic.site.site_ranks import SiteRanks, own_deals
 from support.whole_run.faults import FAULTS, OF_DATA, OF_ETCD
@@ -341,6 +342,15 @@ def _only_entries_are_looked_at(self: SqliteJournal) -> None:
 def _a_changed_state_is_begun_with(self: FragmentStore, fragment: int, version: int, digest: str) -> bool:
     """A state is what its file says, where the journal says nothing of it."""
     return False
+
+
+MUTANTS["a full disk holds up all"] = Mutant(
+    "A site whose disk takes no frames is live: of two, no round counts.",
+    RunDisk,
+    "failed",
+    lambda self, size: None,
+    lasting="full",
+)
 
 
 # ---- data that the run deals

@@ -48,6 +48,7 @@ CROWD_S = 60.0
 LEAVE_S = 200.0
 """A site's last steps and offers may take 65 s, and to give out its last frames 60 s; the leader's come after that."""
 _FOLLOWS_S = 20.0
+_BESIDE_FULL_S = 90.0
 _HEADLESS_S = 40.0
 """A link that is silent is given up after 9 s, a dial after 15."""
 
@@ -372,6 +373,8 @@ class WholeRun:
             await self._go_without_leader()
         if self._lasting == "alone" and self.may_lose():
             await self._go_two_ways()
+        if self._lasting == "full":
+            await self._go_on_beside_full_disk()
         members = members_of(self.newest()[0])
         strangers = [name for name, site in self.sites.items() if not site.lost and name not in members]
         if self._lasting == "phantom" and others and not strangers:  # those need most of the members, to come back
@@ -425,6 +428,27 @@ class WholeRun:
             if self.words.get(site.name, 0.0) < began:
                 raise self.broke(f"{site.name} does not say for {_HEADLESS_S:.0f} s that nobody leads")
         self.start_again(leader)
+
+    async def _go_on_beside_full_disk(self) -> None:
+        """Nothing lies on two disks where one of two takes no frames: the rounds go on all the same."""
+        end, there = self.loop.time() + PEACE_S, [site for site in self.sites.values() if not site.lost]
+        if len(there) < 2:
+            return
+        while any(site.name not in self.newest()[0].live for site in there):
+            await asyncio.sleep(1)
+            if self.loop.time() > end:
+                return  # the checks say who is not ready
+        site, began = self.chance.choice(there), self.loop.time()
+        self.say(f"---- full: {site.name}")
+        site.machine.room = Room.FOR_LITTLE
+        first, end = [*self.newest()[0].versions], began + _BESIDE_FULL_S
+        while any(now < before + 3 for now, before in zip(self.newest()[0].versions, first, strict=True)):
+            await asyncio.sleep(1)
+            if self.loop.time() > end:
+                raise self.broke(f"the disk of {site.name} is full, and no round counts for {_BESIDE_FULL_S:.0f} s")
+        if self.words.get(site.name, 0.0) <= began + 0.1:
+            raise self.broke(f"nobody says that the disk of {site.name} takes no frames")
+        site.machine.room = Room.FOR_ALL
 
     async def _go_two_ways(self) -> None:
         name = self.leader_name()

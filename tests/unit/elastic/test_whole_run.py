@@ -120,6 +120,7 @@ def test_a_site_that_averages_wrong_is_named() -> None:
         ("a round is open for ever", 0),
         ("the last own frame alone counts", 3),
         ("ranks read on behind void rounds", 1),
+        ("a full disk holds up all", 2),
     ],
 )
 def test_a_fault_that_geocomm_had_is_found(mutant: str, seed: int) -> None:

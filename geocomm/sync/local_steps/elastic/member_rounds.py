@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from geocomm.core.errors import AbortedError, InvalidArgumentError, ReplicaMismatchError
-from geocomm.core.message_log import logger
+from geocomm.core.message_log import CalmLog, logger
 from geocomm.data.deal_records import SiteDeal
 from geocomm.elastic.files.fragment_store import FragmentStore, FrameLostError
 from geocomm.elastic.files.snapshots import Layout
@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from geocomm._C import Mail
 
 BEAT_S = 3.0
+_COMPLAINT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,7 @@ class MemberRounds:
         by_index = {fragment.index: fragment for fragment in fragments}
         self._frames = MemberFrames(site, self._store, by_index, coding, self.line)
         self._states = MemberStates(self._store, self._fragments)
+        self._complaints = CalmLog(logger().warning, _COMPLAINT_S)
 
     # ---- the training thread
 
@@ -485,7 +487,7 @@ class MemberRounds:
         return AbortedError(f"local steps: {why}; start the ranks of this site again")
 
     def _complain(self, error: OSError) -> None:
-        logger().warning(
+        self._complaints(
             f"local steps: {self._store.run_dir} cannot be written to ({error.strerror or error}): this site trains "
             "on, and does not count until there is room"
         )
