@@ -3,6 +3,7 @@ gone, who leads, and for other processes of this machine where the leader is."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -143,6 +144,8 @@ class About(Record):
     """Why this site, which leads, may not be the only one, or not the run's; empty: it is, or does not lead."""
     undealt_tokens: int | None = None
     """What this site, which leads, is still to deal of this pass over the run's data; None: it is not known here."""
+    heard: tuple[str, ...] = ()
+    """The sites whose agents are connected to this one, which leads."""
 
     @classmethod
     def read(cls, run_dir: Path) -> Self:
@@ -173,9 +176,11 @@ def leader_address(run_dir: Path) -> str:
         return said.leader
 
 
-def tell_led(run_dir: Path, doubt: Sequence[str], undealt_tokens: int | None) -> None:
+def tell_led(run_dir: Path, doubt: Sequence[str], undealt_tokens: int | None, heard: Sequence[str] = ()) -> None:
     """Keep what the leader alone knows, as long as the agent lives."""
     said = about(run_dir)
-    told = said.model_copy(update={"doubt": "; ".join(doubt), "undealt_tokens": undealt_tokens})
+    led = {"doubt": "; ".join(doubt), "undealt_tokens": undealt_tokens, "heard": tuple(heard)}
+    told = said.model_copy(update=led)
     if said not in (told, About()):
-        told.write(run_dir)
+        with contextlib.suppress(OSError):  # a full disk: it is only shown
+            told.write(run_dir)

@@ -84,7 +84,8 @@ class Following:
                 log(f"this site may not be the only one that leads: {why}")
             self._in_doubt = in_doubt
             led = leader.sequencer
-            tell_led(self._view.store.run_dir, [*led.doubt, *sorted(in_doubt)], led.deals.undealt_tokens)
+            heard = leader.others_connected("")
+            tell_led(self._view.store.run_dir, [*led.doubt, *sorted(in_doubt)], led.deals.undealt_tokens, heard)
             await asyncio.sleep(_LEAST_PAUSE_S)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FIND_AFTER_S - _LEAST_PAUSE_S):

@@ -56,6 +56,9 @@ class MemberNumbers(NumberRow):
         "member_dealt_tokens: tokens dealt to a member of an elastic run with --data, and not counted yet"
     )
     is_away: float = gauge("member_away: 1: a member of the elastic run that is away")
+    is_not_ready: float = gauge(
+        "member_not_ready: 1: a member of the elastic run that is away or joining, while the leader hears its agent"
+    )
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,7 @@ def rows_now(seen: Overview, folder: StoreFolder) -> Rows:
     gone = {site.name for site in seen.sites if site.life is Life.ENDED or folder.has_left(site.name)}
     ages = {site.name: site.report_age_seconds for site in seen.sites}
     own = {name: folder.counters.get(name) for name, one in StoreNumbers.numbers().items() if one.is_counter}
-    members = {member.name: float(member.standing is Standing.AWAY) for member in folder.members or ()}
+    members = {member.name: member.standing for member in folder.members or ()}
     return {
         Heard: {_of(site=name): Heard(seen.at - age, None if name in gone else age) for name, age in ages.items()},
         SiteOverview: {_of(site=site.name): site for site in heard},
@@ -158,7 +161,12 @@ def rows_now(seen: Overview, folder: StoreFolder) -> Rows:
             )
         },
         MemberNumbers: {
-            _of(site=name): MemberNumbers(folder.dealt_tokens.get(name), away) for name, away in members.items()
+            _of(site=name): MemberNumbers(
+                folder.dealt_tokens.get(name),
+                float(standing is Standing.AWAY),
+                float(standing in (Standing.AWAY, Standing.JOINING) and name in folder.heard),
+            )
+            for name, standing in members.items()
         },
     }
 

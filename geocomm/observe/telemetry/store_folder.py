@@ -40,6 +40,8 @@ class StoreFolder:
     """By site of an elastic run that deals data: dealt to it, and not counted yet."""
     undealt_tokens: int | None = None
     """What this site, which leads such a run, is still to deal of the pass."""
+    heard: tuple[str, ...] = ()
+    """The sites whose agents the leader hears, as this site knows it that leads."""
     counters: Mapping[str, float] = field(default_factory=dict[str, float])
     """What the collector and the agent count of their own work (`metrics.own_counters`)."""
 
@@ -64,7 +66,8 @@ class StoreFolder:
             disk = shutil.disk_usage(folder)
             free, size = disk.free, disk.free + disk.used
         undealt, doubted = said.undealt_tokens if members else None, bool(said.doubt)
-        return cls(free, size, members, started, said.site, lacks, doubted, dealt, undealt, counters_in(folder))
+        counters = counters_in(folder)
+        return cls(free, size, members, started, said.site, lacks, doubted, dealt, undealt, said.heard, counters)
 
     def has_left(self, site: str) -> bool:
         """Whether the site is no member any more."""

@@ -144,7 +144,12 @@ CASES: dict[str, tuple[Run, str, Run]] = {
         "w",
         site(train_checkpoint_age_seconds=200, train_checkpoint_interval_seconds=60),
     ),
-    "MemberAway": (site(member_away=1), "w", site(member_away=0)),
+    "MemberAway": (
+        site(member_away=1, member_not_ready=0),
+        "w",
+        site(member_away=1, member_not_ready=(1, -0.001)),  # what it is then lasts less than the other alert waits
+    ),
+    "MemberNotReady": (site(member_away=0, member_not_ready=1), "w", site(member_away=0, member_not_ready=0)),
     "LeaderInDoubt": (plain(leader_in_doubt=1), "c", plain(leader_in_doubt=0)),
     "FrameLeftOut": (
         site(leader_frames_left_out_total=(0, 1)),

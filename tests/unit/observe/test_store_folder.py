@@ -52,11 +52,12 @@ def test_members_of_a_run_that_deals_data_have_what_was_dealt_and_does_not_count
     found = StoreFolder.look(tmp_path)
     assert (found.dealt_tokens, found.left_tokens) == ({"a": 70, "b": 0}, None)
     About(site="a", leads=True).write(tmp_path)
-    tell_led(tmp_path, [], 300)
+    tell_led(tmp_path, [], 300, ["a", "b"])
     found = StoreFolder.look(tmp_path)
     assert (found.left_tokens, found.is_in_doubt) == (370, False)
     rows = {row.name: row.values for row in metric_rows(overview(RunStore(tmp_path, write=True), 1.0), found)}
     assert rows["geocomm_data_left_tokens"] == [((), 370)]
+    assert dict(rows["geocomm_member_not_ready"]) == {("a",): 0, ("b",): 1}  # b joins, and is heard
 
 
 def test_folder_of_another_run_has_no_members_but_a_disk_and_the_start_of_its_collector(tmp_path: Path) -> None:
