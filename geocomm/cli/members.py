@@ -115,7 +115,7 @@ def _row(record: SiteRecord, state: RunState, seen: SeenSite | None) -> dict[str
         "heard": None if seen is None else f"{seen.heard_s:.0f} s",
         "s/step": None if beat is None else round(beat.step_s, 3),
         "GiB": None if beat is None else round(beat.free_bytes / 2**30, 1),
-        "why": record.why,
+        "why": record.why if seen is None else seen.waits or record.why,
     }
 
 

@@ -38,6 +38,8 @@ class LedSite:
     owners: tuple[Owner, ...] = ()
     has_ranks: bool = False
     """They were said to be up over this connection."""
+    gone_for: str = ""
+    """Why there are none, as the site has said over this connection."""
     beat: Beat | None = None
     head: int = -1
     """The last entry that its journal has, as it said last; it may be away since."""
@@ -54,6 +56,12 @@ class LedSite:
     """When it did within the last COMINGS_S."""
     missed: dict[int, int] = field(default_factory=dict[int, int])
     """By fragment: rounds since its offer last counted, or was waited for in vain."""
+
+    def waits(self, standing: Standing) -> str:
+        """What a site that is connected waits for, where it is not ready; empty: it is ready, or not connected."""
+        if not self.connected or standing not in (Standing.JOINING, Standing.AWAY):
+            return ""
+        return "its ranks catch up with the run" if self.has_ranks else self.gone_for or "its ranks start"
 
 
 _GONE = (Standing.LEFT, Standing.REMOVED)

@@ -186,7 +186,7 @@ class Sequencer:
 
     def _came(self, name: str) -> None:
         site = self.sites.setdefault(name, LedSite())
-        site.connected, site.welcomed, site.has_ranks = True, False, False
+        site.connected, site.welcomed, site.has_ranks, site.gone_for = True, False, False, ""
         site.changed = self._run.now
 
     def _ended(self, name: str) -> None:
@@ -224,7 +224,7 @@ class Sequencer:
             case ReadySaid():
                 self._ready(name, site)
             case RanksGone():
-                site.owners, site.has_ranks = (), False
+                site.owners, site.has_ranks, site.gone_for = (), False, message.why
                 self._held_back.pop(name, None)
                 site.applied.clear()
                 self._away(name, message.why)
@@ -368,7 +368,7 @@ class Sequencer:
             if not self._may_come(name, site):
                 return
             site.applied.clear()
-        site.owners, site.has_ranks = message.owners, True
+        site.owners, site.has_ranks, site.gone_for = message.owners, True, ""
         self.deals.ranks_up(name, message.owners)
         joins = self.state.sites[name].standing is Standing.JOINING
         if joins and genesis is not None and message.digests != genesis.digests:

@@ -96,6 +96,8 @@ class SeenSite(Record):
     fetch: Text
     """host:port where it gives out files; empty: it does not."""
     beat: Beat | None
+    waits: Text = ""
+    """What keeps it from being ready, while it is connected."""
 
 
 class LeaderAnswer(Record):
@@ -164,8 +166,16 @@ def answer_of(leader: Leader, own_site: str, asked: MembersAsked | RemovalAsked)
     elif isinstance(asked, RemovalAsked):
         problem = leader.remove(asked.site, asked.why)
     now = leader.seconds()
+    known = leader.state.sites
     sites = tuple(
-        SeenSite(site=site, connected=one.connected, heard_s=max(0.0, now - one.heard), fetch=one.fetch, beat=one.beat)
+        SeenSite(
+            site=site,
+            connected=one.connected,
+            heard_s=max(0.0, now - one.heard),
+            fetch=one.fetch,
+            beat=one.beat,
+            waits=one.waits(known[site].standing) if site in known else "",
+        )
         for site, one in sorted(leader.sequencer.sites.items())
         if one.connected or one.beat  # others have not come since this leader began
     )

@@ -79,7 +79,10 @@ async def fetch_if_damaged(store: FragmentStore, hub: str, keys: Keys, leaving: 
             missing = members - {other.site for other in found.values() if (other.chain, other.head) <= has}
             if not _leads(one, known) and are_most(missing, members):
                 names = ", ".join(sorted(missing - {site}))
-                lack = f"nobody leads, and too few of {len(members)} members answer to know what counted: start {names}"
+                lack = (
+                    f"nobody leads, and too few of {len(members)} members answer to know what counted: start {names}, "
+                    "or where their journals are damaged too, promote a site that has one, with --force"
+                )
                 reason = reason or lack
                 break
             known.lose_journal()

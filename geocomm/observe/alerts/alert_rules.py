@@ -133,7 +133,8 @@ RULES: tuple[AlertRule, ...] = (
         *(SITE_SILENT, _CRITICAL, Heard, 0),
         lambda site: site.age_seconds > 120,
         "a rank of {site} has not reported for two minutes",
-        "start the site again; without an elastic run, the whole job, from its last checkpoint",
+        "look at its machine, its line and its log: geocomm run starts the ranks of an elastic run again; another job "
+        "starts again as a whole, from its last checkpoint",
     ),
     AlertRule(
         *("TrainingStalled", _CRITICAL, SiteOverview, 0),

@@ -10,7 +10,8 @@ from geocomm.core.run_dir import RunDir
 from geocomm.elastic.files.known_agents import KnownAgents
 from geocomm.elastic.journal.entries import Removed
 from geocomm.elastic.journal.journal import SqliteJournal
-from geocomm.elastic.journal.sequencer_events import Came, LeaderSettings
+from geocomm.elastic.journal.messages import RanksGone, ReadySaid
+from geocomm.elastic.journal.sequencer_events import Came, Ended, LeaderSettings
 from geocomm.elastic.leading.leader import Leader
 from geocomm.elastic.leading.questions import MembersAsked, RemovalAsked, answer_of
 from support.led_sequencer import Led
@@ -29,6 +30,25 @@ def test_site_that_leads_is_not_removed_before_another_one_is_promoted(tmp_path:
     with contextlib.closing(SqliteJournal(RunDir(tmp_path).journal)) as journal:
         journal.append_all(entries, journal.head)
         asyncio.run(ask(journal))
+
+
+def test_site_that_is_connected_and_not_ready_is_told_with_what_it_waits_for() -> None:
+    led = Led().take_part("ab")
+
+    def waits() -> str:
+        return led.sequencer.sites["b"].waits(led.sequencer.state.sites["b"].standing)
+
+    assert not waits()
+    led.say("b", RanksGone(why="its run folder takes no frames"))
+    assert waits() == "its run folder takes no frames"
+    led.on(Ended("b"))
+    assert not waits()  # nobody knows
+    led.hello("b")
+    assert waits() == "its ranks start"
+    led.ranks_up("b")
+    assert waits() == "its ranks catch up with the run"
+    led.say("b", ReadySaid())
+    assert not waits()
 
 
 def test_site_that_has_just_been_heard_was_not_heard_since_the_machine_began(tmp_path: Path) -> None:
