@@ -90,7 +90,8 @@ class Snapshots:
             os.link(self._store.state_path(fragment, version), kept)
 
     def completed(self, entry: Snapshot, run: str) -> Manifest | None:
-        """The manifest of a snapshot, which is written once all states are there. None: some are not."""
+        """The manifest of a snapshot, which is written once all states are there. None: some are not. SnapshotError:
+        the disk has changed one since it was written."""
         with contextlib.suppress(SnapshotError):  # of one that cannot be read: it is written anew
             if (manifest := self._manifest(entry.index)) is not None:
                 return manifest
@@ -98,12 +99,21 @@ class Snapshots:
         paths = [self._state_path(entry.index, p, v) for p, v in enumerate(entry.versions)]
         if not all(path.exists() for path in paths):
             return None
-        digests = tuple(file_digest(path, v) for path, v in zip(paths, entry.versions, strict=True))
+        digests = tuple(
+            self._unchanged(path, p, v) for p, (path, v) in enumerate(zip(paths, entry.versions, strict=True))
+        )
         manifest = Manifest(run=run, index=entry.index, entry=entry.hash, versions=entry.versions, digests=digests)
         with contextlib.suppress(FileNotFoundError, FileExistsError):
             os.link(self.files.layout, folder / self.files.LAYOUT)
         write_whole(self.files.manifest(entry.index), line_of(manifest))
         return manifest
+
+    def _unchanged(self, path: Path, fragment: int, version: int) -> Digest:
+        """The digest of a state that was just written: a site may be the only one that is to keep it."""
+        digest = file_digest(path, version)
+        if self._store.has_changed(fragment, version, digest):
+            raise SnapshotError(f"{path} does not have the bits that were written: this disk has changed them")
+        return digest
 
     def manifests(self) -> list[Manifest]:
         """Manifests of the complete snapshots, the oldest first: one whose manifest cannot be read is not complete."""

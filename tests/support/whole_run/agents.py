@@ -45,6 +45,7 @@ from geocomm.elastic.site import following
 from geocomm.elastic.site.run_view import AgentEnded
 from geocomm.wire.file_ranges import MAX_LINE_BYTES, RangeAnswer
 from geocomm.wire.greeting import Greeting, Purpose
+from support.whole_run.damage import damage
 from support.whole_run.etcd import EtcdModel, client_of
 from support.whole_run.machines import PORT, Door, Machine, Process, Room, SimulatedKeys, World, current
 from support.whole_run.registry import Registry
@@ -192,9 +193,13 @@ def simulated(
     def hexadecimal(size: int = 16) -> str:
         return f"{chance.getrandbits(8 * size):0{2 * size}x}"
 
+    nobody = Machine("", "")
+
+    def machine_of(path: Path) -> Machine:
+        return world.machines.get(path.relative_to(folder).parts[0], nobody)
+
     def room_for(path: Path) -> Room:
-        machine = world.machines.get(path.relative_to(folder).parts[0])
-        return Room.FOR_ALL if machine is None else machine.room
+        return machine_of(path).room
 
     really_put = file_systems.put_in_place
 
@@ -207,6 +212,8 @@ def simulated(
         if path.suffix == ".frame":
             store = json.loads(RunDir(folder / path.relative_to(folder).parts[0]).store_id.read_text())["id"]
             registry.held.setdefault(path.stem.rpartition("-")[2], set()).add(store)
+        if is_large and machine_of(path).changes_files and chance.random() < 0.3:
+            damage(path, chance)
 
     really_new_part = FragmentStore.new_part
 

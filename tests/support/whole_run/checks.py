@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from geocomm.core.run_dir import RunDir
-from geocomm.elastic.journal.entries import AnyRound, Entry
+from geocomm.elastic.files.snapshots import Manifest
+from geocomm.elastic.journal.entries import AnyRound, Entry, Genesis, Kept, Snapshot
 from geocomm.elastic.journal.run_state import RunState, Standing
 from geocomm.wire.greeting import Purpose
 from support.whole_run.anchors import FRAGMENTS
@@ -108,6 +109,9 @@ class Checks:
         if why := DataChecks(self._run.data, self._run.registry.read).broken(chain):
             raise self._run.broke(why)
         self._replay(chain, state)
+        self._snapshots(chain)
+        if lost := self._run.to_outlive.items() - {(entry.index, entry.hash) for entry in chain}:
+            raise self._run.broke(f"the run has lost entry {min(lost)[0]}, which most sites had")
         hashes = {entry.index: entry.hash for entry in entries}
         for site in self._run.sites.values():
             if not site.lost and site is not self._run.skipped:  # that one may have led, and hears of no other leader
@@ -121,6 +125,25 @@ class Checks:
                 if steps & counted[one.fragment]:
                     raise self._run.broke(f"entry {one.index} counts steps of {listed.site} again")
                 counted[one.fragment] |= steps
+
+    def _snapshots(self, chain: list[Entry]) -> None:
+        """What is kept has the bits that ranks have written, whatever disks do."""
+        run, asked = "", dict[int, Snapshot]()
+        for entry in chain:
+            match entry:
+                case Genesis():
+                    run = entry.run
+                case Snapshot():
+                    asked[entry.index] = entry
+                case Kept(snapshot=index, sites=sites):
+                    of = asked[index]
+                    states = [(sites[0], fragment, version) for fragment, version in enumerate(of.versions)]
+                    digests = tuple(self._run.registry.states[one] for one in states)
+                    right = Manifest(run=run, index=index, entry=of.hash, versions=of.versions, digests=digests)
+                    if entry.digest != right.digest:
+                        raise self._run.broke(f"entry {entry.index} keeps a snapshot that disks have changed")
+                case _:
+                    pass
 
     def _replay(self, chain: list[Entry], own: RunState) -> None:
         """A listed frame was on the disks of two live sites, or of one where one was live; and a journal that has let

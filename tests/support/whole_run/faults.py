@@ -46,6 +46,7 @@ FAULTS = {
     "strange frame": 0.3,
     "leave": 1.0,
     "journal": 1.0,
+    "journals": 0.5,
     "files": 1.0,
 }
 """How often each comes, beside the others. `machine`: it ends, and comes back. `line`: two sites are cut from each
@@ -57,7 +58,9 @@ promotes another site. `minority`: so many machines end that a site which had be
 promotes it. `litter`: what is no snapshot lies beside them, and a manifest cannot be read. `removal`: a person removes
 the site that leads. `strange frame`: somebody asks the leader for frames that were never made. `leave`: a site is told
 to leave, a second time if it has not ended by then, and comes back. `journal`: a machine ends, and its disk has changed
-some bytes of the journal, or has lost it; `files`: of frames and states, while it is up."""
+some bytes of the journal, or has lost it; `journals`: those of two at once; where too few sites are left to know what
+counted, a person promotes one with --force. `files`: of frames, states and snapshots that it has while it is up, or is
+given for a while."""
 
 OF_ETCD = {
     "etcd away": 1.0,
@@ -172,10 +175,17 @@ class Faults:
                 await self._leave_minority()
             case "leave":
                 await self._leave(site)
-            case "journal":
-                await self._damage_journal(site)
+            case "journal" | "journals":
+                others = [other for other in there if other is not site]
+                more = chance.sample(others, 1) if kind == "journals" and len(others) > 1 else []
+                await self._damage_journals([site, *more])
             case "files":
-                self._damage_files(site)
+                if chance.random() < 0.5:
+                    self._damage_files(site)
+                else:
+                    self._run.registry.has_damage = site.machine.changes_files = True
+                    await asyncio.sleep(chance.uniform(2, 15))
+                    site.machine.changes_files = False
             case "litter":
                 self._litter(site)
             case "removal":
@@ -220,9 +230,16 @@ class Faults:
         await asyncio.sleep(self._run.chance.uniform(0.5, 15))
         self._run.start_again(site)
 
-    async def _damage_journal(self, site: Site) -> None:
+    async def _damage_journals(self, sites: list[Site]) -> None:
         """Not where another one's is damaged too: nobody may have all entries then."""
-        others = [other for other in self._run.sites.values() if other is not site]
+        others = [other for other in self._run.sites.values() if other not in sites]
+        if len(sites) > 1 and self._run.chance.random() < 0.5:  # one of the others has an old journal
+            ways = self._ways(self._run.chance.choice(others))
+            self._run.world.lines.cut(*ways)
+            try:
+                await asyncio.sleep(self._run.chance.uniform(5, 15))
+            finally:
+                self._run.world.lines.heal(*ways)
         if self._restoring or any(other.machine.is_damaged or other.lost for other in others) or not others:
             return
         if any(not one.state()[0].versions for one in self._run.sites.values()):
@@ -231,21 +248,28 @@ class Faults:
             return
         if not any(self._run.newest()[0].versions):
             return
-        site.machine.is_damaged = site.machine.was_damaged = True
-        await site.stop()
+        if not self._run.with_etcd:  # else it has them
+            self._run.to_outlive |= self._run.held_by_most()
+        for site in sites:
+            site.machine.is_damaged = site.machine.was_damaged = True
         try:
-            if (path := RunDir(site.run_dir).journal).exists():
-                self._run.say(f"---- {site.name}: {damage(path, self._run.chance)}")
+            await asyncio.gather(*(site.stop() for site in sites))
+            for site in sites:
+                if (path := RunDir(site.run_dir).journal).exists():
+                    self._run.say(f"---- {site.name}: {damage(path, self._run.chance)}")
             await asyncio.sleep(self._run.chance.uniform(0.5, 10))
         finally:
-            self._run.start_again(site)
-        while site.machine.is_damaged and site.machine.up:  # until an agent has a journal that is whole
+            for site in sites:
+                self._run.start_again(site)
+        while any(site.machine.is_damaged and site.machine.up for site in sites):  # until they have whole ones
             await asyncio.sleep(1)
+            await self._run.lead_past_damage()
 
     def _damage_files(self, site: Site) -> None:
-        """A few of the newest."""
-        fragments = RunDir(site.run_dir).fragments
-        files = sorted(fragments.glob("**/*.frame")) + sorted(fragments.glob("*.state"))
+        """A few. A snapshot's states are those of the fragments, as long as those are there."""
+        folder = RunDir(site.run_dir)
+        files = sorted(folder.fragments.glob("**/*.frame")) + sorted(folder.fragments.glob("*.state"))
+        files += sorted(folder.snapshots.glob("*/*"))
         for path in self._run.chance.sample(files, min(3, len(files))):
             self._run.registry.has_damage = True
             self._run.say(f"---- {path.name} of {site.name}: {damage(path, self._run.chance)}")
@@ -261,6 +285,11 @@ class Faults:
         await asyncio.sleep(self._run.chance.uniform(1, 30))
         self._run.world.lines.heal(*ways)
 
+    def _ways(self, site: Site) -> list[tuple[str, str]]:
+        """Of all lines of a site."""
+        others = [name for name in self._run.names if name != site.name]
+        return [way for other in others for way in ((site.name, other), (other, site.name))]
+
     async def _leave_minority(self) -> None:
         """One site was cut off, has an old journal, and reaches less than half of the members: nobody may promote it
         without --force."""
@@ -268,7 +297,7 @@ class Faults:
             return
         name = self._run.leader_name()
         old = self._run.sites[self._run.chance.choice([other for other in self._run.names if other != name])]
-        ways = [way for other in self._run.names if other != old.name for way in ((old.name, other), (other, old.name))]
+        ways = self._ways(old)
         ended = self._run.chance.sample(
             [site for site in self._run.sites.values() if site not in (old, self._run.sites[name])],
             (len(self._run.names) - 1) // 2,
@@ -367,7 +396,7 @@ class Faults:
         leader = self._run.sites[name]
         leader.lost = True
         comes_back, is_cut_off = self._run.chance.random() < 0.6, self._run.chance.random() < 0.5
-        ways = [way for other in self._run.names if other != name for way in ((name, other), (other, name))]
+        ways = self._ways(leader)
         try:
             if comes_back and is_cut_off:  # it leads alone, and its journal grows
                 self._run.world.lines.cut(*ways)

@@ -119,6 +119,8 @@ class Machine:
     rank_server: Any = None
     room: Room = Room.FOR_ALL
     """On its disk."""
+    changes_files: bool = False
+    """The disk changes some of the frames and states that it is given."""
     takes_mail: bool = True
     """Others' ranks reach its own, and they others'."""
     is_damaged: bool = False

@@ -6,7 +6,7 @@ Each is a function in the place of one of the product, as it was before the mend
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +18,9 @@ from geocomm.core.records import Hash
 from geocomm.data.deal_records import SiteDeal
 from geocomm.elastic.files import snapshots
 from geocomm.elastic.files.fetch import Fetcher, Outcome
-from geocomm.elastic.files.fragment_store import FragmentStore
+from geocomm.elastic.files.fragment_store import FragmentStore, file_digest
 from geocomm.elastic.files.known_agents import KnownAgents
+from geocomm.elastic.files.snapshots import Snapshots
 from geocomm.elastic.journal.admission import LedSite
 from geocomm.elastic.journal.entries import AnyRound, BadLineError
 from geocomm.elastic.journal.journal import SqliteJournal
@@ -171,7 +172,7 @@ def _another_rate_is_left_out(self: LeaderRounds, fragment: int, found: OpenRoun
     first = max(chosen.values(), key=lambda offer: offer.step).lr
     fits = {name: offer for name, offer in chosen.items() if abs(offer.lr - first) <= 0.05 * first}
     for name in sorted(chosen.keys() - fits.keys()):
-        faults = self._unmailed[name, ""] = self._unmailed.get((name, ""), 0) + 1
+        faults = self._ways.unmailed[name, ""] = self._ways.unmailed.get((name, ""), 0) + 1
         if faults >= 3:
             self._run.send(name, Stop(why="its learning rate differs from that of the others (the 3rd time)"))
     _choose(self, fragment, found, fits)
@@ -344,6 +345,12 @@ def _a_changed_state_is_begun_with(self: FragmentStore, fragment: int, version: 
     return False
 
 
+@_mutant(journal_of_others, "are_most", "journals")
+def _any_journal_is_the_whole_one(some: Collection[str], members: Collection[str]) -> bool:
+    """A site whose journal is damaged takes the longest of those that answer, though most members do not."""
+    return False
+
+
 MUTANTS["a full disk holds up all"] = Mutant(
     "A site whose disk takes no frames is live: of two, no round counts.",
     RunDisk,
@@ -351,6 +358,12 @@ MUTANTS["a full disk holds up all"] = Mutant(
     lambda self, size: None,
     lasting="full",
 )
+
+
+@_mutant(Snapshots, "_unchanged", "files")
+def _a_changed_state_is_kept(self: Snapshots, path: Path, fragment: int, version: int) -> str:
+    """A site says that it has a snapshot of which its disk has changed a state since it was written."""
+    return file_digest(path, version)
 
 
 # ---- data that the run deals

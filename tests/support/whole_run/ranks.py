@@ -464,7 +464,8 @@ class Rank:
         self._since_state[index] = 0
         snapshots = self._for_snapshots.pop((index, anchor.version), [])
         with contextlib.suppress(OSError):
-            self._store.write_state(index, anchor.version, [anchor.content])
+            digest = self._store.write_state(index, anchor.version, [anchor.content])
+            self._registry.states[self._machine.name, index, anchor.version] = digest
             for snapshot in snapshots:
                 self._snapshots.keep_state(snapshot.index, index, anchor.version)
             if snapshots:

@@ -28,6 +28,8 @@ class Registry:
         """The run folders, by their own names, on whose disk a frame has been."""
         self.vouched: dict[Hash, dict[str, frozenset[str]]] = {}
         """Of rounds: those folders, by frame, when the first journal had the entry."""
+        self.states: dict[tuple[str, int, int], str] = {}
+        """By site, fragment and version: the digest of the state that its ranks have written last."""
         self.broken: list[str] = []
         self.numbers = 0
         self.repairs = 0

@@ -101,6 +101,8 @@ class WholeRun:
     ) -> None:
         self.with_etcd, self.liar = with_etcd, liar
         self.reduce = reduce or ("aggregator" if seed % 2 else "all")
+        if seed % 5 == 4:
+            terms = replace(terms, copies=1)
         all_kinds = {kind: often for kind, often in FAULTS.items() if kind not in BY_HAND} | OF_ETCD
         all_faults = all_kinds if with_etcd else FAULTS
         if data:
@@ -120,6 +122,10 @@ class WholeRun:
         self.skipped: Site | None = None
         self.is_held_back = False
         """A site is said to join once most members hold the last one's entry."""
+        self.to_outlive: dict[int, str] = {}
+        """Entries that most sites had when journals were damaged: without --force the run has them."""
+        self.knows_too_little = False
+        """A site whose journal is damaged says that too few members answer."""
         self.words: dict[str, float] = {}
         """By site: when its agent last said something, or somebody something of it."""
         self.registry = Registry()
@@ -170,6 +176,7 @@ class WholeRun:
         if process is not None and "only one that leads" in what and f"same run, at {process.machine.host}:" in what:
             self.registry.broken.append(f"{process.machine.name} takes itself for another leader")
         self.is_held_back = self.is_held_back or " joins once most members " in what
+        self.knows_too_little = self.knows_too_little or "members answer to know what counted" in what
         if "averages no more" in what:
             self.history.told_liars.add(what.split(":")[0])
             if not what.startswith(f"{self.liar}: ") or not self.liar:
@@ -293,6 +300,14 @@ class WholeRun:
         known = KnownAgents(leader.run_dir, self.say)
         return known.lost_journal or known.claims_after(leader.state()[0].term)
 
+    async def lead_past_damage(self) -> None:
+        """A person promotes a site with --force: too few members have a journal to know what counted."""
+        if self.knows_too_little and not self.with_etcd:
+            self.knows_too_little = False
+            whole = [site for site in self.sites.values() if site.machine.up and not site.machine.is_damaged]
+            with contextlib.suppress(OSError):
+                await self.ask_to_lead(self.with_most_entries(whole), force=True)
+
     async def give_up_lost(self) -> None:
         """A person removes the sites that are gone for good, as those are told whose coming waits for most members."""
         self.is_held_back = False
@@ -342,17 +357,23 @@ class WholeRun:
 
     async def ask_to_lead(self, site: Site, *, force: bool = False) -> str:
         """Why a site cannot be promoted; empty: it leads. Without force it has what most sites had."""
-        held = Counter((one.index, one.hash) for other in self.sites.values() for one in other.state()[1])
+        held = self.held_by_most()
         at = f"{site.machine.host}:{PORT}"
         answer = await ask(site.machine, at, PromotionAsked(force=force), PromotionAnswer)
         self.say(f"person: promote {site.name}: {answer.problem or 'it leads'}")
         if not answer.problem:
             self.hub = site.machine
             own = {one.index: one.hash for one in site.state()[1]}
-            for (index, said), copies in held.items():
-                if not force and 2 * copies > len(self.sites) and own.get(index, said) != said:
-                    raise self.broke(f"{site.name} leads without entry {index}, which {copies} sites had")
+            if force:
+                self.to_outlive.clear()
+            elif lost := [index for index, said in held.items() if own.get(index, said) != said]:
+                raise self.broke(f"{site.name} leads without entry {lost[0]}, which most sites had")
         return answer.problem
+
+    def held_by_most(self) -> dict[int, str]:
+        """The hashes of the entries that most sites have, by index."""
+        held = Counter((one.index, one.hash) for site in self.sites.values() for one in site.state()[1])
+        return {index: said for (index, said), copies in held.items() if 2 * copies > len(self.sites)}
 
     # ---- peace
 
@@ -361,7 +382,7 @@ class WholeRun:
         self.say("---- peace")
         self.world.lines.heal_all()
         for site in self.sites.values():
-            site.machine.room, site.machine.takes_mail = Room.FOR_ALL, True
+            site.machine.room, site.machine.takes_mail, site.machine.changes_files = Room.FOR_ALL, True, False
             self.start_again(site)
         self.etcd.away, self.etcd.doubtful, self.data.is_away = 0, 0.0, False
         self.etcd.cut.clear()
@@ -392,6 +413,7 @@ class WholeRun:
                 await self.give_etcd_its_end()
             if self.is_held_back:
                 await self.give_up_lost()
+            await self.lead_past_damage()
             has_waited = self.skipped is None or self.loop.time() > began + WORD_S + 4
             if not (why := self.checks.lacks(first)) and has_waited:
                 self.checks.chain()
