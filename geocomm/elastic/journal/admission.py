@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
+from geocomm.core.records import line_of
 from geocomm.elastic.journal.entries import Genesis
-from geocomm.elastic.journal.messages import PROTOCOL_VERSION, Beat, Hello, Model, Owner, Refused
+from geocomm.elastic.journal.message_lines import MAX_LINE_BYTES
+from geocomm.elastic.journal.messages import PROTOCOL_VERSION, Beat, Hello, Model, Owner, RanksUp, Refused
 from geocomm.elastic.journal.run_state import RunState, Standing
 
 MOST_COMINGS, COMINGS_S = 30, 60.0
@@ -76,6 +78,23 @@ def are_most(some: Collection[str], members: Collection[str]) -> bool:
     """Whether these are most of the members. A leader needs them to make the list longer, and a site to be promoted: so
     no two sides have most of the list that each of them knows."""
     return 2 * len(set(some).intersection(members)) > len(members)
+
+
+def first_to_send(state: RunState, hello: Hello) -> int:
+    """The index of the first entry that a site lacks, or has another one of.
+
+    A chain that ends outside the leader's is that of a leader before: it fits up to where the next one took over.
+    """
+    if hello.run is None:
+        return 0
+    later = [index for term, index in state.terms.items() if term > hello.term]
+    return min([hello.head + 1, *later])
+
+
+def has_room(sites: Mapping[str, LedSite], name: str, ranks: RanksUp) -> bool:
+    """Whether an Open can name these ranks of a site too, beside those of all others."""
+    owners = [one.owners for other, one in sites.items() if other != name] + [ranks.owners]
+    return sum(len(line_of(owner)) for some in owners for owner in some) <= MAX_LINE_BYTES // 2
 
 
 def refusal(state: RunState, sites: Mapping[str, LedSite], name: str, hello: Hello) -> str:

@@ -5,7 +5,6 @@ Pure logic, a part of the `Sequencer`. A round is open for one version of a frag
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -13,20 +12,18 @@ from geocomm.elastic.journal.admission import LedSite
 from geocomm.elastic.journal.average_checks import AverageChecks
 from geocomm.elastic.journal.claims import Claims
 from geocomm.elastic.journal.entries import AnyRound, Counted, FrameBytes, Round, SumFrame, SummedRound
+from geocomm.elastic.journal.frame_ways import FrameWays
 from geocomm.elastic.journal.learning_rates import LearningRates
+from geocomm.elastic.journal.led_peers import LedPeers
 from geocomm.elastic.journal.led_run import LedRun
 from geocomm.elastic.journal.messages import (
     Aggregator,
     Check,
     Due,
-    Fetch,
     Hold,
     Offer,
     Open,
-    Owner,
     Pass,
-    Peer,
-    Peers,
     Sum,
     Summed,
 )
@@ -39,8 +36,6 @@ STARVED_ROUNDS = 4
 before it could make one, and the round was over then. A round waits for it after this many."""
 _MOST_GRACES = 8
 """So many times the grace such a round waits at most."""
-_CYCLES_WITHOUT_MAIL = 2
-"""Without any frame by mail from a site to another for this time, agents fetch at once."""
 PATIENT_GRACES = 4
 """So many times the grace an aggregator has for its average, from the first offer on: then another one is named."""
 _ATTEMPTS_OF_A_START = 1 << 20
@@ -58,7 +53,7 @@ class LeaderRounds:
         self._run, self._checks = run, checks
         self._state, self._sites, self._terms = run.state, run.sites, run.terms
         self._digests = digests
-        self._fetch = fetch
+        self._ways, self._peers = FrameWays(run, fetch), LedPeers(run)
         self._open: dict[int, OpenRound] = {}
         """By fragment."""
         self._due: set[int] = set()
@@ -73,23 +68,14 @@ class LeaderRounds:
         """By fragment: offers of earlier attempts are deltas to a state that a skip has changed."""
         self._closed: dict[int, tuple[OpenRound, float]] = {}
         """By fragment: the last round, and until when its frames came in time."""
-        self._late_pairs: set[tuple[str, str]] = set()
-        """(holder, maker): the frame did not come within the grace in the last round, by mail or by fetching."""
-        self._unmailed: dict[tuple[str, str], int] = {}
-        """By (holder, maker): rounds since any frame came by mail, late or not."""
         self._rates = LearningRates()
         self._outliers = Outliers()
         self.left_out = 0
         """Frames that no round took, since this leader began, since they were far longer than what is usual."""
         begun = any(run.state.versions)
         self._waited_for = frozenset[str]() if begun else run.terms.wait_for - set(run.state.live)
-        self._peers: tuple[Peer, ...] = ()
-        self._met: tuple[Peer, ...] = ()
-        """Those, and the sites whose ranks are up and not ready yet."""
         self._known_grace_s: float | None = None
         """None: it is to be computed anew."""
-        self._told_of: tuple[list[tuple[str, tuple[Owner, ...], str]], list[str]] = [], []
-        """What both are made of, which is compared after each event."""
 
     # ---- what happens
 
@@ -107,7 +93,7 @@ class LeaderRounds:
         if offer.attempt < self._least_attempts.get(offer.fragment, 0):
             return
         found.offer(name, offer)
-        self._fetch_missing(found, [name], late=self._run.now - found.opened >= self._grace_s())
+        self._ways.fetch_missing(found, [name], late=self._run.now - found.opened >= self._grace_s())
 
     def passed(self, name: str, message: Pass) -> None:
         """A site has nothing to offer in this attempt."""
@@ -145,15 +131,11 @@ class LeaderRounds:
             if not found.hold(name, hold.frame):
                 self._run.drop(name, f"it holds more frames of a round than there can be: {MOST_HOLDS}")
                 return
-            if hold.by_mail:
-                found.mailed.add((name, hold.frame))
-                self._unmailed.pop((name, hold.site), None)
-            if self._run.now <= found.opened + self._grace_s():
-                self._late_pairs.discard((name, hold.site))
+            self._ways.held(found, name, hold, in_time=self._run.now <= found.opened + self._grace_s())
 
     def ready(self, name: str) -> None:
         """A site takes part from now on."""
-        self._late_pairs = {pair for pair in self._late_pairs if name not in pair}
+        self._ways.ready(name)
         self._waited_for -= {name}
 
     def lose_disk(self, name: str) -> None:
@@ -199,7 +181,9 @@ class LeaderRounds:
     def look(self) -> None:
         """Do what is due now, for each fragment."""
         self._known_grace_s = None
-        self._tell_peers()
+        if self._peers.tell():  # who has come meanwhile gets frames too: that changes what is open
+            for fragment in sorted(self._open):
+                self._announce(fragment, self._state.live)
         for fragment in range(len(self._state.versions)):
             self.look_at(fragment)
             if (found := self._open.get(fragment)) is not None and not self._digests.is_repairing(fragment):
@@ -231,7 +215,7 @@ class LeaderRounds:
     def _have_fetched(self, fragment: int, found: OpenRound) -> None:
         """Have missing frames fetched, and try again where there are none."""
         grace_s = self._grace_s()
-        self._fetch_missing(found, [*found.offers], late=self._run.now - found.opened >= grace_s)
+        self._ways.fetch_missing(found, [*found.offers], late=self._run.now - found.opened >= grace_s)
         if found.charge is not None:
             self._see_to_charge(fragment, found, found.charge)
         eligible = found.eligible(self._state.live)
@@ -270,7 +254,7 @@ class LeaderRounds:
             fragment=fragment,
             version=found.version,
             attempt=found.attempt,
-            peers=self._peers,
+            peers=self._peers.live,
             aggregator=None if found.charge is None else found.charge.aggregator,
         )
         for name in to:
@@ -324,7 +308,7 @@ class LeaderRounds:
             self._ask(fragment, found, charge)
         elif charge.summed is not None and self._run.now - charge.asked >= self._terms.fetch_again_s:
             charge.asked = self._run.now
-            self._bring_average(found, charge, charge.summed)
+            self._ways.bring_average(found, charge.aggregator.site, charge.summed)
 
     def _ask(self, fragment: int, found: OpenRound, charge: Charge) -> None:
         charge.asked = self._run.now
@@ -334,41 +318,7 @@ class LeaderRounds:
             Sum(fragment=fragment, version=found.version, attempt=aggregator.attempt, members=charge.members),
         )
 
-    def _bring_average(self, found: OpenRound, charge: Charge, summed: Summed) -> None:
-        """The mail has not brought it to anybody: one more site fetches it."""
-        name = charge.aggregator.site
-        sources = tuple(one for one in (self._sites[name].fetch, self._fetch) if one)
-        lack = [one for one in self._state.live if not found.holds(one, summed.frame)]
-        asked = {one: found.fetches.get((one, summed.frame), -math.inf) for one in lack}
-        if lack and sources:
-            self._have_fetched_by(min(lack, key=lambda one: asked[one]), found, name, summed, sources)
-
     # ---- what a round waits for
-
-    def _tell_peers(self) -> None:
-        """Who has come meanwhile gets frames too: that changes what is open. Ranks connect before that."""
-        live = self._state.live
-        coming = [name for name, one in self._sites.items() if one.has_ranks and one.connected and one.welcomed]
-        sites = [(name, self._sites[name].owners, self._sites[name].fetch) for name in sorted({*live, *coming})]
-        if sites == self._told_of[0] and live == self._told_of[1]:
-            return
-        self._told_of = sites, live
-        met = tuple(self._peer(name) for name, _, _ in sites)
-        gained, self._met = set(met) - set(self._met), met
-        if gained:
-            for name in (one.site for one in met if self._sites[one.site].welcomed):
-                self._run.send(name, Peers(peers=met))
-        peers = tuple(map(self._peer, live))
-        if peers == self._peers:
-            return
-        gained = set(peers) - set(self._peers)
-        self._peers = peers
-        if gained:
-            for fragment in sorted(self._open):
-                self._announce(fragment, self._state.live)
-
-    def _peer(self, name: str) -> Peer:
-        return Peer(site=name, owners=self._sites[name].owners, fetch=self._sites[name].fetch)
 
     def _in_time(self, name: str, fragment: int, version: int) -> None:
         """Whether a site is waited for follows from whether it comes within the grace, also where nobody waited."""
@@ -396,11 +346,7 @@ class LeaderRounds:
             return True
         if found.charge is not None and found.charge.aggregator.site != name:
             return False
-        live = self._state.live
-        return any(
-            (name, maker) not in self._late_pairs and found.is_anywhere(found.offers[maker][-1].frame, live)
-            for maker in found.lacks(name)
-        )
+        return self._ways.may_come(found, name)
 
     def _are_newest(self, found: OpenRound, eligible: Mapping[str, Offer]) -> bool:
         """Whether the newest frames of all live sites are eligible; for an aggregator nothing else is waited for."""
@@ -428,48 +374,6 @@ class LeaderRounds:
         beats = [self._sites[name].beat for name in self._state.live if name in self._sites]
         steps = [beat.step_s for beat in beats if beat is not None and beat.step_s > 0]
         return max(self._terms.least_grace_s, self._state.every * min(steps, default=0.0) / 2)
-
-    def _fetch_missing(self, found: OpenRound, makers: Iterable[str], *, late: bool) -> None:
-        """What did not come by mail within the grace is fetched: from who has it, or through the leader's agent.
-
-        Where no mail has come for long, nobody waits for the grace.
-        """
-        to = self._state.live if found.charge is None else [found.charge.aggregator.site]
-        live, without_mail = self._state.live, _CYCLES_WITHOUT_MAIL * len(self._state.versions)
-        for maker in makers:
-            offer = found.offers[maker][-1]
-            lack = [
-                name
-                for name in to
-                if not found.holds(name, offer.frame) and (late or self._unmailed.get((name, maker), 0) >= without_mail)
-            ]
-            if not lack:
-                continue
-            holders = [name for name in live if found.holds(name, offer.frame)]
-            addresses = [self._sites[name].fetch for name in holders] + [self._fetch]
-            sources = tuple(address for address in addresses if address)
-            for name in lack:
-                asked = found.fetches.get((name, offer.frame), -math.inf)
-                if not sources or self._run.now - asked < self._terms.fetch_again_s:
-                    continue
-                self._have_fetched_by(name, found, maker, offer, sources)
-
-    def _have_fetched_by(
-        self, name: str, found: OpenRound, maker: str, made: Offer | Summed, sources: tuple[str, ...]
-    ) -> None:
-        """A site is to fetch a frame of this round."""
-        found.fetches[name, made.frame] = self._run.now
-        self._run.send(
-            name,
-            Fetch(
-                fragment=made.fragment,
-                version=found.version,
-                site=maker,
-                frame=made.frame,
-                bytes=made.size,
-                sources=sources,
-            ),
-        )
 
     def _choose(self, fragment: int, found: OpenRound, eligible: Mapping[str, Offer]) -> None:
         """The round waits no longer: these frames count, but for those that are far too long."""
@@ -521,12 +425,8 @@ class LeaderRounds:
                 site.late = True
             passed = found.has_tried(name) and name not in found.offers
             self._count_missed(fragment, site, passed=passed, counts=name in chosen)
-            if found.charge is not None and name != found.charge.aggregator.site:
-                continue
-            self._late_pairs.update((name, maker) for maker in found.lacks(name))
-            for maker, offers in found.offers.items():
-                if name != maker and (name, offers[-1].frame) not in found.mailed:
-                    self._unmailed[name, maker] = self._unmailed.get((name, maker), 0) + 1
+            if found.charge is None or name == found.charge.aggregator.site:
+                self._ways.ended(found, name)
         del self._open[fragment]
         self._closed[fragment] = (found, found.opened + self._grace_s())
         self._due.discard(fragment)

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from geocomm.core.records import line_of
 from geocomm.elastic.journal.admission import (
     COMINGS_S,
     MOST_COMINGS,
     ForeignJournals,
     LedSite,
-    are_most,
     difference,
-    members_of,
+    first_to_send,
+    has_room,
     other_chain,
     refusal,
     supersedes,
@@ -26,12 +25,12 @@ from geocomm.elastic.journal.admission import (
 )
 from geocomm.elastic.journal.average_checks import AverageChecks
 from geocomm.elastic.journal.entries import Away, End, Genesis, Join, Left, Ready, Removed, Skip, words
+from geocomm.elastic.journal.held_back import HeldBack
 from geocomm.elastic.journal.leader_deals import LeaderDeals
 from geocomm.elastic.journal.leader_rounds import LeaderRounds
 from geocomm.elastic.journal.leader_snapshots import LeaderSnapshots
 from geocomm.elastic.journal.led_run import LedRun
 from geocomm.elastic.journal.lost_frames import LostFrames
-from geocomm.elastic.journal.message_lines import MAX_LINE_BYTES
 from geocomm.elastic.journal.messages import (
     Applied,
     Beat,
@@ -72,8 +71,6 @@ from geocomm.elastic.journal.sequencer_events import (
 
 _OfRun = Due | Offer | Pass | Summed | SumChecked | Hold | Applied | Lost
 """What a site says of a fragment that the run is to have."""
-_HELD_S = 10.0
-"""A site that cannot join yet is told of after this time."""
 
 
 class Sequencer:
@@ -104,18 +101,13 @@ class Sequencer:
         self._run = LedRun(state, terms)
         self.sites, self._terms = self._run.sites, terms
         self._digests = SaidDigests(state)
-        self._checks = AverageChecks(self._run, random_hex)
-        self._rounds = LeaderRounds(self._run, self._digests, self._checks, fetch, start)
-        self.deals = LeaderDeals(self._run, self._rounds.forget)
+        self.checks = AverageChecks(self._run, random_hex)
+        self.rounds = LeaderRounds(self._run, self._digests, self.checks, fetch, start)
+        self.deals = LeaderDeals(self._run, self.rounds.forget)
         self._snapshots = LeaderSnapshots(self._run)
         self._lost = LostFrames(self._run)
         self._foreign = ForeignJournals()
-        self._held_back: dict[str, tuple[RanksUp, float]] = {}
-        """By site, since when: no run begins here yet, or it has room for no new member."""
-        self._told_held_back: set[str] = set()
-        self._shared = shared
-        self._listed_at = state.head.index
-        """The last entry by which a site may have become a member."""
+        self._held_back = HeldBack(self._run, self._may_begin, shared=shared)
         self._started = False
 
     def turned_away(self, name: str, hello: Hello, now: float) -> Refused | None:
@@ -125,16 +117,6 @@ class Sequencer:
         site = self.sites.get(name)
         live = name in self.state.live
         return None if site is None else turned_away(site, name, hello, now, self._terms.silent_s, live=live)
-
-    @property
-    def left_out(self) -> int:
-        """Frames that were left out as too long, since this leader began."""
-        return self._rounds.left_out
-
-    @property
-    def averages_wrong(self) -> int:
-        """Averages of which two sites said different things, since this leader began."""
-        return self._checks.found_wrong
 
     @property
     def doubt(self) -> tuple[str, ...]:
@@ -154,7 +136,7 @@ class Sequencer:
             case Said():
                 self._said_by(event.site, event.message)
             case Unbelieved():
-                self._rounds.forget(event.site)
+                self.rounds.forget(event.site)
                 self._run.drop(event.site, event.why)
             case Remove():
                 self._remove(event.site, event.why)
@@ -163,13 +145,14 @@ class Sequencer:
             case Tick():
                 self._look_at_clock()
                 self.deals.look()
-        self._take_held_back()
+        for name, ranks in self._held_back.released():  # at once, since they say but once that they are ready
+            self._ranks_up(name, self.sites[name], ranks)
         # A site that only says something of a round changes no other one, and most events are of this kind.
         if isinstance(event, Said) and isinstance(event.message, OfRound) and not self._run.has_actions:
             if event.message.fragment < len(self.state.versions):
-                self._rounds.look_at(event.message.fragment)
+                self.rounds.look_at(event.message.fragment)
         else:
-            self._rounds.look()
+            self.rounds.look()
         return self._run.take_actions()
 
     def _start(self, now: float) -> None:
@@ -225,21 +208,21 @@ class Sequencer:
                 self._ready(name, site)
             case RanksGone():
                 site.owners, site.has_ranks, site.gone_for = (), False, message.why
-                self._held_back.pop(name, None)
+                self._held_back.drop(name)
                 site.applied.clear()
                 self._away(name, message.why)
             case Due():
-                self._rounds.due(message)
+                self.rounds.due(message)
             case Offer():
-                self._rounds.offered(name, message)
+                self.rounds.offered(name, message)
             case Pass():
-                self._rounds.passed(name, message)
+                self.rounds.passed(name, message)
             case Summed():
-                self._rounds.summed(name, message)
+                self.rounds.summed(name, message)
             case SumChecked():
-                self._checks.checked(name, message)
+                self.checks.checked(name, message)
             case Hold():
-                self._rounds.held(name, message)
+                self.rounds.held(name, message)
                 self._lost.held(message)
             case Applied():
                 self._applied(name, site, message)
@@ -291,32 +274,22 @@ class Sequencer:
         if name not in self.state.live:  # else a line that breaks after each Hello would keep it for ever
             site.heard = self._run.now
         run = None if self.state.genesis is None else self.state.genesis.run
-        welcome = Welcome(term=self.state.term, run=run, head=self.state.head.index, open=self._rounds.all_open())
+        welcome = Welcome(term=self.state.term, run=run, head=self.state.head.index, open=self.rounds.all_open())
         site.goals = tuple(self.state.versions)
         self._run.send(name, welcome)
-        first, last = self._first_to_send(hello), self.state.head.index
+        first, last = first_to_send(self.state, hello), self.state.head.index
         site.head = first - 1  # behind that its journal is not the run's
         if first <= last:
             self._run.send_entries(name, first, last)
         if self.state.genesis is not None and hello.ranks and (known is None or known.store != hello.store):
             self._away(name, "it came back with another run folder")
-            if self._has_place(name) and self._may_come(name, site):
+            if self._held_back.may_come(name) and self._may_come(name, site):
                 self._join(name, hello.store)
-        self._rounds.tell(name)
-
-    def _first_to_send(self, hello: Hello) -> int:
-        """The index of the first entry that the site lacks, or has another one of.
-
-        A chain that ends outside the leader's is that of a leader before: it fits up to where the next one took over.
-        """
-        if hello.run is None:
-            return 0
-        later = [index for term, index in self.state.terms.items() if term > hello.term]
-        return min([hello.head + 1, *later])
+        self.rounds.tell(name)
 
     def _forget_disk(self, name: str) -> None:
         """The site has another run folder: what it held is gone."""
-        self._rounds.lose_disk(name)
+        self.rounds.lose_disk(name)
         self.sites[name].applied.clear()
 
     def _ranks_up(self, name: str, site: LedSite, message: RanksUp) -> None:
@@ -329,8 +302,8 @@ class Sequencer:
         if len(message.digests) != message.model.fragments:
             self._run.drop(name, f"it has {len(message.digests)} digests of {message.model.fragments} fragments")
             return
-        if not (self._may_begin() if genesis is None else self._has_place(name)):
-            self._held_back.setdefault(name, (message, self._run.now))
+        if not self._held_back.may_come(name):
+            self._held_back.add(name, message)
             return
         if genesis is None:
             model = message.model
@@ -352,7 +325,7 @@ class Sequencer:
             if why:
                 self._refuse(name, why)
                 return
-        if not self._has_room(name, message):
+        if not has_room(self.sites, name, message):
             self._refuse(
                 name,
                 f"the ranks of all sites are more than one message can name: {name} has "
@@ -374,46 +347,13 @@ class Sequencer:
         if joins and genesis is not None and message.digests != genesis.digests:
             self._run.log(f"{name} begins with other weights than the run: it takes the run's state")
 
-    def _take_held_back(self) -> None:
-        """Take the ranks in that came before the run might begin: at once, since they say but once that they are
-        ready."""
-        for name, (message, since) in sorted(self._held_back.items()):
-            if not self.sites[name].welcomed:
-                del self._held_back[name]
-            elif self._may_begin() if self.state.genesis is None else self._has_place(name):
-                del self._held_back[name]
-                self._told_held_back.discard(name)
-                self._ranks_up(name, self.sites[name], message)
-            elif self.state.genesis and self._run.now - since > _HELD_S and name not in self._told_held_back:
-                self._told_held_back.add(name)
-                lack = ", ".join(one for one in members_of(self.state) if one not in self._holders)
-                self._run.log(
-                    f"{name} joins once most members of the run hold entry {self._listed_at}: {lack} do not. Start "
-                    "these sites, or give them up with geocomm members remove"
-                )
-
     def _join(self, name: str, store: str) -> None:
         self._run.append(Join, site=name, store=store)
-        self._listed_at = self.state.head.index
-
-    @property
-    def _holders(self) -> list[str]:
-        """Who holds the entry by which the last member came."""
-        return [name for name, site in self.sites.items() if site.head >= self._listed_at]
-
-    def _has_place(self, name: str) -> bool:
-        """Whether the site is a member, or may become one: once the list as it is now is committed."""
-        members = members_of(self.state)
-        return self._shared or not members or name in members or are_most(self._holders, members)
+        self._held_back.joined()
 
     def _may_begin(self) -> bool:
         """Whether a run may begin here: not while a site is there that has one."""
         return not (self._foreign.there(self._run.now) or self.deals.lacks_catalog)
-
-    def _has_room(self, name: str, message: RanksUp) -> bool:
-        """Whether an Open can name these ranks too, beside those of all others."""
-        owners = [one.owners for other, one in self.sites.items() if other != name] + [message.owners]
-        return sum(len(line_of(owner)) for some in owners for owner in some) <= MAX_LINE_BYTES // 2
 
     def _may_come(self, name: str, site: LedSite) -> bool:
         """Whether a site joins, is ready or has other ranks not too often: else its connection ends, until it may
@@ -443,7 +383,7 @@ class Sequencer:
         site.leaving = None
         site.closed_for = ""
         site.heard = self._run.now
-        self._rounds.ready(name)
+        self.rounds.ready(name)
 
     def _away(self, name: str, why: str) -> None:
         known = self.state.sites.get(name)
@@ -485,11 +425,11 @@ class Sequencer:
             elif not site.has_ranks and self._run.now - site.changed >= terms.disconnected_s:
                 self._away(name, "no ranks")
             elif site.leaving is not None and (
-                self._run.now - site.leaving >= terms.leave_s or not self._rounds.has_offer(name)
+                self._run.now - site.leaving >= terms.leave_s or not self.rounds.has_offer(name)
             ):
                 self._left(name)
         self._skip_lost()
-        self._checks.look()
+        self.checks.look()
         self._snapshots.look()
         for found in self._digests.overdue(terms.repair_s, self._run.now):
             self._repair(found)
@@ -522,7 +462,7 @@ class Sequencer:
             self._run.send(name, Repair(fragment=fragment))
             if found.is_known:  # nobody waits for it, and its ranks have to start again before it counts
                 self.sites[name].has_ranks = False
-                self._rounds.take_back(fragment, name)
+                self.rounds.take_back(fragment, name)
                 self._away(name, f"fragment {fragment}: other bits {against}")
 
     def _stop_for_digests(self, fragment: int, against: str, sites: Collection[str]) -> None:
@@ -542,7 +482,7 @@ class Sequencer:
             for void in self.state.to_skip(fragment, version):
                 self._run.append(Skip, fragment=fragment, version=void, why=why)
             self._digests.forget(fragment)
-            self._rounds.void(fragment)
+            self.rounds.void(fragment)
 
     # ---- the end of a site
 

@@ -185,8 +185,8 @@ class Agent:
             counted |= {
                 "leader_entries": leader.entries,
                 "leader_commit_seconds": leader.commit_seconds,
-                "leader_frames_left_out": leader.sequencer.left_out,
-                "leader_averages_wrong": leader.sequencer.averages_wrong,
+                "leader_frames_left_out": leader.sequencer.rounds.left_out,
+                "leader_averages_wrong": leader.sequencer.checks.found_wrong,
                 "data_repeated_tokens": leader.sequencer.deals.repeated_tokens,
             }
         return counted

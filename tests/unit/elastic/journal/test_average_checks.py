@@ -74,7 +74,7 @@ def test_another_site_is_asked_for_the_same_average_and_nothing_is_said_where_it
     assert led.asked[-1] != aggregator
     assert led.messages(Check)[-1].members == led.messages(Sum)[-1].members
     led.answer(RIGHT)
-    assert (len(led.asked), led.named, led.sequencer.averages_wrong) == (1, [], 0)
+    assert (len(led.asked), led.named, led.sequencer.checks.found_wrong) == (1, [], 0)
     led.decide(RIGHT)
     assert len(led.asked) == 2
 
@@ -86,7 +86,7 @@ def test_an_aggregator_that_two_others_contradict_is_named_and_averages_no_more(
     assert led.named == []  # one of two is wrong: a third one says which
     assert led.asked[-1] not in (liar, first)
     led.answer(RIGHT)
-    assert (led.named, led.sequencer.averages_wrong) == ([liar], 1)
+    assert (led.named, led.sequencer.checks.found_wrong) == ([liar], 1)
     assert liar not in {led.decide(RIGHT) for _ in range(6)}
 
 
@@ -102,7 +102,7 @@ def test_of_two_sites_nobody_is_named_but_both_are_told_of() -> None:
     led = CheckedRun("ab")
     led.decide(WRONG)
     led.answer(RIGHT)
-    assert (led.named, led.sequencer.averages_wrong) == ([], 1)
+    assert (led.named, led.sequencer.checks.found_wrong) == ([], 1)
     assert any("a, b make different averages" in line for line in led.logged)
 
 

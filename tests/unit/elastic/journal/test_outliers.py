@@ -27,12 +27,12 @@ def test_frame_of_a_site_that_runs_away_is_left_out_once_and_a_person_hears_of_i
     for _ in range(4):
         assert play(led, {"a": 1.0, "b": 2.0, "c": 1.5}) == "abc"
     assert play(led, {"a": 1.0, "b": 3 * TIMES, "c": 1.5}) == "ac"
-    assert led.sequencer.left_out == 1
+    assert led.sequencer.rounds.left_out == 1
     assert "b: its delta of fragment 0 in round 4 is left out" in led.logged[-1]
     assert play(led, {"a": 1.0, "b": 3 * TIMES, "c": 1.5}) == "abc"  # it may be right
     assert play(led, {"a": 1.0, "b": 2.0, "c": 1.5}) == "abc"
     assert play(led, {"a": 1.0, "b": 3 * TIMES, "c": 1.5}) == "ac"  # another time
-    assert led.sequencer.left_out == 2
+    assert led.sequencer.rounds.left_out == 2
 
 
 def test_frame_is_as_long_as_usual_where_the_others_are_as_long_or_it_always_was() -> None:
@@ -40,7 +40,7 @@ def test_frame_is_as_long_as_usual_where_the_others_are_as_long_or_it_always_was
     for _ in range(4):
         assert play(led, {"a": 1.0, "b": 200.0, "c": 1.5}) == "abc"
     assert play(led, {"a": 100.0, "b": 2000.0, "c": 150.0}) == "abc"  # as when a warm-up ends
-    assert led.sequencer.left_out == 0
+    assert led.sequencer.rounds.left_out == 0
 
 
 def test_round_that_would_have_too_few_frames_without_it_takes_it() -> None:
@@ -50,7 +50,7 @@ def test_round_that_would_have_too_few_frames_without_it_takes_it() -> None:
         led.offer("a", length=length)
         led.wait(1, "a")
     assert led.sequencer.state.versions[0] == 5
-    assert led.sequencer.left_out == 0
+    assert led.sequencer.rounds.left_out == 0
 
 
 def test_healthy_sites_are_never_left_out() -> None:
@@ -60,4 +60,4 @@ def test_healthy_sites_are_never_left_out() -> None:
     for _ in range(300):
         scale *= chance.choice((0.7, 0.9, 1.0, 1.1, 1.4))
         play(led, {site: scale * chance.uniform(0.3, 5.0) for site in SITES if chance.random() < 0.9 or site == "a"})
-    assert led.sequencer.left_out == 0
+    assert led.sequencer.rounds.left_out == 0
