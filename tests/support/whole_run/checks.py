@@ -69,9 +69,9 @@ class Checks:
             if own.head.index < state.head.index - 3 or own.term != state.term:
                 return f"the journal of {site.name} ends at {own.head.index}, and that of the run at {state.head.index}"
             rank = site.rank
-            if rank is None or rank._member is None:
+            if rank is None or rank.member is None:
                 return f"{site.name} has no rank that trains"
-            behind = [p for p, v in rank._member.versions.items() if v < state.versions[p] - 1]
+            behind = [p for p, v in rank.member.versions.items() if v < state.versions[p] - 1]
             if behind:
                 return f"{site.name} is behind in fragment {behind[0]}"
         copies = sum(not site.lost and site is not self._run.skipped for site in self._run.sites.values())
@@ -110,7 +110,7 @@ class Checks:
             raise self._run.broke(why)
         self._replay(chain, state)
         self._snapshots(chain)
-        if lost := self._run.to_outlive.items() - {(entry.index, entry.hash) for entry in chain}:
+        if lost := self._run.person.to_outlive.items() - {(entry.index, entry.hash) for entry in chain}:
             raise self._run.broke(f"the run has lost entry {min(lost)[0]}, which most sites had")
         hashes = {entry.index: entry.hash for entry in entries}
         for site in self._run.sites.values():

@@ -249,7 +249,7 @@ class Faults:
         if not any(self._run.newest()[0].versions):
             return
         if not self._run.with_etcd:  # else it has them
-            self._run.to_outlive |= self._run.held_by_most()
+            self._run.person.to_outlive |= self._run.person.held_by_most()
         for site in sites:
             site.machine.is_damaged = site.machine.was_damaged = True
         try:
@@ -263,7 +263,7 @@ class Faults:
                 self._run.start_again(site)
         while any(site.machine.is_damaged and site.machine.up for site in sites):  # until they have whole ones
             await asyncio.sleep(1)
-            await self._run.lead_past_damage()
+            await self._run.person.lead_past_damage()
 
     def _damage_files(self, site: Site) -> None:
         """A few. A snapshot's states are those of the fragments, as long as those are there."""
@@ -313,7 +313,7 @@ class Faults:
         try:
             await asyncio.sleep(self._run.chance.uniform(1, 5))
             with contextlib.suppress(OSError):
-                await self._run.ask_to_lead(old)
+                await self._run.person.ask_to_lead(old)
         finally:
             for one in (self._run.sites[name], *ended):
                 self._run.start_again(one)
@@ -355,14 +355,14 @@ class Faults:
             self._run.etcd.restore(age_s)
             await asyncio.sleep(self._run.chance.uniform(2, 10))
             if ends:
-                first = self._run.with_most_entries([*self._run.sites.values()])
+                first = self._run.person.with_most_entries([*self._run.sites.values()])
                 first.fills_etcd = True
                 self._run.start_again(first)
                 await asyncio.sleep(self._run.chance.uniform(5, 10))
                 for site in self._run.sites.values():
                     self._run.start_again(site)
             else:
-                await self._run.give_etcd_its_end()
+                await self._run.person.give_etcd_its_end()
                 await asyncio.sleep(10)
         finally:
             self._restoring = False
@@ -403,7 +403,7 @@ class Faults:
                 await asyncio.sleep(self._run.chance.uniform(5, 30))
             else:
                 await leader.stop()
-            await self._run.promote()
+            await self._run.person.promote()
         finally:  # also where peace comes first
             if comes_back:
                 leader.lost = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import random
 from collections.abc import Callable, Iterable
@@ -28,7 +27,6 @@ from geocomm.elastic.journal.member import (
 )
 from geocomm.elastic.journal.messages import (
     Beat,
-    Check,
     Down,
     EntrySaid,
     Leave,
@@ -42,8 +40,6 @@ from geocomm.elastic.journal.messages import (
     Refused,
     StateKept,
     Stop,
-    Sum,
-    SumChecked,
     Summed,
     TakeState,
     Up,
@@ -55,6 +51,8 @@ from support.whole_run.agents import RankLine, store_of_process
 from support.whole_run.anchors import EVERY, FRAGMENTS, FRAME_BYTES, MODEL, STATE_BYTES, Anchor, Own, Part, Step
 from support.whole_run.data import Life
 from support.whole_run.machines import Machine, World
+from support.whole_run.rank_averages import RankAverages
+from support.whole_run.rank_mail import RankMail
 from support.whole_run.reading import Reading
 from support.whole_run.registry import Registry
 
@@ -82,14 +80,15 @@ class Rank:
         lies: bool = False,
     ) -> None:
         """lies: as an aggregator it makes something else of the frames."""
-        self._lies = lies
         self._world, self._machine, self._chance, self._registry = world, machine, chance, registry
         self._store = store_of_process(run_dir)
         self._snapshots = Snapshots(self._store)
         self._step_s, self._rate = step_s, rate
         self._model = MODEL.model_copy(update={"settings": MODEL.settings | {"reduce": reduce}})
+        self._averages = RankAverages(self, machine.name, self._store, chance, registry, lies=lies)
+        self._mail = RankMail(world, machine, self._store, chance, registry, self.later)
         self._owner = Owner(id=f"{chance.getrandbits(128):032x}", host=machine.host, port=1)
-        self._member: Member | None = None
+        self.member: Member | None = None
         self._parts = [Part(Anchor(0), 0) for _ in range(FRAGMENTS)]
         self._line: RankLine | None = None
         self._head = EMPTY
@@ -144,7 +143,9 @@ class Rank:
         say_ended_by_run(self._store.files, why)
         self._fail(why)
 
-    def _later(self, delay: float, call: Callable[[], None]) -> None:
+    def later(self, delay: float, call: Callable[[], None]) -> None:
+        """Call it then, while the rank lives."""
+
         async def work() -> None:
             await asyncio.sleep(delay)
             call()
@@ -177,7 +178,7 @@ class Rank:
             await asyncio.sleep(_RETRY_S)
 
     def _hello(self) -> RankHello:
-        member = self._member
+        member = self.member
         return RankHello(
             place=0,
             owners=1,
@@ -188,7 +189,8 @@ class Rank:
             trains=member is not None,
         )
 
-    def _say(self, up: Up) -> None:
+    def say(self, up: Up) -> None:
+        """To the agent."""
         if self._line is not None:
             self._line.to_agent.put_nowait(up)
 
@@ -225,8 +227,8 @@ class Rank:
                 self._registry.broken.append(f"{self._machine.name} is to take a state that is not on its disk")
             case _:
                 pass
-        if self._member is not None:
-            self._do(self._member.on_down(down))
+        if self.member is not None:
+            self.do(self.member.on_down(down))
 
     # ---- training
 
@@ -240,7 +242,7 @@ class Rank:
             self._snapshots.write_layout(Layout(layout="0" * 32, fragments=((),) * FRAGMENTS, shapes={}))
         versions = {index: part.anchor.version for index, part in enumerate(self._parts)}
         self._life = Life(self._machine.name, welcome.head)
-        self._member = Member(self._machine.name, versions, head=welcome.head)
+        self.member = Member(self._machine.name, versions, head=welcome.head)
         early, self._early = self._early or [], None
         for index, version in welcome.versions.items():
             if version == 0:
@@ -269,7 +271,7 @@ class Rank:
         return Part(anchor, anchor.value)
 
     def _take_step(self) -> None:
-        member = self._member
+        member = self.member
         if member is None:
             return
         if not self._leaves and (read := self._reading.next_batch()) is not None:
@@ -285,25 +287,25 @@ class Rank:
             self._make(opened)
         for index in range(FRAGMENTS):
             if self._step >= self._next_due[index] or self._leaves:
-                self._do(member.due(index))
+                self.do(member.due(index))
             self._write_wanted(index)
         if self._leaves and not any(part.uncounted for part in self._parts):
-            self._say(Leave())
+            self.say(Leave())
             self._has_said_leave = True
 
     def _beat_for_ever(self) -> None:
         step = self._step + self._ahead
-        self._say(Beat(step=step, tokens=self._reading.taken, step_s=self._step_s, line_s=0.1, free_bytes=0))
-        self._later(3.0, self._beat_for_ever)
+        self.say(Beat(step=step, tokens=self._reading.taken, step_s=self._step_s, line_s=0.1, free_bytes=0))
+        self.later(3.0, self._beat_for_ever)
 
     def _make(self, opened: Open) -> None:
-        index, part, member = opened.fragment, self._parts[opened.fragment], self._member
+        index, part, member = opened.fragment, self._parts[opened.fragment], self.member
         if member is None:
             return
         self._next_due[index] = self._step + EVERY
         version = part.anchor.version
         if not part.uncounted:
-            self._do(member.made(Pass(fragment=index, version=version, attempt=opened.attempt)))
+            self.do(member.made(Pass(fragment=index, version=version, attempt=opened.attempt)))
             return
         counted = part.uncounted[:_MOST_STEPS]
         rest = sum(one.added for one in part.uncounted[_MOST_STEPS:])
@@ -317,7 +319,7 @@ class Rank:
             try:
                 frame = self._store.write_frame(index, version, self._machine.name, [content])
             except OSError:
-                self._do(member.made(Pass(fragment=index, version=version, attempt=opened.attempt)))
+                self.do(member.made(Pass(fragment=index, version=version, attempt=opened.attempt)))
                 return
             part.frames[frame] = Own(delta - coded, local, len(counted))
             self._registry.steps[frame[:16]] = frozenset(one.number for one in counted)
@@ -336,13 +338,13 @@ class Rank:
                 every=0,
                 taken=counted[-1].taken,
             )
-            self._do(member.made(offer))
+            self.do(member.made(offer))
 
-        self._later(self._chance.uniform(0.01, 0.1), write)
+        self.later(self._chance.uniform(0.01, 0.1), write)
 
     def _settle(self) -> None:
         """At the step hook: every round that is decided, and whose frames are here."""
-        member = self._member
+        member = self.member
         while member is not None and (settled := member.next_settled()):
             self._write_wanted(settled.fragment)
             part = self._parts[settled.fragment]
@@ -351,9 +353,9 @@ class Rank:
             try:
                 self._apply(part, settled)
             except FrameLostError as lost:
-                self._ask_again(lost)
+                self.ask_again(lost)
                 continue
-            self._do(member.applied(settled, part.anchor.digest))
+            self.do(member.applied(settled, part.anchor.digest))
             size = 0 if settled.entry is None else sum(one.size for one in settled.entry.frames)
             self._since_state[settled.fragment] += size
             if self._since_state[settled.fragment] > STATE_BYTES:
@@ -385,10 +387,10 @@ class Rank:
         if part.local - part.anchor.value != sum(one.added for one in part.uncounted):
             self._registry.broken.append(f"{self._machine.name} has other uncounted steps than its weights say")
 
-    def _ask_again(self, lost: FrameLostError) -> None:
+    def ask_again(self, lost: FrameLostError) -> None:
         """As `MemberRounds` does."""
-        if self._member is not None:
-            self._do([*self._member.lost(lost.fragment, lost.version, lost.site, lost.frame)])
+        if self.member is not None:
+            self.do([*self.member.lost(lost.fragment, lost.version, lost.site, lost.frame)])
 
     def _frame(self, fragment: int, version: int, listed: Listed | SumFrame) -> Any:
         """What is in a frame on this disk, which may have lost it."""
@@ -403,55 +405,6 @@ class Rank:
                 self._registry.broken.append(f"{one.site} has offered a delta to another state")
             coded.append(value)
         return coded
-
-    def _make_sum(self, asked: Sum) -> None:
-        """Average for all."""
-
-        def write() -> None:
-            member = self._member
-            if member is None or member.versions[asked.fragment] != asked.version:
-                return
-            try:
-                content = self._sum(asked)
-                if self._lies:
-                    coded, base, attempt = json.loads(content)
-                    content = json.dumps([[*coded, 8], base, attempt]).encode().ljust(FRAME_BYTES)
-                frame = self._store.write_frame(asked.fragment, asked.version, self._machine.name, [content])
-                self._do(
-                    member.summed(
-                        Summed(
-                            fragment=asked.fragment,
-                            version=asked.version,
-                            attempt=asked.attempt,
-                            frame=frame,
-                            coded_bytes=len(content),
-                            exact_bytes=0,
-                            counts=tuple(one.site for one in asked.members),
-                        )
-                    )
-                )
-            except FrameLostError as lost:
-                self._ask_again(lost)
-            except OSError:
-                pass
-
-        self._later(self._chance.uniform(0.01, 0.1), write)
-
-    def _sum(self, asked: Sum | Check) -> bytes:
-        """The frame of an average."""
-        read = [
-            json.loads(self._store.read_frame(asked.fragment, asked.version, one.site, one.frame))
-            for one in asked.members
-        ]
-        if any(base != read[0][1] for _, base, _ in read):
-            self._registry.broken.append(f"deltas to different states are averaged: {asked}")
-        return json.dumps([[coded for coded, _, _ in read], read[0][1], asked.attempt]).encode().ljust(FRAME_BYTES)
-
-    def _check_sum(self, asked: Check) -> None:
-        """Average as another site has."""
-        with contextlib.suppress(OSError):
-            frame = hashlib.sha256(self._sum(asked)).hexdigest()
-            self._say(SumChecked(fragment=asked.fragment, version=asked.version, attempt=asked.attempt, frame=frame))
 
     def _write_wanted(self, index: int) -> None:
         key = (index, self._parts[index].anchor.version)
@@ -469,26 +422,27 @@ class Rank:
             for snapshot in snapshots:
                 self._snapshots.keep_state(snapshot.index, index, anchor.version)
             if snapshots:
-                self._say(StateKept(fragment=index, version=anchor.version))
+                self.say(StateKept(fragment=index, version=anchor.version))
             held = self._store.states(index)
             if len(held) > 2:
                 self._store.remove_before(index, held[-2])
 
     # ---- what the member wants
 
-    def _do(self, acts: list[Act]) -> None:
+    def do(self, acts: list[Act]) -> None:
+        """What the member wants."""
         self._news.set()
         for act in acts:
             match act:
                 case Say(message):
-                    self._say(message)
+                    self.say(message)
                 case SendFrame(offer, peers):
                     for peer in peers:
-                        self._mail(peer.site, peer.owners[0].id, offer)
+                        self._mail.send(peer.site, peer.owners[0].id, offer)
                 case MakeSum(asked):
-                    self._make_sum(asked)
+                    self._averages.make(asked)
                 case CheckSum(asked):
-                    self._check_sum(asked)
+                    self._averages.check(asked)
                 case Recompute(fragment):
                     self._registry.repairs += 1
                     self._fail(f"fragment {fragment} differs from that of the others")
@@ -498,32 +452,9 @@ class Rank:
                     self._end_by_run(why)
                     return
 
-    def _mail(self, site: str, process: str, offer: Offer | Summed) -> None:
-        """A channel resumes where a cut is short; what a process that ends has sent does not come."""
-        lines, here = self._world.lines, self._machine.name
-        try:
-            content = self._store.read_frame(offer.fragment, offer.version, here, offer.frame)
-        except FileNotFoundError:  # this disk has lost it
-            return
-
-        def arrives() -> None:
-            peer = self._registry.ranks.get(process)
-            if peer is None:
-                return
-            machines = self._world.machines
-            is_open = machines[here].takes_mail and machines[site].takes_mail
-            if not is_open or not lines.reach(here, site) or not lines.reach(site, here):
-                if is_open and self._chance.random() < 0.7:
-                    self._later(2, arrives)
-                return
-            peer.mail_came(offer, here, content)
-
-        takes = len(content) / lines.bytes_per_s(here, site)
-        self._later(lines.latency(here, site) + takes + self._chance.uniform(0.01, 0.2), arrives)
-
     def mail_came(self, offer: Offer | Summed, site: str, content: bytes) -> None:
         """A frame of another rank's."""
-        member = self._member
+        member = self.member
         if member is None or offer.version < member.versions[offer.fragment]:
             return
 
@@ -532,6 +463,6 @@ class Rank:
                 return
             with contextlib.suppress(OSError):
                 frame = self._store.write_frame(offer.fragment, offer.version, site, [content])
-                self._do(member.arrived(offer.fragment, offer.version, site, frame, by_mail=True))
+                self.do(member.arrived(offer.fragment, offer.version, site, frame, by_mail=True))
 
-        self._later(self._chance.uniform(0.001, 0.05), kept)
+        self.later(self._chance.uniform(0.001, 0.05), kept)

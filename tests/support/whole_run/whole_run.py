@@ -16,7 +16,7 @@ import random
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -26,15 +26,15 @@ from geocomm.elastic.journal.admission import members_of
 from geocomm.elastic.journal.entries import Entry
 from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.journal.sequencer_events import LeaderSettings
-from geocomm.elastic.leading.questions import LeaderAnswer, PromotionAnswer, PromotionAsked, RemovalAsked
-from support.whole_run.agents import ask, simulated
+from support.whole_run.agents import simulated
 from support.whole_run.anchors import FRAGMENTS
 from support.whole_run.checks import WORD_S, Checks, Place
 from support.whole_run.data import SET, SimulatedSet
 from support.whole_run.etcd import EtcdModel
 from support.whole_run.faults import BY_HAND, FAULTS, LASTING, LASTING_WITH_ETCD, OF_DATA, OF_ETCD, Faults
 from support.whole_run.learning_rates import any_schedule
-from support.whole_run.machines import PORT, Room, World, current_or_none, task_of_process
+from support.whole_run.machines import Room, World, current_or_none, task_of_process
+from support.whole_run.people import Person
 from support.whole_run.registry import Registry
 from support.whole_run.sites import Site
 from support.whole_run.virtual_loop import StuckError, VirtualLoop
@@ -110,7 +110,7 @@ class WholeRun:
             terms = replace(terms, data=SET, ahead_s=20.0, doubt_s=12.0)
         self._seed, self.terms, self.logs = seed, terms, log
         self._faults = Faults(self, all_faults if faults is None else faults)
-        self.checks = Checks(self)
+        self.checks, self.person = Checks(self), Person(self)
         self.chance = random.Random(seed)
         count = sites or self.chance.randint(2, 5)
         self.names = list("abcde"[:count]) + [f"crowd{number:02}" for number in range(crowd)]
@@ -120,12 +120,6 @@ class WholeRun:
         drawn = self.chance.choices([*kinds], [*kinds.values()])[0]
         self._lasting = drawn if lasting is None else lasting
         self.skipped: Site | None = None
-        self.is_held_back = False
-        """A site is said to join once most members hold the last one's entry."""
-        self.to_outlive: dict[int, str] = {}
-        """Entries that most sites had when journals were damaged: without --force the run has them."""
-        self.knows_too_little = False
-        """A site whose journal is damaged says that too few members answer."""
         self.words: dict[str, float] = {}
         """By site: when its agent last said something, or somebody something of it."""
         self.registry = Registry()
@@ -175,8 +169,7 @@ class WholeRun:
             self.registry.broken.append(what)
         if process is not None and "only one that leads" in what and f"same run, at {process.machine.host}:" in what:
             self.registry.broken.append(f"{process.machine.name} takes itself for another leader")
-        self.is_held_back = self.is_held_back or " joins once most members " in what
-        self.knows_too_little = self.knows_too_little or "members answer to know what counted" in what
+        self.person.hear(what)
         if "averages no more" in what:
             self.history.told_liars.add(what.split(":")[0])
             if not what.startswith(f"{self.liar}: ") or not self.liar:
@@ -300,80 +293,8 @@ class WholeRun:
         known = KnownAgents(leader.run_dir, self.say)
         return known.lost_journal or known.claims_after(leader.state()[0].term)
 
-    async def lead_past_damage(self) -> None:
-        """A person promotes a site with --force: too few members have a journal to know what counted."""
-        if self.knows_too_little and not self.with_etcd:
-            self.knows_too_little = False
-            whole = [site for site in self.sites.values() if site.machine.up and not site.machine.is_damaged]
-            with contextlib.suppress(OSError):
-                await self.ask_to_lead(self.with_most_entries(whole), force=True)
-
-    async def give_up_lost(self) -> None:
-        """A person removes the sites that are gone for good, as those are told whose coming waits for most members."""
-        self.is_held_back = False
-        leader, members = self.sites[self.leader_name()], members_of(self.newest()[0])
-        for name in members:
-            if self.sites[name].lost and leader.machine.up:
-                with contextlib.suppress(OSError):
-                    asked = RemovalAsked(site=name, why="it is gone for good")
-                    answer = await ask(leader.machine, f"{leader.machine.host}:{PORT}", asked, LeaderAnswer)
-                    self.say(f"person: remove {name}: {answer.problem or 'done'}")
-
     def etcd_lacks_some(self) -> bool:
         return self.with_etcd and self.etcd.head_index < self.newest()[0].head.index
-
-    def with_most_entries(self, sites: Sequence[Site]) -> Site:
-        return max(sites, key=lambda site: (site.state()[0].term, site.state()[0].head.index))
-
-    async def give_etcd_its_end(self) -> None:
-        """A person starts the site that has the most entries with --lead, where etcd has lost some."""
-        there = [site for site in self.sites.values() if site.machine.up]
-        if not there:
-            return
-        newest = self.with_most_entries(there)
-        if self.etcd_lacks_some() and not newest.fills_etcd:
-            self.say(f"person: {newest.name} begins with --lead")
-            newest.fills_etcd = True
-            await newest.kill_agent()
-
-    async def promote(self) -> None:
-        refused = 0
-        while True:
-            await asyncio.sleep(self.chance.uniform(2, 8))
-            there = [one for one in self.sites.values() if one.machine.up and one.agent is not None and not one.lost]
-            if not there:
-                continue
-            site = self.chance.choice(there)
-            try:
-                problem = await self.ask_to_lead(site, force=refused >= 8)
-            except OSError as error:
-                self.say(f"person: {site.name} does not answer: {error}")
-                continue
-            if not problem:
-                return
-            refused += 1
-            if refused > 40:
-                raise self.broke(f"nobody can be promoted: {problem}")
-
-    async def ask_to_lead(self, site: Site, *, force: bool = False) -> str:
-        """Why a site cannot be promoted; empty: it leads. Without force it has what most sites had."""
-        held = self.held_by_most()
-        at = f"{site.machine.host}:{PORT}"
-        answer = await ask(site.machine, at, PromotionAsked(force=force), PromotionAnswer)
-        self.say(f"person: promote {site.name}: {answer.problem or 'it leads'}")
-        if not answer.problem:
-            self.hub = site.machine
-            own = {one.index: one.hash for one in site.state()[1]}
-            if force:
-                self.to_outlive.clear()
-            elif lost := [index for index, said in held.items() if own.get(index, said) != said]:
-                raise self.broke(f"{site.name} leads without entry {lost[0]}, which most sites had")
-        return answer.problem
-
-    def held_by_most(self) -> dict[int, str]:
-        """The hashes of the entries that most sites have, by index."""
-        held = Counter((one.index, one.hash) for site in self.sites.values() for one in site.state()[1])
-        return {index: said for (index, said), copies in held.items() if 2 * copies > len(self.sites)}
 
     # ---- peace
 
@@ -388,7 +309,7 @@ class WholeRun:
         self.etcd.cut.clear()
         leader = self.leader_name()
         if self.sites[leader].lost:
-            await self.promote()
+            await self.person.promote()
         others = [site for name, site in self.sites.items() if name != leader and not site.lost]
         if self._lasting == "headless":
             await self._go_without_leader()
@@ -409,11 +330,7 @@ class WholeRun:
         why = "it has not begun"
         while self.loop.time() < began + PEACE_S:
             await asyncio.sleep(2)
-            if self.with_etcd:
-                await self.give_etcd_its_end()
-            if self.is_held_back:
-                await self.give_up_lost()
-            await self.lead_past_damage()
+            await self.person.look()
             has_waited = self.skipped is None or self.loop.time() > began + WORD_S + 4
             if not (why := self.checks.lacks(first)) and has_waited:
                 self.checks.chain()
@@ -479,7 +396,7 @@ class WholeRun:
         fork, end = leader.state()[0].head.index, self.loop.time() + PEACE_S
         leader.lost = True
         self.world.lines.cut(*ways)
-        await self.promote()
+        await self.person.promote()
         others = [site for site in self.sites.values() if site is not leader]
         while min(site.first for site in others) <= fork and self.loop.time() < end:
             await asyncio.sleep(1)

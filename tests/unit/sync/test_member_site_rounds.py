@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 from pydantic_core import SchemaValidator
 
 from geocomm.core.errors import InvalidArgumentError
-from geocomm.core.records import line_of
 from geocomm.data import site_deals
-from geocomm.data.deal_records import DealtData, SiteDeal
-from geocomm.elastic.journal.admission import difference
-from geocomm.elastic.journal.entries import Genesis, Listed, Round
+from geocomm.data.deal_records import DealtData
+from geocomm.elastic.journal.entries import Listed, Round
 from geocomm.elastic.journal.member import Settled
-from geocomm.elastic.journal.message_lines import MAX_LINE_BYTES
-from geocomm.elastic.journal.messages import Beat, Model, Offer, Open, RankWelcome
-from geocomm.group.planning.link_table import Links
+from geocomm.elastic.journal.messages import Model, Offer, Open
 from geocomm.observe.telemetry.report_rows import STATS
 from geocomm.sync.local_steps.elastic.member_frames import Delta
 from geocomm.sync.local_steps.elastic.member_rounds import Decided
@@ -27,100 +23,11 @@ from geocomm.sync.local_steps.local_steps import view_of
 from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.model.inner_optimizers import InnerOptimizers
 from geocomm.sync.local_steps.model.site_group import SiteGroup
-from geocomm.sync.local_steps.outer.anchor import AnchoredFragment
 from geocomm.sync.local_steps.outer.resolved_settings import ResolvedSettings
-from geocomm.sync.local_steps.outer.schedule import LineClock
 from geocomm.sync.local_steps.settings.local_settings import LocalSettings, Nesterov
+from support.given_rounds import EVERY, Facts, GivenRounds
 
-EVERY = 4
 OUTER = Nesterov(lr=1.0, momentum=0.0)
-
-
-@dataclass
-class Facts:
-    """A site of one rank."""
-
-    site: str = "a"
-    site_count: int | None = None
-    ranks: SiteGroup = field(default_factory=SiteGroup)
-    links: Links | None = None
-
-    def sites_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
-        return (self.site,)
-
-
-class GivenRounds:
-    """Rounds that the test opens and decides."""
-
-    def __init__(self, begin_step: int = 0) -> None:
-        self.line = LineClock()
-        self.opened: dict[int, Open] = {}
-        self.next: dict[int, Decided] = {}
-        self.offered: list[Delta] = []
-        self.passed: list[Open] = []
-        self.asked: list[int] = []
-        self.written: list[int] = []
-        """Versions of states that go to the run folder."""
-        self._begin_step = begin_step
-        self.data: DealtData | None = None
-        self.leader = "the leader"
-        self.heard = 0
-        """How often it was looked whether anything was dealt."""
-
-    def take_dealt(self) -> list[SiteDeal]:
-        self.heard += 1
-        self.has_left = self.heard > 5
-        return []
-
-    def begin(self, digests: dict[int, str]) -> RankWelcome:
-        return RankWelcome(
-            site="a", run="0" * 32, versions={0: 0}, head=0, head_hash="0" * 64, states={}, every=EVERY,
-            step=self._begin_step, data=self.data,
-        )  # fmt: skip
-
-    def go(self, held: dict[int, AnchoredFragment], head: int) -> None:
-        """Nothing is replayed."""
-
-    def decided(self) -> dict[int, Decided]:
-        return dict(self.next)
-
-    def to_begin(self) -> dict[int, Open]:
-        return dict(self.opened)
-
-    def due(self, fragment: int) -> None:
-        self.asked.append(fragment)
-
-    def offer(self, opened: Open, delta: Delta) -> None:
-        self.opened.clear()
-        self.offered.append(delta)
-
-    def give_nothing(self, opened: Open) -> None:
-        self.opened.clear()
-        self.passed.append(opened)
-
-    def applied(self, decided: Decided, held: AnchoredFragment) -> None:
-        self.next.clear()
-
-    def write_layout(self, layout: object) -> None:
-        """Nobody takes a snapshot."""
-
-    is_leaving = False
-    has_left = False
-
-    def say_leave(self) -> None:
-        self.has_left = True
-
-    def write_state(self, held: AnchoredFragment) -> None:
-        self.written.append(held.version)
-
-    def wants_state(self, fragment: int, version: int) -> bool:
-        return False
-
-    def tell(self, beat: Beat) -> None:
-        """Nobody listens."""
-
-    def kept_weights(self) -> list[tuple[int, torch.Tensor | None]]:
-        return []
 
 
 class Site:
@@ -441,91 +348,6 @@ def test_anchor_of_all_sites_together_is_refused() -> None:
     site.state.begin()
     with pytest.raises(InvalidArgumentError, match="together"):
         site.state.meet()
-
-
-def terms_of(model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Model:
-    """What a site with this model says of it."""
-    said: list[Model] = []
-    given = LocalSettings(every=EVERY, fragments=1, codec="none")
-    view, inner = view_of(model, Facts(), given), InnerOptimizers(optimizers)
-    inner.check(view)
-
-    def rounds_of(fragments: Sequence[Fragment], model: Model) -> GivenRounds:
-        said.append(model)
-        return GivenRounds()
-
-    resolved = ResolvedSettings.of(given, view.tensors, None)
-    MemberSiteRounds(view, inner, Facts(), resolved, rounds_of).begin()  # type: ignore[arg-type]
-    return said[0]
-
-
-def refused(model: Model, of_run: Model) -> str:
-    """Why a run of sites with `of_run` does not take a site with `model` in; empty: it does."""
-    begun = Genesis(
-        index=0, prev="0" * 64, term=0, run="1" * 32, settings=of_run.settings, layout=of_run.layout,
-        digests=("0" * 32,), every=of_run.every,
-    )  # fmt: skip
-    return difference(begun, model, "b")
-
-
-def test_sites_compare_the_model_in_words_and_leave_learning_rates_to_the_rounds() -> None:
-    model = torch.nn.Linear(4, 4, bias=False)
-    terms = terms_of(model, [torch.optim.SGD(model.parameters(), lr=1.0)]).settings
-    assert terms["model"] == "1 trained parameters with 16 elements"
-    assert terms["optimizer weight_decay"] == "0"
-    assert not [name for name in terms if name.endswith("lr")]
-
-
-def layers(count: int, decay: Callable[[int], float]) -> Model:
-    """A model with as many groups of parameters as layers, and a scheduler, which adds settings to each."""
-    model = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(count)))
-    groups = [
-        {"params": layer.parameters(), "lr": 0.9**index, "weight_decay": decay(index)}
-        for index, layer in enumerate(model)
-    ]
-    optimizer = torch.optim.AdamW(groups)
-    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
-    return terms_of(model, [optimizer])
-
-
-@pytest.mark.parametrize("count", [1, 5, 20, 400])
-def test_optimizer_of_any_number_of_groups_is_compared_group_by_group(count: int) -> None:
-    here, same = layers(count, lambda index: index % 2), layers(count, lambda index: index % 2)
-    other = layers(count, lambda index: 0.5 if index == count - 1 else index % 2)
-    assert refused(same, here) == ""
-    assert "optimizer weight_decay: b has" in refused(other, here)
-    assert len(line_of(here)) < MAX_LINE_BYTES // 8
-
-
-def test_groups_with_settings_of_their_own_are_compared_however_many_and_long() -> None:
-    def with_settings(last: int) -> Model:
-        model = torch.nn.Linear(4, 4)
-        own = {f"{index} {'of a long name' * 9}": index for index in range(200)} | {"z": last}
-        return terms_of(model, [torch.optim.SGD([{"params": model.parameters(), **own}], lr=1.0)])
-
-    assert refused(with_settings(1), with_settings(1)) == ""
-    assert "other settings: b has" in refused(with_settings(2), with_settings(1))
-
-
-def adapted(base: float, buffer: float) -> Model:
-    """A frozen base with a buffer, and an adapter that is trained."""
-    frozen, adapter = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
-    frozen.requires_grad_(requires_grad=False)
-    torch.nn.init.constant_(frozen.weight, base)
-    torch.nn.init.zeros_(frozen.bias)
-    model = torch.nn.Sequential(frozen, adapter)
-    model.register_buffer("scale", torch.tensor(buffer))
-    return terms_of(model, [torch.optim.SGD(adapter.parameters(), lr=1.0)])
-
-
-def test_frozen_weights_and_buffers_that_differ_are_refused_and_trained_ones_are_not() -> None:
-    run = adapted(0.5, 1.0)
-    assert refused(adapted(0.5, 1.0), run) == ""  # the adapters begin with other values
-    for other in (adapted(0.25, 1.0), adapted(0.5, 2.0)):
-        told = refused(other, run)
-        assert told.startswith(
-            "frozen parameters and buffers (load the same ones at all sites): b has 3 from 0.bias on"
-        )
 
 
 def test_slower_site_takes_the_step_of_the_run_from_what_counts() -> None:
