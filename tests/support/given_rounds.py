@@ -10,8 +10,7 @@ import torch
 from geocomm.data.deal_records import DealtData, SiteDeal
 from geocomm.elastic.journal.messages import Beat, Open, RankWelcome
 from geocomm.group.planning.link_table import Links
-from geocomm.sync.local_steps.elastic.member_frames import Delta
-from geocomm.sync.local_steps.elastic.member_rounds import Decided
+from geocomm.sync.local_steps.elastic.member_frames import Decided, Delta
 from geocomm.sync.local_steps.model.site_group import SiteGroup
 from geocomm.sync.local_steps.outer.anchor import AnchoredFragment
 from geocomm.sync.local_steps.outer.schedule import LineClock

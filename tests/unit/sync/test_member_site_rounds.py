@@ -16,8 +16,7 @@ from geocomm.elastic.journal.entries import Listed, Round
 from geocomm.elastic.journal.member import Settled
 from geocomm.elastic.journal.messages import Model, Offer, Open
 from geocomm.observe.telemetry.report_rows import STATS
-from geocomm.sync.local_steps.elastic.member_frames import Delta
-from geocomm.sync.local_steps.elastic.member_rounds import Decided
+from geocomm.sync.local_steps.elastic.member_frames import Decided, Delta
 from geocomm.sync.local_steps.elastic.member_site_rounds import MemberSiteRounds
 from geocomm.sync.local_steps.local_steps import view_of
 from geocomm.sync.local_steps.model.fragments import Fragment

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,7 +14,7 @@ from geocomm.core.message_log import logger
 from geocomm.core.records import Hash
 from geocomm.elastic.files.fragment_store import FragmentStore
 from geocomm.elastic.journal.entries import AnyRound, Listed, Round, SumFrame
-from geocomm.elastic.journal.member import Frame
+from geocomm.elastic.journal.member import Frame, Settled
 from geocomm.elastic.journal.messages import Check, Offer, Open, Sum, Summed
 from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.model.host_memory import bytes_of, host_empty
@@ -57,6 +57,19 @@ class Delta:
     squared_norm: float
     rate: float
     every: int
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A round whose entry is there, with its average; or a state that is taken over in place of rounds."""
+
+    settled: Settled
+    average: torch.Tensor | None
+    """float32, in the order of the fragment; None: the round is void, or there is a state."""
+    own: OwnFrame | None
+    """What the site keeps of its own frame that counts; None: none does."""
+    state: torch.Tensor | None = None
+    """See `AnchoredFragment.take`."""
 
 
 class MemberFrames:
@@ -161,6 +174,24 @@ class MemberFrames:
         """Fragment and weights, kept for the merge, of each own frame under way. From any thread."""
         with self._lock:
             return [(frame.fragment, own.local_at_begin) for frame, own in self._own.items()]
+
+    def decide(self, settled: Settled, record: RoundRecord, state: Callable[[int, int], torch.Tensor]) -> Decided:
+        """What a settled round comes to. state: reads that of a fragment and version, which is taken over.
+
+        Raises FrameLostError for a frame that is not on disk.
+        """
+        entry, index = settled.entry, settled.fragment
+        own = None if settled.counted is None else self.own(settled.counted)
+        if settled.state is not None:
+            logger().info(
+                f"local steps: rounds {settled.version} to {settled.after - 1} of fragment {index} are taken over as a "
+                "state: nobody has their frames any more"
+            )
+            return Decided(settled, None, own, state(index, settled.state))
+        if entry is None:
+            return Decided(settled, None, None)
+        average, counted = self.average(entry, record)
+        return Decided(settled, average, own if self._site in counted else None)
 
     def average(self, entry: AnyRound, record: RoundRecord) -> tuple[torch.Tensor | None, list[str]]:
         """The average of a round, float32, in the order of the fragment, and the sites in it. None: no frame is sound.

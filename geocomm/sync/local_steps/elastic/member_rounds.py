@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -61,7 +60,7 @@ from geocomm.elastic.journal.messages import (
 from geocomm.elastic.rank_starts import say_ended_by_run
 from geocomm.elastic.site.rank_socket import RankSocket
 from geocomm.sync.local_steps.elastic.frame_mail import Expected, FrameMail
-from geocomm.sync.local_steps.elastic.member_frames import Delta, MemberFrames, OwnFrame
+from geocomm.sync.local_steps.elastic.member_frames import Decided, Delta, MemberFrames
 from geocomm.sync.local_steps.elastic.member_records import MemberRecords
 from geocomm.sync.local_steps.elastic.member_states import MemberStates
 from geocomm.sync.local_steps.model.fragments import Fragment
@@ -75,19 +74,6 @@ if TYPE_CHECKING:
 
 BEAT_S = 3.0
 _COMPLAINT_S = 60.0
-
-
-@dataclass(frozen=True)
-class Decided:
-    """A round whose entry is there, with its average; or a state that is taken over in place of rounds."""
-
-    settled: Settled
-    average: torch.Tensor | None
-    """float32, in the order of the fragment; None: the round is void, or there is a state."""
-    own: OwnFrame | None
-    """What the site keeps of its own frame that counts; None: none does."""
-    state: torch.Tensor | None = None
-    """See `AnchoredFragment.take`."""
 
 
 class MemberRounds:
@@ -177,7 +163,7 @@ class MemberRounds:
         with self._lock:
             self._digests = digests
             self._member = Member(self.site, {index: one.version for index, one in held.items()}, head=head)
-        self._post(self._take_early)
+        self._thread.post(self._take_early)
 
     def decided(self) -> dict[int, Decided]:
         """The own fragments of which a round is to be applied now. Raises what the thread has failed with."""
@@ -205,20 +191,20 @@ class MemberRounds:
             version = self._require_member().versions[fragment]
         self._records.of(fragment, version).due()
         acts = self._told(lambda member: member.due(fragment))
-        self._post(lambda: self._act(acts))
+        self._thread.post(lambda: self._act(acts))
 
     def offer(self, opened: Open, delta: Delta) -> None:
         """Make a frame of the delta, send it and offer it."""
         self._records.of(opened.fragment, opened.version).begun(delta.own.step, delta.weight)
         with self._lock:
             self._require_member().begun(opened)
-        self._post(lambda: self._make(opened, delta))
+        self._thread.post(lambda: self._make(opened, delta))
 
     def give_nothing(self, opened: Open) -> None:
         """The site has nothing to offer in this attempt."""
         nothing = Pass(fragment=opened.fragment, version=opened.version, attempt=opened.attempt)
         acts = self._told(lambda member: member.made(nothing))
-        self._post(lambda: self._act(acts))
+        self._thread.post(lambda: self._act(acts))
 
     def applied(self, decided: Decided, held: AnchoredFragment) -> None:
         """What was decided is done, and `held` is at its new version."""
@@ -227,7 +213,7 @@ class MemberRounds:
             del self._decided[settled.fragment]
             self._digests[settled.fragment] = digest
             acts = self._require_member().applied(settled, digest)
-        self._post(lambda: self._after_applied(settled, acts))
+        self._thread.post(lambda: self._after_applied(settled, acts))
         self._states.passed(settled.fragment, settled.after)
         self._records.applied(settled.fragment, settled.version, settled.after)
 
@@ -235,7 +221,7 @@ class MemberRounds:
         """Keep a copy of the state in the run folder, and let go of what it makes needless."""
         fragment, version = held.fragment.index, held.version
         copies = [part.clone() for part in held.parts]
-        self._post(lambda: self._keep_state(fragment, version, copies))
+        self._thread.post(lambda: self._keep_state(fragment, version, copies))
 
     def read_state(self, held: AnchoredFragment, version: int) -> None:
         """Load the state of a version from the run folder. Raises CorruptDataError for one of another size."""
@@ -283,7 +269,7 @@ class MemberRounds:
     def _heard(self, message: Down) -> None:
         if isinstance(message, RankWelcome | Refused | Stop) and not self._answer.done():
             self._answer.set_result(message)
-        self._post(partial(self._on_down, message))
+        self._thread.post(partial(self._on_down, message))
 
     def _hello(self) -> RankHello:
         with self._lock:
@@ -298,9 +284,6 @@ class MemberRounds:
             )
 
     # ---- the thread
-
-    def _post(self, call: Callable[[], None]) -> None:
-        self._thread.post(call)
 
     def _say_beat(self) -> None:
         self._thread.post_later(BEAT_S, self._say_beat)
@@ -389,9 +372,9 @@ class MemberRounds:
                     content = self._frames.content(Frame(offer.fragment, offer.version, self.site, offer.frame))
                     self._frame_mail.send(offer, peers, content)
                 case MakeSum(asked):
-                    self._post(partial(self._make_sum, asked))
+                    self._thread.post(partial(self._make_sum, asked))
                 case CheckSum(asked):
-                    self._post(partial(self._check_sum, asked))
+                    self._thread.post(partial(self._check_sum, asked))
                 case Recompute(fragment):
                     raise ReplicaMismatchError(
                         f"local steps: fragment {fragment} of this site differs from that of the others; start its "
@@ -411,7 +394,8 @@ class MemberRounds:
                 if settled is None or len(self._decided) > self._due_a_step:
                     return
             try:
-                decided = self._decide(settled)
+                state = partial(self._states.read, numel=self._state_numels[settled.fragment])
+                decided = self._frames.decide(settled, self._records.of(settled.fragment, settled.version), state)
             except FrameLostError as lost:  # others of the round may be too: they show when this one has come
                 self._ask_again(lost)
                 continue
@@ -430,7 +414,7 @@ class MemberRounds:
         """On a thread of the native core."""
         if content is not None:
             self._records.arrived(expected.fragment, expected.version, expected.site, content.numel())
-        self._post(lambda: self._on_mail(expected, content, why))
+        self._thread.post(lambda: self._on_mail(expected, content, why))
 
     def _on_mail(self, expected: Expected, content: torch.Tensor | None, why: str) -> None:
         fragment, version, _, site = expected
@@ -491,20 +475,6 @@ class MemberRounds:
             f"local steps: {self._store.run_dir} cannot be written to ({error.strerror or error}): this site trains "
             "on, and does not count until there is room"
         )
-
-    def _decide(self, settled: Settled) -> Decided:
-        entry, index = settled.entry, settled.fragment
-        own = None if settled.counted is None else self._frames.own(settled.counted)
-        if settled.state is not None:
-            logger().info(
-                f"local steps: rounds {settled.version} to {settled.after - 1} of fragment {index} are taken over as a "
-                "state: nobody has their frames any more"
-            )
-            return Decided(settled, None, own, self._states.read(index, settled.state, self._state_numels[index]))
-        if entry is None:
-            return Decided(settled, None, None)
-        average, counted = self._frames.average(entry, self._records.of(index, settled.version))
-        return Decided(settled, average, own if self.site in counted else None)
 
     def _after_applied(self, settled: Settled, acts: Sequence[Act]) -> None:
         fragment, version = settled.fragment, settled.after - 1

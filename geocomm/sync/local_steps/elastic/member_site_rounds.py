@@ -22,8 +22,8 @@ from geocomm.data.site_deals import SiteDeals
 from geocomm.elastic.files.snapshots import Layout
 from geocomm.elastic.journal.entries import FRAME_BYTES, MOST_STEPS, AnyRound, Round
 from geocomm.elastic.journal.messages import Beat, Model, Open, RankWelcome
-from geocomm.sync.local_steps.elastic.member_frames import Delta, OwnFrame
-from geocomm.sync.local_steps.elastic.member_rounds import Decided, MemberRounds
+from geocomm.sync.local_steps.elastic.member_frames import Decided, Delta, OwnFrame
+from geocomm.sync.local_steps.elastic.member_rounds import MemberRounds
 from geocomm.sync.local_steps.elastic.run_terms import FROZEN, frozen_text, optimizer_terms, within_bounds
 from geocomm.sync.local_steps.elastic.site_moments import SiteMoments
 from geocomm.sync.local_steps.model.fragments import BYTES_PER_ELEMENT, Fragment, digest
