@@ -90,6 +90,8 @@ class Publication:
         self._has_base, self._last_anchor = False, 0
         self._before: WeightVersion | None = None
         self._layout = b""
+        self._tried: list[bytes] = []
+        """What the place was told to take as its next version, and may have taken although it failed."""
         records.tell("parts", line_of(_RankParts(parts=tuple(parts))))
         if records.leads:
             records.tell("beginning", line_of(self._begun(shapes)))
@@ -116,6 +118,8 @@ class Publication:
         out = _OutVersion.model_validate_json(self._records.hear_leader(about, self._stopped))
         if out.refused:
             self.refused = out.failure
+        if out.failure and out.number:
+            self.last, self._has_base = out.number, False
         if out.failure:
             raise DataError(out.failure)
         return out
@@ -225,12 +229,19 @@ class Publication:
         return version if self._keys is None else version.signed_by(self._keys)
 
     def _put_version(self, version: WeightVersion) -> _OutVersion:
-        if not self._place.create(version_path(version.number), line_of(version).encode()):
-            return _OutVersion(
-                failure=f"{self.url} has version {version.number} since just now: another publisher writes to it",
-                refused=True,
-            )
+        path = version_path(version.number)
+        self._tried.append(line_of(version).encode())
+        if not self._place.create(path, self._tried[-1]):
+            there = self._place.read(path)
+            if there not in self._tried:
+                failure = f"{self.url} has version {version.number} since just now: another publisher writes to it"
+                return _OutVersion(failure=failure, refused=True)
+            self._before = read_version(there, version.number, self.url)
+            self._tried.clear()
+            failure = f"{self.url} took version {version.number} after all; the next one has all weights"
+            return _OutVersion(failure=failure, number=version.number)
         self._before = version
+        self._tried.clear()
         try:
             self._place.replace(NEWEST, line_of(Hint(number=version.number)).encode())
             if version.whole is not None and len(version.anchors) > 1:

@@ -49,6 +49,10 @@ class Liar:
         lie = self.version.model_copy(update=changes).signed_by(self.keys)
         (self.stream / version_path(2)).write_bytes(line_of(lie).encode())
 
+    def say_unsigned(self, **changes: Any) -> None:
+        """So, below the signature of what it was."""
+        (self.stream / version_path(2)).write_bytes(line_of(self.version.model_copy(update=changes)).encode())
+
     def frame(self, content: bytes, *, whole: bool) -> tuple[FrameFile]:
         """A frame of the second version."""
         sha256 = hashlib.sha256(content).hexdigest()
@@ -89,6 +93,21 @@ LARGE = 2**28
         lambda liar: liar.say(delta=liar.frame(_whole(5001), whole=True)),
         lambda liar: liar.say(delta=liar.frame(_whole(5000), whole=True)),
         lambda liar: liar.say(delta=(FrameFile("0" * 64, 2**39, False),)),
+        lambda liar: liar.say(delta=(liar.version.delta[0]._replace(bytes=liar.version.delta[0].bytes - 1),)),
+        lambda liar: liar.say(delta=(liar.version.delta[0]._replace(bytes=liar.version.delta[0].bytes + 1),)),
+        lambda liar: liar.say(delta=(liar.version.delta[0]._replace(whole=True),)),
+        lambda liar: liar.say(delta=(liar.version.delta[0]._replace(sha256="0" * 64),)),
+        lambda liar: liar.say(delta=liar.version.delta * 2),
+        lambda liar: liar.say(parts=liar.version.parts * 2, delta=liar.version.delta * 2),
+        lambda liar: liar.say(base=None, delta=None),
+        lambda liar: liar.say(anchors=(2,)),
+        lambda liar: liar.say(anchors=(3,)),
+        lambda liar: liar.say(step=-1),
+        lambda liar: liar.say(time=-1),
+        lambda liar: liar.say(geocomm_weights=2),
+        lambda liar: liar.say_unsigned(publisher="b"),
+        lambda liar: liar.say_unsigned(step=7),
+        lambda liar: liar.say_unsigned(signature=None),
         lambda liar: liar.say(base="0" * 64),
         lambda liar: liar.say(number=1),
         lambda liar: liar.say(stream="0" * 32),

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from geocomm.core.errors import DataError, InvalidArgumentError
+from geocomm.data.places import Folder
 from geocomm.security.job_ca import JobCa
 from geocomm.weights import publisher as publisher_module
 from geocomm.weights import weight_folder
@@ -256,6 +257,44 @@ def test_second_publisher_of_a_stream_is_refused_by_number(stream: Path) -> None
     first.publish(wait=True)
     assert first.last() == 2
     first.close()
+
+
+@pytest.mark.parametrize("answers", [["taken"], ["taken", "not taken"], ["not taken", "taken", "not taken"]])
+def test_place_that_took_a_version_and_said_that_it_failed_is_gone_on_with(
+    stream: Path, monkeypatch: pytest.MonkeyPatch, answers: list[str]
+) -> None:
+    """As a bucket whose answer is lost: the version may be out, and no other publisher has made it."""
+    tensors = model_tensors()
+    into = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    create, left = Folder.create, list[str]()
+
+    def create_and_fail(self: Folder, path: str, content: bytes) -> bool:
+        answer = left.pop(0) if left and path.startswith("versions/") else ""
+        created = answer != "not taken" and create(self, path, content)
+        if answer:
+            raise OSError("the answer was lost")
+        return created
+
+    monkeypatch.setattr(Folder, "create", create_and_fail)
+    with WeightPublisher(stream, tensors) as publisher, WeightReader(str(stream), into) as reader:
+        publisher.publish(wait=True)
+        left += answers
+        for answer in answers:
+            moved(tensors, 0.01)
+            if answer == "taken":
+                taken = {name: tensor.clone() for name, tensor in tensors.items()}
+            with pytest.raises(DataError, match="the answer was lost"):
+                publisher.publish(wait=True)
+        moved(tensors, 0.01)
+        with pytest.raises(DataError, match="took version 2 after all"):
+            publisher.publish(wait=True)
+        assert publisher.last() == 2
+        (stream / "newest.json").unlink()
+        assert reader.update() == 2
+        assert equal(into, taken)
+        publisher.publish(wait=True)
+        assert reader.update() == publisher.last() == 3
+    assert equal(into, tensors)
 
 
 def test_publish_copies_what_the_loop_goes_on_to_change(stream: Path) -> None:
