@@ -108,7 +108,10 @@ def add(
     """
     with _authorities(out) as authorities:
         ca = authorities.open(out)
-        _tell_new(ca.add(site, days, reader=role is Role.READER))
+        is_reader = role is Role.READER
+        folder = ca.add(site, days, reader=is_reader)
+        whose, where = ("a reader", "where weights are read") if is_reader else (f"site {site}", "that site")
+        say(f"{folder}: keys of {whose}: copy it to {where}, and set GEOCOMM_KEYS to it")
         _warn_of_ca_key(ca)
 
 
@@ -122,7 +125,7 @@ def renew(site: _Site, out: _Out = _OUT, days: _Days = _DAYS) -> None:
     """
     with _authorities(out) as authorities:
         ca = authorities.open(out)
-        _tell_new(ca.renew(site, days))
+        say(f"{ca.renew(site, days)}: copy it to that site, over the folder that GEOCOMM_KEYS names there")
         _warn_of_ca_key(ca)
 
 
@@ -156,10 +159,6 @@ def _authorities(out: Path) -> Generator[type[JobCa]]:
         fail("keys", f"{error}; pip install cryptography")
     except OSError as error:
         fail("keys", f"cannot write {error.filename or out}: {error.strerror}; nothing was changed")
-
-
-def _tell_new(folder: Path) -> None:
-    say(f"{folder}: copy it to that site, over the folder that GEOCOMM_KEYS names there")
 
 
 def _warn_of_ca_key(ca: JobCa) -> None:

@@ -114,7 +114,7 @@ class Subscription:
             return
         step = "" if version.step is None else f" (step {version.step})"
         self._say(
-            f"{self._settings.into} is version {version.number}{step} of the weights: {fetched / 1e6:.1f} MB, "
+            f"{self._settings.into} is version {version.number}{step} of the weights: {fetched / 1e6:.3f} MB, "
             f"{seconds:.1f} s"
         )
         # A relay keeps what another reader may need: all from the anchor before the newest one on.

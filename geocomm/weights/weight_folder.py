@@ -33,6 +33,8 @@ from geocomm.weights.weight_layout import DTYPES, WeightLayout
 
 SAID = "geocomm.json"
 _KEPT = ".geocomm-version.json"
+_OF_OTHER_WEIGHTS = (SAID, _KEPT, "export.json", "README.md")
+"""What says in a model's folder of which weights it is."""
 _INDEX = "model.safetensors.index.json"
 FILE_BYTES = 5 << 30
 """Of a file of tensors, about, as others write them too."""
@@ -141,7 +143,7 @@ class WeightFolder(ReaderTarget):
         """Such as the config and the tokenizer."""
         for folder in (self.folder, self._files_of):
             for path in folder.iterdir() if folder is not None and folder.exists() else ():
-                if path.is_file() and not _WEIGHTS.fullmatch(path.name) and path.name not in (SAID, _KEPT):
+                if path.is_file() and not _WEIGHTS.fullmatch(path.name) and path.name not in _OF_OTHER_WEIGHTS:
                     shutil.copy2(path, self._partial / path.name)
 
 

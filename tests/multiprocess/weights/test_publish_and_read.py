@@ -332,23 +332,25 @@ def test_full_disk_leaves_out_a_version_and_the_next_one_has_it_all(tmp_path: Pa
         assert equal(into, tensors)
 
 
-def test_reader_whose_disk_is_full_stays_at_its_version(stream: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("full", ["model", "cache"])
+def test_reader_whose_disk_is_full_stays_at_its_version(stream: Path, tmp_path: Path, full: str) -> None:
     tensors = {"w": torch.randn(1 << 17).bfloat16()}
     with small_disk(tmp_path / "disk") as disk, WeightPublisher(stream, tensors) as publisher:
         publisher.publish(wait=True)
-        with WeightReader(str(stream), disk / "model", cache=tmp_path / "cache") as reader:
+        place = {"model": tmp_path / "model", "cache": tmp_path / "cache"} | {full: disk / full}
+        with WeightReader(str(stream), place["model"], cache=place["cache"]) as reader:
             assert reader.update() == 1
-            was = load_file(disk / "model/model.safetensors")
+            was = load_file(place["model"] / "model.safetensors")
             moved(tensors, 0.01)
             publisher.publish(wait=True)
-            _fill(disk / "fill", 600 << 10)
+            _fill(disk / "fill", 2 << 20 if full == "cache" else 600 << 10)
             with pytest.raises(DataError, match="cannot be kept"):
                 reader.update()
             assert reader.version == 1
-            assert equal(load_file(disk / "model/model.safetensors"), was)
+            assert equal(load_file(place["model"] / "model.safetensors"), was)
             (disk / "fill").unlink()
             assert reader.update() == 2
-        assert equal(load_file(disk / "model/model.safetensors"), tensors)
+        assert equal(load_file(place["model"] / "model.safetensors"), tensors)
 
 
 # ---- what is not as it should be

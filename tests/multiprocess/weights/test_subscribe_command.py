@@ -56,7 +56,7 @@ def await_version(folder: Path, number: int) -> None:
 
 def test_once_makes_the_folder_with_the_files_of_a_model_and_keeps_them(tmp_path: Path) -> None:
     (tmp_path / "base").mkdir()
-    for name in ("config.json", "model.safetensors", "model.safetensors.index.json"):
+    for name in ("config.json", "model.safetensors", "model.safetensors.index.json", "export.json"):
         (tmp_path / "base" / name).write_text("{}")
     tensors = model_tensors()
     with WeightPublisher(tmp_path / "stream", tensors) as publisher:
