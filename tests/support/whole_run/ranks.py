@@ -215,7 +215,7 @@ class Rank:
                 self._registry.counted_at.update((one.site, now) for one in entry.members)
             case EntrySaid(entry=Join() as entry) if entry.site != self._machine.name:
                 self._wanted |= set(range(FRAGMENTS))
-            case EntrySaid(entry=TakenBack() as entry) if entry.site == self._machine.name:
+            case EntrySaid(entry=TakenBack() as entry) if entry.site == self._machine.name and not self.has_left:
                 self._end_by_run(f"what was dealt to this site was taken back: {entry.why}")
             case SiteDeal():
                 self._reading.dealt.append(down)

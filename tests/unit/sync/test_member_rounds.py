@@ -10,7 +10,7 @@ import pytest
 
 from geocomm.core.errors import AbortedError
 from geocomm.core.run_dir import RunDir
-from geocomm.elastic.journal.entries import TakenBack
+from geocomm.elastic.journal.entries import Left, TakenBack
 from geocomm.elastic.journal.messages import Down, EntrySaid, Stop
 from geocomm.elastic.rank_starts import MOST_FRUITLESS_STARTS, RankStarts
 from geocomm.sync.local_steps.elastic.member_rounds import MemberRounds
@@ -21,6 +21,14 @@ if TYPE_CHECKING:
     from geocomm._C import Mail
 
 TAKEN_BACK = TakenBack(index=3, prev="0" * 64, term=0, site="a", taken=0, why="it was gone")
+
+
+def _rounds_that_train(folder: Path) -> MemberRounds:
+    mail = cast("Mail", SimpleNamespace(id=bytes(16), port=1))
+    coding = cast(Coding, None)  # no fragment is here
+    rounds = MemberRounds("a", 0, 1, "h", mail, str(folder / "agent"), str(folder), [], MODEL, coding)
+    rounds._early, rounds._trains = None, True
+    return rounds
 
 
 @pytest.mark.parametrize(
@@ -34,10 +42,7 @@ TAKEN_BACK = TakenBack(index=3, prev="0" * 64, term=0, site="a", taken=0, why="i
 def test_ranks_that_the_run_ends_do_not_count_as_such_that_failed(
     tmp_path: Path, down: Down, *, is_failure: bool
 ) -> None:
-    mail = cast("Mail", SimpleNamespace(id=bytes(16), port=1))
-    coding = cast(Coding, None)  # no fragment is here
-    rounds = MemberRounds("a", 0, 1, "h", mail, str(tmp_path / "agent"), str(tmp_path), [], MODEL, coding)
-    rounds._early, rounds._trains = None, True
+    rounds = _rounds_that_train(tmp_path)
     starts, waits = RankStarts(RunDir(tmp_path)), list[float | None]()
     for _ in range(MOST_FRUITLESS_STARTS):
         starts.begins(counted=0)
@@ -45,3 +50,10 @@ def test_ranks_that_the_run_ends_do_not_count_as_such_that_failed(
             rounds._on_down(down)
         waits.append(starts.ended(counted=0))
     assert (None in waits) == is_failure
+
+
+def test_ranks_of_a_site_that_has_left_do_not_end_by_what_is_taken_back_from_it(tmp_path: Path) -> None:
+    rounds = _rounds_that_train(tmp_path)
+    rounds._follow(EntrySaid(entry=Left(index=2, prev="0" * 64, term=0, site="a")))
+    rounds._follow(EntrySaid(entry=TAKEN_BACK))
+    assert rounds.has_left

@@ -337,7 +337,7 @@ class MemberRounds:
             self.has_left = True
         if isinstance(said.entry, TermBegun):
             self.leader = f"the leader, {said.entry.site} at {said.entry.address},"
-        if isinstance(said.entry, TakenBack) and said.entry.site == self.site:
+        if isinstance(said.entry, TakenBack) and said.entry.site == self.site and not self.has_left:
             raise self._ended_by_run(
                 f"what was dealt to this site was taken back, and others read it: {said.entry.why}"
             )
