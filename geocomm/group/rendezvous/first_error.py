@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -31,6 +32,8 @@ _FOLLOWS = (
 )
 """Errors that a rank has where another one has failed."""
 _FOLLOW_WORDS = ("failed earlier", "could not join the process group")
+_IN_CALLBACK = re.compile(r"RuntimeError: Got the following error when running the callback: (\w+: .*?)(?: At: /.*)?")
+"""How torch tells an error of a callback of a Future, such as a gradient hook's, with the callback's place behind it."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,10 @@ def _failure(rank: int, failure: ProcessFailure, site: str) -> RankFailure:
         told = str(message)
     else:
         told = f"it ended with {_status(failure)}; its last lines say why"
-    told = " ".join(told.split())[:_LONGEST]
+    told = " ".join(told.split())
+    if in_callback := _IN_CALLBACK.fullmatch(told):
+        told = in_callback[1]
+    told = told[:_LONGEST]
     follows = told.startswith(_FOLLOWS) or any(word in told for word in _FOLLOW_WORDS)
     return RankFailure(rank, site, told, follows)
 

@@ -7,9 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
+from geocomm.core.errors import PeerLostError
 from geocomm.group.rendezvous.first_error import tell_failure
 
 
@@ -57,6 +59,25 @@ def test_site_whose_ranks_only_lost_a_peer_tells_the_error_of_the_other(
     assert last_line(capsys) == "geocomm run: first error: rank 1 (site oslo): ValueError: boom"
     tell_failure(follows, "rome", store, nodes=2)
     assert last_line(capsys) == "geocomm run: first error: rank 1 (site oslo): ValueError: boom"
+
+
+def test_error_of_a_gradient_hooks_callback_is_that_of_the_lost_peer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def end(_: torch.futures.Future[None]) -> None:
+        raise PeerLostError("rank 1 has left")
+
+    future = torch.futures.Future[None]()
+    done = future.then(end)
+    future.set_result(None)
+    with pytest.raises(RuntimeError, match="running the callback") as caught:
+        done.wait()
+    failures = {0: failed(tmp_path, 0, f"RuntimeError: {caught.value}"), 1: failed(tmp_path, 1, "ValueError: boom")}
+    tell_failure(ChildFailedError("train.py", {0: failures[0]}), "rome")
+    told = "geocomm run: first error: rank 0 (site rome): PeerLostError: rank 1 has left"
+    assert last_line(capsys) == told
+    tell_failure(ChildFailedError("train.py", failures), "rome")
+    assert last_line(capsys) == "geocomm run: first error: rank 1 (site rome): ValueError: boom"
 
 
 def test_what_another_site_says_cannot_steer_a_terminal_or_end_the_launcher(
