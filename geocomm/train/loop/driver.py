@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import sys
 import traceback
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
 from geocomm.core.environment import agent_socket
 from geocomm.core.file_systems import FolderMarkError, folder_mark, free_bytes
-from geocomm.core.message_log import tell
+from geocomm.core.message_log import logger, tell
 from geocomm.core.place import Place, find_place
 from geocomm.data.corpus.packing import Sequences
 from geocomm.data.corpus.text_tokenizer import load_tokenizer
@@ -298,6 +299,7 @@ def _train(agreed: Agreed, options: Options | None, rendezvous: Rendezvous) -> i
     import torch
     import torch.distributed as dist
 
+    from geocomm.core.errors import GeocommError, InternalError
     from geocomm.train.loop.train_session import train_session
     from geocomm.train.runs.run_log import quiet_libraries
 
@@ -319,9 +321,12 @@ def _train(agreed: Agreed, options: Options | None, rendezvous: Rendezvous) -> i
     except BadInput:
         raise
     except BaseException as error:
-        # What a person needs comes first and once; the rest is for who looks into the code.
+        # What a person needs comes first and once; the rest is for who looks into the code, and of an error of geocomm
+        # that is not its bug only for who debugs.
         what = traceback.format_exception_only(error)
-        where = traceback.format_exception(error)[: -len(what)]
+        is_told = isinstance(error, GeocommError) and not isinstance(error, InternalError)
+        shows = not is_told or logger().isEnabledFor(logging.DEBUG)
+        where = traceback.format_exception(error)[: -len(what)] if shows else []
         tell("train", f"{place.describe()}: {''.join(what)}{''.join(where)}".rstrip())
         # The other ranks may be waiting inside a collective: a normal exit would wait for them in turn.
         sys.stdout.flush()
