@@ -9,8 +9,8 @@ import random
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 FIRST_WORD_S = 10.0
@@ -94,6 +94,24 @@ def said_while(log: Callable[[str], None], what: Callable[[], str]) -> Generator
     finally:
         ended.set()
         thread.join()
+
+
+@asynccontextmanager
+async def said_meanwhile(log: Callable[[str], None], what: Callable[[], str]) -> AsyncGenerator[None]:
+    """As `said_while`, by a task: for work that awaits."""
+
+    async def say() -> None:
+        waiting = Waiting(log)
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            waiting.tell(what)
+
+    saying = asyncio.create_task(say())
+    try:
+        yield
+    finally:
+        saying.cancel()
+        await asyncio.gather(saying, return_exceptions=True)
 
 
 async def until_one_ends(*works: Awaitable[Any]) -> None:

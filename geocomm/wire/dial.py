@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import ssl
 
@@ -65,7 +66,8 @@ async def _connect(hub: Address) -> socket.socket:
         except BaseException as error:
             connection.close()
             if isinstance(error, OSError):
-                answers[target[0]] = error.strerror or str(error)
+                # Not its strerror: asyncio's has the address once more.
+                answers[target[0]] = os.strerror(error.errno) if error.errno else str(error)
             raise
         return connection
 

@@ -33,7 +33,7 @@ _FOLLOWS = (
 """Errors that a rank has where another one has failed."""
 _FOLLOW_WORDS = ("failed earlier", "could not join the process group")
 _IN_CALLBACK = re.compile(r"RuntimeError: Got the following error when running the callback: (\w+: .*?)(?: At: /.*)?")
-"""How torch tells an error of a callback of a Future, such as a gradient hook's, with the callback's place behind it."""
+"""How torch tells an error of a callback of a Future, such as a gradient hook's; behind it, where that is."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from geocomm.core.patience import for_ever
+from geocomm.core.patience import for_ever, said_meanwhile
 from geocomm.group.rendezvous.store_session import RESUME_LIMIT_S, SILENCE_LIMIT_S, Session
 from geocomm.group.rendezvous.to_collector import carry_to_collector
 from geocomm.security.key_folder import Identity, Keys
@@ -88,9 +88,14 @@ class Hub:
         return any(held.store == store for held in self._held.values())
 
     async def drained(self, limit_s: float) -> None:
-        """Return when no session is left, or after `limit_s`."""
+        """Return when no session is left, or after `limit_s`. Logs whose it waits for."""
+
+        def held() -> str:
+            sites = ", ".join(sorted({one.site for one in self._held.values()}))
+            return f"{sites} to leave the hub, for {limit_s:g} s at most"
+
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(limit_s), said_meanwhile(self._log, held):
                 while self._held:
                     await asyncio.sleep(0.05)
 

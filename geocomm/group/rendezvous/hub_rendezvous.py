@@ -184,9 +184,18 @@ class HubRendezvous(RendezvousHandler):
     """
 
     def __init__(
-        self, hub: Address, way: Address, keys: str, node: int, nodes: int, run_id: str, limit: timedelta
+        self,
+        hub: Address,
+        way: Address,
+        keys: str,
+        node: int,
+        nodes: int,
+        run_id: str,
+        limit: timedelta,
+        sites: Mapping[int, str],
     ) -> None:
-        """hub: as all nodes name it. way: where this one dials it."""
+        """hub: as all nodes name it. way: where this one dials it. sites: those of nodes, as far as they are known
+        before these have come."""
         self._hub, self._way, self._keys, self._node, self._nodes = hub, way, keys, node, nodes
         self._run_id, self._limit = run_id, limit
         own = {"site": site_name(), "one_site": one_site(), "machine": socket.gethostname(), "agent": uuid.uuid4().hex}
@@ -194,7 +203,7 @@ class HubRendezvous(RendezvousHandler):
         self._own = json.dumps({**own, "groups": groups, "nodes": nodes, "telemetry": collector_socket() is not None})
         self._round = 0
         self._called = 0
-        self._sites: dict[int, str | None] = {}  # of the nodes of the last round
+        self._sites: dict[int, str | None] = dict(sites)  # of the nodes of the last round
         self._tunnels: list[StoreProcess] = []
         self.store: dist.Store | None = None
         """The store of the agents of all nodes; None before they have met."""
@@ -350,10 +359,11 @@ def _call_for(store: dist.Store, number: int) -> int:
 
 
 class HubRendezvousMaker:
-    """torchrun's way to make one, for a site's folder of keys and where this node dials the hub."""
+    """torchrun's way to make one, for a site's folder of keys, where this node dials the hub, and the sites by the
+    numbers of their nodes, where keys number them."""
 
-    def __init__(self, keys: str, way: Address) -> None:
-        self._keys, self._way = keys, way
+    def __init__(self, keys: str, way: Address, sites: Mapping[int, str]) -> None:
+        self._keys, self._way, self._sites = keys, way, sites
         self.made: HubRendezvous | None = None
 
     def __call__(self, parameters: RendezvousParameters) -> HubRendezvous:
@@ -366,6 +376,7 @@ class HubRendezvousMaker:
             nodes=parameters.max_nodes,
             run_id=parameters.run_id,
             limit=timedelta(seconds=int(config.get("timeout", _JOIN_LIMIT.total_seconds()))),
+            sites=self._sites,
         )
         return self.made
 

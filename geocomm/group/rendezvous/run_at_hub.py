@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import socket
@@ -29,6 +30,7 @@ MAX_STORES = 8
 IS_HUB = "-"
 """In the command of a node's torchrun, in place of the time that the hub has to answer."""
 _LINGER_S = 30.0
+_OnSignal = Callable[[signal.Signals], object]
 
 
 def environment_of_ranks(hub: Address, keys: Keys) -> dict[str, str]:
@@ -111,9 +113,11 @@ async def _be_hub(
         process = await asyncio.create_subprocess_exec(
             *ending_with_this(command), env=environment, start_new_session=True
         )
-        pass_on_to(process)
+        pass_on_to(functools.partial(send_signal, process))
         status = await process.wait()
-        await hub.drained(_LINGER_S)  # other nodes may still say good-bye
+        draining = asyncio.create_task(hub.drained(_LINGER_S))  # other nodes may still say good-bye
+        pass_on_to(lambda _: draining.cancel())  # to whoever has no time for that
+        await asyncio.wait([draining])
     if -status in (signal.SIGINT, signal.SIGTERM):  # before it could say so itself
         tell("run", f"ended by {signal.Signals(-status).name}")
     first.cancel()
@@ -123,32 +127,33 @@ async def _be_hub(
 
 
 @contextlib.contextmanager
-def _passed_on() -> Generator[Callable[[asyncio.subprocess.Process], None]]:
+def _passed_on() -> Generator[Callable[[_OnSignal], None]]:
     """Signals go to torchrun, which ends its workers; the hub stays until they are gone.
 
-    Yields what to call with torchrun's process. A signal that comes before that is passed on then.
+    Yields what to call with what takes a signal's number from then on. One that comes before there is any is passed on
+    then.
     """
-    torchrun: asyncio.subprocess.Process | None = None
+    target: _OnSignal | None = None
     early: list[signal.Signals] = []
 
     def pass_on(number: signal.Signals) -> None:
-        if torchrun is None:
+        if target is None:
             early.append(number)
-            return
-        send_signal(torchrun, number)
+        else:
+            target(number)
 
-    def started(process: asyncio.subprocess.Process) -> None:
-        nonlocal torchrun
-        torchrun = process
-        for number in early:
-            pass_on(number)
+    def pass_on_to(new: _OnSignal) -> None:
+        nonlocal target
+        target = new
+        while early:
+            new(early.pop(0))
 
     loop = asyncio.get_running_loop()
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     for number in numbers:
         loop.add_signal_handler(number, pass_on, number)
     try:
-        yield started
+        yield pass_on_to
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)

@@ -7,6 +7,7 @@ one reaches it. WAIT_S: how long it has to answer; IS_HUB: it is this node.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 from argparse import Namespace
@@ -67,7 +68,7 @@ def main(arguments: list[str]) -> None:
     if given := [_as_given(name, rest) for name, used in own.items() if used]:
         _refuse(f"leave out {', '.join(given)}: the ranks meet at the hub, {hub}")
     try:
-        _number_by_sites(chosen)
+        sites = _number_by_sites(chosen)
         check_nodes(chosen)
         check_program(chosen)
         check_codec()
@@ -84,7 +85,7 @@ def main(arguments: list[str]) -> None:
         OSError,
     ) as error:
         _refuse(str(error))
-    rendezvous = HubRendezvousMaker(keys_or_refusal(), Address.parse(way))
+    rendezvous = HubRendezvousMaker(keys_or_refusal(), Address.parse(way), sites)
     rendezvous_handler_registry.register("geocomm", rendezvous)
     keep_keys_from_ranks()
     chosen.rdzv_backend, chosen.rdzv_endpoint = "geocomm", hub
@@ -115,12 +116,19 @@ def main(arguments: list[str]) -> None:
 
 
 def _find_hub(hub: Address, wait_s: float) -> None:
-    """Raises what `probe` does."""
+    """Raises what `probe` does. What it waits for, and an error, say why this node is not the hub."""
+
+    def why_not() -> str:
+        with contextlib.suppress(OSError):  # its name is not known any more
+            return f"; {'' if hub.is_here else 'this node is not the hub: '}{hub.why_not_free()}"
+        return ""
+
     try:
-        asyncio.run(probe(hub, Keys.load(keys_or_refusal()), wait_s, log))
-    except (ConnectionError, KeysError, ProtocolError) as error:
-        role = "" if hub.is_here else "this node is not the hub: "
-        raise type(error)(f"{error}; {role}{hub.why_not_free()}") from None
+        asyncio.run(probe(hub, Keys.load(keys_or_refusal()), wait_s, log, also=why_not))
+    except (ConnectionError, ProtocolError) as error:
+        raise type(error)(f"{error}{why_not()}") from None
+    except KeysError as error:  # a hub has answered: elsewhere it is the one that was meant
+        raise KeysError(f"{error}{why_not() if hub.is_here else ''}") from None
 
 
 def _parsed(arguments: list[str]) -> Namespace:
@@ -132,17 +140,20 @@ def _parsed(arguments: list[str]) -> Namespace:
     return parser.parse_args(arguments)
 
 
-def _number_by_sites(chosen: Namespace) -> None:
+def _number_by_sites(chosen: Namespace) -> dict[int, str]:
     """What is not said of nnodes and node_rank: one node for each site that the folder of keys lists, in that order.
+    The sites by these numbers; none where they are said.
 
     KeysError where that list has a bad name."""
     sites = [] if one_site() else sites_of(keys_or_refusal())
     fits = site_name() in sites and chosen.nnodes in (None, str(len(sites)))
+    numbered = dict(enumerate(sites)) if fits and chosen.node_rank is None else {}
     if fits and (chosen.nnodes is None or chosen.node_rank is None):
         chosen.nnodes = str(len(sites))
         chosen.node_rank = sites.index(str(site_name())) if chosen.node_rank is None else chosen.node_rank
         log(f"node {chosen.node_rank} of {chosen.nnodes}: one for each site with keys, {', '.join(sites)}")
     chosen.nnodes = chosen.nnodes or "1"
+    return numbered
 
 
 def _refuse(message: str) -> NoReturn:

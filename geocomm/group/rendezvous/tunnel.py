@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable
 
 from geocomm.core.addresses import Address
-from geocomm.core.patience import Waiting, pauses
+from geocomm.core.patience import Waiting, pauses, said_meanwhile
 from geocomm.group.rendezvous.store_session import RESUME_LIMIT_S, Session
 from geocomm.security.key_folder import Keys, KeysError
 from geocomm.wire.accepting import accept_forever
@@ -23,33 +23,35 @@ _PAUSES_S = (0.1, 5.0)
 MAX_SESSIONS = 4096
 
 
-async def probe(hub: Address, keys: Keys, limit_s: float, log: Callable[[str], None]) -> None:
+async def probe(
+    hub: Address, keys: Keys, limit_s: float, log: Callable[[str], None], also: Callable[[], str] = str
+) -> None:
     """Return once the hub has let this site in; a hub that is not there yet has `limit_s` to come.
 
-    Says to `log` after 10, 30 and 90 s and so on that it waits.
+    Says to `log` after 10, 30 and 90 s and so on that it waits, with what `also` says.
 
     Raises what dial() does, and ConnectionError with the last reason where nobody answered in time.
     """
     loop = asyncio.get_running_loop()
-    end = loop.time() + limit_s
-    waits, waiting = pauses(*_PAUSES_S), Waiting(log)
-    while True:
-        try:
-            stream, _ = await dial(hub, keys, Greeting(Purpose.PROBE, bytes(16), 0, "probe"))
-        except (SessionRefused, ProtocolError, KeysError):
-            raise
-        except OSError as error:
-            if loop.time() > end:
-                raise ConnectionError(
-                    f"no hub answers at {hub} since {limit_s:g} s ({str(error) or 'time-out'}); it runs where "
-                    f"{hub.host} is, started with the same --hub, and its port must be open to the other sites"
-                ) from error
-            reason = str(error) or "no answer"
-            waiting.tell(lambda reason=reason: f"the hub at {hub} to answer ({reason})")
-            await asyncio.sleep(next(waits))
-        else:
-            stream.close()
-            return
+    end, waits, reason = loop.time() + limit_s, pauses(*_PAUSES_S), "no answer"
+    # Beside the attempts, of which one that nobody answers takes longer than the first word may.
+    async with said_meanwhile(log, lambda: f"the hub at {hub} to answer ({reason}){also()}"):
+        while True:
+            try:
+                stream, _ = await dial(hub, keys, Greeting(Purpose.PROBE, bytes(16), 0, "probe"))
+            except (SessionRefused, ProtocolError, KeysError):
+                raise
+            except OSError as error:
+                if loop.time() > end:
+                    raise ConnectionError(
+                        f"no hub answers at {hub} since {limit_s:g} s ({str(error) or 'time-out'}); it runs where "
+                        f"{hub.host} is, started with the same --hub, and its port must be open to the other sites"
+                    ) from error
+                reason = str(error) or "no answer"
+                await asyncio.sleep(next(waits))
+            else:
+                stream.close()
+                return
 
 
 class Tunnel:

@@ -141,7 +141,7 @@ def test_run_without_numbers_has_a_node_for_each_site_of_its_keys_and_says_whom_
     port = free_port(HUB_HOST)
     start_node(job, tmp_path / "keys", port, 0, "stay", numbered=False, telemetry=tmp_path / "telemetry")
     end = time.monotonic() + LIMIT_S
-    while "waiting for node 0 of 2; node 1 (site a) is here" not in job.log(0).read_text():
+    while "waiting for node 0 of 2 (site b)" not in job.log(0).read_text():
         assert time.monotonic() < end, job.output()
         time.sleep(0.1)
     start_node(job, tmp_path / "keys", port, 1, "stay", numbered=False)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from geocomm.core import patience
 from geocomm.core.addresses import Address
 from geocomm.group.rendezvous.tunnel import probe
 from geocomm.security.job_ca import JobCa
@@ -185,5 +186,56 @@ def test_probe_of_a_hub_that_never_answers_says_so(tmp_path: Path, monkeypatch: 
     async def work() -> None:
         with socket.create_server(("127.0.0.2", 0)) as silent, pytest.raises(ConnectionError, match="time-out"):
             await probe(Address("127.0.0.2", silent.getsockname()[1]), keys["b"], 0.0, print)
+
+    run(work())
+
+
+def test_probe_of_a_silent_hub_says_so_before_its_first_attempt_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, lines = make_keys(tmp_path / "keys"), list[str]()
+    monkeypatch.setattr(patience, "FIRST_WORD_S", 0.1)
+    monkeypatch.setattr(patience, "_LOOK_S", 0.05)
+    monkeypatch.setattr(dial_module, "DIAL_LIMIT_S", 1000.0)
+
+    async def work() -> None:
+        with socket.create_server(("127.0.0.2", 0)) as silent:
+            port = silent.getsockname()[1]
+            waits = probe(Address("127.0.0.2", port), keys["b"], 0.0, lines.append, also=lambda: "; and so on")
+            probing = asyncio.create_task(waits)
+            await until(lambda: bool(lines), "the probe says nothing")
+            assert not probing.done()
+            probing.cancel()
+            await asyncio.gather(probing, return_exceptions=True)
+            assert lines[0] == f"waiting for the hub at 127.0.0.2:{port} to answer (no answer); and so on"
+
+    run(work())
+
+
+def test_dial_to_a_closed_port_says_so_in_the_systems_words(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path / "keys")
+
+    async def work() -> None:
+        with pytest.raises(ConnectionError, match=r"^Connection refused$"):
+            await dial(Address("127.0.0.2", free_port("127.0.0.2")), keys["b"], PROBE)
+
+    run(work())
+
+
+def test_hub_that_ends_says_whose_connections_it_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "FIRST_WORD_S", 0.1)
+    monkeypatch.setattr(patience, "_LOOK_S", 0.05)
+    keys = make_keys(tmp_path / "keys")
+
+    async def work() -> None:
+        async with hub_with_store(keys["a"], EchoStore()) as place:
+            stream, _ = await dial(place.address, keys["b"], Greeting(Purpose.BEGIN, os.urandom(16), 0, "test"))
+            await until(lambda: place.hub.sessions == 1, "the hub has no session")
+            draining = asyncio.create_task(place.hub.drained(1000.0))
+            await until(lambda: bool(place.lines), "the hub says nothing")
+            draining.cancel()
+            await asyncio.gather(draining, return_exceptions=True)
+            stream.close()
+            assert place.lines[0] == "waiting for b to leave the hub, for 1000 s at most"
 
     run(work())

@@ -39,9 +39,7 @@ class Line:
         self.closed = True
 
 
-def _ranks_of(
-    line: Line, said: list[Up], standing: Standing, *, welcomed: bool
-) -> tuple[SiteRanks, RankConnection]:
+def _ranks_of(line: Line, said: list[Up], standing: Standing, *, welcomed: bool) -> tuple[SiteRanks, RankConnection]:
     """Ranks of site a, whose only one has this connection. What they say to the leader goes to `said`."""
     state = SimpleNamespace(sites={"a": SimpleNamespace(standing=standing)})
     view = cast(RunView, SimpleNamespace(say=said.append, site="a", state=state))

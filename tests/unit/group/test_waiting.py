@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from geocomm.core import patience
-from geocomm.core.patience import Waiting, for_ever
+from geocomm.core.patience import Waiting, for_ever, said_meanwhile
 from geocomm.group.rendezvous.agents_store import nodes_text
 from geocomm.group.rendezvous.hub_rendezvous import without_telemetry
 
@@ -20,6 +20,20 @@ def test_a_line_comes_after_10_30_and_90_seconds() -> None:
         at = tenths / 10
         waiting.tell(lambda at=at: f"a thing, at {at:g} s")
     assert lines == [f"waiting for a thing, at {seconds} s" for seconds in (10, 30, 90)]
+
+
+def test_work_that_awaits_something_long_says_so_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "FIRST_WORD_S", 0.0)
+    monkeypatch.setattr(patience, "_LOOK_S", 0.0)
+    lines: list[str] = []
+
+    async def run() -> None:
+        async with said_meanwhile(lines.append, lambda: "the hub"):
+            while not lines:
+                await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert lines[0] == "waiting for the hub"
 
 
 def test_a_site_is_named_where_it_is_known() -> None:
