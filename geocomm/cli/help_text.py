@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Generator, Iterator
-from typing import Any
+from typing import Any, cast
 
 import typer
 from rich.markup import escape
@@ -14,7 +14,17 @@ from typing_extensions import override
 
 
 class PlainCommand(TyperCommand):
-    """A command whose help has no markup."""
+    """A command whose help has no markup. An option that it lacks may be torchrun's, where it takes such."""
+
+    @override
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            takes = any("TORCHRUN-ARGUMENTS" in str(param.metavar) for param in self.params)
+            if takes and type(error).__name__ == "NoSuchOption":  # of click, which some versions of typer bring
+                cast(Any, error).message += "; those of torchrun come after --"
+            raise
 
     @override
     def format_help(self, ctx: Any, formatter: Any) -> None:

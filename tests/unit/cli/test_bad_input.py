@@ -64,6 +64,8 @@ CASES = [
     ("serve {model} --follow {folder} -- --continuous-batching", 2, "leave out --continuous-batching"),
     ("serve {model} --publisher a", 2, "--publisher and --keys are for --follow"),
     ("serve {model} --port 0", 2, "--port"),
+    ("run --hub h:1 --nproc-per-node 8 train.py", 2, "those of torchrun come after --"),
+    ("up --nproc-per-node 8 train.py", 2, "those of torchrun come after --"),
     ("run -- train.py", 2, "--hub"),
     ("run --hub h:1 --publish {away} --keys {keys}/a -- x.py", 2, "--publish"),
     (f"{ELASTIC} --publish https://h/x -- x.py", 2, "--publish https://h/x: a web server is only read from"),
