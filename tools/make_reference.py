@@ -20,7 +20,7 @@ import log_entries
 import typer
 from field_lists import config_lists, option_list, variable_list
 
-from geocomm.cli.main import build_app
+from geocomm.cli.commands import build_app
 from geocomm.metrics import schema
 from geocomm.metrics.events import KINDS
 from geocomm.observe.alerts.alert_rules import KEEP_FIRING_S, RULES

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import sys
 
+import geocomm.cli.commands
 import geocomm.cli.data
-import geocomm.cli.main
 import geocomm.data.additions
 import geocomm.elastic.agent_process
 import geocomm.elastic.files.snapshots

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 import typer.testing
 
-from geocomm.cli.main import build_app
+from geocomm.cli.commands import build_app
 
 APP = build_app()
 """For CliRunner, which would make all commands again for each line: a tenth of a second."""

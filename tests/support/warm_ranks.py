@@ -17,7 +17,7 @@ _OF_RANKS = (
     "torch.distributed.fsdp",
     "torch.distributed.run",
     "torch.distributed.tensor",
-    "geocomm.cli.main",
+    "geocomm.cli.commands",
     "geocomm.group.backend.group_creation",
     "geocomm.group.backend.runtime",
     "geocomm.sync.gradients.ddp_hook",

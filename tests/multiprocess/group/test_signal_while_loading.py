@@ -124,6 +124,15 @@ def test_run_that_imports_torch_ends_in_a_line(tmp_path: Path, number: signal.Si
     assert last_line(ended(process, number)) == f"geocomm run: ended by {number.name}"
 
 
+def test_run_that_imports_its_command_line_ends_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text(
+        "import pathlib, time\npathlib.Path(__file__ + '.loads').touch()\ntime.sleep(200)\n"
+    )
+    process = start("-m", "geocomm", "run", PYTHONPATH=f"{tmp_path}{os.pathsep}{IMPORTS}")
+    wait_until(lambda: (tmp_path / "typer.py.loads").exists(), "it imports typer", LIMIT_S)
+    assert ended(process, signal.SIGINT) == "geocomm run: ended by SIGINT\n"
+
+
 def test_forked_process_ends_as_before_and_another_handler_takes_over() -> None:
     process = start("-c", FORKS)
     said, _ = process.communicate(timeout=LIMIT_S)

@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from geocomm.cli.main import build_app
+from geocomm.cli.commands import build_app
 from geocomm.core.environment import OTHER_VARIABLES
 from geocomm.core.options import Options
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from geocomm.cli.main import build_app
+from geocomm.cli.commands import build_app
 from geocomm.core.bad_input import BadInput
 from geocomm.data import places, token_files
 from geocomm.data.catalog import Catalog, Rules, Shard

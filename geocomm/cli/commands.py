@@ -1,0 +1,112 @@
+"""The commands of `geocomm`.
+
+A command lives in a module of its own beside this one, on a typer application `app`, and is named here. It lets each
+`UserError` pass. These modules import nothing heavy (torch, transformers, matplotlib) at module level, so that
+`geocomm --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typing_extensions import override
+
+from geocomm._version import __version__
+from geocomm.cli.command_end import fail
+from geocomm.cli.help_text import PlainGroup, fit_help, paragraphs
+from geocomm.core.bad_input import UserError
+from geocomm.core.installation import build_facts
+
+_HELP = """Train large models across distant sites.
+
+Exit status of every command, unless its help says otherwise: 0; 1 where something failed; 2 where it could not begin,
+as for wrong input; 128 + the signal that ended it. 125: no WAN can be emulated, or no emulator answers.
+"""
+# Each the module of the command of that name, and of commands that go with it.
+_MODULES = (
+    "demo",
+    "train",
+    "export",
+    "serve",
+    "subscribe",
+    "run",
+    "up",
+    "top",
+    "why",
+    "dashboard",
+    "alerts",
+    "hang",
+    "trace",
+    "members",
+    "log",
+    "snapshot",
+    "data",
+    "keys",
+    "doctor",
+    "probe",
+    "plan",
+    "wan",
+    "bench",
+)
+
+
+class _Commands(PlainGroup):
+    """Commands of which each ends with a line where a `UserError` keeps it from its work."""
+
+    @override
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            fail(str(ctx.invoked_subcommand), str(error), error.exit_status)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != "torch":
+                raise
+            command = str(ctx.invoked_subcommand)
+            fail(command, f"torch is not installed for {sys.executable}: {sys.executable} -m pip install torch")
+
+
+def build_app(modules: Sequence[str] = _MODULES) -> typer.Typer:
+    """The typer application with the commands of these modules on it."""
+    app = typer.Typer(
+        name="geocomm",
+        cls=_Commands,
+        help=paragraphs(_HELP),
+        no_args_is_help=True,
+        pretty_exceptions_show_locals=False,
+    )
+
+    @app.callback()
+    def _root(
+        version: Annotated[
+            bool,
+            typer.Option(
+                "--version",
+                callback=_print_version,
+                is_eager=True,
+                help="Print the version, and what it was built for.",
+            ),
+        ] = False,
+    ) -> None:
+        """Train large models across distant sites."""
+
+    for module in modules:
+        app.add_typer(import_module(f"geocomm.cli.{module}").app)
+    fit_help(app)
+    return app
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        native = build_facts() or "without a native module for the torch that is here"
+        typer.echo(f"geocomm {__version__}, {native}")
+        raise typer.Exit
+
+
+def run_command() -> None:
+    """Run the command line. Of the commands, only the one that is asked for is imported."""
+    build_app([name for name in sys.argv[1:2] if name in _MODULES] or _MODULES)()
