@@ -19,7 +19,7 @@ from geocomm.core.addresses import plain_host
 from geocomm.core.message_log import CalmLog
 from geocomm.security.key_folder import Identity, Keys, KeysError
 from geocomm.wire.accepting import accept_forever
-from geocomm.wire.greeting import Greeting, PacketKind, ProtocolError, SessionRefused, write_packet
+from geocomm.wire.greeting import Greeting, NotYetHere, PacketKind, ProtocolError, SessionRefused, write_packet
 from geocomm.wire.tls_stream import TlsStream, explain
 
 GREETING_LIMIT_S = 10.0
@@ -95,7 +95,8 @@ class Doorway:
             del self._strangers[task]
             await self._serve_greeting(stream, greeting, peer)
         except (SessionRefused, KeysError, ProtocolError) as error:
-            self._log(f"refused a connection from {source}: {error}")
+            if not isinstance(error, NotYetHere):
+                self._log(f"refused a connection from {source}: {error}")
             if stream is not None:
                 await _refuse(stream, str(error))
         except ssl.SSLError as error:

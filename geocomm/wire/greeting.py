@@ -27,6 +27,11 @@ class SessionRefused(ConnectionError):
     """The hub will not have this session; the message is its reason."""
 
 
+class NotYetHere(SessionRefused):
+    """What is asked for may be about to come: who asks tries again, and says so where it takes long. The hub does
+    not."""
+
+
 class PacketKind(enum.IntEnum):
     """What a packet says."""
 

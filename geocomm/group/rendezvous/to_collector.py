@@ -16,7 +16,7 @@ from pathlib import Path
 
 from geocomm.core.patience import until_one_ends
 from geocomm.core.run_dir import RunDir
-from geocomm.wire.greeting import PacketKind, SessionRefused, offset_bytes, write_packet
+from geocomm.wire.greeting import NotYetHere, PacketKind, SessionRefused, offset_bytes, write_packet
 from geocomm.wire.tls_stream import TlsStream
 
 _READ_BYTES = 64 << 10
@@ -66,7 +66,7 @@ async def carry_to_collector(stream: TlsStream, site: str, folder: Path | None) 
     try:
         ended, collector = await asyncio.open_unix_connection(RunDir(folder).collector_socket)
     except OSError as error:
-        raise SessionRefused(f"the collector of this run's telemetry is not there: {error.strerror}") from None
+        raise NotYetHere(f"the collector of this run's telemetry is not there: {error.strerror}") from None
     try:
         collector.write(site.encode() + b"\n")
         await write_packet(stream, PacketKind.WELCOME, offset_bytes(0))

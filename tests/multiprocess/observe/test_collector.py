@@ -250,6 +250,7 @@ def test_a_collector_that_comes_up_later_is_waited_for_and_told_of_only_after_a_
                 send(tmp_path / "b", zlib.compress(text(1, "b")))
                 await until(lambda: sequences(at_hub, "b") == [1], "its report is kept at the hub")
             assert "the collector of this run's telemetry is not there" in reasons[0]
+            assert not place.lines  # it says so to who asks, at every attempt
             assert bool(lines) is not patient
             assert patient or reasons[0] in lines[0]
 
