@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -49,6 +50,8 @@ def train(
             typer.echo(f"geocomm train: {error}", err=True)
             raise typer.Exit(EXIT_BAD_INPUT) from None
         return
+    # torch warns of each connection to its store whose address has no name.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from geocomm.train.loop.driver import run
 
     raise typer.Exit(run(config, assignments or ()))
