@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Generator
@@ -22,6 +23,15 @@ from geocomm.core.place import local_rank
 _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 _TOLD = "told"
+_IN_CALLBACK = re.compile(r"Got the following error when running the callback: (\w+: .*?)(?:\s+At:\s.*)?", re.DOTALL)
+"""How torch's RuntimeError tells an error of a callback of a Future, such as a gradient hook's; behind it, where that
+is."""
+
+
+def cause_in_callback(message: str) -> str:
+    """The error of a Future's callback that torch tells by this message, as `Class: message`; empty: it is none."""
+    found = _IN_CALLBACK.fullmatch(message.strip())
+    return found[1] if found else ""
 
 
 def watch() -> None:
@@ -57,14 +67,16 @@ def _tell_shortly(error: BaseException, trace: TracebackType | None) -> bool:
     GEOCOMM_LOG=debug shows them.
     """
     errors = sys.modules.get("geocomm.core.errors")
-    if errors is None or not isinstance(error, errors.GeocommError):
+    cause = cause_in_callback(str(error)) if isinstance(error, RuntimeError) else ""
+    kind = vars(errors).get(cause.partition(":")[0], type(error)) if errors else type(error)
+    if errors is None or not issubclass(kind, errors.GeocommError):
         return False
     if logger().isEnabledFor(logging.DEBUG):
         return False
     frames = traceback.extract_tb(trace)
     hidden = (_PACKAGE, str(Path(sys.modules["torch"].__file__ or "").resolve().parent) + os.sep)
     own = traceback.StackSummary.from_list([one for one in frames if not _inside(one.filename, hidden)])
-    told = traceback.format_exception_only(type(error), error)
+    told = [f"{type(error).__name__}: {cause}\n"] if cause else traceback.format_exception_only(type(error), error)
     left_out = [f"  (calls inside geocomm and torch are left out: {len(frames) - len(own)}; GEOCOMM_LOG=debug)\n"]
     lines = ["Traceback (most recent call last):\n", *own.format(), *left_out, *told]
     with _first_of_node() as first:

@@ -9,7 +9,6 @@ import contextlib
 import json
 import logging
 import os
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from geocomm.core.message_log import printable, tell
+from geocomm.core.rank_error import cause_in_callback
 from geocomm.group.membership.rank_record import ranks_text
 
 WAIT_S = 5.0
@@ -32,8 +32,6 @@ _FOLLOWS = (
 )
 """Errors that a rank has where another one has failed."""
 _FOLLOW_WORDS = ("failed earlier", "could not join the process group")
-_IN_CALLBACK = re.compile(r"RuntimeError: Got the following error when running the callback: (\w+: .*?)(?: At: /.*)?")
-"""How torch tells an error of a callback of a Future, such as a gradient hook's; behind it, where that is."""
 
 
 @dataclass(frozen=True)
@@ -110,10 +108,8 @@ def _failure(rank: int, failure: ProcessFailure, site: str) -> RankFailure:
         told = str(message)
     else:
         told = f"it ended with {_status(failure)}; its last lines say why"
-    told = " ".join(told.split())
-    if in_callback := _IN_CALLBACK.fullmatch(told):
-        told = in_callback[1]
-    told = told[:_LONGEST]
+    told = cause_in_callback(told.removeprefix("RuntimeError: ")) or told
+    told = " ".join(told.split())[:_LONGEST]
     follows = told.startswith(_FOLLOWS) or any(word in told for word in _FOLLOW_WORDS)
     return RankFailure(rank, site, told, follows)
 
