@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from geocomm.core.run_dir import RunDir
+from geocomm.elastic.files.known_agents import KnownAgents
 from geocomm.elastic.journal.messages import Wanted
 from geocomm.elastic.leading.questions import LeaderAnswer, RemovalAsked
 from support.whole_run.agents import ask, ask_for_frame
@@ -242,7 +243,9 @@ class Faults:
                 self._run.world.lines.heal(*ways)
         if self._restoring or any(other.machine.is_damaged or other.lost for other in others) or not others:
             return
-        if any(not one.state()[0].versions for one in self._run.sites.values()):
+        known = {site.name: KnownAgents(site.run_dir, self._run.say).addresses for site in sites}
+        knows_nobody = any(not addresses.keys() - {name} for name, addresses in known.items())
+        if knows_nobody or any(not one.state()[0].versions for one in self._run.sites.values()):
             # Some have no journal of a run: who knows nobody else either cannot tell whether it was the only one that
             # had it, says so, and ends.
             return
