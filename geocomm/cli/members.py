@@ -85,7 +85,12 @@ def ls(run_dir: _RunDir, as_json: AsJson = False) -> None:
     for wait in answer.waits:
         say(wait, "yellow")
     if problem and not state.ended:
-        say(f"The leader does not answer: {problem}", "yellow", err=True)
+        _say_leader_is_away(problem)
+
+
+def _say_leader_is_away(problem: str) -> None:
+    advice = "Start its site again; if that is gone, promote another one: geocomm members promote --help"
+    say(f"The leader does not answer: {problem}. {advice}", "yellow", err=True)
 
 
 _COLUMNS = (
@@ -162,7 +167,7 @@ def show(
             say(f"{name:>24}  {value}")
     say("\n".join(moves))
     if problem and not state.ended:
-        say(f"The leader does not answer: {problem}", "yellow", err=True)
+        _say_leader_is_away(problem)
 
 
 @app.command()

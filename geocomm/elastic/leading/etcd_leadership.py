@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable
 
 from geocomm.core.addresses import listen_on
-from geocomm.core.patience import Waiting
+from geocomm.core.patience import Waiting, until_one_ends
 from geocomm.elastic.files.known_agents import KnownAgents
 from geocomm.elastic.journal.entries import BadLineError
 from geocomm.elastic.journal.journal import HeadMovedError, NoJournalError, SqliteJournal
@@ -63,10 +63,8 @@ class EtcdLeadership:
                     known.saw(leading.term, leading.said.address)
                     if not self._is_own(leading):
                         return self._begun(journal, leading.said.address)
-                    taking_over = asyncio.create_task(self._take_over(journal, leading))
-                    while not (await asyncio.wait([taking_over], timeout=LOOK_S))[0]:  # a long journal takes long
-                        with contextlib.suppress(EtcdAwayError):
-                            await asyncio.to_thread(self._election.keep, leading.term)
+                    taking_over = asyncio.ensure_future(self._take_over(journal, leading))
+                    await until_one_ends(taking_over, self._keep(leading.term))  # a long journal takes long
                     return self._begun(journal, leading.said.address, leading.term, taking_over.result())
             except HeadMovedError as error:
                 reason = str(error)
@@ -131,6 +129,13 @@ class EtcdLeadership:
 
     def _is_own(self, leading: Leading) -> bool:
         return self._may_lead and leading.said.store == self._own.store
+
+    async def _keep(self, term: int) -> None:
+        """Keep the lease of a term."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            with contextlib.suppress(EtcdAwayError):
+                await asyncio.to_thread(self._election.keep, term)
 
     async def _take_over(self, journal: SqliteJournal, leading: Leading) -> EtcdJournal:
         """Bring the own journal to the end of the run's, and begin the term there."""

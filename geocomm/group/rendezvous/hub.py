@@ -91,8 +91,8 @@ class Hub:
         """Return when no session is left, or after `limit_s`. Logs whose it waits for."""
 
         def held() -> str:
-            sites = ", ".join(sorted({one.site for one in self._held.values()}))
-            return f"{sites} to leave the hub, for {limit_s:g} s at most"
+            sites = sorted({one.site for one in self._held.values()})
+            return f"site{'s' * (len(sites) > 1)} {', '.join(sites)} to leave the hub, for {limit_s:g} s at most"
 
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s), said_meanwhile(self._log, held):

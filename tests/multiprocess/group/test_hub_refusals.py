@@ -236,6 +236,6 @@ def test_hub_that_ends_says_whose_connections_it_waits_for(tmp_path: Path, monke
             draining.cancel()
             await asyncio.gather(draining, return_exceptions=True)
             stream.close()
-            assert place.lines[0] == "waiting for b to leave the hub, for 1000 s at most"
+            assert place.lines[0] == "waiting for site b to leave the hub, for 1000 s at most"
 
     run(work())
