@@ -65,7 +65,7 @@ def subscribe(
 ) -> None:
     """Keep a folder at the newest version of a stream of weights."""
     from geocomm.core.errors import GeocommError
-    from geocomm.core.message_log import log
+    from geocomm.core.message_log import announce, log
     from geocomm.security.key_folder import Keys
     from geocomm.weights.subscription import SubscribeSettings, Subscription
 
@@ -83,7 +83,7 @@ def subscribe(
         model_files=model_files,
     )
     try:
-        ended_by = Subscription(settings, log).run()
+        ended_by = Subscription(settings, announce, log).run()
     except GeocommError as error:
         fail("subscribe", str(error), 1)
     if once and ended_by is not None:

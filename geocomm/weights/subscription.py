@@ -51,9 +51,9 @@ class SubscribeSettings:
 class Subscription:
     """Follows a stream until it is stopped. BadInput: it cannot begin."""
 
-    def __init__(self, settings: SubscribeSettings, say: Callable[[str], None]) -> None:
-        self._settings, self._say = settings, say
-        self._complain = CalmLog(say, _CALM_S)
+    def __init__(self, settings: SubscribeSettings, say: Callable[[str], None], warn: Callable[[str], None]) -> None:
+        self._settings, self._say, self._warn = settings, say, warn
+        self._complain = CalmLog(warn, _CALM_S)
         self._stop = threading.Event()
         self._ended_by: signal.Signals | None = None
         if settings.listen is not None and settings.keys is None:
@@ -126,7 +126,7 @@ class Subscription:
         if command is None or version is None:
             return
         told = {"WEIGHTS_FOLDER": str(self._settings.into.absolute()), "WEIGHTS_VERSION": str(version.number)}
-        waiting = Waiting(self._say)
+        waiting = Waiting(self._warn)
         with subprocess.Popen(command, shell=True, env=os.environ | told, process_group=0) as process:
             while process.poll() is None and not self._stop.wait(_LOOK_S):
                 waiting.tell(lambda: f"the command of --then (process {process.pid})")
@@ -136,7 +136,7 @@ class Subscription:
                     process.wait(_STOP_S)
                     break
         if process.returncode:
-            self._say(f"the command of --then ended with status {process.returncode} for version {version.number}")
+            self._warn(f"the command of --then ended with status {process.returncode} for version {version.number}")
 
     @contextmanager
     def _given_out(self, listen: str, keys: Keys) -> Generator[None]:
@@ -147,5 +147,5 @@ class Subscription:
         except (OSError, ValueError) as error:
             raise BadInput(f"--listen {listen}: {error}") from None
         self._say(f"gives out the stream at tls://…:{listener.getsockname()[1]}")
-        with in_a_loop(StreamRelay(self._sources, keys, CalmLog(self._say, _CALM_S)).serve(listener)):
+        with in_a_loop(StreamRelay(self._sources, keys, CalmLog(self._warn, _CALM_S)).serve(listener)):
             yield
