@@ -17,7 +17,13 @@ from geocomm.core.run_dir import RunDir
 from geocomm.elastic.files.fragment_store import StoreError
 
 _MOST_TERMS_MISSED = 1000
-"""Promotions while an agent was away: a higher term is nobody's, and after it there would soon be no next one."""
+"""By promotions while an agent was away: a higher term is nobody's, and after it there would soon be no next one."""
+
+
+def is_forced(term: int) -> bool:
+    """Whether a promotion with --force alone may claim this term. The others, to which most members agree, claim odd
+    ones: so none of those begins the same term as one to which too few may have agreed."""
+    return term % 2 == 0
 
 
 class TermNotKeptError(RuntimeError):
@@ -83,20 +89,27 @@ class KnownAgents:
         """Whether somebody may have been promoted so often since."""
         return term <= self.term + _MOST_TERMS_MISSED
 
-    def claim(self, term: int, address: str, *, force: bool) -> None:
-        """This agent is to lead with that term, at this address. TermNotKeptError: that cannot be kept."""
+    def claim(self, after: int, address: str, *, force: bool) -> int:
+        """This agent is to lead at this address, with the next term after that one: returns it. TermNotKeptError: it
+        cannot be kept."""
+        term = after + 1 if is_forced(after + 1) == force else after + 2
         self.term, self.leader, self._claimed, self.force = term, address, term, force
         self.lost_journal = False
         self._write()
+        return term
 
     def lose_journal(self) -> None:
-        """The journal here is about to be what others have. TermNotKeptError: that cannot be kept."""
-        self.lost_journal = True
-        self._write()
+        """The journal here is about to be what others have. If this agent claims the highest term, it may have begun
+        it, and claims the next one: nobody begins a term twice. TermNotKeptError: that cannot be kept."""
+        if self._claimed == self.term > 0:
+            self.claim(self.term, self.leader, force=False)
+        else:
+            self.lost_journal = True
+            self._write()
 
     def yield_to(self, leader: str) -> None:
-        """Another site leads with the term that this agent has claimed, and was not to begin. TermNotKeptError: that
-        cannot be kept."""
+        """Another site leads with the highest term seen than the one that was to, which may be this one.
+        TermNotKeptError: that cannot be kept."""
         self.leader, self._claimed = leader, 0
         self._write()
 

@@ -100,7 +100,7 @@ class HubLeadership:
             if leads and known.lost_journal and not state.ended and state.genesis is not None:
                 leads = False  # it promotes itself
                 address = self._hub if state.taken_over is None else state.taken_over.address
-                known.claim(1 + max(known.term, state.term), address, force=False)
+                known.claim(max(known.term, state.term), address, force=False)
                 log(
                     f"this site led the run, and has its journal from another site, which may lack entries that others "
                     f"have: it leads again with term {known.term}, once most members agree"

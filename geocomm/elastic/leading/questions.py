@@ -266,9 +266,9 @@ async def standings(
 
 
 async def leads_there(term: int, leader: str, keys: Keys, asked: StandingAsked, limit_s: float, by: str = "") -> bool:
-    """Whether the agent at an address says itself that it leads the run with that term; or that it is about to, where
-    site `by`, whose agent it is, asks for the others' agreement."""
+    """Whether the agent at an address says itself that it leads the run with that term, and has begun it; or that it is
+    about to, where site `by`, whose agent it is, asks for the others' agreement."""
     found = (await standings([leader], keys, asked, limit_s)).get(leader)
     if found is None or (found.term, found.leader) != (term, leader) or asked.run not in (None, found.run):
         return False
-    return found.leads or found.site == by
+    return (found.leads and found.chain == term) or found.site == by

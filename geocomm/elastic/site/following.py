@@ -207,7 +207,7 @@ class Following:
         """Whether that is the highest term of this run so far. It is kept then, and followed at the end, whatever comes
         of what is done within: nobody is told of a kept term twice. by: the site that asks for it."""
         if heard := await self._believes(run, term, leader, by):
-            if self._claims(term):
+            if self._has_not_begun(term):
                 self._view.known.yield_to(leader)
             self._view.known.saw(term, leader)
         try:
@@ -223,18 +223,19 @@ class Following:
         if not self._passes_on and not known.may_be(term):
             return False
         asked = StandingAsked(run=run, term=known.term, leader=self._view.leader_at)
-        by = "" if self._claims(term) else by  # who only asks for the same term may not get it
+        by = "" if self._has_not_begun(term) else by  # who only asks for the same term may not get it
         leads = await leads_there(term, leader, self._view.keys, asked, ASK_LIMIT_S, by)
-        return leads and self._is_later(term, leader)
+        agreed_meanwhile = bool(by) and term == known.term  # to another one, which only asks for it too
+        return leads and self._is_later(term, leader) and not agreed_meanwhile
 
     def _is_later(self, term: int, leader: str) -> bool:
         """Whether a leader of this term, if it leads, is to be followed in place of the one that is."""
-        return term > self._view.known.term or (self._claims(term) and leader != self._view.leader_at)
+        return term > self._view.known.term or (self._has_not_begun(term) and leader != self._view.leader_at)
 
-    def _claims(self, term: int) -> bool:
-        """Whether this agent is to lead with this term, and has not begun: another one may have."""
-        known = self._view.known
-        return term == known.term and known.claims_after(self._view.state.term)
+    def _has_not_begun(self, term: int) -> bool:
+        """Whether this agent knows who is to lead with this term, itself or another one, and has no entry of it: most
+        others may have agreed to another one, which has begun it."""
+        return term == self._view.known.term > self._view.state.term
 
     def _follow_leader(self) -> None:
         """Go to the leader of the highest term; what the one before still says is not heard."""

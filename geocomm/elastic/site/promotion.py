@@ -5,8 +5,12 @@ most of the members that this chain lists, and to agree. Then it appends an entr
 leads. So what most members hold is never lost, and no two sides can do that. The others follow the highest term: they
 ask all agents that they know of once they have no leader, and the new one tells them.
 
-Who has agreed to the term follows nobody else. So the claim lies on the disk first, and the agent goes on with it until
-the entry is there, also after a restart, or until it hears of a later leader.
+A promotion with --force does not need most of the members. So its term is one that none without force claims, and it
+does not begin where somebody has agreed to the same term of another site.
+
+Who has agreed to the term follows nobody else, unless another site has begun that very term. So the claim lies on the
+disk first, and the agent goes on with it until the entry is there, also after a restart, or until it hears of a later
+leader.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from geocomm.core.addresses import Address, AddressError
+from geocomm.elastic.files.known_agents import is_forced
 from geocomm.elastic.journal.admission import are_most, members_of
 from geocomm.elastic.journal.entries import BadLineError, Entry
 from geocomm.elastic.journal.run_state import RunState
@@ -80,16 +85,20 @@ class Candidate:
         self._most_of_members(found, asked)
         # Most members have seen the term before it begins, so that nobody else who reaches most begins the same one.
         goes_on = known.claims_after(state.term) and known.leader == self.address
+        goes_on = goes_on and is_forced(known.term) == asked.force
         # Half of them may have agreed to the same term of another site, and none of the two would ever lead with it.
         goes_on = goes_on and not any(one.term == known.term and one.leader != self.address for one in found.values())
-        term = known.term if goes_on else 1 + max(known.term, state.term, *(one.term for one in found.values()))
-        known.claim(term, self.address, force=asked.force)
+        if not goes_on:
+            seen = max(known.term, state.term, *(one.term for one in found.values()))
+            known.claim(seen, self.address, force=asked.force)
+        term = known.term
         question = StandingAsked(run=state.genesis.run, term=term, leader=self.address)
         answered = await standings(found, self.view.keys, question, 2 * ASK_LIMIT_S)  # each asks this one back
         follow = {at: one for at, one in answered.items() if (one.term, one.leader) == (term, self.address)}
         try:
             await self._take_longest(follow, force=asked.force)  # what they heard last of the leader before
             away = self._most_of_members(follow, asked)
+            self._refuse_rivals(answered, asked)
         except _RefusedError as refused:
             raise _RefusedError(
                 f"{refused}. Some may have agreed to term {term}: this site asks again until it leads, or until "
@@ -115,6 +124,13 @@ class Candidate:
                 "two meet. --force promotes all the same"
             )
         return away
+
+    def _refuse_rivals(self, answered: dict[str, AgentStanding], asked: PromotionAsked) -> None:
+        """With force: somebody has agreed to the same term of another site, which may begin it too."""
+        known = self.view.known
+        for one in answered.values() if asked.force else ():
+            if one.term == known.term and one.leader != known.leader:
+                raise _RefusedError(f"another site is promoted with --force at the same time, at {one.leader}")
 
     async def _refuse_if_led(self, found: dict[str, AgentStanding]) -> None:
         known = self.view.known

@@ -85,16 +85,16 @@ def test_two_leaders_of_one_term_both_say_so(tmp_path: Path) -> None:
         with contextlib.ExitStack() as first_pause:
             first_pause.enter_context(c.paused())
             assert members("promote", b, "--force").returncode == 0
-            sites.until(lambda: b.state().term == 1, "b leads")
+            sites.until(lambda: b.state().term == 2, "b leads")
             with b.paused():  # before c goes on: it would follow b
                 first_pause.close()
                 assert members("promote", c, "--force").returncode == 0
-                sites.until(lambda: c.state().term == 1, "c leads")
+                sites.until(lambda: c.state().term == 2, "c leads")
 
         def knows(one: ElasticSite, other: ElasticSite) -> bool:
             doubt = about(one.folder).doubt
             said = "may not be the only one that leads" in one.text()
-            return said and "term 1" in doubt and f"site {other.name} leads the same run" in doubt
+            return said and "term 2" in doubt and f"site {other.name} leads the same run" in doubt
 
         sites.until(lambda: knows(b, c) and knows(c, b), "each leader knows of the other one")
         assert [one.text().count("may not be the only one that leads") for one in (b, c)] == [1, 1]
@@ -143,7 +143,7 @@ def test_a_term_of_which_no_leader_says_that_it_is_its_own_is_not_believed(tmp_p
         liar.start_agent()
         sites.until(lambda: liar.state().genesis is not None, "the liar follows")
         liar.kill_agent()
-        KnownAgents(liar.folder, print).claim(2**63 - 2, liar.listen, force=True)
+        KnownAgents(liar.folder, print).claim(2**63 - 3, liar.listen, force=True)
         liar.start_agent()
         sites.until(lambda: "enough sites to agree" in liar.text(), "it asks the others")
         before = len(a.rounds())
@@ -157,5 +157,5 @@ def test_a_term_of_which_no_leader_says_that_it_is_its_own_is_not_believed(tmp_p
         assert members("promote", b, "--force").returncode == 0  # two of four members
         before = len(c.rounds())
         sites.until(lambda: len(c.rounds()) > before + 2, "rounds under b")
-        assert c.state().term == 1
+        assert c.state().term == 2
         os.kill(liar.agent.pid, signal.SIGKILL)

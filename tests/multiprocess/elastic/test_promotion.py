@@ -170,7 +170,7 @@ def test_a_promotion_without_half_of_the_members_has_to_be_forced(tmp_path: Path
         assert lost
         # a rejoins: its rank begins where b is.
         a.start()
-        sites.until(lambda: a.state().term == 1, "a follows")
+        sites.until(lambda: a.state().term == 2, "a follows")
         counted = b.listed("a")
         sites.until(lambda: b.listed("a") >= counted + 2, "a counts")
         assert not any(isinstance(entry, Round) and entry.hash in lost for entry in a.entries())

@@ -293,6 +293,22 @@ def _the_term_is_forgotten(self: KnownAgents, run_dir: Path, log: Callable[[str]
     self.term, self.leader = 0, ""
 
 
+@_mutant(KnownAgents, "claim", "journals", "hub")
+def _all_promotions_claim_the_next_term(self: KnownAgents, after: int, address: str, *, force: bool) -> int:
+    """A promotion with --force claims a term to which most may have agreed for another site."""
+    self.term, self.leader, self._claimed, self.force = after + 1, address, after + 1, force
+    self.lost_journal = False
+    self._write()
+    return self.term
+
+
+@_mutant(KnownAgents, "lose_journal", "journals", "hub", "one way")
+def _a_term_is_begun_twice(self: KnownAgents) -> None:
+    """Who loses the journal in which it began a term takes it for one that it has not begun."""
+    self.lost_journal = True
+    self._write()
+
+
 @_mutant(Candidate, "_most_of_members", "minority")
 def _a_minority_promotes(self: Candidate, found: dict[str, AgentStanding], asked: PromotionAsked) -> list[str]:
     """A site is promoted without --force though most of the members are away."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from geocomm.core.records import Hash
-from geocomm.elastic.journal.entries import AnyRound, Entry, Skip
+from geocomm.elastic.journal.entries import AnyRound, Entry, Skip, TermBegun
 from support.whole_run.data import Life, Sequence
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ class Registry:
         """Disks have changed frames or states."""
         self.terms: Counter[str] = Counter()
         """By site: the highest that its agent has promised to follow."""
+        self.begun: dict[int, TermBegun] = {}
+        """By term."""
         self.counted_at: dict[str, float] = {}
         """By site: when a rank was last told of a round that lists a frame of it."""
         self.ranks: dict[str, Rank] = {}
@@ -54,6 +56,8 @@ class Registry:
             if isinstance(entry, AnyRound) and entry.hash not in self.entries:
                 frames = [one.frame[:16] for one in entry.frames]
                 self.vouched[entry.hash] = {frame: frozenset(self.held.get(frame, ())) for frame in frames}
+            if isinstance(entry, TermBegun) and self.begun.setdefault(entry.term, entry).hash != entry.hash:
+                self.broken.append(f"{self.begun[entry.term].site} and {entry.site} begin term {entry.term}")
             self.entries[entry.hash] = entry
 
     def chain(self, head: Hash) -> list[Entry]:

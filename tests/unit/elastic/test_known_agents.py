@@ -23,13 +23,30 @@ def test_a_term_once_seen_is_never_undercut(tmp_path: Path) -> None:
 
 def test_a_claim_stands_until_its_term_has_begun_or_a_later_one_is_seen(tmp_path: Path) -> None:
     said: list[str] = []
-    KnownAgents(tmp_path, said.append).claim(2, "b:1", force=True)
+    assert KnownAgents(tmp_path, said.append).claim(1, "b:1", force=True) == 2
     again = KnownAgents(tmp_path, said.append)
     assert (again.term, again.leader, again.force) == (2, "b:1", True)
     assert again.claims_after(1)
     assert not again.claims_after(2)
     again.saw(3, "c:1")
     assert not again.claims_after(1)
+
+
+@pytest.mark.parametrize(("after", "agreed", "forced"), [(0, 1, 2), (1, 3, 2), (2, 3, 4), (3, 5, 4)])
+def test_a_promotion_with_force_claims_a_term_that_no_other_promotion_claims(
+    tmp_path: Path, after: int, agreed: int, forced: int
+) -> None:
+    known = KnownAgents(tmp_path, print)
+    assert known.claim(after, "b:1", force=False) == known.term == agreed
+    assert known.claim(after, "b:1", force=True) == known.term == forced
+
+
+def test_who_loses_its_journal_does_not_begin_again_the_term_that_it_may_have_begun(tmp_path: Path) -> None:
+    known = KnownAgents(tmp_path, print)
+    known.claim(0, "b:1", force=False)
+    known.lose_journal()
+    again = KnownAgents(tmp_path, print)
+    assert (again.term, again.leader, again.claims_after(0), again.lost_journal) == (3, "b:1", True, False)
 
 
 def test_a_term_that_cannot_be_kept_is_an_error_and_an_address_is_not(tmp_path: Path) -> None:
@@ -41,7 +58,7 @@ def test_a_term_that_cannot_be_kept_is_an_error_and_an_address_is_not(tmp_path: 
     with pytest.raises(TermNotKeptError, match=str(tmp_path)):
         known.saw(2, "b:1")
     with pytest.raises(TermNotKeptError):
-        known.claim(3, "b:1", force=True)
+        known.claim(2, "b:1", force=True)
     with pytest.raises(TermNotKeptError):
         known.next_start()
 

@@ -123,6 +123,8 @@ def test_a_site_that_averages_wrong_is_named() -> None:
         ("a full disk holds up all", 2),
         ("a changed state is kept", 4),
         ("any journal is the whole one", 33),
+        ("all promotions claim the next term", 95),
+        ("a term is begun twice", 41),
     ],
 )
 def test_a_fault_that_geocomm_had_is_found(mutant: str, seed: int) -> None:
