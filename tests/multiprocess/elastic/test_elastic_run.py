@@ -7,6 +7,7 @@ import functools
 import shutil
 import signal
 import sqlite3
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -203,14 +204,21 @@ def test_the_last_one_that_leaves_ends_the_run(tmp_path: Path) -> None:
         assert "has ended" in sites["a"].text()
 
 
-def test_a_full_disk_takes_a_site_out_until_there_is_room(tmp_path: Path) -> None:
+@contextlib.contextmanager
+def with_small_disk_at_b(folder: Path) -> Generator[ElasticSites]:
+    """Two sites that count rounds, of which one has a small disk for its run folder."""
     with (
-        small_disk(tmp_path / "b"),
-        ElasticSites(tmp_path, make_keys(tmp_path / "keys", "ab"), wait_for=("a", "b")) as sites,
+        small_disk(folder / "b"),
+        ElasticSites(folder, make_keys(folder / "keys", "ab"), wait_for=("a", "b")) as sites,
     ):
         for site in sites.values():
             site.start()
         wait_for_rounds(sites, "ab")
+        yield sites
+
+
+def test_a_full_disk_takes_a_site_out_until_there_is_room(tmp_path: Path) -> None:
+    with with_small_disk_at_b(tmp_path) as sites:
         with contextlib.suppress(OSError), (tmp_path / "b" / "other").open("wb", buffering=0) as other:
             while True:
                 other.write(bytes(4096))
@@ -224,13 +232,7 @@ def test_a_full_disk_takes_a_site_out_until_there_is_room(tmp_path: Path) -> Non
 
 
 def test_a_disk_that_takes_no_files_takes_a_site_out_and_it_comes_back_by_itself(tmp_path: Path) -> None:
-    with (
-        small_disk(tmp_path / "b"),
-        ElasticSites(tmp_path, make_keys(tmp_path / "keys", "ab"), wait_for=("a", "b")) as sites,
-    ):
-        for site in sites.values():
-            site.start()
-        wait_for_rounds(sites, "ab")
+    with with_small_disk_at_b(tmp_path) as sites:
         others = tmp_path / "b" / "others"
         with contextlib.suppress(OSError):  # no frame can be made, and the journal, which is there, goes on
             for number in range(1000):

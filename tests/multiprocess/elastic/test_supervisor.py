@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -52,6 +53,13 @@ def standing(site: ElasticSite, name: str) -> Standing | None:
     return None if known is None else known.standing
 
 
+def both_ready(run: Supervised) -> tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]:
+    """The supervisors of a, which leads, and b, once both are ready as far as b knows."""
+    both = run.start("a", anew=True), run.start("b")
+    run.until(lambda: run.sites["b"].state().live == ["a", "b"], "both sites are ready")
+    return both
+
+
 def until_it_counts(run: Supervised, site: ElasticSite) -> None:
     before = len(site.rounds())
     run.until(
@@ -93,9 +101,7 @@ def test_site_that_leaves_gives_its_last_frames_to_one_whose_ranks_have_not_come
     """They lie on its disk alone: without them the other site's rounds would stand for ten minutes."""
     with supervised(tmp_path, "ab") as run:
         a, b = run.sites["a"], run.sites["b"]
-        first = run.start("a", anew=True)
-        second = run.start("b")
-        run.until(lambda: b.state().live == ["a", "b"], "both sites are ready")
+        first, second = both_ready(run)
         first.kill()
         for process in processes_of(a, ""):
             with contextlib.suppress(ProcessLookupError):
@@ -170,9 +176,7 @@ def test_a_leader_that_hears_sigterm_long_before_its_supervisor_leads_on(tmp_pat
     """As where systemd sends it to every process of a site, on a busy machine."""
     with supervised(tmp_path, "ab") as run:
         a, b = run.sites["a"], run.sites["b"]
-        first = run.start("a", anew=True)
-        second = run.start("b")
-        run.until(lambda: a.state().live == ["a", "b"], "both sites are ready")
+        first, second = both_ready(run)
         (agent,) = processes_of(a, "agent_process")
         os.kill(agent, signal.SIGTERM)
         run.until(lambda: "leads on for b" in a.text(), "the leader's site has left")
