@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
+
+from geocomm.weights.publisher import WeightPublisher
 
 
 def model_tensors() -> dict[str, torch.Tensor]:
@@ -46,3 +50,11 @@ def equal(some: Mapping[str, torch.Tensor], others: Mapping[str, torch.Tensor]) 
         and torch.equal(bits(tensor), bits(others[name]))
         for name, tensor in some.items()
     )
+
+
+def publish(place: Path, tensors: Any, versions: int, change: Callable[[], None], **named: Any) -> None:
+    """Versions of tensors, which `change` changes after each; named: for the publisher."""
+    with WeightPublisher(place, tensors, **named) as publisher:
+        for step in range(versions):
+            publisher.publish(step=step, wait=True)
+            change()

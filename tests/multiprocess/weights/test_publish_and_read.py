@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from geocomm.weights.publisher import WeightPublisher
 from geocomm.weights.reader import WeightReader
 from support.log_lines import once_said
 from support.small_disk import small_disk
-from support.weight_streams import bits, changed, equal, model_tensors, moved
+from support.weight_streams import bits, changed, equal, model_tensors, moved, publish
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -32,13 +31,6 @@ pytestmark = pytest.mark.timeout(120)
 @pytest.fixture
 def stream(tmp_path: Path) -> Path:
     return tmp_path / "stream"
-
-
-def publish(place: Path, tensors: Any, versions: int, change: Callable[[], None], **named: Any) -> None:
-    with WeightPublisher(place, tensors, **named) as publisher:
-        for step in range(versions):
-            publisher.publish(step=step, wait=True)
-            change()
 
 
 def test_waits_for_a_first_version_are_said_and_end(
@@ -351,156 +343,6 @@ def test_reader_whose_disk_is_full_stays_at_its_version(stream: Path, tmp_path: 
             (disk / "fill").unlink()
             assert reader.update() == 2
         assert equal(load_file(place["model"] / "model.safetensors"), tensors)
-
-
-# ---- what is not as it should be
-
-
-class Damaged:
-    """A stream of two versions, and a reader who has the first."""
-
-    def __init__(self, folder: Path) -> None:
-        self.stream, self.tensors = folder / "stream", model_tensors()
-        self.into = {name: torch.zeros_like(tensor) for name, tensor in self.tensors.items()}
-        self.publisher = WeightPublisher(self.stream, self.tensors)
-        self.publisher.publish(wait=True)
-        self.reader = WeightReader(str(self.stream), self.into, wait_s=0.5)
-        assert self.reader.update() == 1
-        self.was = {name: tensor.clone() for name, tensor in self.into.items()}
-        moved(self.tensors, 0.01)
-        self.publisher.publish(wait=True)
-        self.publisher.close()
-
-    @property
-    def frame(self) -> Path:
-        return max((self.stream / "frames/000000002").iterdir(), key=lambda path: path.stat().st_size)
-
-    @property
-    def version(self) -> Path:
-        return self.stream / "versions/000000002.json"
-
-
-@pytest.fixture
-def damaged(tmp_path: Path) -> Damaged:
-    return Damaged(tmp_path)
-
-
-def _cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def _flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-@pytest.mark.parametrize(
-    ("what", "damage", "said"),
-    [
-        ("frame", Path.unlink, "has no frames/000000002/"),
-        ("frame", _cut, "is shorter than its version says"),
-        ("frame", _flip, "has other bytes than its version says"),
-        ("version", Path.unlink, "has no versions/000000002.json"),
-        ("version", _cut, "version 2 of .* cannot be read"),
-    ],
-)
-def test_what_is_missing_truncated_or_changed_is_one_sentence_and_the_tensors_stay(
-    damaged: Damaged, what: str, damage: Callable[[Path], Any], said: str
-) -> None:
-    path: Path = getattr(damaged, what)
-    content = path.read_bytes()
-    damage(path)
-    with pytest.raises(DataError, match=said) as caught:
-        damaged.reader.update()
-    assert "\n" not in str(caught.value)
-    assert damaged.reader.version == 1
-    assert equal(damaged.into, damaged.was)
-    path.write_bytes(content)  # restored
-    assert damaged.reader.update() == 2
-    assert equal(damaged.into, damaged.tensors)
-
-
-def test_tensors_that_were_changed_by_others_are_fetched_anew(
-    damaged: Damaged, caplog: pytest.LogCaptureFixture
-) -> None:
-    damaged.into["b"][3] += 1
-    assert damaged.reader.update() == 2
-    assert equal(damaged.into, damaged.tensors)
-    assert "weights: what is here is not version 1; all weights are fetched anew" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda into: into.pop("b"), "it has b, and here is none"),
-        (lambda into: into.update(c=torch.zeros(1)), "it has no c"),
-        (lambda into: into.update(b=torch.zeros(9).bfloat16()), "b is bfloat16 .* there, and bfloat16 .9. here"),
-        (lambda into: into.update(b=into["b"].half()), "b is bfloat16 .* and float16"),
-        (lambda into: into.update(b=into["b"].double()), "b is bfloat16 .* and float64"),
-    ],
-)
-def test_stream_of_another_model_is_refused_in_a_sentence(
-    damaged: Damaged, change: Callable[[dict[str, torch.Tensor]], Any], said: str
-) -> None:
-    into = dict(damaged.was)
-    change(into)
-    with WeightReader(str(damaged.stream), into) as reader, pytest.raises(DataError, match=f"another model: .*{said}"):
-        reader.update()
-
-
-def test_folder_does_not_take_another_stream_in_the_place_of_its_own(damaged: Damaged, tmp_path: Path) -> None:
-    with WeightReader(str(damaged.stream), tmp_path / "model") as reader:
-        assert reader.update() == 2
-    shutil.rmtree(damaged.stream)
-    publish(damaged.stream, damaged.tensors, 4, lambda: None)
-    with (
-        WeightReader(str(damaged.stream), tmp_path / "model") as reader,
-        pytest.raises(DataError, match="is another stream than the one of version 2 here"),
-    ):
-        reader.update()
-
-
-def test_folder_that_somebody_damaged_is_made_anew(damaged: Damaged, tmp_path: Path) -> None:
-    with WeightReader(str(damaged.stream), tmp_path / "model") as reader:
-        assert reader.update() == 2
-    _flip(tmp_path / "model/model.safetensors")
-    with WeightPublisher(damaged.stream, damaged.tensors) as publisher:
-        publisher.publish(wait=True)
-        moved(damaged.tensors, 0.01)
-        publisher.publish(wait=True)
-    with WeightReader(str(damaged.stream), tmp_path / "model") as reader:
-        assert reader.update() == 4
-    assert equal(load_file(tmp_path / "model/model.safetensors"), damaged.tensors)
-
-
-def test_folder_of_something_else_and_one_that_is_followed_already_are_refused(
-    damaged: Damaged, tmp_path: Path
-) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/thesis.tex").touch()
-    with pytest.raises(InvalidArgumentError, match="has other files in it"):
-        WeightReader(str(damaged.stream), tmp_path / "mine")
-    assert (tmp_path / "mine/thesis.tex").exists()
-    with (
-        WeightReader(str(damaged.stream), tmp_path / "model"),
-        pytest.raises(InvalidArgumentError, match="followed by another"),
-    ):
-        WeightReader(str(damaged.stream), tmp_path / "model")
-
-
-def test_of_several_sources_one_that_lies_and_one_that_lacks_files_are_passed_over(
-    damaged: Damaged, tmp_path: Path
-) -> None:
-    lying, lacking = tmp_path / "lying", tmp_path / "lacking"
-    for copy in (lying, lacking):
-        shutil.copytree(damaged.stream, copy)
-    _flip(lying / damaged.frame.relative_to(damaged.stream))
-    (lying / "versions/000000001.json").write_text("{}")
-    shutil.rmtree(lacking / "frames")
-    with WeightReader([str(lying), str(lacking), str(damaged.stream)], damaged.was) as reader:
-        assert reader.update() == 2
-    assert equal(damaged.was, damaged.tensors)
 
 
 # ---- with keys
