@@ -16,15 +16,9 @@ from geocomm.core.patience import Waiting
 from geocomm.security.key_folder import Keys
 from geocomm.weights.publication import Publication
 from geocomm.weights.rank_records import RankRecords
-from geocomm.weights.trained_tensors import (
-    Tensors,
-    local_part,
-    named_tensors,
-    own_box,
-    publishing_ranks,
-    sent_shape,
-)
-from geocomm.weights.weight_layout import PART_BYTES, Box, pack_boxes
+from geocomm.weights.rank_shares import local_part, own_share, publishing_ranks, whole_shape
+from geocomm.weights.trained_tensors import Tensors, named_tensors, sent_shape
+from geocomm.weights.weight_layout import PART_BYTES, pack_boxes
 
 _LOOK_S = 0.2
 _CALM_S = 60.0
@@ -35,13 +29,14 @@ class WeightPublisher:
 
     A version holds what changed since the one before, bit for bit; every `anchor_every` versions also all weights, for
     readers who begin. Where most weights changed a lot, it holds them all. An earlier version goes once two newer ones
-    hold all weights. Of several ranks that train with FSDP2 each publishes its own shards, so all of them construct a
-    publisher and call `publish`. Plain tensors are taken for the same on all ranks: rank 0 publishes them.
+    hold all weights. Of several ranks that train with FSDP2 or ZeRO 3 each publishes its own shards, so all of them
+    construct a publisher and call `publish`. Plain tensors are taken for the same on all ranks: rank 0 publishes them.
 
     Args:
         place: The stream's folder, or its URL in a bucket (s3://, gs://, az://), whose keys are those of catalogs. One
             publisher writes to a stream; a second one is refused. One that starts again goes on with the next number.
-        tensors: A module, or tensors by name: on any device, in any shape, DTensors with Shard and Replicate too.
+        tensors: A module, or tensors by name: on any device, in any shape; DTensors that are sharded or replicated, and
+            parameters of ZeRO 3.
         anchor_every: Versions from one that needs no base to the next.
         dtype: What tensors in floating point are published as; None: as they are. bfloat16 for a model whose weights
             are float32 in training and bfloat16 where they are used.
@@ -83,9 +78,8 @@ class WeightPublisher:
         records = _records(found)
         if records is None:
             return
-        boxes = [own_box(at, name, found[name], leads=records.leads) for at, name in enumerate(found)]
-        self._parts = pack_boxes(self._shapes, (box for box in boxes if box is not None), PART_BYTES)
-        self._own: dict[int, Box] = {box.tensor: box for box in boxes if box is not None}
+        self._shares = [own_share(at, name, found[name], leads=records.leads) for at, name in enumerate(found)]
+        self._parts = pack_boxes(self._shapes, (box for share in self._shares for box in share.boxes), PART_BYTES)
         is_pinned = any(local_part(tensor).is_cuda for tensor in found.values())
         # Written once here: the first copy in the loop is as fast as the others.
         self._copies = [[torch.zeros_like(one.empty(), pin_memory=is_pinned) for one in self._parts] for _ in "ab"]
@@ -152,14 +146,12 @@ class WeightPublisher:
 
     def _copy(self) -> None:
         found = named_tensors(self._source)
-        if [(one.name, one.shape) for one in self._shapes] != [(name, tuple(t.shape)) for name, t in found.items()]:
+        if [(one.name, one.shape) for one in self._shapes] != [(name, whole_shape(one)) for name, one in found.items()]:
             raise InvalidArgumentError("weights: the tensors are others than those that the publisher was made with")
         local = [local_part(tensor) for tensor in found.values()]
         for part, flat in zip(self._parts, self._copies[0], strict=True):
             for box, target in part.cut(flat):
-                own = self._own[box.tensor]
-                within = Box(0, tuple(a - b for a, b in zip(box.offsets, own.offsets, strict=True)), box.sizes)
-                target.copy_(within.of(local[box.tensor]), non_blocking=True)
+                target.copy_(self._shares[box.tensor].view(box, local[box.tensor]), non_blocking=True)
         for device in {tensor.device for tensor in local if tensor.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
 

@@ -10,8 +10,9 @@ import torch
 from typing_extensions import override
 
 from geocomm.core.errors import DataError, InvalidArgumentError
+from geocomm.weights.rank_shares import is_dtensor, is_partitioned
 from geocomm.weights.stream_version import WeightVersion
-from geocomm.weights.trained_tensors import Tensors, is_dtensor, named_tensors, sent_shape
+from geocomm.weights.trained_tensors import Tensors, named_tensors, sent_shape
 from geocomm.weights.weight_layout import DTYPES, TensorShape, WeightLayout, WeightPart
 
 
@@ -65,8 +66,8 @@ class TensorsInPlace(ReaderTarget):
         self._swap = swap
         self._tensors = named_tensors(source)
         for name, tensor in self._tensors.items():
-            if is_dtensor(tensor):
-                raise InvalidArgumentError(f"weights: {name} is a DTensor, and a reader fills whole tensors")
+            if is_dtensor(tensor) or is_partitioned(tensor):
+                raise InvalidArgumentError(f"weights: {name} is cut over ranks, and a reader fills whole tensors")
         self._shapes = [sent_shape(name, tensor, None) for name, tensor in self._tensors.items()]
 
     @override

@@ -97,6 +97,14 @@ def engine_values(engine: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat(masters), torch.cat(weights)
 
 
+def whole_weights(engine: Any) -> dict[str, torch.Tensor]:
+    """The weights by name, whole; collective over the ranks of the site."""
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters(list(engine.module.parameters())):
+        return {name: one.detach().clone() for name, one in engine.module.named_parameters()}
+
+
 class Reference:
     """What an engine of one rank computes: float32 masters, weights of 16 bits made from them for each step."""
 

@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from geocomm.weights.publisher import WeightPublisher
@@ -31,15 +32,15 @@ def make_fsdp(place: str) -> None:
     _state["publisher"] = WeightPublisher(place, model, anchor_every=3, dtype=torch.bfloat16)
 
 
-def step(version: int) -> dict[str, torch.Tensor]:
+def step(version: int, dtype: torch.dtype = torch.bfloat16) -> dict[str, torch.Tensor]:
     """Train and publish; the whole weights as they are published."""
     model, optimizer = _state["model"], _state["optimizer"]
     torch.manual_seed(version)
-    model(torch.randn(4, 40)).sum().backward()
+    model(torch.randn(4, model[0].in_features)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
     _state["publisher"].publish(step=version, wait=True)
-    return {name: one.full_tensor().bfloat16().clone() for name, one in model.state_dict().items()}
+    return {name: one.full_tensor().to(dtype, copy=True) for name, one in model.state_dict().items()}
 
 
 def make_mesh(place: str) -> dict[str, torch.Tensor]:
@@ -119,4 +120,19 @@ def wrapped(wrapper: str, place: str) -> dict[str, torch.Tensor]:
                 torch.nn.functional.cross_entropy(trained(inputs), targets).backward()
                 optimizer.step()
             publisher.publish(step=step, wait=True)
+    if wrapper == "zero3":
+        return engine_sites.whole_weights(engine)
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def make_two_dimensional(place: str) -> None:
+    """FSDP2 over tensor parallelism, as torchtitan has it, with rows that four ranks do not share evenly."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shards", "tensors"))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 6))
+    parallelize_module(model, mesh["tensors"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["shards"])
+    assert any(type(one).__name__ == "_StridedShard" for one in model[0].weight.placements)
+    _state["optimizer"] = torch.optim.SGD(model.parameters(), lr=0.01)
+    _state["model"] = model
+    _state["publisher"] = WeightPublisher(place, model)

@@ -53,7 +53,7 @@ def test_plain_tensors_of_replicas_are_published_by_the_first_rank(ranks: Ranks,
     assert ranks.run(sharded.plain_on_all, str(tmp_path / "stream")) == [1, 0]
 
 
-@pytest.mark.parametrize("wrapper", ["ddp", "compile", "zero1", "zero2"])
+@pytest.mark.parametrize("wrapper", ["ddp", "compile", "zero1", "zero2", "zero3"])
 def test_wrappers_publish_what_they_wrap_by_its_own_names(ranks: Ranks, tmp_path: Path, wrapper: str) -> None:
     if wrapper.startswith("zero"):
         pytest.importorskip("deepspeed")
@@ -75,3 +75,19 @@ def test_placements_on_a_mesh_of_two_dimensions(tmp_path: Path) -> None:
     into = {name: torch.zeros_like(tensor) for name, tensor in whole.items()}
     assert WeightReader(str(tmp_path / "stream"), into).update() == 1
     assert equal(into, whole)
+
+
+@pytest.mark.slow
+def test_fsdp2_over_tensor_parallelism_publishes_its_strided_shards(tmp_path: Path) -> None:
+    with Ranks(["a"] * 4) as ranks:
+        ranks.init()
+        ranks.run(sharded.make_two_dimensional, str(tmp_path / "stream"))
+        into: dict[str, torch.Tensor] = {}
+        for version in (1, 2):
+            whole = ranks.run(sharded.step, version, torch.float32)[0]
+            into = into or {name: torch.zeros_like(tensor) for name, tensor in whole.items()}
+            with WeightReader(str(tmp_path / "stream"), into) as reader:
+                assert reader.update() == version
+            assert equal(into, whole)
+        ranks.run(sharded.close)
+        ranks.destroy()
