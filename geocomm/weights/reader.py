@@ -203,22 +203,22 @@ class StreamFollower:
     def _update(self) -> bool:
         is_other = False
         for attempt in range(_TRIES):
-            newest = self._sources.newest()
-            own = self._target.version
-            if newest <= (0 if own is None else own.number):
-                return False
+            newest, own = None, self._target.version
             try:
-                self._bring(self._way(None if is_other else own, self._sources.version(newest)))
+                newest = self._sources.newest()
+                if newest is None or newest.number <= (0 if own is None else own.number):
+                    return False
+                self._bring(self._way(None if is_other else own, newest))
                 return True
             except _OtherBaseError as error:
                 logger().warning("weights: %s; all weights are fetched anew", error)
                 is_other = True
             except DataError:
                 # What went away meanwhile, since the stream is ahead, may be found in a newer version.
-                if attempt == _TRIES - 1 or self._sources.newest() == newest:
+                if attempt == _TRIES - 1 or newest is None or self._sources.newest() == newest:
                     raise
             except OSError as error:
-                raise DataError(f"weights: version {newest} cannot be kept: {error_line(error)}") from None
+                raise DataError(f"weights: a newer version cannot be kept: {error_line(error)}") from None
         return False
 
     def _way(self, own: WeightVersion | None, newest: WeightVersion) -> list[VersionStep]:

@@ -95,9 +95,8 @@ class StreamRelay:
         self._asked_at = time.monotonic()
         try:
             newest = self._sources.newest()
-            if newest not in (0, self._newest):
-                self._sources.version(newest)  # what it does not believe itself, it does not tell
-                write_whole(self._sources.folder / NEWEST, line_of(Hint(number=newest)).encode())
-                self._newest = newest
+            if newest is not None and newest.number != self._newest:
+                write_whole(self._sources.folder / NEWEST, line_of(Hint(number=newest.number)).encode())
+                self._newest = newest.number
         except OSError as error:
             self._log(f"this relay gives out version {self._newest}: {error_line(error)}")

@@ -43,6 +43,8 @@ _Read = TypeVar("_Read")
 _CALM_S = 60.0
 _PAUSE_S = (0.2, 5.0)
 _SILENT_S = 5.0
+_SAME_S = 30.0
+"""After which the other sources are asked whether there is no newer version."""
 
 
 class SilentError(DataError):
@@ -72,6 +74,7 @@ class StreamSources:
         """Versions and layouts, by their paths."""
         self._complain = CalmLog(logger().warning, _CALM_S)
         self._silent_until = dict.fromkeys(places, 0.0)
+        self._told, self._told_at = 0, 0.0
         self.is_closed = False
         self.trouble = ""
         """Why a file is not had yet, for messages; empty: nothing is wrong."""
@@ -94,20 +97,46 @@ class StreamSources:
         for place in self._places:
             place.close()
 
-    def newest(self) -> int:
-        """The newest version of the first source that has one; 0: none has. SilentError."""
-        said: list[str] = []
+    def newest(self) -> WeightVersion | None:
+        """The newest version that a source tells of and one gives; None: there is none.
+
+        The first source that has one is asked alone; the others too where it tells of the same for a while, or of one
+        that nobody gives: it may be held up, or lie. SilentError; DataError: what is told of is not good.
+        """
+        best: WeightVersion | None = None
+        said, bad, asks_all = list[str](), list[DataError](), False
         for place in self._in_order(self._places):
+            if best is not None and not asks_all:
+                if not self._is_long_the_same(best.number):
+                    break
+                asks_all = True
             try:
-                if newest := newest_number(place) or max(version_numbers(place), default=0):
-                    self.trouble = ""
-                    return newest
+                told = newest_number(place) or max(version_numbers(place), default=0)
             except OSError as error:
                 self._silent_until[place] = time.monotonic() + _SILENT_S
                 said.append(f"{place.url}: {error_line(error)}")
-        if said:
+                continue
+            try:
+                if told > (0 if best is None else best.number):
+                    best = self.version(told)
+            except DataError as error:
+                bad.append(error)
+        if best is None and bad:
+            raise bad[0]
+        if best is None and said:
             raise SilentError(f"no source of weights answers: {'; '.join(said)}")
-        return 0
+        for error in bad:
+            self._complain(str(error))
+        self.trouble = ""
+        return best
+
+    def _is_long_the_same(self, told: int) -> bool:
+        """Whether the newest version was this one for a while; then the while begins again."""
+        now = time.monotonic()
+        is_long = told == self._told and now - self._told_at > _SAME_S
+        if told != self._told or is_long:
+            self._told, self._told_at = told, now
+        return is_long
 
     def version(self, number: int) -> WeightVersion:
         """A version, whose signature was looked at."""

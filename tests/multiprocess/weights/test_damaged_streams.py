@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from geocomm.core.errors import DataError, InvalidArgumentError
+from geocomm.weights import stream_sources
 from geocomm.weights.publisher import WeightPublisher
 from geocomm.weights.reader import WeightReader
 from support.weight_streams import equal, model_tensors, moved, publish
@@ -164,3 +165,30 @@ def test_of_several_sources_one_that_lies_and_one_that_lacks_files_are_passed_ov
     with WeightReader([str(lying), str(lacking), str(damaged.stream)], damaged.was) as reader:
         assert reader.update() == 2
     assert equal(damaged.was, damaged.tensors)
+
+
+def test_source_that_is_held_up_keeps_no_reader_back_for_long(
+    damaged: Damaged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held_up = tmp_path / "held_up"
+    shutil.copytree(damaged.stream, held_up)
+    with WeightReader([str(held_up), str(damaged.stream)], damaged.was) as reader:
+        assert reader.update() == 2
+        with WeightPublisher(damaged.stream, damaged.tensors) as publisher:
+            publisher.publish(wait=True)
+        assert reader.update() == 2  # the first source alone is asked
+        monkeypatch.setattr(stream_sources, "_SAME_S", -1.0)
+        assert reader.update() == 3
+
+
+def test_source_that_tells_of_a_version_that_nobody_has_is_passed_over(
+    damaged: Damaged, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lying = tmp_path / "lying"
+    lying.mkdir()
+    (lying / "newest.json").write_text('{"number": 999}')
+    with pytest.raises(DataError, match="999"), WeightReader(str(lying), damaged.was) as reader:
+        reader.update()
+    with WeightReader([str(lying), str(damaged.stream)], damaged.was) as reader:
+        assert reader.update() == 2
+    assert "lying has no versions/000000999.json" in caplog.text
