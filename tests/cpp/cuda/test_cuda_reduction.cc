@@ -233,7 +233,7 @@ TEST(CudaReductions, test_a_damaged_frame_is_told_with_its_site) {
 Operation counted_operation(const CodecSpec& spec, DType dtype, std::size_t sites, Way way,
                             std::size_t bytes) {
   constexpr std::size_t kChunkBytes = std::size_t{1} << 20;
-  static std::byte nowhere[64];
+  alignas(16) static std::byte nowhere[64];
   const std::shared_ptr<std::byte> address(nowhere, [](std::byte*) {});
   Operation operation;
   operation.dtype = dtype;
@@ -280,7 +280,7 @@ std::optional<cuda::DeviceFeedback> counted_feedback(const Operation& operation,
 
 std::size_t count_launches(const Operation& operation,
                            std::optional<cuda::DeviceFeedback> feedback = std::nullopt) {
-  static std::byte nowhere[64];
+  alignas(16) static std::byte nowhere[64];
   const std::vector<std::span<std::byte>> data(operation.plan->chunks.size(),
                                                std::span<std::byte>(nowhere, 0));
   cuda::BatchedReduction reduction(operation.plan, operation.dtype, data, std::move(feedback));
