@@ -1,16 +1,18 @@
-// Which block a lane works on. A warp has one block, or two of 64 elements side by side; lane u of those that
-// share a block has the elements 128 r + 4 u .. + 3 of it, for each row r. So the 128 partial sums of the
-// format (element e joins sum e mod 128) are four registers in each lane.
+// Where the elements of a block lie: for a warp, and for a team of warps; and raw ones as they are.
 #pragma once
 
 #include <cstdint>
 
 #include "codec/cuda/device.h"
-#include "codec/cuda/element_access.cuh"
+#include "codec/cuda/elements.cuh"
 #include "codec/cuda/payload_plan.h"
 #include "codec/quantizers/block/block_layout.h"
 
 namespace geocomm::codec::cuda {
+
+// Which block a lane works on. A warp has one block, or two of 64 elements side by side; lane u of those that
+// share a block has the elements 128 r + 4 u .. + 3 of it, for each row r. So the 128 partial sums of the
+// format (element e joins sum e mod 128) are four registers in each lane.
 
 inline constexpr unsigned kBlockThreads = 256;  // of the kernels that take a warp per block
 inline constexpr unsigned kBlockWarps = kBlockThreads / kWarp;
@@ -98,6 +100,98 @@ __device__ __forceinline__ unsigned raw_blocks_before(const std::uint8_t* scales
   for (unsigned i = threadIdx.x % kWarp; i < index; i += kWarp)
     count += load_u16(scales + i * stride) == kRawScale;
   return __reduce_add_sync(kFullMask, count);
+}
+
+// Blocks shared out to teams of warps, so that a lane has at most four rows of a block, in registers: of more
+// than 512 elements to one warp per 512, else to one (of 64 elements two share a warp).
+
+inline constexpr unsigned kTeamRows = 4;  // of a warp, at most
+inline constexpr unsigned kTeamElements = kTeamRows * kRow;
+
+struct TeamPlace {
+  BlockPlace block;    // length 0: there is nothing to do
+  unsigned warps = 1;  // of the team; the same in the whole grid
+  unsigned warp = 0;   // which of them this is
+  unsigned rows = 1;   // of this warp
+
+  __device__ __forceinline__ unsigned offset(unsigned row) const {
+    return block.offset(warp * kTeamRows + row);
+  }
+  __device__ __forceinline__ unsigned count(unsigned row) const {
+    return block.count(warp * kTeamRows + row);
+  }
+  // Of the block's warps that lie in this block of threads.
+  __device__ __forceinline__ unsigned first_warp() const { return threadIdx.x / kWarp - warp; }
+};
+
+GEOCOMM_HOST_DEVICE inline unsigned warps_of_team(std::uint32_t block) {
+  return block > kTeamElements ? block / kTeamElements : 1;
+}
+
+__device__ __forceinline__ TeamPlace find_team(const PayloadPlan& plan) {
+  TeamPlace place;
+  const std::uint64_t warp = std::uint64_t{blockIdx.x} * kBlockWarps + threadIdx.x / kWarp;
+  place.warps = warps_of_team(plan.block);
+  place.warp = static_cast<unsigned>(warp % place.warps);
+  place.block = {};
+  find_block(plan, warp / place.warps, place.block);
+  place.rows = place.block.rows < kTeamRows ? place.block.rows : kTeamRows;
+  return place;
+}
+
+inline Grid grid_of_teams(const PayloadPlan& plan) {
+  return grid_of_warps(warps_of(plan) * warps_of_team(plan.block));
+}
+
+// Elements into frames as they are, plus the residual where there is one, at any address: raw blocks, frames
+// of None between others. Both are rare: bytes will do.
+
+template <core::DType kType>
+__device__ __forceinline__ void store_bytes(std::uint8_t* to, std::uint32_t bits) {
+#pragma unroll
+  for (unsigned i = 0; i < kElementBytes<kType>; ++i) to[i] = static_cast<std::uint8_t>(bits >> 8 * i);
+}
+
+template <core::DType kType>
+__device__ __forceinline__ std::uint32_t element_bits(const std::uint8_t* src, std::uint64_t element) {
+  if constexpr (kType == core::DType::Float32) return reinterpret_cast<const std::uint32_t*>(src)[element];
+  return reinterpret_cast<const std::uint16_t*>(src)[element];
+}
+
+// `count` elements, at most four; updates the residual.
+template <core::DType kType, bool kFeedback>
+__device__ void write_plain(const std::uint8_t* src, const ResidualView& residual, std::uint64_t element,
+                            unsigned count, std::uint8_t* to) {
+  if constexpr (kFeedback) {
+    const Quad values = load_values<kType, true>(src, residual, element, count);
+    Quad carried = values;
+    for (unsigned c = 0; c < count; ++c) {
+      if constexpr (kType == core::DType::Float32) {
+        store_bytes<kType>(to + 4 * c, __float_as_uint(values.v[c]));
+      } else {
+        const std::uint16_t bits = narrow_saturated<kType>(values.v[c]);
+        store_bytes<kType>(to + 2 * c, bits);
+        carried.v[c] = widen<kType>(bits);
+      }
+    }
+    store_residual(residual, element, values, carried, count);
+  } else {
+    for (unsigned c = 0; c < count; ++c) {
+      store_bytes<kType>(to + c * kElementBytes<kType>, element_bits<kType>(src, element + c));
+    }
+  }
+}
+
+// A block, or what its lanes have of it.
+template <core::DType kType, bool kFeedback>
+__device__ void write_raw_block(const ElementEncode& args, const BlockPlace& place, std::uint8_t* to) {
+  const std::uint8_t* src = args.elements(place.frame);
+  const ResidualView residual = args.residual_of(place.frame);
+  for (unsigned row = 0; row < place.rows; ++row) {
+    const unsigned offset = place.offset(row);
+    write_plain<kType, kFeedback>(src, residual, place.begin + offset, place.count(row),
+                                  to + std::uint64_t{offset} * kElementBytes<kType>);
+  }
 }
 
 }  // namespace geocomm::codec::cuda

@@ -1,9 +1,7 @@
-#include "codec/cuda/byte_planes.cuh"
-#include "codec/cuda/cast_planes.h"
-#include "codec/cuda/cast_range.cuh"
-#include "codec/cuda/element_access.cuh"
-#include "codec/cuda/element_tile.cuh"
+#include "codec/cuda/elements.cuh"
+#include "codec/cuda/planes.cuh"
 #include "codec/cuda/sections.cuh"
+#include "codec/cuda/stages.h"
 #include "codec/cuda/verdict.h"
 
 namespace geocomm::codec::cuda {

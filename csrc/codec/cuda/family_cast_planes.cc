@@ -1,6 +1,6 @@
 // Fp16 and Bf16 with a stage.
-#include "codec/cuda/cast_planes.h"
 #include "codec/cuda/codec_family.h"
+#include "codec/cuda/stages.h"
 
 namespace geocomm::codec::cuda {
 namespace {

@@ -1,7 +1,7 @@
 // DeadZone and BitPlanes. The room holds the sections, then the blocks' runs, then their packed codes, then
 // the counts of the planes.
 #include "codec/cuda/codec_family.h"
-#include "codec/cuda/dead_zone_stages.h"
+#include "codec/cuda/stages.h"
 #include "codec/frames/bitmap.h"
 
 namespace geocomm::codec::cuda {

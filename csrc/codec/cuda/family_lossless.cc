@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "codec/cuda/codec_family.h"
-#include "codec/cuda/lossless_stages.h"
+#include "codec/cuda/stages.h"
 #include "codec/frames/bitmap.h"
 
 namespace geocomm::codec::cuda {

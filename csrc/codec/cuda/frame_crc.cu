@@ -6,7 +6,7 @@
 // thread's last one and the end of the units, and added up over the block.
 #include "codec/cuda/block_scan.cuh"
 #include "codec/cuda/crc32c_device.cuh"
-#include "codec/cuda/element_access.cuh"
+#include "codec/cuda/elements.cuh"
 #include "codec/cuda/kernels.h"
 #include "codec/cuda/verdict.h"
 

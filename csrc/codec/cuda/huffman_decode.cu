@@ -1,7 +1,6 @@
 // Received planes whose heads have been read: all blocks at once, a warp per substream. Blocks that share a
 // table each read it for themselves.
-#include "codec/cuda/huffman_device.cuh"
-#include "codec/cuda/huffman_heads.cuh"
+#include "codec/cuda/huffman.cuh"
 #include "codec/cuda/verdict.h"
 
 namespace geocomm::codec::cuda {

@@ -10,7 +10,6 @@
 
 #include "codec/cuda/cuda_codec.h"
 #include "codec/cuda/payload_plan.h"
-#include "codec/cuda/space_cutter.h"
 #include "codec/entropy/huffman/plane_format.h"
 #include "core/status.h"
 
@@ -71,9 +70,18 @@ core::Status encode_huffman_blocks(const HuffmanSpace& space, Stream stream);
 // `to` is set as well: puts the coded planes there.
 core::Status write_huffman_planes(const HuffmanSpace& space, Stream stream);
 
-// Decoding. All are set, and the heads have been read (huffman_heads.cuh). Nothing is read but the coded
+// Decoding. All are set, and the heads have been read (huffman.cuh). Nothing is read but the coded
 // planes, nothing written but `bytes` from `to` on. Does nothing once there is a verdict, and reports what is
 // wrong.
 core::Status decode_huffman_planes(const HuffmanSpace& space, std::uint64_t* verdict, Stream stream);
+
+// Parts of the Huffman encoder.
+
+// Counts, codes and modes of all blocks. Of coded ones the head says the mode and the bytes of the table.
+core::Status choose_huffman_modes(const HuffmanSpace& space, Stream stream);
+// Codes the substreams of these blocks; heads are then complete.
+core::Status encode_huffman_substreams(const HuffmanSpace& space, Stream stream);
+// Where bodies lie in their plane, and its coded bytes.
+core::Status place_huffman_bodies(const HuffmanSpace& space, Stream stream);
 
 }  // namespace geocomm::codec::cuda

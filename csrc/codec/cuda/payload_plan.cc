@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "codec/cuda/space_cutter.h"
 #include "codec/frames/payload_codec.h"
 #include "codec/payload/payload.h"
 #include "codec/quantizers/block/block_layout.h"

@@ -1,12 +1,7 @@
-// Where things lie in the frames of a call, computed once on the host and handed to every kernel by value.
-// Regular frames are those of the codec without raw blocks; what makes a frame larger, or one of None, is
-// only known on the device. Codecs of sections have no regular frames: theirs are as large as those of None.
-//
-// The frames of a payload lie one behind the other, as do their elements. Those of a batch lie anywhere: a
-// table of slots has where. Kernels count both alike, as if all frames but the last had `frame_elements`, and
-// ask the plan for what there is of a frame.
+// How a payload lies over its frames, and a workspace in parts.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "codec/cuda/cuda_codec.h"
@@ -16,6 +11,42 @@
 #include "core/host_device.h"
 
 namespace geocomm::codec::cuda {
+
+// Hands out memory from `room` on; from a room of nullptr it tells how much that would be.
+class SpaceCutter {
+ public:
+  explicit SpaceCutter(void* room = nullptr) : begin_(reinterpret_cast<std::uintptr_t>(room)) {}
+
+  template <typename T>
+  T* take(std::uint64_t count) {
+    T* memory = reinterpret_cast<T*>(begin_ + bytes_);
+    bytes_ += aligned(count * sizeof(T));
+    return memory;
+  }
+  std::size_t bytes() const { return bytes_; }
+  std::uint8_t* rest() const { return reinterpret_cast<std::uint8_t*>(begin_ + bytes_); }
+
+  static constexpr std::uint64_t aligned(std::uint64_t bytes) {
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  static constexpr std::uint64_t kAlignment = 16;
+
+ private:
+  const std::uintptr_t begin_;
+  std::size_t bytes_ = 0;
+};
+
+constexpr std::uint32_t parts_of(std::uint64_t count, std::uint64_t part) {
+  return static_cast<std::uint32_t>((count + part - 1) / part);
+}
+
+// Where things lie in the frames of a call, computed once on the host and handed to every kernel by value.
+// Regular frames are those of the codec without raw blocks; what makes a frame larger, or one of None, is
+// only known on the device. Codecs of sections have no regular frames: theirs are as large as those of None.
+//
+// The frames of a payload lie one behind the other, as do their elements. Those of a batch lie anywhere: a
+// table of slots has where. Kernels count both alike, as if all frames but the last had `frame_elements`, and
+// ask the plan for what there is of a frame.
 
 struct FrameExtent {
   std::uint32_t elements;

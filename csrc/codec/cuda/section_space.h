@@ -12,7 +12,6 @@
 
 #include "codec/cuda/huffman_planes.h"
 #include "codec/cuda/payload_plan.h"
-#include "codec/cuda/space_cutter.h"
 #include "core/host_device.h"
 
 namespace geocomm::codec::cuda {

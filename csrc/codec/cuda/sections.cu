@@ -1,6 +1,6 @@
 // Sections of frames: through the stage and to their places, and back.
 #include "codec/cuda/codec_family.h"
-#include "codec/cuda/huffman_device.cuh"
+#include "codec/cuda/huffman.cuh"
 
 namespace geocomm::codec::cuda {
 namespace {

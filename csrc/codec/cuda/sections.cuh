@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "codec/cuda/codec_family.h"
-#include "codec/cuda/huffman_heads.cuh"
+#include "codec/cuda/huffman.cuh"
 #include "codec/cuda/verdict.h"
 
 namespace geocomm::codec::cuda {

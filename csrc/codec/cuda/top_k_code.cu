@@ -2,9 +2,9 @@
 // of each of its two rows (block_place.cuh has the same). The residual keeps what is lost.
 #include "codec/cuda/block_coders.cuh"
 #include "codec/cuda/block_place.cuh"
-#include "codec/cuda/loco_levels.cuh"
+#include "codec/cuda/loco.cuh"
 #include "codec/cuda/sections.cuh"
-#include "codec/cuda/top_k_stages.h"
+#include "codec/cuda/stages.h"
 
 namespace geocomm::codec::cuda {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "codec/cuda/space_cutter.h"
+#include "codec/cuda/payload_plan.h"
 #include "codec/cuda/verdict.h"
 #include "core/str.h"
 

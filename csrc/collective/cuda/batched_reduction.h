@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "codec/cuda/cuda_codec.h"
-#include "codec/cuda/space_cutter.h"
+#include "codec/cuda/payload_plan.h"
 #include "collective/cuda/device_feedback.h"
 #include "collective/cuda/device_sums.h"
 #include "collective/run/exchange.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <random>
 
-#include "codec/cuda/huffman_heads.cuh"
+#include "codec/cuda/huffman.cuh"
 #include "codec/cuda/huffman_planes.h"
 #include "codec/cuda/verdict.h"
 #include "codec/entropy/huffman/huffman_plane.h"

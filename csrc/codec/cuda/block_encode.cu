@@ -1,15 +1,18 @@
-// Quantizes blocks to where they lie if no block of the payload is raw. A raw block gets its scale and codes
-// of zero, is counted, and its residual stays as it is: what it carries is written later
-// (block_raw.cu), when the layout is known.
-#pragma once
-
+// Blocks to frames: their codes, what raw blocks carry, and the way to and from the Huffman stage.
 #include <cstdint>
 
 #include "codec/cuda/block_coders.cuh"
 #include "codec/cuda/block_place.cuh"
+#include "codec/cuda/block_scan.cuh"
+#include "codec/cuda/huffman.cuh"
 #include "codec/cuda/kernels.h"
+#include "codec/cuda/verdict.h"
 
 namespace geocomm::codec::cuda {
+
+// Quantizes blocks to where they lie if no block of the payload is raw. A raw block gets its scale and codes
+// of zero, is counted, and its residual stays as it is: what it carries is written later
+// (write_raw_blocks()), when the layout is known.
 
 // The 64 random bits of the elements [element, element + 4).
 __device__ __forceinline__ uint2 random_bits(std::uint64_t element, std::uint64_t seed) {
@@ -166,6 +169,143 @@ core::Status launch_encode_blocks(const BlockEncode& args, core::DType dtype, St
                ? launch(encode_blocks<Coder, kType, kFeedback, true>, grid, stream, args)
                : launch(encode_blocks<Coder, kType, kFeedback, false>, grid, stream, args);
   });
+}
+
+core::Status encode_int_blocks(CodecId id, core::DType dtype, const BlockEncode& args, Stream stream) {
+  return id == CodecId::Int8 ? launch_encode_blocks<IntCoder<CodecId::Int8>>(args, dtype, stream)
+                             : launch_encode_blocks<IntCoder<CodecId::Int4>>(args, dtype, stream);
+}
+
+core::Status encode_bit_blocks(CodecId id, core::DType dtype, const BlockEncode& args, Stream stream) {
+  switch (id) {
+    case CodecId::Bit2:
+      return launch_encode_blocks<Bit2Coder>(args, dtype, stream);
+    default:
+      return launch_encode_blocks<Bit1Coder>(args, dtype, stream);
+  }
+}
+
+// What raw blocks carry: their elements as they are, one block after the other, behind the codes of the
+// frame.
+
+namespace {
+
+// A block of threads per frame looks at a scale each, and then goes through the raw blocks, a warp each.
+template <core::DType kType, bool kFeedback>
+__global__ void __launch_bounds__(kBlockThreads) write_raw(BlockEncode args) {
+  __shared__ std::uint32_t indices[kBlockThreads];
+  __shared__ std::uint32_t elements_before[kBlockThreads];
+  const std::uint32_t frame = blockIdx.x;
+  const FrameRecord& record = args.workspace.records[frame];
+  if (record.raw_elements == 0) return;
+  const FrameExtent extent = args.plan.extent(frame);
+  std::uint8_t* payload = args.placed(frame) + sizeof(FrameHeader);
+  const unsigned lane = threadIdx.x % kWarp;
+  BlockPlace place{kWarp, lane, args.plan.block < kRow ? 1 : args.plan.block / kRow, 0, 0, frame, 0};
+  std::uint32_t raw_elements = 0;
+  for (std::uint32_t first = 0; first < extent.blocks; first += kBlockThreads) {
+    const std::uint32_t index = first + threadIdx.x;
+    const bool is_raw = index < extent.blocks && load_u16(payload + 2 * index) == kRawScale;
+    std::uint32_t blocks;
+    const std::uint32_t blocks_before = sum_before<kBlockThreads>(is_raw ? 1u : 0u, blocks);
+    std::uint32_t elements;
+    const std::uint32_t before =
+        sum_before<kBlockThreads>(is_raw ? length_of_block(args.plan, extent, index) : 0u, elements);
+    if (is_raw) {
+      indices[blocks_before] = index;
+      elements_before[blocks_before] = raw_elements + before;
+    }
+    __syncthreads();
+    for (std::uint32_t raw = threadIdx.x / kWarp; raw < blocks; raw += kBlockWarps) {
+      place.index = indices[raw];
+      place.length = length_of_block(args.plan, extent, place.index);
+      place.begin = place.index * args.plan.block;
+      const std::uint64_t at = record.raw_at + std::uint64_t{elements_before[raw]} * kElementBytes<kType>;
+      write_raw_block<kType, kFeedback>(args, place, payload + at);
+    }
+    __syncthreads();
+    raw_elements += elements;
+  }
+}
+
+}  // namespace
+
+core::Status write_raw_blocks(core::DType dtype, const BlockEncode& args, Stream stream) {
+  return with_values(dtype, args.residual, [&]<core::DType kType, bool kFeedback>() {
+    return launch(write_raw<kType, kFeedback>, Grid{args.plan.frames, kBlockThreads}, stream, args);
+  });
+}
+
+// Between the frames of the block codecs and the Huffman stage: a plane per frame, decoded in the regular
+// layout in the workspace, coded in the frame.
+
+namespace {
+
+constexpr unsigned kThreads = 256;
+
+__device__ std::uint8_t* regular_codes(const PayloadPlan& plan, const Workspace& workspace,
+                                       std::uint64_t frame) {
+  return workspace.room + frame * plan.frame_stride + sizeof(FrameHeader) + plan.extent(frame).codes_at;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    name_planes(PayloadPlan plan, Workspace workspace, HuffmanSpace space) {
+  const std::uint32_t frame = blockIdx.x * kThreads + threadIdx.x;
+  if (frame >= plan.frames) return;
+  const FrameExtent extent = plan.extent(frame);
+  space.planes[frame] = {regular_codes(plan, workspace, frame), nullptr, 0, extent.bytes - extent.codes_at,
+                         frame};
+}
+
+// A warp per frame: where its plane is, and its heads. Behind a verdict, or in a frame of None, there is
+// none.
+__global__ void __launch_bounds__(kWarp) find_planes(Decode args, HuffmanSpace space) {
+  const std::uint32_t frame = blockIdx.x;
+  FrameRecord& record = args.workspace.records[frame];
+  HuffmanPlane plane{nullptr, nullptr, 0, 0, frame};
+  if (!is_over_for_warp(args.verdict) && record.is_plain == 0) {
+    const FrameExtent extent = args.plan.extent(frame);
+    plane.from = args.payload_of(frame) + extent.codes_at;
+    plane.to = regular_codes(args.plan, args.workspace, frame);
+    plane.bytes = extent.bytes - extent.codes_at;
+    std::uint32_t coded_bytes = 0;
+    const bool sound = read_plane_heads(plane.from, record.payload_bytes - extent.codes_at, plane.bytes,
+                                        space.blocks + space.slot(frame, 0), coded_bytes);
+    plane.coded_bytes = coded_bytes;
+    if (threadIdx.x == 0) {
+      record.raw_at = extent.codes_at + coded_bytes;
+      if (!sound) report(args.verdict, Fault::Plane, frame);
+    }
+  }
+  if (threadIdx.x == 0) space.planes[frame] = plane;
+}
+
+// A block of threads per frame.
+__global__ void __launch_bounds__(kThreads) write_scales(ElementEncode args, HuffmanSpace space) {
+  const std::uint32_t scale_bytes = args.plan.extent(blockIdx.x).codes_at;
+  std::uint8_t* to = args.placed(blockIdx.x) + sizeof(FrameHeader);
+  copy_bytes(to, regular_codes(args.plan, args.workspace, blockIdx.x) - scale_bytes, scale_bytes, threadIdx.x,
+             kThreads);
+  if (threadIdx.x == 0) space.planes[blockIdx.x].to = to + scale_bytes;
+}
+
+}  // namespace
+
+core::Status encode_stage(const PayloadPlan& plan, const Workspace& workspace, const HuffmanSpace& space,
+                          Stream stream) {
+  const Grid frames = one_thread_each(plan.frames, kThreads);
+  GEOCOMM_RETURN_IF_ERROR(launch(name_planes, frames, stream, plan, workspace, space));
+  return encode_huffman_blocks(space, stream);
+}
+
+core::Status write_staged_frames(const ElementEncode& args, const HuffmanSpace& space, Stream stream) {
+  GEOCOMM_RETURN_IF_ERROR(launch(write_scales, Grid{args.plan.frames, kThreads}, stream, args, space));
+  return write_huffman_planes(space, stream);
+}
+
+core::Status decode_stage(const Decode& args, const HuffmanSpace& space, Stream stream) {
+  GEOCOMM_RETURN_IF_ERROR(launch(find_planes, Grid{args.plan.frames, kWarp}, stream, args, space));
+  return decode_huffman_planes(space, args.verdict, stream);
 }
 
 }  // namespace geocomm::codec::cuda

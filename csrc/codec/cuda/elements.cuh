@@ -1,5 +1,4 @@
-// Elements on their way out of received bytes, which may lie at any address, and into what the caller asked
-// for.
+// Elements, four at a time: out of received bytes, in tiles, and whether a cast carries them.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +7,9 @@
 #include "codec/frames/elements.h"
 
 namespace geocomm::codec::cuda {
+
+// Elements on their way out of received bytes, which may lie at any address, and into what the caller asked
+// for.
 
 __device__ __forceinline__ std::uint32_t load_u16(const std::uint8_t* from) {
   return from[0] | static_cast<std::uint32_t>(from[1]) << 8;
@@ -80,6 +82,54 @@ __device__ __forceinline__ void put_plain(core::DType dtype, const std::uint8_t*
   } else {
     put_quad<kSink>(dst, element, load_received<core::DType::BFloat16>(from, count), count);
   }
+}
+
+// Elements of one frame that a block of threads takes: in each of a few rounds four to a thread.
+
+inline constexpr unsigned kElementThreads = 256;
+inline constexpr unsigned kElementRounds = 4;
+inline constexpr unsigned kTileElements = 4 * kElementThreads * kElementRounds;
+static_assert(kPayloadFrameBytes / 4 % kTileElements == 0, "a tile lies in one frame");
+
+struct ElementTile {
+  std::uint32_t frame;
+  std::uint32_t begin;     // element in the frame
+  std::uint32_t elements;  // of the frame
+
+  // This thread's four, in the frame, and how many of them there are.
+  __device__ __forceinline__ std::uint32_t at(unsigned round) const {
+    return begin + round * (4 * kElementThreads) + 4 * threadIdx.x;
+  }
+  __device__ __forceinline__ unsigned count(unsigned round) const { return four_from(at(round), elements); }
+};
+
+__device__ __forceinline__ ElementTile find_tile(const PayloadPlan& plan) {
+  const std::uint64_t element = std::uint64_t{blockIdx.x} * kTileElements;
+  const std::uint32_t index = plan.frame_of_element(element);
+  const std::uint32_t frame = plan.first_frame + index;
+  return {frame, static_cast<std::uint32_t>(element - index * plan.frame_elements),
+          plan.extent(frame).elements};
+}
+
+inline Grid grid_of_tiles(const PayloadPlan& plan) {
+  return {(plan.elements + kTileElements - 1) / kTileElements, kElementThreads};
+}
+
+// Whether values are in the range of a cast.
+
+// Magnitudes from here up to Inf are finite and would become Inf.
+template <core::DType kFormat>
+inline constexpr std::uint32_t kFirstTooLarge = kFormat == core::DType::Float16 ? 0x477FF000u : 0x7F7F8000u;
+
+template <core::DType kFormat>
+__device__ __forceinline__ bool all_fit(const Quad& values) {
+  bool fit = true;
+#pragma unroll
+  for (int c = 0; c < 4; ++c) {
+    const std::uint32_t magnitude = __float_as_uint(values.v[c]) & kMagnitude;
+    fit = fit && (magnitude < kFirstTooLarge<kFormat> || magnitude >= kInfBits);
+  }
+  return fit;
 }
 
 }  // namespace geocomm::codec::cuda
