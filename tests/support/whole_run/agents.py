@@ -135,7 +135,7 @@ class Doorway:
         self._machine, self._serve = listener.machine, serve
 
     async def serve(self) -> None:
-        """Until cancelled."""
+        """Until cancelled; then everything is closed."""
         door = Door(current(), self._serve)
         self._machine.door = door
         try:
@@ -143,6 +143,9 @@ class Doorway:
         finally:
             if self._machine.door is door:
                 self._machine.door = None
+            for task in [*door.carrying]:
+                task.cancel()
+            await asyncio.gather(*door.carrying, return_exceptions=True)
 
 
 @dataclass

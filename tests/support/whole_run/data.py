@@ -174,16 +174,17 @@ def _repeated(counted: _Counted, dealt_at: dict[tuple[str, Sequence], int], frag
     """What counts again, though the ranks that read it knew that it counted for all fragments. first_void: the entry
     from which on a site's place in its data is known less exactly."""
 
-    def counts_everywhere(one: Sequence, site: str, known: int) -> bool:
-        """By this site: what another one has counted of it, for some fragments, nobody tells it."""
+    def counts_everywhere(one: Sequence, site: str, since: int, known: int) -> bool:
+        """By this site, after the entry `since` that dealt it: what was counted of it before for some fragments, by
+        another site or this one, until it was taken back, nobody tells it."""
         times = (counted.get(fragment, {}).get(one, ()) for fragment in range(fragments))
-        return all(any(index <= known and by.site == site for index, by in of_fragment) for of_fragment in times)
+        return all(any(since < index <= known and by.site == site for index, by in found) for found in times)
 
     for fragment, of_fragment in counted.items():
         for one, times in of_fragment.items():
             for index, life in times if len(times) > 1 else ():
-                known = max(life.head, dealt_at.get((life.site, one), -1))
-                if known < first_void and counts_everywhere(one, life.site, known):
+                dealt = dealt_at.get((life.site, one), -1)
+                if life.head < first_void and counts_everywhere(one, life.site, dealt, life.head):
                     return f"entry {index} counts {one} of {life.site} again in fragment {fragment}"
     return ""
 

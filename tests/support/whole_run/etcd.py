@@ -83,8 +83,10 @@ class EtcdModel:
         return _head_index(self._backup(age_s))
 
     def restore(self, age_s: float) -> None:
-        """Go on with what there was so long ago."""
+        """Go on with what there was so long ago. Nobody restores a later backup after that: it may have entries in the
+        place of others that came since."""
         self._was_restored = True
+        self._backups = [(at, content) for at, content in self._backups if at <= self._now() - age_s]
         self._content = copy.deepcopy(self._backup(age_s))
         self._until = {lease: self._now() + ttl for lease, ttl in self._content.leases.items()}
 

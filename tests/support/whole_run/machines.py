@@ -96,6 +96,8 @@ class Door:
 
     process: Process
     serve: Serve
+    carrying: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
+    """Its connections."""
 
 
 class Room(enum.Enum):
@@ -367,7 +369,8 @@ class World:
             theirs = Stream(self.lines, door.process, keys.identity)
             theirs.is_for_files = own.is_for_files
             own.other, theirs.other = theirs, own
-            door.process.start(_serve(door.serve, theirs, greeting, keys.identity))
+            door.carrying.add(carrying := door.process.start(_serve(door.serve, theirs, greeting, keys.identity)))
+            carrying.add_done_callback(door.carrying.discard)
             try:
                 kind, content = await read_packet(own)  # type: ignore[arg-type]
                 if kind is PacketKind.REFUSED:

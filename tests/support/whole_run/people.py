@@ -99,16 +99,21 @@ class Person:
     async def ask_to_lead(self, site: Site, *, force: bool = False) -> str:
         """Why a site cannot be promoted; empty: it leads. Without force it has what most sites had."""
         held = self.held_by_most()
+        if force:  # also where no answer comes: who has claimed a term goes on with it
+            self.to_outlive.clear()
         at = f"{site.machine.host}:{PORT}"
         answer = await ask(site.machine, at, PromotionAsked(force=force), PromotionAnswer)
         self._run.say(f"person: promote {site.name}: {answer.problem or 'it leads'}")
         if not answer.problem:
             self._run.hub = site.machine
             own = {one.index: one.hash for one in site.state()[1]}
-            if force:
-                self.to_outlive.clear()
-            elif lost := [index for index, said in held.items() if own.get(index, said) != said]:
+            lost = [index for index, said in held.items() if own.get(index, said) != said]
+            if lost and not force:
                 raise self._run.broke(f"{site.name} leads without entry {lost[0]}, which most sites had")
+            for one in self._run.sites.values():
+                if one.is_new and one.machine.up:  # it knows the address of the leader before alone
+                    await one.stop()
+                    self._run.start_again(one)
         return answer.problem
 
     @staticmethod

@@ -109,11 +109,16 @@ class Site:
         await self.kill_ranks()
 
     async def has_left_within(self, limit_s: float) -> bool:
-        """Whether its agent ends in good order before that."""
+        """Whether its agent ends in good order before that, or its machine does."""
         end = self._run.now + limit_s
-        while not self.left and self._run.now < end:
+        while (parts := self.is_leaving and self.machine.up and not self.left) and self._run.now < end:
             await asyncio.sleep(0.5)
-        return self.left
+        return not parts
+
+    @property
+    def is_new(self) -> bool:
+        """Its folder is empty, or has nothing of the run yet."""
+        return not self.machine.is_damaged and self.state()[0].genesis is None
 
     async def kill_ranks(self) -> None:
         """They end without a word."""
@@ -127,7 +132,7 @@ class Site:
             await self.agent.kill()
 
     async def _supervise(self) -> None:
-        if not RunDir(self.run_dir).journal.exists():  # it needs the address of who leads now
+        if self.is_new:  # it needs the address of who leads now
             self._hub = self._run.hub
         await asyncio.gather(self._keep_agent(), self._keep_ranks())
 
