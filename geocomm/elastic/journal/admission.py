@@ -80,6 +80,11 @@ def are_most(some: Collection[str], members: Collection[str]) -> bool:
     return 2 * len(set(some).intersection(members)) > len(members)
 
 
+def holders(sites: Mapping[str, LedSite], index: int) -> list[str]:
+    """The sites whose journals have this entry, as they said last."""
+    return [name for name, site in sites.items() if site.head >= index]
+
+
 def first_to_send(state: RunState, hello: Hello) -> int:
     """The index of the first entry that a site lacks, or has another one of.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from geocomm.elastic.journal.admission import are_most, members_of
+from geocomm.elastic.journal.admission import are_most, holders, members_of
 from geocomm.elastic.journal.led_run import LedRun
 from geocomm.elastic.journal.messages import RanksUp
 
@@ -67,4 +67,4 @@ class HeldBack:
     @property
     def _holders(self) -> list[str]:
         """Who holds the entry by which the last member came."""
-        return [name for name, site in self._run.sites.items() if site.head >= self._listed_at]
+        return holders(self._run.sites, self._listed_at)

@@ -12,7 +12,7 @@ import contextlib
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -249,17 +249,26 @@ class EtcdJournal:
     def append(self, entry: Entry, expected_head: Head) -> None:
         """Write an entry, once: it may be tried again after EtcdAwayError. HeadMovedError: another one leads, or has
         appended."""
-        if entry.index != expected_head.index + 1 or entry.prev != expected_head.hash:
-            raise BadLineError(f"entry {entry.index} does not follow entry {expected_head.index}")
-        etcd, head = self._etcd, Head(entry.index, entry.hash)
-        puts = etcd.put(_entry_name(entry.index), entry.line), etcd.put("head", _head_text(head))
-        if not etcd.transact([_compare_head(etcd, expected_head), compare_leader(etcd, self._revision)], *puts):
-            self._head = self._read_head()
-            if self._head != head:  # else an attempt before was written, and its answer lost
-                raise HeadMovedError(
-                    f"{etcd.address}: entry {entry.index} is not written, since this one leads no "
-                    f"more: another site does. The head is entry {self._head.index}"
-                )
+        self.append_all([entry], expected_head)
+
+    def append_all(self, entries: Sequence[Entry], expected_head: Head) -> None:
+        """As `append`. Others see all of them or none: the head moves with the last one."""
+        etcd, head = self._etcd, expected_head
+        for entry in entries:
+            if entry.index != head.index + 1 or entry.prev != head.hash:
+                raise BadLineError(f"entry {entry.index} does not follow entry {head.index}")
+            head = Head(entry.index, entry.hash)
+            compare, puts = [compare_leader(etcd, self._revision)], [etcd.put(_entry_name(entry.index), entry.line)]
+            if entry is entries[-1]:
+                compare.append(_compare_head(etcd, expected_head))
+                puts.append(etcd.put("head", _head_text(head)))
+            if not etcd.transact(compare, *puts):
+                self._head = self._read_head()
+                if self._head != head:  # else an attempt before was written, and its answer lost
+                    raise HeadMovedError(
+                        f"{etcd.address}: entry {entry.index} is not written, since this one leads no "
+                        f"more: another site does. The head is entry {self._head.index}"
+                    )
         self._head = head
 
     def begin_after(self, head: Head) -> None:
@@ -288,7 +297,7 @@ class EtcdJournal:
     def read(self, first: int = 0) -> Iterator[Entry]:
         """The entries from index `first` on, up to the head at that time. BadLineError for what is none. EtcdAwayError:
         the first ones were deleted."""
-        begun = first
+        self._head, begun = self._read_head(), first
         while True:
             found = self._entries(first, _READ_AT_ONCE)
             for number, entry in enumerate(found, first):
@@ -312,7 +321,7 @@ class EtcdJournal:
         return found[0].hash if found[0].index == index else found[0].prev
 
     def _entries(self, first: int, limit: int) -> list[Entry]:
-        """The next ones that there are."""
+        """The next ones that there are. What lies behind the head was not given to its end."""
         etcd = self._etcd
         found = etcd.call(
             lambda client: client.get(
@@ -323,7 +332,8 @@ class EtcdJournal:
                 limit=limit,
             )
         )
-        return [entry_of(line.decode(errors="replace")) for line in found]
+        entries = (entry_of(line.decode(errors="replace")) for line in found)
+        return [entry for entry in entries if entry.index <= self._head.index]
 
     def _read_head(self) -> Head:
         found = self._etcd.get("head")

@@ -143,8 +143,8 @@ class EtcdLeadership:
         if shared.head == EMPTY:
             before = max([journal.base.index, *(kept - 1 for kept in journal.state().kept)])
             await asyncio.to_thread(shared.begin_after, Head(before, journal.hash_at(before) or ""))
-        for entry in list(journal.read(shared.head.index + 1)):
-            await asyncio.to_thread(shared.append, entry, shared.head)
+        own = list(journal.read(shared.head.index + 1))
+        await asyncio.to_thread(shared.append_all, own, shared.head)
         for entry in await asyncio.to_thread(lambda: list(shared.read(journal.head.index + 1))):
             journal.append(entry, journal.head)
         if (head := journal.head) != EMPTY and not journal.state().ended:

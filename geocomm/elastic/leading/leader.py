@@ -23,6 +23,7 @@ from geocomm.core.units import count_text
 from geocomm.data.deal_records import DealtSet
 from geocomm.elastic.files.known_agents import KnownAgents
 from geocomm.elastic.files.snapshots import forget
+from geocomm.elastic.journal.admission import are_most, holders, members_of
 from geocomm.elastic.journal.entries import BadLineError, Entry, Kept, words
 from geocomm.elastic.journal.journal import HeadMovedError, SqliteJournal
 from geocomm.elastic.journal.message_lines import OtherProtocolError, journal_said, said, up_of
@@ -299,13 +300,17 @@ class Leader:
                 await asyncio.sleep(1)
             except HeadMovedError as error:
                 raise LeaderChanged(str(error)) from None
-        if isinstance(entry, Kept):  # enough sites have all before
+        if isinstance(entry, Kept) and self._most_have(entry.snapshot - 1):
             try:
                 await asyncio.to_thread(self._shared.forget, entry.snapshot)
             except EtcdAwayError as error:
                 self._log(
                     f"{self._shared} still has the entries before {entry.snapshot} ({error}), until a later snapshot"
                 )
+
+    def _most_have(self, index: int) -> bool:
+        """Whether most members have all up to this entry. --copies may be fewer, whose disks may be lost."""
+        return are_most(holders(self.sequencer.sites, index), members_of(self.state))
 
     def _looked_at(self, lines: Iterator[str]) -> Iterator[str]:
         """Lines of the journal. Where they cannot be read, the next agent looks at all of the file."""

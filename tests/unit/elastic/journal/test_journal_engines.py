@@ -185,6 +185,29 @@ def test_election_whose_answer_was_lost_is_won_once(
 
 
 @needs_etcd
+def test_who_ends_before_all_entries_are_given_has_given_none(
+    servers: EtcdServers, monkeypatch: pytest.MonkeyPatch, entries: tuple[Entry, ...]
+) -> None:
+    address, transact, left = servers.address("half"), Etcd.transact, iter(range(2))
+    journal = lead(address)
+    fill(journal, entries[:2])
+
+    def ends(self: Etcd, compare: list[dict[str, Any]], *requests: dict[str, Any]) -> int:
+        if next(left, None) is None:
+            raise EtcdAwayError("the process has ended")
+        return transact(self, compare, *requests)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Etcd, "transact", ends)
+        with pytest.raises(EtcdAwayError):
+            journal.append_all(entries[2:6], journal.head)
+    assert list(look(address).read()) == list(entries[:2])
+    assert look(address).hash_at(2) is None
+    journal.append_all(entries[2:6], journal.head)
+    assert list(look(address).read()) == list(entries[:6])
+
+
+@needs_etcd
 def test_lease_that_runs_out_ends_a_term(servers: EtcdServers, entries: tuple[Entry, ...]) -> None:
     address = servers.address("lease")
     first, leading = elect(address, "a")
