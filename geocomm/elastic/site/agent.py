@@ -329,7 +329,7 @@ class Agent:
             self._say_beat()  # the next site may join once most hold this
         if deal is not None:
             self._ranks.tell_owner(0, deal)
-        if isinstance(entry, TakenBack) and entry.site == self.site:
+        if isinstance(entry, TakenBack) and entry.site == self.site and not self.left.is_set():  # else they end anyway
             self._ranks.end_taken_back()
             self._beat = None  # its tokens are void
         if isinstance(entry, Kept):

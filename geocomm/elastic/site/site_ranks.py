@@ -171,18 +171,12 @@ class SiteRanks:
                 rank.goals = {fragment: self._view.state.versions[fragment] for fragment in rank.versions}
 
     def end_taken_back(self) -> None:
-        """The journal says that what this site has read and not counted is void. Of a site that has left this is no
-        news: its ranks are about to end in good order."""
-        own = self._view.state.sites.get(self._view.site)
-        if own is not None and own.standing is Standing.LEFT:
-            return
-        # They end: what they still say is not heard. Those that are welcomed have been told the entry; others may train
-        # since before this agent began.
+        """The journal says that what this site has read and not counted is void."""
+        # They end: what they still say is not heard. One that is not welcomed may train since before this agent began.
         void = {place: rank for place, rank in self._ranks.items() if rank.welcomed or rank.connection.hello.trains}
         for place, rank in void.items():
             del self._ranks[place]
-            if not rank.welcomed:
-                rank.connection.say(Stop(why=_TAKEN_BACK, again=True))
+            rank.connection.say(Stop(why=_TAKEN_BACK, again=True))
             rank.connection.close()
         if void:
             log(f"the ranks of this site end, and start again: {_TAKEN_BACK}")

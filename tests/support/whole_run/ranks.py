@@ -13,7 +13,7 @@ from typing import Any
 from geocomm.data.deal_records import SiteDeal
 from geocomm.elastic.files.fragment_store import FrameLostError
 from geocomm.elastic.files.snapshots import Layout, Snapshots
-from geocomm.elastic.journal.entries import Join, Left, Listed, Round, Snapshot, SumFrame, SummedRound, TakenBack
+from geocomm.elastic.journal.entries import Join, Listed, Round, Snapshot, SumFrame, SummedRound
 from geocomm.elastic.journal.member import (
     Act,
     CheckSum,
@@ -105,7 +105,6 @@ class Rank:
         self._news = asyncio.Event()
         """The member knows more than before."""
         self._leaves = self._has_said_leave = False
-        self.has_left = False
         self._reading = Reading(machine.name)
         self._life = Life(machine.name, -1)
 
@@ -205,8 +204,6 @@ class Rank:
             case Stop() | Refused():
                 self._fail(down.why)
                 return
-            case EntrySaid(entry=Left() as entry) if entry.site == self._machine.name:
-                self.has_left = True
             case EntrySaid(entry=Snapshot() as entry):
                 for index in range(FRAGMENTS):
                     self._for_snapshots.setdefault((index, entry.versions[index]), []).append(entry)
@@ -215,8 +212,6 @@ class Rank:
                 self._registry.counted_at.update((one.site, now) for one in entry.members)
             case EntrySaid(entry=Join() as entry) if entry.site != self._machine.name:
                 self._wanted |= set(range(FRAGMENTS))
-            case EntrySaid(entry=TakenBack() as entry) if entry.site == self._machine.name and not self.has_left:
-                self._end_by_run(f"what was dealt to this site was taken back: {entry.why}")
             case SiteDeal():
                 self._reading.dealt.append(down)
             case RankWelcome():

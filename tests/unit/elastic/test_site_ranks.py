@@ -8,7 +8,6 @@ from typing import cast
 import pytest
 
 from geocomm.elastic.journal.messages import Down, Owner, RankHello, Stop, Up
-from geocomm.elastic.journal.run_state import Standing
 from geocomm.elastic.site.join_states import StatesOfOthers
 from geocomm.elastic.site.rank_socket import RankConnection
 from geocomm.elastic.site.run_view import RunView
@@ -39,35 +38,18 @@ class Line:
         self.closed = True
 
 
-def _ranks_of(line: Line, said: list[Up], standing: Standing, *, welcomed: bool) -> tuple[SiteRanks, RankConnection]:
-    """Ranks of site a, whose only one has this connection. What they say to the leader goes to `said`."""
-    state = SimpleNamespace(sites={"a": SimpleNamespace(standing=standing)})
-    view = cast(RunView, SimpleNamespace(say=said.append, site="a", state=state))
-    ranks, connection = SiteRanks(view, cast(StatesOfOthers, None)), cast(RankConnection, line)
-    ranks._ranks[0] = _Rank(connection, {}, welcomed=welcomed)
-    return ranks, connection
-
-
-def test_ranks_of_a_site_that_has_left_end_in_good_order_though_its_deals_go_to_others() -> None:
-    said, line = list[Up](), Line(trains=True)
-    ranks, connection = _ranks_of(line, said, Standing.LEFT, welcomed=True)
-    ranks.end_taken_back()
-    assert ranks.knows(connection)
-    assert not line.closed
-    assert not said
-
-
 @pytest.mark.parametrize("trains", [True, False])
 @pytest.mark.parametrize("welcomed", [True, False])
 def test_ranks_that_may_have_read_what_was_taken_back_end_though_this_agent_has_not_welcomed_them(
     *, trains: bool, welcomed: bool
 ) -> None:
     said, line = list[Up](), Line(trains=trains)
-    ranks, connection = _ranks_of(line, said, Standing.READY, welcomed=welcomed)
+    view = cast(RunView, SimpleNamespace(say=said.append, site="a"))
+    ranks, connection = SiteRanks(view, cast(StatesOfOthers, None)), cast(RankConnection, line)
+    ranks._ranks[0] = _Rank(connection, {}, welcomed=welcomed)
     ranks.end_taken_back()
     ends = trains or welcomed
     assert ranks.knows(connection) != ends
     assert line.closed == ends
     assert bool(said) == ends
-    stops = [isinstance(one, Stop) and one.again for one in line.told]
-    assert stops == ([True] if trains and not welcomed else [])  # else it heard the entry
+    assert [isinstance(one, Stop) and one.again for one in line.told] == [True] * ends

@@ -10,8 +10,8 @@ import pytest
 
 from geocomm.core.errors import AbortedError
 from geocomm.core.run_dir import RunDir
-from geocomm.elastic.journal.entries import Left, TakenBack
-from geocomm.elastic.journal.messages import Down, EntrySaid, Stop
+from geocomm.elastic.journal.entries import Left
+from geocomm.elastic.journal.messages import EntrySaid, Stop
 from geocomm.elastic.rank_starts import MOST_FRUITLESS_STARTS, RankStarts
 from geocomm.sync.local_steps.elastic.member_rounds import MemberRounds
 from geocomm.sync.local_steps.outer.rounds import Coding
@@ -19,8 +19,6 @@ from support.led_sequencer import MODEL
 
 if TYPE_CHECKING:
     from geocomm._C import Mail
-
-TAKEN_BACK = TakenBack(index=3, prev="0" * 64, term=0, site="a", taken=0, why="it was gone")
 
 
 def _rounds_that_train(folder: Path) -> MemberRounds:
@@ -35,12 +33,11 @@ def _rounds_that_train(folder: Path) -> MemberRounds:
     ("down", "is_failure"),
     [
         (Stop(why="what these ranks have is void", again=True), False),
-        (EntrySaid(entry=TAKEN_BACK), False),
         (Stop(why="another process has taken the place of this rank"), True),
     ],
 )
 def test_ranks_that_the_run_ends_do_not_count_as_such_that_failed(
-    tmp_path: Path, down: Down, *, is_failure: bool
+    tmp_path: Path, down: Stop, *, is_failure: bool
 ) -> None:
     rounds = _rounds_that_train(tmp_path)
     starts, waits = RankStarts(RunDir(tmp_path)), list[float | None]()
@@ -52,8 +49,11 @@ def test_ranks_that_the_run_ends_do_not_count_as_such_that_failed(
     assert (None in waits) == is_failure
 
 
-def test_ranks_of_a_site_that_has_left_do_not_end_by_what_is_taken_back_from_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_a_site_has_left_once_the_journal_says_so_and_its_ranks_were_asked_to(
+    tmp_path: Path, *, is_asked: bool
+) -> None:
     rounds = _rounds_that_train(tmp_path)
+    rounds.is_leaving = is_asked  # else it had left before these ranks began, and they hear of that late
     rounds._follow(EntrySaid(entry=Left(index=2, prev="0" * 64, term=0, site="a")))
-    rounds._follow(EntrySaid(entry=TAKEN_BACK))
-    assert rounds.has_left
+    assert rounds.has_left == is_asked

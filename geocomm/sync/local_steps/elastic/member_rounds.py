@@ -21,7 +21,7 @@ from geocomm.core.message_log import CalmLog, logger
 from geocomm.data.deal_records import SiteDeal
 from geocomm.elastic.files.fragment_store import FragmentStore, FrameLostError
 from geocomm.elastic.files.snapshots import Layout
-from geocomm.elastic.journal.entries import AnyRound, Away, Join, Left, Removed, Skip, Snapshot, TakenBack, TermBegun
+from geocomm.elastic.journal.entries import AnyRound, Away, Join, Left, Removed, Skip, Snapshot, TermBegun
 from geocomm.elastic.journal.member import (
     Act,
     CheckSum,
@@ -334,13 +334,9 @@ class MemberRounds:
         if isinstance(said.entry, AnyRound | Skip):
             self._records.decided(said.entry)
         if isinstance(said.entry, Left) and said.entry.site == self.site:
-            self.has_left = True
+            self.has_left = self.is_leaving  # else it had left before these ranks began
         if isinstance(said.entry, TermBegun):
             self.leader = f"the leader, {said.entry.site} at {said.entry.address},"
-        if isinstance(said.entry, TakenBack) and said.entry.site == self.site and not self.has_left:
-            raise self._ended_by_run(
-                f"what was dealt to this site was taken back, and others read it: {said.entry.why}"
-            )
         if isinstance(said.entry, Away | Left | Removed):
             self._frame_mail.forget(said.entry.site)
         if isinstance(said.entry, Snapshot):
