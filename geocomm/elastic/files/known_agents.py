@@ -42,6 +42,8 @@ class KnownAgents:
         """StoreError: what is kept there cannot be read."""
         self.addresses: dict[str, str] = {}
         """By site: host:port where it gives out files, and answers questions."""
+        self.run = ""
+        """The run that this site takes part in, also where its journal is damaged; empty: none yet."""
         self.term = 0
         self.leader = ""
         """The leader of that term, host:port; empty: the one that all sites name at the start."""
@@ -57,6 +59,7 @@ class KnownAgents:
             content = json.loads(self._path.read_text())
             self.addresses = {str(site): str(address) for site, address in content["agents"].items()}
             self.term, self.leader = int(content["term"]), str(content["leader"])
+            self.run = str(content.get("run", ""))
             self._claimed, self.force = int(content.get("claimed", 0)), bool(content.get("force", False))
             self._starts = int(content.get("starts", 0))
             self.lost_journal = bool(content.get("lost_journal", False))
@@ -77,6 +80,12 @@ class KnownAgents:
                 self._write()
             except TermNotKeptError as error:  # another one tells
                 self._log(str(error))
+
+    def takes_part(self, run: str) -> None:
+        """This site has a journal of that run. TermNotKeptError: that cannot be kept."""
+        if run != self.run:
+            self.run = run
+            self._write()
 
     def saw(self, term: int, leader: str) -> None:
         """An agent follows this leader. A term that is not higher than those seen changes nothing. TermNotKeptError:
@@ -124,7 +133,7 @@ class KnownAgents:
         return term < self._claimed == self.term
 
     def _write(self) -> None:
-        content = {"term": self.term, "leader": self.leader, "agents": self.addresses}
+        content = {"run": self.run, "term": self.term, "leader": self.leader, "agents": self.addresses}
         content |= {"claimed": self._claimed, "force": self.force, "starts": self._starts}
         content |= {"lost_journal": self.lost_journal}
         try:

@@ -24,6 +24,7 @@ from geocomm.elastic.journal.entries import (
     Away,
     BadLineError,
     Entry,
+    Genesis,
     Join,
     Kept,
     Ready,
@@ -120,6 +121,8 @@ class Agent:
             self.site, hub, keys, store, state, journal, known, leader, link, fetcher, self.life
         )
         self._own_at, self._has_ranks, self._passes_on = own_at, ranks, passes_on
+        if state.genesis is not None:
+            known.takes_part(state.genesis.run)
         states = StatesOfOthers(view)
         self._ranks = SiteRanks(view, states)
         self._disk = RunDisk(view, self._ranks)
@@ -323,6 +326,8 @@ class Agent:
         if isinstance(entry, AnyRound) and self._has_ranks and not self._ranks.complete:
             self._frames.keep_second_copies(entry)
         self._ranks.tell(EntrySaid(entry=entry))
+        if isinstance(entry, Genesis):
+            self._view.known.takes_part(entry.run)
         if isinstance(entry, Away | Ready) and self._view.is_current and entry.site != self.site:
             log(f"site {entry.site} is away: {entry.why}" if isinstance(entry, Away) else f"site {entry.site} is ready")
         if isinstance(entry, Join):

@@ -157,8 +157,11 @@ class Following:
             )
         host = await asyncio.to_thread(own_address, Address.parse(self._view.hub).host)  # it may ask a name server
         address = asked.address or self._view.own_fetch or str(Address(host, self._own_at.port))
-        if self._view.leader is not None and address == self._view.leader_at:
-            return PromotionAnswer(problem=f"site {self._view.site} leads already, at {address}")
+        if self._view.leader is not None and address == self._view.leader_at and not asked.force:
+            return PromotionAnswer(
+                problem=f"site {self._view.site} leads already, at {address}. Where others follow a later leader that "
+                "is gone for good, --force has it begin a later term"
+            )
         candidate = Candidate(self._view, address, take=self._take_next, hear=self._heard_of, told=self._terms_told)
         try:
             answer = await candidate.promote(asked)

@@ -13,7 +13,9 @@ from geocomm.core.patience import Waiting
 from geocomm.elastic.files.fetch import Outcome
 from geocomm.elastic.files.file_server import MOST_TAKERS, HeldState
 from geocomm.elastic.journal.entries import Digest
+from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.messages import Wanted
+from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.site.run_view import RunView, Sources
 from geocomm.security.key_folder import KeysError
 
@@ -53,7 +55,7 @@ class StatesOfOthers:
         """
         waiting, end = Waiting(log), time.monotonic() + STATE_LIMIT_S
         while True:
-            own = version if version > 0 or self._digests(fragment, [0]).get(0) == digest else None
+            own = version if version > 0 or self._said(fragment, [0]).get(0) == digest else None
             if own is not None and own < self.replayed_from(fragment):
                 own = None
             kept = await self.own(fragment)
@@ -79,7 +81,7 @@ class StatesOfOthers:
         while (version := self._view.store.latest_state(fragment, self._view.state.versions[fragment])) is not None:
             if version < self.replayed_from(fragment):
                 return None
-            said = self._digests(fragment, [version]).get(version)
+            said = self._said(fragment, [version]).get(version)
             digest = await asyncio.to_thread(self._view.store.state_digest, fragment, version)
             if said == digest or (said is None and not self._view.store.has_changed(fragment, version, digest)):
                 return version
@@ -144,7 +146,7 @@ class StatesOfOthers:
         async def ask(source: str) -> None:
             with contextlib.suppress(OSError, KeysError):
                 states = await self._view.fetcher.states(fragment, source, skipped_at, self._view.state.term)
-                digests = self._digests(fragment, [held.version for held in states])
+                digests = self._said(fragment, [held.version for held in states])
                 for held in states:
                     fits = digests.get(held.version) in (None, held.digest)
                     if fits and above < held.version <= self._view.state.versions[fragment]:
@@ -153,15 +155,21 @@ class StatesOfOthers:
         await asyncio.gather(*map(ask, sources))
         return offered
 
-    def _digests(self, fragment: int, versions: Collection[int]) -> dict[int, Digest]:
-        """What the journal says of the fragment's states at these versions, and no later entry has changed."""
-        skipped_at = self._view.state.skipped_at.get(fragment, -1)
-        first_void = min((version for of, version in self._view.state.skipped if of == fragment), default=0)
-        genesis = self._view.state.genesis
-        known = {} if genesis is None else {0: genesis.digests[fragment]}
-        for version in versions:
-            entry = next(self._view.journal.rounds(fragment, version), None)
-            holds = entry is not None and (entry.index > skipped_at or entry.version <= first_void)
-            if entry is not None and entry.base is not None and holds:
-                known[version] = entry.base
-        return known
+    def _said(self, fragment: int, versions: Collection[int]) -> dict[int, Digest]:
+        return said_digests(self._view.journal, self._view.state, fragment, versions)
+
+
+def said_digests(
+    journal: SqliteJournal, state: RunState, fragment: int, versions: Collection[int]
+) -> dict[int, Digest]:
+    """What the journal, whose state that is, says of the fragment's states at these versions, and no later entry has
+    changed."""
+    skipped_at = state.skipped_at.get(fragment, -1)
+    first_void = min((version for of, version in state.skipped if of == fragment), default=0)
+    known = {} if state.genesis is None else {0: state.genesis.digests[fragment]}
+    for version in versions:
+        entry = next(journal.rounds(fragment, version), None)
+        holds = entry is not None and (entry.index > skipped_at or entry.version <= first_void)
+        if entry is not None and entry.base is not None and holds:
+            known[version] = entry.base
+    return known

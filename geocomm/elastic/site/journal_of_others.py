@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import json
-import math
 import os
 import sqlite3
 from collections.abc import Sequence
@@ -27,12 +24,11 @@ from geocomm.elastic.journal.admission import are_most, members_of
 from geocomm.elastic.journal.entries import BadLineError, Entry
 from geocomm.elastic.journal.journal import DamagedJournalError, NoJournalError, SqliteJournal, is_of_disk
 from geocomm.elastic.leading.questions import AgentStanding, StandingAsked, read_journal, standings
+from geocomm.elastic.site.join_states import said_digests
 from geocomm.security.key_folder import Keys, KeysError
 
 _ASK_LIMIT_S = 5.0
 _PAUSE_S = 1.0
-_COMPARED = 2_000
-"""Of the newest entries that can still be read: what is fetched has the same."""
 
 
 async def fetch_if_damaged(store: FragmentStore, hub: str, keys: Keys, leaving: asyncio.Event) -> bool:
@@ -51,13 +47,15 @@ async def fetch_if_damaged(store: FragmentStore, hub: str, keys: Keys, leaving: 
     if not addresses - {known.addresses.get(site, "")}:
         raise NoJournalError(f"{told}. No other site is known that has it")
     log(f"{told}. It is fetched from another site")
-    own, waiting = await asyncio.to_thread(_sound, path), Waiting(log)
+    waiting = Waiting(log)
     part = path.with_name(f".{path.name}.part")
     while not leaving.is_set():
         asked = StandingAsked(run=None, term=known.term, leader=known.leader or hub)
         answered = await standings(addresses, keys, asked, _ASK_LIMIT_S)
-        found = {at: one for at, one in answered.items() if one.run is not None and one.site != site}
-        reason = "" if found else "none answers"
+        found = {
+            at: one for at, one in answered.items() if one.run == (known.run or one.run or "") and one.site != site
+        }
+        reason = "" if found else "none that answers has a journal of this run" if answered else "none answers"
         order = sorted(found.items(), key=lambda one: (_leads(one[1], known), one[1].chain, one[1].head), reverse=True)
         for at, one in order:
             _remove(part)
@@ -68,8 +66,8 @@ async def fetch_if_damaged(store: FragmentStore, hub: str, keys: Keys, leaving: 
                     state = made.state()
                     # One that came last may be in this site's journal, which is lost, and not in that of the other yet.
                     members = {*members_of(state), *(known.addresses.keys() - state.sites.keys())}
-                    if not _fits(made, own):
-                        raise BadLineError("it has other entries than those that can still be read here")
+                    held = [(p, v) for p in range(len(state.versions)) for v in store.states(p)]
+                    unsure = [(p, v) for p, v in held if v not in said_digests(made, state, p, [v])]
             except (OSError, KeysError, AddressError, BadLineError, sqlite3.Error) as error:
                 if is_of_disk(error):  # of this site: whoever is asked, it could not be kept
                     raise
@@ -86,10 +84,11 @@ async def fetch_if_damaged(store: FragmentStore, hub: str, keys: Keys, leaving: 
                 reason = reason or lack
                 break
             known.lose_journal()
-            aside = _put_in_place(part, path)
-            for fragment, version in enumerate(state.versions):  # what only this site's journal had is gone
-                store.remove_states_after(fragment, version)
+            # They may be of entries that only this site's journal had. Where nobody else trains, there are no others.
+            for fragment, version in unsure if members - {site} else []:
+                store.remove_state(fragment, version)
             Snapshots(store).remove_from(state.head.index + 1)
+            aside = _put_in_place(part, path)
             kept = f"; the damaged file is {aside.name}" if aside.exists() else ""
             log(f"{path} is whole again, with the {state.head.index + 1} entries that {one.site} has{kept}")
             return True
@@ -124,30 +123,6 @@ def _damage(path: Path, *, has_run: bool) -> str:
     except (sqlite3.DatabaseError, UnicodeDecodeError, BadLineError) as error:
         return str(error)
     return ""
-
-
-def _sound(path: Path) -> dict[int, tuple[str, int]]:
-    """Hash and term of the newest entries, by index, as far as they can be read and are as they were written."""
-    found: dict[int, tuple[str, int]] = {}
-    query = "SELECT hash, CAST(line AS BLOB) FROM entries ORDER BY idx DESC LIMIT ?"
-    file = f"{path.absolute().as_uri()}?mode=ro"
-    damaged = contextlib.suppress(sqlite3.Error, UnicodeDecodeError)
-    with damaged, contextlib.closing(sqlite3.connect(file, uri=True)) as db:
-        for said, line in db.execute(query, (_COMPARED,)):
-            if isinstance(line, bytes) and hashlib.sha256(line).hexdigest() == said:
-                entry = json.loads(line)  # whose place in the file may be another one
-                found[int(entry["index"])] = str(said), int(entry["term"])
-    return found
-
-
-def _fits(made: SqliteJournal, own: dict[int, tuple[str, int]]) -> bool:
-    """Whether a journal has the same entries, up to where a later leader took over."""
-    terms = made.state().terms
-    for index, (said, term) in own.items():
-        end = min((at for later, at in terms.items() if later > term), default=math.inf)
-        if index < end and made.hash_at(index) not in (None, said):
-            return False
-    return True
 
 
 def _put_in_place(part: Path, path: Path) -> Path:

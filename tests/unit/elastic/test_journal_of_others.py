@@ -14,7 +14,7 @@ from geocomm.core.addresses import Address
 from geocomm.core.run_dir import RunDir
 from geocomm.elastic.files.fragment_store import FragmentStore
 from geocomm.elastic.files.known_agents import About, KnownAgents
-from geocomm.elastic.journal.entries import Entry
+from geocomm.elastic.journal.entries import Entry, Round
 from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.leading.leadership import HubLeadership
 from geocomm.elastic.leading.questions import AgentStanding
@@ -24,6 +24,7 @@ from geocomm.security.key_folder import Keys
 from support.hub_support import make_keys
 from support.led_sequencer import Led
 from support.local_jobs import free_port
+from support.made_entries import made_entries
 
 AT = {site: f"127.0.0.1:{number}" for number, site in enumerate("abc", 1)}
 
@@ -35,13 +36,15 @@ def fetched(
     *,
     known: str = "bc",
     silent: str = "",
+    run: str = "",
 ) -> tuple[int, str]:
-    """Site a, which led, has lost its journal: how many entries it has once it has asked these others once, of which
-    `silent` does not give its journal; and what it said."""
+    """Site a, which led `run`, has lost its journal: how many entries it has once it has asked these others once, of
+    which `silent` does not give its journal; and what it said."""
     store, keys = FragmentStore(folder / "run"), make_keys(folder / "keys", "a")["a"]
     agents = KnownAgents(store.run_dir, print)
     for site in known:
         agents.learn(site, AT[site])
+    agents.takes_part(run)
     said, leaving = list[str](), asyncio.Event()
 
     async def standings(*_: Any) -> dict[str, AgentStanding]:
@@ -96,6 +99,26 @@ def standing(site: str, entries: Sequence[Entry]) -> AgentStanding:
 def test_the_longest_journal_is_taken_where_all_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entries = Led().take_part("abc").entries
     assert fetched(tmp_path, monkeypatch, {"b": entries, "c": entries[:-2]})[0] == len(entries)
+
+
+def test_a_journal_of_another_run_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = Led().take_part("abc").entries
+    number, told = fetched(tmp_path, monkeypatch, {"b": entries, "c": entries}, run="f" * 32)
+    assert number == 0
+    assert "none that answers has a journal of this run" in told
+
+
+def test_states_that_the_journal_of_others_says_nothing_of_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be of entries that this site alone had."""
+    entries, store = made_entries(), FragmentStore(tmp_path / "run")
+    said = next(one for one in reversed(entries) if isinstance(one, Round) and one.base is not None)
+    for version in (said.version, said.version + 1):
+        store.write_state(said.fragment, version, [b"0"])
+    others = dict.fromkeys("bc", entries)
+    assert fetched(tmp_path, monkeypatch, others)[0] == len(entries)
+    assert store.states(said.fragment) == [said.version]
 
 
 def test_a_shorter_journal_is_none_where_the_longer_one_is_not_given(
