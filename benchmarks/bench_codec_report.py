@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from geocomm.lab.bench.bench_report import Conditions, write_pair
-from geocomm.lab.bench.codec_report import error_text
+from geocomm.lab.bench.codec_bench import error_text
 
 _NOTES = """\
 t / t(copy): time over that of a memcpy of the same float32 bytes by one thread in the same round; the median over the

@@ -67,8 +67,7 @@ def bench_wan(
         geocomm bench wan --rtt 100ms --rate 1gbit --loss 0.1% --codecs none,int8
     """
     from geocomm.lab.bench import wan_bench
-    from geocomm.lab.bench.bench_report import Conditions
-    from geocomm.lab.bench.wan_bench_report import BenchSection, rich_tables, write_results
+    from geocomm.lab.bench.bench_report import BenchSection, Conditions, rich_tables, write_results
 
     require_writable("bench", "--out", out)
     link = EmulatedLink(**link_changes(rtt=rtt, rate=rate, loss=loss))
@@ -149,9 +148,8 @@ def bench_codec(
     """
     from geocomm.core.errors import GeocommError
     from geocomm.core.native import native
-    from geocomm.lab.bench.codec_bench import default_codecs, measure
+    from geocomm.lab.bench.codec_bench import NOTES, default_codecs, measure, rich_table
     from geocomm.lab.bench.codec_data import from_file, gaussian
-    from geocomm.lab.bench.codec_report import NOTES, rich_table
 
     require_writable("bench", "--plot", plot)
     try:
@@ -167,7 +165,7 @@ def bench_codec(
         say(f"\n{NOTES}", "dim")
         say(f"Threads: {threads}. CPU level: {native().cpu_level()}.", "dim")
     if plot is not None:
-        from geocomm.lab.bench.codec_report import plot as draw
+        from geocomm.lab.bench.codec_bench import plot as draw
 
         write_plot("bench", plot, lambda path: draw(rows, data, path))
 

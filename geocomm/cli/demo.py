@@ -66,7 +66,6 @@ def demo(
         if missing := [name for name in names if not find_spec(name)]:
             fail("demo", f"{', '.join(missing)} not installed; {install_command(extra)}")
     from geocomm.lab.bench.wan_bench import describe_link
-    from geocomm.lab.demo.demo_progress import DemoView
     from geocomm.lab.demo.demo_run import (
         DEFAULT_STEPS,
         SITE_NAMES,
@@ -75,7 +74,7 @@ def demo(
         run_variant,
         telemetry,
     )
-    from geocomm.lab.demo.demo_table import draw, lateness_note, loopback_note, summary_table, write_summary
+    from geocomm.lab.demo.demo_table import DemoView, draw, lateness_note, loopback_note, summary_table, write_summary
     from geocomm.lab.demo.elastic_run import LEAST_STEPS
     from geocomm.lab.emulator.emulated_keys import site_keys
     from geocomm.lab.emulator.emulated_links import EmulatedLink, WanUnavailableError, link_changes
@@ -176,8 +175,16 @@ def _weights(folder: Path, link: EmulatedLink, steps: int | None, keys: Path | N
     """The demo of weights that others follow, in a folder that is there."""
     from geocomm.lab.bench.wan_bench import describe_link
     from geocomm.lab.demo.demo_table import lateness_text
-    from geocomm.lab.demo.weights_run import DEFAULT_STEPS, FOLLOWERS, SITE_NAMES, STEP_S, run_weights_demo
-    from geocomm.lab.demo.weights_table import told, weights_table, write_weights_summary
+    from geocomm.lab.demo.weights_run import (
+        DEFAULT_STEPS,
+        FOLLOWERS,
+        SITE_NAMES,
+        STEP_S,
+        run_weights_demo,
+        told,
+        weights_table,
+        write_weights_summary,
+    )
     from geocomm.lab.emulator.emulated_keys import site_keys
     from geocomm.lab.emulator.emulated_links import WanConfigError
 

@@ -42,7 +42,7 @@ from geocomm.lab.emulator.emulated_links import (
     WanUnavailableError,
     link_changes,
 )
-from geocomm.lab.emulator.site_processes import processes_with
+from geocomm.lab.emulator.local_job import processes_with
 
 EMULATOR = Path(__file__).resolve().parents[2] / "_bin" / "wan_emulator"
 LATENESS_LIMIT_S = 0.005

@@ -1,10 +1,11 @@
-"""A command as all the ranks of a job on this machine, over loopback."""
+"""A command as all the ranks of a job on this machine, over loopback, and which processes are such."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import IO
 
 from geocomm.core.addresses import free_port
@@ -59,3 +60,18 @@ def _wait_all(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
             statuses.append(process.wait())
         failed = failed or statuses[-1] != 0
     return statuses
+
+
+def processes_with(variables: Mapping[str, str]) -> list[int]:
+    """This user's processes that were started with these environment variables, the oldest first."""
+    marks = {f"{name}={value}".encode() for name, value in variables.items()}
+    found: list[tuple[int, int]] = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (process / "environ").read_bytes().split(b"\0")
+            started = int((process / "stat").read_text().rpartition(")")[2].split()[19])
+        except OSError:  # it has ended, or is another user's
+            continue
+        if marks <= set(environment):
+            found.append((started, int(process.name)))
+    return [process for _, process in sorted(found)]

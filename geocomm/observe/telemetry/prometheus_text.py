@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from geocomm._version import __version__
+from geocomm.metrics.exporters import RowCollector
 from geocomm.metrics.metric_rows import MetricRow
-from geocomm.metrics.prometheus_endpoint import RowCollector
 from geocomm.observe.telemetry.overview import Overview
 from geocomm.observe.telemetry.run_numbers import rows_now
 from geocomm.observe.telemetry.store_folder import StoreFolder

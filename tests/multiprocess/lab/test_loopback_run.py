@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from geocomm.lab.emulator.local_job import processes_with
 from geocomm.lab.emulator.loopback_run import PACKET_BYTES, PAYLOAD_BYTES, RUN_VARIABLE, LoopbackRun
-from geocomm.lab.emulator.site_processes import processes_with
 from support.local_jobs import environment
 from support.wan_support import wait_until
 

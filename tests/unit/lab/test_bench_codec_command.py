@@ -13,9 +13,8 @@ from typer.testing import CliRunner
 import geocomm
 from geocomm.core.bad_input import BadInput
 from geocomm.lab.bench import codec_bench
-from geocomm.lab.bench.codec_bench import CodecBenchError, measure
+from geocomm.lab.bench.codec_bench import CodecBenchError, error_text, measure
 from geocomm.lab.bench.codec_data import RUN_ELEMENTS, CodecInput, from_file, gaussian
-from geocomm.lab.bench.codec_report import error_text
 from support.command_tree import APP
 
 VALUES = torch.randn(1000, generator=torch.Generator().manual_seed(1))

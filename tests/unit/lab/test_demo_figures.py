@@ -12,7 +12,6 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from geocomm.lab.demo.demo_progress import DemoView
 from geocomm.lab.demo.demo_run import (
     DEFAULT_STEPS,
     VARIANTS,
@@ -25,7 +24,7 @@ from geocomm.lab.demo.demo_run import (
     read_outcome,
     train_config,
 )
-from geocomm.lab.demo.demo_table import draw, lateness_note, loopback_note, summary_table, write_summary
+from geocomm.lab.demo.demo_table import DemoView, draw, lateness_note, loopback_note, summary_table, write_summary
 from geocomm.lab.emulator.emulated_links import EmulatedLink
 from geocomm.lab.emulator.emulated_wan import WanReport
 from geocomm.train.loop.train_config import RunConfig

@@ -13,9 +13,8 @@ from rich.console import Console
 from safetensors.torch import save_file
 
 from geocomm.lab.demo.demo_run import DemoError
-from geocomm.lab.demo.weights_run import WeightsRun, read_run
+from geocomm.lab.demo.weights_run import WeightsRun, read_run, told, weights_table, write_weights_summary
 from geocomm.lab.demo.weights_seen import tensor_digests
-from geocomm.lab.demo.weights_table import told, weights_table, write_weights_summary
 from geocomm.lab.emulator.emulated_links import EmulatedLink
 
 Lines = dict[str, list[dict[str, Any]]]

@@ -14,8 +14,7 @@ import pytest
 
 from geocomm.core.errors import UnsupportedError
 from geocomm.core.options import Options
-from geocomm.metrics.exporters import Reporting, check_reporting
-from geocomm.metrics.otlp_export import OtlpExport
+from geocomm.metrics.exporters import OtlpExport, Reporting, check_reporting
 from unit.metrics.test_prometheus_endpoint import ROW, STATS
 
 proto = pytest.importorskip("opentelemetry.proto.collector.metrics.v1.metrics_service_pb2")

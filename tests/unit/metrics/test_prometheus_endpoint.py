@@ -16,8 +16,7 @@ from geocomm.core.errors import UnsupportedError
 from geocomm.core.installation import install_command
 from geocomm.core.options import Options
 from geocomm.metrics import schema
-from geocomm.metrics.exporters import Reporting, check_reporting
-from geocomm.metrics.prometheus_endpoint import MetricsServer, RowCollector
+from geocomm.metrics.exporters import MetricsServer, Reporting, RowCollector, check_reporting
 
 prometheus_client = pytest.importorskip("prometheus_client")
 parser = pytest.importorskip("prometheus_client.parser")
