@@ -15,8 +15,7 @@ from geocomm.core.environment import OTHER_VARIABLES
 from geocomm.core.options import option_rows
 from geocomm.core.settings import field_text
 from geocomm.train.loop.config_text import MODE, fields_of, sections_of
-from geocomm.train.loop.sync_settings import MODES
-from geocomm.train.loop.train_config import RunConfig
+from geocomm.train.loop.train_config import MODES, RunConfig
 
 _GROUPS = {
     "site": "Sites",

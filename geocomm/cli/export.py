@@ -12,7 +12,7 @@ from geocomm.cli.command_end import fail, say
 from geocomm.core.installation import install_command
 from geocomm.core.units import count_text
 from geocomm.train.export.export_record import Dtype
-from geocomm.train.serve.model_folder import Format
+from geocomm.train.serve.engines import Format
 
 app = typer.Typer()
 

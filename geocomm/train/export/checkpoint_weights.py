@@ -1,10 +1,14 @@
-"""The weights in a checkpoint of `geocomm train`, read without DeepSpeed. Imports torch.
+"""The weights in a checkpoint of `geocomm train`, which may lie on several disks. Needs torch, and no DeepSpeed.
 
 Nothing that is in a file runs: it is mapped, and unpickled with no class but known ones.
 """
 
 from __future__ import annotations
 
+import bisect
+import itertools
+import json
+import math
 import pickle
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -15,14 +19,215 @@ import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from geocomm.core.bad_input import BadInput
-from geocomm.train.export.checkpoint_copies import CheckpointCopies
 from geocomm.train.export.weights import DTYPES, LazyWeights, Parts
-from geocomm.train.export.zero_shards import (
-    cut_parameter,
-    masters_cut_by_group,
-    masters_cut_by_parameter,
-    masters_not_cut,
-)
+from geocomm.train.runs.run_folder import ENGINE_FOLDER, MANIFEST
+
+# Ranks that hold the same shard write it once for each disk. So folders may have files in common, and each may lack
+# some.
+
+_FORMAT = 1
+_FIELDS = ("step", "world_size", "zero_stage", "precision", "shard_ranks", "sites", "model")
+
+
+class CheckpointCopies:
+    """The complete folders that the machines of a run wrote at one step."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        """Raises BadInput for a folder that is no complete checkpoint, and for folders of different ones."""
+        self._manifests = {folder: _manifest(folder) for folder in folders}
+        self._first = folders[0]
+        self.manifest = self._manifests[self._first]
+        for folder, manifest in self._manifests.items():
+            names = self.manifest.keys() | manifest.keys()
+            # Local steps join sites of different sizes: each has cut what all of them share into as many shards. Each
+            # disk's checkpoint has an id of its own.
+            differ = {name for name in names if self.manifest.get(name) != manifest.get(name)} - {"shard_ranks", "id"}
+            if differ:
+                raise BadInput(
+                    f"{self._first} and {folder} are not of one checkpoint: they differ in {', '.join(sorted(differ))}"
+                    "; give the folders that the machines of one run wrote at the same step"
+                )
+
+    def common_file(self, name: str) -> Path:
+        """A file of DeepSpeed that every machine wrote. Raises BadInput if it is nowhere."""
+        found = self._find(name, list(self._manifests))
+        if found is None:
+            raise BadInput(
+                f"{self._first / ENGINE_FOLDER / name} is missing, which every machine of the run wrote: copy the "
+                "checkpoint again, or use another one"
+            )
+        return found
+
+    def shard_files(self, *patterns: str) -> list[tuple[Path, ...]]:
+        """The files of each partition, in order; patterns: their names, with {} for the partition.
+
+        Replicas hold the same shard, so one of them is enough. Raises BadInput that names what nobody has.
+        """
+        refusals: list[tuple[int, BadInput]] = []
+        for count in sorted({manifest["shard_ranks"] for manifest in self._manifests.values()}):
+            folders = [folder for folder, manifest in self._manifests.items() if manifest["shard_ranks"] == count]
+            found = [[self._find(pattern.format(rank), folders) for pattern in patterns] for rank in range(count)]
+            missing = [
+                (rank, pattern.format(rank))
+                for rank, files in enumerate(found)
+                for pattern, file in zip(patterns, files, strict=True)
+                if file is None
+            ]
+            if not missing:
+                return [tuple(file for file in files if file is not None) for files in found]
+            refusals.append((len(missing), self._missing(folders[0], *missing[0], count, len(missing))))
+        raise min(refusals, key=lambda one: one[0])[1]
+
+    def _find(self, name: str, folders: Sequence[Path]) -> Path | None:
+        paths = (folder / ENGINE_FOLDER / name for folder in folders)
+        return next((path for path in paths if path.is_file()), None)
+
+    def _missing(self, folder: Path, rank: int, name: str, count: int, missing: int) -> BadInput:
+        more = f" (and {missing - 1} more)" if missing > 1 else ""
+        return BadInput(
+            f"{folder / ENGINE_FOLDER / name} is missing{more}; {self._writer(rank, count)} wrote it: copy it from "
+            "that machine's copy of the checkpoint, or give that copy with --shards"
+        )
+
+    def _writer(self, rank: int, count: int) -> str:
+        """Who wrote shard `rank` of `count`."""
+        sites: dict[str, int] = self.manifest["sites"]
+        if count < self.manifest["world_size"]:
+            same = [site for site, ranks in sites.items() if ranks == count]
+            return f"rank {rank} of those at site {' or '.join(same or sites)}, counted from 0,"
+        of_rank = self.manifest.get("site_of_rank")  # version 0.2.0 did not write it
+        return f"rank {rank}" if of_rank is None else f"rank {rank} of site {of_rank[rank]}"
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    if folder.name.startswith("."):
+        raise BadInput(f"{folder} is being written, or was left by a crash; give a folder step-… beside it")
+    path = folder / MANIFEST
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise BadInput(
+            f"{folder} is no checkpoint of geocomm train: it has no {MANIFEST}; give a folder checkpoints/step-… of "
+            "a run"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} cannot be read ({error}); copy the checkpoint again, or use another one") from None
+    if not isinstance(found, dict) or found.get("format") != _FORMAT:
+        kind = found.get("format") if isinstance(found, dict) else None
+        raise BadInput(
+            f"{path} has format {kind!r}, and this version of geocomm reads format {_FORMAT}; read the checkpoint with "
+            "the version that wrote it"
+        )
+    if absent := [name for name in _FIELDS if name not in found]:
+        raise BadInput(f"{path} lacks {', '.join(absent)}; copy the checkpoint again, or use another one")
+    return found
+
+
+# Where the float32 masters lie in DeepSpeed's files. A master is what the optimizer updates; what the model computes
+# with is its rounding. The layouts:
+#
+# - ZeRO 1 and 2: the parameters of a group are one vector, one after another, with gaps that align them. It is cut into
+#   equal partitions. What fills up the last ones is not saved.
+# - ZeRO 3: each parameter is cut by itself, and its last partitions are filled up. In a partition the parameters of a
+#   group follow each other.
+# - ZeRO 0 in 16 bits: a copy of each parameter, without its name.
+#
+# Nothing here copies: all tensors are views of mapped files.
+
+Shapes = Mapping[str, Sequence[int]]
+"""The shapes of one group's parameters by name, in the order of the group."""
+Shard = Sequence[torch.Tensor]
+"""What one partition has of each group, as 1-D tensors."""
+
+
+def masters_cut_by_group(
+    groups: Sequence[Shapes], gaps: Sequence[Sequence[int]], shards: Sequence[Shard]
+) -> dict[str, Parts]:
+    """Masters under ZeRO 1 and 2. gaps: elements after each parameter of a group; shards: of all partitions, in order.
+
+    Raises BadInput if they do not fit each other.
+    """
+    _require_groups(groups, shards)
+    found: dict[str, Parts] = {}
+    for index, (shapes, behind) in enumerate(zip(groups, gaps, strict=True)):
+        pieces = [shard[index] for shard in shards]
+        offset = 0
+        ends = list(itertools.accumulate(piece.numel() for piece in pieces))
+        for (name, shape), gap in zip(shapes.items(), behind, strict=True):
+            stop = offset + math.prod(shape)
+            touched = range(bisect.bisect_right(ends, offset), min(bisect.bisect_left(ends, stop) + 1, len(ends)))
+            starts = [(pieces[one], ends[one] - pieces[one].numel()) for one in touched]
+            found[name] = Parts([piece[max(offset - start, 0) : stop - start] for piece, start in starts], shape)
+            offset = stop + gap
+        _require_fit(index, got=ends[-1], expected=offset)
+    return found
+
+
+def masters_cut_by_parameter(groups: Sequence[Shapes], shards: Sequence[Shard]) -> dict[str, Parts]:
+    """Masters under ZeRO 3, otherwise as `masters_cut_by_group`."""
+    _require_groups(groups, shards)
+    found: dict[str, Parts] = {}
+    for index, shapes in enumerate(groups):
+        offset = 0
+        for name, shape in shapes.items():
+            stop = offset + partition_elems(shape, len(shards))
+            found[name] = cut_parameter([shard[index][offset:stop] for shard in shards], shape)
+            offset = stop
+        for shard in shards:
+            _require_fit(index, got=shard[index].numel(), expected=offset)
+    return found
+
+
+def partition_elems(shape: Sequence[int], partitions: int) -> int:
+    """How many elements each partition has of a parameter at ZeRO 3, filled up if need be."""
+    return -(-math.prod(shape) // partitions)
+
+
+def cut_parameter(pieces: Sequence[torch.Tensor], shape: Sequence[int]) -> Parts:
+    """A parameter from what each partition has of it at ZeRO 3, without what the last ones are filled up with."""
+    views: list[torch.Tensor] = []
+    missing = math.prod(shape)
+    for piece in pieces:
+        views.append(piece[:missing])
+        missing -= views[-1].numel()
+    return Parts(views, shape)
+
+
+def masters_not_cut(shapes: Shapes, groups: Sequence[Sequence[torch.Tensor]]) -> dict[str, Parts]:
+    """Masters under ZeRO 0 in 16 bits. shapes: of all parameters, in the model's order; groups: their masters.
+
+    The driver's optimizer has the matrices in its first group, and what has fewer dimensions in the second. Raises
+    BadInput for other groups.
+    """
+    names = [
+        *(name for name, shape in shapes.items() if len(shape) >= 2),
+        *(name for name, shape in shapes.items() if len(shape) < 2),
+    ]
+    masters = [master for group in groups for master in group]
+    if [tuple(shapes[name]) for name in names] != [tuple(master.shape) for master in masters]:
+        raise BadInput(
+            f"the checkpoint has {len(masters)} float32 masters for {len(names)} parameters, or of other shapes: its "
+            "optimizer was not that of geocomm train; give no dtype, to export the weights as they were trained"
+        )
+    return {name: Parts([master], master.shape) for name, master in zip(names, masters, strict=True)}
+
+
+def _require_groups(groups: Sequence[Shapes], shards: Sequence[Shard]) -> None:
+    for shard in shards:
+        if len(shard) != len(groups):
+            raise _misfit(f"{len(shard)} parameter groups", str(len(groups)))
+
+
+def _require_fit(group: int, *, got: int, expected: int) -> None:
+    if got != expected:
+        raise _misfit(f"{got} elements of parameter group {group}", str(expected))
+
+
+def _misfit(got: str, expected: str) -> BadInput:
+    return BadInput(
+        f"the optimizer's files of the checkpoint hold {got}, and the model's file tells of {expected}: they are not "
+        "of one checkpoint; copy it again, or use another one"
+    )
 
 
 class _Unused:

@@ -19,8 +19,7 @@ from geocomm.train.export.export_record import Dtype, HeldOut, TrainedBy
 from geocomm.train.export.run_text import HeldOutText, held_out_text, read_log, read_run_config
 from geocomm.train.export.weights import DTYPE_NAMES, DTYPES, Weights
 from geocomm.train.models.model_factory import folder_config, preset_config
-from geocomm.train.runs.checkpoint_folder import MANIFEST
-from geocomm.train.runs.run_folder import RunFolder
+from geocomm.train.runs.run_folder import MANIFEST, RunFolder
 
 
 @dataclass(frozen=True)

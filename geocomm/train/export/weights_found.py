@@ -8,8 +8,7 @@ from typing import Literal
 
 from geocomm.core.bad_input import BadInput
 from geocomm.train.export.export_record import RECORD
-from geocomm.train.runs.checkpoint_folder import MANIFEST, complete_checkpoints, step_folder
-from geocomm.train.runs.run_folder import RunFolder
+from geocomm.train.runs.run_folder import MANIFEST, RunFolder, complete_checkpoints, step_folder
 
 DCP_METADATA = ".metadata"
 """The file of a torch.distributed.checkpoint folder that says what is in it."""

@@ -29,8 +29,7 @@ from geocomm.train.loop.agreed_run import Agreed
 from geocomm.train.loop.config_text import load_config
 from geocomm.train.loop.preflight import batch_of, decide, first_error, record_for, shared_fields, visible_gpus
 from geocomm.train.loop.train_config import RunConfig
-from geocomm.train.runs.checkpoint_folder import complete_checkpoints
-from geocomm.train.runs.run_folder import RunFolder
+from geocomm.train.runs.run_folder import RunFolder, complete_checkpoints
 from geocomm.train.runs.trackers import require_packages
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from geocomm.core.bad_input import BadInput
 from geocomm.group.backend.sites import sites
 from geocomm.integrations.deepspeed import SiteParallel
 from geocomm.train.loop.gradient_sync import GradientSync, SiteShards
-from geocomm.train.loop.joint_steps import share_weights
-from geocomm.train.loop.local_sync import LocalSync
+from geocomm.train.loop.local_sync import LocalSync, share_weights
 from geocomm.train.loop.train_config import OptimizerConfig, RunConfig
 from geocomm.train.models.model_factory import build_model, build_partitioned_model
 

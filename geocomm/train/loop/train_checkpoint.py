@@ -28,7 +28,7 @@ from geocomm.integrations.deepspeed_seams import choose_writers, defer_write_err
 from geocomm.sync.gradients.feedback_state import assign_states, header_of, take_over
 from geocomm.train.loop.engine import TrainedModel
 from geocomm.train.loop.local_sync import LocalSync
-from geocomm.train.runs import checkpoint_folder as folder
+from geocomm.train.runs import run_folder as folder
 
 T = TypeVar("T")
 

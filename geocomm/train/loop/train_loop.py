@@ -29,7 +29,7 @@ from geocomm.train.loop.engine import TrainedModel, apply_gradients, loss_scale,
 from geocomm.train.loop.site_talk import SiteTalk
 from geocomm.train.loop.train_checkpoint import Progress, RunCheckpoints
 from geocomm.train.loop.train_config import RunConfig
-from geocomm.train.models.held_out_loss import held_out_sums
+from geocomm.train.models.model_factory import held_out_sums
 from geocomm.train.runs.run_log import RunLog
 from geocomm.train.runs.step_entry import RunFacts, sites_entry, step_entry
 

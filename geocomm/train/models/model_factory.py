@@ -1,9 +1,11 @@
-"""From `ModelConfig` to a transformers model: configuration, identity, construction. Imports torch and transformers."""
+"""From `ModelConfig` to a transformers model: configuration, identity, construction, and its loss on held-out text.
+Imports torch and transformers."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DeepseekV3Config, Pre
 from geocomm.core.bad_input import BadInput, did_you_mean
 from geocomm.core.units import count_text
 from geocomm.data.corpus.data_settings import DataConfig
+from geocomm.data.corpus.packing import Sequences
 from geocomm.data.corpus.text_tokenizer import TextTokenizer
 from geocomm.train.models.model_presets import PRESETS, ModelConfig
 
@@ -161,3 +164,30 @@ def build_partitioned_model(
 def implied_fields(model_type: str) -> dict[str, Any]:
     """Fields of config.json that every model of this type has."""
     return dict(_IMPLIED.get(model_type, {}))
+
+
+def held_out_sums(
+    loss_of: Callable[[torch.Tensor], torch.Tensor],
+    data: Sequences,
+    rank: int,
+    ranks: int,
+    limit: int,
+    batch_size: int,
+    device: torch.device | None,
+) -> torch.Tensor:
+    """Sum of the losses and number of this rank's share of the first `limit` held-out sequences, in float64.
+
+    loss_of: mean loss of a batch of token ids. Every rank calls it as often, as ZeRO-3 requires; what it then computes
+    beyond its share counts for nothing.
+    """
+    total = min(limit, data.held_out_count)
+    share = data.held_out_share(rank, ranks, limit)
+    rounds = math.ceil(math.ceil(total / ranks) / batch_size)
+    sums = torch.zeros(2, dtype=torch.float64, device=device)
+    with torch.no_grad():
+        for index in range(rounds):
+            numbers = share[index * batch_size : (index + 1) * batch_size]
+            rows = torch.from_numpy(data.rows(numbers or [int(data.held_out(1)[0])])).to(device)
+            loss = loss_of(rows)
+            sums += torch.tensor([len(numbers) * float(loss), len(numbers)], dtype=torch.float64).to(sums)
+    return sums

@@ -22,8 +22,7 @@ from geocomm.elastic.journal.entries import Round
 from geocomm.elastic.journal.run_state import Standing
 from geocomm.observe.telemetry.run_store import RunStore
 from geocomm.train.export.export_record import read_record
-from geocomm.train.runs.checkpoint_folder import complete_checkpoints
-from geocomm.train.runs.run_folder import RunFolder
+from geocomm.train.runs.run_folder import RunFolder, complete_checkpoints
 from support.elastic_commands import Supervised, supervised
 from support.train_ranks import SMALL_RUN, copy_checkpoint, entries, losses, require_refusal, require_success, run_ranks
 from support.warm_ranks import warm_training

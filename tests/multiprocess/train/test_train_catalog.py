@@ -15,7 +15,7 @@ from geocomm.data.additions import add_files
 from geocomm.data.catalog import Catalog, read_rules
 from geocomm.data.fixed_deals import ReadSoFar
 from geocomm.data.read_version import ReadVersion, sequences_of
-from geocomm.train.runs.checkpoint_folder import complete_checkpoints
+from geocomm.train.runs.run_folder import complete_checkpoints
 from support.train_ranks import entries, losses, require_refusal, require_success, run_ranks
 
 # One worker: there the ranks are forked from one process, which takes seconds to get ready.

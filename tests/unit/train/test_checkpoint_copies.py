@@ -14,8 +14,7 @@ import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from geocomm.core.bad_input import BadInput
-from geocomm.train.export.checkpoint_copies import CheckpointCopies
-from geocomm.train.export.checkpoint_weights import _load_mapped, _Unused, open_checkpoint
+from geocomm.train.export.checkpoint_weights import CheckpointCopies, _load_mapped, _Unused, open_checkpoint
 from support.foreign_pickles import AsOtherPythons, Planted
 
 MODEL_FILE = "mp_rank_00_model_states.pt"

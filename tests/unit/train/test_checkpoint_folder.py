@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from geocomm.train.runs import checkpoint_folder as folder
+from geocomm.train.runs import run_folder as folder
 
 
 def _write(root: Path, step: int, mark: str = "") -> None:
@@ -31,7 +31,7 @@ def test_killed_writer_leaves_the_old_checkpoint_and_its_pointer(tmp_path: Path)
     folder.publish(tmp_path, 5)
     code = (
         "import os, signal, sys; from pathlib import Path;"
-        "from geocomm.train.runs import checkpoint_folder as folder;"
+        "from geocomm.train.runs import run_folder as folder;"
         "root = Path(sys.argv[1]); partial = folder.begin(root, 6); (partial / 'weights').write_bytes(b'x' * 4096);"
         "(partial / folder.MANIFEST).write_text('{\"step\": 6}');"
         "os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL); folder.publish(root, 6)"

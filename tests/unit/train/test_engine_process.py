@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.train.serve.engine_process import EngineEnded, EngineProcess, Stopped, StopSignals
+from geocomm.train.serve.serving import EngineEnded, EngineProcess, Stopped, StopSignals
 
 _SLEEPS = [sys.executable, "-c", "import time; time.sleep(600)"]
 _DEAF = """
@@ -55,7 +55,7 @@ def test_a_wait_for_the_engine_ends_by_a_signal(tmp_path: Path, number: signal.S
 
 
 def test_a_second_signal_kills_an_engine_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("geocomm.train.serve.engine_process._STOP_SECONDS", 600.0)
+    monkeypatch.setattr("geocomm.train.serve.serving._STOP_SECONDS", 600.0)
     stop = StopSignals()
     with stop.noted():
         engine = _started([sys.executable, "-c", _DEAF], tmp_path, stop)

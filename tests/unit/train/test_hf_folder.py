@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
 from geocomm.core.bad_input import BadInput
 from geocomm.train.export.export_record import RECORD, Dtype, ExportRecord, TrainedBy, read_record
-from geocomm.train.export.folder_check import check_folder
+from geocomm.train.export.export_run import check_folder
 from geocomm.train.export.hf_folder import HfModel, finish_folder, write_hf_files
 from geocomm.train.export.original_layout import OriginalLayout
 from geocomm.train.export.weights import DTYPES

@@ -12,8 +12,17 @@ from pathlib import Path
 import pytest
 
 from geocomm.core.bad_input import BadInput
-from geocomm.train.serve.engines import ApiKey, Engine, choose_engine, launch
-from geocomm.train.serve.model_folder import Format, ModelFolder, check_name, default_name, open_folder
+from geocomm.train.serve.engines import (
+    ApiKey,
+    Engine,
+    Format,
+    ModelFolder,
+    check_name,
+    choose_engine,
+    default_name,
+    launch,
+    open_folder,
+)
 from geocomm.train.serve.serving import Serving, is_loopback, key_for, read_key, serve
 from support.local_jobs import free_port
 

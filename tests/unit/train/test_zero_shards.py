@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from geocomm.core.bad_input import BadInput
+from geocomm.train.export.checkpoint_weights import masters_cut_by_group, masters_cut_by_parameter, masters_not_cut
 from geocomm.train.export.weights import Parts
-from geocomm.train.export.zero_shards import masters_cut_by_group, masters_cut_by_parameter, masters_not_cut
 
 Group = dict[str, torch.Tensor]
 
