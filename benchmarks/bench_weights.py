@@ -44,8 +44,8 @@ from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.lab.emulator.emulated_wan import WanRun
 from geocomm.security.job_ca import JobCa
 from geocomm.security.key_folder import Keys
-from geocomm.weights.relay import StreamRelay
 from geocomm.weights.stream_sources import StreamSources
+from geocomm.weights.subscription import StreamRelay
 
 LINE = EmulatedLink(rate_bps=200e6, delay_s=0.05, loss=0.001)
 _BUCKET, _S3_PORT, _RELAY_PORT = "weights", 5055, 29700

@@ -1,5 +1,5 @@
 // Powers of two near the usual magnitude of each element, learned from what an all-reduce gave: what
-// geocomm/sync/gradients/element_scales.py does with torch's operations on other devices, bit for bit.
+// geocomm/sync/gradients/bucket_reduction.py does with torch's operations on other devices, bit for bit.
 //
 // Each operation is rounded to float and none fused; what looks at all elements sums integers. So ranks with
 // other processors, or other parts of the same buffer, come to the same scales. Plain loops: they run at the

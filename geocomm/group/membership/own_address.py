@@ -5,9 +5,16 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from geocomm.core.addresses import Address, addresses_of, is_any, is_loopback, is_numeric
+from geocomm.core.addresses import (
+    Address,
+    addresses_of,
+    is_any,
+    is_loopback,
+    is_numeric,
+    machine_addresses,
+    source_addresses,
+)
 from geocomm.core.environment import hub_address
-from geocomm.core.interfaces import machine_addresses, source_addresses
 
 if TYPE_CHECKING:
     from torch.distributed import Store

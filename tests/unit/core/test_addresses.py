@@ -20,9 +20,10 @@ from geocomm.core.addresses import (
     host_and_port,
     listen_on,
     listeners,
+    machine_addresses,
+    not_here,
     port_holder,
 )
-from geocomm.core.interfaces import machine_addresses, not_here
 from geocomm.wire.greeting import Greeting, ProtocolError
 
 

@@ -11,9 +11,8 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from geocomm.core.addresses import Address, addresses_of
+from geocomm.core.addresses import Address, addresses_of, source_addresses
 from geocomm.core.errors import InvalidArgumentError, OperationTimeoutError, VersionMismatchError
-from geocomm.core.interfaces import source_addresses
 from geocomm.group.membership.group_agreement import check, exchange, publish
 from geocomm.group.membership.own_address import own_address, remember_hub
 from geocomm.group.membership.rank_record import RankInfo, from_record, layout_of, own_versions, ranks_text, sites_of

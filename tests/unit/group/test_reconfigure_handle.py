@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from geocomm.core.errors import AuthenticationError, InvalidArgumentError
+from geocomm.group.backend.reconfiguration import Handle, members_of
 from geocomm.group.membership.rank_record import RankInfo
-from geocomm.group.membership.reconfigure_handle import Handle, members_of
 
 
 def _handle(member: str, site: str, *, store: str = "", authority: str = "ours", **of_rank: str) -> Handle:

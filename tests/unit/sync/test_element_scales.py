@@ -7,7 +7,7 @@ import torch
 
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.native import native
-from geocomm.sync.gradients.element_scales import ElementScales, learn_scales
+from geocomm.sync.gradients.bucket_reduction import ElementScales, learn_scales
 from geocomm.sync.gradients.named_values import Slice
 
 ELEMENTS = 5000

@@ -10,7 +10,7 @@ import torch
 
 from geocomm.core.errors import CorruptDataError, GeocommError
 from geocomm.sync.local_steps.fixed.exchanges import Exchange
-from geocomm.sync.local_steps.fixed.round_header import (
+from geocomm.sync.local_steps.fixed.site_messages import (
     HEADER_BYTES,
     AverageHeader,
     EndHeader,

@@ -12,7 +12,7 @@ from torch import nn
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.sync.local_steps.fixed.simulated_rounds import SimulatedSites
 from geocomm.sync.local_steps.local_steps import local_steps
-from geocomm.sync.local_steps.model.step_clock import after_each_step
+from geocomm.sync.local_steps.model.inner_optimizers import after_each_step
 from geocomm.sync.local_steps.outer.rounds import Rounds
 from geocomm.sync.local_steps.settings.local_settings import LocalSettings
 from support.local_models import SITES, loss_of, make_model, values

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from geocomm.sync.gradients.bucket_reduction import BucketReducer
+from geocomm.sync.gradients.gradient_hook import StepLedger
 from geocomm.sync.gradients.hook_settings import GradientShard, HookSettings, ReductionPlan
 from geocomm.sync.gradients.named_values import Slice
 from geocomm.sync.gradients.quality_guard import QualityGuard
-from geocomm.sync.gradients.step_ledger import StepLedger
 from support.only_rank import OnlyRank
 
 _LAYOUT = (Slice("weight", 0, 4096, exact=False),)

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from geocomm.core.errors import CorruptDataError, ReplicaMismatchError
 from geocomm.group.planning.regions import Regions
-from geocomm.sync.local_steps.fixed.round_header import AverageHeader, Digest, OfferHeader
+from geocomm.sync.local_steps.fixed.site_messages import AverageHeader, Digest, OfferHeader
 from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.outer.delta_frames import DeltaFrames, most_bytes
 from geocomm.sync.local_steps.outer.round_records import RoundRecord

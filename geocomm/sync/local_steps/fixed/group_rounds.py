@@ -19,7 +19,7 @@ from geocomm.group.planning.link_table import Links
 from geocomm.group.planning.regions import Regions, Relay
 from geocomm.sync.local_steps.fixed.exchanges import Exchange, result_of
 from geocomm.sync.local_steps.fixed.round_exchange import RoundExchange
-from geocomm.sync.local_steps.fixed.round_header import Digest
+from geocomm.sync.local_steps.fixed.site_messages import Digest
 from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.model.site_group import SiteGroup
 from geocomm.sync.local_steps.outer.round_records import ROUNDS, RoundRecord

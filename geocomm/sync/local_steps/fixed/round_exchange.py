@@ -30,18 +30,18 @@ from geocomm.elastic.journal.entries import MOST_FRAGMENTS
 from geocomm.group.backend.runtime import KINDS, ReservedTags
 from geocomm.group.planning.regions import Relay
 from geocomm.sync.local_steps.fixed.exchanges import Awaited, Exchange, Meeting, sites_text
-from geocomm.sync.local_steps.fixed.round_header import (
+from geocomm.sync.local_steps.fixed.site_messages import (
     AverageHeader,
     Digest,
     EndHeader,
     FailureHeader,
     Header,
     OfferHeader,
+    SiteMessages,
     decode_header,
     empty_header,
     encode_header,
 )
-from geocomm.sync.local_steps.fixed.site_messages import SiteMessages
 from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.model.host_memory import host_empty
 from geocomm.sync.local_steps.outer.call_thread import CallThread
