@@ -30,7 +30,7 @@ from geocomm.train.loop.config_text import load_config
 from geocomm.train.loop.preflight import batch_of, decide, first_error, record_for, shared_fields, visible_gpus
 from geocomm.train.loop.train_config import RunConfig
 from geocomm.train.runs.run_folder import RunFolder, complete_checkpoints
-from geocomm.train.runs.trackers import require_packages
+from geocomm.train.runs.run_tracking import require_tensorboard
 
 if TYPE_CHECKING:
     from geocomm.core.options import Options
@@ -167,8 +167,8 @@ def _prepare(place: Place, config: RunConfig) -> Prepared:
         _require_elastic(config)
     options = _backend_options(config)
     presence = _own_presence(config, options, place.rank) if options else None
-    if place.rank == 0:
-        require_packages(config.logging.trackers)
+    if place.rank == 0 and config.logging.trackers:
+        require_tensorboard()
     folder = RunFolder(config.output_dir.expanduser())
     root = folder.checkpoints
     if config.checkpoint.resume == "never" and folder.has_run():

@@ -22,7 +22,7 @@ from geocomm.sync.gradients.hook_settings import HookSettings
 from geocomm.sync.local_steps.settings.local_settings import LocalSettings, Steps
 from geocomm.train.export.export_record import Dtype
 from geocomm.train.models.model_presets import ModelConfig
-from geocomm.train.runs.trackers import LoggingConfig
+from geocomm.train.runs.run_tracking import LoggingConfig
 
 
 class GradientSyncConfig(HookSettings):

@@ -38,7 +38,7 @@ from geocomm.train.loop.train_checkpoint import Progress, Restored, RunCheckpoin
 from geocomm.train.loop.train_loop import StopRequest, TrainLoop, effective_codec
 from geocomm.train.runs.run_folder import RunFolder, complete_checkpoints
 from geocomm.train.runs.run_log import RunLog
-from geocomm.train.runs.trackers import open_trackers
+from geocomm.train.runs.run_tracking import RunTracking
 
 
 class GatheredWeights(LazyWeights):
@@ -202,12 +202,14 @@ def train_session(agreed: Agreed) -> int:
         torch.manual_seed(config.seed + 1 + place.rank + progress.consumed + site)
 
     def open_log() -> RunLog:
-        trackers = None
+        tracking, steps = None, config.training.steps
         if place.rank == 0:
             folder.config.write_text(format_config(config), encoding="utf-8")
-            trackers = open_trackers(config.logging, folder, flat_fields(config.model_dump(mode="json")))
+            if config.logging.trackers:
+                fields = flat_fields(config.model_dump(mode="json"))
+                tracking = RunTracking(folder, fields, steps, config.logging.every_steps)
         reader = EventReader(events)
-        return RunLog(folder, config.logging, config.training.steps, progress.step, place.rank, reader, trackers)
+        return RunLog(folder, config.logging, steps, progress.step, place.rank, reader, tracking)
 
     with together(place, open_log) as log:
         module: Any = trained.engine.module

@@ -44,11 +44,6 @@ class RunFolder:
         return self.path / "tensorboard"
 
     @property
-    def mlflow(self) -> Path:
-        """MLflow's database, where no server is named."""
-        return self.path / "mlflow.db"
-
-    @property
     def export(self) -> Path:
         """The trained model, for other programs; rank 0 writes it at the end."""
         return self.path / "export"

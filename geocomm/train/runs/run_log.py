@@ -1,4 +1,4 @@
-"""What a run shows and writes: metrics.jsonl, events.jsonl, trackers, progress."""
+"""What a run shows and writes: metrics.jsonl, events.jsonl, TensorBoard, progress."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Self
 
 from pydantic_core import to_jsonable_python
@@ -18,8 +18,7 @@ from pydantic_core import to_jsonable_python
 from geocomm.core.units import duration_text
 from geocomm.metrics.events import EventReader
 from geocomm.train.runs.run_folder import RunFolder
-from geocomm.train.runs.run_tracking import RunTracking
-from geocomm.train.runs.trackers import LoggingConfig, Tracker
+from geocomm.train.runs.run_tracking import LoggingConfig, RunTracking
 
 _STEPS_LOOKED_AT = 20
 
@@ -49,7 +48,7 @@ def quiet_transformers(level: int = logging.WARNING) -> None:
 
 
 class RunLog:
-    """Appends entries to `metrics.jsonl`, one flushed line each, and mirrors numbers to trackers and the screen.
+    """Appends entries to `metrics.jsonl`, one flushed line each, and mirrors numbers to TensorBoard and the screen.
 
     Every rank appends its events to `events.jsonl`; rank 0's are in `metrics.jsonl` too, which so tells the whole run.
     All else is rank 0's: on other ranks it is not written or shown. A failed write raises OSError.
@@ -63,9 +62,9 @@ class RunLog:
         first_step: int,
         rank: int,
         events: EventReader,
-        trackers: Mapping[str, Tracker] | None = None,
+        tracking: RunTracking | None = None,
     ) -> None:
-        """`first_step`: optimizer steps done before this start; `trackers`: by name, of rank 0; closed with this."""
+        """`first_step`: optimizer steps done before this start; `tracking`: of rank 0; closed with this."""
         self._active = rank == 0
         self._folder = folder
         self._events = events
@@ -76,7 +75,7 @@ class RunLog:
             return
         folder.path.mkdir(parents=True, exist_ok=True)
         self._file = folder.metrics.open("a", encoding="utf-8")
-        self._tracking = RunTracking(trackers, total_steps, config.every_steps) if trackers else None
+        self._tracking = tracking
         self._bar = _ProgressBar(total_steps, first_step) if config.progress and sys.stdout.isatty() else None
 
     def __enter__(self) -> Self:

@@ -1,27 +1,64 @@
-"""From the entries of a run to its trackers: scalars, links, and the verdict at the end."""
+"""From the entries of a run to TensorBoard: scalars, links, and the verdict at the end."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, Literal
 
+from pydantic import Field, PositiveInt
+
+from geocomm.core.bad_input import BadInput
+from geocomm.core.installation import install_command
+from geocomm.core.message_log import tell
+from geocomm.core.settings import Section
 from geocomm.core.units import count_text
 from geocomm.metrics.counters import stats
-from geocomm.train.runs.tracker_threads import TrackerThreads
-from geocomm.train.runs.trackers import Tracker
+from geocomm.train.runs.run_folder import RunFolder
 
 _SUMS = ("bytes_sent", "bytes_received", "retransmitted_segments", "resumes", "outages")
 _RATES = {"bytes_sent": "sent_bps", "bytes_received": "received_bps"}
 
 
-class RunTracking:
-    """Mirrors what RunLog writes. Nothing here raises because of a tracker."""
+class LoggingConfig(Section):
+    """What is shown and written."""
 
-    def __init__(self, trackers: Mapping[str, Tracker], total_steps: int, every: int) -> None:
-        """every: steps between two readings of the links."""
-        self._trackers = TrackerThreads(trackers)
+    every_steps: PositiveInt = Field(10, description="Steps between two lines on a stdout that is no terminal.")
+    progress: bool = Field(True, description="Progress bar where stdout is a terminal.")
+    trackers: list[Literal["tensorboard"]] = Field(
+        ["tensorboard"], description="Where the numbers go besides `metrics.jsonl`: tensorboard; [] for nowhere."
+    )
+
+
+def require_tensorboard() -> None:
+    """BadInput where it is not installed."""
+    if find_spec("tensorboard") is None:
+        raise BadInput(
+            f"logging.trackers: tensorboard needs its package: {install_command('train')}, or set logging.trackers=[]"
+        )
+
+
+class RunTracking:
+    """Mirrors what RunLog writes in TensorBoard's event files. Once they cannot be written, they are left out."""
+
+    def __init__(self, folder: RunFolder, fields: Mapping[str, Any], total_steps: int, every: int) -> None:
+        """fields: the run's configuration by dotted names. every: steps between two readings of the links.
+
+        Raises BadInput where the files cannot be begun.
+        """
+        from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams
+
+        try:
+            self._writer: Any = SummaryWriter(log_dir=str(folder.tensorboard))
+        except OSError as error:
+            raise BadInput(f"logging.trackers: {folder.tensorboard} cannot be begun: {error}") from None
+        # add_hparams() would begin a second run beside this one.
+        values = {name: value if isinstance(value, int | float) else str(value) for name, value in fields.items()}
+        for summary in hparams(values, {"step/loss": 0.0, "eval/loss": 0.0}):
+            self._writer.file_writer.add_summary(summary)
         self._links = LinkScalars(lambda: stats()["peers"])
         self._verdict = RunVerdict(total_steps)
         self._every = every
@@ -33,17 +70,33 @@ class RunTracking:
             scalars = _scalars(kind, entry)
             if kind == "step" and entry["step"] % self._every == 0:
                 scalars |= self._links.read()
-            self._trackers.log(scalars, entry["step"])
+            self._write(lambda writer: _add(writer, scalars, entry["step"]))
         elif kind == "end":
-            self._trackers.text("verdict", self._verdict.text(entry["step"], entry["complete"]), entry["step"])
+            text = self._verdict.text(entry["step"], entry["complete"])
+            self._write(lambda writer: writer.add_text("verdict", text, entry["step"]))
 
     def close(self) -> None:
         """The run is over, or failed."""
-        self._trackers.close()
+        self._write(lambda writer: writer.close())
+
+    def _write(self, write: Callable[[Any], None]) -> None:
+        if self._writer is None:
+            return
+        try:
+            write(self._writer)
+        except Exception as error:  # TensorBoard's file systems have their own types
+            self._writer = None
+            tell("train", f"TensorBoard's files cannot be written, and are left out from here on: {error}")
+
+
+def _add(writer: Any, scalars: Mapping[str, float], step: int) -> None:
+    for name, value in scalars.items():
+        writer.add_scalar(name, value, step)
+    writer.flush()
 
 
 class LinkScalars:
-    """The links of `geocomm.stats()` for a tracker: numbers for each other site. Rates are between two readings."""
+    """The links of `geocomm.stats()` for TensorBoard: numbers for each other site. Rates are between two readings."""
 
     def __init__(
         self, peers: Callable[[], Sequence[Mapping[str, Any]]], clock: Callable[[], float] = time.monotonic

@@ -11,7 +11,7 @@ from geocomm.train.runs.run_folder import RunFolder
 
 PACKAGE = Path(__file__).parents[3] / "geocomm"
 OWN = PACKAGE / "train/runs/run_folder.py"
-NAMES = {"metrics.jsonl", "events.jsonl", "config.yaml", "checkpoints", "tensorboard", "mlflow.db"}
+NAMES = {"metrics.jsonl", "events.jsonl", "config.yaml", "checkpoints", "tensorboard"}
 
 
 def paths_made(tree: ast.AST) -> set[str]:
@@ -25,7 +25,7 @@ def paths_made(tree: ast.AST) -> set[str]:
 
 def test_run_folder_says_where_everything_is() -> None:
     folder = RunFolder(Path("run"))
-    found = {folder.config, folder.metrics, folder.events, folder.checkpoints, folder.tensorboard, folder.mlflow}
+    found = {folder.config, folder.metrics, folder.events, folder.checkpoints, folder.tensorboard}
     assert found == {Path("run") / name for name in NAMES}
 
 

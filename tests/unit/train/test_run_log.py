@@ -10,7 +10,7 @@ import pytest
 from geocomm.metrics.events import EventLog, EventReader
 from geocomm.train.runs.run_folder import RunFolder
 from geocomm.train.runs.run_log import RestTime, RunLog, step_summary
-from geocomm.train.runs.trackers import LoggingConfig, open_trackers
+from geocomm.train.runs.run_tracking import LoggingConfig, RunTracking
 
 _STEP = {
     "step": 1,
@@ -79,11 +79,11 @@ def test_events_are_lines_of_their_own_on_every_rank_and_among_the_entries_of_ra
     assert entries[1:] == lines[:2]
 
 
-def test_trackers_get_the_numbers_and_the_verdict(tmp_path: Path) -> None:
+def test_tensorboard_gets_the_numbers_and_the_verdict(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     folder, config = RunFolder(tmp_path), LoggingConfig()
     site = {"tokens_per_second": 7.0, "wire_bytes_sent": None, "step_seconds": 0.5, "exposed_seconds": 0.25}
-    with RunLog(folder, config, 2, 0, 0, EventReader(EventLog()), open_trackers(config, folder, {})) as log:
+    with RunLog(folder, config, 2, 0, 0, EventReader(EventLog()), RunTracking(folder, {}, 2, 10)) as log:
         log.step(_STEP | {"sites": {"paris": site}})
         log.write("end", {"step": 1, "complete": False})
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))

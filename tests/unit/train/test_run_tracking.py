@@ -1,12 +1,69 @@
-"""What goes to trackers: links by site, and the verdict."""
+"""What goes to TensorBoard: numbers, links by site, and the verdict; and where that fails."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from geocomm.train.runs.run_tracking import LinkScalars, RunVerdict
+from geocomm.core.bad_input import BadInput
+from geocomm.train.runs import run_tracking
+from geocomm.train.runs.run_folder import RunFolder
+from geocomm.train.runs.run_tracking import LinkScalars, RunTracking, RunVerdict, require_tensorboard
+
+_FIELDS = {"training.steps": 3, "optimizer.learning_rate": 1e-3, "data.paths": ["a"], "sync.codec": None}
+
+
+def test_tensorboard_keeps_numbers_text_and_configuration(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    tracking = RunTracking(RunFolder(tmp_path), _FIELDS, total_steps=3, every=10)
+    tracking.entry("step", _step(1, 0.5, None) | {"loss": 3.5})
+    tracking.entry("step", _step(2, 0.5, None) | {"loss": 2.5, "grad_norm": float("nan")})
+    tracking.entry("sites", {"step": 1, "tokens_per_second": 9.0, "sites": {}})  # of an earlier step
+    tracking.entry("end", {"step": 3, "complete": True})
+    tracking.close()
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(each.step, each.value) for each in events.Scalars("step/loss")] == [(1, 3.5), (2, 2.5)]
+    assert [(each.step, each.value) for each in events.Scalars("sites/tokens_per_second")] == [(1, 9.0)]
+    (text,) = events.Tensors("verdict/text_summary")
+    assert text.tensor_proto.string_val[0].startswith(b"- complete after 3 steps")
+    plugin = events.SummaryMetadata("_hparams_/session_start_info").plugin_data
+    assert b"training.steps" in plugin.content
+    assert [each for each in (tmp_path / "tensorboard").iterdir() if each.is_dir()] == []  # no second run
+
+
+def test_missing_package_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_tracking, "find_spec", lambda name: None)
+    with pytest.raises(BadInput, match=r"logging\.trackers: tensorboard needs its package: pip install"):
+        require_tensorboard()
+
+
+def test_files_that_cannot_begin_are_bad_input(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    (tmp_path / "tensorboard").touch()  # in the way of its folder
+    with pytest.raises(BadInput, match=r"logging\.trackers: .*tensorboard cannot be begun"):
+        RunTracking(RunFolder(tmp_path), {}, total_steps=3, every=10)
+
+
+def test_files_that_fail_are_left_out_with_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer = pytest.importorskip("torch.utils.tensorboard").SummaryWriter
+    tracking = RunTracking(RunFolder(tmp_path), {}, total_steps=3, every=10)
+
+    def fail(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(writer, "flush", fail)
+    for step in (1, 2):
+        tracking.entry("step", _step(step, 0.5, None))
+    tracking.close()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        "geocomm train: TensorBoard's files cannot be written, and are left out from here on: no space left on device"
+    )
 
 
 def _peer(site: str | None, sent: int, rtt_us: int = 1000) -> dict[str, Any]:
