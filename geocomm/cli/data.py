@@ -145,8 +145,8 @@ def check(
         geocomm data check /data/catalog/web --site virginia --deep
     """
     from geocomm.core.site import site_name
+    from geocomm.data.additions import problems, readable
     from geocomm.data.catalog import Catalog
-    from geocomm.data.set_check import problems, readable
     from geocomm.data.shard_sequences import SetName
 
     name = SetName.parse(catalog)

@@ -10,7 +10,7 @@ from geocomm.data.corpus.data_settings import DataConfig
 from geocomm.data.corpus.packing import PackedSequences, Sequences, held_out_every
 from geocomm.data.corpus.text_tokenizer import TextTokenizer
 from geocomm.data.corpus.token_store import load_tokens
-from geocomm.data.dealt_sequences import DealtSequences
+from geocomm.data.deal_sequences import DealtSequences
 from geocomm.data.fixed_deals import ReadSoFar
 from geocomm.data.shard_sequences import SetName, ShardSequences
 

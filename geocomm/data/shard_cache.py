@@ -27,8 +27,7 @@ from geocomm.core.patience import Waiting, pauses
 from geocomm.data.cache_folder import CacheFolder
 from geocomm.data.catalog import Shard
 from geocomm.data.places import Folder
-from geocomm.data.shard_fetch import TokenBucket, fetch
-from geocomm.data.shard_stores import ShardStores
+from geocomm.data.shard_stores import ShardStores, TokenBucket, fetch
 from geocomm.data.token_files import hash_of_range
 from geocomm.group.planning.link_table import Links
 from geocomm.metrics import sources

@@ -19,7 +19,7 @@ from geocomm.core.errors import DataError, GeocommError, InvalidArgumentError
 from geocomm.core.site import UNNAMED_SITE, site_name
 from geocomm.core.typed_torch import all_gather_object, from_numpy
 from geocomm.core.units import count_text
-from geocomm.data.dealt_sequences import DealtSequences
+from geocomm.data.deal_sequences import DealtSequences
 from geocomm.data.fixed_deals import ReadSoFar
 from geocomm.data.shard_sequences import SetName, ShardSequences
 from geocomm.data.site_deals import SiteDeals, SiteLeft

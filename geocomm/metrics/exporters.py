@@ -18,7 +18,7 @@ from geocomm.core.options import Options, metrics_listen_port
 from geocomm.core.site import UNNAMED_SITE
 from geocomm.metrics.counters import stats
 from geocomm.metrics.events import EventReader, events
-from geocomm.metrics.metric_rows import MetricRow, rows_of_stats
+from geocomm.metrics.schema import MetricRow, rows_of_stats
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Observation

@@ -21,7 +21,7 @@ from geocomm.core.file_systems import write_whole
 from geocomm.core.message_log import CalmLog, logger
 from geocomm.core.patience import pauses
 from geocomm.data.places import FilePlace, Folder, error_line
-from geocomm.data.shard_fetch import TokenBucket, fetch
+from geocomm.data.shard_stores import TokenBucket, fetch
 from geocomm.security.key_folder import Keys
 from geocomm.weights.stream_version import (
     FRAMES,

@@ -9,8 +9,15 @@ from geocomm.observe.telemetry.numbers import Labels, NumberRow
 from geocomm.observe.telemetry.overview import Overview
 from geocomm.observe.telemetry.overview_links import LinkState
 from geocomm.observe.telemetry.overview_sites import SiteOverview
-from geocomm.observe.telemetry.prometheus_text import metric_rows
-from geocomm.observe.telemetry.run_numbers import Heard, LeaderNumbers, MemberNumbers, RecentEvents, Rows, StoreNumbers
+from geocomm.observe.telemetry.run_numbers import (
+    Heard,
+    LeaderNumbers,
+    MemberNumbers,
+    RecentEvents,
+    Rows,
+    StoreNumbers,
+    metric_rows,
+)
 from geocomm.observe.telemetry.store_folder import StoreFolder
 
 KINDS: tuple[type[NumberRow], ...] = (

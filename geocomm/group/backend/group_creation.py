@@ -24,7 +24,7 @@ from geocomm.core.place import local_rank
 from geocomm.core.site import site_name
 from geocomm.core.transport_choice import TransportChoice
 from geocomm.core.units import count_text
-from geocomm.group.backend import debug_server, group_admission, other_backends
+from geocomm.group.backend import group_admission, other_backends
 from geocomm.group.backend.inner_groups import inner_backends
 from geocomm.group.backend.policy import Policy, first_policy, links_of_group
 from geocomm.group.backend.policy_epochs import note
@@ -240,7 +240,7 @@ def introduce(
     options.validate()
     check_reporting(options)
     if options.keys and options.security == "required":
-        debug_server.forbid()
+        group_admission.forbid_debug_server()
     core = native()
     form = AUTO if options.codec == AUTO else str(collective_codec(options.codec))
     hosts = advertised(options.address)

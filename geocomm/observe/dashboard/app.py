@@ -30,8 +30,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from geocomm.core.message_log import CalmLog, logger
-from geocomm.observe.dashboard.curves import Curves
-from geocomm.observe.dashboard.page_state import LastSteps, page_state, plain, verdicts
+from geocomm.observe.dashboard.page_state import Curves, LastSteps, page_state, plain, verdicts
 from geocomm.observe.diagnosis.live_diagnosis import LiveDiagnosis, bottleneck_metric
 from geocomm.observe.telemetry.overview import overview
 from geocomm.observe.telemetry.run_store import RunStore
@@ -136,7 +135,7 @@ class Page:
     async def show_metrics(self, _: Request) -> Response:
         """`/metrics`."""
         try:
-            from geocomm.observe.telemetry.prometheus_text import prometheus_text
+            from geocomm.observe.telemetry.run_numbers import prometheus_text
 
             judging = self._begin_to_judge()
             async with self._turn:

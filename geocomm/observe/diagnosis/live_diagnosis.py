@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from geocomm.metrics.metric_rows import MetricRow
+from geocomm.metrics.schema import MetricRow
 from geocomm.observe.diagnosis.bottleneck import Diagnosis, diagnose
 from geocomm.observe.diagnosis.run_window import RunWindow, read_window
 from geocomm.observe.diagnosis.verdict import Cause

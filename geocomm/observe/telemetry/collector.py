@@ -10,6 +10,7 @@ import contextlib
 import socket
 import sqlite3
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,14 +21,74 @@ from geocomm.core.patience import Waiting, for_ever, pauses
 from geocomm.core.run_dir import RunDir
 from geocomm.metrics.own_counters import keep_counters
 from geocomm.metrics.report_sender import MAX_PACKED_BYTES
-from geocomm.observe.telemetry.report import BadReportError, Report, ReportLine, ReportPacker, ReportUnpacker
+from geocomm.observe.telemetry.report import (
+    MOST_TOGETHER,
+    BadReportError,
+    Report,
+    ReportLine,
+    ReportPacker,
+    ReportUnpacker,
+)
 from geocomm.observe.telemetry.run_store import RunStore
-from geocomm.observe.telemetry.waiting_reports import MOST_AT_ONCE, WaitingReports
 from geocomm.security.key_folder import Keys, KeysError
 from geocomm.wire.accepting import accept_forever, serve_streams
 from geocomm.wire.dial import dial
 from geocomm.wire.greeting import Greeting, ProtocolError, Purpose, SessionRefused
 from geocomm.wire.tls_stream import TlsStream
+
+MOST_AT_ONCE = 64
+"""Reports of a rank that a collector takes at once: those that waited while a line was down."""
+MOST_WAITING_BYTES = 64 << 20
+
+
+class WaitingReports:
+    """A queue, of ranks in the order in which they reported."""
+
+    def __init__(self, most_bytes: int = MOST_WAITING_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._turns: deque[tuple[str, int]] = deque()
+        """A rank for each report that waits."""
+        self._of_rank: defaultdict[tuple[str, int], deque[bytes]] = defaultdict(deque)
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def add(self, line: ReportLine) -> int:
+        """Put a report behind the others. Returns how many had to go for it, older ones."""
+        rank, gone = (line.report.site, line.report.rank), 0
+        own = self._of_rank[rank]
+        if len(own) == MOST_AT_ONCE:
+            self._bytes -= len(own.popleft())
+            gone = 1
+        else:
+            self._turns.append(rank)
+        own.append(line.text)
+        self._bytes += len(line.text)
+        while self._bytes > self._most_bytes and len(self._turns) > 1:
+            self._take_one()
+            gone += 1
+        return gone
+
+    def take(self) -> list[bytes]:
+        """The next lines to send together; none: nothing waits."""
+        return [self._take_one() for _ in range(min(len(self._turns), MOST_TOGETHER))]
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._turns.clear()
+        self._of_rank.clear()
+        self._bytes = 0
+
+    def _take_one(self) -> bytes:
+        rank = self._turns.popleft()
+        own = self._of_rank[rank]
+        text = own.popleft()
+        self._bytes -= len(text)
+        if not own:
+            del self._of_rank[rank]
+        return text
+
 
 MOST_RANKS_OF_A_SITE = 4096
 SHORTEST_INTERVAL_S = 0.2

@@ -5,12 +5,15 @@ A silent site has none; when it was heard last stays.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from geocomm._version import __version__
 from geocomm.elastic.journal.run_state import Standing
 from geocomm.metrics.events import KINDS
+from geocomm.metrics.exporters import RowCollector
+from geocomm.metrics.schema import MetricRow
 from geocomm.observe.telemetry.last_reports import Life
 from geocomm.observe.telemetry.numbers import Labels, NumberRow, counter, gauge
 from geocomm.observe.telemetry.overview import Overview
@@ -173,3 +176,26 @@ def rows_now(seen: Overview, folder: StoreFolder) -> Rows:
 
 def _of(**labels: str) -> Labels:
     return tuple(sorted(labels.items()))
+
+
+# Ranks have endpoints of their own for the rest (`metrics.exporters`).
+
+
+def metric_rows(seen: Overview, folder: StoreFolder) -> Iterator[MetricRow]:
+    """All of them, but for the version."""
+    for kind, rows in rows_now(seen, folder).items():
+        labels = tuple(name for name, _ in next(iter(rows))) if rows else kind.LABELS
+        for field, number in kind.numbers().items():
+            if number.metric is not None:
+                values = [(tuple(value for _, value in of), getattr(row, field)) for of, row in rows.items()]
+                yield MetricRow(kind.PREFIX + number.metric, number.help, labels, values, number.is_counter)
+
+
+def prometheus_text(seen: Overview, folder: StoreFolder, more: Sequence[MetricRow] = ()) -> bytes:
+    """The text that Prometheus scrapes, with `more`. Needs the package prometheus-client."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    build = MetricRow("geocomm_build_info", "the version that reads the run store", ("version",), [((__version__,), 1)])
+    registry = CollectorRegistry()
+    registry.register(RowCollector(lambda: [build, *metric_rows(seen, folder), *more]))
+    return generate_latest(registry)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from geocomm.core.bad_input import BadInput
-from geocomm.data.kept_catalog import KeptCatalog
+from geocomm.data.catalog import KeptCatalog
 from geocomm.data.read_version import ReadVersion
 from geocomm.data.shard_sequences import SetName, ShardSequences
 from support.log_lines import once_said

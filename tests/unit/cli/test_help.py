@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from geocomm._version import __version__
-from geocomm.cli.help_text import PlainGroup, fit_help, paragraphs
+from geocomm.cli.commands import PlainGroup, fit_help, paragraphs
 from geocomm.core.installation import build_facts
 from support.command_tree import APP, COMMANDS, GROUPS
 

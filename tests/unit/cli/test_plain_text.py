@@ -14,7 +14,7 @@ from geocomm.core.table import table_of
 
 PACKAGE = Path(geocomm.__file__).parent
 MODULES = [path for path in sorted(PACKAGE.rglob("*.py")) if "rich" in path.read_text()]
-OWN = {"plain_console.py": {"Console", "status"}, "help_text.py": {"escape"}}
+OWN = {"plain_console.py": {"Console", "status"}, "commands.py": {"escape"}}
 """The one module that makes consoles, and the one whose text typer prints."""
 
 

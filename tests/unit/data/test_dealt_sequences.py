@@ -16,8 +16,7 @@ from geocomm.core.errors import InvalidArgumentError
 from geocomm.data.corpus.data_settings import DataConfig
 from geocomm.data.corpus.packing import Sequences
 from geocomm.data.deal_records import SiteDeal
-from geocomm.data.deal_sequences import argsort
-from geocomm.data.dealt_sequences import DealtSequences
+from geocomm.data.deal_sequences import DealtSequences, argsort
 from geocomm.data.run_sequences import dealt_sequences
 from geocomm.data.shard_sequences import SetName, ShardSequences
 from geocomm.data.site_deals import SiteDeals

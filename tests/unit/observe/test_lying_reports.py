@@ -15,15 +15,13 @@ from hypothesis import strategies as st
 
 from geocomm.observe.alerts.alerting import Evaluation, Messages
 from geocomm.observe.dashboard.app import write_report
-from geocomm.observe.dashboard.curves import Curves
-from geocomm.observe.dashboard.page_state import LastSteps, page_state
+from geocomm.observe.dashboard.page_state import Curves, LastSteps, page_state
 from geocomm.observe.diagnosis.live_diagnosis import LiveDiagnosis, bottleneck_metric
 from geocomm.observe.diagnosis.stuck_operations import find_hang
 from geocomm.observe.diagnosis.trace_export import NoTraceError, read_trace, write_trace
 from geocomm.observe.telemetry.overview import Overview, overview
-from geocomm.observe.telemetry.prometheus_text import prometheus_text
 from geocomm.observe.telemetry.report import BadReportError, Report, ReportLine
-from geocomm.observe.telemetry.run_numbers import rows_now
+from geocomm.observe.telemetry.run_numbers import prometheus_text, rows_now
 from geocomm.observe.telemetry.run_store import RunStore
 from geocomm.observe.telemetry.store_folder import StoreFolder
 from support.effort import effort

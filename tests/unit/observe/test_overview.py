@@ -15,9 +15,8 @@ from geocomm.observe.alerts.alerting import Evaluation
 from geocomm.observe.telemetry.last_reports import SILENT_SECONDS, Life
 from geocomm.observe.telemetry.overview import Overview, overview
 from geocomm.observe.telemetry.overview_rounds import Phase
-from geocomm.observe.telemetry.prometheus_text import metric_rows
 from geocomm.observe.telemetry.report import Report
-from geocomm.observe.telemetry.run_numbers import rows_now
+from geocomm.observe.telemetry.run_numbers import metric_rows, rows_now
 from geocomm.observe.telemetry.run_store import RunStore
 from geocomm.observe.telemetry.store_folder import StoreFolder
 from support.metric_help import leans_on_another

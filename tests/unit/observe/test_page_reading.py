@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.observe.dashboard.curves import MOST_LINES, Curves
-from geocomm.observe.dashboard.page_state import LastSteps
+from geocomm.observe.dashboard.page_state import MOST_LINES, Curves, LastSteps
 from geocomm.observe.telemetry.report import Report
 from geocomm.observe.telemetry.run_store import RunStore
 from support.recorded_run import record

@@ -16,7 +16,7 @@ from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.run_state import Standing
 from geocomm.metrics.own_counters import keep_counters
 from geocomm.observe.telemetry.overview import overview
-from geocomm.observe.telemetry.prometheus_text import metric_rows
+from geocomm.observe.telemetry.run_numbers import metric_rows
 from geocomm.observe.telemetry.run_store import RunStore
 from geocomm.observe.telemetry.store_folder import StoreFolder
 from support.metric_samples import samples

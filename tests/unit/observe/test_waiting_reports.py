@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from geocomm.observe.telemetry.collector import MOST_AT_ONCE, WaitingReports
 from geocomm.observe.telemetry.report import MOST_TOGETHER, ReportLine
-from geocomm.observe.telemetry.waiting_reports import MOST_AT_ONCE, WaitingReports
 from support.reports import line
 
 
