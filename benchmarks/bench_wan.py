@@ -17,8 +17,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from geocomm.lab.bench.bench_report import BenchSection, Conditions, read_results, rich_tables, verdict, write_results
+from geocomm.lab.bench.bench_report import Conditions
 from geocomm.lab.bench.wan_bench import EXACT, GLOO, GLOO_SLICED, Effort, WanRow, bench_link, bench_one_site
+from geocomm.lab.bench.wan_bench_report import BenchSection, read_results, rich_tables, verdict, write_results
 from geocomm.lab.emulator.emulated_keys import site_keys
 from geocomm.lab.emulator.emulated_links import EmulatedLink
 from geocomm.lab.emulator.leo_profile import ROUND_TRIP_S, leo_links

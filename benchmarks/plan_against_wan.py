@@ -17,8 +17,8 @@ from pathlib import Path
 from geocomm.group.planning.codec_choice import Speed, measure
 from geocomm.group.planning.link_table import Links
 from geocomm.group.planning.run_estimate import NOMINAL_EFFICIENCY, Workload, estimate, scaled
-from geocomm.lab.bench.bench_report import BenchSection, read_results
 from geocomm.lab.bench.wan_bench import GLOO_CASES, WanRow
+from geocomm.lab.bench.wan_bench_report import BenchSection, read_results
 
 _LINK = re.compile(r"(?P<rate>[\d.]+) (?P<unit>[GM])bit/s, (?P<rtt>[\d.]+) ms RTT, (?P<rest>.+)")
 _COLUMNS = (

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from geocomm._version import __version__ as __version__
 
 if TYPE_CHECKING:  # `as`: the form by which type checkers take a name for public
+    from geocomm.codecs.tensor_codec import apply_delta as apply_delta
     from geocomm.codecs.tensor_codec import codec_names as codec_names
     from geocomm.codecs.tensor_codec import codec_presets as codec_presets
     from geocomm.codecs.tensor_codec import compress as compress
     from geocomm.codecs.tensor_codec import compress_bound as compress_bound
     from geocomm.codecs.tensor_codec import decompress as decompress
-    from geocomm.codecs.tensor_delta import apply_delta as apply_delta
-    from geocomm.codecs.tensor_delta import make_delta as make_delta
+    from geocomm.codecs.tensor_codec import make_delta as make_delta
     from geocomm.core.errors import AbortedError as AbortedError
     from geocomm.core.errors import AuthenticationError as AuthenticationError
     from geocomm.core.errors import CorruptDataError as CorruptDataError
@@ -66,8 +66,8 @@ _MODULE_OF = {
     "compress": "codecs.tensor_codec",
     "decompress": "codecs.tensor_codec",
     "compress_bound": "codecs.tensor_codec",
-    "make_delta": "codecs.tensor_delta",
-    "apply_delta": "codecs.tensor_delta",
+    "make_delta": "codecs.tensor_codec",
+    "apply_delta": "codecs.tensor_codec",
     "codec_names": "codecs.tensor_codec",
     "codec_presets": "codecs.tensor_codec",
     "stats": "metrics.counters",

@@ -67,7 +67,8 @@ def bench_wan(
         geocomm bench wan --rtt 100ms --rate 1gbit --loss 0.1% --codecs none,int8
     """
     from geocomm.lab.bench import wan_bench
-    from geocomm.lab.bench.bench_report import BenchSection, Conditions, rich_tables, write_results
+    from geocomm.lab.bench.bench_report import Conditions
+    from geocomm.lab.bench.wan_bench_report import BenchSection, rich_tables, write_results
 
     require_writable("bench", "--out", out)
     link = EmulatedLink(**link_changes(rtt=rtt, rate=rate, loss=loss))
@@ -148,7 +149,7 @@ def bench_codec(
     """
     from geocomm.core.errors import GeocommError
     from geocomm.core.native import native
-    from geocomm.lab.bench.codec_bench import NOTES, default_codecs, measure, rich_table
+    from geocomm.lab.bench.codec_bench import NOTES, default_codecs, measure, plot_errors, rich_table
     from geocomm.lab.bench.codec_data import from_file, gaussian
 
     require_writable("bench", "--plot", plot)
@@ -165,9 +166,7 @@ def bench_codec(
         say(f"\n{NOTES}", "dim")
         say(f"Threads: {threads}. CPU level: {native().cpu_level()}.", "dim")
     if plot is not None:
-        from geocomm.lab.bench.codec_bench import plot as draw
-
-        write_plot("bench", plot, lambda path: draw(rows, data, path))
+        write_plot("bench", plot, lambda path: plot_errors(rows, data, path))
 
 
 @app.command("gpu")

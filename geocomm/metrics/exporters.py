@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from geocomm.metrics.report_sender import ReportSender
 
 
-# `RowCollector` also serves the metrics of all sites (`observe.telemetry.prometheus_text`).
+# `RowCollector` also serves the metrics of all sites (`observe.telemetry.run_numbers`).
 
 
 class RowCollector:

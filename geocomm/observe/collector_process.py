@@ -24,7 +24,7 @@ from geocomm.core.message_log import logger
 from geocomm.core.run_dir import RunDir
 from geocomm.elastic.files.known_agents import about, leader_address
 from geocomm.group.rendezvous.to_collector import CollectorConfig
-from geocomm.observe.alerts.alert_webhook import AlertWebhook
+from geocomm.observe.alerts.alert_log import AlertWebhook
 from geocomm.observe.alerts.alerting import Alerting
 from geocomm.observe.telemetry.collector import Collector
 from geocomm.observe.telemetry.run_store import NoStoreError, RunStore

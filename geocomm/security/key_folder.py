@@ -1,5 +1,4 @@
-"""Keys between sites: the folder that a site holds, what its certificate says, and the TLS contexts made of it, and
-signatures by these keys.
+"""Keys between sites: the folder that a site holds, what its certificate says, and the TLS contexts made of it.
 
 A folder of keys is what `geocomm keys` makes for a site and GEOCOMM_KEYS names. It vouches for a site of a job: the
 certificate's URI is `geocomm://JOB/SITE`, and holds for every rank of that site. That of a *reader*, which may fetch
@@ -8,16 +7,12 @@ streams of weights and nothing else, is `geocomm-reader://JOB/NAME`: whoever doe
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
 import ssl
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Self
 
 from geocomm.core.bad_input import BadInput
 from geocomm.core.environment import keys_folder
@@ -25,7 +20,6 @@ from geocomm.core.site import SiteNameError, check_name, check_site_name
 
 if TYPE_CHECKING:
     from cryptography import x509
-
 
 CA_FILE = "ca.pem"
 CERTIFICATE_FILE = "cert.pem"
@@ -257,72 +251,3 @@ def _check_dates(certificate: x509.Certificate, path: Path, site: str) -> None:
     raise KeysError(
         f"{path} {fault}; run geocomm keys renew {site} where the CA's key is, and copy the new folder here"
     )
-
-
-class Signature(NamedTuple):
-    """ECDSA over SHA-256 of a content, and the certificate of whoever made it."""
-
-    certificate: Annotated[str, Field(max_length=16384)]
-    """PEM."""
-    signed: Annotated[str, Field(max_length=1024)]
-    """Base64."""
-
-    @classmethod
-    def make(cls, keys: Keys, content: bytes) -> Self:
-        """With the keys of a folder, as they are now. KeysError."""
-        from cryptography.hazmat.primitives import hashes, serialization
-        from cryptography.hazmat.primitives.asymmetric import ec
-
-        try:
-            key = serialization.load_pem_private_key((keys.folder / KEY_FILE).read_bytes(), password=None)
-            certificate = (keys.folder / CERTIFICATE_FILE).read_text()
-        except (OSError, ValueError) as error:
-            raise KeysError(f"the keys in {keys.folder} cannot be used: {error}") from None
-        if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise KeysError(f"{keys.folder / KEY_FILE} is not one of geocomm keys create")
-        return cls(certificate, base64.b64encode(key.sign(content, ec.ECDSA(hashes.SHA256()))).decode())
-
-
-def signer_of(signature: Signature, content: bytes, keys: Keys) -> str:
-    """The site of the job of `keys` that has signed this. KeysError: none has, or its certificate is not good."""
-    from cryptography import x509
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    try:
-        certificate = x509.load_pem_x509_certificate(signature.certificate.encode())
-        signed = base64.b64decode(signature.signed, validate=True)
-        public = certificate.public_key()
-    except (ValueError, binascii.Error):
-        raise KeysError("the signature cannot be read") from None
-    _require_good(certificate, keys)
-    identity = identity_of(certificate)
-    if not isinstance(public, ec.EllipticCurvePublicKey) or identity.job != keys.identity.job:
-        raise KeysError(f"it is of job {identity.job}, and this is job {keys.identity.job}")
-    try:
-        public.verify(signed, content, ec.ECDSA(hashes.SHA256()))
-    except InvalidSignature:
-        raise KeysError(f"the signature of site {identity.site} is for something else") from None
-    return identity.site
-
-
-def _require_good(certificate: x509.Certificate, keys: Keys) -> None:
-    """KeysError unless the job's CA has issued it, it is in force, and not revoked."""
-    from cryptography import x509
-    from cryptography.exceptions import InvalidSignature
-
-    try:
-        authority = x509.load_pem_x509_certificate((keys.folder / CA_FILE).read_bytes())
-        revoked = keys.folder / REVOKED_FILE
-        void = x509.load_pem_x509_crl(revoked.read_bytes()) if revoked.exists() else ()
-    except (OSError, ValueError) as error:
-        raise KeysError(f"the keys in {keys.folder} cannot be used: {error}") from None
-    try:
-        certificate.verify_directly_issued_by(authority)
-    except (InvalidSignature, ValueError, TypeError):
-        raise KeysError("its certificate was not signed by this job's CA") from None
-    if fault := fault_of_dates(certificate, datetime.now(UTC)):
-        raise KeysError(f"its certificate {fault}")
-    if any(one.serial_number == certificate.serial_number for one in void):
-        raise KeysError("its certificate has been revoked (crl.pem)")

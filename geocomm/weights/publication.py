@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from geocomm.codecs.tensor_codec import compress
-from geocomm.codecs.tensor_delta import make_delta
+from geocomm.codecs.tensor_codec import compress, make_delta
 from geocomm.core.errors import DataError
 from geocomm.core.message_log import logger
 from geocomm.core.records import Record, Text, line_of

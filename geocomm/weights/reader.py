@@ -13,8 +13,7 @@ from typing import NamedTuple, Self
 
 import torch
 
-from geocomm.codecs.tensor_codec import decompress
-from geocomm.codecs.tensor_delta import apply_delta
+from geocomm.codecs.tensor_codec import apply_delta, decompress
 from geocomm.core.bad_input import BadInput
 from geocomm.core.errors import DataError, GeocommError, InvalidArgumentError
 from geocomm.core.message_log import logger

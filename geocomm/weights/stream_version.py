@@ -23,7 +23,8 @@ from geocomm.core.bad_input import first_problem, problem_text
 from geocomm.core.errors import DataError
 from geocomm.core.records import Hash, Record, Whole, canonical, line_of
 from geocomm.data.places import FilePlace
-from geocomm.security.key_folder import Keys, KeysError, Signature, signer_of
+from geocomm.security.key_folder import Keys, KeysError
+from geocomm.security.signatures import Signature, signer_of
 from geocomm.weights.weight_layout import WeightLayout
 
 NEWEST = "newest.json"

@@ -211,7 +211,7 @@ def rich_table(rows: Sequence[CodecRow], data: CodecInput) -> Table:
     return table_of(_HEADINGS, map(cells, rows), title=data.description, text=("",))
 
 
-def plot(rows: Sequence[CodecRow], data: CodecInput, path: Path) -> None:
+def plot_errors(rows: Sequence[CodecRow], data: CodecInput, path: Path) -> None:
     """Error over ratio, both logarithmic; exact codecs are ticks on the lower edge. The format follows the suffix.
 
     Raises ImportError without matplotlib, OSError or ValueError where the file cannot be written.

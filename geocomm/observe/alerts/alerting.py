@@ -16,6 +16,7 @@ from typing import Any
 from geocomm.core.message_log import CalmLog
 from geocomm.core.run_dir import RunDir
 from geocomm.observe.alerts import alert_log
+from geocomm.observe.alerts.alert_log import AlertWebhook
 from geocomm.observe.alerts.alert_rules import (
     INHIBITIONS,
     KEEP_FIRING_S,
@@ -24,7 +25,6 @@ from geocomm.observe.alerts.alert_rules import (
     annotations_of,
     labels_of,
 )
-from geocomm.observe.alerts.alert_webhook import AlertWebhook
 from geocomm.observe.alerts.conditions import LookBack, Past
 from geocomm.observe.telemetry.last_reports import SILENT_SECONDS, Life
 from geocomm.observe.telemetry.numbers import Labels

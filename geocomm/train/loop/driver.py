@@ -25,9 +25,8 @@ from geocomm.data.run_sequences import run_sequences, version_text
 from geocomm.group.membership.job_store import Rendezvous
 from geocomm.integrations.deepspeed_seams import deepspeed_problem
 from geocomm.train.export.export_record import RECORD
-from geocomm.train.loop.agreed_run import Agreed
 from geocomm.train.loop.config_text import load_config
-from geocomm.train.loop.preflight import batch_of, decide, first_error, record_for, shared_fields, visible_gpus
+from geocomm.train.loop.preflight import Agreed, batch_of, decide, first_error, record_for, shared_fields, visible_gpus
 from geocomm.train.loop.train_config import RunConfig
 from geocomm.train.runs.run_folder import RunFolder, complete_checkpoints
 from geocomm.train.runs.run_tracking import require_tensorboard

@@ -23,9 +23,9 @@ from geocomm.metrics import schema
 from geocomm.metrics.events import events
 from geocomm.metrics.training import report_step
 from geocomm.metrics.training import training as reported
-from geocomm.train.loop.agreed_run import Agreed
 from geocomm.train.loop.comm_meter import ROW, StepMeter, StepReducer, Wants
 from geocomm.train.loop.engine import TrainedModel, apply_gradients, loss_scale, set_learning_rate
+from geocomm.train.loop.preflight import Agreed
 from geocomm.train.loop.site_talk import SiteTalk
 from geocomm.train.loop.train_checkpoint import Progress, RunCheckpoints
 from geocomm.train.loop.train_config import RunConfig

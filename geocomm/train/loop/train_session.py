@@ -31,9 +31,9 @@ from geocomm.train.export.hf_folder import HfModel, finish_folder, write_hf_file
 from geocomm.train.export.original_layout import OriginalLayout
 from geocomm.train.export.run_text import read_log
 from geocomm.train.export.weights import DTYPES, LazyWeights
-from geocomm.train.loop.agreed_run import Agreed
 from geocomm.train.loop.config_text import format_config
 from geocomm.train.loop.engine import TrainedModel, create_engine, create_model, set_learning_rate
+from geocomm.train.loop.preflight import Agreed
 from geocomm.train.loop.train_checkpoint import Progress, Restored, RunCheckpoints
 from geocomm.train.loop.train_loop import StopRequest, TrainLoop, effective_codec
 from geocomm.train.runs.run_folder import RunFolder, complete_checkpoints

@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 from geocomm.group.planning.codec_choice import Speed
 from geocomm.group.planning.link_table import Links
 from geocomm.group.planning.run_estimate import OPERATION_S, Workload, estimate, scaled
-from geocomm.lab.bench.bench_report import BenchSection, Conditions
+from geocomm.lab.bench.bench_report import Conditions
 from geocomm.lab.bench.wan_bench import WanRow, describe_link
+from geocomm.lab.bench.wan_bench_report import BenchSection
 from geocomm.lab.emulator.emulated_links import EmulatedLink
 from support.command_tree import APP
 

@@ -11,15 +11,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from typer.testing import CliRunner
 
-from geocomm.lab.bench.bench_report import (
-    BenchSection,
-    Conditions,
-    markdown,
-    read_results,
-    row_cells,
-    verdict,
-    write_results,
-)
+from geocomm.lab.bench.bench_report import Conditions
 from geocomm.lab.bench.wan_bench import (
     GLOO,
     BenchError,
@@ -30,6 +22,7 @@ from geocomm.lab.bench.wan_bench import (
     paired_ratio,
     verify_operation,
 )
+from geocomm.lab.bench.wan_bench_report import BenchSection, markdown, read_results, row_cells, verdict, write_results
 from geocomm.lab.bench.wan_bench_worker import Reference, rank_input
 from geocomm.lab.emulator.emulated_links import EmulatedLink
 from support.command_tree import APP

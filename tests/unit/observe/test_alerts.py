@@ -14,8 +14,8 @@ import pytest
 
 from geocomm.core.run_dir import RunDir
 from geocomm.observe.alerts import alert_log, alerting
+from geocomm.observe.alerts.alert_log import AlertWebhook, as_text
 from geocomm.observe.alerts.alert_rules import KEEP_FIRING_S
-from geocomm.observe.alerts.alert_webhook import AlertWebhook, as_text
 from geocomm.observe.alerts.alerting import INTERVAL_S, QUIET_S, Evaluation, Messages
 from geocomm.observe.telemetry.numbers import Labels
 from geocomm.observe.telemetry.run_store import RunStore

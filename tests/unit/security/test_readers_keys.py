@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from geocomm.security import job_ca
 from geocomm.security.job_ca import JobCa
-from geocomm.security.key_folder import Identity, Keys, KeysError, Signature, signer_of, sites_of
+from geocomm.security.key_folder import Identity, Keys, KeysError, sites_of
+from geocomm.security.signatures import Signature, signer_of
 from support.command_tree import APP
 
 
