@@ -27,11 +27,8 @@ if TYPE_CHECKING:
     from geocomm.metrics.report_sender import ReportSender
 
 
-# `RowCollector` also serves the metrics of all sites (`observe.telemetry.run_numbers`).
-
-
 class RowCollector:
-    """What prometheus_client asks at each scrape."""
+    """What prometheus_client asks at each scrape, of a process or of all sites (`observe.telemetry.run_numbers`)."""
 
     def __init__(self, read: Callable[[], Iterable[MetricRow]]) -> None:
         self._read = read

@@ -285,12 +285,9 @@ def _lines(place: str, metrics: Sequence[Metric]) -> Iterator[str]:
             yield f"    - {metric.name}: {metric.help}"
 
 
-# `MetricRow` also makes the metrics of all sites (`observe.telemetry.run_numbers`).
-
-
 @dataclass(frozen=True)
 class MetricRow:
-    """One metric with its values by label."""
+    """One metric with its values by label, of a process or of all sites (`observe.telemetry.run_numbers`)."""
 
     name: str
     """Without `_total`."""

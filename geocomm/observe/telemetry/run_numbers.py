@@ -178,11 +178,11 @@ def _of(**labels: str) -> Labels:
     return tuple(sorted(labels.items()))
 
 
-# Ranks have endpoints of their own for the rest (`metrics.exporters`).
-
-
 def metric_rows(seen: Overview, folder: StoreFolder) -> Iterator[MetricRow]:
-    """All of them, but for the version."""
+    """All of them, but for the version: sums per site and per pair of sites, so that their number stays small.
+
+    Ranks have endpoints of their own for the rest (`metrics.exporters`).
+    """
     for kind, rows in rows_now(seen, folder).items():
         labels = tuple(name for name, _ in next(iter(rows))) if rows else kind.LABELS
         for field, number in kind.numbers().items():

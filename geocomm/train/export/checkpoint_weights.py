@@ -22,15 +22,16 @@ from geocomm.core.bad_input import BadInput
 from geocomm.train.export.weights import DTYPES, LazyWeights, Parts
 from geocomm.train.runs.run_folder import ENGINE_FOLDER, MANIFEST
 
-# Ranks that hold the same shard write it once for each disk. So folders may have files in common, and each may lack
-# some.
-
 _FORMAT = 1
 _FIELDS = ("step", "world_size", "zero_stage", "precision", "shard_ranks", "sites", "model")
 
 
 class CheckpointCopies:
-    """The complete folders that the machines of a run wrote at one step."""
+    """The complete folders that the machines of a run wrote at one step.
+
+    Ranks that hold the same shard write it once for each disk. So folders may have files in common, and each may lack
+    some.
+    """
 
     def __init__(self, folders: Sequence[Path]) -> None:
         """Raises BadInput for a folder that is no complete checkpoint, and for folders of different ones."""

@@ -58,6 +58,8 @@ class RunFolder:
         return self.metrics.exists() or self.checkpoints.exists()
 
 
+# The checkpoints of a run:
+#
 # checkpoints/latest                    name of the newest complete checkpoint, written last
 # checkpoints/step-00000200/manifest.json
 # checkpoints/step-00000200/deepspeed/  DeepSpeed's files
