@@ -25,9 +25,9 @@ from geocomm.security.job_ca import JobCa
 from geocomm.security.key_folder import Identity, Keys, KeysError
 from geocomm.weights.publisher import WeightPublisher
 from geocomm.weights.reader import WeightReader
+from geocomm.weights.relay import StreamRelay
 from geocomm.weights.relay_place import RelayPlace
 from geocomm.weights.stream_sources import StreamSources
-from geocomm.weights.relay import StreamRelay
 from geocomm.wire.dial import dial
 from geocomm.wire.doorway import Doorway
 from geocomm.wire.file_ranges import RANGE_BYTES, RangeAnswer, line
