@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from geocomm.core.bad_input import BadInput
 from geocomm.core.installation import install_command
@@ -30,6 +30,14 @@ class LoggingConfig(Section):
     trackers: list[Literal["tensorboard"]] = Field(
         ["tensorboard"], description="Where the numbers go besides `metrics.jsonl`: tensorboard; [] for nowhere."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_earlier_versions(cls, values: Any) -> Any:
+        """Files of earlier versions have an empty `project`, for other trackers."""
+        if isinstance(values, Mapping) and values.get("project", ...) is None:
+            return {name: value for name, value in values.items() if name != "project"}
+        return values
 
 
 def require_tensorboard() -> None:

@@ -24,6 +24,11 @@ def test_load_config_without_file_gives_defaults() -> None:
     assert load_config(None) == RunConfig()
 
 
+def test_file_that_an_earlier_version_printed_is_read(tmp_path: Path) -> None:
+    printed = _file(tmp_path, "logging: {trackers: [tensorboard], project: null}\n")
+    assert load_config(printed) == RunConfig()
+
+
 def test_load_config_set_beats_file_and_parses_yaml_values(tmp_path: Path) -> None:
     path = _file(tmp_path, "training: {steps: 7}\noptimizer:\n  learning_rate: 1e-4\n")
     config = load_config(
