@@ -361,6 +361,7 @@ class Faults:
                 first = self._run.person.with_most_entries([*self._run.sites.values()])
                 first.fills_etcd = True
                 self._run.start_again(first)
+                await first.kill_agent()  # it may have been started meanwhile, without --lead
                 await asyncio.sleep(self._run.chance.uniform(5, 10))
                 for site in self._run.sites.values():
                     self._run.start_again(site)

@@ -298,7 +298,7 @@ def _a_restored_etcd_counts_terms_anew(self: Election, leading: Leading, term: i
     """Who leads after etcd was restored has a lower term than entries that all have: nobody takes its entries."""
 
 
-@mutant(EtcdJournal, "append_all", "etcd backup", "etcd doubt", "agent", lasting="restless", with_etcd=True)
+@mutant(EtcdJournal, "append_all", "etcd backup", "machine", "leader", lasting="restless", with_etcd=True)
 def _etcd_is_given_one_entry_after_the_other(self: EtcdJournal, entries: Sequence[Entry], expected: Head) -> None:
     """Where the site that gives etcd its end ends in between, another one leads on from a part."""
     for entry in entries:
