@@ -116,6 +116,33 @@ def test_include_checker_reads_every_room_and_layer() -> None:
     assert set(ROOMS) == set(MAY_INCLUDE)
 
 
+def builds(lists: str, name: str) -> bool:
+    """Whether a CMakeLists.txt whose text that is names a source of its folder or below, by itself, by a pattern of its
+    own folder, or with a variable in it (such as a level of CPU)."""
+    words: list[str] = re.findall(r"[\w./*${}]+\.(?:cc|cu)\b", lists)
+    patterns = (re.escape(re.sub(r"\$\{\w+\}", "*", word)).replace(r"\*", r"\w+") for word in words)
+    return any(re.fullmatch(pattern, name) for pattern in patterns)
+
+
+def test_each_source_is_built() -> None:
+    """A module whose CUDA parts lack one is linked, and does not load: here no machine would show it."""
+    lists = {path.parent: path.read_text() for folder in FOLDERS for path in folder.rglob("CMakeLists.txt")}
+    sources = [path for folder in FOLDERS for kind in ("cc", "cu") for path in folder.rglob(f"*.{kind}")]
+    assert len(sources) > 150
+    left_out = [
+        str(source.relative_to(ROOT))
+        for source in sources
+        if not any(
+            folder in lists and builds(lists[folder], source.relative_to(folder).as_posix())
+            for folder in source.parents
+        )
+    ]
+    assert not left_out
+    assert not builds("geocomm_layer(a SOURCES one.cc two.cu)", "three.cu")
+    assert builds("file(GLOB sources *.cc *.cu)", "three.cu")
+    assert not builds("file(GLOB sources *.cc *.cu)", "below/three.cu")
+
+
 @pytest.mark.parametrize(
     ("room", "line"),
     [
