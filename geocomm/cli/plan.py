@@ -65,7 +65,9 @@ def plan(
     ] = 0.0,
     element_bytes: Annotated[int, typer.Option(min=2, max=4, help="Of what is exchanged: 4 or 2.")] = 4,
     threads: Annotated[int, typer.Option(min=1, max=1024, help="Codec threads of a rank.")] = 1,
-    price: Annotated[float | None, typer.Option(min=0.0, help="Dollars per GB that leaves a site.")] = None,
+    price: Annotated[
+        float | None, typer.Option(min=0.0, help="Dollars per GB that leaves a site. Default: [prices] of --links.")
+    ] = None,
     data: Annotated[
         str,
         typer.Option(
@@ -211,9 +213,10 @@ class _Ways:
         best = step if step is not None and _is_worthwhile(step, local) else local
         if best is None:
             raise ValueError("there is no way to train")
-        return TrainingTraffic(
-            best.egress_bytes_per_day / DAY_S, best.step_s / self.work.compute_s, self.work.dollars_per_gb
-        )
+        price, dollars = self.work.dollars_per_gb, best.dollars_per_day
+        if price is None and dollars is not None:  # those of the links, of all that is sent
+            price = dollars / (best.egress_bytes_per_day / 1e9)
+        return TrainingTraffic(best.egress_bytes_per_day / DAY_S, best.step_s / self.work.compute_s, price)
 
 
 def _bests(
@@ -231,7 +234,8 @@ def _region_lines(table: Links, rows: Sequence[LocalEstimate], price: float | No
     for row in rows:
         crosses = row.between_regions_bytes_per_day
         if crosses is not None:
-            dollars = "" if price is None else f", for ${_dollars(crosses / 1e9 * price)}"
+            cost = row.dollars_per_day if price is None else crosses / 1e9 * price
+            dollars = "" if cost is None else f", for ${_dollars(cost)}"
             lines.append(
                 f"{row.codec}, {row.reduce}: {_bytes(crosses)} a day cross between regions{dollars}; without [regions] "
                 f"it would be {between_regions_alone(table, row.reduce):.2g} times as much"

@@ -100,7 +100,7 @@ def observed_links(before: Links, infos: Sequence[RankInfo], seen: Sequence[dict
         return rtts.get((src, dst), before.rtt_s[src][dst])
 
     count = len(names)
-    limits = (before.loss, before.up_bps, before.down_bps, before.regions)
+    limits = (before.loss, before.up_bps, before.down_bps, before.regions, before.dollars_per_gb)
     return Links(before.sites, table_of(count, rate), table_of(count, rtt), *limits, source="measured")
 
 

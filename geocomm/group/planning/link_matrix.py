@@ -88,6 +88,7 @@ class Matrix(BaseModel):
     default: LinkText = LinkText()
     link: list[MatrixLink] = []
     regions: dict[str, list[str]] = {}
+    prices: dict[str, Annotated[float, Field(ge=0.0, allow_inf_nan=False)]] = {}
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Self:
@@ -108,6 +109,8 @@ class Matrix(BaseModel):
         delay = "120ms"                               # one way; `rtt` is twice that
         [regions]                                     # the others are regions of their own
         atlantic = ["frankfurt", "virginia"]
+        [prices]                                      # dollars for a GB that the site sends to another region
+        tokyo = 0.09                                  # the others pay nothing
         """
         try:
             matrix = cls.model_validate(tomllib.loads(Path(path).read_text(encoding="utf-8")))
@@ -123,6 +126,8 @@ class Matrix(BaseModel):
                     f"{path}: [[link]] {number}: unknown site {site!r}; sites are {', '.join(matrix.sites)}"
                 )
         matrix._check_regions(path)
+        for site in matrix.prices.keys() - set(matrix.sites):
+            raise LinkMatrixError(f"{path}: [prices]: unknown site {site!r}; sites are {', '.join(matrix.sites)}")
         return matrix
 
     def _check_regions(self, path: str | os.PathLike[str]) -> None:
@@ -145,6 +150,10 @@ class Matrix(BaseModel):
         """The region of each site, empty for one that is in none; None: the file names no regions."""
         of = {site: region for region, members in self.regions.items() for site in members}
         return tuple(of.get(site, "") for site in self.sites) if of else None
+
+    def price_of_sites(self) -> tuple[float, ...] | None:
+        """The dollars of a GB that each site sends to another region; None: the file names no prices."""
+        return tuple(self.prices.get(site, 0.0) for site in self.sites) if self.prices else None
 
     def links(self, overrides: Mapping[str, Any] | None = None) -> dict[tuple[str, str], dict[str, Any]]:
         """What the file says of each directed link, by the names of `LinkText.changes`.

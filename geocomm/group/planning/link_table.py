@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, Self, cast
@@ -71,6 +72,8 @@ class Links(BaseModel):
     regions: tuple[str, ...] | None = None
     """The region of each site; empty: a region of its own. Between regions a delta of local steps crosses once. None:
     there are no regions."""
+    dollars_per_gb: Rates | None = None
+    """What a site pays for a GB that it sends to another region, 0 or more; None: nobody has told any price."""
     source: str = "assumed"
     """Where the numbers come from: "assumed", "file", "measured"."""
 
@@ -101,6 +104,9 @@ class Links(BaseModel):
                 raise ValueError(f"{name}: expected {count} rates of 8 to 1e15 bit/s, got {list(rates)}")
         if self.regions is not None and len(self.regions) != count:
             raise ValueError(f"regions: expected {count} names, one for each site, got {list(self.regions)}")
+        prices = self.dollars_per_gb
+        if prices is not None and (len(prices) != count or not all(0 <= price < math.inf for price in prices)):
+            raise ValueError(f"dollars_per_gb: expected {count} prices, 0 or more, got {list(prices)}")
         return self
 
     def _check_table(self, name: str, table: Table, low: float, high: float) -> None:
@@ -189,7 +195,8 @@ class Links(BaseModel):
 
     def digest(self) -> str:
         """A short name of the table: equal tables have equal names, whatever their source."""
-        said = {name: value for name, value in self.to_dict().items() if name != "regions" or value is not None}
+        added = ("regions", "dollars_per_gb")  # what earlier versions wrote has none
+        said = {name: value for name, value in self.to_dict().items() if name not in added or value is not None}
         numbers = {name: value for name, value in said.items() if name not in ("source", "loss")}
         return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -221,6 +228,7 @@ class Links(BaseModel):
             None if self.up_bps is None else tuple(self.up_bps[row] for row in rows),
             None if self.down_bps is None else tuple(self.down_bps[row] for row in rows),
             None if self.regions is None else tuple(self.regions[row] for row in rows),
+            None if self.dollars_per_gb is None else tuple(self.dollars_per_gb[row] for row in rows),
             self.source,
         )
 
@@ -294,6 +302,7 @@ def _from_matrix(path: str | Path) -> Links:
         table_of(count, lambda src, dst: delay_s(src, dst) + delay_s(dst, src)),
         table_of(count, lambda src, dst: number("loss", src, dst, 0.0)),
         regions=matrix.region_of_sites(),
+        dollars_per_gb=matrix.price_of_sites(),
         source="file",
     )
 

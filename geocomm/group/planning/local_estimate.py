@@ -19,7 +19,7 @@ from geocomm.core.units import DAY_S, duration_text
 from geocomm.group.planning.codec_choice import Speed
 from geocomm.group.planning.link_table import Links
 from geocomm.group.planning.regions import Regions
-from geocomm.group.planning.run_estimate import OPERATION_S, Workload, bytes_per_element, seconds_per_byte
+from geocomm.group.planning.run_estimate import OPERATION_S, Workload, bytes_per_element, dollars_of, seconds_per_byte
 
 LEAST_FRAGMENT_BYTES = 4 << 20
 """The least bytes of a fragment in float32: smaller ones spend their time in round trips."""
@@ -36,7 +36,8 @@ _EXCHANGES = {"all": 2, "aggregator": 3}
 """The exchanges of a round: what each site offers, then the frames, then the average."""
 _DELTA_BYTES = 4
 WORTH_TIMES = 0.9
-"""`reduce="auto"` takes an aggregator where its rounds take less than this part of the time. Chosen."""
+"""`reduce="auto"` takes an aggregator where its rounds take less than this part of the time; where bytes have a price,
+of the time times the dollars, so that a part of either counts alike. Chosen."""
 Reduce = Literal["all", "aggregator"]
 """As in `LocalSettings`."""
 _OVERLAP_MARGIN = 1.5
@@ -125,7 +126,7 @@ def local_estimate(
         sent_bytes_per_step=per_step,
         fewer_bytes=raw_bytes * (count - 1) / per_step,
         egress_bytes_per_day=egress,
-        dollars_per_day=None if work.dollars_per_gb is None else egress / 1e9 * work.dollars_per_gb,
+        dollars_per_day=dollars_of(work, links, wire_bytes * DAY_S / cycle_s, loads),
         between_regions_bytes_per_day=between,
     )
 
@@ -170,31 +171,46 @@ def _rtts_in(links: Links, group: Sequence[str]) -> Iterator[float]:
 
 @dataclass(frozen=True)
 class ReduceChoice:
-    """Which way to reduce local steps, and the seconds that the rounds of all fragments take each way."""
+    """Which way to reduce local steps, the seconds that the rounds of all fragments take each way, and their dollars:
+    None where no bytes have a price."""
 
     reduce: Reduce
     all_s: float
     aggregator_s: float
+    all_dollars: float | None = None
+    aggregator_dollars: float | None = None
 
     def __str__(self) -> str:
+        def cost(seconds: float, dollars: float | None) -> str:
+            return duration_text(seconds, ".3g") + ("" if dollars is None else f" and ${dollars:.3g}")
+
+        known = "the links alone" if self.all_dollars is None else "the links and their prices alone"
         return (
-            f"{self.reduce}: by the links alone, the rounds of all fragments take "
-            f"{duration_text(self.all_s, '.3g')} with all, and {duration_text(self.aggregator_s, '.3g')} with an "
-            "aggregator"
+            f"{self.reduce}: by {known}, the rounds of all fragments take {cost(self.all_s, self.all_dollars)} with "
+            f"all, and {cost(self.aggregator_s, self.aggregator_dollars)} with an aggregator"
         )
 
 
 def chosen_reduce(parameters: float, links: Links, codec: str) -> ReduceChoice:
-    """What `reduce="auto"` is. By the links alone: they are the same for all sites, and what coding takes is not."""
+    """What `reduce="auto"` is. By the links, with their prices, alone: they are the same for all sites, and what coding
+    takes is not."""
     work = Workload(parameters, 1, 1.0)
-    ways: tuple[Reduce, Reduce] = "all", "aggregator"
-    to_all, to_one = (
-        row.fragments * row.round_s
-        for row in (local_estimate(work, links, codec, Speed(0.0, 0.0), reduce=reduce) for reduce in ways)
-    )
+    wire_bytes = parameters * bytes_per_element(codec, _DELTA_BYTES)
+    regions = Regions(links.sites, links.by_region())
+
+    def cost(reduce: Reduce) -> tuple[float, float | None]:
+        row = local_estimate(work, links, codec, Speed(0.0, 0.0), reduce=reduce)
+        return row.fragments * row.round_s, dollars_of(work, links, wire_bytes, round_loads(regions, reduce))
+
+    (all_s, all_dollars), (aggregator_s, aggregator_dollars) = cost("all"), cost("aggregator")
+    part = aggregator_s / all_s
+    if all_dollars and aggregator_dollars is not None:
+        part *= aggregator_dollars / all_dollars
     # Its average is compressed once more, so it has to be worth that.
-    is_worth = to_one < WORTH_TIMES * to_all and not codec_spec(codec).needs_feedback
-    return ReduceChoice("aggregator" if is_worth else "all", to_all, to_one)
+    is_worth = part < WORTH_TIMES and not codec_spec(codec).needs_feedback
+    return ReduceChoice(
+        "aggregator" if is_worth else "all", all_s, aggregator_s, all_dollars or None, aggregator_dollars or None
+    )
 
 
 def least_every(rounds_s: float, step_s: float) -> int:

@@ -17,6 +17,7 @@ from geocomm.core.native import native
 from geocomm.core.units import DAY_S
 from geocomm.group.planning.codec_choice import ReduceTime, Speed
 from geocomm.group.planning.link_table import Links
+from geocomm.group.planning.regions import Regions
 
 OPERATION_S = 0.001
 """The time of one all-reduce beside the links: queues, threads, sockets. Measured: docs/explanation/planning.md."""
@@ -106,7 +107,23 @@ def estimate(work: Workload, links: Links, codec: str, speed: Speed) -> Estimate
         link_share=seconds_per_byte(links, loads) * wire / step_s,
         egress_bytes_per_step=egress,
         egress_bytes_per_day=per_day,
-        dollars_per_day=None if work.dollars_per_gb is None else per_day / 1e9 * work.dollars_per_gb,
+        dollars_per_day=dollars_of(work, links, wire * DAY_S / step_s, loads),
+    )
+
+
+def dollars_of(work: Workload, links: Links, count: float, loads: Sequence[Sequence[float]]) -> float | None:
+    """Of `count` times what sites send, `[from][to]` in bytes: at the price of the workload, which all bytes have, else
+    at those of the links, which only those between regions have. None: there is no price."""
+    if work.dollars_per_gb is not None:
+        return count / 1e9 * sum(map(sum, loads)) * work.dollars_per_gb
+    if links.dollars_per_gb is None:
+        return None
+    regions = Regions(links.sites, links.by_region())
+    return sum(
+        count / 1e9 * load * price
+        for src, row, price in zip(links.sites, loads, links.dollars_per_gb, strict=True)
+        for dst, load in zip(links.sites, row, strict=True)
+        if dst not in regions.of(src)
     )
 
 

@@ -100,8 +100,8 @@ class LocalSettings(CodecSettings):
     """Where deltas are averaged. all: each site sends its delta to every other one, and all average. aggregator: to one
     site, which averages, compresses the average by the same codec once more, and sends it to all. Sites take turns over
     the rounds, so each sends and receives less than two deltas a round, however many sites there are. Not with topk
-    and loco. auto: with fixed sites what takes less time by the job's links, where an aggregator has to save a tenth;
-    the log says which, and `geocomm plan` before that."""
+    and loco. auto: with fixed sites what takes less time by the job's links, or less time times dollars where the links
+    file has [prices]; an aggregator has to save a tenth. The log says which, and `geocomm plan` before that."""
     weights: Literal["steps", "tokens"] = "steps"
     """What a site's delta counts by: its optimizer steps, or its tokens (`LocalSteps.count_tokens`)."""
     buffers: Literal["refuse", "local"] = "refuse"
