@@ -312,7 +312,8 @@ def test_a_flood_of_last_reports_is_dropped_too_and_one_of_them_is_kept(
                 process, final = f"{sequence:016x}", sequence >= 20
                 send(tmp_path / "a", zlib.compress(text(sequence, process=process, final=final)))
                 await asyncio.sleep(0)
-            await until(lambda: collector.counts.dropped == 39, "all are looked at")
+            # 39 come too fast, and one of the others does not wait for the hub any more.
+            await until(lambda: collector.counts.dropped == 40, "all are looked at")
             assert sequences(store, "a") == [*range(10), 20]
 
     run(work())
