@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-import torch.distributed as dist
 from typing_extensions import override
+
+from geocomm.core.zero_cuts import is_cut, own_run
 
 if TYPE_CHECKING:
     import deepspeed
@@ -127,9 +128,8 @@ class PartitionedMaster(Master):
 
     def __init__(self, parameter: Any) -> None:
         self._parameter = parameter
-        most = parameter.ds_tensor.ds_numel
-        self.start = min(most * dist.get_rank(parameter.ds_process_group), parameter.ds_numel)
-        self._numel = min(most, parameter.ds_numel - self.start)
+        self.start, stop = own_run(parameter)
+        self._numel = stop - self.start
 
     @override
     def values(self) -> torch.Tensor:
@@ -168,7 +168,7 @@ def master_of(engine: deepspeed.DeepSpeedEngine) -> Callable[[torch.nn.Parameter
     """Return a function that finds the master of a trained parameter, or None if its optimizer has none."""
     stage = engine.zero_optimization_stage()
     if stage == 3:
-        return lambda parameter: PartitionedMaster(parameter) if hasattr(parameter, "ds_tensor") else None
+        return lambda parameter: PartitionedMaster(parameter) if is_cut(parameter) else None
     if stage:
         return lambda parameter: LinkedMaster(parameter) if hasattr(parameter, "_hp_mapping") else None
     optimizer: Any = engine.optimizer
@@ -191,14 +191,9 @@ def flat_parts(optimizer: Any) -> list[torch.Tensor] | None:
     return getattr(optimizer, "fp32_partitioned_groups_flat", None)
 
 
-def whole_shape(parameter: Any) -> torch.Size:
-    """The whole shape of a parameter, also of one that ZeRO 3 has cut."""
-    return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
-
-
 def whole_values(parameter: Any) -> torch.Tensor:
     """The values of a parameter, also of one that ZeRO 3 has cut; collective over the ranks of the site."""
-    if not hasattr(parameter, "ds_tensor"):
+    if not is_cut(parameter):
         return parameter.detach()
     import deepspeed
 

@@ -13,10 +13,11 @@ from geocomm.core.bad_input import BadInput
 from geocomm.core.errors import DataError, InvalidArgumentError
 from geocomm.core.message_log import CalmLog, logger
 from geocomm.core.patience import Waiting
+from geocomm.core.zero_cuts import whole_shape
 from geocomm.security.key_folder import Keys
 from geocomm.weights.publication import Publication
 from geocomm.weights.rank_records import RankRecords
-from geocomm.weights.rank_shares import local_part, own_share, publishing_ranks, whole_shape
+from geocomm.weights.rank_shares import local_part, own_share, publishing_ranks
 from geocomm.weights.trained_tensors import Tensors, named_tensors, sent_shape
 from geocomm.weights.weight_layout import PART_BYTES, pack_boxes
 

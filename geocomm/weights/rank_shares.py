@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from geocomm.core.errors import InvalidArgumentError
+from geocomm.core.zero_cuts import is_cut, own_run, whole_shape
 from geocomm.weights.weight_layout import Box
 
 
@@ -42,21 +43,10 @@ def is_dtensor(tensor: torch.Tensor) -> bool:
     return hasattr(tensor, "placements") and hasattr(tensor, "device_mesh")
 
 
-def is_partitioned(tensor: torch.Tensor) -> bool:
-    """Whether it is a parameter that ZeRO 3 has cut into runs of elements."""
-    return hasattr(tensor, "ds_tensor")
-
-
-def whole_shape(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The shape of what the ranks have together."""
-    untyped: Any = tensor
-    return tuple(untyped.ds_shape if is_partitioned(tensor) else tensor.shape)
-
-
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """What this rank has of it, as a plain tensor; of a run of elements a 1-D one, which may be longer."""
     untyped: Any = tensor
-    if is_partitioned(tensor):
+    if is_cut(tensor):
         return untyped.ds_tensor.detach().view(-1)
     return untyped.to_local().detach() if is_dtensor(tensor) else tensor.detach()
 
@@ -64,7 +54,7 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 def own_share(index: int, name: str, tensor: torch.Tensor, *, leads: bool) -> RankShare:
     """What this rank publishes of the `index`-th tensor: its shard, where no rank before it has the same; of a plain
     tensor all, where it leads. Raises InvalidArgumentError for shards that cannot be published."""
-    if is_partitioned(tensor):
+    if is_cut(tensor):
         return _own_run(index, name, tensor)
     if not is_dtensor(tensor):
         box: Box | None = Box(index, (0,) * tensor.dim(), tuple(tensor.shape)) if leads else None
@@ -78,7 +68,7 @@ def publishing_ranks(tensors: Mapping[str, torch.Tensor]) -> list[int]:
     found: set[int] = set()
     for tensor in tensors.values():
         untyped: Any = tensor
-        if is_partitioned(tensor):
+        if is_cut(tensor):
             found.update(dist.get_process_group_ranks(untyped.ds_process_group))
         elif is_dtensor(tensor):
             found.update(untyped.device_mesh.mesh.flatten().tolist())
@@ -86,10 +76,7 @@ def publishing_ranks(tensors: Mapping[str, torch.Tensor]) -> list[int]:
 
 
 def _own_run(index: int, name: str, tensor: torch.Tensor) -> RankShare:
-    parameter: Any = tensor
-    shape, most = whole_shape(tensor), int(parameter.ds_tensor.ds_numel)
-    begin = min(most * dist.get_rank(parameter.ds_process_group), math.prod(shape))
-    end = min(begin + most, math.prod(shape))
+    shape, (begin, end) = whole_shape(tensor), own_run(tensor)
     if local_part(tensor).numel() < end - begin:
         raise InvalidArgumentError(f"weights: {name} is not in memory; publish without offload_param to NVMe")
     return RankShare(tuple(Box(index, *one) for one in _boxes_of_run(shape, begin, end)), begin, shape)
@@ -132,7 +119,7 @@ def _own_rectangle(index: int, name: str, tensor: torch.Tensor) -> Box | None:
     coordinate = untyped.device_mesh.get_coordinate()
     if coordinate is None:
         return None
-    offsets, sizes = [0] * tensor.dim(), [*whole_shape(tensor)]
+    offsets, sizes = [0] * tensor.dim(), list(tensor.shape)
     for at, parts, placement in _in_order_of_cuts(name, coordinate, untyped.device_mesh.shape, untyped.placements):
         if placement.is_replicate():
             if at:

@@ -10,7 +10,8 @@ import torch
 from typing_extensions import override
 
 from geocomm.core.errors import DataError, InvalidArgumentError
-from geocomm.weights.rank_shares import is_dtensor, is_partitioned
+from geocomm.core.zero_cuts import is_cut
+from geocomm.weights.rank_shares import is_dtensor
 from geocomm.weights.stream_version import WeightVersion
 from geocomm.weights.trained_tensors import Tensors, named_tensors, sent_shape
 from geocomm.weights.weight_layout import DTYPES, TensorShape, WeightLayout, WeightPart
@@ -66,7 +67,7 @@ class TensorsInPlace(ReaderTarget):
         self._swap = swap
         self._tensors = named_tensors(source)
         for name, tensor in self._tensors.items():
-            if is_dtensor(tensor) or is_partitioned(tensor):
+            if is_dtensor(tensor) or is_cut(tensor):
                 raise InvalidArgumentError(f"weights: {name} is cut over ranks, and a reader fills whole tensors")
         self._shapes = [sent_shape(name, tensor, None) for name, tensor in self._tensors.items()]
 

@@ -9,7 +9,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from geocomm.core.errors import InvalidArgumentError
-from geocomm.weights.rank_shares import is_dtensor, is_partitioned, whole_shape
+from geocomm.core.zero_cuts import is_cut, whole_shape
+from geocomm.weights.rank_shares import is_dtensor
 from geocomm.weights.weight_layout import DTYPES, TensorShape
 
 Tensors = torch.nn.Module | Mapping[str, torch.Tensor]
@@ -34,12 +35,12 @@ def named_tensors(source: Tensors) -> dict[str, torch.Tensor]:
             raise InvalidArgumentError(f"weights: {name} is no tensor")
         # A rank's shard may be empty, and all ranks have to come to the same names.
         where: tuple[object, ...] = (id(tensor),)
-        if not is_dtensor(tensor) and not is_partitioned(tensor) and tensor.numel():
+        if not is_dtensor(tensor) and not is_cut(tensor) and tensor.numel():
             where = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
         if where in seen:
             continue
         seen.add(where)
-        kept[name.replace(_COMPILED, "")] = tensor if is_partitioned(tensor) else tensor.detach()
+        kept[name.replace(_COMPILED, "")] = tensor if is_cut(tensor) else tensor.detach()
     return kept
 
 
@@ -48,4 +49,4 @@ def sent_shape(name: str, tensor: torch.Tensor, dtype: torch.dtype | None) -> Te
     sent = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
     if sent not in _NAME_OF:
         raise InvalidArgumentError(f"weights: {name} is {sent}; possible are {', '.join(_NAME_OF.values())}")
-    return TensorShape(name, _NAME_OF[sent], whole_shape(tensor))
+    return TensorShape(name, _NAME_OF[sent], tuple(whole_shape(tensor)))

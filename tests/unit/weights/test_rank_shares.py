@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from geocomm.core import zero_cuts
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.weights import rank_shares
 from geocomm.weights.rank_shares import own_share
@@ -27,6 +28,7 @@ def partitioned(whole: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
     own.ds_numel = most
     parameter: Any = torch.empty(0, dtype=whole.dtype)
     parameter.ds_tensor, parameter.ds_shape, parameter.ds_process_group = own, whole.shape, rank
+    parameter.ds_numel = whole.numel()
     return parameter
 
 
@@ -35,7 +37,7 @@ def test_parts_of_all_ranks_have_each_element_once(shape: tuple[int, ...], ranks
     whole, found = torch.arange(math.prod(shape)).view(shape), torch.full(shape, -1)
     tensors, all_parts = [TensorShape("w", "int64", shape)], list[WeightPart]()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rank_shares, "dist", SimpleNamespace(get_rank=lambda group: group))
+        patch.setattr(zero_cuts, "dist", SimpleNamespace(get_rank=lambda group: group))
         for rank in range(ranks):
             parameter = partitioned(whole, rank, ranks)
             share = own_share(0, "w", parameter, leads=rank == 0)
@@ -51,7 +53,7 @@ def test_parts_of_all_ranks_have_each_element_once(shape: tuple[int, ...], ranks
 
 
 def test_run_that_is_not_in_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_shares, "dist", SimpleNamespace(get_rank=lambda group: group))
+    monkeypatch.setattr(zero_cuts, "dist", SimpleNamespace(get_rank=lambda group: group))
     parameter: Any = partitioned(torch.arange(6), 1, 2)
     parameter.ds_tensor.data = torch.empty(0, dtype=torch.int64)
     with pytest.raises(InvalidArgumentError, match="NVMe"):

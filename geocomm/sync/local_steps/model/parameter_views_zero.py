@@ -10,13 +10,13 @@ from typing_extensions import override
 
 from geocomm.core.errors import InvalidArgumentError, UnsupportedError
 from geocomm.core.units import count_text
+from geocomm.core.zero_cuts import whole_shape
 from geocomm.integrations.deepspeed_seams import deepspeed_problem
 from geocomm.integrations.zero_seams import (
     Master,
     compare_no_traces,
     master_of,
     unsupported_part,
-    whole_shape,
     whole_values,
 )
 from geocomm.sync.local_steps.model.fragments import Range, digest
