@@ -152,6 +152,8 @@ class Agent:
         self.life.start(self._beat_forever())
         self.life.start(self.following.look())
         self.life.start(self._ranks.begin_without_leader())
+        if self._has_ranks:
+            self.life.start(self._frames.keep_second_copies())
         try:
             await self._view.link.run()
         finally:
@@ -323,8 +325,6 @@ class Agent:
             known = self._view.opens.get(entry.fragment)
             if known is not None and known.version <= entry.version:
                 del self._view.opens[entry.fragment]
-        if isinstance(entry, AnyRound) and self._has_ranks and not self._ranks.complete:
-            self._frames.keep_second_copies(entry)
         self._ranks.tell(EntrySaid(entry=entry))
         if isinstance(entry, Genesis):
             self._view.known.takes_part(entry.run)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from geocomm.core.message_log import log
 from geocomm.core.patience import Waiting
 from geocomm.elastic.files.fetch import Outcome
-from geocomm.elastic.journal.entries import AnyRound
 from geocomm.elastic.journal.messages import Check, Fetched, Hold, Lost, TakeState, Wanted
 from geocomm.elastic.site.join_states import StatesOfOthers
 from geocomm.elastic.site.run_view import RunView
@@ -25,6 +24,7 @@ MAIL_S = 2.0
 NEED_PAUSE_S = 5.0
 """Between two attempts to find a listed frame."""
 _TOLD_EVERY_S = 1.0
+_LOOK_S = 1.0
 PATIENT_ATTEMPTS = 3
 """After these a newer state is taken where there is one, also if nobody says that the frame is gone."""
 
@@ -36,7 +36,7 @@ class _Fetch:
     sources: list[str]
     """Who has it, as the leader says; none: those last known."""
     needed: bool = False
-    """The ranks lack it: it is fetched until it is here, or they no longer do."""
+    """The ranks lack it, or will: it is fetched until it is here, or they no longer do."""
     mail_is_over: asyncio.Event = field(default_factory=asyncio.Event)
     work: asyncio.Task[None] | None = None
 
@@ -58,20 +58,44 @@ class FrameFetches:
             fetch.mail_is_over.set()
 
     def until_here(self, wanted: Wanted) -> None:
-        """Get a listed frame, which the ranks need, unless the mail brings it in its time."""
+        """Get a listed frame, which the ranks need, or will, unless the mail brings it in its time."""
         by_mail = self._may_come_by_mail(wanted)
         fetch = self._fetch(wanted, [])
         fetch.needed = True
         if not by_mail:
             fetch.mail_is_over.set()
 
-    def keep_second_copies(self, entry: AnyRound) -> None:
-        """Get what a round lists that has just come, where one site alone is live: its frames lie on its disk alone,
-        and it may leave before the ranks here are there to need them."""
-        if self._view.is_current and len(self._view.state.live) == 1:
-            for one in entry.frames:
-                if not self._view.store.has_frame(**(wanted := Wanted.listed(entry, one)).named):
-                    self.once(wanted, [])
+    async def keep_second_copies(self) -> None:
+        """Until cancelled: while the ranks here are away and one site at most trains, bring here what they will begin
+        with. It lies on that site's disk alone, and the site may leave before they are there to need it."""
+        seen = -1
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            state = self._view.state
+            if not self._are_second_copies:
+                seen = -1
+            elif seen != state.head.index:
+                seen = state.head.index
+                await asyncio.gather(*map(self._keep_second_copies, range(len(state.versions))))
+
+    @property
+    def _are_second_copies(self) -> bool:
+        """Whether frames are brought here for ranks that are away."""
+        return self._view.is_current and not self._ranks.complete and len(self._view.state.live) <= 1
+
+    async def _keep_second_copies(self, fragment: int) -> None:
+        base = self._kept_state(fragment)
+        if base < self._states.replayed_from(fragment) or self._states.outweighs(fragment, base):
+            await self._states.newest(fragment, base, await self._view.sources())
+            base = self._kept_state(fragment)
+        if base < self._states.replayed_from(fragment):
+            return  # a state that can be replayed from comes with a later entry, or with the ranks
+        for wanted in self._states.lacking(fragment, base):
+            self.until_here(wanted)
+
+    def _kept_state(self, fragment: int) -> int:
+        """The version that ranks which start anew have without asking others."""
+        return self._view.store.latest_state(fragment, self._view.state.versions[fragment]) or 0
 
     def came_by_mail(self, hold: Hold) -> None:
         """The ranks have a frame: nobody has to bring it."""
@@ -158,7 +182,7 @@ class FrameFetches:
     def _say_lost(self, wanted: Wanted, *, again: bool) -> bool:
         """Tell the leader that nobody has a frame, and for how long this site has looked for it: leaders may change,
         and this agent begin anew. Whether there is one. again: it was told before the last pause, which counts then."""
-        if not self._view.is_current:
+        if not self._view.is_current or not self._ranks.lacks(wanted.fragment, wanted.version):
             return False
         missed_s = self._view.store.missed_s(**wanted.named)
         if again:
@@ -201,7 +225,9 @@ class FrameFetches:
 
     def _is_needed(self, wanted: Wanted) -> bool:
         void = (wanted.fragment, wanted.version) in self._view.state.skipped
-        return not void and self._ranks.lacks(wanted.fragment, wanted.version)
+        if void or self._ranks.lacks(wanted.fragment, wanted.version):
+            return not void
+        return self._are_second_copies and wanted.version >= self._kept_state(wanted.fragment)
 
     def _arrived(self, wanted: Wanted) -> None:
         """A frame lies on the disk: the leader may count on it, and the owner of the fragment use it."""

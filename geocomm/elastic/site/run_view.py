@@ -150,7 +150,7 @@ class RunView:
         return None if self.leader is not None else self.leader_at
 
     def last_known(self, first: str = "") -> list[str]:
-        """The last known host:port of each whose site trains, asking nobody; that of the site `first` comes first."""
+        """The last known host:port of each whose site trains, asking nobody, after that of the site `first`."""
         found = {site: self.known.addresses.get(site, "") for site in self.state.live}
         return self._in_order(found, first)
 
@@ -167,7 +167,7 @@ class RunView:
         return next_ones
 
     async def sources(self, first: str = "") -> list[str]:
-        """host:port of each; that of the site `first` comes first."""
+        """host:port of each, after that of the site `first`."""
         found = {peer.site: peer.fetch for opened in self.opens.values() for peer in opened.peers}
         if self.leader is not None:
             found |= {site: one.fetch for site, one in self.leader.sequencer.sites.items() if one.connected}
@@ -176,6 +176,8 @@ class RunView:
         return self._in_order(found, first)
 
     def _in_order(self, found: dict[str, str], first: str) -> list[str]:
+        # The leader does not hear a site that has left, which gives out its last frames for a while.
+        found.setdefault(first, self.known.addresses.get(first, ""))
         found.pop(self.site, None)
         sites = sorted((site for site, fetch in found.items() if fetch), key=lambda site: (site != first, site))
         return [found[site] for site in sites]

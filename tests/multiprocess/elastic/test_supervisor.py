@@ -98,20 +98,25 @@ def test_what_dies_is_started_again_and_sigterm_leaves(tmp_path: Path) -> None:
 
 
 def test_site_that_leaves_gives_its_last_frames_to_one_whose_ranks_have_not_come_back(tmp_path: Path) -> None:
-    """They lie on its disk alone: without them the other site's rounds would stand for ten minutes."""
+    """They lie on its disk alone: without them the other site's rounds would stand for ten minutes. So would they
+    without one that the first site's agent had heard of when it died, and had not fetched yet."""
     with supervised(tmp_path, "ab") as run:
         a, b = run.sites["a"], run.sites["b"]
         first, second = both_ready(run)
+        until_it_counts(run, b)
         first.kill()
         for process in processes_of(a, ""):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
+        store = FragmentStore(a.folder)
+        listed = [(entry, one) for entry in a.rounds() for one in entry.frames if one.site == "b"]
+        last, frame = listed[-1]
+        store.frame_path(last.fragment, last.version, "b", frame.frame).unlink(missing_ok=True)
         waiting = run.start("a", "--nproc-per-node", "1", "--no-python", "sleep", "1000")
         run.until(lambda: standing(b, "a") is Standing.AWAY, "the first site has no ranks")
         until_it_counts(run, b)
         second.send_signal(signal.SIGTERM)
         assert run.ended("b") == 0, b.text()
-        store = FragmentStore(a.folder)
 
         def has_all() -> bool:
             return all(
