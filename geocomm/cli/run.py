@@ -117,6 +117,10 @@ def run(
     publish_dtype: Annotated[
         str, elastic_option(help="With --publish: bfloat16, float16 or float32.", metavar="NAME")
     ] = "bfloat16",
+    publish_readers: Annotated[
+        str,
+        elastic_option(help="With --publish: the keys that may have the weights; default: all.", metavar="NAME,…"),
+    ] = "",
     data: DataOption = "",
     sequence_length: LengthOption = 0,
     held_out_fraction: HeldOutOption = 0.0,
@@ -175,7 +179,7 @@ def run(
             if snapshot_url:
                 SnapshotCopies(snapshot_url)  # refuses what is none
             job = SiteJob(tuple(arguments), site_nodes, node_rank, site_hub)
-            status = run_elastic(config, job, loaded, publish_config(publish, publish_dtype))
+            status = run_elastic(config, job, loaded, publish_config(publish, publish_dtype, publish_readers))
         elif any((run_dir, wait_for, min_sites != 1, snapshot_url, publish, data, site_nodes != 1, site_hub)):
             given = "--run-dir, --wait-for, --min-sites, --snapshot-url, --publish, --data, --site-nodes and --site-hub"
             fail("run", f"{given} are for --elastic")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from geocomm.core.bad_input import BadInput, did_you_mean
+from geocomm.core.site import SiteNameError, check_site_name
 
 if TYPE_CHECKING:
     from geocomm.data.deal_records import DealtSet
@@ -124,18 +125,26 @@ def check_meeting(hub: str | None, address: str, journal: str, listen: str | Non
         Etcd(EtcdAddress.parse(journal))
 
 
-def publish_config(place: str, dtype: str) -> PublishConfig | None:
+def publish_config(place: str, dtype: str, readers: str) -> PublishConfig | None:
     """Where the run's weights go. Raises BadInput for what they cannot."""
     from geocomm.data.places import open_place, require_writable
 
     if dtype not in ("bfloat16", "float16", "float32"):
         raise BadInput(f"--publish-dtype {dtype}: it must be bfloat16, float16 or float32")
     if not place:
+        if readers:
+            raise BadInput("--publish-readers is for --publish")
         return None
     require_writable(open_place(place, place), "--publish")
+    names = [name.strip() for name in readers.split(",")] if readers else None
+    try:
+        for name in names or ():
+            check_site_name(name)
+    except SiteNameError as error:
+        raise BadInput(f"--publish-readers: {error}") from None
     from geocomm.elastic.supervisor import PublishConfig
 
-    return PublishConfig(place=place, dtype=dtype)
+    return PublishConfig(place=place, dtype=dtype, readers=None if names is None else tuple(names))
 
 
 def leader_settings(

@@ -78,6 +78,8 @@ class PublishConfig(Record):
     """The stream's folder or URL."""
     dtype: str
     """torch's name."""
+    readers: tuple[str, ...] | None
+    """See `WeightPublisher`."""
     run_dir: str = ""
     keys: str = ""
     """The site's folder, which signs."""

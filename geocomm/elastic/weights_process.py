@@ -54,8 +54,13 @@ class SnapshotPublisher:
             else:
                 self._tensors[name].copy_(read)
         if self._publisher is None:
-            dtype = getattr(torch, self._config.dtype)
-            self._publisher = WeightPublisher(self._config.place, self._tensors, dtype=dtype, keys=self._config.keys)
+            self._publisher = WeightPublisher(
+                self._config.place,
+                self._tensors,
+                dtype=getattr(torch, self._config.dtype),
+                keys=self._config.keys,
+                readers=self._config.readers,
+            )
         self._publisher.publish(step=kept.snapshot, wait=True)
         self._done = kept.snapshot
         return self._publisher.last()

@@ -77,12 +77,14 @@ class Publication:
         parts: Sequence[WeightPart],
         anchor_every: int,
         keys: Keys | None,
+        readers: Sequence[str],
         threads: int | None,
         stopped: Callable[[], bool],
     ) -> None:
         self.url, self.refused = url, ""
         self._records, self._stopped = records, stopped
-        self._anchor_every, self._keys, self._threads = anchor_every, keys, threads
+        self._anchor_every, self._threads = anchor_every, threads
+        self._keys, self._readers = keys, tuple(sorted(set(readers)))
         self._place: FilePlace = open_place(url, url)
         require_writable(self._place, "stream of weights")
         self._attempt = 0
@@ -224,6 +226,7 @@ class Publication:
             delta=tuple(delta) if has_delta else None,
             whole=tuple(whole) if is_anchor else None,
             anchors=(*known, number)[-2:] if is_anchor else known,
+            readers=self._readers,
         )
         return version if self._keys is None else version.signed_by(self._keys)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
@@ -13,6 +14,7 @@ from geocomm.core.bad_input import BadInput
 from geocomm.core.errors import DataError, InvalidArgumentError
 from geocomm.core.message_log import CalmLog, logger
 from geocomm.core.patience import Waiting
+from geocomm.core.site import SiteNameError, check_site_name
 from geocomm.core.zero_cuts import whole_shape
 from geocomm.security.key_folder import Keys
 from geocomm.weights.publication import Publication
@@ -42,6 +44,9 @@ class WeightPublisher:
         dtype: What tensors in floating point are published as; None: as they are. bfloat16 for a model whose weights
             are float32 in training and bfloat16 where they are used.
         keys: This site's folder of keys, which signs the versions; None: GEOCOMM_KEYS; without both nothing is signed.
+        readers: The names of the keys that may have these weights; each relay between is one of them, too. None: all
+            keys of the job. Others get the versions' files from a relay, with the names and shapes of the tensors,
+            and no weights. Whoever has the folder, or the keys of the bucket, has the bytes. Needs `keys`.
         threads: The most CPU threads that pack; None: GEOCOMM_THREADS, else this process's share of the cores.
 
     Raises:
@@ -65,6 +70,7 @@ class WeightPublisher:
         anchor_every: int = 64,
         dtype: torch.dtype | None = None,
         keys: str | Path | None = None,
+        readers: Sequence[str] | None = None,
         threads: int | None = None,
     ) -> None:
         if anchor_every < 1:
@@ -87,7 +93,15 @@ class WeightPublisher:
         try:
             signing = Keys.given(keys)
             self._publication = Publication(
-                str(place), records, self._shapes, self._parts, anchor_every, signing, threads, self._is_stopped
+                str(place),
+                records,
+                self._shapes,
+                self._parts,
+                anchor_every,
+                signing,
+                _checked_readers(readers, signing),
+                threads,
+                self._is_stopped,
             )
         except BadInput as error:
             raise InvalidArgumentError(f"weights: {error}") from None
@@ -177,6 +191,20 @@ class WeightPublisher:
         except Exception as error:  # the training goes on
             self._failure = error
             self._complain(f"weights: a version was left out: {' '.join(str(error).split()) or repr(error)}")
+
+
+def _checked_readers(readers: Sequence[str] | None, keys: Keys | None) -> Sequence[str]:
+    """Those that are named; none: all of the job. BadInput."""
+    if readers is None:
+        return ()
+    if isinstance(readers, str) or not readers:
+        raise BadInput(f"readers is {readers!r}; it must be a list of names of keys, or None for all of the job")
+    if keys is None:
+        raise BadInput("readers needs keys: set GEOCOMM_KEYS, or keys, to this site's folder of geocomm keys")
+    try:
+        return [check_site_name(name) for name in readers]
+    except SiteNameError as error:
+        raise BadInput(f"readers: {error}") from None
 
 
 def _records(tensors: dict[str, torch.Tensor]) -> RankRecords | None:

@@ -53,7 +53,7 @@ class StreamRelay:
         finally:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _answer(self, stream: TlsStream, greeting: Greeting, _: Identity) -> None:
+    async def _answer(self, stream: TlsStream, greeting: Greeting, peer: Identity) -> None:
         if greeting.purpose is not Purpose.WEIGHTS:
             raise SessionRefused("this is a relay of weights, for geocomm subscribe and WeightReader")
         await let_ask(stream)
@@ -70,12 +70,14 @@ class StreamRelay:
                 continue
             path = self._sources.folder / asked.path
             # What is here is given also while others wait for a source that does not answer.
-            if asked.path == NEWEST or not path.exists():
-                await while_alive(stream, loop.run_in_executor(self._threads, self._get, asked.path))
-            await give_range(stream, path, asked.start, asked.count)
+            threads = None if asked.path != NEWEST and path.exists() else self._threads
+            if await while_alive(stream, loop.run_in_executor(threads, self._get, asked.path, peer.site)):
+                await give_range(stream, path, asked.start, asked.count)
+            else:
+                await stream.write(line(RangeAnswer(here=False, bytes=0)))
 
-    def _get(self, path: str) -> None:
-        """Have a file in the folder, if it can be had."""
+    def _get(self, path: str, name: str) -> bool:
+        """Have a file in the folder; whether it can be had, and by the keys of this name: frames are weights."""
         try:
             if (file := StreamFile.of(path)) is None:
                 self._look()
@@ -83,11 +85,16 @@ class StreamRelay:
                 self._sources.layout(file.sha256)
             else:
                 version = self._sources.version(file.number)
-                if frame := version.frames.get(file.sha256):
+                if file.sha256:
+                    frame = version.frames.get(file.sha256)
+                    if frame is None or not version.lets_read(name):
+                        return False
                     version.require_fit(self._sources.layout(version.layout))
                     self._sources.frame(file.number, frame)
         except OSError as error:  # DataError is one
-            self._log(f"a reader asked for {path}: {error_line(error)}")
+            self._log(f"{name} asked for {path}: {error_line(error)}")
+            return False
+        return True
 
     def _look(self) -> None:
         if time.monotonic() - self._asked_at < _FRESH_S:

@@ -145,6 +145,7 @@ class StreamSources:
             version = read_version(content, number, where)
             if self._keys is not None:
                 version.require_signer(self._keys, self._publisher)
+            version.require_reader(self._keys)
             return version
 
         return self._small(version_path(number), read)

@@ -33,12 +33,15 @@ FRAMES = "frames/"
 MOST_FILE_BYTES = 32 << 20
 """Of a version's file, or of a layout."""
 MOST_NUMBER = 999_999_999
+_SHOWN = 5
 _HINT_BYTES = 1024
 """Of which a hint has fewer."""
+_MOST_READERS = 10_000
 _SIGNED = b"geocomm weights 1\n"
 _FILE = re.compile(r"versions/([0-9]{9})\.json|layouts/([0-9a-f]{64})|frames/([0-9]{9})/([0-9a-f]{64})")
 
 Number = Annotated[int, Field(ge=1, le=MOST_NUMBER)]
+_Name = Annotated[str, Field(pattern=r"^[\x21-\x7e]+$", max_length=128)]
 Digest128 = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
 
@@ -78,7 +81,9 @@ class WeightVersion(Record):
     """A frame for each part, which need no base: it is an anchor."""
     anchors: Annotated[tuple[Number, ...], Field(min_length=1, max_length=2)]
     """The newest versions up to this one that need no base, two at the most."""
-    publisher: Annotated[str, Field(pattern=r"^[\x21-\x7e]*$", max_length=128)] = ""
+    readers: Annotated[tuple[_Name, ...], Field(max_length=_MOST_READERS)] = ()
+    """The names of the keys that may have its weights; empty: all of the job."""
+    publisher: _Name | Literal[""] = ""
     """Its site, where it is signed."""
     signature: Signature | None = None
 
@@ -123,6 +128,20 @@ class WeightVersion(Record):
         if signer != self.publisher or publisher not in ("", signer):
             raise DataError(
                 f"version {self.number} is signed by site {signer}, and {publisher or self.publisher} is its publisher"
+            )
+
+    def lets_read(self, name: str) -> bool:
+        """Whether the keys of this name may have its weights."""
+        return not self.readers or name in self.readers
+
+    def require_reader(self, keys: Keys | None) -> None:
+        """DataError unless these keys may have its weights."""
+        if self.readers and keys is None:
+            raise DataError(f"version {self.number} names who may read it: set GEOCOMM_KEYS, or keys, to a reader's")
+        if keys is not None and not self.lets_read(own := keys.identity.site):
+            named = ", ".join(self.readers[:_SHOWN]) + (", …" if len(self.readers) > _SHOWN else "")
+            raise DataError(
+                f"version {self.number} is for {named}, and these keys are those of {own}: its publisher names them"
             )
 
     def require_fit(self, layout: WeightLayout) -> None:

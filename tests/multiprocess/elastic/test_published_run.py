@@ -32,7 +32,11 @@ def test_kept_snapshots_become_signed_versions_also_after_the_process_was_killed
         for one in sites.values():
             one.start()
         config = PublishConfig(
-            place=str(stream), dtype="float32", run_dir=str(site.folder), keys=str(site.keys.folder.resolve())
+            place=str(stream),
+            dtype="float32",
+            readers=("a",),
+            run_dir=str(site.folder),
+            keys=str(site.keys.folder.resolve()),
         )
         into = {name: torch.zeros_like(value) for name, value in build_model().state_dict().items()}
         snapshots, seen = Snapshots(FragmentStore(site.folder)), list[tuple[int, int]]()

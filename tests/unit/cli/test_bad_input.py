@@ -68,6 +68,8 @@ CASES = [
     ("up --nproc-per-node 8 train.py", 2, "those of torchrun come after --"),
     ("run -- train.py", 2, "--hub"),
     ("run --hub h:1 --publish {away} --keys {keys}/a -- x.py", 2, "--publish"),
+    (f"{ELASTIC} --publish-readers a -- x.py", 2, "--publish-readers is for --publish"),
+    (f"{ELASTIC} --publish {{folder}}/new --publish-readers a,ü -- x.py", 2, "--publish-readers: site 'ü'"),
     (f"{ELASTIC} --publish https://h/x -- x.py", 2, "--publish https://h/x: a web server is only read from"),
     (f"{ELASTIC} --publish foo://h/x -- x.py", 2, "foo://h/x cannot be opened"),
     (f"{ELASTIC} --publish {{away}} --publish-dtype int8 -- x.py", 2, "--publish-dtype int8"),

@@ -68,6 +68,8 @@ def test_version_that_is_an_anchor_or_a_delta_or_both_is_read() -> None:
         {"publisher": "x" * 5000},
         {"publisher": "a\nversion 8 is good"},
         {"signature": ["x" * 20000, ""]},
+        {"readers": ["a\nversion 8 is for all"]},
+        {"readers": "ab"},
         {"extra": 1},
     ],
 )
@@ -104,7 +106,7 @@ def test_each_field_is_under_the_signature(tmp_path: Path) -> None:
     changes: dict[str, Any] = {
         "stream": "c" * 32, "number": 9, "step": 4, "time": 2, "layout": "b" * 64, "parts": ("d" * 32,),
         "base": "b" * 64, "delta": (("b" * 64, 10, False),), "whole": (("b" * 64, 100, True),), "anchors": (1, 7),
-        "publisher": "b", "signature": None,
+        "readers": ("c",), "publisher": "b", "signature": None,
     }  # fmt: skip
     assert changes.keys() == WeightVersion.model_fields.keys() - {"geocomm_weights"}
     for name, value in changes.items():
