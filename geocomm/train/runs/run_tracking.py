@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
@@ -56,17 +59,14 @@ class RunTracking:
 
         Raises BadInput where the files cannot be begun.
         """
-        from torch.utils.tensorboard import SummaryWriter
         from torch.utils.tensorboard.summary import hparams
 
+        values = {name: value if isinstance(value, int | float) else str(value) for name, value in fields.items()}
         try:
-            self._writer: Any = SummaryWriter(log_dir=str(folder.tensorboard))
+            self._file: _EventFile | None = _EventFile(folder.tensorboard)
+            self._file.add(*hparams(values, {"step/loss": 0.0, "eval/loss": 0.0}))
         except OSError as error:
             raise BadInput(f"logging.trackers: {folder.tensorboard} cannot be begun: {error}") from None
-        # add_hparams() would begin a second run beside this one.
-        values = {name: value if isinstance(value, int | float) else str(value) for name, value in fields.items()}
-        for summary in hparams(values, {"step/loss": 0.0, "eval/loss": 0.0}):
-            self._writer.file_writer.add_summary(summary)
         self._links = LinkScalars(lambda: stats()["peers"])
         self._verdict = RunVerdict(total_steps)
         self._every = every
@@ -78,29 +78,60 @@ class RunTracking:
             scalars = _scalars(kind, entry)
             if kind == "step" and entry["step"] % self._every == 0:
                 scalars |= self._links.read()
-            self._write(lambda writer: _add(writer, scalars, entry["step"]))
+            self._write(lambda file: file.add_scalars(scalars, entry["step"]))
         elif kind == "end":
             text = self._verdict.text(entry["step"], entry["complete"])
-            self._write(lambda writer: writer.add_text("verdict", text, entry["step"]))
+            self._write(lambda file: file.add_text("verdict", text, entry["step"]))
 
     def close(self) -> None:
         """The run is over, or failed."""
-        self._write(lambda writer: writer.close())
+        self._write(_EventFile.close)
 
-    def _write(self, write: Callable[[Any], None]) -> None:
-        if self._writer is None:
+    def _write(self, write: Callable[[_EventFile], None]) -> None:
+        if self._file is None:
             return
         try:
-            write(self._writer)
-        except Exception as error:  # TensorBoard's file systems have their own types
-            self._writer = None
+            write(self._file)
+        except OSError as error:
+            self._file = None
             tell("train", f"TensorBoard's files cannot be written, and are left out from here on: {error}")
 
 
-def _add(writer: Any, scalars: Mapping[str, float], step: int) -> None:
-    for name, value in scalars.items():
-        writer.add_scalar(name, value, step)
-    writer.flush()
+class _EventFile:
+    """TensorBoard's event file. torch's SummaryWriter writes in a thread, which ends in a traceback where a disk is
+    full. Methods raise OSError."""
+
+    def __init__(self, folder: Path) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        folder.mkdir(parents=True, exist_ok=True)
+        # Later files sort behind those of earlier starts, or TensorBoard leaves them out.
+        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        self._event: Any = Event
+        self._records: Any = RecordWriter((folder / name).open("xb"))
+        self._put(file_version="brain.Event:2")
+
+    def add(self, *summaries: Any, step: int = 0) -> None:
+        for summary in summaries:
+            self._put(summary=summary, step=step)
+        self._records.flush()
+
+    def add_scalars(self, scalars: Mapping[str, float], step: int) -> None:
+        from torch.utils.tensorboard.summary import scalar
+
+        self.add(*(scalar(name, value) for name, value in scalars.items()), step=step)
+
+    def add_text(self, name: str, value: str, step: int) -> None:
+        from torch.utils.tensorboard.summary import text
+
+        self.add(text(name, value), step=step)
+
+    def close(self) -> None:
+        self._records.close()
+
+    def _put(self, **fields: Any) -> None:
+        self._records.write(self._event(wall_time=time.time(), **fields).SerializeToString())
 
 
 class LinkScalars:
