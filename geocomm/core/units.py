@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from geocomm.core.bad_input import BadInput
 
@@ -69,6 +69,11 @@ def duration_text(seconds: float, form: str = ".0f") -> str:
 def count_text(number: int, thing: str) -> str:
     """`1 rank`, `2 ranks`: a number of things, for people."""
     return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def named_text(thing: str, names: Sequence[str]) -> str:
+    """`site a`, `sites a, b`: things by name, for people."""
+    return f"{thing}{'' if len(names) == 1 else 's'} {', '.join(names)}"
 
 
 def large_text(number: int) -> str:

@@ -19,7 +19,7 @@ from geocomm.core.addresses import Address, AddressError
 from geocomm.core.bad_input import BadInput
 from geocomm.core.patience import Waiting, until_one_ends
 from geocomm.core.running_clock import RunningClock
-from geocomm.core.units import count_text
+from geocomm.core.units import count_text, named_text
 from geocomm.data.deal_records import DealtSet
 from geocomm.elastic.files.known_agents import KnownAgents
 from geocomm.elastic.files.snapshots import forget
@@ -162,7 +162,7 @@ class Leader:
             await asyncio.sleep(TICK_S)
             self._on(Tick())
             if missing := sorted(self._terms.wait_for - set(self.state.live)) if not any(self.state.versions) else []:
-                waiting.tell(lambda missing=missing: f"site {', '.join(missing)} to be ready, before the first round")
+                waiting.tell(lambda missing=missing: f"{named_text('site', missing)} to be ready, for the first round")
             elif 0 < len(live := self.state.live) < self._terms.min_sites:
                 waiting.tell(
                     lambda live=live: (

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Val
 
 from geocomm.core.bad_input import first_problem, problem_text
 from geocomm.core.site import check_site_name
+from geocomm.core.units import named_text
 
 FORMAT = 1
 ASSUMED_RATE_BPS, ASSUMED_RTT_S = 1e9, 0.1
@@ -214,7 +215,7 @@ class Links(BaseModel):
         """
         missing = [site for site in sites if site not in self.sites]
         if missing:
-            _refuse(f"no links of site {', '.join(missing)}; the table has {', '.join(self.sites)}")
+            _refuse(f"no links of {named_text('site', missing)}; the table has {', '.join(self.sites)}")
         rows = [self.sites.index(site) for site in sites]
 
         def table(values: Table) -> Table:

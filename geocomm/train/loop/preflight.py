@@ -16,7 +16,7 @@ from geocomm._version import __version__
 from geocomm.core.bad_input import BadInput
 from geocomm.core.place import Place
 from geocomm.core.settings import flat_fields
-from geocomm.core.units import count_text
+from geocomm.core.units import count_text, named_text
 from geocomm.data.corpus.packing import Sequences
 from geocomm.group.membership.roll_call import differences
 from geocomm.train.loop.train_config import RunConfig
@@ -266,7 +266,7 @@ def choose_device(records: list[dict[str, Any]], wanted: str) -> str:
         for record in lacking[:3]
     )
     raise BadInput(
-        f"a CUDA job needs one GPU per rank, but site {', '.join(sites)} lacks them: {named}"
+        f"a CUDA job needs one GPU per rank, and {named_text('site', sites)} cannot give one: {named}"
         f"{', …' if len(lacking) > 3 else ''}; use distributed.device=cpu to train on CPUs everywhere"
     )
 

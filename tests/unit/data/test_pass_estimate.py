@@ -127,7 +127,7 @@ def test_command(tmp_path: Path) -> None:
     lacking.write_text(json.dumps(table.select(["oslo", "tokyo"]).to_dict()))
     for wrong, words in (
         (["--data", catalog.url, *options, "--price", "0.02"], "give --parameters or --model too"),
-        (["--data", catalog.url, *options, "--links", str(lacking)], "no links of site frankfurt, virginia"),
+        (["--data", catalog.url, *options, "--links", str(lacking)], "no links of sites frankfurt, virginia"),
         (["--data", catalog.url], "needs --gpus"),
         (["--data", catalog.url, *options[:1], "frankfurt", *options[2:]], "expected SITE=NUMBER"),
         (["--data", catalog.url, *options, "--gpu-price", "tokyo=nan"], "a number above 0"),

@@ -126,10 +126,10 @@ def test_error_of_every_rank_is_told_once() -> None:
 
 def test_cuda_job_names_the_site_without_gpus() -> None:
     config = _config(distributed={"device": "cuda"})
-    with pytest.raises(BadInput, match="site b lacks"):
+    with pytest.raises(BadInput, match="site b cannot give one"):
         decide(_records({0: {"gpus": 1}}, config), config)
     more_ranks_than_gpus = {0: {"gpus": 1}, 1: {"gpus": 1, "local_rank": 1}}
-    with pytest.raises(BadInput, match="site b lacks"):
+    with pytest.raises(BadInput, match="site b cannot give one"):
         decide(_records(more_ranks_than_gpus, config), config)
     on_cpu = _config(distributed={"device": "cpu"})
     assert decide(_records({0: {"gpus": 1}}, on_cpu), on_cpu).device == "cpu"
