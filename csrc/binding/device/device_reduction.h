@@ -1,5 +1,5 @@
 // A lossy reduction of CUDA tensors whose frames are made, decoded and summed on the device: the FrameMaker
-// of Exchange::exchange_frames(). The frames lie in pinned memory, which kernels write and read directly: the
+// of Exchange::plan_frames(). The frames lie in pinned memory, which kernels write and read directly: the
 // threads of the WAN only see host memory, and never wait for the device nor make it wait for them.
 #pragma once
 
@@ -61,9 +61,8 @@ class DeviceReduction final : public collective::FrameMaker,
   class Kernels;
   class Batched;
 
-  DeviceReduction(collective::Exchange& exchange, const collective::OpContext& context,
-                  collective::ReduceOp op, std::vector<collective::StripeData> stripes,
-                  StreamOperation& stream);
+  DeviceReduction(collective::FrameExchange exchange, const collective::OpContext& context,
+                  std::vector<collective::StripeData> stripes, StreamOperation& stream);
 
   bool loads_kernels();
   void enqueue_contributions(std::uint32_t group);
@@ -71,12 +70,11 @@ class DeviceReduction final : public collective::FrameMaker,
   std::span<std::byte> data_of(const collective::FrameChunk& chunk) const;
   collective::cuda::DeviceFeedback feedback_of(const ResidualUse& residual) const;
 
-  collective::Exchange& exchange_;
+  const std::shared_ptr<const collective::FramePlan> plan_;
+  std::function<core::Status(collective::FrameMaker&)> exchange_;  // until it ran
   const collective::OpContext context_;
-  const collective::ReduceOp op_;
   const std::vector<collective::StripeData> stripes_;
-  StreamOperation& stream_;  // owns this, by way of its stages
-  std::shared_ptr<collective::FramePlan> plan_;
+  StreamOperation& stream_;       // owns this, by way of its stages
   std::vector<at::Tensor> sums_;  // per chunk, where it has an owner or is of 16 bits; float32
   // One of the two.
   std::shared_ptr<Kernels> kernels_;

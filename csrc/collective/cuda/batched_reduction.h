@@ -1,5 +1,6 @@
 // A lossy reduction whose frames are made, decoded and summed on a device, all chunks of a group at once:
-// what is enqueued does not grow with the chunks. What it does is that of reduce_transfer.h, bit for bit.
+// what is enqueued does not grow with the chunks. What it does is that of host_reduce_transfer.h, bit for
+// bit.
 //
 // Frames cross between the device and the host once each: those of this rank are made in the device's memory,
 // where it reads them again, and copied.
@@ -17,7 +18,8 @@
 #include "codec/cuda/payload_plan.h"
 #include "collective/cuda/device_feedback.h"
 #include "collective/cuda/device_sums.h"
-#include "collective/run/exchange.h"
+#include "collective/run/frame_plan.h"
+#include "collective/sums/feedback.h"
 #include "core/dtype.h"
 #include "core/status.h"
 

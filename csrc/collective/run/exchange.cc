@@ -5,9 +5,9 @@
 #include <set>
 #include <utility>
 
-#include "collective/run/frame_transfer.h"
+#include "collective/run/device_reduce_transfer.h"
+#include "collective/run/host_reduce_transfer.h"
 #include "collective/run/move_transfer.h"
-#include "collective/run/reduce_transfer.h"
 #include "collective/run/transfer.h"
 #include "collective/sums/reduction.h"
 #include "core/str.h"
@@ -117,35 +117,31 @@ class ExchangeImpl final : public Exchange {
     }
     if (!status.is_ok()) return named(std::move(status), context);
     return core::without_throwing([&] {
-      const auto transfer = std::make_shared<ReduceTransfer>(shared_, context, op, stripes);
+      const auto transfer = std::make_shared<HostReduceTransfer>(shared_, context, op, stripes);
       GEOCOMM_RETURN_IF_ERROR(run(context, transfer));
       if (context.caller && context.caller->report != nullptr) *context.caller->report = transfer->report();
       return Status::ok();
     });
   }
 
-  core::Result<std::shared_ptr<FramePlan>> plan_frames(const OpContext& given, ReduceOp op,
-                                                       std::span<const StripeData> stripes,
-                                                       core::BufferPool& memory,
-                                                       const FrameOptions& options) override {
+  Result<FrameExchange> plan_frames(const OpContext& given, ReduceOp op, std::span<const StripeData> stripes,
+                                    core::BufferPool& memory, const FrameOptions& options) override {
     const OpContext context = with_policy(given);
     if (Status status = check(context, op, stripes); !status.is_ok())
       return named(std::move(status), context);
-    return core::without_throwing(
-        [&] { return collective::plan_frames(shared_->config, context, op, stripes, memory, options); });
-  }
-
-  Status exchange_frames(const OpContext& given, ReduceOp op, std::span<const StripeData> stripes,
-                         std::shared_ptr<FramePlan> plan, FrameMaker& maker) override {
-    const OpContext context = with_policy(given);
-    return core::without_throwing([&] {
-      const auto transfer =
-          std::make_shared<FrameTransfer>(shared_, context, op, stripes, std::move(plan), maker);
-      GEOCOMM_RETURN_IF_ERROR(run(context, transfer));
-      if (context.caller && context.caller->report != nullptr) {
-        context.caller->report->wire_bytes = transfer->wire_bytes();
-      }
-      return Status::ok();
+    return core::without_throwing([&]() -> Result<FrameExchange> {
+      const auto transfer = std::make_shared<DeviceReduceTransfer>(shared_, context, op, stripes);
+      GEOCOMM_RETURN_IF_ERROR(transfer->take_rooms(options, memory));
+      return FrameExchange{transfer->frames(), [this, context, transfer](FrameMaker& maker) {
+                             return core::without_throwing([&] {
+                               transfer->set_maker(maker);
+                               GEOCOMM_RETURN_IF_ERROR(run(context, transfer));
+                               if (context.caller && context.caller->report != nullptr) {
+                                 context.caller->report->wire_bytes = transfer->wire_bytes();
+                               }
+                               return Status::ok();
+                             });
+                           }};
     });
   }
 

@@ -20,7 +20,7 @@
 #include "collective/layout/topology.h"
 #include "collective/policy/rate_meter.h"
 #include "collective/policy/wan_policy.h"
-#include "collective/run/arrival_room.h"
+#include "collective/run/frame_plan.h"
 #include "collective/run/op_log.h"
 #include "collective/sums/feedback.h"
 #include "core/buffer.h"
@@ -88,65 +88,6 @@ struct ReceivePiece {
   bool relayed = false;  // `rank` itself waits for another
 };
 
-// A reduction whose frames someone else makes and uses up: an accelerator, on which the data is, and which
-// reaches the memory of the frames. The steps of one chunk, in this order:
-//   1. `contributes`: its elements are encoded to `contribution` (options: contribution_options)
-//   2. the exchange sends that, and fills `frames`
-//   3. `reduces`: the sum in order of the sites of the decoded frames, of this rank's own elements as they
-//      are where its own entry of `frames` is empty; divided by `divisor`
-//   4. `owns`: that sum, Float32, is encoded to `result` (options: result_options); the exchange sends it
-//   5. `receives`: the decoded `result` where there is one, else the sum of step 3, is the chunk's result,
-//      rounded to the dtype
-// Frames are written without crcs (codec::seal_frame()). A frame of codec None may come in place of any.
-struct FrameChunk {
-  std::size_t stripe = 0;  // index in the list of stripes
-  Interval range;          // elements, from the start of the stripe
-  std::uint32_t group = 0;
-  bool contributes = false;
-  bool reduces = false;
-  bool owns = false;
-  bool receives = false;
-  bool has_result = false;  // made by this rank, or coming
-  codec::CompressOptions contribution_options;
-  codec::CompressOptions result_options;
-  // Room for compress_bound(). Of frames that come on arrival: what they have, once they are there.
-  core::Buffer contribution;
-  std::vector<core::Buffer> frames;  // by site, where `reduces`; sizes are set when they come
-  core::Buffer result;               // of Float32, where `has_result`
-};
-struct FramePlan {
-  codec::CodecSpec codec;
-  int divisor = 1;
-  bool has_results = false;  // some chunk has an owner
-  // Chunks are made, and wait for what comes, by groups, one after the other: one group's frames are on their
-  // way while those of the next are made.
-  std::uint32_t groups = 1;
-  std::size_t own_site = 0;
-  // Where frames that come are put, as they come; nullptr: they have their rooms in the chunks.
-  std::shared_ptr<ArrivalRoom> arrivals;
-  std::vector<FrameChunk> chunks;
-};
-struct FrameOptions {
-  std::size_t group_bytes = ~std::size_t{0};  // of this rank's elements, a group; there are eight at most
-  // Frames that come take room of their own size, as they come, in place of the worst case from the
-  // beginning.
-  bool places_on_arrival = false;
-};
-// What the exchange tells whoever makes the frames.
-class FrameMaker {
- public:
-  virtual ~FrameMaker() = default;
-  // Blocks until step 1 of the first `groups` is done. On the thread that called exchange_frames(), for one
-  // group more at a time; not at all where there is but one.
-  virtual core::Status wait_for_contributions(std::uint32_t groups, core::Deadline deadline) = 0;
-  // `frames` of all chunks of the first `groups` are there: step 3 may begin. On any thread, several at once
-  // and in any order; must not block.
-  virtual void contributions_arrived(std::uint32_t groups) = 0;
-  // Blocks until the results that this rank owns in the first `groups` are made. On the thread that called
-  // exchange_frames(), after contributions_arrived() of as many.
-  virtual core::Status wait_for_results(std::uint32_t groups, core::Deadline deadline) = 0;
-};
-
 // Counters since the start of the process group. Bytes are payloads of WAN messages: raw = the elements they
 // stand for.
 struct ExchangeStats {
@@ -192,21 +133,15 @@ class Exchange {
   // other in the operation.
   virtual core::Status reduce(const OpContext& context, ReduceOp op, std::span<StripeData> stripes) = 0;
 
-  // The same for data on an accelerator. plan_frames() takes stripes whose data and residuals nobody looks
-  // at, and acquires the memory of all frames from `memory`, in one piece; Unsupported: the operation is
-  // exact, or `memory` has no more (Exchange::reduce() on host memory carries it out). Residuals are the
-  // business of whoever makes the frames; of the caller's report only `wire_bytes` is filled in.
-  // exchange_frames() takes step 1 as done where there is one group, and returns when `frames` and the
-  // results of others have come; they were checked against crc and header, but may still not decode. After an
-  // error a channel may still write to the frames: it shares the plan as long as it can. Ranks that call
-  // reduce() and ranks that call exchange_frames() work together.
-  virtual core::Result<std::shared_ptr<FramePlan>> plan_frames(const OpContext& context, ReduceOp op,
-                                                               std::span<const StripeData> stripes,
-                                                               core::BufferPool& memory,
-                                                               const FrameOptions& options = {}) = 0;
-  virtual core::Status exchange_frames(const OpContext& context, ReduceOp op,
-                                       std::span<const StripeData> stripes, std::shared_ptr<FramePlan> plan,
-                                       FrameMaker& maker) = 0;
+  // The same for data on an accelerator: stripes whose data and residuals nobody looks at, and the memory of
+  // all frames from `memory`, in one piece; Unsupported: the operation is exact, or `memory` has no more
+  // (Exchange::reduce() on host memory carries it out). Residuals are the business of whoever makes the
+  // frames; of the caller's report only `wire_bytes` is filled in. Ranks that call this and ranks that call
+  // reduce() work together.
+  virtual core::Result<FrameExchange> plan_frames(const OpContext& context, ReduceOp op,
+                                                  std::span<const StripeData> stripes,
+                                                  core::BufferPool& memory,
+                                                  const FrameOptions& options = {}) = 0;
 
   // Sends and receives bytes, exactly, all at once. The pieces between two ranks are matched in order, and
   // the sizes must agree. Pieces of this rank itself are not allowed. What is forwarded is copied: at most as

@@ -1,379 +1,257 @@
 #include "collective/run/reduce_transfer.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
-#include "codec/frames/codec.h"
-#include "collective/sums/reduction.h"
+#include "collective/layout/descriptor.h"
 #include "core/str.h"
 
 namespace geocomm::collective {
 
-using codec::Accumulate;
-using core::Buffer;
 using core::DType;
 using core::Result;
 using core::Status;
-using core::StatusCode;
 using core::str;
 
 namespace {
 
-std::span<float> as_floats(std::span<std::byte> bytes) {
-  return {reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float)};
+// A good hash of `value`, to be chained (the finalizer of splitmix64).
+std::uint64_t mix(std::uint64_t state, std::uint64_t value) {
+  std::uint64_t z = state + value + 0x9E3779B97F4A7C15u;
+  z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
+  z = (z ^ z >> 27) * 0x94D049BB133111EBu;
+  return z ^ z >> 31;
 }
 
-codec::ErrorFeedback in_place(std::span<float> residual, float decay) {
-  return {std::as_writable_bytes(residual).data(), DType::Float32, residual.size(), decay};
+// Whether it is to be reduced, or received.
+bool is_used(const FrameChunk& chunk) {
+  return chunk.reduces || chunk.receives;
+}
+
+// That of its caller, else that of its policy, where the dtype and the reduction allow it.
+codec::CodecSpec codec_of(const ExchangeConfig& config, const OpContext& context, ReduceOp op) {
+  const std::uint64_t raw_bytes = total_bytes(context);
+  if (context.caller)
+    return raw_bytes < config.min_compress_bytes ? codec::CodecSpec{} : context.caller->codec;
+  const codec::CodecSpec& codec = context.policy->codec_for(raw_bytes);
+  const bool sums = op == ReduceOp::Sum || op == ReduceOp::Avg;
+  const bool fits = core::is_compressible(context.dtype) && (sums || codec.is_exact());
+  return fits ? codec : codec::CodecSpec{};
+}
+
+// Their data is not looked at.
+ReducePlan plan_of(const ExchangeConfig& config, const OpContext& context, const codec::CodecSpec& codec,
+                   std::span<const StripeData> stripes) {
+  std::vector<PlannedStripe> shapes;
+  for (const StripeData& stripe : stripes) shapes.push_back({stripe.stripe, stripe.receives});
+  return plan_reduce(
+      config.topology, shapes,
+      {core::size_of(context.dtype), config.chunk_bytes,
+       context.policy->scheme_for(codec, context.dtype, context.elements), context.policy->relays()});
 }
 
 }  // namespace
 
 ReduceTransfer::ReduceTransfer(std::shared_ptr<ExchangeShared> shared, const OpContext& context, ReduceOp op,
                                std::span<const StripeData> stripes)
-    : PlannedReduction(std::move(shared), context, op, stripes), states_(plan_.chunks.size()) {
-  std::size_t finishes = 0;
-  std::size_t bytes = 0;
-  for (const StripeData& stripe : stripes_) {
-    stripe_begins_.push_back(bytes);
-    bytes += stripe.data.size();
+    : Transfer(std::move(shared), context), op_(op), stripes_(stripes.begin(), stripes.end()) {
+  const Topology& topology = config().topology;
+  frames_->codec = codec_of(config(), context, op);
+  frames_->divisor = op == ReduceOp::Avg ? topology.size() : 1;
+  frames_->own_site = static_cast<std::size_t>(topology.site());
+  frames_->arrivals = std::make_shared<ArrivalRoom>(core::Buffer(), buffers());
+  ReducePlan plan = plan_of(config(), context, codec(), stripes);
+  messages_ = std::move(plan.peers);
+  routes_.resize(plan.chunks.size());
+  awaited_.resize(plan.chunks.size());
+  plan_routes();
+  for (std::size_t c = 0; c < plan.chunks.size(); ++c) plan_chunk(plan.chunks[c], routes_[c]);
+}
+
+void ReduceTransfer::plan_routes() {
+  std::map<std::tuple<std::size_t, Kind, int>, std::vector<Target>> onward;
+  for (std::size_t p = 0; p < messages_.size(); ++p) {
+    for (std::uint32_t number = 0; number < messages_[p].sends.size(); ++number) {
+      const Message& message = messages_[p].sends[number];
+      if (message.origin != config().topology.site()) {
+        onward[{message.chunk, message.kind, message.origin}].push_back({p, number});
+      } else {
+        routes_[message.chunk].of(message.kind).push_back({p, number});
+      }
+    }
   }
-  for (std::size_t c = 0; c < states_.size(); ++c) {
-    const PlannedChunk& chunk = plan_.chunks[c];
-    ChunkState& state = states_[c];
-    const Route& route = routes_[c];
-    state.finishes = receives(chunk) || chunk.reducer == own_site();
-    state.awaited = route.contributions_awaited + route.results_awaited;
-    if (state.finishes) {
-      ++finishes;
-      state.frames.resize(stripes_[chunk.stripe].stripe.rank_of_site.size());
+  for (std::size_t p = 0; p < messages_.size(); ++p) {
+    const std::vector<Message>& receives = messages_[p].receives;
+    placed_.emplace_back(receives.size(), false);
+    for (std::uint32_t number = 0; number < receives.size(); ++number) {
+      const Message& message = receives[number];
+      const auto found = onward.find({message.chunk, message.kind, message.origin});
+      if (found != onward.end()) relays_[{p, number}] = found->second;
+      if (message.delivers) ++awaited_[message.chunk];
     }
-    // The data is overwritten only once it has been encoded.
-    if (!route.contributions.empty()) {
-      ++state.awaited;
-      producers_.push_back(c);
-    } else if (context.flow != nullptr && state.finishes) {
-      ++state.awaited;
-      own_.push_back(c);
-    }
-    if (state.finishes && state.awaited == 0) ready_.push_back(c);
+  }
+}
+
+void ReduceTransfer::plan_chunk(const PlannedChunk& planned, const Route& route) {
+  const StripeData& stripe = stripes_[planned.stripe];
+  const std::size_t own_site = frames_->own_site;
+  const bool has_owner = planned.flow == Flow::OwnerReduces;
+  FrameChunk& chunk = frames_->chunks.emplace_back();
+  static_cast<PlannedChunk&>(chunk) = planned;
+  chunk.contributes = !route.contributions.empty();
+  chunk.receives = stripe.receives[own_site];
+  chunk.reduces = planned.reducer < 0 ? chunk.receives : planned.reducer == static_cast<int>(own_site);
+  chunk.owns = chunk.reduces && has_owner;
+  chunk.has_result = has_owner && (chunk.owns || chunk.receives);
+  if (chunk.reduces) chunk.frames.resize(stripe.receives.size());
+  // Seeds differ between ranks, operations and kinds.
+  const auto options = [&](Kind kind) {
+    codec::CompressOptions options;
+    const auto rank = static_cast<std::uint64_t>(config().topology.rank());
+    options.seed = mix(mix(mix(config().group, context().seq), rank), static_cast<std::uint64_t>(kind));
+    options.first_element = stripe.stripe.range.begin + planned.range.begin;
+    return options;
+  };
+  chunk.contribution_options = options(Kind::Contribution);
+  chunk.result_options = options(Kind::Result);
+}
+
+void ReduceTransfer::plan_jobs(bool with_results) {
+  std::size_t finishes = relays_.size();
+  for (std::size_t c = 0; c < routes_.size(); ++c) {
+    const FrameChunk& chunk = frames_->chunks[c];
+    if (!routes_[c].contributions.empty()) jobs_.push_back({c, Kind::Contribution});
+    if (with_results && !routes_[c].results.empty()) jobs_.push_back({c, Kind::Result});
+    if (!is_used(chunk)) continue;
+    ++finishes;
+    if (awaited_[c] == 0) ready_.push_back(c);
   }
   // Stripes have different peers: their chunks take turns, so that all links are busy.
-  std::stable_sort(producers_.begin(), producers_.end(), [&](std::size_t a, std::size_t b) {
-    return plan_.chunks[a].index < plan_.chunks[b].index;
+  std::ranges::stable_sort(jobs_, {}, [&](const Job& job) {
+    const FrameChunk& chunk = frames_->chunks[job.chunk];
+    return std::tuple(job.kind, chunk.group, chunk.index);
   });
-  if (context.flow != nullptr) hold_producers_locked(0);
-  plan(make_peers(), producers_.size(), finishes + relayed_frames(), total_bytes(context),
-       codec_.to_string());
+  plan(make_peers(), jobs_.size(), finishes, total_bytes(context()), codec().to_string());
 }
 
 void ReduceTransfer::start() {
   std::lock_guard lock(mutex_);
-  for (const std::size_t c : ready_) submit_finish_locked([this, c] { return finish(c); });
-  if (context().flow != nullptr) call_waiting_thread_locked([this] { return follow_data(); });
-}
-
-// Chunks begin as their data comes.
-Status ReduceTransfer::follow_data() {
-  std::size_t job = 0;
-  std::size_t own = 0;
-  while (job < producers_.size() || own < own_.size()) {
-    std::size_t next = ~std::size_t{0};
-    if (job < producers_.size()) next = data_end(producers_[job]);
-    if (own < own_.size()) next = std::min(next, data_end(own_[own]));
-    GEOCOMM_ASSIGN_OR_RETURN(const std::size_t there, context().flow->wait_for(next, context().deadline));
-    std::lock_guard lock(mutex_);
-    while (job < producers_.size() && data_end(producers_[job]) <= there) ++job;
-    while (own < own_.size() && data_end(own_[own]) <= there) arrived_locked(own_[own++]);
-    release_producers_locked(job);
-  }
-  return Status::ok();
-}
-
-std::size_t ReduceTransfer::data_end(std::size_t c) const {
-  const PlannedChunk& chunk = plan_.chunks[c];
-  return stripe_begins_[chunk.stripe] + chunk.range.end * core::size_of(context().dtype);
+  for (const std::size_t c : ready_) submit_finish_locked([this, c] { return use(c); });
 }
 
 Status ReduceTransfer::produce(std::size_t job) {
-  const std::size_t c = producers_[job];
-  const PlannedChunk& chunk = plan_.chunks[c];
-  ChunkState& state = states_[c];
-  GEOCOMM_RETURN_IF_ERROR(flush_residual(c));
-  GEOCOMM_ASSIGN_OR_RETURN(const Buffer frame, encode_contribution(c));
-  GEOCOMM_RETURN_IF_ERROR(send_frame(c, routes_[c].contributions, frame));
+  const auto [c, kind] = jobs_[job];
+  GEOCOMM_ASSIGN_OR_RETURN(const core::Buffer frame, make(c, kind));
+  return send_frame(c, kind, frame);
+}
+
+Status ReduceTransfer::send_frame(std::size_t c, Kind kind, const core::Buffer& frame) {
+  const std::vector<Target>& to = routes_[c].of(kind);
+  GEOCOMM_RETURN_IF_ERROR(send(to, frame, raw_bytes(c)));
   std::lock_guard lock(mutex_);
-  if (state.finishes && chunk.reducer < 0 && !codec_.is_exact()) {
-    state.frames[static_cast<std::size_t>(own_site())] = frame;
-  }
-  arrived_locked(c);
+  wire_bytes_ += to.size() * frame.size();
   return Status::ok();
 }
 
-Buffer& ReduceTransfer::slot(const Message& message) {
-  ChunkState& state = states_[message.chunk];
-  return message.kind == Message::Kind::Contribution ? state.frames[static_cast<std::size_t>(message.origin)]
-                                                     : state.result;
+core::Buffer& ReduceTransfer::slot(const Message& message) {
+  FrameChunk& chunk = frames_->chunks[message.chunk];
+  return message.kind == Kind::Contribution ? chunk.frames[static_cast<std::size_t>(message.origin)]
+                                            : chunk.result;
+}
+
+Result<std::span<std::byte>> ReduceTransfer::place(std::size_t peer, std::uint32_t number,
+                                                   std::size_t bytes) {
+  GEOCOMM_RETURN_IF_ERROR(check_size(peer, number, bytes));
+  const Message& message = messages_[peer].receives[number];
+  core::Buffer room;
+  if (!message.delivers) {
+    room = buffers().sized(bytes);
+  } else if (frames_->arrivals) {
+    room = frames_->arrivals->take(bytes);
+  }
+  std::lock_guard lock(mutex_);
+  if (placed_[peer][number]) return came_twice(peer, number);
+  placed_[peer][number] = true;
+  core::Buffer& frame = message.delivers ? slot(message) : relayed_[{peer, number}];
+  if (room.data() != nullptr) frame = std::move(room);
+  frame.resize(bytes);
+  return frame.span();
+}
+
+Transfer::Arrival ReduceTransfer::on_arrival(std::size_t peer, std::uint32_t number) {
+  const Message& message = messages_[peer].receives[number];
+  const core::Buffer frame = message.delivers ? slot(message) : relayed_.extract({peer, number}).mapped();
+  const std::uint64_t raw = raw_bytes(message.chunk);
+  const Arrival arrival{is_owed(message, peers()[peer].rank), raw, frame.size()};
+  if (const auto found = relays_.find({peer, number}); found != relays_.end()) {
+    submit_finish_locked([this, &to = found->second, frame, raw] { return relay(to, frame, raw); });
+  }
+  if (message.delivers) arrived_locked(message.chunk);
+  return arrival;
 }
 
 void ReduceTransfer::arrived_locked(std::size_t c) {
-  if (--states_[c].awaited == 0 && states_[c].finishes) {
-    submit_finish_locked([this, c] { return finish(c); });
+  if (--awaited_[c] == 0 && is_used(frames_->chunks[c])) {
+    submit_finish_locked([this, c] { return use(c); });
   }
 }
 
-Status ReduceTransfer::finish(std::size_t c) {
-  const PlannedChunk& chunk = plan_.chunks[c];
-  ChunkState& state = states_[c];
-  // Nothing else is awaited, so the frames are this task's alone from here on.
-  Status status;
-  if (chunk.reducer >= 0 && chunk.reducer != own_site()) {
-    status = take_result(chunk, state.result);
-  } else {
-    status = codec_.is_exact() ? reduce_exactly(c) : reduce_decoded(c);
-  }
-  if (status.is_ok() && receives(chunk)) {
-    end_feedback(c);
-    if (context().flow != nullptr) context().flow->done(data_end(c) - data_of(chunk).size(), data_end(c));
-  }
-  state.frames.clear();
-  state.result = {};
-  return status;
-}
-
-// The peers' elements are read where they came in (Lossless: where they are unpacked to), this rank's own
-// where they are.
-Status ReduceTransfer::reduce_exactly(std::size_t c) {
-  const PlannedChunk& chunk = plan_.chunks[c];
-  ChunkState& state = states_[c];
-  const std::span<std::byte> data = data_of(chunk);
-  if (routes_[c].contributions.empty()) GEOCOMM_RETURN_IF_ERROR(flush_residual(c));
-  std::vector<const std::byte*> sources;
-  std::vector<Buffer> unpacked;
-  for (std::size_t site = 0; site < state.frames.size(); ++site) {
-    if (static_cast<int>(site) == own_site()) {
-      sources.push_back(data.data());
-      continue;
+std::vector<Transfer::Peer> ReduceTransfer::make_peers() const {
+  const std::uint64_t descriptor =
+      pack_descriptor({context().kind, context().dtype, op_, codec(), context().elements});
+  std::vector<Peer> peers;
+  for (const PeerPlan& planned : messages_) {
+    Peer peer;
+    peer.rank = planned.rank;
+    peer.sends = static_cast<std::uint32_t>(planned.sends.size());
+    peer.receives = static_cast<std::uint32_t>(planned.receives.size());
+    peer.send_descriptor = peer.receive_descriptor = descriptor;
+    for (const Message& message : planned.receives) {
+      if (is_owed(message, planned.rank)) ++peer.owed;
     }
-    GEOCOMM_ASSIGN_OR_RETURN(
-        const codec::FrameView view,
-        check_frame(state.frames[site].span(), context().dtype, chunk, static_cast<int>(site)));
-    Status sound;
-    if (view.spec.id == codec::CodecId::None) {
-      sound = codec::verify_payload(state.frames[site].span(), view);
-      sources.push_back(view.payload.data());
-    } else {
-      const Buffer& elements = unpacked.emplace_back(buffers().sized(data.size()));
-      sound = codec::decompress(state.frames[site].span(), elements.span());
-      sources.push_back(elements.data());
-    }
-    if (!sound.is_ok()) return std::move(sound).with_peer(site_peer_name(chunk, static_cast<int>(site)));
+    peers.push_back(std::move(peer));
   }
-  Buffer scratch;
-  std::span<std::byte> sums = data;
-  if (!receives(chunk)) {
-    scratch = buffers().sized(data.size());
-    sums = scratch.span();
+  return peers;
+}
+
+Status ReduceTransfer::check_size(std::size_t peer, std::uint32_t number, std::size_t bytes) const {
+  const Message& message = messages_[peer].receives[number];
+  const std::uint64_t elements = frames_->chunks[message.chunk].range.size();
+  const DType dtype = message.kind == Kind::Contribution ? context().dtype : result_dtype();
+  const std::size_t bound = codec::compress_bound(codec(), dtype, elements);
+  if (bytes >= sizeof(codec::FrameHeader) && bytes <= bound) return Status::ok();
+  return core::corrupt("chunk ", number, " from ", peer_name(peer), " has ", bytes, " bytes, but a frame of ",
+                       elements, " elements has ", sizeof(codec::FrameHeader), " to ", bound)
+      .with_peer(peer_name(peer));
+}
+
+// spec operations 5.3: "A receiver MUST refuse as CorruptData a frame that does not fill its chunk"
+Result<codec::FrameView> ReduceTransfer::check_frame(std::span<const std::byte> frame, DType dtype,
+                                                     const FrameChunk& chunk, int site) const {
+  auto view = codec::parse_frame(frame);
+  if (!view.is_ok()) return Status(view.status()).with_peer(site_peer_name(chunk, site));
+  // Codecs may resort to None, but not to each other.
+  const bool codec_fits = view->spec.id == codec::CodecId::None || codec::same_frames(view->spec, codec());
+  if (!codec_fits || view->dtype != dtype || view->elements != chunk.range.size() ||
+      codec::frame_bytes(*view) != frame.size()) {
+    return core::corrupt("frame from ", site_peer_name(chunk, site), " holds ", view->elements,
+                         " elements of ", core::to_string(view->dtype), " in ", view->spec.to_string(), " (",
+                         frame.size(), " bytes), expected ", chunk.range.size(), " elements of ",
+                         core::to_string(dtype), " in ", codec().to_string())
+        .with_peer(site_peer_name(chunk, site));
   }
-  reduce_elements(context().dtype, op_, sources, sums.data(), chunk.range.size(), divisor());
-  Buffer frame;
-  return send_result(c, sums, frame);
+  return view;
 }
 
-Status ReduceTransfer::reduce_decoded(std::size_t c) {
-  const PlannedChunk& chunk = plan_.chunks[c];
-  ChunkState& state = states_[c];
-  const std::span<std::byte> data = data_of(chunk);
-  const DType dtype = context().dtype;
-  const bool owns = chunk.flow == Flow::OwnerReduces;
-  if (routes_[c].contributions.empty()) use_own(c);
-  // Straight into the caller's data where that is float and no operand is read from there.
-  Buffer scratch;
-  std::span<float> sums;
-  if (dtype == DType::Float32 && chunk.reducer < 0) {
-    sums = as_floats(data);
-  } else {
-    scratch = buffers().sized(chunk.range.size() * sizeof(float));
-    sums = as_floats(scratch.span());
+std::string ReduceTransfer::site_peer_name(const FrameChunk& chunk, int site) const {
+  const int rank = stripes_[chunk.stripe].stripe.rank_of_site[static_cast<std::size_t>(site)];
+  for (std::size_t i = 0; i < peers().size(); ++i) {
+    if (peers()[i].rank == rank) return peer_name(i);
   }
-  for (std::size_t site = 0; site < state.frames.size(); ++site) {
-    // spec operations 5.1: "All receivers MUST end with the same bits."
-    const Accumulate mode = site == 0 ? Accumulate::Assign : Accumulate::Add;
-    const Buffer& frame = state.frames[site];
-    if (frame.data() == nullptr) {  // this rank's own part, exact
-      accumulate_elements(dtype, data.data(), sums, mode);
-      continue;
-    }
-    if (auto view = check_frame(frame.span(), dtype, chunk, static_cast<int>(site)); !view.is_ok()) {
-      return view.status();
-    }
-    if (Status decoded = codec::decompress_accumulate(frame.span(), sums, mode); !decoded.is_ok()) {
-      return std::move(decoded).with_peer(site_peer_name(chunk, static_cast<int>(site)));
-    }
-  }
-  if (owns || !divides_at_end(chunk)) divide(sums, divisor());
-  if (owns) {
-    Buffer frame;
-    GEOCOMM_RETURN_IF_ERROR(send_result(c, std::as_bytes(sums), frame));
-    return receives(chunk) ? take_result(chunk, frame) : Status::ok();
-  }
-  store_sums(dtype, sums, data.data());
-  return Status::ok();
-}
-
-// Nothing to do but for an owner. `frame` becomes what the receivers get.
-Status ReduceTransfer::send_result(std::size_t c, std::span<const std::byte> elements, Buffer& frame) {
-  const PlannedChunk& chunk = plan_.chunks[c];
-  if (chunk.flow != Flow::OwnerReduces) return Status::ok();
-  GEOCOMM_ASSIGN_OR_RETURN(frame, encode_result(c, elements));
-  return send_frame(c, routes_[c].results, frame);
-}
-
-Status ReduceTransfer::send_frame(std::size_t c, const std::vector<Target>& to, const Buffer& frame) {
-  GEOCOMM_RETURN_IF_ERROR(send(to, frame, raw_bytes(plan_.chunks[c])));
-  states_[c].report.wire_bytes = to.size() * frame.size();
-  return Status::ok();
-}
-
-Status ReduceTransfer::take_result(const PlannedChunk& chunk, const Buffer& frame) {
-  const std::span<std::byte> data = data_of(chunk);
-  if (auto view = check_frame(frame.span(), result_dtype(), chunk, chunk.reducer); !view.is_ok()) {
-    return view.status();
-  }
-  Status decoded;
-  if (result_dtype() == context().dtype) {
-    decoded = codec::decompress(frame.span(), data);
-  } else {
-    const Buffer scratch = buffers().sized(chunk.range.size() * sizeof(float));
-    const std::span<float> sums = as_floats(scratch.span());
-    decoded = codec::decompress_accumulate(frame.span(), sums, Accumulate::Assign);
-    if (decoded.is_ok()) store_sums(context().dtype, sums, data.data());
-  }
-  return decoded.is_ok() ? decoded : std::move(decoded).with_peer(site_peer_name(chunk, chunk.reducer));
-}
-
-// Before an exact codec sends this rank's elements, or uses them as they are.
-Status ReduceTransfer::flush_residual(std::size_t c) {
-  const PlannedChunk& chunk = plan_.chunks[c];
-  if (!codec_.is_exact() || feedback_of(chunk).residual.empty()) return Status::ok();
-  const std::span<std::byte> data = data_of(chunk);
-  GEOCOMM_ASSIGN_OR_RETURN(const Buffer frame, encode_with_residual({}, c));
-  return codec::decompress(frame.span(), data);
-}
-
-// Elements of this rank that no frame carries: of a chunk that it reduces itself.
-void ReduceTransfer::use_own(std::size_t c) {
-  const PlannedChunk& chunk = plan_.chunks[c];
-  const FeedbackSpans feedback = feedback_of(chunk);
-  divide_by_scale(context().dtype, data_of(chunk), feedback.scale);
-  // Where no result is encoded either, nothing is lost.
-  if (chunk.flow != Flow::OwnerReduces) std::ranges::copy(feedback.residual, feedback.next.begin());
-}
-
-Result<Buffer> ReduceTransfer::encode_contribution(std::size_t c) {
-  const PlannedChunk& chunk = plan_.chunks[c];
-  if (!codec_.is_exact() && !feedback_of(chunk).residual.empty()) return encode_with_residual(codec_, c);
-  return compressed(codec_, chunk, context().dtype, data_of(chunk),
-                    encode_options(chunk, Message::Kind::Contribution));
-}
-
-Result<Buffer> ReduceTransfer::encode_with_residual(const codec::CodecSpec& codec, std::size_t c) {
-  const PlannedChunk& chunk = plan_.chunks[c];
-  const FeedbackSpans feedback = feedback_of(chunk);
-  const std::span<std::byte> data = data_of(chunk);
-  const float decay = context().caller->decay;
-  states_[c].report.input_square = enter_scales(context().dtype, data, feedback, decay);
-  codec::CompressOptions options = encode_options(chunk, Message::Kind::Contribution);
-  options.feedback = in_place(feedback.next, decay);
-  Result<Buffer> frame = compressed(codec, chunk, context().dtype, data, options);
-  if (frame.is_ok()) keep_residual(c);
-  return frame;
-}
-
-// Of the sum that this rank owns, in units of the scales already.
-Result<Buffer> ReduceTransfer::encode_result(std::size_t c, std::span<const std::byte> elements) {
-  const PlannedChunk& chunk = plan_.chunks[c];
-  const FeedbackSpans feedback = feedback_of(chunk);
-  codec::CompressOptions options = encode_options(chunk, Message::Kind::Result);
-  if (codec_.is_exact() || feedback.residual.empty()) {
-    return compressed(codec_, chunk, result_dtype(), elements, options);
-  }
-  // A residual is in units of the sum, what an owner sends in those of the result.
-  const int unit = divisor();
-  options.feedback = in_place(feedback.next, context().caller->decay / static_cast<float>(unit));
-  states_[c].report.input_square = enter_scales(elements, feedback, options.feedback.decay) * unit * unit;
-  Result<Buffer> frame = compressed(codec_, chunk, result_dtype(), elements, options);
-  if (!frame.is_ok()) return frame;
-  if (unit != 1) {
-    for (float& lost : feedback.next) lost *= static_cast<float>(unit);
-  }
-  keep_residual(c);
-  return frame;
-}
-
-Result<Buffer> ReduceTransfer::compressed(const codec::CodecSpec& codec, const PlannedChunk& chunk,
-                                          DType dtype, std::span<const std::byte> elements,
-                                          const codec::CompressOptions& options) {
-  Buffer frame = buffers().acquire(codec::compress_bound(codec, dtype, chunk.range.size()));
-  GEOCOMM_ASSIGN_OR_RETURN(const std::size_t bytes,
-                           codec::compress(codec, dtype, elements, frame.room(), options));
-  frame.resize(bytes);
-  return buffers().fitted(std::move(frame));  // the channel keeps it until it was acknowledged
-}
-
-// What the codec left in the new residual, in units of the scales, as the caller keeps it.
-void ReduceTransfer::keep_residual(std::size_t c) {
-  const FeedbackSpans feedback = feedback_of(plan_.chunks[c]);
-  states_[c].report.residual_square =
-      feedback.scale.empty()
-          ? square_of(feedback.next)
-          : leave_scales(DType::Float32, std::as_writable_bytes(feedback.next), 1, feedback.scale).scaled;
-}
-
-// The chunk's result is in the caller's data.
-void ReduceTransfer::end_feedback(std::size_t c) {
-  const PlannedChunk& chunk = plan_.chunks[c];
-  FeedbackReport& report = states_[c].report;
-  const std::span<const float> scale = feedback_of(chunk).scale;
-  if (!scale.empty()) {
-    const auto squares =
-        leave_scales(context().dtype, data_of(chunk), divides_at_end(chunk) ? divisor() : 1, scale);
-    report.scaled_square = squares.scaled;
-    report.result_square = squares.plain;
-  } else if (context().caller) {
-    report.result_square = square_of(context().dtype, data_of(chunk));
-  }
-}
-
-// Whether end_feedback() divides by divisor() as well: one pass less.
-bool ReduceTransfer::divides_at_end(const PlannedChunk& chunk) const {
-  return chunk.flow == Flow::BroadcastAll && !codec_.is_exact() && context().dtype == DType::Float32 &&
-         !feedback_of(chunk).scale.empty();
-}
-
-FeedbackReport ReduceTransfer::report() const {
-  FeedbackReport total;
-  for (const ChunkState& state : states_) {
-    total.input_square += state.report.input_square;
-    total.residual_square += state.report.residual_square;
-    total.scaled_square += state.report.scaled_square;
-    total.result_square += state.report.result_square;
-    total.wire_bytes += state.report.wire_bytes;
-  }
-  return total;
-}
-
-std::span<std::byte> ReduceTransfer::data_of(const PlannedChunk& chunk) const {
-  const std::size_t size = core::size_of(context().dtype);
-  return stripes_[chunk.stripe].data.subspan(chunk.range.begin * size, chunk.range.size() * size);
-}
-
-FeedbackSpans ReduceTransfer::feedback_of(const PlannedChunk& chunk) const {
-  return stripes_[chunk.stripe].feedback.part(chunk.range.begin, chunk.range.size());
-}
-
-int ReduceTransfer::divisor() const {
-  return op_ == ReduceOp::Avg ? config().topology.size() : 1;
+  const Topology& topology = config().topology;
+  if (rank == topology.rank()) return str("this rank (", rank, ")");
+  return str("rank ", rank, " (site ", topology.site_name(site), ")");  // heard over a relay alone
 }
 
 }  // namespace geocomm::collective

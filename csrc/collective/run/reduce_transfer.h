@@ -1,68 +1,106 @@
-// A reduction over the sites, in flight: encode, exchange, reduce, as reduce_plan.h lays it out.
+// A reduction over the sites, in flight: which frames this rank sends, relays and awaits, as reduce_plan.h
+// lays it out, and whose memory they are in. Frames are made, and used up, by the derived class: of the host
+// (host_reduce_transfer.h), or of an accelerator (device_reduce_transfer.h).
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
-#include "collective/run/planned_reduction.h"
+#include "codec/frames/frame.h"
+#include "codec/spec/codec_spec.h"
+#include "collective/layout/reduce_plan.h"
+#include "collective/run/frame_plan.h"
+#include "collective/run/transfer.h"
 
 namespace geocomm::collective {
 
-class ReduceTransfer final : public PlannedReduction {
+class ReduceTransfer : public Transfer {
  public:
   // `stripes` are checked (Exchange::reduce()).
   ReduceTransfer(std::shared_ptr<ExchangeShared> shared, const OpContext& context, ReduceOp op,
                  std::span<const StripeData> stripes);
 
-  // After a run() that succeeded.
-  FeedbackReport report() const;
+  std::shared_ptr<const FramePlan> frames() const { return frames_; }
+  // After a run() that succeeded: FeedbackReport's.
+  std::uint64_t wire_bytes() const { return wire_bytes_; }
 
- private:
-  struct ChunkState {
-    bool finishes = false;             // this rank reduces it or receives the result
-    std::uint32_t awaited = 0;         // before it can be finished: frames of peers, and its own encoding
-    std::vector<core::Buffer> frames;  // contributions, by site; of this site only where it takes its own
-    core::Buffer result;               // the owner's frame
-    FeedbackReport report;             // of what this rank encoded: one task's alone, then report()'s
+ protected:
+  using Kind = Message::Kind;
+  // A frame that this rank makes and sends.
+  struct Job {
+    std::size_t chunk = 0;
+    Kind kind = Kind::Contribution;
   };
 
-  core::Status produce(std::size_t job) override;
+  // Both in tasks. The frame of a job.
+  virtual core::Result<core::Buffer> make(std::size_t chunk, Kind kind) = 0;
+  // All that the chunk awaits is there. Of chunks that this rank reduces or receives.
+  virtual core::Status use(std::size_t chunk) = 0;
   void start() override;
-  core::Buffer& slot(const Message& message) override;
-  core::Buffer room_for(const Message&, std::size_t bytes) override { return buffers().sized(bytes); }
-  void delivered_locked(const Message& message) override { arrived_locked(message.chunk); }
 
+  // To be called once chunks have their groups: results are jobs of their own, or not.
+  void plan_jobs(bool with_results);
+  // One of what the chunk awaits is there. `mutex_` must be held.
   void arrived_locked(std::size_t chunk);
-  core::Status follow_data();
-  std::size_t data_end(std::size_t chunk) const;
-  core::Status finish(std::size_t chunk);
-  core::Status reduce_exactly(std::size_t c);
-  core::Status reduce_decoded(std::size_t c);
-  core::Status take_result(const PlannedChunk& chunk, const core::Buffer& frame);
-  core::Status send_result(std::size_t c, std::span<const std::byte> elements, core::Buffer& frame);
-  core::Status send_frame(std::size_t c, const std::vector<Target>& to, const core::Buffer& frame);
-  core::Status flush_residual(std::size_t c);
-  void use_own(std::size_t c);
-  core::Result<core::Buffer> encode_contribution(std::size_t c);
-  core::Result<core::Buffer> encode_with_residual(const codec::CodecSpec& codec, std::size_t c);
-  core::Result<core::Buffer> encode_result(std::size_t c, std::span<const std::byte> elements);
-  core::Result<core::Buffer> compressed(const codec::CodecSpec& codec, const PlannedChunk& chunk,
-                                        core::DType dtype, std::span<const std::byte> elements,
-                                        const codec::CompressOptions& options);
-  void keep_residual(std::size_t c);
-  void end_feedback(std::size_t c);
-  bool divides_at_end(const PlannedChunk& chunk) const;
+  // `mutex_` must not be held.
+  core::Status send_frame(std::size_t chunk, Kind kind, const core::Buffer& frame);
+  // Whether the frame, sealed and whole, is what the chunk needs from that site.
+  core::Result<codec::FrameView> check_frame(std::span<const std::byte> frame, core::DType dtype,
+                                             const FrameChunk& chunk, int site) const;
 
-  std::span<std::byte> data_of(const PlannedChunk& chunk) const;
-  FeedbackSpans feedback_of(const PlannedChunk& chunk) const;
-  int divisor() const;
+  const codec::CodecSpec& codec() const { return frames_->codec; }
+  // What a chunk's owner sends: sums that are to be quantized again keep their precision until then.
+  core::DType result_dtype() const { return codec().is_exact() ? context().dtype : core::DType::Float32; }
+  std::string site_peer_name(const FrameChunk& chunk, int site) const;
 
-  std::vector<ChunkState> states_;      // per chunk; frames, result and awaited guarded by mutex_
-  std::vector<std::size_t> producers_;  // job → chunk
-  std::vector<std::size_t> ready_;      // chunks to finish that await nothing: the group has one site
-  std::vector<std::size_t> own_;  // with a DataFlow: chunks that await this rank's data, which nobody sends
-  std::vector<std::size_t> stripe_begins_;  // in bytes of all stripes
+  const ReduceOp op_;
+  const std::vector<StripeData> stripes_;
+  const std::shared_ptr<FramePlan> frames_ = std::make_shared<FramePlan>();
+  std::vector<Job> jobs_;               // contributions, then results
+  std::vector<std::uint32_t> awaited_;  // per chunk: frames, and what derived classes add; guarded by mutex_
+
+ private:
+  using FrameName = std::pair<std::size_t, std::uint32_t>;  // peer that it comes from, number
+  // Where a chunk's frames go, but for those that this rank relays.
+  struct Route {
+    std::vector<Target> contributions;
+    std::vector<Target> results;
+    std::vector<Target>& of(Kind kind) { return kind == Kind::Contribution ? contributions : results; }
+  };
+
+  void plan_routes();
+  void plan_chunk(const PlannedChunk& planned, const Route& route);
+  std::vector<Peer> make_peers() const;
+  core::Status produce(std::size_t job) override;
+  core::Result<std::span<std::byte>> place(std::size_t peer, std::uint32_t number,
+                                           std::size_t bytes) override;
+  Arrival on_arrival(std::size_t peer, std::uint32_t number) override;
+  // Whether a frame of `bytes` may be that message: before any memory is taken for it.
+  core::Status check_size(std::size_t peer, std::uint32_t number, std::size_t bytes) const;
+  // Where a frame that is delivered lies.
+  core::Buffer& slot(const Message& message);
+  // Whether `rank` sends it without waiting for anybody.
+  bool is_owed(const Message& message, int rank) const {
+    return message.kind == Kind::Contribution && message.origin == config().topology.site_of(rank);
+  }
+  std::uint64_t raw_bytes(std::size_t chunk) const {
+    return frames_->chunks[chunk].range.size() * core::size_of(context().dtype);
+  }
+
+  std::vector<PeerPlan> messages_;
+  std::vector<Route> routes_;       // per chunk
+  std::vector<std::size_t> ready_;  // chunks to use that await nothing: the group has one site
+  std::map<FrameName, std::vector<Target>> relays_;
+  // Guarded by mutex_.
+  std::vector<std::vector<bool>> placed_;      // per peer and message
+  std::map<FrameName, core::Buffer> relayed_;  // being received, for other ranks alone
+  std::uint64_t wire_bytes_ = 0;
 };
 
 }  // namespace geocomm::collective

@@ -1,4 +1,4 @@
-// Exchange::exchange_frames(), with a thread in the part of the accelerator: whatever ranks use it and
+// Exchange::plan_frames(), with a thread in the part of the accelerator: whatever ranks use it and
 // whatever ranks reduce host memory, all end with the same bits.
 #include <atomic>
 #include <condition_variable>
@@ -17,7 +17,7 @@ using codec::Accumulate;
 // Does what FrameChunk says, by the host's codecs.
 class Accelerator final : public FrameMaker {
  public:
-  Accelerator(FramePlan& plan, std::vector<StripeData>& stripes, DType dtype)
+  Accelerator(const FramePlan& plan, std::vector<StripeData>& stripes, DType dtype)
       : plan_(plan),
         stripes_(stripes),
         dtype_(dtype),
@@ -55,11 +55,16 @@ class Accelerator final : public FrameMaker {
     return {StatusCode::Timeout, "the accelerator is late"};
   }
 
+  std::uint32_t arrived() {
+    std::lock_guard lock(mutex_);
+    return arrived_;
+  }
+
   // Step 5.
   void finish() {
     thread_.join();
     for (std::size_t c = 0; c < plan_.chunks.size(); ++c) {
-      FrameChunk& chunk = plan_.chunks[c];
+      const FrameChunk& chunk = plan_.chunks[c];
       if (!chunk.receives) continue;
       if (chunk.has_result) {
         sums_[c].resize(chunk.range.size());
@@ -74,7 +79,7 @@ class Accelerator final : public FrameMaker {
  private:
   void contribute(std::uint32_t group) {
     for (std::size_t c = 0; c < plan_.chunks.size(); ++c) {
-      FrameChunk& chunk = plan_.chunks[c];
+      const FrameChunk& chunk = plan_.chunks[c];
       if (chunk.group != group || !chunk.contributes) continue;
       encode(data_of(chunk), dtype_, chunk.contribution_options, chunk.contribution);
       // The exchange sets the crcs of the original while this thread may read.
@@ -103,7 +108,7 @@ class Accelerator final : public FrameMaker {
 
   void sum(std::uint32_t group) {
     for (std::size_t c = 0; c < plan_.chunks.size(); ++c) {
-      FrameChunk& chunk = plan_.chunks[c];
+      const FrameChunk& chunk = plan_.chunks[c];
       if (chunk.group != group || !chunk.reduces) continue;
       sums_[c].resize(chunk.range.size());
       for (std::size_t site = 0; site < chunk.frames.size(); ++site) {
@@ -130,7 +135,7 @@ class Accelerator final : public FrameMaker {
   }
 
   void encode(std::span<const std::byte> elements, DType dtype, const codec::CompressOptions& options,
-              core::Buffer& frame) {
+              const core::Buffer& frame) {
     const auto bytes = codec::compress(plan_.codec, dtype, elements, frame.room(), options);
     EXPECT_TRUE(bytes.is_ok()) << bytes.status().to_string();
   }
@@ -140,7 +145,7 @@ class Accelerator final : public FrameMaker {
     return stripes_[chunk.stripe].data.subspan(chunk.range.begin * size, chunk.range.size() * size);
   }
 
-  FramePlan& plan_;
+  const FramePlan& plan_;
   std::vector<StripeData>& stripes_;
   const DType dtype_;
   std::vector<Bytes> own_frames_;
@@ -154,14 +159,16 @@ class Accelerator final : public FrameMaker {
   std::thread thread_;
 };
 
-Status reduce_by_frames(Exchange& exchange, const OpContext& context, ReduceOp op,
-                        std::vector<StripeData>& stripes, const FrameOptions& options = {},
-                        core::BufferPool memory = core::BufferPool()) {
-  auto plan = exchange.plan_frames(context, op, stripes, memory, options);
-  if (!plan.is_ok()) return plan.status();
-  EXPECT_EQ((*plan)->groups > 1, options.group_bytes != FrameOptions{}.group_bytes);
-  Accelerator accelerator(**plan, stripes, context.dtype);
-  GEOCOMM_RETURN_IF_ERROR(exchange.exchange_frames(context, op, stripes, *plan, accelerator));
+Status reduce_by_frames(
+    Exchange& exchange, const OpContext& context, ReduceOp op, std::vector<StripeData>& stripes,
+    const FrameOptions& options = {}, core::BufferPool memory = core::BufferPool(),
+    const std::function<void()>& once_planned = [] {}) {
+  auto frames = exchange.plan_frames(context, op, stripes, memory, options);
+  if (!frames.is_ok()) return frames.status();
+  once_planned();
+  EXPECT_EQ(frames->plan->groups > 1, options.group_bytes != FrameOptions{}.group_bytes);
+  Accelerator accelerator(*frames->plan, stripes, context.dtype);
+  GEOCOMM_RETURN_IF_ERROR(frames->run(accelerator));
   accelerator.finish();
   return Status::ok();
 }
@@ -234,21 +241,21 @@ double rooms_a_chunk(const char* codec, Way way, int sites, DType dtype = DType:
   SiteVectors data(group.topology(0), dtype, kElements, 1);
   auto stripes = data.stripes(0);
   const auto context = context_of(OpKind::AllReduce, 1, dtype, kElements);
-  auto plan = group.exchange(0).plan_frames(context, ReduceOp::Sum, stripes, memory);
-  EXPECT_TRUE(plan.is_ok()) << plan.status().to_string();
+  auto frames = group.exchange(0).plan_frames(context, ReduceOp::Sum, stripes, memory);
+  EXPECT_TRUE(frames.is_ok()) << frames.status().to_string();
   EXPECT_EQ(pieces, 1);
   EXPECT_LE(memory.usage().held_bytes, memory.usage().asked_bytes * 9 / 8);
-  for (const FrameChunk& chunk : (*plan)->chunks) {
-    const std::size_t bound = codec::compress_bound((*plan)->codec, dtype, chunk.range.size());
+  for (const FrameChunk& chunk : frames->plan->chunks) {
+    const std::size_t bound = codec::compress_bound(frames->plan->codec, dtype, chunk.range.size());
     for (const core::Buffer* frame : {&chunk.contribution, &chunk.result}) {
       EXPECT_TRUE(frame->data() == nullptr || frame->capacity() >= bound);
     }
     EXPECT_EQ(chunk.result.data() != nullptr, chunk.has_result);
     EXPECT_EQ(chunk.contribution.data() != nullptr, chunk.contributes);
   }
-  const double bounds = static_cast<double>(codec::compress_bound((*plan)->codec, dtype, kElements));
+  const double bounds = static_cast<double>(codec::compress_bound(frames->plan->codec, dtype, kElements));
   const double taken = static_cast<double>(memory.usage().asked_bytes);
-  plan = core::Status(StatusCode::Internal, "");
+  frames = core::Status(StatusCode::Internal, "");
   EXPECT_EQ(memory.usage().held_bytes, 0u);
   return taken / bounds;
 }
@@ -344,11 +351,11 @@ TEST(ExchangeFrames, test_groups_have_so_many_bytes_and_are_eight_at_most) {
                                       {std::size_t{3} << 19, 1u},
                                       {std::size_t{1} << 18, 4u},
                                       {std::size_t{1} << 15, 8u}}) {
-    auto plan = group.exchange(0).plan_frames(context, ReduceOp::Sum, stripes, memory, {bytes});
-    ASSERT_TRUE(plan.is_ok());
-    EXPECT_EQ((*plan)->groups, groups) << bytes;
+    auto frames = group.exchange(0).plan_frames(context, ReduceOp::Sum, stripes, memory, {bytes});
+    ASSERT_TRUE(frames.is_ok());
+    EXPECT_EQ(frames->plan->groups, groups) << bytes;
     std::vector<std::size_t> chunks(groups);
-    for (const FrameChunk& chunk : (*plan)->chunks) ++chunks.at(chunk.group);
+    for (const FrameChunk& chunk : frames->plan->chunks) ++chunks.at(chunk.group);
     const auto [least, most] = std::ranges::minmax(chunks);
     EXPECT_LE(most - least, 1u) << bytes;
   }
@@ -381,7 +388,26 @@ TEST(ExchangeFramesErrors, what_the_host_has_to_reduce_is_refused_and_a_lost_pee
   EXPECT_EQ(reduce_by_frames(group.exchange(0), lost, ReduceOp::Sum, stripes).code(), StatusCode::PeerLost);
 }
 
-// A channel whose peer is in the middle of a chunk when the operation fails: it has the sink, and writes on.
+TEST(ExchangeFrames, test_what_was_planned_is_exchanged_whatever_policy_comes_in_between) {
+  ExchangeGroup group({1, 1, 1}, with_codec("int8", Way::EqualOwners));
+  const auto other = policy_of(spec_of("int4"), links_for(Way::BroadcastAll, 3));
+  std::vector<Bytes> results;
+  for (const std::uint64_t seq : {1, 2}) {
+    SiteVectors data(group.topology(0), DType::Float32, 9001, 1);
+    expect_all_ok(group.run([&](int rank) {
+      auto stripes = data.stripes(rank);
+      const auto context = context_of(OpKind::AllReduce, seq, DType::Float32, 9001);
+      Exchange& exchange = group.exchange(rank);
+      return reduce_by_frames(exchange, context, ReduceOp::Sum, stripes, {}, core::BufferPool(),
+                              [&] { EXPECT_TRUE(seq == 1 || exchange.set_policy(other).is_ok()); });
+    }));
+    results.push_back(data.outputs()[0]);
+  }
+  EXPECT_TRUE(results[0] == results[1]);
+}
+
+// A channel whose peer is in the middle of a chunk, with so many bytes, when the operation fails: it has the
+// sink, and writes on.
 struct HalfReceived final : transport::Channel {
   Status wait_ready(Deadline) override { return Status::ok(); }
   Status send(transport::OutgoingChunk, std::function<void(const Status&)> on_sent) override {
@@ -390,10 +416,12 @@ struct HalfReceived final : transport::Channel {
   }
   Status post_receive(transport::OpKey, std::uint64_t, std::uint32_t,
                       std::shared_ptr<transport::ReceiveSink> posted) override {
-    auto placed = posted->place(0, 2000);
+    auto placed = posted->place(0, there.size());
     EXPECT_TRUE(placed.is_ok()) << placed.status().to_string();
     sink = std::move(posted);
     room = *placed;
+    std::ranges::copy(there, room.begin());
+    if (is_whole) sink->on_chunk(0);
     return Status::ok();
   }
   void cancel(transport::OpKey) override {}
@@ -403,32 +431,60 @@ struct HalfReceived final : transport::Channel {
   const std::string& peer() const override { return name; }
 
   std::string name = "half received";
+  Bytes there = Bytes(2000);
+  bool is_whole = false;
   std::shared_ptr<transport::ReceiveSink> sink;
   std::span<std::byte> room;
 };
 
+ExchangeGroup::Tune over(const std::shared_ptr<HalfReceived>& channel) {
+  return [channel](int rank, ExchangeConfig& config) {
+    with_codec("int8", Way::EqualOwners)(rank, config);
+    config.channel_to = [channel](int) -> core::Result<std::shared_ptr<transport::Channel>> {
+      return {channel};
+    };
+  };
+}
+
+TEST(ExchangeFramesErrors, a_damaged_frame_ends_the_operation_and_the_accelerator_never_sees_it) {
+  constexpr std::size_t kElements = 500;
+  const auto channel = std::make_shared<HalfReceived>();
+  channel->is_whole = true;
+  Bytes& frame = channel->there;
+  frame.resize(codec::compress_bound(spec_of("int8"), DType::Float32, kElements));
+  const Bytes elements = random_elements(DType::Float32, kElements, 1);
+  frame.resize(codec::compress(spec_of("int8"), DType::Float32, elements, frame).value());
+  for (const bool is_damaged : {false, true}) {
+    if (is_damaged) frame.back() ^= std::byte{1};
+    ExchangeGroup group({1, 1}, over(channel));
+    SiteVectors data(group.topology(0), DType::Float32, kElements, 1);
+    auto stripes = data.stripes(0);
+    const auto context = context_of(OpKind::AllReduce, 1, DType::Float32, kElements);
+    core::BufferPool memory;
+    const auto frames = group.exchange(0).plan_frames(context, ReduceOp::Sum, stripes, memory);
+    ASSERT_TRUE(frames.is_ok());
+    Accelerator accelerator(*frames->plan, stripes, context.dtype);
+    const Status status = frames->run(accelerator);
+    EXPECT_EQ(status.code(), is_damaged ? StatusCode::CorruptData : StatusCode::Ok) << status.to_string();
+    EXPECT_EQ(status.peer(), is_damaged ? channel->name : "");
+    EXPECT_EQ(accelerator.arrived(), is_damaged ? 0u : 1u);
+  }
+}
+
 TEST(ExchangeFramesErrors, a_frame_is_nobody_elses_as_long_as_a_channel_can_write_to_it) {
   for (const bool by_frames : {false, true}) {
     const auto channel = std::make_shared<HalfReceived>();
-    ExchangeGroup group({1, 1}, [&](int rank, ExchangeConfig& config) {
-      with_codec("int8", Way::EqualOwners)(rank, config);
-      config.channel_to = [channel](int) -> core::Result<std::shared_ptr<transport::Channel>> {
-        return {channel};
-      };
-    });
+    ExchangeGroup group({1, 1}, over(channel));
     core::BufferPool frames(0);
     core::BufferPool& memory = by_frames ? frames : *group.at(0).buffers;
     SiteVectors data(group.topology(0), DType::Float32, 5000, 1);
     auto stripes = data.stripes(0);
     const auto context = context_of(OpKind::AllReduce, 1, DType::Float32, 5000, Deadline::after(100ms));
     if (by_frames) {
-      auto plan = group.exchange(0).plan_frames(context, ReduceOp::Sum, stripes, memory);
-      ASSERT_TRUE(plan.is_ok());
-      Accelerator accelerator(**plan, stripes, context.dtype);
-      EXPECT_EQ(group.exchange(0)
-                    .exchange_frames(context, ReduceOp::Sum, stripes, std::move(plan).value(), accelerator)
-                    .code(),
-                StatusCode::Timeout);
+      const auto frames = group.exchange(0).plan_frames(context, ReduceOp::Sum, stripes, memory);
+      ASSERT_TRUE(frames.is_ok());
+      Accelerator accelerator(*frames->plan, stripes, context.dtype);
+      EXPECT_EQ(frames->run(accelerator).code(), StatusCode::Timeout);
     } else {
       EXPECT_EQ(group.exchange(0).reduce(context, ReduceOp::Sum, stripes).code(), StatusCode::Timeout);
     }

@@ -58,24 +58,25 @@ class DeviceRank final : public FrameMaker {
 
   Status reduce() {
     constexpr std::size_t kGroupBytes = 2400;
-    auto plan = exchange_.plan_frames(context_, op_, stripes_, pool_, {kGroupBytes, true});
-    GEOCOMM_RETURN_IF_ERROR(plan.status());
+    auto frames = exchange_.plan_frames(context_, op_, stripes_, pool_, {kGroupBytes, true});
+    GEOCOMM_RETURN_IF_ERROR(frames.status());
+    const std::shared_ptr<const FramePlan>& plan = frames->plan;
     feedback_.decay = context_.caller->decay;
     std::vector<std::span<std::byte>> data;
     const std::size_t size = core::size_of(context_.dtype);
-    for (const FrameChunk& chunk : (*plan)->chunks) {
+    for (const FrameChunk& chunk : plan->chunks) {
       const StripeData& stripe = stripes_[chunk.stripe];
       data.push_back(stripe.data.subspan(chunk.range.begin * size, chunk.range.size() * size));
       feedback_.chunks.push_back(stripe.feedback.part(chunk.range.begin, chunk.range.size()));
     }
-    device_ = std::make_unique<cuda::BatchedReduction>(*plan, context_.dtype, std::move(data), feedback_);
+    device_ = std::make_unique<cuda::BatchedReduction>(plan, context_.dtype, std::move(data), feedback_);
     keep(Bytes(device_->device_bytes()));
     std::byte* const device = memory_.back()->data();
     keep(Bytes(device_->pinned_bytes()));
     GEOCOMM_RETURN_IF_ERROR(device_->take_memory(device, memory_.back()->data()));
-    groups_ = (*plan)->groups;
+    groups_ = plan->groups;
     EXPECT_GT(groups_, 1u);
-    const Status status = exchange_.exchange_frames(context_, op_, stripes_, *plan, *this);
+    const Status status = frames->run(*this);
     if (status.is_ok()) device_->exchanged();
     GEOCOMM_RETURN_IF_ERROR(wait_for_results(groups_, context_.deadline));
     GEOCOMM_RETURN_IF_ERROR(device_->enqueue_results(nullptr));

@@ -23,7 +23,7 @@ using core::StatusCode;
 // The device's side, all chunks at once.
 class DeviceReduction::Batched {
  public:
-  Batched(const std::shared_ptr<collective::FramePlan>& plan, DType dtype,
+  Batched(const std::shared_ptr<const collective::FramePlan>& plan, DType dtype,
           std::vector<std::span<std::byte>> data, std::optional<collective::cuda::DeviceFeedback> feedback,
           const at::Device& device, StreamDriver::Stream stream, core::BufferPool& pinned)
       : stream_(static_cast<codec::cuda::Stream>(stream)),
@@ -137,18 +137,18 @@ std::shared_ptr<DeviceReduction> DeviceReduction::create(collective::Exchange& e
   // Each group has all launches of an operation: below this they cost more than what they gain.
   constexpr std::size_t kGroupBytes = std::size_t{16} << 20;
   const collective::FrameOptions batches{kGroupBytes, true};
-  auto plan = exchange.plan_frames(context, op, stripes, stream->pinned(),
-                                   is_batched ? batches : collective::FrameOptions{});
-  if (!plan.is_ok()) {
-    if (plan.status().code() == StatusCode::Unsupported) return nullptr;
-    throw_if_error(plan.status());
+  auto frames = exchange.plan_frames(context, op, stripes, stream->pinned(),
+                                     is_batched ? batches : collective::FrameOptions{});
+  if (!frames.is_ok()) {
+    if (frames.status().code() == StatusCode::Unsupported) return nullptr;
+    throw_if_error(frames.status());
   }
-  if (!codec::cuda::is_supported((*plan)->codec, context.dtype)) return nullptr;
+  const codec::CodecSpec& codec = frames->plan->codec;
+  if (!codec::cuda::is_supported(codec, context.dtype)) return nullptr;
   // Frame by frame its many kernels would take longer than the way through the host.
-  if (!is_batched && (*plan)->codec.id == codec::CodecId::BitPlanes) return nullptr;
+  if (!is_batched && codec.id == codec::CodecId::BitPlanes) return nullptr;
   std::shared_ptr<DeviceReduction> self(
-      new DeviceReduction(exchange, context, op, std::move(stripes), *stream));
-  self->plan_ = std::move(plan).value();
+      new DeviceReduction(std::move(frames).value(), context, std::move(stripes), *stream));
   const at::Device device(at::kCUDA, c10::impl::VirtualGuardImpl(at::kCUDA).getDevice().index());
   try {
     if (is_batched) {
@@ -187,10 +187,13 @@ std::shared_ptr<DeviceReduction> DeviceReduction::create(collective::Exchange& e
   return self;
 }
 
-DeviceReduction::DeviceReduction(collective::Exchange& exchange, const collective::OpContext& context,
-                                 collective::ReduceOp op, std::vector<collective::StripeData> stripes,
-                                 StreamOperation& stream)
-    : exchange_(exchange), context_(context), op_(op), stripes_(std::move(stripes)), stream_(stream) {}
+DeviceReduction::DeviceReduction(collective::FrameExchange exchange, const collective::OpContext& context,
+                                 std::vector<collective::StripeData> stripes, StreamOperation& stream)
+    : plan_(std::move(exchange.plan)),
+      exchange_(std::move(exchange.run)),
+      context_(context),
+      stripes_(std::move(stripes)),
+      stream_(stream) {}
 
 // Which kernels there are depends on what the chunks do.
 bool DeviceReduction::loads_kernels() {
@@ -228,7 +231,7 @@ void DeviceReduction::enqueue_contributions(std::uint32_t group) {
 }
 
 Status DeviceReduction::exchange() {
-  GEOCOMM_RETURN_IF_ERROR(exchange_.exchange_frames(context_, op_, stripes_, plan_, *this));
+  GEOCOMM_RETURN_IF_ERROR(std::exchange(exchange_, nullptr)(*this));
   if (batched_) batched_->exchanged();
   return Status::ok();
 }
@@ -245,8 +248,7 @@ void DeviceReduction::enqueue_sums(std::uint32_t group) {
     const std::uint64_t count = chunk.range.size();
     float* sums = reinterpret_cast<float*>(data.data());
     // Straight into the caller's data where that is float and no operand is read from there.
-    const core::Buffer& own = chunk.frames[static_cast<std::size_t>(exchange_.topology().site())];
-    if (dtype != DType::Float32 || own.data() == nullptr) {
+    if (dtype != DType::Float32 || !chunk.contributes) {
       sums_[c] = kernels_->floats(count);
       sums = static_cast<float*>(sums_[c].data_ptr());
     }
