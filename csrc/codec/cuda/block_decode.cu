@@ -3,7 +3,7 @@
 
 #include "codec/cuda/block_coders.cuh"
 #include "codec/cuda/block_place.cuh"
-#include "codec/cuda/block_scan.cuh"
+#include "codec/cuda/device.h"
 #include "codec/cuda/kernels.h"
 #include "codec/cuda/verdict.h"
 

@@ -1,11 +1,15 @@
+// Fp16 and Bf16 with a stage: the casts as words of 16 bits in two sections, of which the high bytes are a
+// plane.
+#include "codec/cuda/codec_family.h"
 #include "codec/cuda/elements.cuh"
 #include "codec/cuda/planes.cuh"
 #include "codec/cuda/sections.cuh"
-#include "codec/cuda/stages.h"
 #include "codec/cuda/verdict.h"
 
 namespace geocomm::codec::cuda {
 namespace {
+
+enum CastSection : std::uint32_t { kHighBytes, kLowBytes, kCastSections };
 
 constexpr unsigned kThreads = kElementThreads;
 
@@ -103,8 +107,8 @@ core::Status launch_join(const Decode& args, const SectionSpace& space, Stream s
   });
 }
 
-}  // namespace
-
+// Encoding: both sections, and the residual. Frames that the cast cannot carry become ones of None: with a
+// residual those that CastPass::Check has found, which are left out; else it finds them on the way.
 core::Status split_casts(CodecId id, core::DType dtype, const ElementEncode& args, const SectionSpace& space,
                          Stream stream) {
   GEOCOMM_RETURN_IF_ERROR(id == CodecId::Fp16
@@ -114,6 +118,7 @@ core::Status split_casts(CodecId id, core::DType dtype, const ElementEncode& arg
                 space);
 }
 
+// Decoding: finds both; elements, when both are there.
 core::Status walk_cast_sections(const Decode& args, const SectionSpace& space, Stream stream) {
   return launch(walk, Grid{args.plan.frames, kWarp}, stream, args, space);
 }
@@ -122,5 +127,47 @@ core::Status join_casts(CodecId id, const Decode& args, const SectionSpace& spac
   return id == CodecId::Fp16 ? launch_join<core::DType::Float16>(args, space, stream)
                              : launch_join<core::DType::BFloat16>(args, space, stream);
 }
+
+SectionSpace space_of(const PayloadPlan& plan, Direction direction, SpaceCutter& room) {
+  SectionShape shape{kCastSections, 1u << kHighBytes, {}};
+  shape.is_received = direction == Direction::Decode;
+  shape.bytes[kHighBytes] = plan.largest().elements;
+  shape.bytes[kLowBytes] = plan.largest().elements;
+  return take_section_space(shape, plan, true, room);
+}
+
+std::size_t room_bytes(const CodecSpec&, core::DType, const PayloadPlan& plan, Direction direction) {
+  SpaceCutter room;
+  space_of(plan, direction, room);
+  return room.bytes();
+}
+
+core::Status encode(const EncodeRun& run) {
+  const ElementEncode& input = run.input;
+  SpaceCutter room(input.workspace.room);
+  const SectionSpace space = space_of(input.plan, Direction::Encode, room);
+  // A frame that the cast cannot carry leaves the residual to its frame of None.
+  if (input.residual.data != nullptr) {
+    GEOCOMM_RETURN_IF_ERROR(encode_casts(run.spec.id, run.dtype, CastPass::Check, input, run.stream));
+  }
+  GEOCOMM_RETURN_IF_ERROR(split_casts(run.spec.id, run.dtype, input, space, run.stream));
+  return place_sections(run, space, PlainFrames::Named);
+}
+
+core::Status check(const DecodeRun& run) {
+  SpaceCutter room(run.args.workspace.room);
+  const SectionSpace space = space_of(run.args.plan, Direction::Decode, room);
+  GEOCOMM_RETURN_IF_ERROR(walk_cast_sections(run.args, space, run.stream));
+  return decode_sections(run, space, kHighBytes, kCastSections);
+}
+
+core::Status put(const DecodeRun& run) {
+  SpaceCutter room(run.args.workspace.room);
+  return join_casts(run.spec.id, run.part(), space_of(run.args.plan, Direction::Decode, room), run.stream);
+}
+
+}  // namespace
+
+const CodecFamily kCastPlaneFamily{false, true, room_bytes, encode, check, put};
 
 }  // namespace geocomm::codec::cuda

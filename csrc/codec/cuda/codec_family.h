@@ -1,5 +1,5 @@
-// The codecs by families: what cuda_codec.cc, which owns the frames around them, asks of each. A family is
-// one file family_*.cc, that says which kernels run in which order.
+// The codecs by families: what cuda_codec.cc, which owns the frames around them, asks of each. The file
+// of a family's kernels ends with which of them run in which order.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // The codes of DeadZone and BitPlanes: each block's among those of its frame, and as planes of bits.
 #include "codec/cuda/block_place.cuh"
-#include "codec/cuda/block_scan.cuh"
+#include "codec/cuda/device.h"
 #include "codec/cuda/huffman.cuh"
 #include "codec/cuda/planes.cuh"
 #include "codec/cuda/sections.cuh"

@@ -1,8 +1,8 @@
 // None; Fp16 and Bf16 without a stage: elements to frames, and back.
 #include "codec/cuda/block_place.cuh"
+#include "codec/cuda/codec_family.h"
 #include "codec/cuda/device.h"
 #include "codec/cuda/elements.cuh"
-#include "codec/cuda/kernels.h"
 #include "codec/cuda/verdict.h"
 
 namespace geocomm::codec::cuda {
@@ -121,12 +121,6 @@ core::Status write_plain_sums(core::DType dtype, const ElementEncode& args, Stre
   });
 }
 
-core::Status encode_plain_sums(core::DType dtype, const ElementEncode& args, Stream stream) {
-  return with_compressible(dtype, [&]<core::DType kType>() {
-    return launch(encode_plain<kType>, grid_of_tiles(args.plan), stream, args);
-  });
-}
-
 // Frames of None, Fp16 and Bf16 to elements; and elements that are only copied, into frames and out of them.
 
 namespace {
@@ -199,8 +193,7 @@ Grid copy_grid(const PayloadPlan& plan) {
   return {(plan.elements * plan.element_bytes + kTileBytes - 1) / kTileBytes, kElementThreads};
 }
 
-}  // namespace
-
+// Only copied.
 core::Status copy_into_frames(const ElementEncode& args, Stream stream) {
   return launch(copy<true>, copy_grid(args.plan), stream, args.src, args.dst, args.plan,
                 static_cast<const std::uint64_t*>(nullptr));
@@ -211,8 +204,50 @@ core::Status copy_out_of_frames(const Decode& args, Stream stream) {
                 static_cast<const std::uint64_t*>(args.verdict));
 }
 
-core::Status decode_elements(CodecId id, const Decode& args, Stream stream) {
-  return launch_decode(id == CodecId::Fp16 ? core::DType::Float16 : core::DType::BFloat16, args, stream);
+// Elements with their residual added.
+core::Status encode_plain_sums(core::DType dtype, const ElementEncode& args, Stream stream) {
+  return with_compressible(dtype, [&]<core::DType kType>() {
+    return launch(encode_plain<kType>, grid_of_tiles(args.plan), stream, args);
+  });
 }
+
+std::size_t room_bytes(const CodecSpec&, core::DType, const PayloadPlan&, Direction) {
+  return 0;
+}
+
+core::Status encode(const EncodeRun& run) {
+  const ElementEncode& input = run.input;
+  const bool has_residual = input.residual.data != nullptr;
+  if (run.spec.id == CodecId::None) {
+    GEOCOMM_RETURN_IF_ERROR(has_residual ? encode_plain_sums(run.dtype, input, run.stream)
+                                         : copy_into_frames(input, run.stream));
+    return lay_out_frames(run.layout(FrameSizes::Blocks), run.stream);
+  }
+  // A frame that a cast cannot carry leaves the residual to its frame of None, so with a residual the check
+  // comes first. Without one the encoder checks on the way, and runs again in the rare case.
+  const CastPass first = has_residual ? CastPass::Check : CastPass::Regular;
+  GEOCOMM_RETURN_IF_ERROR(encode_casts(run.spec.id, run.dtype, first, input, run.stream));
+  GEOCOMM_RETURN_IF_ERROR(lay_out_frames(run.layout(FrameSizes::Casts), run.stream));
+  return encode_casts(run.spec.id, run.dtype, CastPass::Placed, input, run.stream);
+}
+
+// The headers say all.
+core::Status check(const DecodeRun&) {
+  return core::Status::ok();
+}
+
+core::Status put(const DecodeRun& run) {
+  const Decode args = run.part();
+  if (run.spec.id == CodecId::None &&
+      (!core::is_compressible(args.dtype) || args.sink == sink_of(args.dtype))) {
+    return copy_out_of_frames(args, run.stream);
+  }
+  return launch_decode(run.spec.id == CodecId::Fp16 ? core::DType::Float16 : core::DType::BFloat16, args,
+                       run.stream);
+}
+
+}  // namespace
+
+const CodecFamily kElementFamily{true, false, room_bytes, encode, check, put};
 
 }  // namespace geocomm::codec::cuda

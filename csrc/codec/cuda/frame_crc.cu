@@ -4,8 +4,8 @@
 // running sum of its own, multiplied by x^(8 * 4096) from unit to unit: a linear map, four lookups of a byte
 // in shared memory. In the end the four are brought together, multiplied by x^128 for each unit between the
 // thread's last one and the end of the units, and added up over the block.
-#include "codec/cuda/block_scan.cuh"
 #include "codec/cuda/crc32c_device.cuh"
+#include "codec/cuda/device.h"
 #include "codec/cuda/elements.cuh"
 #include "codec/cuda/kernels.h"
 #include "codec/cuda/verdict.h"

@@ -1,8 +1,8 @@
 // Frames: their headers, their sizes and places, written behind the encoder and found in received bytes.
 #include <algorithm>
 
-#include "codec/cuda/block_scan.cuh"
 #include "codec/cuda/crc32c_device.cuh"
+#include "codec/cuda/device.h"
 #include "codec/cuda/huffman.cuh"
 #include "codec/cuda/kernels.h"
 #include "codec/cuda/verdict.h"

@@ -1,5 +1,7 @@
 // The Huffman encoder: counts and modes of all blocks, then their substreams.
-#include "codec/cuda/block_scan.cuh"
+#include <algorithm>
+
+#include "codec/cuda/device.h"
 #include "codec/cuda/huffman.cuh"
 #include "codec/cuda/huffman_planes.h"
 
@@ -203,8 +205,7 @@ __global__ void __launch_bounds__(kWarp) choose(HuffmanSpace space) {
   }
 }
 
-}  // namespace
-
+// Counts, codes and modes of all blocks. Of coded ones the head says the mode and the bytes of the table.
 core::Status choose_huffman_modes(const HuffmanSpace& space, Stream stream) {
   const Grid grid{std::uint64_t{space.plane_count} * space.blocks_per_plane, kThreads};
   GEOCOMM_RETURN_IF_ERROR(launch(measure, grid, stream, space));
@@ -214,8 +215,6 @@ core::Status choose_huffman_modes(const HuffmanSpace& space, Stream stream) {
 // Substreams of coded blocks, a warp each, from the last symbol to the first: a lane per lane of the format.
 // They are written at the end of their room in the workspace, and brought to their place when all sizes are
 // known.
-
-namespace {
 
 using huffman::BlockMode;
 using huffman::kLanes;
@@ -436,16 +435,35 @@ Grid block_per_block(const HuffmanSpace& space, unsigned threads) {
 
 }  // namespace
 
-core::Status encode_huffman_substreams(const HuffmanSpace& space, Stream stream) {
-  return launch(encode, block_per_block(space, kSubstreamThreads), stream, space);
-}
-
-core::Status place_huffman_bodies(const HuffmanSpace& space, Stream stream) {
+core::Status encode_huffman_blocks(const HuffmanSpace& space, Stream stream) {
+  GEOCOMM_RETURN_IF_ERROR(choose_huffman_modes(space, stream));
+  GEOCOMM_RETURN_IF_ERROR(launch(encode, block_per_block(space, kSubstreamThreads), stream, space));
   return launch(place, Grid{space.plane_count, kWarp}, stream, space);
 }
 
 core::Status write_huffman_planes(const HuffmanSpace& space, Stream stream) {
   return launch(write, block_per_block(space, kWriteThreads), stream, space);
+}
+
+HuffmanSpace take_huffman_space(std::uint64_t planes, std::size_t plane_bytes, bool is_received,
+                                SpaceCutter& room) {
+  // The longest substream is that of the largest block, or of the largest that has but one.
+  const std::size_t largest = std::min(plane_bytes, huffman::kBlockBytes);
+  HuffmanSpace space{};
+  space.room_per_substream = substream_room(std::min(largest, huffman::kSplitFrom - 1));
+  if (largest >= huffman::kSplitFrom) {
+    space.room_per_substream = std::max<std::uint64_t>(space.room_per_substream, substream_room(largest));
+  }
+  space.plane_count = static_cast<std::uint32_t>(planes);
+  space.blocks_per_plane =
+      static_cast<std::uint32_t>(huffman::block_count(std::max<std::size_t>(plane_bytes, 1)));
+  const std::uint64_t blocks = planes * space.blocks_per_plane;
+  space.planes = room.take<HuffmanPlane>(planes);
+  space.blocks = room.take<HuffmanBlock>(blocks);
+  if (is_received) return space;
+  space.codes = room.take<HuffmanCode>(blocks);
+  space.substreams = room.take<std::uint8_t>(blocks * huffman::kMaxSubstreams * space.room_per_substream);
+  return space;
 }
 
 }  // namespace geocomm::codec::cuda

@@ -75,13 +75,4 @@ core::Status write_huffman_planes(const HuffmanSpace& space, Stream stream);
 // wrong.
 core::Status decode_huffman_planes(const HuffmanSpace& space, std::uint64_t* verdict, Stream stream);
 
-// Parts of the Huffman encoder.
-
-// Counts, codes and modes of all blocks. Of coded ones the head says the mode and the bytes of the table.
-core::Status choose_huffman_modes(const HuffmanSpace& space, Stream stream);
-// Codes the substreams of these blocks; heads are then complete.
-core::Status encode_huffman_substreams(const HuffmanSpace& space, Stream stream);
-// Where bodies lie in their plane, and its coded bytes.
-core::Status place_huffman_bodies(const HuffmanSpace& space, Stream stream);
-
 }  // namespace geocomm::codec::cuda

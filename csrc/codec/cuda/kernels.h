@@ -67,43 +67,9 @@ enum class CastPass : std::uint8_t {
 };
 core::Status encode_casts(CodecId id, core::DType dtype, CastPass pass, const ElementEncode& args,
                           Stream stream);
-// None: elements with their residual added; and elements that are only copied.
-core::Status encode_plain_sums(core::DType dtype, const ElementEncode& args, Stream stream);
-core::Status copy_into_frames(const ElementEncode& args, Stream stream);
 // Frames that the records say are of None, at their places, whatever the others are; with a residual, which
 // is updated.
 core::Status write_plain_sums(core::DType dtype, const ElementEncode& args, Stream stream);
-
-// Int8 and Int4, then Bit2 and Bit1: to the regular layout; counts raw blocks.
-struct BlockEncode : ElementEncode {
-  std::uint64_t seed;
-  std::uint64_t first_element;
-  bool is_stochastic;
-  std::uint8_t* staged = nullptr;  // where a stage is to have them, in the regular layout
-
-  GEOCOMM_HOST_DEVICE std::uint8_t* quantized(std::uint64_t frame) const {
-    return staged != nullptr ? staged + frame * plan.frame_stride : regular(frame);
-  }
-
-  GEOCOMM_HOST_DEVICE std::uint64_t seed_of(std::uint64_t frame) const {
-    return plan.slots != nullptr ? plan.slots[frame].seed : seed;
-  }
-  // What the frame's first element is counted as.
-  GEOCOMM_HOST_DEVICE std::uint64_t counter_of(std::uint64_t frame) const {
-    return plan.slots != nullptr ? plan.slots[frame].first_element
-                                 : first_element + frame * plan.frame_elements;
-  }
-};
-core::Status encode_int_blocks(CodecId id, core::DType dtype, const BlockEncode& args, Stream stream);
-core::Status encode_bit_blocks(CodecId id, core::DType dtype, const BlockEncode& args, Stream stream);
-// Where the layout is irregular: writes what raw blocks carry, and their residuals.
-core::Status write_raw_blocks(core::DType dtype, const BlockEncode& args, Stream stream);
-
-// The stage of block codecs, which have been encoded to the regular layout in the workspace: codes the
-// planes, whose sizes the layout needs; then, to their places, scales and coded planes.
-core::Status encode_stage(const PayloadPlan& plan, const Workspace& workspace, const HuffmanSpace& space,
-                          Stream stream);
-core::Status write_staged_frames(const ElementEncode& args, const HuffmanSpace& space, Stream stream);
 
 // How the sizes of frames come about.
 enum class FrameSizes : std::uint8_t {
@@ -193,13 +159,7 @@ struct Decode {
     return begin + plan.extent(frame).codes_at;
   }
 };
-// Elements one by one, of casts and of None.
-core::Status decode_elements(CodecId id, const Decode& args, Stream stream);
-// Frames of None to their own dtype.
-core::Status copy_out_of_frames(const Decode& args, Stream stream);
-// The planes of all frames to the regular layout in the workspace.
-core::Status decode_stage(const Decode& args, const HuffmanSpace& space, Stream stream);
-// Checks scales and sizes of all frames, and finds what raw blocks come before which.
+// Of blocks. Checks scales and sizes of all frames, and finds what raw blocks come before which.
 core::Status check_blocks(CodecId id, const Decode& args, Stream stream);
 core::Status decode_blocks(CodecId id, const Decode& args, Stream stream);
 

@@ -1,6 +1,8 @@
-// The kernels of Loco: those that encode, then those that decode.
+// Loco: what encodes, then what decodes. Chunks choose as TopK's do, and each writes a record. Received ones
+// go the other way: all is checked, then zeros are put where nothing was chosen, and the values to their
+// places.
 #include "codec/cuda/block_place.cuh"
-#include "codec/cuda/block_scan.cuh"
+#include "codec/cuda/device.h"
 #include "codec/cuda/elements.cuh"
 #include "codec/cuda/huffman.cuh"
 #include "codec/cuda/loco.cuh"
@@ -10,6 +12,25 @@
 #include "codec/quantizers/block/block_layout.h"
 
 namespace geocomm::codec::cuda {
+
+struct LocoSection {
+  enum : std::uint32_t { Head, Records, Raw, Count };
+};
+
+// The sections are those of `chosen.space`, of which else only what chunks choose into is there.
+struct LocoEncode {
+  TopKEncode chosen;
+  std::uint32_t k;
+  std::uint32_t* raw_values;  // per frame, in raw chunks
+};
+
+struct LocoDecode {
+  Decode frames;
+  SectionSpace sections;
+  std::uint32_t chunks_per_frame;
+  std::uint32_t* ks;          // of each frame, 0 where there is nothing to put
+  std::uint32_t* raw_before;  // of a chunk: values in raw chunks of the frame before it
+};
 
 // The records of chunks, when these have chosen: a warp per chunk, lane u with the values 4 u .. + 3 of each
 // row of 128.
@@ -177,8 +198,8 @@ __global__ void __launch_bounds__(kLocoThreads) name_sections(LocoEncode args) {
   sections.name(frame, LocoSection::Raw, args.raw_values[frame] * static_cast<std::uint32_t>(sizeof(float)));
 }
 
-}  // namespace
-
+// When chunks have chosen: levels, places, codes and raw chunks; the residual keeps what they lose. All
+// sections are then there.
 core::Status write_loco_records(const LocoEncode& args, Stream stream) {
   const Grid chunks = grid_of_chunks(args.chosen.plan);
   const Grid frames = one_thread_each(args.chosen.plan.frames, kLocoThreads);
@@ -188,9 +209,7 @@ core::Status write_loco_records(const LocoEncode& args, Stream stream) {
   return launch(name_sections, frames, stream, args);
 }
 
-// Received frames of Loco: checked, then put to their places.
-
-namespace {
+// Received frames: checked, then put to their places.
 
 // A warp per frame. Behind a verdict, or in a frame of None, nothing has any bytes.
 __global__ void __launch_bounds__(kWarp) expect(LocoDecode args) {
@@ -348,7 +367,7 @@ __global__ void __launch_bounds__(kLocoThreads) check_places(LocoDecode args) {
 }
 
 template <Sink kSink>
-__global__ void __launch_bounds__(kLocoThreads) put(LocoDecode args) {
+__global__ void __launch_bounds__(kLocoThreads) put_values(LocoDecode args) {
   if (is_over_for_warp(args.frames.verdict)) return;
   Received own;
   if (!find_record(args, own)) return;
@@ -368,29 +387,89 @@ __global__ void __launch_bounds__(kLocoThreads) put(LocoDecode args) {
   });
 }
 
-}  // namespace
-
-core::Status expect_loco_heads(const LocoDecode& args, Stream stream) {
-  return launch(expect, Grid{args.frames.plan.frames, kWarp}, stream, args);
+SectionShape encoding_shape(const LocoLayout& layout) {
+  SectionShape shape;
+  shape.count = LocoSection::Count;
+  shape.bytes[LocoSection::Head] = sizeof(LocoHead);
+  shape.bytes[LocoSection::Records] = static_cast<std::uint32_t>(layout.bytes() - sizeof(LocoHead));
+  shape.bytes[LocoSection::Raw] = static_cast<std::uint32_t>(layout.values() * sizeof(float));
+  return shape;
 }
 
-core::Status read_loco_heads(const LocoDecode& args, Stream stream) {
-  return launch(read, Grid{args.frames.plan.frames, kWarp}, stream, args);
+LocoEncode take_encoding(const CodecSpec& spec, const PayloadPlan& plan, SpaceCutter& room) {
+  LocoEncode args{};
+  const LocoLayout layout = loco_layout(spec, plan.largest().elements);
+  TopKEncodeSpace& space = args.chosen.space;
+  space.chunks_per_frame = static_cast<std::uint32_t>(layout.chunks());
+  space.chunk_limit = static_cast<std::uint32_t>(layout.k());
+  space.values_per_frame = static_cast<std::uint32_t>(layout.values());
+  const std::uint64_t values = std::uint64_t{plan.frames} * layout.values();
+  space.chunks = room.take<ChunkRecord>(std::uint64_t{plan.frames} * layout.chunks());
+  space.values = room.take<float>(values);
+  space.places = room.take<std::uint32_t>(values);
+  args.k = space.chunk_limit;
+  args.raw_values = room.take<std::uint32_t>(plan.frames);
+  space.sections = take_section_space(encoding_shape(layout), plan, false, room);
+  return args;
 }
 
-core::Status check_loco_levels(const LocoDecode& args, Stream stream) {
-  return launch(check_levels, Grid{args.frames.plan.frames, kLocoThreads}, stream, args);
+LocoDecode take_decoding(const PayloadPlan& plan, SpaceCutter& room) {
+  LocoDecode args{};
+  args.chunks_per_frame = parts_of(plan.largest().elements, kTopKChunk);
+  args.ks = room.take<std::uint32_t>(plan.frames);
+  args.raw_before = room.take<std::uint32_t>(std::uint64_t{plan.frames} * args.chunks_per_frame);
+  // What is received is read where it lies.
+  SectionShape shape;
+  shape.count = LocoSection::Count;
+  shape.is_received = true;
+  args.sections = take_section_space(shape, plan, false, room);
+  return args;
 }
 
-core::Status check_loco_places(const LocoDecode& args, Stream stream) {
-  return launch(check_places, grid_of_chunks(args.frames.plan), stream, args);
+std::size_t room_bytes(const CodecSpec& spec, core::DType, const PayloadPlan& plan, Direction direction) {
+  SpaceCutter room;
+  if (direction == Direction::Encode) {
+    take_encoding(spec, plan, room);
+  } else {
+    take_decoding(plan, room);
+  }
+  return room.bytes();
 }
 
-core::Status put_loco_values(const LocoDecode& args, Stream stream) {
-  GEOCOMM_RETURN_IF_ERROR(fill_unchosen(args.frames, stream));
+core::Status encode(const EncodeRun& run) {
+  SpaceCutter room(run.input.workspace.room);
+  LocoEncode args = take_encoding(run.spec, run.input.plan, room);
+  args.chosen.src = run.input.src;
+  args.chosen.residual = run.input.residual;
+  args.chosen.plan = run.input.plan;
+  GEOCOMM_RETURN_IF_ERROR(choose_elements(run.dtype, args.chosen, run.stream));
+  GEOCOMM_RETURN_IF_ERROR(write_loco_records(args, run.stream));
+  return place_sections(run, args.chosen.space.sections, PlainFrames::None);
+}
+
+core::Status check(const DecodeRun& run) {
+  SpaceCutter room(run.args.workspace.room);
+  LocoDecode args = take_decoding(run.args.plan, room);
+  args.frames = run.args;
+  const std::uint32_t frames = run.args.plan.frames;
+  GEOCOMM_RETURN_IF_ERROR(launch(expect, Grid{frames, kWarp}, run.stream, args));
+  GEOCOMM_RETURN_IF_ERROR(launch(read, Grid{frames, kWarp}, run.stream, args));
+  GEOCOMM_RETURN_IF_ERROR(launch(check_levels, Grid{frames, kLocoThreads}, run.stream, args));
+  return launch(check_places, grid_of_chunks(run.args.plan), run.stream, args);
+}
+
+core::Status put(const DecodeRun& run) {
+  SpaceCutter room(run.args.workspace.room);
+  LocoDecode args = take_decoding(run.args.plan, room);
+  args.frames = run.part();
+  GEOCOMM_RETURN_IF_ERROR(fill_unchosen(args.frames, run.stream));
   return with_sink(args.frames.sink, [&]<Sink kSink>() {
-    return launch(put<kSink>, grid_of_chunks(args.frames.plan), stream, args);
+    return launch(put_values<kSink>, grid_of_chunks(args.frames.plan), run.stream, args);
   });
 }
+
+}  // namespace
+
+const CodecFamily kLocoFamily{true, false, room_bytes, encode, check, put};
 
 }  // namespace geocomm::codec::cuda

@@ -1,13 +1,38 @@
-// The kernels of Lossless: those that encode, then those that decode.
-#include "codec/cuda/block_scan.cuh"
+// Lossless: what encodes, then what decodes. A payload is mode | high | low | bitmap | lower high | lower
+// low. The lower halves that are not zero are brought together from runs of elements, a warp each; a scan
+// over the frame says where a run's begin.
+#include <algorithm>
+
+#include "codec/cuda/codec_family.h"
 #include "codec/cuda/device.h"
 #include "codec/cuda/elements.cuh"
 #include "codec/cuda/planes.cuh"
 #include "codec/cuda/sections.cuh"
-#include "codec/cuda/stages.h"
 #include "codec/cuda/verdict.h"
+#include "codec/frames/bitmap.h"
 
 namespace geocomm::codec::cuda {
+
+enum LosslessSection : std::uint32_t {
+  kMode,
+  kHigh,
+  kLow,
+  kLowerBitmap,
+  kLowerHigh,
+  kLowerLow,
+  kLosslessSections
+};
+
+// The mode: which lower halves of words of 32 bits are carried.
+enum class LowerHalves : std::uint8_t { None = 0, NotZero = 1, All = 2 };
+
+inline constexpr std::uint32_t kRunElements = 1024;
+
+struct LosslessSpace {
+  SectionSpace sections;
+  std::uint32_t* runs;  // lower halves carried: of the run, then, of those before it in its frame
+  std::uint32_t runs_per_frame;
+};
 
 // A warp's run of elements, in rows of four for each lane.
 
@@ -185,8 +210,8 @@ __global__ void __launch_bounds__(kRunThreads) split_lower(ElementEncode args, L
   copy_bytes(low + before, own_low, count, threadIdx.x % kWarp, kWarp);
 }
 
-}  // namespace
-
+// The planes of the upper halves (or of 16 bits), and the bitmap; then all sections, those of the lower
+// halves as the mode has it. With a residual all frames become ones of None.
 core::Status split_words(core::DType dtype, const ElementEncode& args, const LosslessSpace& space,
                          Stream stream) {
   return with_compressible(dtype, [&]<core::DType kType>() {
@@ -202,8 +227,6 @@ core::Status split_lower_halves(core::DType dtype, const ElementEncode& args, co
   return is_float32 ? launch(split_lower, grid_of_runs(args.plan, space), stream, args, space)
                     : core::Status::ok();
 }
-
-namespace {
 
 // Of a frame that is not of None.
 __device__ __forceinline__ LowerHalves mode_of(const LosslessSpace& space, std::uint32_t frame) {
@@ -372,21 +395,90 @@ core::Status launch_join(const Decode& args, const LosslessSpace& space, Stream 
   return launch(join<kType, sink_of(kType)>, grid, stream, args, space);
 }
 
-}  // namespace
-
+// Checks the mode, and finds the sections before `end`, from which on the bitmap will say the sizes.
 core::Status walk_lossless_sections(const Decode& args, const LosslessSpace& space, std::uint32_t end,
                                     Stream stream) {
   return launch(walk, Grid{args.plan.frames, kWarp}, stream, args, space, end);
 }
 
+// The bitmap is there: checks it, and finds the rest.
 core::Status count_lower_halves(const Decode& args, const LosslessSpace& space, Stream stream) {
   GEOCOMM_RETURN_IF_ERROR(launch(count, grid_of_runs(args.plan, space), stream, args, space));
   return launch(find_runs, Grid{args.plan.frames, kRunThreads}, stream, args, space);
 }
 
+// All is there.
 core::Status join_words(const Decode& args, const LosslessSpace& space, Stream stream) {
   return with_compressible(args.dtype,
                            [&]<core::DType kType>() { return launch_join<kType>(args, space, stream); });
 }
+
+// The room holds the sections, then the counts of the runs. Bitmap and lower halves are those of float32
+// alone.
+
+SectionShape shape_of(core::DType dtype, const PayloadPlan& plan, Direction direction) {
+  const std::uint32_t elements = plan.largest().elements;
+  SectionShape shape{kLosslessSections, 1u << kHigh | 1u << kLow, {}};
+  shape.is_received = direction == Direction::Decode;
+  shape.bytes[kMode] = 1;
+  shape.bytes[kHigh] = elements;
+  shape.bytes[kLow] = elements;
+  if (dtype == core::DType::Float32) {
+    shape.planes |= 1u << kLowerBitmap | 1u << kLowerHigh | 1u << kLowerLow;
+    shape.bytes[kLowerBitmap] = static_cast<std::uint32_t>(bitmap_bytes(elements));
+    shape.bytes[kLowerHigh] = elements;
+    shape.bytes[kLowerLow] = elements;
+  }
+  return shape;
+}
+
+LosslessSpace space_of(const CodecSpec& spec, core::DType dtype, const PayloadPlan& plan, Direction direction,
+                       SpaceCutter& room) {
+  LosslessSpace space{};
+  space.sections =
+      take_section_space(shape_of(dtype, plan, direction), plan, spec.entropy != Entropy::None, room);
+  space.runs_per_frame = std::max(parts_of(plan.largest().elements, kRunElements), 1u);
+  space.runs = room.take<std::uint32_t>(std::uint64_t{plan.frames} * space.runs_per_frame);
+  return space;
+}
+
+std::size_t room_bytes(const CodecSpec& spec, core::DType dtype, const PayloadPlan& plan,
+                       Direction direction) {
+  SpaceCutter room;
+  space_of(spec, dtype, plan, direction, room);
+  return room.bytes();
+}
+
+core::Status encode(const EncodeRun& run) {
+  const ElementEncode& input = run.input;
+  SpaceCutter room(input.workspace.room);
+  const LosslessSpace space = space_of(run.spec, run.dtype, input.plan, Direction::Encode, room);
+  GEOCOMM_RETURN_IF_ERROR(split_words(run.dtype, input, space, run.stream));
+  GEOCOMM_RETURN_IF_ERROR(split_lower_halves(run.dtype, input, space, run.stream));
+  return place_sections(run, space.sections, PlainFrames::NamedOrLonger);
+}
+
+core::Status check(const DecodeRun& run) {
+  const Decode& args = run.args;
+  SpaceCutter room(args.workspace.room);
+  const LosslessSpace space = space_of(run.spec, args.dtype, args.plan, Direction::Decode, room);
+  const bool is_float32 = args.dtype == core::DType::Float32;
+  const std::uint32_t end = is_float32 ? kLowerHigh : kLosslessSections;
+  GEOCOMM_RETURN_IF_ERROR(walk_lossless_sections(args, space, end, run.stream));
+  GEOCOMM_RETURN_IF_ERROR(decode_sections(run, space.sections, kMode, end));
+  if (!is_float32) return core::Status::ok();
+  GEOCOMM_RETURN_IF_ERROR(count_lower_halves(args, space, run.stream));
+  return decode_sections(run, space.sections, kLowerHigh, kLosslessSections);
+}
+
+core::Status put(const DecodeRun& run) {
+  SpaceCutter room(run.args.workspace.room);
+  return join_words(run.part(), space_of(run.spec, run.args.dtype, run.args.plan, Direction::Decode, room),
+                    run.stream);
+}
+
+}  // namespace
+
+const CodecFamily kLosslessFamily{true, true, room_bytes, encode, check, put};
 
 }  // namespace geocomm::codec::cuda

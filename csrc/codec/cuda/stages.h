@@ -1,4 +1,4 @@
-// The kernels of the families that work with sections, in the order in which they run, and what they work
+// Families whose kernels are in more than one file: these, in the order in which they run, and what they work
 // in.
 #pragma once
 
@@ -10,7 +10,6 @@
 #include "codec/cuda/payload_plan.h"
 #include "codec/cuda/section_space.h"
 #include "codec/frames/elements.h"
-#include "codec/quantizers/loco/loco_format.h"
 #include "codec/quantizers/top_k/top_k_format.h"
 #include "codec/quantizers/top_k/top_k_two_level.h"
 #include "codec/spec/codec_spec.h"
@@ -18,19 +17,6 @@
 #include "core/status.h"
 
 namespace geocomm::codec::cuda {
-
-// Fp16 and Bf16 with a stage: the casts as words of 16 bits in two sections, of which the high bytes are a
-// plane.
-
-enum CastSection : std::uint32_t { kHighBytes, kLowBytes, kCastSections };
-
-// Encoding: both sections, and the residual. Frames that the cast cannot carry become ones of None: with a
-// residual those that CastPass::Check has found, which are left out; else it finds them on the way.
-core::Status split_casts(CodecId id, core::DType dtype, const ElementEncode& args, const SectionSpace& space,
-                         Stream stream);
-// Decoding: finds both; elements, when both are there.
-core::Status walk_cast_sections(const Decode& args, const SectionSpace& space, Stream stream);
-core::Status join_casts(CodecId id, const Decode& args, const SectionSpace& space, Stream stream);
 
 // DeadZone and BitPlanes on the device. A payload is steps | bitmap | codes that are not zero | raw elements;
 // of BitPlanes the codes are signs, bits of magnitudes of two, three and four or more, and magnitudes. Blocks
@@ -74,10 +60,7 @@ struct DeadZoneSpace {
   }
 };
 
-// Encoding: steps, bitmap, packed codes and their counts; the residuals of all blocks but the raw ones.
-core::Status quantize_dead_zone(core::DType dtype, float step, const ElementEncode& args,
-                                const DeadZoneSpace& space, Stream stream);
-// Names all sections, and brings the codes together.
+// Encoding: names all sections, and brings the codes together.
 core::Status gather_dead_zone_codes(const ElementEncode& args, const DeadZoneSpace& space, Stream stream);
 // BitPlanes: takes the codes apart.
 core::Status split_codes(const ElementEncode& args, const DeadZoneSpace& space, Stream stream);
@@ -92,49 +75,6 @@ core::Status check_dead_zone_blocks(const Decode& args, const DeadZoneSpace& spa
                                     Stream stream);
 // BitPlanes: finds the rest, and puts the codes together.
 core::Status find_codes(const DecodeRun& run, const DeadZoneSpace& space);
-// All is there.
-core::Status decode_dead_zone(const Decode& args, const DeadZoneSpace& space, Stream stream);
-
-// Lossless on the device. A payload is mode | high | low | bitmap | lower high | lower low. The lower halves
-// that are not zero are brought together from runs of elements, a warp each; a scan over the frame says where
-// a run's begin.
-
-enum LosslessSection : std::uint32_t {
-  kMode,
-  kHigh,
-  kLow,
-  kLowerBitmap,
-  kLowerHigh,
-  kLowerLow,
-  kLosslessSections
-};
-
-// The mode: which lower halves of words of 32 bits are carried.
-enum class LowerHalves : std::uint8_t { None = 0, NotZero = 1, All = 2 };
-
-inline constexpr std::uint32_t kRunElements = 1024;
-
-struct LosslessSpace {
-  SectionSpace sections;
-  std::uint32_t* runs;  // lower halves carried: of the run, then, of those before it in its frame
-  std::uint32_t runs_per_frame;
-};
-
-// Encoding: the planes of the upper halves (or of 16 bits), and the bitmap; then all sections, those of the
-// lower halves as the mode has it. With a residual all frames become ones of None.
-core::Status split_words(core::DType dtype, const ElementEncode& args, const LosslessSpace& space,
-                         Stream stream);
-core::Status split_lower_halves(core::DType dtype, const ElementEncode& args, const LosslessSpace& space,
-                                Stream stream);
-
-// Decoding: checks the mode, and finds the sections before `end`, from which on the bitmap will say the
-// sizes.
-core::Status walk_lossless_sections(const Decode& args, const LosslessSpace& space, std::uint32_t end,
-                                    Stream stream);
-// The bitmap is there: checks it, and finds the rest.
-core::Status count_lower_halves(const Decode& args, const LosslessSpace& space, Stream stream);
-// All is there.
-core::Status join_words(const Decode& args, const LosslessSpace& space, Stream stream);
 
 // What TopK's kernels work in beside its frames' sections: in one struct per direction every address,
 // computed on the host and handed to kernels by value.
@@ -230,8 +170,6 @@ struct TopKEncode {
 core::Status choose_elements(core::DType dtype, const TopKEncode& args, Stream stream);
 // Heads and indices; values without gaps between chunks.
 core::Status write_places(const TopKEncode& args, Stream stream);
-// Scales, codes and raw blocks of the values; the residual keeps what they lose. All sections are then there.
-core::Status code_values(const TopKEncode& args, Stream stream);
 
 struct TopKDecode {
   Decode frames;
@@ -248,40 +186,5 @@ core::Status check_places(const TopKDecode& args, Stream stream);
 // Where nothing is added, zeros everywhere; and frames of None. All has been checked, as in what follows.
 core::Status fill_unchosen(const Decode& args, Stream stream);
 core::Status put_chosen(const TopKDecode& args, Stream stream);
-
-// The kernels of Loco, in the order in which they run, and what they work in. Its chunks choose as TopK's do.
-
-struct LocoSection {
-  enum : std::uint32_t { Head, Records, Raw, Count };
-};
-
-// The sections are those of `chosen.space`, of which else only what chunks choose into is there.
-struct LocoEncode {
-  TopKEncode chosen;
-  std::uint32_t k;
-  std::uint32_t* raw_values;  // per frame, in raw chunks
-};
-
-struct LocoDecode {
-  Decode frames;
-  SectionSpace sections;
-  std::uint32_t chunks_per_frame;
-  std::uint32_t* ks;          // of each frame, 0 where there is nothing to put
-  std::uint32_t* raw_before;  // of a chunk: values in raw chunks of the frame before it
-};
-
-// When chunks have chosen: levels, places, codes and raw chunks; the residual keeps what they lose. All
-// sections are then there.
-core::Status write_loco_records(const LocoEncode& args, Stream stream);
-
-// Does nothing once there is a verdict, as all that follows.
-// Find: the head; the records; raw chunks.
-core::Status expect_loco_heads(const LocoDecode& args, Stream stream);
-core::Status read_loco_heads(const LocoDecode& args, Stream stream);
-core::Status check_loco_levels(const LocoDecode& args, Stream stream);
-// Whether places ascend and lie in their chunk.
-core::Status check_loco_places(const LocoDecode& args, Stream stream);
-// All has been checked.
-core::Status put_loco_values(const LocoDecode& args, Stream stream);
 
 }  // namespace geocomm::codec::cuda

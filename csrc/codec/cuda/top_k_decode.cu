@@ -2,7 +2,7 @@
 #include <cstdint>
 
 #include "codec/cuda/block_coders.cuh"
-#include "codec/cuda/block_scan.cuh"
+#include "codec/cuda/device.h"
 #include "codec/cuda/elements.cuh"
 #include "codec/cuda/loco.cuh"
 #include "codec/cuda/sections.cuh"

@@ -2,7 +2,7 @@
 // index.
 #include <cstdint>
 
-#include "codec/cuda/block_scan.cuh"
+#include "codec/cuda/device.h"
 #include "codec/cuda/huffman.cuh"
 #include "codec/cuda/stages.h"
 

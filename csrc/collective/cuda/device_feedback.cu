@@ -1,4 +1,3 @@
-#include "codec/cuda/block_scan.cuh"
 #include "codec/cuda/device.h"
 #include "collective/cuda/device_feedback.h"
 #include "collective/cuda/sum_pieces.cuh"

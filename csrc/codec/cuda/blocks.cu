@@ -1,14 +1,35 @@
-// Blocks to frames: their codes, what raw blocks carry, and the way to and from the Huffman stage.
+// Int8, Int4, Bit2, Bit1: blocks to frames, what raw blocks carry, and the way to and from the Huffman stage.
+// block_decode.cu has the way back to elements.
 #include <cstdint>
 
 #include "codec/cuda/block_coders.cuh"
 #include "codec/cuda/block_place.cuh"
-#include "codec/cuda/block_scan.cuh"
+#include "codec/cuda/codec_family.h"
+#include "codec/cuda/device.h"
 #include "codec/cuda/huffman.cuh"
-#include "codec/cuda/kernels.h"
 #include "codec/cuda/verdict.h"
 
 namespace geocomm::codec::cuda {
+
+struct BlockEncode : ElementEncode {
+  std::uint64_t seed;
+  std::uint64_t first_element;
+  bool is_stochastic;
+  std::uint8_t* staged = nullptr;  // where a stage is to have them, in the regular layout
+
+  GEOCOMM_HOST_DEVICE std::uint8_t* quantized(std::uint64_t frame) const {
+    return staged != nullptr ? staged + frame * plan.frame_stride : regular(frame);
+  }
+
+  GEOCOMM_HOST_DEVICE std::uint64_t seed_of(std::uint64_t frame) const {
+    return plan.slots != nullptr ? plan.slots[frame].seed : seed;
+  }
+  // What the frame's first element is counted as.
+  GEOCOMM_HOST_DEVICE std::uint64_t counter_of(std::uint64_t frame) const {
+    return plan.slots != nullptr ? plan.slots[frame].first_element
+                                 : first_element + frame * plan.frame_elements;
+  }
+};
 
 // Quantizes blocks to where they lie if no block of the payload is raw. A raw block gets its scale and codes
 // of zero, is counted, and its residual stays as it is: what it carries is written later
@@ -171,20 +192,6 @@ core::Status launch_encode_blocks(const BlockEncode& args, core::DType dtype, St
   });
 }
 
-core::Status encode_int_blocks(CodecId id, core::DType dtype, const BlockEncode& args, Stream stream) {
-  return id == CodecId::Int8 ? launch_encode_blocks<IntCoder<CodecId::Int8>>(args, dtype, stream)
-                             : launch_encode_blocks<IntCoder<CodecId::Int4>>(args, dtype, stream);
-}
-
-core::Status encode_bit_blocks(CodecId id, core::DType dtype, const BlockEncode& args, Stream stream) {
-  switch (id) {
-    case CodecId::Bit2:
-      return launch_encode_blocks<Bit2Coder>(args, dtype, stream);
-    default:
-      return launch_encode_blocks<Bit1Coder>(args, dtype, stream);
-  }
-}
-
 // What raw blocks carry: their elements as they are, one block after the other, behind the codes of the
 // frame.
 
@@ -228,8 +235,7 @@ __global__ void __launch_bounds__(kBlockThreads) write_raw(BlockEncode args) {
   }
 }
 
-}  // namespace
-
+// Where the layout is irregular; with their residuals.
 core::Status write_raw_blocks(core::DType dtype, const BlockEncode& args, Stream stream) {
   return with_values(dtype, args.residual, [&]<core::DType kType, bool kFeedback>() {
     return launch(write_raw<kType, kFeedback>, Grid{args.plan.frames, kBlockThreads}, stream, args);
@@ -238,8 +244,6 @@ core::Status write_raw_blocks(core::DType dtype, const BlockEncode& args, Stream
 
 // Between the frames of the block codecs and the Huffman stage: a plane per frame, decoded in the regular
 // layout in the workspace, coded in the frame.
-
-namespace {
 
 constexpr unsigned kThreads = 256;
 
@@ -289,8 +293,8 @@ __global__ void __launch_bounds__(kThreads) write_scales(ElementEncode args, Huf
   if (threadIdx.x == 0) space.planes[blockIdx.x].to = to + scale_bytes;
 }
 
-}  // namespace
-
+// Blocks have been encoded to the regular layout: codes the planes, whose sizes the layout needs; then, to
+// their places, scales and coded planes.
 core::Status encode_stage(const PayloadPlan& plan, const Workspace& workspace, const HuffmanSpace& space,
                           Stream stream) {
   const Grid frames = one_thread_each(plan.frames, kThreads);
@@ -303,9 +307,101 @@ core::Status write_staged_frames(const ElementEncode& args, const HuffmanSpace& 
   return write_huffman_planes(space, stream);
 }
 
+// The planes of all frames to the regular layout in the workspace.
 core::Status decode_stage(const Decode& args, const HuffmanSpace& space, Stream stream) {
   GEOCOMM_RETURN_IF_ERROR(launch(find_planes, Grid{args.plan.frames, kWarp}, stream, args, space));
   return decode_huffman_planes(space, args.verdict, stream);
 }
+
+// The room holds frames of the regular layout, to move encoded blocks of a payload through, or for planes
+// before or behind their stage; then what comes before raw blocks; then the stage's own.
+
+bool has_stage(const CodecSpec& spec) {
+  return spec.entropy != Entropy::None;
+}
+
+struct BlockSpace {
+  std::uint32_t* raw_before;  // decoding: see Decode
+  HuffmanSpace huffman;
+};
+
+BlockSpace space_of(const CodecSpec& spec, const PayloadPlan& plan, Direction direction, SpaceCutter& room) {
+  const bool is_moved = plan.frames > 1 && plan.slots == nullptr;
+  if (is_moved || has_stage(spec)) room.take<std::uint8_t>(plan.bytes());
+  BlockSpace space{room.take<std::uint32_t>(plan.blocks()), {}};
+  if (has_stage(spec)) {
+    space.huffman = take_huffman_space(plan.frames, plan.largest().bytes - plan.largest().codes_at,
+                                       direction == Direction::Decode, room);
+  }
+  return space;
+}
+
+std::size_t room_bytes(const CodecSpec& spec, core::DType, const PayloadPlan& plan, Direction direction) {
+  SpaceCutter room;
+  space_of(spec, plan, direction, room);
+  return room.bytes();
+}
+
+core::Status quantize(const EncodeRun& run, const BlockEncode& args) {
+  switch (run.spec.id) {
+    case CodecId::Int8:
+      return launch_encode_blocks<IntCoder<CodecId::Int8>>(args, run.dtype, run.stream);
+    case CodecId::Int4:
+      return launch_encode_blocks<IntCoder<CodecId::Int4>>(args, run.dtype, run.stream);
+    case CodecId::Bit2:
+      return launch_encode_blocks<Bit2Coder>(args, run.dtype, run.stream);
+    default:
+      return launch_encode_blocks<Bit1Coder>(args, run.dtype, run.stream);
+  }
+}
+
+core::Status encode(const EncodeRun& run) {
+  const PayloadPlan& plan = run.input.plan;
+  const Workspace& workspace = run.input.workspace;
+  const BlockEncode blocks{run.input, run.seed, run.first_element, run.spec.rounding == Rounding::Stochastic};
+  if (!has_stage(run.spec)) {
+    GEOCOMM_RETURN_IF_ERROR(quantize(run, blocks));
+    GEOCOMM_RETURN_IF_ERROR(lay_out_frames(run.layout(FrameSizes::Blocks), run.stream));
+    GEOCOMM_RETURN_IF_ERROR(move_frames(blocks.dst, plan, workspace, run.stream));
+    return write_raw_blocks(run.dtype, blocks, run.stream);
+  }
+  SpaceCutter room(workspace.room);
+  const HuffmanSpace space = space_of(run.spec, plan, Direction::Encode, room).huffman;
+  BlockEncode before_stage = blocks;
+  before_stage.staged = workspace.room;
+  GEOCOMM_RETURN_IF_ERROR(quantize(run, before_stage));
+  GEOCOMM_RETURN_IF_ERROR(encode_stage(plan, workspace, space, run.stream));
+  LayoutArgs layout = run.layout(FrameSizes::StagedBlocks);
+  layout.planes = space.planes;
+  GEOCOMM_RETURN_IF_ERROR(lay_out_frames(layout, run.stream));
+  GEOCOMM_RETURN_IF_ERROR(write_staged_frames(blocks, space, run.stream));
+  return write_raw_blocks(run.dtype, blocks, run.stream);
+}
+
+// With what its room holds.
+Decode with_room(const CodecSpec& spec, const Decode& all, const Decode& part, HuffmanSpace* huffman) {
+  Decode args = part;
+  SpaceCutter room(all.workspace.room);
+  const BlockSpace space = space_of(spec, all.plan, Direction::Decode, room);
+  args.raw_before = space.raw_before;
+  if (has_stage(spec)) args.staged = all.workspace.room;
+  if (huffman != nullptr) *huffman = space.huffman;
+  return args;
+}
+
+core::Status check(const DecodeRun& run) {
+  HuffmanSpace huffman;
+  const Decode args = with_room(run.spec, run.args, run.args, &huffman);
+  if (has_stage(run.spec)) GEOCOMM_RETURN_IF_ERROR(decode_stage(args, huffman, run.stream));
+  return check_blocks(run.spec.id, args, run.stream);
+}
+
+core::Status put(const DecodeRun& run) {
+  return decode_blocks(run.spec.id, with_room(run.spec, run.args, run.part(), nullptr), run.stream);
+}
+
+}  // namespace
+
+const CodecFamily kBlockFamily{true, true, room_bytes, encode, check, put};
 
 }  // namespace geocomm::codec::cuda
