@@ -40,6 +40,8 @@ class LedSite:
     owners: tuple[Owner, ...] = ()
     has_ranks: bool = False
     """They were said to be up over this connection."""
+    repairs: tuple[tuple[Owner, ...], frozenset[int]] = (), frozenset()
+    """The ranks that were told to repair, and the fragments: others in their place have done so."""
     gone_for: str = ""
     """Why there are none, as the site has said over this connection."""
     beat: Beat | None = None
@@ -58,6 +60,11 @@ class LedSite:
     """When it did within the last COMINGS_S."""
     missed: dict[int, int] = field(default_factory=dict[int, int])
     """By fragment: rounds since its offer last counted, or was waited for in vain."""
+
+    def has_to_repair(self, fragment: int) -> None:
+        """Its ranks are told so."""
+        ranks, fragments = self.repairs
+        self.repairs = self.owners, (fragments if ranks == self.owners else frozenset[int]()) | {fragment}
 
     def waits(self, standing: Standing) -> str:
         """What a site that is connected waits for, where it is not ready; empty: it is ready, or not connected."""

@@ -37,7 +37,8 @@ class HeldBack:
 
     def add(self, name: str, ranks: RanksUp) -> None:
         """The ranks of a site wait."""
-        self._held.setdefault(name, (ranks, self._run.now))
+        _, since = self._held.get(name, (ranks, self._run.now))
+        self._held[name] = ranks, since
 
     def drop(self, name: str) -> None:
         """They are gone."""

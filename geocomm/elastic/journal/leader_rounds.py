@@ -171,7 +171,8 @@ class LeaderRounds:
         return any(name in found.offers for found in self._open.values())
 
     def tell(self, name: str) -> None:
-        """A site was welcomed: tell it what is open."""
+        """A site was welcomed: tell it who takes part, and what is open."""
+        self._peers.tell_again(name)
         if name in self._state.live:
             for fragment in sorted(self._open):
                 self._announce(fragment, [name])

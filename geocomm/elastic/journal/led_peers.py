@@ -34,5 +34,10 @@ class LedPeers:
         before, self.live = self.live, tuple(map(self._peer, live))
         return bool(set(self.live) - set(before))
 
+    def tell_again(self, name: str) -> None:
+        """A site was welcomed: its agent may be another one than heard of them."""
+        if self._met:
+            self._run.send(name, Peers(peers=self._met))
+
     def _peer(self, name: str) -> Peer:
         return Peer(site=name, owners=self._run.sites[name].owners, fetch=self._run.sites[name].fetch)

@@ -233,7 +233,9 @@ class Sequencer:
             case Leave():
                 site.finished = message.finished
                 known = self.state.sites.get(name)
-                if known is not None and known.standing in (Standing.AWAY, Standing.JOINING):
+                if known is None:
+                    self._held_back.drop(name)  # it does not join any more
+                elif known.standing in (Standing.AWAY, Standing.JOINING):
                     self._left(name)  # nothing of it can count any more
                 else:
                     site.leaving = self._run.now
@@ -326,11 +328,12 @@ class Sequencer:
                 self._refuse(name, why)
                 return
         if not has_room(self.sites, name, message):
-            self._refuse(
-                name,
-                f"the ranks of all sites are more than one message can name: {name} has "
-                f"{len(message.owners)} that own fragments",
-            )
+            many = f"{name} has {len(message.owners)} that own fragments"
+            self._refuse(name, f"the ranks of all sites are more than one message can name: {many}")
+            return
+        if site.repairs[1] and message.owners == site.repairs[0]:  # they have not heard it: the connection had ended
+            for fragment in sorted(site.repairs[1]):
+                self._run.send(name, Repair(fragment=fragment))
             return
         known = self.state.sites.get(name)
         if known is None or known.standing is Standing.LEFT or known.anew:
@@ -460,6 +463,7 @@ class Sequencer:
             self._run.log(f"fragment {fragment}, version {found.version}: {names}: other bits {against}; repairing")
         for name in sites:
             self._run.send(name, Repair(fragment=fragment))
+            self.sites[name].has_to_repair(fragment)
             if found.is_known:  # nobody waits for it, and its ranks have to start again before it counts
                 self.sites[name].has_ranks = False
                 self.rounds.take_back(fragment, name)

@@ -229,3 +229,25 @@ def test_site_that_goes_before_it_has_a_place_is_not_taken_in() -> None:
     run.hello("b")
     store(run, "b")
     assert "e" not in run.sequencer.state.sites
+
+
+def test_site_that_leaves_before_it_has_a_place_is_not_taken_in() -> None:
+    """It would be a member for ever, of which most have to hold what counts."""
+    run = _left_alone()
+    store(run, "ad")
+    come(run, "e")
+    run.say("e", Leave())
+    run.hello("b")
+    store(run, "b")
+    assert "e" not in run.sequencer.state.sites
+
+
+def test_site_whose_ranks_are_others_while_it_waits_for_a_place_comes_with_those() -> None:
+    run = _left_alone()
+    store(run, "ad")
+    come(run, "e")
+    run.ranks_up("e", owner="9" * 32)
+    run.hello("b")
+    store(run, "b")
+    assert "e" in run.sequencer.state.sites
+    assert [owner.id for owner in run.sequencer.sites["e"].owners] == ["9" * 32]

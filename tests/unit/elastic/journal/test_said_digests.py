@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from geocomm.elastic.journal.entries import Away, Round
-from geocomm.elastic.journal.messages import Applied, Repair, Stop
-from geocomm.elastic.journal.sequencer_events import Send
+from geocomm.elastic.journal.messages import Applied, ReadySaid, Repair, Stop
+from geocomm.elastic.journal.sequencer_events import Ended, Send
 from support.led_sequencer import Led
 
 
@@ -25,6 +25,14 @@ def told(led: Led, kind: type[Repair | Stop]) -> str:
     return "".join(one.site for one in led.sent if isinstance(one, Send) and isinstance(one.message, kind))
 
 
+def come_anew(led: Led, site: str) -> None:
+    """With other ranks."""
+    led.hello(site)
+    led.ranks_up(site, owner="9" * 32)
+    led.say(site, ReadySaid())
+    assert site in led.sequencer.state.live
+
+
 def test_the_one_that_differs_from_most_repairs_alone_and_the_second_time_is_stopped() -> None:
     led = Led().take_part("abc")
     a_round(led, "abc")
@@ -38,8 +46,7 @@ def test_the_one_that_differs_from_most_repairs_alone_and_the_second_time_is_sto
     assert isinstance(led.entries[-1], Round)
     assert led.entries[-1].base == "4" * 32
 
-    led.ranks_up("a")
-    led.take_part("a")
+    come_anew(led, "a")
     say(led, {"a": "4", "b": "4", "c": "4"})
     a_round(led, "abc")
     assert led.last_members == "abc"
@@ -48,6 +55,25 @@ def test_the_one_that_differs_from_most_repairs_alone_and_the_second_time_is_sto
     assert "b, c" in led.messages(Stop)[0].why
     assert told(led, Repair) == "a"
     assert led.sequencer.state.live == ["b", "c"]
+
+
+def test_ranks_that_have_not_heard_that_they_are_to_repair_hear_it_again_and_count_no_more() -> None:
+    """Their line broke just then. They would differ again, and be stopped for good."""
+    led = Led().take_part("abc")
+    a_round(led, "abc")
+    say(led, {"a": "5", "b": "4", "c": "4"})
+    assert told(led, Repair) == "a"
+    led.on(Ended("a"))
+    for _ in range(2):
+        led.hello("a")
+        led.ranks_up("a")
+        led.say("a", ReadySaid())
+        assert "a" not in led.sequencer.state.live
+    assert told(led, Repair) == "aaa"
+    come_anew(led, "a")
+    assert told(led, Repair) == "aaa"
+    say(led, {"a": "4"})
+    assert not led.messages(Stop)
 
 
 def test_a_digest_of_long_ago_says_nothing() -> None:
@@ -76,8 +102,7 @@ def test_the_journal_knows_who_is_wrong_where_digests_come_late() -> None:
     a_round(led, "abc")
     say(led, {"a": "5", "b": "4", "c": "4"})
     a_round(led, "bc")
-    led.ranks_up("a")
-    led.take_part("a")
+    come_anew(led, "a")
     led.say("b", Applied(fragment=0, version=1, digest="4" * 32))
     led.say("a", Applied(fragment=0, version=1, digest="5" * 32))
     assert told(led, Stop) == "a"

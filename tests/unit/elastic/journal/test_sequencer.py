@@ -65,6 +65,17 @@ def test_ranks_of_all_hear_of_those_of_a_site_that_comes_before_it_is_ready() ->
     assert [peer.site for peer in led.messages(Open, "c")[-1].peers] == ["a", "b", "c"]
 
 
+def test_an_agent_that_begins_anew_hears_again_whose_ranks_take_part() -> None:
+    """Else it fetches each frame that is on its way by mail."""
+    led = Led().take_part("ab")
+    told, others = len(led.messages(Peers, "a")), len(led.messages(Peers, "b"))
+    led.on(Ended("a"))
+    led.hello("a")
+    (again,) = led.messages(Peers, "a")[told:]
+    assert [peer.site for peer in again.peers if peer.owners] == ["a", "b"]
+    assert len(led.messages(Peers, "b")) == others
+
+
 def test_round_of_a_live_site_alone_needs_its_own_disk_only_and_names_the_base_that_was_said() -> None:
     led = Led().take_part("a")
     for digest in ("4" * 32, None):
