@@ -11,7 +11,7 @@ from geocomm.core.message_log import log
 from geocomm.core.patience import Waiting
 from geocomm.data.deal_records import SiteDeal
 from geocomm.data.dealt_shards import cut
-from geocomm.elastic.journal.entries import AnyRound, BadLineError, Skip, TakenBack
+from geocomm.elastic.journal.entries import AnyRound, BadLineError, Entry, Skip, TakenBack
 from geocomm.elastic.journal.messages import (
     Applied,
     Down,
@@ -312,6 +312,8 @@ class SiteRanks:
         rank.goals = {fragment: goals[fragment] for fragment in own}
         rank.versions = {fragment: bases[fragment][0] for fragment in own}
         rank.welcomed = True
+        for entry in self._unheard(rank):  # first: a rank that has heard the welcome has heard all entries until then
+            rank.connection.say(EntrySaid(entry=entry))
         rank.connection.say(
             RankWelcome(
                 site=self._view.site,
@@ -330,20 +332,26 @@ class SiteRanks:
         if 0 in own:
             for deal in own_deals(self._view.state, self._view.site, position):
                 rank.connection.say(deal)
-        # A snapshot may have been asked for while this rank had no agent.
-        if (last := self._view.state.snapshot) is not None and self._view.state.lacks_snapshot:
-            rank.connection.say(EntrySaid(entry=last))
-        behind = [fragment for fragment in own if rank.versions[fragment] < self._view.state.versions[fragment]]
-        if behind:
-            lacks = [next(self._view.journal.rounds(fragment, bases[fragment][0]), None) for fragment in behind]
-            first = min(0 if one is None else one.index for one in lacks)
-            for entry in self._view.journal.read(first):
-                if isinstance(entry, AnyRound | Skip):
-                    base = rank.versions.get(entry.fragment)
-                    if base is not None and entry.version >= base:
-                        rank.connection.say(EntrySaid(entry=entry))
         for opened in self._view.opens.values():
             rank.connection.say(opened)
+
+    def _unheard(self, rank: _Rank) -> Iterator[Entry]:
+        """What a rank that is welcomed has to hear of the journal: the last snapshot, if sites lack it, and the rounds
+        from its versions on. One that trains hears all that came while it had no agent: a round that it has applied may
+        be void."""
+        state, journal, hello = self._view.state, self._view.journal, rank.connection.hello
+        if not hello.trains and state.snapshot is not None and state.lacks_snapshot:
+            yield state.snapshot
+        behind = [fragment for fragment, version in rank.versions.items() if version < state.versions[fragment]]
+        lacks = [next(journal.rounds(fragment, rank.versions[fragment]), None) for fragment in behind]
+        begins = [0 if one is None else one.index for one in lacks]
+        if hello.trains:
+            begins.append(hello.head + 1)
+        for entry in journal.read(min(begins)) if begins else ():
+            base = rank.versions.get(entry.fragment) if isinstance(entry, AnyRound | Skip) else None
+            lacked = isinstance(entry, AnyRound | Skip) and base is not None and entry.version >= base
+            if lacked or (hello.trains and entry.index > hello.head):
+                yield entry
 
     def _leader_text(self) -> str:
         """Who leads, as far as it is known."""
