@@ -58,17 +58,21 @@ class SnapshotCopies:
 
     def manifests(self) -> list[Manifest]:
         """Manifests of the complete copies, the oldest first: one whose manifest cannot be read is not complete."""
+        found: list[Manifest] = []
+        for index in self._indices():
+            with contextlib.suppress(FileNotFoundError, ValidationError):
+                manifest = self._files.cat_file(self._at(index, RunDir.MANIFEST))
+                found.append(Manifest.model_validate_json(manifest))
+        return found
+
+    def _indices(self) -> list[int]:
+        """Of the copies, complete or not, the oldest first."""
         self._files.invalidate_cache()
         try:
             names = [str(path).rstrip("/").rpartition("/")[2] for path in self._files.ls(self._root, detail=False)]
         except FileNotFoundError:
             return []
-        found: list[Manifest] = []
-        for index in sorted(int(name) for name in names if name.isdecimal()):
-            with contextlib.suppress(FileNotFoundError, ValidationError):
-                manifest = self._files.cat_file(self._at(index, RunDir.MANIFEST))
-                found.append(Manifest.model_validate_json(manifest))
-        return found
+        return sorted(int(name) for name in names if name.isdecimal())
 
     def size(self, index: int) -> int:
         """Bytes of a copy."""
@@ -98,9 +102,13 @@ class SnapshotCopies:
             # Many storages show a file while it is written; a reader must not take half a manifest for one.
             self._files.put_file(str(made / RunDir.MANIFEST), self._at(index, _WRITING))
         self._files.mv(self._at(index, _WRITING), self._at(index, RunDir.MANIFEST))
-        for old in [one.index for one in before][: -KEPT + 1]:
-            self._files.rm_file(self._at(old, RunDir.MANIFEST))
-            self._files.rm(self._at(old), recursive=True)
+        first = [*(one.index for one in before), index][-KEPT:][0]
+        for one in before:
+            if one.index < first:
+                self._files.rm_file(self._at(one.index, RunDir.MANIFEST))
+        for of in self._indices():  # also what a process left that died while it made or removed a copy
+            if of < first:
+                self._files.rm(self._at(of), recursive=True)
 
     def fetch(self, index: int | None, into: Path) -> int:
         """Make a run folder of a copy, by default the newest; its index. SnapshotError: there is none."""

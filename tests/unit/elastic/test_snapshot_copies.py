@@ -107,3 +107,15 @@ def test_a_copy_whose_manifest_cannot_be_read_is_no_complete_one_and_is_made_aga
     copies.copy(run_dir, kept)
     assert [one.index for one in copies.manifests()] == [10, 20]
     assert copies.fetch(None, tmp_path / "into") == 20
+
+
+def test_what_is_left_of_copies_that_were_begun_or_removed_by_half_goes_with_the_older_ones(
+    tmp_path: Path, run_dir: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    copies = SnapshotCopies(elsewhere.as_uri())
+    for index in (10, 20, 30):
+        (elsewhere / str(index - 5)).mkdir(parents=True)  # whoever made it has died meanwhile
+        (elsewhere / str(index - 5) / "0@1.state").write_bytes(b"half")
+        copies.copy(run_dir, kept_snapshot(run_dir, index))
+    assert sorted(path.name for path in elsewhere.iterdir()) == ["20", "25", "30"]
