@@ -37,7 +37,6 @@ from geocomm.elastic.journal.messages import (
     Pass,
     RankHello,
     RankWelcome,
-    StateKept,
     Stop,
 )
 from geocomm.elastic.site.rank_socket import RankSocket
@@ -133,7 +132,6 @@ class FakeRank:
         if self._version == snapshot.versions[0]:
             self._store.write_state(0, self._version, [self._state])
             self._snapshots.keep_state(snapshot.index, 0, self._version)
-            self._socket.say(StateKept(fragment=0, version=self._version))
 
     def _hello(self) -> RankHello:
         return RankHello(

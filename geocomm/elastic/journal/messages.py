@@ -273,12 +273,6 @@ class Lost(OfFrame):
     """How long the site has looked for it in vain, under all leaders."""
 
 
-class StateKept(OfRound):
-    """From a rank to its agent, which does not pass it on: a state lies on disk, in the snapshot that it is of."""
-
-    kind: Literal["state_kept"] = "state_kept"
-
-
 class SnapshotHeld(Record):
     """The site has the snapshot of an entry on disk, all of it."""
 
@@ -313,7 +307,6 @@ Up = Annotated[
     | Applied
     | Need
     | Lost
-    | StateKept
     | SnapshotHeld
     | Leave,
     Field(discriminator="kind"),

@@ -56,7 +56,6 @@ from geocomm.elastic.journal.messages import (
     Refused,
     Repair,
     SnapshotHeld,
-    StateKept,
     StatePart,
     Stop,
     Sum,
@@ -83,6 +82,7 @@ from geocomm.wire.greeting import Greeting, Purpose, SessionRefused
 from geocomm.wire.tls_stream import TlsStream
 
 _RANKS_LIMIT_S = 3.0
+_SNAPSHOT_LOOK_S = 1.0
 
 
 class Agent:
@@ -145,13 +145,11 @@ class Agent:
 
     async def run(self) -> None:
         """Follow the leader until cancelled."""
-        if self._view.state.ended:
-            self.life.end(
-                f"the run in {self._view.store.run_dir} has ended: start with an empty run folder", refused=True
-            )
+        self._end_if_left()
         self.life.start(self._beat_forever())
         self.life.start(self.following.look())
         self.life.start(self._ranks.begin_without_leader())
+        self.life.start(self._hold_snapshots())
         if self._has_ranks:
             self.life.start(self._frames.keep_second_copies())
         try:
@@ -179,8 +177,10 @@ class Agent:
 
     @property
     def others(self) -> list[str]:
-        """The other members of the run. One that is away may have its agent back, which fetches what it missed."""
-        return [name for name in members_of(self._view.state) if name != self.site]
+        """The other members of a run that this site has taken part in. One that is away may have its agent back, which
+        fetches what it missed."""
+        state = self._view.state
+        return [name for name in members_of(state) if name != self.site and self.site in state.sites]
 
     def counted(self) -> dict[str, float]:
         """What it counts of its own work, by the names of `metrics.own_counters`."""
@@ -210,6 +210,7 @@ class Agent:
         """The site ends its part in good order: what it has offered is its last. finished: see `Leave`."""
         self._leaving, self._finished = True, self._finished or finished
         self._say_leave()
+        self._end_if_left()  # an agent before this one may have died while it gave out the last frames
 
     def _say_leave(self) -> None:
         if self._leaving:
@@ -317,7 +318,6 @@ class Agent:
         self._ranks.tell(self._view.welcome)
         self._ranks.welcome()  # those that came before: where this journal lacked nothing, no entry brings them in
         self._ranks.say_ready()
-        self.life.start(self._look_at_snapshot())
 
     def _applied(self, entry: Entry, deal: SiteDeal | None) -> None:
         """An entry is in the journal and in the state: now the ranks may see it. deal: what it deals to this site."""
@@ -341,12 +341,19 @@ class Agent:
             self.life.start(self._let_go())
         if isinstance(entry, Removed) and entry.site == self.site:
             self.life.end(f"site {self.site} was removed from the run: {entry.why}", refused=True)
-        known = self._view.state.sites.get(self.site)
+        self._end_if_left()
+
+    def _end_if_left(self) -> None:
+        """The site's part is over where the journal says so."""
+        state = self._view.state
+        known = state.sites.get(self.site)
         if self._leaving and known is not None and known.standing is Standing.LEFT:
             self.left.set()
-        if self._view.state.ended and not self.left.is_set():
-            self.life.end(f"the run has ended, with entry {entry.index}: start with an empty run folder", refused=True)
-        elif self._view.state.ended or (self.left.is_set() and self._view.leader is None):
+        if state.ended and not self.left.is_set():
+            self.life.end(
+                f"the run has ended, with entry {state.head.index}: start with an empty run folder", refused=True
+            )
+        elif state.ended or (self.left.is_set() and self._view.leader is None):
             self.life.end("the site has left the run", refused=False)
 
     async def _let_go(self) -> None:
@@ -383,8 +390,6 @@ class Agent:
                 self._ranks.say_ready()
             case Need():
                 self._frames.until_here(Wanted.of(up))
-            case StateKept():
-                self.life.start(self._look_at_snapshot())
             case Beat():
                 if connection.hello.place == 0:
                     self._beat = up
@@ -414,15 +419,23 @@ class Agent:
 
     # ---- snapshots
 
-    async def _look_at_snapshot(self) -> None:
-        """Tell the leader of the newest snapshot, once all of it is here."""
-        entry, genesis = self._view.state.snapshot, self._view.state.genesis
-        if entry is None or genesis is None or entry.index in self._view.state.kept:
-            return
-        try:
-            manifest = await asyncio.to_thread(self._snapshots.completed, entry, genesis.run)
-        except (OSError, SnapshotError) as error:
-            log(f"snapshot {entry.index} cannot be kept: {error}")
-            return
-        if manifest is not None and self._view.is_current:
-            self._view.say(SnapshotHeld(snapshot=entry.index, digest=manifest.digest))
+    async def _hold_snapshots(self) -> None:
+        """Tell the leader of the newest snapshot, once all of it is here, until cancelled. Ranks write its states, also
+        while there is no agent."""
+        told, problem = (-1, self._view.welcome), ""
+        while True:
+            await asyncio.sleep(_SNAPSHOT_LOOK_S)
+            entry, genesis, welcome = self._view.state.snapshot, self._view.state.genesis, self._view.welcome
+            is_lacked = self._view.is_current and self._view.state.lacks_snapshot
+            if entry is None or genesis is None or not is_lacked or told == (entry.index, welcome):
+                continue
+            try:
+                manifest = await asyncio.to_thread(self._snapshots.completed, entry, genesis.run)
+            except (OSError, SnapshotError) as error:
+                before, problem = problem, f"snapshot {entry.index} cannot be kept: {error}"
+                if problem != before:
+                    log(problem)
+                continue
+            if manifest is not None and self._view.is_current and self._view.welcome is welcome:
+                self._view.say(SnapshotHeld(snapshot=entry.index, digest=manifest.digest))
+                told = entry.index, welcome

@@ -38,7 +38,6 @@ from geocomm.elastic.journal.messages import (
     RankHello,
     RankWelcome,
     Refused,
-    StateKept,
     Stop,
     Summed,
     TakeState,
@@ -416,8 +415,6 @@ class Rank:
             self._registry.states[self._machine.name, index, anchor.version] = digest
             for snapshot in snapshots:
                 self._snapshots.keep_state(snapshot.index, index, anchor.version)
-            if snapshots:
-                self.say(StateKept(fragment=index, version=anchor.version))
             held = self._store.states(index)
             if len(held) > 2:
                 self._store.remove_before(index, held[-2])

@@ -52,7 +52,6 @@ from geocomm.elastic.journal.messages import (
     RankHello,
     RankWelcome,
     Refused,
-    StateKept,
     Stop,
     Sum,
     SumChecked,
@@ -482,12 +481,9 @@ class MemberRounds:
         if self._thread.failure is not None:  # the state may be void
             return
         try:
-            is_of_snapshot = self._states.keep(fragment, version, parts)
+            self._states.keep(fragment, version, parts)
         except OSError as error:
             self._complain(error)
-            return
-        if is_of_snapshot:
-            self._agent.say(StateKept(fragment=fragment, version=version))
 
 
 def _not_taken_in(why: str) -> InvalidArgumentError:

@@ -59,8 +59,9 @@ class MemberStates:
                 self._named.add(key)
         return wanted
 
-    def keep(self, fragment: int, version: int, parts: Sequence[torch.Tensor]) -> bool:
-        """Write a state, and let go of what it makes needless; whether a snapshot has it now. OSError: no room."""
+    def keep(self, fragment: int, version: int, parts: Sequence[torch.Tensor]) -> None:
+        """Write a state, also into the snapshots that lack it, and let go of what it makes needless. OSError: no
+        room."""
         key = (fragment, version)
         with self._lock:
             snapshots = self._for_snapshots.pop(key, [])
@@ -74,7 +75,6 @@ class MemberStates:
                 _tell_lost(snapshot, fragment, error.strerror or str(error))
             raise
         self._let_go(fragment, version)
-        return bool(snapshots)
 
     def passed(self, fragment: int, version: int) -> None:
         """The fragment is at this version now: a snapshot of an earlier one does not get its state any more."""
