@@ -317,24 +317,37 @@ async def _leave(agent: Agent, leader: Leader | None, has_ranks: bool, asked: as
             await _either(asked, LAST_STEPS_S, agent.left, agent.ranks_ended)
         agent.leave()
         await _either(asked, LEAVE_LIMIT_S if agent.is_followed else _ALONE_LIMIT_S, agent.left)
-    if leader is not None and (others := leader.others_connected(agent.site)):
-        if passes_on:
-            log(f"this agent leads on while {', '.join(others)} get its last frames")
-            await _give_out(agent, asked)
-            return
-        log(f"this agent leads on for {', '.join(others)}; a second signal ends it, and rounds stand until it is back")
-        while leader.others_connected(agent.site):
+    if not (others := agent.others):
+        return
+    if leader is not None and (connected := leader.others_connected(agent.site)):
+        what = "a second signal ends it, and rounds stand until it is back"
+        what = "until nobody asks for its last frames" if passes_on else what
+        log(f"this agent leads on for {', '.join(connected)}; {what}")
+    else:
+        log(f"this agent gives out its last frames to {', '.join(others)}")
+
+    def leads_on() -> bool:
+        return leader is not None and not passes_on and bool(leader.others_connected(agent.site))
+
+    is_over = False
+    while not is_over:
+        while leads_on():
             if await _either(asked, 1.0):
                 return
+        # An agent that has just died comes back.
+        is_over = await _give_out(agent, asked) or not leads_on()
 
 
-async def _give_out(agent: Agent, asked: asyncio.Event) -> None:
-    """Wait until nobody gets frames here any more, or for `asked`."""
+async def _give_out(agent: Agent, asked: asyncio.Event) -> bool:
+    """Wait until nobody gets frames here any more, or for `asked`: whether that came."""
     begin = time.monotonic()
     while (now := time.monotonic()) < begin + _LINGER_S:
         quiet_s = now - max(begin, agent.files.idle_since)
-        if quiet_s >= _QUIET_S or await _either(asked, _QUIET_S - quiet_s):
-            return
+        if quiet_s >= _QUIET_S:
+            break
+        if await _either(asked, _QUIET_S - quiet_s):
+            return True
+    return False
 
 
 async def _either(asked: asyncio.Event, limit_s: float, *done: asyncio.Event) -> bool:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from geocomm.core.message_log import log
@@ -68,30 +69,35 @@ class FrameFetches:
     async def keep_second_copies(self) -> None:
         """Until cancelled: while the ranks here are away and one site at most trains, bring here what they will begin
         with. It lies on that site's disk alone, and the site may leave before they are there to need it."""
-        seen = -1
+        all_here_at = -1
         while True:
             await asyncio.sleep(_LOOK_S)
             state = self._view.state
             if not self._are_second_copies:
-                seen = -1
-            elif seen != state.head.index:
-                seen = state.head.index
-                await asyncio.gather(*map(self._keep_second_copies, range(len(state.versions))))
+                all_here_at = -1
+            elif all_here_at != state.head.index:
+                are_here = [self._keep_second_copies(fragment) for fragment in range(len(state.versions))]
+                all_here_at = state.head.index if all(are_here) else -1
 
     @property
     def _are_second_copies(self) -> bool:
         """Whether frames are brought here for ranks that are away."""
         return self._view.is_current and not self._ranks.complete and len(self._view.state.live) <= 1
 
-    async def _keep_second_copies(self, fragment: int) -> None:
-        base = self._kept_state(fragment)
-        if base < self._states.replayed_from(fragment) or self._states.outweighs(fragment, base):
-            await self._states.newest(fragment, base, await self._view.sources())
-            base = self._kept_state(fragment)
-        if base < self._states.replayed_from(fragment):
-            return  # a state that can be replayed from comes with a later entry, or with the ranks
-        for wanted in self._states.lacking(fragment, base):
+    def _keep_second_copies(self, fragment: int) -> bool:
+        """Whether nothing is missing: else it is looked for again."""
+        base, state = self._kept_state(fragment), self._view.state
+        lacking = [*self._states.lacking(fragment, base)]
+        needs_state = base < self._states.replayed_from(fragment) or self._states.outweighs(fragment, base)
+        if needs_state:
+            listed = state.rounds.get(fragment)
+            self._search_state(fragment, base, "" if listed is None else listed.frames[0].site)
+            # A state takes long, and who gives it may end then: what it leaves out comes meanwhile.
+            room = itertools.accumulate(wanted.bytes for wanted in reversed(lacking))
+            lacking = lacking[len(lacking) - sum(size <= 2 * state.most_frame_bytes for size in room) :]
+        for wanted in lacking:
             self.until_here(wanted)
+        return not (lacking or needs_state)
 
     def _kept_state(self, fragment: int) -> int:
         """The version that ranks which start anew have without asking others."""
@@ -197,15 +203,11 @@ class FrameFetches:
         # To ask the leader who is there takes a second across the world.
         return await self._view.fetcher.frame(wanted, self._view.last_known(first=wanted.site))
 
-    async def _take_state(self, wanted: Wanted, sources: list[str], tell: Callable[[], None]) -> bool:
+    async def _take_state(self, wanted: Wanted, sources: Sequence[str], tell: Callable[[], None]) -> bool:
         """Others let go of frames once they have written a state. Whether there is one, which the ranks take then: all
         frames of the fragment that are gone wait for one search. tell: is called meanwhile, for a state takes long."""
         fragment = wanted.fragment
-        if (taking := self._taking.get(fragment)) is None:
-            taking = self._taking[fragment] = self._view.life.start(
-                self._states.newest(fragment, wanted.version, sources)
-            )
-            taking.add_done_callback(lambda _: self._taking.pop(fragment, None))
+        taking = self._search_state(fragment, wanted.version, wanted.site, sources)
         while not taking.done():
             await asyncio.wait([taking], timeout=_TOLD_EVERY_S)
             tell()
@@ -214,6 +216,21 @@ class FrameFetches:
             return False
         self._ranks.tell_owner(fragment, TakeState(fragment=fragment, version=version))
         return True
+
+    def _search_state(
+        self, fragment: int, above: int, first: str, sources: Sequence[str] | None = None
+    ) -> asyncio.Task[int | None]:
+        """The one search for a state of a fragment above this version. first: see `RunView.sources`, which are asked
+        where none are given."""
+        if (taking := self._taking.get(fragment)) is None:
+
+            async def search() -> int | None:
+                asked = await self._view.sources(first=first) if sources is None else sources
+                return await self._states.newest(fragment, above, asked)
+
+            taking = self._taking[fragment] = self._view.life.start(search())
+            taking.add_done_callback(lambda _: self._taking.pop(fragment, None))
+        return taking
 
     def _waits_for_earlier(self, wanted: Wanted) -> bool:
         """Whether the ranks lack a frame of an earlier round too: without it this one is of no use, and hundreds that

@@ -176,8 +176,9 @@ class RunView:
         return self._in_order(found, first)
 
     def _in_order(self, found: dict[str, str], first: str) -> list[str]:
-        # The leader does not hear a site that has left, which gives out its last frames for a while.
-        found.setdefault(first, self.known.addresses.get(first, ""))
+        if (known := self.state.sites.get(first)) is not None and known.standing is Standing.LEFT:
+            # The leader does not hear it. It gives out its last frames for a while.
+            found.setdefault(first, self.known.addresses.get(first, ""))
         found.pop(self.site, None)
         sites = sorted((site for site, fetch in found.items() if fetch), key=lambda site: (site != first, site))
         return [found[site] for site in sites]

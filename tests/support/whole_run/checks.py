@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from geocomm.core.run_dir import RunDir
 from geocomm.elastic.files.snapshots import Manifest
 from geocomm.elastic.journal.entries import AnyRound, Entry, Genesis, Kept, Snapshot
+from geocomm.elastic.journal.journal import SqliteJournal
+from geocomm.elastic.journal.messages import Wanted
 from geocomm.elastic.journal.run_state import RunState, Standing
 from geocomm.wire.greeting import Purpose
+from support.whole_run.agents import store_of_process
 from support.whole_run.anchors import FRAGMENTS
 from support.whole_run.data import DataChecks
 from support.whole_run.faults import STRANGE
 from support.whole_run.registry import frames_of
 
 if TYPE_CHECKING:
+    from support.whole_run.sites import Site
     from support.whole_run.whole_run import WholeRun
 
 WORD_S = 30.0
@@ -77,6 +82,23 @@ class Checks:
         copies = sum(not site.lost and site is not self._run.skipped for site in self._run.sites.values())
         if copies >= self._run.terms.copies and not any(index > first.index for index in state.kept):
             return "no snapshot is kept since"
+        return ""
+
+    def lacks_copies(self, site: Site, last: Site) -> str:
+        """What ranks that begin at a site lack of what its journal lists, though the last site has it; empty:
+        nothing."""
+        store, other = store_of_process(str(site.run_dir)), store_of_process(str(last.run_dir))
+        with contextlib.closing(SqliteJournal(RunDir(site.run_dir).journal, read_only=True)) as journal:
+            state = journal.state()
+            for fragment, version in enumerate(state.versions):
+                base = store.latest_state(fragment, version) or 0
+                if base < (journal.first_round(fragment) or 0):
+                    return f"a state of fragment {fragment}"
+                for entry in journal.rounds(fragment, base):
+                    for listed in entry.frames if (fragment, entry.version) not in state.skipped else ():
+                        named = Wanted.listed(entry, listed).named
+                        if other.has_frame(**named) and not store.has_frame(**named):
+                            return f"the frame of {listed.site} (fragment {fragment}, {entry.version})"
         return ""
 
     def words(self, began: float) -> None:

@@ -117,6 +117,18 @@ def _each_leader_looks_anew(self: LostFrames, fragment: int, version: int) -> bo
     return False
 
 
+@mutant(FrameFetches, "keep_second_copies", lasting="last")
+async def _a_second_copy_is_asked_for_once(self: FrameFetches) -> None:
+    """What ranks that are away will need is fetched when its entry comes, and by the agent that hears of it alone."""
+    known = self._view.state.head.index
+    while True:
+        await asyncio.sleep(0.1)
+        for entry in self._view.journal.read(known + 1) if self._are_second_copies else ():
+            for listed in entry.frames if isinstance(entry, AnyRound) else ():
+                self.once(Wanted.listed(entry, listed), [])
+        known = self._view.state.head.index
+
+
 # ---- rounds
 
 

@@ -47,6 +47,8 @@ class Site:
         self._starts_then = False
         self.is_leaving = False
         """It was told to."""
+        self.ranks_wait = False
+        """Its ranks do not start."""
         self.left = False
         """Its agent has ended in good order."""
         self.fills_etcd = False
@@ -179,6 +181,8 @@ class Site:
         starts = RankStarts(RunDir(self.run_dir))
         while not self.left and not self.is_leaving:
             await asyncio.sleep(self._run.chance.uniform(0.5, 2))
+            while self.ranks_wait:
+                await asyncio.sleep(0.5)
             self.rank = rank = Rank(
                 self._run.world,
                 self.machine,

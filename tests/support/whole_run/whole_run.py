@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import math
 import random
 import shutil
 import tempfile
@@ -24,7 +25,7 @@ from geocomm.core.message_log import logger
 from geocomm.elastic.files.known_agents import KnownAgents
 from geocomm.elastic.journal.admission import members_of
 from geocomm.elastic.journal.entries import Entry
-from geocomm.elastic.journal.run_state import RunState
+from geocomm.elastic.journal.run_state import RunState, Standing
 from geocomm.elastic.journal.sequencer_events import LeaderSettings
 from support.whole_run.agents import simulated
 from support.whole_run.anchors import FRAGMENTS
@@ -39,7 +40,7 @@ from support.whole_run.registry import Registry
 from support.whole_run.sites import Site
 from support.whole_run.virtual_loop import StuckError, VirtualLoop
 
-TERMS = LeaderSettings(attempt_s=12.0, lost_s=20.0, lost_said_s=12.0, snapshot_s=15.0)
+TERMS = LeaderSettings(attempt_s=12.0, lost_s=20.0, lost_said_s=40.0, snapshot_s=15.0)
 """Those of a real run, but for what takes minutes there."""
 
 QUIET_S, PEACE_S = 8.0, 150.0
@@ -48,6 +49,8 @@ CROWD_S = 60.0
 LEAVE_S = 200.0
 """A site's last steps and offers may take 65 s, and to give out its last frames 60 s; the leader's come after that."""
 _FOLLOWS_S = 20.0
+_COPIED_S = 30.0
+"""What a site that leads has left behind is fetched within this time: it leads on, and gives it out meanwhile."""
 _BESIDE_FULL_S = 90.0
 _HEADLESS_S = 40.0
 """A link that is silent is given up after 9 s, a dial after 15."""
@@ -317,6 +320,8 @@ class WholeRun:
             await self._go_two_ways()
         if self._lasting == "full":
             await self._go_on_beside_full_disk()
+        if self._lasting == "last":
+            await self._leave_to_one_without_ranks()
         members = members_of(self.newest()[0])
         strangers = [name for name, site in self.sites.items() if not site.lost and name not in members]
         if self._lasting == "phantom" and others and not strangers:  # those need most of the members, to come back
@@ -388,6 +393,41 @@ class WholeRun:
         if self.words.get(site.name, 0.0) <= began + 0.1:
             raise self.broke(f"nobody says that the disk of {site.name} takes no frames")
         site.machine.room = Room.FOR_ALL
+
+    async def _leave_to_one_without_ranks(self) -> None:
+        """What the ranks of a site lack while they are away lies there once the only site that trained has left."""
+        there, leader = [site for site in self.sites.values() if not site.lost], self.sites[self.leader_name()]
+        end = self.loop.time() + PEACE_S
+        while len(there) < 2 or any(
+            site.machine.is_damaged or site.name not in self.newest()[0].live for site in there
+        ):
+            await asyncio.sleep(1)
+            if len(there) < 2 or self.loop.time() > end:
+                return  # the checks say who is not ready
+        last, waiting = self.chance.sample([leader, self.chance.choice([one for one in there if one is not leader])], 2)
+        self.say(f"---- last: {last.name}, and the ranks of {waiting.name} are away")
+        await asyncio.gather(*(site.stop() for site in there if site not in (last, waiting)))
+        waiting.ranks_wait = True
+        await waiting.kill_ranks()
+        leaves_at = self.loop.time() + self.chance.uniform(15, 40)
+        left_at = math.inf
+        while not last.left and self.loop.time() < left_at + _COPIED_S:
+            await asyncio.sleep(self.chance.uniform(0.2, 4))
+            has_left = self.newest()[0].sites[last.name].standing is Standing.LEFT
+            if has_left:
+                left_at = min(left_at, self.loop.time())
+            else:
+                await waiting.kill_agent()
+            if not last.is_leaving and self.loop.time() > leaves_at:
+                last.tell_to_leave()
+        if left_at < math.inf and (
+            lacking := self.checks.lacks_copies(waiting, last)
+        ):  # else it has given up to be heard
+            raise self.broke(f"{last.name} has left, and its ranks will lack {lacking} at {waiting.name}")
+        waiting.ranks_wait = False
+        await last.stop()
+        for site in there:
+            self.start_again(site)
 
     async def _go_two_ways(self) -> None:
         name = self.leader_name()

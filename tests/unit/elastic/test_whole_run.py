@@ -106,6 +106,7 @@ def test_a_site_that_averages_wrong_is_named() -> None:
         ("each leader looks anew", 1),
         ("a need is lost", 50),
         ("mail is waited for for ever", 0),
+        ("a second copy is asked for once", 2),
         ("a leader waits for those that have left", 0),
         ("a lost journal is begun anew", 4),
         ("only entries are looked at", 1),
