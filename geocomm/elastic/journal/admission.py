@@ -200,7 +200,9 @@ def other_chain(state: RunState, hash_at: Callable[[int], str | None], name: str
     if hello.term == state.term and hash_at(hello.head) not in (None, hello.head_hash):
         return Refused(
             why=f"journal: entry {hello.head} of {name} is not the leader's, though both are of term "
-            f"{state.term}: two sites were promoted at once. One of their sides starts with empty run folders"
+            f"{state.term}: two sites were promoted with --force at once. When their leaders meet, one gives way; if "
+            "one is gone for good, run geocomm members promote --force at the other",
+            blames="leader",
         )
     return None
 

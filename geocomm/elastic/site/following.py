@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from geocomm.core.addresses import Address
 from geocomm.core.message_log import log
 from geocomm.core.patience import Waiting
-from geocomm.elastic.files.known_agents import tell_led
+from geocomm.elastic.files.known_agents import is_forced, tell_led
 from geocomm.elastic.journal.entries import BadLineError, Entry
 from geocomm.elastic.journal.message_lines import journal_said
 from geocomm.elastic.journal.run_state import Head
@@ -57,6 +57,9 @@ class Following:
         self._rivals: set[str] = set()
         """Where other agents lead, or may."""
         self._in_doubt: set[str] = set()
+        self._equals: list[AgentStanding] = []
+        """Others that lead this run with the term with which this agent does: two promotions with --force did not hear
+        of each other."""
 
     async def look(self) -> None:
         """Where there is no leader, ask the others for it, until cancelled."""
@@ -83,6 +86,8 @@ class Following:
             for why in sorted(in_doubt - self._in_doubt):
                 log(f"this site may not be the only one that leads: {why}")
             self._in_doubt = in_doubt
+            if self._equals:
+                await self._end_two_lines(self._equals)
             led = leader.sequencer
             heard = leader.others_connected("")
             tell_led(self._view.store.run_dir, [*led.doubt, *sorted(in_doubt)], led.deals.undealt_tokens, heard)
@@ -184,6 +189,18 @@ class Following:
             self._lead_if(answer)
             return answer.problem
 
+    async def _end_two_lines(self, equals: Sequence[AgentStanding]) -> None:
+        """Of several that lead with one term, the one with most entries begins a later one, which all follow."""
+        own = self._view.journal.head.index, self._view.site
+        if max((one.head, one.site) for one in equals) < own:
+            async with self._promoting:
+                answer = await self._promote(PromotionAsked(address=self._view.leader_at, force=True), self._view.site)
+                self._lead_if(answer)
+            if answer.problem:
+                log(
+                    f"this site has most entries of those that lead with term {self._view.state.term}: {answer.problem}"
+                )
+
     def _lead_if(self, answer: PromotionAnswer) -> None:
         if not answer.problem:
             self._view.life.start_again(
@@ -259,6 +276,7 @@ class Following:
         own = {self._view.own_fetch, str(self._own_at), known.addresses.get(self._view.site, "")}
         found = await standings(addresses - own, self._view.keys, asked, ASK_LIMIT_S)
         self._rivals = {at for at, one in found.items() if one.leads and one.site != self._view.site}
+        self._equals = []
         for term, leader, of in sorted(
             {(one.term, one.leader, one.run) for one in found.values() if one.run}, reverse=True
         ):
@@ -266,16 +284,29 @@ class Following:
                 return set()
         if self._view.leader is None:
             return set()
-        return {why for one in found.values() if one.run == run is not None and (why := self._doubt(one))}
+        of_run = [one for one in found.values() if one.run == run is not None and one.site != self._view.site]
+        self._equals = [one for one in of_run if one.leads and self._is_of_other_line(one)]
+        return {why for one in of_run if (why := self._doubt(one))}
+
+    def _is_of_other_line(self, other: AgentStanding) -> bool:
+        """Whether the journal of another agent is of another leader that has begun this one's term."""
+        term = self._view.state.term
+        may_be = not self._passes_on and term in self._view.state.terms and is_forced(term)
+        return may_be and other.chain == other.term == term and other.leader != self._view.leader_at
 
     def _doubt(self, other: AgentStanding) -> str:
         """Why this agent, which leads, may not be the only one, by what another one says."""
         known = self._view.known
-        leads_too = other.leads and other.term == known.term and other.site != self._view.site
-        if leads_too and other.leader != self._view.leader_at:  # else it is about to follow this one
+        if self._is_of_other_line(other):
+            what = f"both with term {other.term}, after two promotions with --force that did not hear of each other"
+            if other.leads:
+                return (
+                    f"site {other.site} leads the same run, at {other.leader}, {what}. The one with more entries "
+                    "begins a later term, and the sites of the other follow it"
+                )
             return (
-                f"site {other.site} leads the same run, at {other.leader}, and both with term {other.term}, as after "
-                "two promotions with --force. Choose a side, and start the sites of the other with empty run folders"
+                f"site {other.site} follows another leader, at {other.leader}, {what}. Where that one is gone for "
+                "good, run geocomm members promote --force at the site that is to lead"
             )
         if other.term > known.term and known.may_be(other.term):
             return (

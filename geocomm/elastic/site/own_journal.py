@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from geocomm.data.deal_records import SiteDeal
+from geocomm.elastic.files.known_agents import is_forced
 from geocomm.elastic.files.snapshots import Snapshots
 from geocomm.elastic.journal.entries import AnyRound, BadLineError, Deal, Entry, Skip, Snapshot, TakenBack
 from geocomm.elastic.journal.messages import MAX_STATE_CHARS, StatePart
@@ -121,10 +122,8 @@ class OwnJournal:
             f"the leader at {self._view.leader_at} has given the state of the run after entry {state.head.index} in "
             f"place of the entries that this site, which had {known.head.index + 1}, lacked"
         )
-        # A later leader took over before this journal's end: what this site did since then is no part of the run.
-        later = [index for term, index in state.terms.items() if term > known.term and index <= known.head.index]
-        if later:
-            await self._void(min(later), dict.fromkeys(range(len(known.versions)), -1), why)
+        if (first := _parts_from(state, known)) is not None:
+            await self._void(first, dict.fromkeys(range(len(known.versions)), -1), why)
         elif not begins_with(state, known, self._view.site):
             await self._ranks.end_those_with(0, f"what was dealt to site {self._view.site} was taken back. {why}")
         self._view.journal.begin_at(state)
@@ -179,3 +178,15 @@ class OwnJournal:
         for fragment, version in versions.items():
             self._view.store.remove_states_after(fragment, version)
         self._snapshots.remove_from(first)
+
+
+def _parts_from(state: RunState, known: RunState) -> int | None:
+    """The first entry of a journal that says `known` which is no part of the run, whose state is `state`, by who led:
+    another one began a term that one of them lacks, or the last one known. None: all are a part, as far as is known."""
+    both = known.terms.keys() | state.terms.keys()
+    others = {term for term in both if known.terms.get(term) != state.terms.get(term)}
+    is_same = state.term == known.term and state.taken_over == known.taken_over
+    if is_forced(known.term) and not is_same:  # two sites may have begun it
+        others |= {known.term} & both
+    begins = (terms[term] for terms in (known.terms, state.terms) for term in others if term in terms)
+    return min((index for index in begins if index <= known.head.index), default=None)

@@ -6,7 +6,9 @@ leads. So what most members hold is never lost, and no two sides can do that. Th
 ask all agents that they know of once they have no leader, and the new one tells them.
 
 A promotion with --force does not need most of the members. So its term is one that none without force claims, and it
-does not begin where somebody has agreed to the same term of another site.
+does not begin where somebody has agreed to the same term of another site. Two that cannot hear of each other may begin
+the same one all the same. When such leaders meet, the one with more entries begins a later term, and the other gives
+way, as to any later one.
 
 Who has agreed to the term follows nobody else, unless another site has begun that very term. So the claim lies on the
 disk first, and the agent goes on with it until the entry is there, also after a restart, or until it hears of a later
@@ -144,7 +146,10 @@ class Candidate:
                         f"site {one.site} knows of a later leader, at {one.leader} (term {one.term}), which "
                         f"{'answers' if leads else 'does not answer'}. If that one is gone too, promote again"
                     )
-            if one.leads and (one.chain, one.head) >= (self.view.state.term, self.view.journal.head.index):
+            # Two lines of one term end where one of them begins a later one.
+            is_equal = self.view.leader is not None and one.chain == self.view.state.term
+            is_ahead = (one.chain, one.head) >= (self.view.state.term, self.view.journal.head.index)
+            if one.leads and is_ahead and not is_equal:
                 raise _RefusedError(
                     f"site {one.site} leads, and answers at {at}. To have another one lead, end that agent first"
                 )

@@ -89,13 +89,15 @@ LASTING = {
     "leave": 2.0,
     "full": 1.0,
     "last": 1.0,
+    "two lines": 1.0,
 }
 """What goes on when all else is over. `phantom`: a site's lines to the leader break after each Hello. `restless`: the
 leader's agent ends before a snapshot is due, again and again. `headless`: the leader's machine is away for a while.
 `alone`: the leader is cut off from all and goes on, another site is promoted, and they meet once that one has let go of
 the entries of before. `leave`: once all is well, all sites are told to leave, one by one. `full`: the disk of a
 site takes no frames until the others have gone on without it, and then there is room. `last`: one site trains alone
-and leaves, while the ranks of another one are away and its agent ends again and again; then all come back."""
+and leaves, while the ranks of another one are away and its agent ends again and again; then all come back. `two
+lines`: the sites are cut into two sides, on each of which one is promoted with --force, and they meet."""
 LASTING_WITH_ETCD = {"": 8.0, "phantom": 1.0, "restless": 1.0, "leave": 2.0, "full": 1.0}
 
 

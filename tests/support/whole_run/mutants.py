@@ -296,6 +296,11 @@ async def _who_leads_cannot_begin_a_later_term(self: Following, asked: Promotion
     return await _promote(self, asked, site)
 
 
+@mutant(Following, "_end_two_lines", lasting="two lines")
+async def _two_lines_of_one_term_last(self: Following, equals: Sequence[AgentStanding]) -> None:
+    """Two that lead with one term, after promotions with --force, wait for a person who empties run folders."""
+
+
 @mutant(Candidate, "_most_of_members", "minority")
 def _a_minority_promotes(self: Candidate, found: dict[str, AgentStanding], asked: PromotionAsked) -> list[str]:
     """A site is promoted without --force though most of the members are away."""

@@ -39,6 +39,8 @@ class Registry:
         """By site: the highest that its agent has promised to follow."""
         self.begun: dict[int, TermBegun] = {}
         """By term."""
+        self.is_cut = False
+        """Two sides do not hear of each other, and may begin the same term with --force."""
         self.counted_at: dict[str, float] = {}
         """By site: when a rank was last told of a round that lists a frame of it."""
         self.ranks: dict[str, Rank] = {}
@@ -56,8 +58,9 @@ class Registry:
             if isinstance(entry, AnyRound) and entry.hash not in self.entries:
                 frames = [one.frame[:16] for one in entry.frames]
                 self.vouched[entry.hash] = {frame: frozenset(self.held.get(frame, ())) for frame in frames}
-            if isinstance(entry, TermBegun) and self.begun.setdefault(entry.term, entry).hash != entry.hash:
-                self.broken.append(f"{self.begun[entry.term].site} and {entry.site} begin term {entry.term}")
+            is_second = isinstance(entry, TermBegun) and self.begun.setdefault(entry.term, entry).hash != entry.hash
+            if is_second and not self.is_cut and entry.hash not in self.entries:
+                self.broken.append(f"another one than {self.begun[entry.term].site} begins term {entry.term}, too")
             self.entries[entry.hash] = entry
 
     def chain(self, head: Hash) -> list[Entry]:

@@ -322,6 +322,8 @@ class WholeRun:
             await self._go_on_beside_full_disk()
         if self._lasting == "last":
             await self._leave_to_one_without_ranks()
+        if self._lasting == "two lines":
+            await self._lead_two_ways()
         members = members_of(self.newest()[0])
         strangers = [name for name, site in self.sites.items() if not site.lost and name not in members]
         if self._lasting == "phantom" and others and not strangers:  # those need most of the members, to come back
@@ -447,6 +449,37 @@ class WholeRun:
             await asyncio.sleep(1)
             if self.loop.time() > end:
                 raise self.broke(f"{name} does not follow the leader of term {term}, which it reaches")
+
+    async def _lead_two_ways(self) -> None:
+        """Two promotions with --force that cannot hear of each other; both sides go on, and then they meet."""
+        leader, end = self.sites[self.leader_name()], self.loop.time() + PEACE_S
+        others = [site for site in self.sites.values() if site is not leader]
+        if any(site.lost for site in self.sites.values()):
+            return
+        while any(site.machine.is_damaged or site.name not in self.newest()[0].live for site in self.sites.values()):
+            await asyncio.sleep(1)
+            if self.loop.time() > end:
+                return  # the checks say who is not ready
+        there = self.chance.sample(others, self.chance.randint(1, len(others)))
+        here = [leader, *(site for site in others if site not in there)]
+        ways = [way for one in here for two in there for way in ((one.name, two.name), (two.name, one.name))]
+        self.say(f"---- two lines: {', '.join(site.name for site in there)} and the others")
+        self.world.lines.cut(*ways)
+        await asyncio.sleep(self.chance.uniform(0, 15))
+        self.registry.is_cut = True
+        await asyncio.gather(*(self._promote_one(side) for side in ([leader], there)))
+        await asyncio.sleep(self.chance.uniform(0, 60))
+        self.registry.is_cut = False
+        self.world.lines.heal(*ways)
+
+    async def _promote_one(self, sites: list[Site]) -> None:
+        """With --force, as often as that is refused."""
+        for _ in range(40):  # one that has led waits for a minute for a later leader
+            with contextlib.suppress(OSError):
+                if not await self.person.ask_to_lead(self.chance.choice(sites), force=True):
+                    return
+            await asyncio.sleep(self.chance.uniform(1, 5))
+        raise self.broke(f"none of {', '.join(site.name for site in sites)} can be promoted with --force")
 
     async def _end_leaders(self) -> None:
         """Again and again, before a snapshot is due by the time that a leader has led."""

@@ -15,11 +15,11 @@ import pytest
 from geocomm.data.deal_records import SiteDeal
 from geocomm.elastic.files.fragment_store import FragmentStore
 from geocomm.elastic.files.snapshots import Snapshots
-from geocomm.elastic.journal.entries import Away, BadLineError, Data, Deal, Entry, Ready
+from geocomm.elastic.journal.entries import Away, BadLineError, Data, Deal, Entry, Ready, TermBegun
 from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.message_lines import parts_of
 from geocomm.elastic.journal.run_state import RunState
-from geocomm.elastic.site.own_journal import OwnJournal
+from geocomm.elastic.site.own_journal import OwnJournal, _parts_from
 from support.led_sequencer import Led
 
 
@@ -106,3 +106,26 @@ def test_each_deal_is_told_though_later_ones_come_with_it(tmp_path: Path, at_onc
             taking.take_now(entries[:at_once])
             del entries[:at_once]
     assert [deal and (deal.at, deal.sequences) for deal in told] == [None, (0, 5), (5, 6), None, (11, 7)]
+
+
+def test_what_a_journal_has_of_another_leader_is_no_part_of_the_run_though_both_began_the_same_term() -> None:
+    """As two sites may that were promoted with --force and did not hear of each other."""
+    common = Led().take_part("ab").entries
+
+    def of(*leaders: tuple[int, str]) -> RunState:
+        state = RunState.of(common)
+        for term, site in leaders:
+            begun = TermBegun(index=state.head.index + 1, prev=state.head.hash, term=term, site=site, address="h:1")
+            state.apply(begun)
+            away = Away(index=state.head.index + 1, prev=state.head.hash, term=term, site="b", why="cut off")
+            state.apply(away)
+            state.apply(Ready(index=state.head.index + 1, prev=state.head.hash, term=term, site="b"))
+        return state
+
+    fork = len(common)
+    assert _parts_from(of((2, "a")), of()) is None
+    assert _parts_from(of((2, "a"), (4, "a")), of((1, "a"))) == fork
+    assert _parts_from(of((2, "a")), of((2, "b"))) == fork
+    assert _parts_from(of((2, "a"), (4, "a")), of((2, "b"))) == fork
+    assert _parts_from(of((1, "a"), (3, "b")), of((1, "a"))) is None
+    assert _parts_from(of((1, "a"), (3, "a")), of((1, "a"), (2, "b"))) == fork + 3

@@ -126,6 +126,7 @@ def test_a_site_that_averages_wrong_is_named() -> None:
         ("any journal is the whole one", 138),
         ("all promotions claim the next term", 95),
         ("a term is begun twice", 236),
+        ("two lines of one term last", 0),
         ("who leads cannot begin a later term", 20),
         ("what a damaged journal still has counts", 6),
         ("states outlive a lost journal", 114),

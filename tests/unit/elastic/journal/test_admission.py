@@ -32,7 +32,8 @@ def test_hello_that_does_not_fit_is_refused_with_both_values(changes: dict[str, 
     assert all(word in refused.why for word in words)
     assert len(led.entries) == entries
     assert led.sequencer.superseded == ("term" in changes)
-    assert refused.blames == {"run": "run", "head": "leader", "term": "leader"}.get(next(iter(changes)), "site")
+    of_leader = dict.fromkeys(("head", "head_hash", "term"), "leader")
+    assert refused.blames == {"run": "run", **of_leader}.get(next(iter(changes)), "site")
 
 
 def test_journal_of_a_run_is_refused_by_a_leader_without_one() -> None:
