@@ -14,9 +14,6 @@ using core::Status;
 using core::StatusCode;
 
 Status DeviceReduceTransfer::take_rooms(const FrameOptions& options, core::BufferPool& memory) {
-  if (codec().is_exact()) {
-    return {StatusCode::Unsupported, "an exact reduction has no frames to make: reduce host memory"};
-  }
   try {
     cut_groups_and_rooms(*frames_, context().dtype, options, memory);
   } catch (const std::bad_alloc&) {

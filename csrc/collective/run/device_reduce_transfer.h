@@ -13,7 +13,7 @@ class DeviceReduceTransfer final : public ReduceTransfer {
  public:
   using ReduceTransfer::ReduceTransfer;
 
-  // Both before begin(). Errors as of Exchange::plan_frames(). `maker` outlives end().
+  // Both before begin(). Unsupported: `memory` has no more. `maker` outlives end().
   core::Status take_rooms(const FrameOptions& options, core::BufferPool& memory);
   void set_maker(FrameMaker& maker) { maker_ = &maker; }
 

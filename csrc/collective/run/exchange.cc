@@ -129,6 +129,9 @@ class ExchangeImpl final : public Exchange {
     const OpContext context = with_policy(given);
     if (Status status = check(context, op, stripes); !status.is_ok())
       return named(std::move(status), context);
+    if (reduction_codec(shared_->config, context, op).is_exact()) {
+      return Status(StatusCode::Unsupported, "an exact reduction has no frames to make: reduce host memory");
+    }
     return core::without_throwing([&]() -> Result<FrameExchange> {
       const auto transfer = std::make_shared<DeviceReduceTransfer>(shared_, context, op, stripes);
       GEOCOMM_RETURN_IF_ERROR(transfer->take_rooms(options, memory));

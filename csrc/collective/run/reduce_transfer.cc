@@ -29,17 +29,6 @@ bool is_used(const FrameChunk& chunk) {
   return chunk.reduces || chunk.receives;
 }
 
-// That of its caller, else that of its policy, where the dtype and the reduction allow it.
-codec::CodecSpec codec_of(const ExchangeConfig& config, const OpContext& context, ReduceOp op) {
-  const std::uint64_t raw_bytes = total_bytes(context);
-  if (context.caller)
-    return raw_bytes < config.min_compress_bytes ? codec::CodecSpec{} : context.caller->codec;
-  const codec::CodecSpec& codec = context.policy->codec_for(raw_bytes);
-  const bool sums = op == ReduceOp::Sum || op == ReduceOp::Avg;
-  const bool fits = core::is_compressible(context.dtype) && (sums || codec.is_exact());
-  return fits ? codec : codec::CodecSpec{};
-}
-
 // Their data is not looked at.
 ReducePlan plan_of(const ExchangeConfig& config, const OpContext& context, const codec::CodecSpec& codec,
                    std::span<const StripeData> stripes) {
@@ -53,11 +42,21 @@ ReducePlan plan_of(const ExchangeConfig& config, const OpContext& context, const
 
 }  // namespace
 
+codec::CodecSpec reduction_codec(const ExchangeConfig& config, const OpContext& context, ReduceOp op) {
+  const std::uint64_t raw_bytes = total_bytes(context);
+  if (context.caller)
+    return raw_bytes < config.min_compress_bytes ? codec::CodecSpec{} : context.caller->codec;
+  const codec::CodecSpec& codec = context.policy->codec_for(raw_bytes);
+  const bool sums = op == ReduceOp::Sum || op == ReduceOp::Avg;
+  const bool fits = core::is_compressible(context.dtype) && (sums || codec.is_exact());
+  return fits ? codec : codec::CodecSpec{};
+}
+
 ReduceTransfer::ReduceTransfer(std::shared_ptr<ExchangeShared> shared, const OpContext& context, ReduceOp op,
                                std::span<const StripeData> stripes)
     : Transfer(std::move(shared), context), op_(op), stripes_(stripes.begin(), stripes.end()) {
   const Topology& topology = config().topology;
-  frames_->codec = codec_of(config(), context, op);
+  frames_->codec = reduction_codec(config(), context, op);
   frames_->divisor = op == ReduceOp::Avg ? topology.size() : 1;
   frames_->own_site = static_cast<std::size_t>(topology.site());
   frames_->arrivals = std::make_shared<ArrivalRoom>(core::Buffer(), buffers());

@@ -20,6 +20,10 @@
 
 namespace geocomm::collective {
 
+// The codec of an operation: its caller's, else that of its policy, where the dtype and the reduction allow
+// it.
+codec::CodecSpec reduction_codec(const ExchangeConfig& config, const OpContext& context, ReduceOp op);
+
 class ReduceTransfer : public Transfer {
  public:
   // `stripes` are checked (Exchange::reduce()).

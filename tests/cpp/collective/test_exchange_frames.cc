@@ -418,10 +418,10 @@ struct HalfReceived final : transport::Channel {
                       std::shared_ptr<transport::ReceiveSink> posted) override {
     auto placed = posted->place(0, there.size());
     EXPECT_TRUE(placed.is_ok()) << placed.status().to_string();
-    sink = std::move(posted);
     room = *placed;
     std::ranges::copy(there, room.begin());
-    if (is_whole) sink->on_chunk(0);
+    if (is_whole) posted->on_chunk(0);
+    if (!is_whole) sink = std::move(posted);
     return Status::ok();
   }
   void cancel(transport::OpKey) override {}
