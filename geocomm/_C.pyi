@@ -12,7 +12,7 @@ from torch.distributed import Backend as _PythonBackend  # noqa: F401  # pyright
 __torch_version__: str
 
 # Bytes per second and one-way seconds, both [from * sites + to]; limits of the sites, empty where unknown.
-_Links = tuple[list[float], list[float], list[float], list[float]]
+_Links = tuple[list[float], list[float], list[float], list[float], list[int], list[float]]
 
 class Endpoint:
     """This process's listener and its channels to peer processes; shared by all process groups.
@@ -265,6 +265,7 @@ class CostModel:
 
     def __init__(self, sites: int, links: _Links) -> None: ...
     def choice(self, wire_bytes: float) -> dict[str, Any]: ...
+    def schemes(self, wire_bytes: float) -> list[dict[str, Any]]: ...
 
 def choose_relays(sites: int, links: _Links) -> list[tuple[int, int, int]]: ...
 def compress(

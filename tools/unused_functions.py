@@ -20,7 +20,6 @@ HEADERS = (".h", ".cuh")
 
 KEPT = {
     "UnackedSegments::looks": "a test counts what a lost connection costs, whatever the machine",
-    "CostModel::schemes": "tests compare every way to carry a reduction out, not only the fastest",
     "crc32c_portable": "the reference: tests compare every CPU level with it",
     "set_log_sink": "tests read the log through it",
 }

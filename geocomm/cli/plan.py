@@ -154,7 +154,8 @@ def plan(
         say(_step_table(rows))
     if local_rows:
         say(_local_table(local_rows))
-    for line in [*_verdict(rows, local_rows), *ways.reduce_lines(table), *_region_lines(table, local_rows, price)]:
+    lines = [*_verdict(rows, local_rows), *ways.level_lines(table), *ways.reduce_lines(table)]
+    for line in [*lines, *_region_lines(table, local_rows, price)]:
         say(line, wrap=True)
     if refused:
         say(_refusal(refused), "bold yellow", wrap=True)
@@ -191,6 +192,13 @@ class _Ways:
             if len(table.sites) > 2 and not codec_spec(name).needs_feedback:
                 rows.append(local_estimate(*given, every=self.every, reduce="aggregator"))
         return rows
+
+    def level_lines(self, table: Links) -> list[str]:
+        """Whether what is reduced in every step goes by regions, by codec."""
+        from geocomm.group.planning.run_estimate import chosen_levels
+
+        choices = ((name, chosen_levels(self.work, table, name)) for name in self.steps)
+        return [f"{name}, in every step: {choice}" for name, choice in choices if choice is not None]
 
     def reduce_lines(self, table: Links) -> list[str]:
         """What `reduce="auto"` would be, by codec."""
@@ -324,7 +332,8 @@ def _step_table(rows: Sequence[Estimate]) -> Table:
     cells = [
         [
             row.codec,
-            ("owners" if row.owners else "broadcast") + (", relays" if row.relays else ""),
+            ("owners" if row.owners else "broadcast")
+            + (", regions" if row.by_region else ", relays" if row.relays else ""),
             _bytes(row.sent_bytes),
             _bytes(row.sent_per_rank_bytes),
             _seconds(row.exchange_s),

@@ -14,7 +14,15 @@ using collective::StripeData;
 using core::StatusCode;
 
 Reduction WanCollectives::reduction_of(const at::Tensor& tensor, const c10d::ReduceOp& op) const {
-  return Reduction::of(tensor, op, topology().largest_site_size());
+  int inside = topology().largest_site_size();
+  if (const std::vector<std::uint32_t> regions = exchange_->policy()->regions(); !regions.empty()) {
+    std::vector<int> ranks(regions.size(), 0);
+    for (std::size_t site = 0; site < regions.size(); ++site) {
+      ranks[regions[site]] += topology().site_size(static_cast<int>(site));
+    }
+    inside = std::ranges::max(ranks);
+  }
+  return Reduction::of(tensor, op, inside);
 }
 
 // Who ends with the result of an all-reduce or a reduce.

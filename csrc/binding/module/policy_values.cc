@@ -40,8 +40,9 @@ double expected_bytes(const PyCodecSpec& self, const std::string& dtype) {
 }
 
 collective::LinkMatrix link_matrix(std::size_t sites, LinksTuple links) {
-  auto& [rates, delays, up, down] = links;
-  return {sites, std::move(rates), std::move(delays), std::move(up), std::move(down)};
+  auto& [rates, delays, up, down, regions, prices] = links;
+  return {sites,           std::move(rates),   std::move(delays), std::move(up),
+          std::move(down), std::move(regions), std::move(prices)};
 }
 
 collective::CostModel make_cost_model(std::size_t sites, LinksTuple links) {
@@ -65,8 +66,8 @@ std::vector<std::tuple<std::size_t, int, std::size_t>> relays_for(std::size_t si
   return relayed_pairs(collective::choose_relays(links));
 }
 
-py::dict cost_choice(const collective::CostModel& self, double wire_bytes) {
-  const collective::ReduceScheme& scheme = self.choose(wire_bytes);
+py::dict scheme_values(const collective::CostModel& self, const collective::ReduceScheme& scheme,
+                       double wire_bytes) {
   std::vector<double> shares;
   for (const std::uint32_t parts : scheme.shares) {
     shares.push_back(static_cast<double>(parts) / collective::kShareParts);
@@ -74,9 +75,22 @@ py::dict cost_choice(const collective::CostModel& self, double wire_bytes) {
   py::dict result;
   result["seconds"] = scheme.seconds(wire_bytes);
   result["shares"] = shares;
+  result["by_region"] = scheme.relays.has_adders();
   result["relays"] = relayed_pairs(scheme.relays);
   result["loads"] = scheme.link_loads(self.links().sites);
   return result;
+}
+
+py::dict cost_choice(const collective::CostModel& self, double wire_bytes) {
+  return scheme_values(self, self.choose(wire_bytes), wire_bytes);
+}
+
+std::vector<py::dict> cost_schemes(const collective::CostModel& self, double wire_bytes) {
+  std::vector<py::dict> all;
+  for (const collective::ReduceScheme& scheme : self.schemes()) {
+    all.push_back(scheme_values(self, scheme, wire_bytes));
+  }
+  return all;
 }
 
 }  // namespace
@@ -119,7 +133,8 @@ void bind_policy_values(py::module_& m) {
 
   py::class_<collective::CostModel>(m, "CostModel")
       .def(py::init(&make_cost_model), py::arg("sites"), py::arg("links"))
-      .def("choice", &cost_choice, py::arg("wire_bytes"));
+      .def("choice", &cost_choice, py::arg("wire_bytes"))
+      .def("schemes", &cost_schemes, py::arg("wire_bytes"));
   m.def("choose_relays", &relays_for, py::arg("sites"), py::arg("links"));
 }
 

@@ -25,9 +25,9 @@ struct PyCodecSpec {
 };
 
 // Bytes per second and one-way seconds, each [from * sites + to]; most that a site sends and receives, bytes
-// per second, empty where unknown.
-using LinksTuple =
-    std::tuple<std::vector<double>, std::vector<double>, std::vector<double>, std::vector<double>>;
+// per second; the number of its region; dollars for a byte that it sends to another one. Empty where unknown.
+using LinksTuple = std::tuple<std::vector<double>, std::vector<double>, std::vector<double>,
+                              std::vector<double>, std::vector<std::uint32_t>, std::vector<double>>;
 // From so many raw bytes on, this codec; by ascending size.
 using CodecClasses = std::vector<std::pair<std::uint64_t, PyCodecSpec>>;
 

@@ -140,7 +140,16 @@ void for_each_message(const PlannedChunk& chunk, std::size_t index, int site,
     reduces.assign(receives.size(), false);
     reduces[static_cast<std::size_t>(chunk.reducer)] = true;
   }
+  const auto owner = static_cast<std::size_t>(chunk.reducer);
   for (int origin = 0; origin < static_cast<int>(receives.size()); ++origin) {
+    if (chunk.reducer >= 0 && relays.has_adders()) {
+      if (origin == chunk.reducer) continue;
+      const auto from = static_cast<std::size_t>(origin);
+      const int adder = relays.via(owner, from);
+      const auto kind = relays.is_adder(owner, from) ? Message::Kind::Sum : Message::Kind::Contribution;
+      visit(origin, adder < 0 ? chunk.reducer : adder, {index, kind, origin});
+      continue;
+    }
     if (!takes_part(site, origin, reduces, relays)) continue;
     send_to(reduces, {index, Message::Kind::Contribution, origin}, relays, visit);
   }

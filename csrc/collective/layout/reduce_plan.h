@@ -34,7 +34,11 @@ struct PlannedChunk {
 
 // A frame on the wire. Its place in PeerPlan::sends or receives is its chunk number there.
 struct Message {
-  enum class Kind : std::uint8_t { Contribution, Result };
+  enum class Kind : std::uint8_t {
+    Contribution,
+    Result,
+    Sum,  // of a region, by who adds up for the owner (RelayPaths::adds)
+  };
   std::size_t chunk = 0;  // index in ReducePlan::chunks
   Kind kind = Kind::Contribution;
   int origin = -1;       // the site that made it

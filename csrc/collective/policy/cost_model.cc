@@ -24,6 +24,10 @@ constexpr std::size_t kMaxOwnerSets = 8;
 constexpr double kSameLatency = 0.99;
 // Ways are only left for another that is this much faster: of equals the first, which loses least.
 constexpr double kWorthwhile = 0.995;
+// Two levels quantize once more, so they have to be worth that (as geocomm/group/planning/local_estimate.py).
+constexpr double kWorthAnotherCoding = 0.9;
+// From how many latencies on an exchange is one of bytes, whose price counts.
+constexpr double kManyLatencies = 2.0;
 
 // Leaves the lines that are the slowest somewhere.
 std::vector<ReduceScheme::Line> upper_envelope(std::vector<ReduceScheme::Line> lines) {
@@ -74,7 +78,11 @@ double latency_through(const LinkMatrix& links, const RelayPaths& relays, std::s
   double out = 0.0;
   for (std::size_t site = 0; site < links.sites; ++site) {
     if (site == owner) continue;
-    in = std::max(in, path_delay(links, relays, site, owner));
+    // Sums go the way of the results, backwards.
+    const int adder = relays.has_adders() ? relays.via(owner, site) : -1;
+    const auto over = static_cast<std::size_t>(adder);
+    in = std::max(in, adder < 0 ? path_delay(links, relays, site, owner)
+                                : links.delay(site, over) + links.delay(over, owner));
     out = std::max(out, path_delay(links, relays, owner, site));
   }
   return in + out;
@@ -148,6 +156,22 @@ Result<CostModel> CostModel::create(LinkMatrix links) {
 CostModel::CostModel(LinkMatrix links) : links_(std::move(links)), relays_(choose_relays(links_)) {
   add_schemes({});
   if (relays_.any()) add_schemes(relays_);
+  if (links_.regions.empty()) return;
+  const RelayPaths by_region = relays_by_region(links_);
+  if (by_region.any()) add_schemes(by_region);
+  for (ReduceScheme& scheme : schemes_) scheme.dollars = dollars(scheme);
+}
+
+double CostModel::dollars(const ReduceScheme& scheme) const {
+  if (links_.dollars_per_byte.empty()) return 0.0;
+  const std::vector<double> loads = scheme.link_loads(links_.sites);
+  double sum = 0.0;
+  for (std::size_t from = 0; from < links_.sites; ++from) {
+    for (std::size_t to = 0; to < links_.sites; ++to) {
+      if (links_.crosses(from, to)) sum += loads[from * links_.sites + to] * links_.dollars_per_byte[from];
+    }
+  }
+  return sum;
 }
 
 void CostModel::add_schemes(const RelayPaths& relays) {
@@ -175,14 +199,19 @@ void CostModel::add_schemes(const RelayPaths& relays) {
 
 const ReduceScheme& CostModel::choose(double bytes) const {
   const ReduceScheme* best = &schemes_.front();
-  double least = best->seconds(bytes);
-  for (const ReduceScheme& scheme : schemes_) {
-    const double seconds = scheme.seconds(bytes);
-    if (seconds < least * kWorthwhile) {
-      best = &scheme;
-      least = seconds;
+  const auto take_least = [&](auto cost, auto may_be) {
+    for (const ReduceScheme& scheme : schemes_) {
+      if (!may_be(scheme)) continue;
+      const bool codes_more = scheme.has_two_levels() && !best->has_two_levels();
+      if (cost(scheme) < cost(*best) * (codes_more ? kWorthAnotherCoding : kWorthwhile)) best = &scheme;
     }
-  }
+  };
+  const auto seconds = [&](const ReduceScheme& scheme) { return scheme.seconds(bytes); };
+  take_least(seconds, [](const ReduceScheme&) { return true; });
+  if (best->dollars == 0.0) return *best;
+  take_least(
+      [&](const ReduceScheme& scheme) { return seconds(scheme) * scheme.dollars; },
+      [&](const ReduceScheme& scheme) { return seconds(scheme) >= kManyLatencies * scheme.seconds(0.0); });
   return *best;
 }
 

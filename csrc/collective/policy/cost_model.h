@@ -5,7 +5,10 @@
 // broadcast-all   (N-1) S              1          0
 // owner-reduces   (1 + (N-2) w) S      2          1      S: compressed bytes of a site, w: the site's share
 //
-// Where slow links have a relay, both are looked at with it and without (relay_paths.h).
+// Where slow links have a relay, both are looked at with it and without (relay_paths.h). Where sites share
+// regions, both are also looked at with two levels: what crosses between two regions crosses once. Of
+// owner-reduces a region's sum crosses in place of its sites' frames, which takes two latencies in the
+// regions and one requantization more.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +34,11 @@ struct ReduceScheme {
   };
   std::vector<Line> lines;
   RelayPaths relays = {};  // which pairs of sites meet over a third one
+  double dollars = 0.0;    // for each byte of a site's data, all sites together
 
   bool has_owners() const { return !shares.empty(); }
+  // Whether sums of regions go to the owners.
+  bool has_two_levels() const { return has_owners() && relays.has_adders(); }
   // What each link carries, [from * sites + to], as parts of one site's data.
   std::vector<double> link_loads(std::size_t sites) const;
   // For `bytes` compressed bytes of each site.
@@ -45,7 +51,8 @@ class CostModel {
   // InvalidArgument: as LinkMatrix::validate(); Unsupported: fewer than two sites.
   static core::Result<CostModel> create(LinkMatrix links);
 
-  // The fastest way for `bytes` compressed bytes of each site.
+  // The best way for `bytes` compressed bytes of each site: the fastest. Where bytes between regions have a
+  // price, of the ways that take longer for the bytes than for their latency, the least time x dollars.
   const ReduceScheme& choose(double bytes) const;
   // How long that takes.
   double seconds(double bytes) const { return choose(bytes).seconds(bytes); }
@@ -58,6 +65,7 @@ class CostModel {
  private:
   explicit CostModel(LinkMatrix links);
   void add_schemes(const RelayPaths& relays);
+  double dollars(const ReduceScheme& scheme) const;
   LinkMatrix links_;
   RelayPaths relays_;
   std::vector<ReduceScheme> schemes_;

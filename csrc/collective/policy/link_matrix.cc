@@ -16,6 +16,7 @@ namespace {
 constexpr double kMinBytesPerS = 1.0;
 constexpr double kMaxBytesPerS = 1e15;
 constexpr double kMaxDelayS = 60.0;
+constexpr double kMaxDollarsPerByte = 1e300;  // finite
 
 // Written so that NaN is out of range.
 bool is_within(double value, double low, double high) {
@@ -30,6 +31,26 @@ Status check_access(const std::vector<double>& rates, std::size_t sites, const c
   for (std::size_t site = 0; site < sites; ++site) {
     if (!is_within(rates[site], kMinBytesPerS, kMaxBytesPerS)) {
       return {StatusCode::InvalidArgument, str(name, " of site ", site, " is ", rates[site], " bytes/s")};
+    }
+  }
+  return Status::ok();
+}
+
+Status check_regions(const LinkMatrix& links) {
+  const auto fits = [&](std::size_t count) { return count == 0 || count == links.sites; };
+  if (!fits(links.regions.size()) || !fits(links.dollars_per_byte.size())) {
+    return {StatusCode::InvalidArgument,
+            str("a link matrix of ", links.sites, " sites has ", links.regions.size(), " regions and ",
+                links.dollars_per_byte.size(), " prices")};
+  }
+  std::uint32_t next = 0;
+  for (const std::uint32_t region : links.regions) {
+    if (region > next) return {StatusCode::InvalidArgument, str("region ", region, " comes before ", next)};
+    if (region == next) ++next;
+  }
+  for (const double price : links.dollars_per_byte) {
+    if (!is_within(price, 0.0, kMaxDollarsPerByte)) {
+      return {StatusCode::InvalidArgument, str("a site pays ", price, " dollars for a byte")};
     }
   }
   return Status::ok();
@@ -71,7 +92,8 @@ Status LinkMatrix::validate() const {
     }
   }
   if (Status status = check_access(up_bytes_per_s, sites, "up"); !status.is_ok()) return status;
-  return check_access(down_bytes_per_s, sites, "down");
+  if (Status status = check_access(down_bytes_per_s, sites, "down"); !status.is_ok()) return status;
+  return check_regions(*this);
 }
 
 }  // namespace geocomm::collective

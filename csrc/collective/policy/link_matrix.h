@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "core/status.h"
@@ -17,6 +18,10 @@ struct LinkMatrix {
   // Of all links of a site together, [site]; empty: no such limit is known.
   std::vector<double> up_bytes_per_s;
   std::vector<double> down_bytes_per_s;
+  // The region of each site, [site], numbered from 0 in order of their first sites; empty: there are none.
+  std::vector<std::uint32_t> regions = {};
+  // What a site pays for a byte that it sends to another region, [site]; empty: nobody has told.
+  std::vector<double> dollars_per_byte = {};
 
   // All links alike.
   static LinkMatrix uniform(std::size_t sites, double bytes_per_s, double one_way_s);
@@ -28,8 +33,11 @@ struct LinkMatrix {
   // The most that a site can send, or receive, whichever is less; infinite where no limit is known.
   double access(std::size_t site) const;
 
+  // Where there are regions.
+  bool crosses(std::size_t from, std::size_t to) const { return regions[from] != regions[to]; }
+
   // InvalidArgument: a list of another length than the sites ask for, a rate that is not positive, a delay
-  // below zero or above 60 s.
+  // below zero or above 60 s, a region that is not numbered so, a price below zero.
   core::Status validate() const;
 };
 

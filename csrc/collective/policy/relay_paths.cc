@@ -77,6 +77,31 @@ RelayPaths choose_relays(const LinkMatrix& links) {
   return {links.sites, chooser.take()};
 }
 
+RelayPaths relays_by_region(const LinkMatrix& links) {
+  const std::size_t sites = links.sites;
+  std::vector<std::vector<std::size_t>> members(sites);
+  std::vector<std::size_t> place(sites);
+  for (std::size_t site = 0; site < sites; ++site) {
+    place[site] = members[links.regions[site]].size();
+    members[links.regions[site]].push_back(site);
+  }
+  RelayPaths paths{sites, std::vector<int>(sites * sites, -1), std::vector<bool>(sites * sites, false),
+                   links.regions};
+  for (std::size_t owner = 0; owner < sites; ++owner) {
+    for (std::size_t site = 0; site < sites; ++site) {
+      if (!links.crosses(owner, site)) continue;
+      const std::vector<std::size_t>& region = members[links.regions[site]];
+      // One further on the way back: two regions then meet over twice as many links.
+      const std::size_t back = links.regions[owner] > links.regions[site] ? 1 : 0;
+      const std::size_t head = region[(place[owner] + back) % region.size()];
+      if (head == site) continue;
+      paths.over[owner * sites + site] = static_cast<int>(head);
+      paths.adds[owner * sites + head] = true;
+    }
+  }
+  return paths;
+}
+
 RelayPaths relays_for(double bytes, const LinkMatrix& links, const RelayPaths& relays) {
   RelayPaths chosen = relays;
   for (std::size_t pair = 0; pair < chosen.over.size(); ++pair) {
@@ -111,6 +136,18 @@ double broadcast_load(const RelayPaths& relays, std::size_t sites, std::size_t f
 std::vector<double> owner_load(const RelayPaths& relays, std::size_t sites, std::size_t from,
                                std::size_t to) {
   std::vector<double> load(sites, 0.0);
+  if (relays.has_adders()) {
+    // To each owner a tree: sums go up, results down.
+    const auto next = [&](std::size_t site, std::size_t owner) {
+      const int over = relays.via(owner, site);
+      return over < 0 ? owner : static_cast<std::size_t>(over);
+    };
+    for (std::size_t owner = 0; owner < sites; ++owner) {
+      if (from != owner && next(from, owner) == to) load[owner] += 1.0;
+      if (to != owner && next(to, owner) == from) load[owner] += 1.0;
+    }
+    return load;
+  }
   if (relays.via(from, to) >= 0) return load;
   // What `from` contributes to the owner `to`, and the results that it owns.
   load[to] += 1.0;

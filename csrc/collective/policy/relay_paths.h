@@ -1,8 +1,9 @@
-// Pairs of sites whose frames go over a third site, because the link between the two is slow, and what every
-// link carries then. Pure arithmetic, the same on every rank.
+// Pairs of sites whose frames go over a third site, because the link between the two is slow or lies between
+// two regions, and what every link carries then. Pure arithmetic, the same on every rank.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "collective/policy/link_matrix.h"
@@ -14,7 +15,15 @@ struct RelayPaths {
   // [from * sites + to]: the site between the two, -1: straight. Empty: all go straight. The two links of a
   // relayed path are never relayed themselves.
   std::vector<int> over = {};
+  // [owner * sites + site]: whether the site adds up what the sites have for that owner to which it passes
+  // the owner's results on; its sum goes to the owner in place of theirs. Empty: nobody adds up for others.
+  std::vector<bool> adds = {};
+  std::vector<std::uint32_t> regions = {};  // of the sites, where some add up for others
 
+  bool has_adders() const { return !adds.empty(); }
+  bool is_adder(std::size_t owner, std::size_t site) const {
+    return has_adders() && adds[owner * sites + site];
+  }
   int via(std::size_t from, std::size_t to) const { return over.empty() ? -1 : over[from * sites + to]; }
   bool any() const;
 };
@@ -26,6 +35,11 @@ inline int relay_between(const RelayPaths* relays, int from, int to) {
 // Relays each direction whose link is less than half as fast as the best way over one other site, where
 // paths that meet on a link, or at the line of a site, share it. The slowest links choose first.
 RelayPaths choose_relays(const LinkMatrix& links);
+
+// Two levels, where there are regions: in each a site for every site of the others, which passes on what that
+// one sends, and adds up what goes there. A region's sites take turns, so that different owners have
+// different ones.
+RelayPaths relays_by_region(const LinkMatrix& links);
 
 // Of `relays`, those over which `bytes` of the first site come sooner than straight, while the relay sends as
 // many of its own.

@@ -43,6 +43,10 @@ class WanPolicy {
   const RelayPaths* relays() const { return costs_ ? &costs_->relays() : nullptr; }
   // Who relays where several sites want the same `bytes` of each site, or of one.
   RelayPaths relays_for(std::uint64_t bytes) const;
+  // As LinkMatrix::regions.
+  std::vector<std::uint32_t> regions() const {
+    return costs_ ? costs_->links().regions : std::vector<std::uint32_t>{};
+  }
   std::size_t sites() const { return costs_ ? costs_->links().sites : 1; }
   const std::vector<CodecClass>& classes() const { return classes_; }
 

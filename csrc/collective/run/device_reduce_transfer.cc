@@ -14,6 +14,9 @@ using core::Status;
 using core::StatusCode;
 
 Status DeviceReduceTransfer::take_rooms(const FrameOptions& options, core::BufferPool& memory) {
+  if (scheme_ != nullptr && scheme_->has_two_levels()) {
+    return {StatusCode::Unsupported, "sums of regions are made on the host: reduce host memory"};
+  }
   try {
     cut_groups_and_rooms(*frames_, context().dtype, options, memory);
   } catch (const std::bad_alloc&) {

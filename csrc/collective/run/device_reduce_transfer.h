@@ -13,7 +13,8 @@ class DeviceReduceTransfer final : public ReduceTransfer {
  public:
   using ReduceTransfer::ReduceTransfer;
 
-  // Both before begin(). Unsupported: `memory` has no more. `maker` outlives end().
+  // Both before begin(). Unsupported: `memory` has no more, or regions have sums. `maker` outlives
+  // end().
   core::Status take_rooms(const FrameOptions& options, core::BufferPool& memory);
   void set_maker(FrameMaker& maker) { maker_ = &maker; }
 

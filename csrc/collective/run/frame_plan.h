@@ -28,11 +28,14 @@ namespace geocomm::collective {
 //   4. `owns`: that sum, Float32, is encoded to `result` (options: result_options); the exchange sends it
 //   5. `receives`: the decoded `result` where there is one, else the sum of step 3, is the chunk's result,
 //      rounded to the dtype
+// `adds`, of the host alone: this rank makes the sum of its region as in step 3, undivided, from the `frames`
+// of that region, and sends it to the chunk's owner, encoded as in step 4.
 // A frame of codec None may come in place of any.
 struct FrameChunk : PlannedChunk {
   std::uint32_t group = 0;
   bool contributes = false;
   bool reduces = false;
+  bool adds = false;
   bool owns = false;
   bool receives = false;
   bool has_result = false;  // made by this rank, or coming
@@ -41,7 +44,7 @@ struct FrameChunk : PlannedChunk {
   // Of an accelerator: room for compress_bound(). Of frames that have their room on arrival: what they have,
   // once they are there.
   core::Buffer contribution;
-  std::vector<core::Buffer> frames;  // by site, where `reduces`; sizes are set when they come
+  std::vector<core::Buffer> frames;  // by site, where `reduces` or `adds`; sizes are set when they come
   core::Buffer result;               // of Float32, where `has_result`
 };
 struct FramePlan {

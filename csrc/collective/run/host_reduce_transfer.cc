@@ -1,6 +1,7 @@
 #include "collective/run/host_reduce_transfer.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "codec/frames/codec.h"
@@ -42,8 +43,8 @@ HostReduceTransfer::HostReduceTransfer(std::shared_ptr<ExchangeShared> shared, c
     // The data is overwritten only once it has been encoded.
     if (chunk.contributes) {
       ++awaited_[c];
-    } else if (context.flow != nullptr && chunk.reduces) {
-      ++awaited_[c];
+    } else if (context.flow != nullptr && (chunk.reduces || chunk.adds)) {
+      ++operands_awaited(c);
       own_.push_back(c);
     }
   }
@@ -69,7 +70,7 @@ Status HostReduceTransfer::follow_data() {
     GEOCOMM_ASSIGN_OR_RETURN(const std::size_t there, context().flow->wait_for(next, context().deadline));
     std::lock_guard lock(mutex_);
     while (job < jobs_.size() && end_of(jobs_[job].chunk) <= there) ++job;
-    while (own < own_.size() && end_of(own_[own]) <= there) arrived_locked(own_[own++]);
+    while (own < own_.size() && end_of(own_[own]) <= there) operand_arrived_locked(own_[own++]);
     release_producers_locked(job);
   }
   return Status::ok();
@@ -79,8 +80,13 @@ std::size_t HostReduceTransfer::data_end(const FrameChunk& chunk) const {
   return stripe_begins_[chunk.stripe] + chunk.range.end * core::size_of(context().dtype);
 }
 
-Result<Buffer> HostReduceTransfer::make(std::size_t c, Kind) {
+Result<Buffer> HostReduceTransfer::make(std::size_t c, Kind kind) {
   FrameChunk& chunk = frames_->chunks[c];
+  if (kind == Kind::Sum) {
+    Result<Buffer> frame = sum(c);
+    chunk.frames.clear();
+    return frame;
+  }
   GEOCOMM_RETURN_IF_ERROR(flush_residual(c));
   GEOCOMM_ASSIGN_OR_RETURN(Buffer frame, encode_contribution(c));
   std::lock_guard lock(mutex_);
@@ -93,7 +99,7 @@ Result<Buffer> HostReduceTransfer::make(std::size_t c, Kind) {
 Status HostReduceTransfer::use(std::size_t c) {
   FrameChunk& chunk = frames_->chunks[c];
   Status status;
-  if (chunk.reduces) status = codec().is_exact() ? reduce_exactly(c) : reduce_decoded(c);
+  if (chunk.reduces) status = reduce(c);
   // Of an exact codec the owner has it.
   if (status.is_ok() && chunk.receives && chunk.has_result && !(chunk.owns && codec().is_exact())) {
     status = take_result(chunk);
@@ -109,32 +115,56 @@ Status HostReduceTransfer::use(std::size_t c) {
   return status;
 }
 
+Status HostReduceTransfer::reduce(std::size_t c) {
+  FrameChunk& chunk = frames_->chunks[c];
+  GEOCOMM_ASSIGN_OR_RETURN(chunk.result, sum(c));
+  return chunk.owns ? send_frame(c, Kind::Result, chunk.result) : Status::ok();
+}
+
+Result<Buffer> HostReduceTransfer::sum(std::size_t c) {
+  return codec().is_exact() ? sum_exactly(c) : sum_decoded(c);
+}
+
 // The peers' elements are read where they came in (Lossless: where they are unpacked to), this rank's own
 // where they are.
-Status HostReduceTransfer::reduce_exactly(std::size_t c) {
+Result<Buffer> HostReduceTransfer::sum_exactly(std::size_t c) {
   const FrameChunk& chunk = frames_->chunks[c];
   const std::span<std::byte> data = data_of(chunk);
   if (!chunk.contributes) GEOCOMM_RETURN_IF_ERROR(flush_residual(c));
-  std::vector<const std::byte*> sources;
+  std::map<std::uint32_t, std::vector<const std::byte*>> by_region;  // of an owner several, else one
   std::vector<Buffer> unpacked;
   for (std::size_t site = 0; site < chunk.frames.size(); ++site) {
+    const Buffer& frame = chunk.frames[site];
     if (site == frames_->own_site) {
-      sources.push_back(data.data());
+      by_region[region_of(site)].push_back(data.data());
       continue;
     }
-    GEOCOMM_ASSIGN_OR_RETURN(
-        const codec::FrameView view,
-        check_frame(chunk.frames[site].span(), context().dtype, chunk, static_cast<int>(site)));
+    if (frame.data() == nullptr) continue;  // in the sum of its region
+    GEOCOMM_ASSIGN_OR_RETURN(const codec::FrameView view,
+                             check_frame(frame.span(), context().dtype, chunk, static_cast<int>(site)));
     Status sound;
     if (view.spec.id == codec::CodecId::None) {
-      sound = codec::verify_payload(chunk.frames[site].span(), view);
-      sources.push_back(view.payload.data());
+      sound = codec::verify_payload(frame.span(), view);
+      by_region[region_of(site)].push_back(view.payload.data());
     } else {
       const Buffer& elements = unpacked.emplace_back(buffers().sized(data.size()));
-      sound = codec::decompress(chunk.frames[site].span(), elements.span());
-      sources.push_back(elements.data());
+      sound = codec::decompress(frame.span(), elements.span());
+      by_region[region_of(site)].push_back(elements.data());
     }
     if (!sound.is_ok()) return std::move(sound).with_peer(site_peer_name(chunk, static_cast<int>(site)));
+  }
+  std::vector<const std::byte*> sources;
+  if (by_region.size() == 1) {
+    sources = std::move(by_region.begin()->second);
+  } else {
+    // The same order whoever owns the chunk.
+    for (const auto& [region, elements] : by_region) {
+      sources.push_back(elements.front());
+      if (elements.size() == 1) continue;
+      const Buffer& added = unpacked.emplace_back(buffers().sized(data.size()));
+      reduce_elements(context().dtype, op_, elements, added.data(), chunk.range.size(), 1);
+      sources.back() = added.data();
+    }
   }
   Buffer scratch;
   std::span<std::byte> sums = data;
@@ -142,11 +172,11 @@ Status HostReduceTransfer::reduce_exactly(std::size_t c) {
     scratch = buffers().sized(data.size());
     sums = scratch.span();
   }
-  reduce_elements(context().dtype, op_, sources, sums.data(), chunk.range.size(), frames_->divisor);
-  return chunk.owns ? send_result(c, sums) : Status::ok();
+  reduce_elements(context().dtype, op_, sources, sums.data(), chunk.range.size(), divisor_of(chunk));
+  return sends_sum(chunk) ? encode_sum(c, sums) : Buffer();
 }
 
-Status HostReduceTransfer::reduce_decoded(std::size_t c) {
+Result<Buffer> HostReduceTransfer::sum_decoded(std::size_t c) {
   const FrameChunk& chunk = frames_->chunks[c];
   const std::span<std::byte> data = data_of(chunk);
   const DType dtype = context().dtype;
@@ -160,31 +190,28 @@ Status HostReduceTransfer::reduce_decoded(std::size_t c) {
     scratch = buffers().sized(chunk.range.size() * sizeof(float));
     sums = as_floats(scratch.span());
   }
-  for (std::size_t site = 0; site < chunk.frames.size(); ++site) {
-    // spec operations 5.1: "All receivers MUST end with the same bits."
-    const Accumulate mode = site == 0 ? Accumulate::Assign : Accumulate::Add;
-    const Buffer& frame = chunk.frames[site];
-    if (frame.data() == nullptr) {  // this rank's own part, exact
+  // spec operations 5.1: "All receivers MUST end with the same bits."
+  Accumulate next = Accumulate::Assign;
+  for (std::size_t s = 0; s < chunk.frames.size(); ++s) {
+    const int site = static_cast<int>(s);
+    const Buffer& frame = chunk.frames[s];
+    const bool is_own_part = frame.data() == nullptr && s == frames_->own_site;  // exact
+    if (frame.data() == nullptr && !is_own_part) continue;                       // in the sum of its region
+    const Accumulate mode = std::exchange(next, Accumulate::Add);
+    if (is_own_part) {
       accumulate_elements(dtype, data.data(), sums, mode);
       continue;
     }
-    if (auto view = check_frame(frame.span(), dtype, chunk, static_cast<int>(site)); !view.is_ok()) {
-      return view.status();
-    }
+    const DType sent = is_sum(chunk, site) ? result_dtype() : dtype;
+    if (auto view = check_frame(frame.span(), sent, chunk, site); !view.is_ok()) return view.status();
     if (Status decoded = codec::decompress_accumulate(frame.span(), sums, mode); !decoded.is_ok()) {
-      return std::move(decoded).with_peer(site_peer_name(chunk, static_cast<int>(site)));
+      return std::move(decoded).with_peer(site_peer_name(chunk, site));
     }
   }
-  if (chunk.owns || !divides_at_end(chunk)) divide(sums, frames_->divisor);
-  if (chunk.owns) return send_result(c, std::as_bytes(sums));
+  if (sends_sum(chunk) || !divides_at_end(chunk)) divide(sums, divisor_of(chunk));
+  if (sends_sum(chunk)) return encode_sum(c, std::as_bytes(sums));
   store_sums(dtype, sums, data.data());
-  return Status::ok();
-}
-
-Status HostReduceTransfer::send_result(std::size_t c, std::span<const std::byte> elements) {
-  Buffer& frame = frames_->chunks[c].result;
-  GEOCOMM_ASSIGN_OR_RETURN(frame, encode_result(c, elements));
-  return send_frame(c, Kind::Result, frame);
+  return Buffer();
 }
 
 Status HostReduceTransfer::take_result(const FrameChunk& chunk) {
@@ -219,7 +246,7 @@ void HostReduceTransfer::use_own(const FrameChunk& chunk) {
   const FeedbackSpans feedback = feedback_of(chunk);
   divide_by_scale(context().dtype, data_of(chunk), feedback.scale);
   // Where no result is encoded either, nothing is lost.
-  if (!chunk.owns) std::ranges::copy(feedback.residual, feedback.next.begin());
+  if (!sends_sum(chunk)) std::ranges::copy(feedback.residual, feedback.next.begin());
 }
 
 Result<Buffer> HostReduceTransfer::encode_contribution(std::size_t c) {
@@ -241,8 +268,8 @@ Result<Buffer> HostReduceTransfer::encode_with_residual(const codec::CodecSpec& 
   return frame;
 }
 
-// Of the sum that this rank owns, in units of the scales already.
-Result<Buffer> HostReduceTransfer::encode_result(std::size_t c, std::span<const std::byte> elements) {
+// Of the sum that this rank owns, or that of its region, in units of the scales already.
+Result<Buffer> HostReduceTransfer::encode_sum(std::size_t c, std::span<const std::byte> elements) {
   const FrameChunk& chunk = frames_->chunks[c];
   const FeedbackSpans feedback = feedback_of(chunk);
   codec::CompressOptions options = chunk.result_options;
@@ -250,7 +277,7 @@ Result<Buffer> HostReduceTransfer::encode_result(std::size_t c, std::span<const 
     return compressed(codec(), result_dtype(), elements, options);
   }
   // A residual is in units of the sum, what an owner sends in those of the result.
-  const int unit = frames_->divisor;
+  const int unit = divisor_of(chunk);
   options.feedback = in_place(feedback.next, context().caller->decay / static_cast<float>(unit));
   reports_[c].input_square = enter_scales(elements, feedback, options.feedback.decay) * unit * unit;
   Result<Buffer> frame = compressed(codec(), result_dtype(), elements, options);
@@ -301,6 +328,16 @@ void HostReduceTransfer::end_feedback(std::size_t c) {
 bool HostReduceTransfer::divides_at_end(const FrameChunk& chunk) const {
   return chunk.flow == Flow::BroadcastAll && !codec().is_exact() && context().dtype == DType::Float32 &&
          !feedback_of(chunk).scale.empty();
+}
+
+bool HostReduceTransfer::is_sum(const FrameChunk& chunk, int site) const {
+  return chunk.flow == Flow::OwnerReduces &&
+         scheme_->relays.is_adder(static_cast<std::size_t>(chunk.reducer), static_cast<std::size_t>(site));
+}
+
+std::uint32_t HostReduceTransfer::region_of(std::size_t site) const {
+  const bool are_apart = scheme_ != nullptr && scheme_->has_two_levels();
+  return are_apart ? scheme_->relays.regions[site] : 0;
 }
 
 FeedbackReport HostReduceTransfer::report() const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <vector>
@@ -25,21 +26,31 @@ class HostReduceTransfer final : public ReduceTransfer {
 
   core::Status follow_data();
   std::size_t data_end(const FrameChunk& chunk) const;
-  core::Status reduce_exactly(std::size_t c);
-  core::Status reduce_decoded(std::size_t c);
+  // The frame of the sum, where that is sent: of a chunk's owner, and of who adds up for it. Else the sum is
+  // in the caller's data.
+  core::Result<core::Buffer> sum(std::size_t c);
+  core::Result<core::Buffer> sum_exactly(std::size_t c);
+  core::Result<core::Buffer> sum_decoded(std::size_t c);
+  core::Status reduce(std::size_t c);
   core::Status take_result(const FrameChunk& chunk);
-  core::Status send_result(std::size_t c, std::span<const std::byte> elements);
   core::Status flush_residual(std::size_t c);
   void use_own(const FrameChunk& chunk);
   core::Result<core::Buffer> encode_contribution(std::size_t c);
   core::Result<core::Buffer> encode_with_residual(const codec::CodecSpec& codec, std::size_t c);
-  core::Result<core::Buffer> encode_result(std::size_t c, std::span<const std::byte> elements);
+  core::Result<core::Buffer> encode_sum(std::size_t c, std::span<const std::byte> elements);
   core::Result<core::Buffer> compressed(const codec::CodecSpec& codec, core::DType dtype,
                                         std::span<const std::byte> elements,
                                         const codec::CompressOptions& options);
   void keep_residual(std::size_t c);
   void end_feedback(std::size_t c);
   bool divides_at_end(const FrameChunk& chunk) const;
+  int divisor_of(const FrameChunk& chunk) const { return chunk.adds ? 1 : frames_->divisor; }
+  // Of a chunk whose sum this rank makes.
+  static bool sends_sum(const FrameChunk& chunk) { return chunk.flow == Flow::OwnerReduces; }
+  // Whether a site sends what it adds up for the owner.
+  bool is_sum(const FrameChunk& chunk, int site) const;
+  // Whose sum is made apart; 0 where no region's is.
+  std::uint32_t region_of(std::size_t site) const;
 
   std::span<std::byte> data_of(const FrameChunk& chunk) const;
   FeedbackSpans feedback_of(const FrameChunk& chunk) const;

@@ -30,14 +30,12 @@ bool is_used(const FrameChunk& chunk) {
 }
 
 // Their data is not looked at.
-ReducePlan plan_of(const ExchangeConfig& config, const OpContext& context, const codec::CodecSpec& codec,
+ReducePlan plan_of(const ExchangeConfig& config, const OpContext& context, const ReduceScheme* scheme,
                    std::span<const StripeData> stripes) {
   std::vector<PlannedStripe> shapes;
   for (const StripeData& stripe : stripes) shapes.push_back({stripe.stripe, stripe.receives});
-  return plan_reduce(
-      config.topology, shapes,
-      {core::size_of(context.dtype), config.chunk_bytes,
-       context.policy->scheme_for(codec, context.dtype, context.elements), context.policy->relays()});
+  return plan_reduce(config.topology, shapes,
+                     {core::size_of(context.dtype), config.chunk_bytes, scheme, context.policy->relays()});
 }
 
 }  // namespace
@@ -60,12 +58,15 @@ ReduceTransfer::ReduceTransfer(std::shared_ptr<ExchangeShared> shared, const OpC
   frames_->divisor = op == ReduceOp::Avg ? topology.size() : 1;
   frames_->own_site = static_cast<std::size_t>(topology.site());
   frames_->arrivals = std::make_shared<ArrivalRoom>(core::Buffer(), buffers());
-  ReducePlan plan = plan_of(config(), context, codec(), stripes);
+  scheme_ = context.policy->scheme_for(codec(), context.dtype, context.elements);
+  ReducePlan plan = plan_of(config(), context, scheme_, stripes);
   messages_ = std::move(plan.peers);
   routes_.resize(plan.chunks.size());
   awaited_.resize(plan.chunks.size());
+  to_add_.resize(plan.chunks.size());
   plan_routes();
   for (std::size_t c = 0; c < plan.chunks.size(); ++c) plan_chunk(plan.chunks[c], routes_[c]);
+  count_awaited();
 }
 
 void ReduceTransfer::plan_routes() {
@@ -87,7 +88,6 @@ void ReduceTransfer::plan_routes() {
       const Message& message = receives[number];
       const auto found = onward.find({message.chunk, message.kind, message.origin});
       if (found != onward.end()) relays_[{p, number}] = found->second;
-      if (message.delivers) ++awaited_[message.chunk];
     }
   }
 }
@@ -101,9 +101,10 @@ void ReduceTransfer::plan_chunk(const PlannedChunk& planned, const Route& route)
   chunk.contributes = !route.contributions.empty();
   chunk.receives = stripe.receives[own_site];
   chunk.reduces = planned.reducer < 0 ? chunk.receives : planned.reducer == static_cast<int>(own_site);
+  chunk.adds = !route.sums.empty();
   chunk.owns = chunk.reduces && has_owner;
   chunk.has_result = has_owner && (chunk.owns || chunk.receives);
-  if (chunk.reduces) chunk.frames.resize(stripe.receives.size());
+  if (chunk.reduces || chunk.adds) chunk.frames.resize(stripe.receives.size());
   // Seeds differ between ranks, operations and kinds.
   const auto options = [&](Kind kind) {
     codec::CompressOptions options;
@@ -116,12 +117,24 @@ void ReduceTransfer::plan_chunk(const PlannedChunk& planned, const Route& route)
   chunk.result_options = options(Kind::Result);
 }
 
+void ReduceTransfer::count_awaited() {
+  for (const PeerPlan& peer : messages_) {
+    for (const Message& message : peer.receives) {
+      if (!message.delivers) continue;
+      ++(message.kind == Kind::Result ? awaited_[message.chunk] : operands_awaited(message.chunk));
+    }
+  }
+  // A region's sum is made before the result comes.
+  for (std::size_t c = 0; c < awaited_.size(); ++c) awaited_[c] += frames_->chunks[c].adds ? 1 : 0;
+}
+
 void ReduceTransfer::plan_jobs(bool with_results) {
   std::size_t finishes = relays_.size();
   for (std::size_t c = 0; c < routes_.size(); ++c) {
     const FrameChunk& chunk = frames_->chunks[c];
     if (!routes_[c].contributions.empty()) jobs_.push_back({c, Kind::Contribution});
     if (with_results && !routes_[c].results.empty()) jobs_.push_back({c, Kind::Result});
+    if (chunk.adds) ++finishes;
     if (!is_used(chunk)) continue;
     ++finishes;
     if (awaited_[c] == 0) ready_.push_back(c);
@@ -155,8 +168,7 @@ Status ReduceTransfer::send_frame(std::size_t c, Kind kind, const core::Buffer& 
 
 core::Buffer& ReduceTransfer::slot(const Message& message) {
   FrameChunk& chunk = frames_->chunks[message.chunk];
-  return message.kind == Kind::Contribution ? chunk.frames[static_cast<std::size_t>(message.origin)]
-                                            : chunk.result;
+  return message.kind == Kind::Result ? chunk.result : chunk.frames[static_cast<std::size_t>(message.origin)];
 }
 
 Result<std::span<std::byte>> ReduceTransfer::place(std::size_t peer, std::uint32_t number,
@@ -182,12 +194,30 @@ Transfer::Arrival ReduceTransfer::on_arrival(std::size_t peer, std::uint32_t num
   const Message& message = messages_[peer].receives[number];
   const core::Buffer frame = message.delivers ? slot(message) : relayed_.extract({peer, number}).mapped();
   const std::uint64_t raw = raw_bytes(message.chunk);
-  const Arrival arrival{is_owed(message, peers()[peer].rank), raw, frame.size()};
+  const Arrival arrival{is_owed(message, peers()[peer].rank), raw, frame.size(), message.kind == Kind::Sum};
   if (const auto found = relays_.find({peer, number}); found != relays_.end()) {
     submit_finish_locked([this, &to = found->second, frame, raw] { return relay(to, frame, raw); });
   }
-  if (message.delivers) arrived_locked(message.chunk);
+  if (message.delivers && message.kind == Kind::Result) arrived_locked(message.chunk);
+  if (message.delivers && message.kind != Kind::Result) operand_arrived_locked(message.chunk);
   return arrival;
+}
+
+void ReduceTransfer::operand_arrived_locked(std::size_t c) {
+  if (!frames_->chunks[c].adds) {
+    arrived_locked(c);
+  } else if (--to_add_[c] == 0) {
+    submit_finish_locked([this, c] { return add(c); });
+  }
+}
+
+// The sum of this rank's region, to the owner.
+Status ReduceTransfer::add(std::size_t c) {
+  GEOCOMM_ASSIGN_OR_RETURN(const core::Buffer frame, make(c, Kind::Sum));
+  GEOCOMM_RETURN_IF_ERROR(send_frame(c, Kind::Sum, frame));
+  std::lock_guard lock(mutex_);
+  arrived_locked(c);
+  return Status::ok();
 }
 
 void ReduceTransfer::arrived_locked(std::size_t c) {
@@ -206,12 +236,30 @@ std::vector<Transfer::Peer> ReduceTransfer::make_peers() const {
     peer.sends = static_cast<std::uint32_t>(planned.sends.size());
     peer.receives = static_cast<std::uint32_t>(planned.receives.size());
     peer.send_descriptor = peer.receive_descriptor = descriptor;
+    std::set<int> adds_up;
     for (const Message& message : planned.receives) {
       if (is_owed(message, planned.rank)) ++peer.owed;
+      if (message.kind != Kind::Sum) continue;
+      ++peer.sums;
+      adds_up.merge(added_up_by(message));
+    }
+    for (const int rank : adds_up) {
+      const Topology& topology = config().topology;
+      peer.adds_up += str(peer.adds_up.empty() ? "" : ", ", "rank ", rank, " (site ",
+                          topology.site_name(topology.site_of(rank)), ")");
     }
     peers.push_back(std::move(peer));
   }
   return peers;
+}
+
+std::set<int> ReduceTransfer::added_up_by(const Message& sum) const {
+  const std::vector<int>& ranks = stripes_[frames_->chunks[sum.chunk].stripe].stripe.rank_of_site;
+  std::set<int> added;
+  for (std::size_t site = 0; site < ranks.size(); ++site) {
+    if (scheme_->relays.via(frames_->own_site, site) == sum.origin) added.insert(ranks[site]);
+  }
+  return added;
 }
 
 Status ReduceTransfer::check_size(std::size_t peer, std::uint32_t number, std::size_t bytes) const {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -42,7 +43,7 @@ class ReduceTransfer : public Transfer {
     Kind kind = Kind::Contribution;
   };
 
-  // Both in tasks. The frame of a job.
+  // Both in tasks. The frame of a job, or of the sum of this rank's region, once its operands are there.
   virtual core::Result<core::Buffer> make(std::size_t chunk, Kind kind) = 0;
   // All that the chunk awaits is there. Of chunks that this rank reduces or receives.
   virtual core::Status use(std::size_t chunk) = 0;
@@ -52,6 +53,12 @@ class ReduceTransfer : public Transfer {
   void plan_jobs(bool with_results);
   // One of what the chunk awaits is there. `mutex_` must be held.
   void arrived_locked(std::size_t chunk);
+  // That is an operand of the sum that this rank makes. `mutex_` must be held.
+  void operand_arrived_locked(std::size_t chunk);
+  // How many of those are awaited; guarded by mutex_.
+  std::uint32_t& operands_awaited(std::size_t chunk) {
+    return frames_->chunks[chunk].adds ? to_add_[chunk] : awaited_[chunk];
+  }
   // `mutex_` must not be held.
   core::Status send_frame(std::size_t chunk, Kind kind, const core::Buffer& frame);
   // Whether the frame, sealed and whole, is what the chunk needs from that site.
@@ -59,28 +66,39 @@ class ReduceTransfer : public Transfer {
                                              const FrameChunk& chunk, int site) const;
 
   const codec::CodecSpec& codec() const { return frames_->codec; }
-  // What a chunk's owner sends: sums that are to be quantized again keep their precision until then.
+  // What a chunk's owner sends, and who adds up for it: sums that are to be quantized again keep their
+  // precision until then.
   core::DType result_dtype() const { return codec().is_exact() ? context().dtype : core::DType::Float32; }
   std::string site_peer_name(const FrameChunk& chunk, int site) const;
 
   const ReduceOp op_;
   const std::vector<StripeData> stripes_;
   const std::shared_ptr<FramePlan> frames_ = std::make_shared<FramePlan>();
-  std::vector<Job> jobs_;               // contributions, then results
-  std::vector<std::uint32_t> awaited_;  // per chunk: frames, and what derived classes add; guarded by mutex_
+  const ReduceScheme* scheme_ = nullptr;  // the policy's; null: there is one site
+  std::vector<Job> jobs_;                 // contributions, then results
+  // Per chunk: frames, and what derived classes add; guarded by mutex_.
+  std::vector<std::uint32_t> awaited_;
 
  private:
   using FrameName = std::pair<std::size_t, std::uint32_t>;  // peer that it comes from, number
   // Where a chunk's frames go, but for those that this rank relays.
   struct Route {
     std::vector<Target> contributions;
+    std::vector<Target> sums;  // of this rank's region
     std::vector<Target> results;
-    std::vector<Target>& of(Kind kind) { return kind == Kind::Contribution ? contributions : results; }
+    std::vector<Target>& of(Kind kind) {
+      if (kind == Kind::Contribution) return contributions;
+      return kind == Kind::Sum ? sums : results;
+    }
   };
 
   void plan_routes();
   void plan_chunk(const PlannedChunk& planned, const Route& route);
+  void count_awaited();
   std::vector<Peer> make_peers() const;
+  // The ranks whose frames are in a sum for this one.
+  std::set<int> added_up_by(const Message& sum) const;
+  core::Status add(std::size_t chunk);
   core::Status produce(std::size_t job) override;
   core::Result<std::span<std::byte>> place(std::size_t peer, std::uint32_t number,
                                            std::size_t bytes) override;
@@ -98,8 +116,9 @@ class ReduceTransfer : public Transfer {
   }
 
   std::vector<PeerPlan> messages_;
-  std::vector<Route> routes_;       // per chunk
-  std::vector<std::size_t> ready_;  // chunks to use that await nothing: the group has one site
+  std::vector<Route> routes_;          // per chunk
+  std::vector<std::uint32_t> to_add_;  // per chunk: operands of the region's sum; guarded by mutex_
+  std::vector<std::size_t> ready_;     // chunks to use that await nothing: the group has one site
   std::map<FrameName, std::vector<Target>> relays_;
   // Guarded by mutex_.
   std::vector<std::vector<bool>> placed_;      // per peer and message

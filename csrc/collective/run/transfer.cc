@@ -78,6 +78,7 @@ class Transfer::Sink : public transport::ReceiveSink {
     // tensor may go, is not let go here.
     if (peer.arrived == peer.receives) keep_alive_.reset();
     if (arrival.owed) ++peer.owed_arrived;
+    if (arrival.sum) ++peer.sums_arrived;
     ExchangeShared& shared = *transfer_->shared_;
     // An operation is under way from the first chunk to the last that the peer sends without waiting.
     const std::uint32_t flowing = peer.owed > 0 ? peer.owed : peer.receives;

@@ -72,12 +72,15 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
     std::uint32_t sends = 0;     // chunks
     std::uint32_t receives = 0;  // chunks
     std::uint32_t owed = 0;      // of the receives: those for which the peer waits for nobody
+    std::uint32_t sums = 0;      // of the receives: those for which it waits for `adds_up` alone
+    std::string adds_up;         // names of ranks
     std::uint64_t send_descriptor = 0;
     std::uint64_t receive_descriptor = 0;
     std::shared_ptr<transport::Channel> channel;  // set by begin()
     // Guarded by mutex_.
     std::uint32_t arrived = 0;
     std::uint32_t owed_arrived = 0;
+    std::uint32_t sums_arrived = 0;
     std::uint32_t queued = 0;  // chunks given to the channel, not yet taken by the kernel
     std::uint32_t given = 0;   // chunks given to the channel
     std::uint32_t taken = 0;   // of those, taken by the kernel
@@ -93,6 +96,7 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
     bool owed = true;  // counts among Peer::owed
     std::uint64_t raw_bytes = 0;
     std::uint64_t wire_bytes = 0;
+    bool sum = false;  // counts among Peer::sums
   };
 
   Transfer(std::shared_ptr<ExchangeShared> shared, const OpContext& context);

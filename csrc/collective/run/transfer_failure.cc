@@ -23,28 +23,30 @@ std::string Transfer::peer_name(std::size_t index) const {
 Status Transfer::timeout_status_locked() const {
   std::string names;
   std::string details;
-  const auto add = [&](std::size_t index, const std::string& detail) {
-    names += (names.empty() ? "" : ", ") + peer_name(index);
-    details += (details.empty() ? "" : "; ") + detail;
-  };
-  for (const bool owed : {true, false}) {
-    for (std::size_t i = 0; i < peers_.size() && (owed || names.empty()); ++i) {
-      const Peer& peer = peers_[i];
-      const std::uint32_t came = owed ? peer.owed_arrived : peer.arrived;
-      const std::uint32_t expected = owed ? peer.owed : peer.receives;
-      if (came < expected) {
-        add(i, str(peer_name(i), " has sent ", peer.arrived, " of ", peer.receives, " chunks"));
-      }
-    }
-    if (!names.empty()) break;
-  }
-  if (names.empty()) {
+  const auto name = [&](auto is_to_blame, auto detail) {
+    if (!names.empty()) return;
     for (std::size_t i = 0; i < peers_.size(); ++i) {
-      if (peers_[i].queued > 0) {
-        add(i, str(peer_name(i), " has not taken ", peers_[i].queued, " chunks that this rank sends"));
-      }
+      if (!is_to_blame(peers_[i])) continue;
+      const auto [text, others] = detail(peers_[i]);
+      details += str(names.empty() ? "" : "; ", peer_name(i), text);
+      names += str(names.empty() ? "" : ", ", peer_name(i), others);
     }
-  }
+  };
+  const auto sent = [](const Peer& peer) {
+    return std::pair(str(" has sent ", peer.arrived, " of ", peer.receives, " chunks"), std::string());
+  };
+  name([](const Peer& peer) { return peer.owed_arrived < peer.owed; }, sent);
+  name([](const Peer& peer) { return peer.queued > 0; },
+       [](const Peer& peer) {
+         return std::pair(str(" has not taken ", peer.queued, " chunks that this rank sends"), std::string());
+       });
+  name([](const Peer& peer) { return peer.sums_arrived < peer.sums; },
+       [](const Peer& peer) {
+         return std::pair(str(" has sent ", peer.sums_arrived, " of ", peer.sums,
+                              " sums of its region, for which it needs chunks of ", peer.adds_up),
+                          ", " + peer.adds_up);
+       });
+  name([&](const Peer& peer) { return names.empty() && peer.arrived < peer.receives; }, sent);
   if (names.empty()) details = "this rank has not done its own share of the work";
   return Status(StatusCode::Timeout, str(to_string(context_.kind), " number ", shown_seq(context_),
                                          " did not complete in time: ", details,

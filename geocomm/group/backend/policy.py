@@ -17,7 +17,7 @@ from geocomm.core.errors import InvalidArgumentError, VersionMismatchError
 from geocomm.group.membership.rank_record import RankInfo, sites_of
 from geocomm.group.membership.roll_call import FirstFailed, decided_by_first
 from geocomm.group.planning import codec_choice
-from geocomm.group.planning.link_table import Links
+from geocomm.group.planning.link_table import Links, NativeLinks
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -48,9 +48,7 @@ class Policy(BaseModel):
         codecs = codec_choice.choose(model, speeds, options.min_compress_bytes)
         return cls(epoch=epoch, links=links, codecs=codecs)
 
-    def for_native(
-        self,
-    ) -> tuple[tuple[list[float], list[float], list[float], list[float]], list[tuple[int, CodecSpec]]]:
+    def for_native(self) -> tuple[NativeLinks, list[tuple[int, CodecSpec]]]:
         """Links and codecs as the native module takes them."""
         return self.links.for_native(), [(size, collective_codec(codec)) for size, codec in self.codecs]
 

@@ -90,7 +90,12 @@ def region_lines(links: Links) -> list[str]:
     """One line that names the regions, where there are some."""
     groups = links.by_region()
     return (
-        [f"regions: {regions_text(groups)}; a delta of local steps crosses between two of them once"] if groups else []
+        [
+            f"regions: {regions_text(groups)}; a delta of local steps crosses between two of them once, as does an "
+            "all-reduce where that saves time or dollars"
+        ]
+        if groups
+        else []
     )
 
 

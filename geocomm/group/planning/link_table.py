@@ -35,6 +35,8 @@ Table = tuple[tuple[Number, ...], ...]
 Rates = tuple[Number, ...]
 Groups = tuple[tuple[str, ...], ...]
 """Names of sites in groups: each site is in one."""
+NativeLinks = tuple[list[float], list[float], list[float], list[float], list[int], list[float]]
+"""As `Links.for_native()` returns it."""
 
 
 class Links(BaseModel):
@@ -71,8 +73,8 @@ class Links(BaseModel):
     down_bps: Rates | None = None
     """The most bits per second that a site receives from all others together; None: no limit is known."""
     regions: tuple[str, ...] | None = None
-    """The region of each site; empty: a region of its own. Between regions a delta of local steps crosses once. None:
-    there are no regions."""
+    """The region of each site; empty: a region of its own. Between regions a delta of local steps crosses once, and an
+    all-reduce where that saves time or dollars. None: there are no regions."""
     dollars_per_gb: Rates | None = None
     """What a site pays for a GB that it sends to another region, 0 or more; None: nobody has told any price."""
     source: str = "assumed"
@@ -268,15 +270,19 @@ class Links(BaseModel):
         found = self.model_copy(update={"regions": named})
         return found if found.by_region() else self.model_copy(update={"regions": None})
 
-    def for_native(self) -> tuple[list[float], list[float], list[float], list[float]]:
+    def for_native(self) -> NativeLinks:
         """The numbers as the native module takes them.
 
         Returns:
-            Bytes per second and one-way seconds of each pair, row by row; bytes per second up and down of each site.
+            Bytes per second and one-way seconds of each pair, row by row. Of each site, or empty: bytes per second up
+            and down, the number of its region, dollars for a byte to another one.
         """
         rates = [value / 8 or 1.0 for row in self.rate_bps for value in row]
         delays = [value / 2 for row in self.rtt_s for value in row]
-        return rates, delays, [bps / 8 for bps in self.up_bps or ()], [bps / 8 for bps in self.down_bps or ()]
+        up, down = ([bps / 8 for bps in limits or ()] for limits in (self.up_bps, self.down_bps))
+        number = {site: region for region, group in enumerate(self.by_region()) for site in group}
+        prices = [dollars / 1e9 for dollars in self.dollars_per_gb or ()]
+        return rates, delays, up, down, [number[site] for site in self.sites if number], prices
 
 
 def table_of(sites: int, value: Callable[[int, int], float]) -> Table:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from geocomm.codecs.codec_spec import codec_spec
 from geocomm.core.native import native
-from geocomm.core.units import DAY_S
+from geocomm.core.units import DAY_S, duration_text
 from geocomm.group.planning.codec_choice import ReduceTime, Speed
 from geocomm.group.planning.link_table import Links
 from geocomm.group.planning.regions import Regions
@@ -53,6 +53,8 @@ class Estimate:
     """The same, compressed: what one site contributes."""
     owners: bool
     """Owner-reduces; else broadcast-all."""
+    by_region: bool
+    """What crosses between two regions crosses once: a sum of each region, or what relays of the region pass on."""
     relays: tuple[tuple[str, str, str], ...]
     """(from, over, to) of sites that meet over a third one."""
     sent_bytes: float
@@ -97,6 +99,7 @@ def estimate(work: Workload, links: Links, codec: str, speed: Speed) -> Estimate
         raw_bytes=raw,
         wire_bytes=wire,
         owners=bool(choice["shares"]),
+        by_region=choice["by_region"],
         relays=relays,
         sent_bytes=sent,
         sent_per_rank_bytes=sent / work.ranks_per_site,
@@ -109,6 +112,61 @@ def estimate(work: Workload, links: Links, codec: str, speed: Speed) -> Estimate
         egress_bytes_per_day=per_day,
         dollars_per_day=dollars_of(work, links, wire * DAY_S / step_s, loads),
     )
+
+
+@dataclass(frozen=True)
+class RegionChoice:
+    """Whether an exchange of every step goes by regions, and what it takes that way and else: seconds, bytes of all
+    sites that cross between regions, and their dollars: None where no bytes have a price."""
+
+    by_region: bool
+    region_s: float
+    region_bytes: float
+    region_dollars: float | None
+    plain_s: float
+    plain_bytes: float
+    plain_dollars: float | None
+
+    def __str__(self) -> str:
+        def text(seconds: float, way: str, crossing: float, dollars: float | None) -> str:
+            price = "" if dollars is None else f", ${dollars:.3g}"
+            return f"{duration_text(seconds, '.3g')} {way} ({crossing / 1e9:.3g} GB between regions{price})"
+
+        known = "the links alone" if self.region_dollars is None else "the links and their prices alone"
+        return (
+            f"{'by regions' if self.by_region else 'not by regions'}: by {known}, an exchange takes "
+            f"{text(self.region_s, 'by regions', self.region_bytes, self.region_dollars)}, and "
+            f"{text(self.plain_s, 'else', self.plain_bytes, self.plain_dollars)}"
+        )
+
+
+def chosen_levels(work: Workload, links: Links, codec: str) -> RegionChoice | None:
+    """What the backend does of the two, in the model. None: the links have no regions."""
+    regions = Regions(links.sites, links.by_region())
+    if not regions.groups:
+        return None
+    count = len(links.sites)
+    wire = work.parameters * bytes_per_element(codec, work.element_bytes)
+    model = native().CostModel(count, links.for_native())
+    choice = model.choice(wire)
+
+    def cost(by_region: bool) -> tuple[float, float, float | None]:
+        """Of the best way."""
+        ways: list[tuple[float, float, float | None]] = []
+        for scheme in [choice] if choice["by_region"] == by_region else model.schemes(wire):
+            if scheme["by_region"] == by_region:
+                loads = [scheme["loads"][site * count : (site + 1) * count] for site in range(count)]
+                crossing = sum(
+                    load
+                    for src, row in zip(links.sites, loads, strict=True)
+                    for dst, load in zip(links.sites, row, strict=True)
+                    if dst not in regions.of(src)
+                )
+                dollars = dollars_of(replace(work, dollars_per_gb=None), links, wire, loads)
+                ways.append((scheme["seconds"], wire * crossing, dollars or None))
+        return min(ways, key=lambda way: way[0] * (way[2] or 1.0))
+
+    return RegionChoice(choice["by_region"], *cost(True), *cost(False))
 
 
 def dollars_of(work: Workload, links: Links, count: float, loads: Sequence[Sequence[float]]) -> float | None:

@@ -10,11 +10,12 @@
 namespace geocomm::collective::testing {
 
 // Under which way all reductions of three and more sites go.
-enum class Way { BroadcastAll, EqualOwners, UnequalOwners, RelayedBroadcast, RelayedOwners };
+enum class Way { BroadcastAll, EqualOwners, UnequalOwners, RelayedBroadcast, RelayedOwners, TwoLevels };
 
 // Latency, or bandwidth, is all that counts. Unequal: the last site's links are slow, each as another, so
 // that it owns nothing and the others own ever more. Relayed: the first site reaches all others (broadcast),
-// or the last one (owners, of four sites or more), over the second.
+// or the last one (owners, of four sites or more), over the second. Two levels, of four sites or more: every
+// two sites are a region, with slow links to all others.
 inline LinkMatrix links_for(Way way, std::size_t sites) {
   if (way == Way::BroadcastAll) return LinkMatrix::uniform(sites, 1e12, 1.0);
   if (way == Way::RelayedBroadcast || way == Way::RelayedOwners) {
@@ -27,6 +28,15 @@ inline LinkMatrix links_for(Way way, std::size_t sites) {
     return slow;
   }
   LinkMatrix links = LinkMatrix::uniform(sites, 1e6, 0.0);
+  if (way == Way::TwoLevels) {
+    if (sites < 4) return links;
+    for (std::size_t site = 0; site < sites; ++site) {
+      links.regions.push_back(static_cast<std::uint32_t>(site / 2));
+      const std::size_t near = site ^ 1u;
+      if (near < sites) links.bytes_per_s[site * sites + near] = 1e9;
+    }
+    return links;
+  }
   if (way == Way::EqualOwners) return links;
   for (std::size_t from = 0; from < sites; ++from) {
     for (std::size_t to = 0; to < sites; ++to) {
@@ -49,6 +59,8 @@ inline const char* name_of(Way way) {
       return "relayed_broadcast";
     case Way::RelayedOwners:
       return "relayed_owners";
+    case Way::TwoLevels:
+      return "two_levels";
   }
   return "";
 }

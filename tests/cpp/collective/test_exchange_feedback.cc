@@ -72,7 +72,8 @@ class ExchangeFeedback : public ::testing::TestWithParam<Way> {};
 // Sums of results and last residuals = sums of inputs, up to float's rounding and that to the dtype.
 TEST_P(ExchangeFeedback, nothing_is_lost_over_operations_and_replicas_are_equal) {
   constexpr std::uint64_t kOperations = 6;
-  for (const auto& sizes : std::vector<std::vector<int>>{{1, 1}, {2, 2}, {1, 1, 1}, {2, 1, 2}}) {
+  for (const auto& sizes :
+       std::vector<std::vector<int>>{{1, 1}, {2, 2}, {1, 1, 1}, {2, 1, 2}, {1, 2, 1, 1}}) {
     for (const std::string_view text :
          {"int8", "int4", "int4:round=stochastic", "balanced", "topk", "tiny", "loco", "bit1", "fp16"}) {
       for (const DType dtype : {DType::Float32, DType::BFloat16}) {
@@ -109,7 +110,7 @@ TEST_P(ExchangeFeedback, results_and_residuals_do_not_depend_on_who_comes_first)
     std::vector<Bytes> outputs;
     std::vector<std::vector<std::vector<float>>> residuals;
     for (int run = 0; run < 2; ++run) {
-      FeedbackGroup feedback({2, 1, 1}, GetParam());
+      FeedbackGroup feedback({2, 1, 1, 1}, GetParam());
       for (std::uint64_t t = 1; t <= 3; ++t) {
         SiteVectors data(feedback.group().topology(0), DType::Float32, kElements, t);
         expect_all_ok(feedback.all_reduce(data, DType::Float32, ReduceOp::Avg, spec_of(text)));
@@ -129,8 +130,8 @@ TEST_P(ExchangeFeedback, scales_divide_what_is_encoded_and_multiply_what_comes_b
   for (const std::string_view text : {"int8", "int4:round=stochastic", "small", "bit1", "lossless", "none"}) {
     for (const DType dtype : {DType::Float32, DType::BFloat16}) {
       for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Avg}) {
-        FeedbackGroup scaled({2, 1, 1}, GetParam());
-        FeedbackGroup plain({2, 1, 1}, GetParam());
+        FeedbackGroup scaled({2, 1, 1, 1}, GetParam());
+        FeedbackGroup plain({2, 1, 1, 1}, GetParam());
         scaled.set_scale(scale);
         for (std::uint64_t t = 1; t <= 3; ++t) {
           SiteVectors large(scaled.group().topology(0), dtype, kElements, t);
@@ -148,11 +149,11 @@ TEST_P(ExchangeFeedback, scales_divide_what_is_encoded_and_multiply_what_comes_b
             const double expected = value_at(dtype, small.outputs()[0], i) * scale[i];
             whole += expected * expected;
             for (const Bytes& output : large.outputs()) ASSERT_EQ(value_at(dtype, output, i), expected);
-            for (std::size_t site = 0; site < 3; ++site) {
+            for (std::size_t site = 0; site < 4; ++site) {
               ASSERT_EQ(scaled.residuals()[site][i], plain.residuals()[site][i] * scale[i]) << text << i;
             }
           }
-          for (std::size_t rank = 0; rank < 4; ++rank) {
+          for (std::size_t rank = 0; rank < 5; ++rank) {
             const FeedbackReport& one = scaled.reports()[rank];
             const FeedbackReport& other = plain.reports()[rank];
             EXPECT_EQ(one.input_square, other.input_square);
@@ -170,15 +171,15 @@ TEST_P(ExchangeFeedback, scales_divide_what_is_encoded_and_multiply_what_comes_b
 // The old residual is read only, and the new one whole, also in what no frame carries.
 TEST_P(ExchangeFeedback, new_residual_goes_to_memory_of_its_own) {
   for (const std::string_view text : {"int4", "tiny", "none"}) {
-    FeedbackGroup in_place({1, 1, 1}, GetParam());
-    FeedbackGroup apart({1, 1, 1}, GetParam());
+    FeedbackGroup in_place({1, 1, 1, 1}, GetParam());
+    FeedbackGroup apart({1, 1, 1, 1}, GetParam());
     for (auto* group : {&in_place, &apart}) {
       for (auto& residual : group->residuals()) residual.assign(kElements, 0.25f);
     }
     SiteVectors data(in_place.group().topology(0), DType::Float32, kElements, 1);
     SiteVectors same = data;
     expect_all_ok(in_place.all_reduce(data, DType::Float32, ReduceOp::Avg, spec_of(text)));
-    std::vector<std::vector<float>> next(3, std::vector<float>(kElements, NAN));
+    std::vector<std::vector<float>> next(4, std::vector<float>(kElements, NAN));
     expect_all_ok(apart.group().run([&](int rank) {
       auto stripes = apart.stripes(same, rank);
       for (StripeData& stripe : stripes) {
@@ -196,8 +197,8 @@ TEST_P(ExchangeFeedback, new_residual_goes_to_memory_of_its_own) {
 }
 
 TEST_P(ExchangeFeedback, decay_zero_forgets_what_was_lost_before) {
-  FeedbackGroup feedback({1, 1, 1}, GetParam());
-  FeedbackGroup fresh({1, 1, 1}, GetParam());
+  FeedbackGroup feedback({1, 1, 1, 1}, GetParam());
+  FeedbackGroup fresh({1, 1, 1, 1}, GetParam());
   for (auto& residual : feedback.residuals()) residual.assign(kElements, 100.0f);
   SiteVectors data(feedback.group().topology(0), DType::Float32, kElements, 1);
   SiteVectors same = data;
@@ -212,9 +213,9 @@ TEST_P(ExchangeFeedback, exact_codecs_let_the_residual_go) {
   for (const std::string_view text : {"none", "lossless", "int8"}) {
     const std::size_t min_compress_bytes = text == "int8" ? 1 << 20 : 0;
     for (const DType dtype : {DType::Float32, DType::Float16}) {
-      FeedbackGroup feedback({1, 2, 1}, GetParam(), min_compress_bytes);
+      FeedbackGroup feedback({1, 2, 1, 1}, GetParam(), min_compress_bytes);
       std::vector<double> lost(kElements);
-      for (std::size_t site = 0; site < 3; ++site) {
+      for (std::size_t site = 0; site < 4; ++site) {
         for (std::size_t i = 0; i < kElements; ++i) {
           feedback.residuals()[site][i] = static_cast<float>(std::sin(static_cast<double>(i + 3000 * site)));
           lost[i] += feedback.residuals()[site][i];
@@ -241,10 +242,10 @@ TEST_P(ExchangeFeedback, exact_codecs_let_the_residual_go) {
 }
 
 TEST_P(ExchangeFeedback, report_has_the_squares_of_what_was_encoded_and_lost_and_the_bytes_sent) {
-  FeedbackGroup feedback({1, 1, 1}, GetParam());
+  FeedbackGroup feedback({1, 1, 1, 1}, GetParam());
   SiteVectors data(feedback.group().topology(0), DType::Float32, kElements, 1);
   expect_all_ok(feedback.all_reduce(data, DType::Float32, ReduceOp::Avg, spec_of("int8")));
-  for (int rank = 0; rank < 3; ++rank) {
+  for (int rank = 0; rank < 4; ++rank) {
     const FeedbackReport& report = feedback.reports()[static_cast<std::size_t>(rank)];
     const auto site = static_cast<std::size_t>(rank);
     double lost = 0;
@@ -256,17 +257,18 @@ TEST_P(ExchangeFeedback, report_has_the_squares_of_what_was_encoded_and_lost_and
         encoded += std::pow(value_at(DType::Float32, data.inputs()[site], i), 2);
       }
       EXPECT_NEAR(report.input_square, encoded, 1e-6 * encoded);
-    } else {  // and sums of three sites
+    } else {  // and sums of four sites
       EXPECT_GT(report.input_square, kElements * 0.9);
-      EXPECT_LT(report.input_square, kElements * 3.1);
+      EXPECT_LT(report.input_square, kElements * 4.1);
     }
-    EXPECT_EQ(report.wire_bytes, feedback.group().exchange(rank).stats().wire_bytes_sent);
+    const ExchangeStats stats = feedback.group().exchange(rank).stats();
+    EXPECT_EQ(report.wire_bytes, stats.wire_bytes_sent - stats.relayed_bytes);
   }
 }
 
 TEST_P(ExchangeFeedback, nan_shows_in_the_report_of_who_encodes_it_and_leaves_finite_residuals) {
   for (const std::string_view text : {"int8", "topk", "none"}) {
-    FeedbackGroup feedback({1, 1, 1}, GetParam());
+    FeedbackGroup feedback({1, 1, 1, 1}, GetParam());
     SiteVectors data(feedback.group().topology(0), DType::Float32, kElements, 1);
     set_value(DType::Float32, data.inputs()[1], 700, std::numeric_limits<double>::quiet_NaN());
     data.reset_outputs();
@@ -283,7 +285,8 @@ TEST_P(ExchangeFeedback, nan_shows_in_the_report_of_who_encodes_it_and_leaves_fi
 }
 
 INSTANTIATE_TEST_SUITE_P(Reduce, ExchangeFeedback,
-                         ::testing::Values(Way::BroadcastAll, Way::EqualOwners, Way::UnequalOwners),
+                         ::testing::Values(Way::BroadcastAll, Way::EqualOwners, Way::UnequalOwners,
+                                           Way::TwoLevels),
                          [](const auto& info) { return name_of(info.param); });
 
 TEST(ExchangeFeedbackRefused, what_it_is_not_for) {

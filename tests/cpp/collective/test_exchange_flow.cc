@@ -77,7 +77,8 @@ class SlowCopies final : public DataFlow {
 class ReduceFlow : public ::testing::TestWithParam<Way> {};
 
 TEST_P(ReduceFlow, data_that_comes_in_pieces_gives_the_bits_of_data_that_is_there) {
-  for (const std::vector<int>& sizes : std::vector<std::vector<int>>{{1}, {1, 1}, {2, 3}, {1, 2, 1}}) {
+  for (const std::vector<int>& sizes :
+       std::vector<std::vector<int>>{{1}, {1, 1}, {2, 3}, {1, 2, 1}, {1, 1, 2, 1}}) {
     for (const char* codec : {"none", "lossless", "int8"}) {
       ExchangeGroup group(sizes, [&](int, ExchangeConfig& config) {
         config.policy = policy_of(spec_of(codec), links_for(GetParam(), sizes.size()));
@@ -104,7 +105,8 @@ TEST_P(ReduceFlow, data_that_comes_in_pieces_gives_the_bits_of_data_that_is_ther
 }
 
 INSTANTIATE_TEST_SUITE_P(Flows, ReduceFlow,
-                         ::testing::Values(Way::BroadcastAll, Way::EqualOwners, Way::RelayedOwners),
+                         ::testing::Values(Way::BroadcastAll, Way::EqualOwners, Way::RelayedOwners,
+                                           Way::TwoLevels),
                          [](const auto& info) { return name_of(info.param); });
 
 }  // namespace

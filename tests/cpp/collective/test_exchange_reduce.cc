@@ -45,6 +45,21 @@ Bytes reference(DType dtype, ReduceOp op, const std::vector<Bytes>& inputs, int 
   return result;
 }
 
+// What the way makes of it: with two levels the sum of each region, then that of the regions.
+Bytes reference(Way way, DType dtype, ReduceOp op, const std::vector<Bytes>& inputs, int ranks) {
+  const LinkMatrix links = links_for(way, inputs.size());
+  if (links.regions.empty()) return reference(dtype, op, inputs, ranks);
+  std::vector<Bytes> sums;
+  for (std::uint32_t region = 0; region <= links.regions.back(); ++region) {
+    std::vector<Bytes> own;
+    for (std::size_t site = 0; site < inputs.size(); ++site) {
+      if (links.regions[site] == region) own.push_back(inputs[site]);
+    }
+    sums.push_back(reference(dtype, op, own, 1));
+  }
+  return reference(dtype, op, sums, ranks);
+}
+
 // Largest error of one element that goes through the codec, for values of at most `absmax`.
 double codec_error(const CodecSpec& codec, double absmax) {
   const double steps = codec.rounding == codec::Rounding::Stochastic ? 1.001 : 0.501;
@@ -99,7 +114,7 @@ TEST_P(ExchangeAlgorithms, all_reduce_of_every_dtype_and_op_by_exact_codecs_is_e
           if (!check_reduction(dtype, op).is_ok()) continue;
           SiteVectors data(group.topology(0), dtype, 5003, ++seq);
           expect_all_ok(all_reduce(group, seq, dtype, op, data));
-          const Bytes expected = reference(dtype, op, data.inputs(), group.size());
+          const Bytes expected = reference(GetParam(), dtype, op, data.inputs(), group.size());
           for (const Bytes& output : data.outputs()) {
             ASSERT_TRUE(output == expected) << text << " " << core::to_string(dtype) << " " << to_string(op);
           }
@@ -128,11 +143,19 @@ TEST_P(ExchangeAlgorithms, all_reduce_with_every_codec_is_equal_everywhere_and_w
             bound += codec_error(codec, absmax_of(dtype, input));
             for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += value_at(dtype, input, i);
           }
-          // The owner's requantization, and the rounding to the dtype.
+          // The requantization of the owner, and the rounding to the dtype; with two levels those of regions,
+          // too.
           const double sum_absmax =
               absmax_of(dtype, data.outputs()[0]) * (op == ReduceOp::Avg ? group.size() : 1);
           bound += codec_error(codec, sum_absmax * 1.2 + bound);
-          bound += dtype == DType::Float32 ? 0 : sum_absmax / (dtype == DType::Float16 ? 2048 : 256);
+          const double rounding = dtype == DType::Float32 ? 0 : 1.0 / (dtype == DType::Float16 ? 2048 : 256);
+          if (GetParam() == Way::TwoLevels) {
+            for (const Bytes& input : data.inputs()) {
+              const double absmax = absmax_of(dtype, input);
+              bound += 1.2 * codec_error(codec, absmax) + absmax * rounding;
+            }
+          }
+          bound += sum_absmax * rounding;
           const double divisor = op == ReduceOp::Avg ? group.size() : 1;
           for (const Bytes& output : data.outputs()) {
             ASSERT_TRUE(output == data.outputs()[0]) << "replicas differ: " << codec.to_string();
@@ -195,7 +218,7 @@ TEST_P(ExchangeAlgorithms, some_sites_receive_and_the_owner_may_be_none_of_them)
 }
 
 TEST_P(ExchangeAlgorithms, nan_and_inf_arrive_and_harm_only_their_block) {
-  ExchangeGroup group({1, 1, 1}, tune_to({{.id = CodecId::Int8}, GetParam(), 4096}));
+  ExchangeGroup group({1, 1, 1, 1}, tune_to({{.id = CodecId::Int8}, GetParam(), 4096}));
   SiteVectors data(group.topology(0), DType::Float32, 4096, 5);
   set_value(DType::Float32, data.inputs()[1], 700, std::numeric_limits<double>::quiet_NaN());
   set_value(DType::Float32, data.inputs()[2], 2000, std::numeric_limits<double>::infinity());
@@ -213,7 +236,7 @@ TEST_P(ExchangeAlgorithms, nan_and_inf_arrive_and_harm_only_their_block) {
 
 TEST_P(ExchangeAlgorithms, many_operations_issued_in_different_orders_all_complete) {
   constexpr std::uint64_t kOperations = 24;
-  ExchangeGroup group({1, 2, 1}, tune_to({{.id = CodecId::Int8}, GetParam(), 4096}));
+  ExchangeGroup group({1, 2, 1, 1}, tune_to({{.id = CodecId::Int8}, GetParam(), 4096}));
   std::vector<SiteVectors> data;
   for (std::uint64_t seq = 0; seq < kOperations; ++seq) {
     data.emplace_back(group.topology(0), DType::Float32, 500 + 997 * seq, seq);
@@ -250,7 +273,8 @@ TEST_P(ExchangeAlgorithms, many_operations_issued_in_different_orders_all_comple
 }
 
 INSTANTIATE_TEST_SUITE_P(Reduce, ExchangeAlgorithms,
-                         ::testing::Values(Way::EqualOwners, Way::UnequalOwners, Way::BroadcastAll),
+                         ::testing::Values(Way::EqualOwners, Way::UnequalOwners, Way::BroadcastAll,
+                                           Way::TwoLevels),
                          [](const auto& info) { return name_of(info.param); });
 
 const CodecSpec kStochastic = {.id = CodecId::Int8, .rounding = codec::Rounding::Stochastic};

@@ -164,8 +164,12 @@ TEST(ReducePlan, every_shape_and_flow_is_numbered_alike_on_both_sides) {
       schemes.push_back(schemes[i]);
       schemes.back().relays = relays;
     }
+    if (sizes.size() == 4) {
+      schemes.push_back(unequal_owners(4));
+      schemes.back().relays = relays_by_region(testing::links_for(testing::Way::TwoLevels, 4));
+    }
     for (const ReduceScheme& scheme : schemes) {
-      const PlanSettings settings{4, 2048, &scheme, &scheme.relays};
+      const PlanSettings settings{4, 2048, &scheme, &relays};
       std::vector<bool> receives(sizes.size(), true);
       ASSERT_NO_FATAL_FAILURE(check_plans(sizes, 10'007, receives, settings));
       for (std::size_t only = 0; only < sizes.size(); ++only) {

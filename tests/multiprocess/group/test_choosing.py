@@ -136,6 +136,7 @@ def test_refresh_links_that_one_rank_leaves_out_names_what_was_missing() -> None
     ("of_rank_2", "mentions"),
     [
         ({"GEOCOMM_LINKS": "other.json"}, ["links", "site c"]),
+        ({"GEOCOMM_LINKS": "regions.json"}, ["links", "site c"]),
         ({"GEOCOMM_LINKS": ""}, ["links", "not given", "site c"]),
         ({"GEOCOMM_CODEC": "auto", "GEOCOMM_CODECS": "int4"}, ["codecs", "int4", "site c"]),
     ],
@@ -145,6 +146,7 @@ def test_links_or_codecs_that_differ_are_refused_on_every_rank(
 ) -> None:
     path = written(tmp_path, "links.json", links())
     written(tmp_path, "other.json", links(2e8))
+    written(tmp_path, "regions.json", links().model_copy(update={"regions": ("x", "x", "y")}))
     if of_rank_2.get("GEOCOMM_LINKS"):
         of_rank_2 = {"GEOCOMM_LINKS": str(tmp_path / of_rank_2["GEOCOMM_LINKS"])}
     variables = {"GEOCOMM_LINKS": path, "GEOCOMM_CODEC": "auto"}

@@ -143,7 +143,10 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_native_form_is_bytes_and_one_way_seconds() -> None:
-    rates, delays, up, down = Links.uniform(SITES).for_native()
+    rates, delays, up, down, regions, prices = Links.uniform(SITES).for_native()
     assert rates[1] == ASSUMED_RATE_BPS / 8
     assert delays[1] == pytest.approx(0.05)
-    assert (up, down) == ([], [])
+    assert (up, down, regions, prices) == ([], [], [], [])
+    named = Links.uniform("abcd", regions=("x", "", "x", "y"), dollars_per_gb=(0.02, 0.0, 0.0, 0.0)).for_native()
+    assert named[4] == [0, 1, 0, 2]
+    assert named[5] == pytest.approx([2e-11, 0.0, 0.0, 0.0])
