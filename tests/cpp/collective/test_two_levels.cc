@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "collective/layout/reduce_plan.h"
+#include "collective/sums/reduction.h"
 #include "exchange_fixture.h"
 
 namespace geocomm::collective {
@@ -203,6 +204,46 @@ TEST(TwoLevels, chunks_are_summed_in_the_same_order_whoever_owns_them) {
     outputs.push_back(reduced(group)[0]);
   }
   for (const Bytes& output : outputs) EXPECT_EQ(output, outputs[0]);
+}
+
+Bytes sum_of(const std::vector<Bytes>& inputs) {
+  std::vector<const std::byte*> sources;
+  for (const Bytes& input : inputs) sources.push_back(input.data());
+  Bytes sum(inputs.front().size());
+  reduce_elements(DType::Float32, ReduceOp::Sum, sources, sum.data(), kRegionElements, 1);
+  return sum;
+}
+
+TEST(TwoLevels, regions_may_be_of_any_size_and_order) {
+  using Regions = std::vector<std::uint32_t>;
+  for (const Regions& regions : {Regions{0, 1, 0, 1}, Regions{0, 1, 0, 2, 1, 0}, Regions{0, 1, 1, 1, 0, 1}}) {
+    LinkMatrix links = LinkMatrix::uniform(regions.size(), 1e6, 0.0);
+    links.regions = regions;
+    links.dollars_per_byte.assign(links.sites, 1e-9);
+    for (std::size_t i = 0; i < links.bytes_per_s.size(); ++i) {
+      if (!links.crosses(i / links.sites, i % links.sites)) links.bytes_per_s[i] = 1e9;
+    }
+    ASSERT_TRUE(CostModel::create(links).value().choose(4.0 * kRegionElements).has_two_levels());
+    for (const char* codec : {"none", "int8"}) {
+      ExchangeGroup group(std::vector<int>(regions.size(), 1), [&](int, ExchangeConfig& config) {
+        config.policy = policy_of(spec_of(codec), links);
+        config.chunk_bytes = 2048;
+      });
+      SiteVectors data(group.topology(0), DType::Float32, kRegionElements, 3);
+      expect_all_ok(group.run([&](int rank) { return reduce_on(group, rank, 1, data); }));
+      for (const Bytes& output : data.outputs()) EXPECT_EQ(output, data.outputs()[0]);
+      if (codec != std::string_view("none")) continue;
+      std::vector<Bytes> sums;
+      for (std::uint32_t region = 0; region <= std::ranges::max(regions); ++region) {
+        std::vector<Bytes> members;
+        for (std::size_t site = 0; site < regions.size(); ++site) {
+          if (regions[site] == region) members.push_back(data.inputs()[site]);
+        }
+        sums.push_back(sum_of(members));
+      }
+      EXPECT_EQ(data.outputs()[0], sum_of(sums));
+    }
+  }
 }
 
 TEST(TwoLevels, a_late_site_holds_up_all_and_nothing_else) {
