@@ -252,6 +252,15 @@ def test_report_of_more_links_than_a_pipe_holds_comes_whole() -> None:
     assert len(outcome.report.to_json()) > 64 * 1024
 
 
+def test_counters_of_more_links_than_a_socket_holds_come_whole() -> None:
+    many = EmulatedWan.uniform(32, EmulatedLink())
+    with WanRun(many, ["sleep", "60"]) as run:
+        for _ in range(2):
+            found = run.control.stats()
+            assert len(found.links) == 32 * 31
+            assert len(found.to_json()) > 256 * 1024
+
+
 @pytest.mark.parametrize(("set_before", "expected"), [({}, "insecure"), ({"GEOCOMM_KEYS": "/keys"}, "unset")])
 def test_command_line_without_keys_is_insecure(set_before: dict[str, str], expected: str) -> None:
     environment = {"GEOCOMM_SECURITY": "", "GEOCOMM_KEYS": ""} | set_before

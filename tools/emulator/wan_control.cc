@@ -49,7 +49,10 @@ core::Status ControlServer::listen(const std::string& path) {
 
 void ControlServer::watch(std::vector<pollfd>& fds) const {
   if (listener_.valid()) fds.push_back({listener_.get(), POLLIN, 0});
-  for (const Client& client : clients_) fds.push_back({client.socket.get(), POLLIN, 0});
+  for (const Client& client : clients_) {
+    const bool reads = client.reply.empty();
+    fds.push_back({client.socket.get(), static_cast<short>(reads ? POLLIN : POLLOUT), 0});
+  }
 }
 
 void ControlServer::serve() {
@@ -58,25 +61,29 @@ void ControlServer::serve() {
   for (;;) {
     UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket.valid()) return;
-    if (clients_.size() < kMaxClients) clients_.push_back({std::move(socket), {}});
+    if (clients_.size() < kMaxClients) clients_.push_back({std::move(socket), {}, {}});
   }
 }
 
 bool ControlServer::serve_client(Client& client) {
   std::array<char, kMaxRequestBytes> buffer;
   for (;;) {
+    while (!client.reply.empty()) {
+      const ssize_t sent =
+          send(client.socket.get(), client.reply.data(), client.reply.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (sent < 0) return errno == EAGAIN || errno == EINTR;
+      client.reply.erase(0, static_cast<std::size_t>(sent));
+    }
+    if (const std::size_t end = client.request.find('\n'); end != std::string::npos) {
+      client.reply = answer_(std::string_view(client.request).substr(0, end)) + '\n';
+      client.request.erase(0, end + 1);
+      continue;
+    }
+    if (client.request.size() > kMaxRequestBytes) return false;
     const ssize_t got = recv(client.socket.get(), buffer.data(), buffer.size(), 0);
     if (got < 0) return errno == EAGAIN || errno == EINTR;
     if (got == 0) return false;
     client.request.append(buffer.data(), static_cast<std::size_t>(got));
-    for (std::size_t end = 0; (end = client.request.find('\n')) != std::string::npos;) {
-      const std::string reply = answer_(std::string_view(client.request).substr(0, end)) + '\n';
-      client.request.erase(0, end + 1);
-      // A reply that does not fit means a client that does not read: it is dropped, nobody waits for it.
-      const ssize_t sent = send(client.socket.get(), reply.data(), reply.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-      if (sent != static_cast<ssize_t>(reply.size())) return false;
-    }
-    if (client.request.size() > kMaxRequestBytes) return false;
   }
 }
 

@@ -35,6 +35,7 @@ class ControlServer {
   struct Client {
     UniqueFd socket;
     std::string request;
+    std::string reply;  // what it has not read of it; until it has, nothing more is read of what it asks
   };
   // False: the client is done.
   bool serve_client(Client& client);
