@@ -1,6 +1,6 @@
-"""All-reduces of two and of four regions over emulated lines: by regions, without them, and Gloo's, in the same run.
+"""All-reduces of two and four regions over emulated lines: by regions, without them, and Gloo's, in the same run.
 
-`python benchmarks/bench_two_levels.py [--elements N] [--times N] [--results FOLDER]`
+`python benchmarks/bench_two_levels.py [--elements N] [--times N] [--shapes 2x2 …] [--results FOLDER]`
 
 Lines inside a region have 500 Mbit/s and a round trip of 2 ms; those between two sites of different regions 50 Mbit/s
 and 40 ms. The links file says so, and names the regions, or not. Each site is one rank. Times are medians, of the
@@ -36,7 +36,7 @@ from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.lab.emulator.emulated_wan import WanReport, WanRun
 
 NEAR, FAR = EmulatedLink(rate_bps=500e6, delay_s=0.001), EmulatedLink(rate_bps=50e6, delay_s=0.02)
-SHAPES = ((2, 2), (2, 4), (4, 2))
+SHAPES = ("2x2", "2x4", "4x2", "4x8")
 """Regions, and sites of each."""
 WAYS = ("by regions", "one level", "gloo")
 CODECS = ("none", "int8", "int4")
@@ -67,14 +67,19 @@ def cases() -> list[tuple[str, str]]:
 # ---- at each site
 
 
+def made_by(rank: int, elements: int) -> torch.Tensor:
+    return torch.randn(elements, generator=torch.Generator().manual_seed(rank))
+
+
 def site(folder: Path) -> None:
     torch.set_num_threads(1)
     settings = json.loads((folder / "settings.json").read_text())
     rank, count, elements = int(os.environ["NODE_RANK"]), settings["sites"], settings["elements"]
     dist.init_process_group("geocomm", rank=rank, world_size=count)
-    of_rank = [torch.randn(elements, generator=torch.Generator().manual_seed(one)) for one in range(count)]
-    exact, own = sum(one.double() for one in of_rank), of_rank[rank].clone()
-    of_rank.clear()
+    own = made_by(rank, elements)
+    exact = torch.zeros(elements, dtype=torch.float64)
+    for one in range(count):
+        exact += made_by(one, elements)
     for number, (way, codec) in enumerate(cases()):
         if way == "gloo":
             group = dist.new_group(backend="gloo")
@@ -192,6 +197,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--elements", type=int, default=4 << 20)
     parser.add_argument("--times", type=int, default=3)
+    parser.add_argument("--shapes", nargs="*", default=SHAPES, metavar="2x4", help="Regions x sites of each.")
     parser.add_argument("--site-of", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
@@ -201,7 +207,8 @@ def main() -> None:
     conditions = Conditions.here(shlex.join(["python", *sys.argv]))
     rows: list[dict[str, Any]] = []
     late: list[str] = []
-    for regions, members in SHAPES:
+    for shape in options.shapes:
+        regions, members = map(int, shape.split("x"))
         found, on_time = run_shape(regions, members, options.elements, options.times)
         rows += found
         late += [] if on_time else [f"{regions} x {members}"]
