@@ -14,6 +14,7 @@ from typing import Any
 
 from geocomm.core.patience import Waiting
 from geocomm.core.records import Hash
+from geocomm.core.run_dir import RunDir
 from geocomm.data.deal_records import SiteDeal
 from geocomm.elastic.files import snapshots
 from geocomm.elastic.files.fetch import Fetcher, Outcome
@@ -124,8 +125,9 @@ async def _a_second_copy_is_asked_for_once(self: FrameFetches) -> None:
     while True:
         await asyncio.sleep(0.1)
         for entry in self._view.journal.read(known + 1) if self._are_second_copies else ():
-            for listed in entry.frames if isinstance(entry, AnyRound) else ():
-                self.once(Wanted.listed(entry, listed), [])
+            if isinstance(entry, AnyRound):
+                for listed in entry.frames:
+                    self.once(Wanted.listed(entry, listed), [])
         known = self._view.state.head.index
 
 
@@ -251,9 +253,9 @@ def _snapshots_wait_for_a_leader_that_lasts(self: LeaderSnapshots) -> float:
 
 
 @mutant(snapshots, "_indices", "litter", "agent")
-def _any_folder_is_a_snapshot(folder: Path) -> list[int]:
+def _any_folder_is_a_snapshot(files: RunDir) -> list[int]:
     """A folder such as 74.bak beside the snapshots ends the agent."""
-    return sorted(int(path.name) for path in folder.iterdir()) if folder.is_dir() else []
+    return sorted(int(path.name) for path in files.snapshots.iterdir()) if files.snapshots.is_dir() else []
 
 
 # ---- who leads
