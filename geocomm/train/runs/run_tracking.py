@@ -102,13 +102,14 @@ class _EventFile:
     full. Methods raise OSError."""
 
     def __init__(self, folder: Path) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto import event_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         folder.mkdir(parents=True, exist_ok=True)
         # Later files sort behind those of earlier starts, or TensorBoard leaves them out.
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
-        self._event: Any = Event
+        untyped: Any = event_pb2
+        self._event = untyped.Event
         self._records: Any = RecordWriter((folder / name).open("xb"))
         self._put(file_version="brain.Event:2")
 
