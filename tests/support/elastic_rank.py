@@ -62,6 +62,8 @@ class FakeRank:
         self._id = uuid.uuid4().hex
         self._state, self._version = FIRST_STATE, 0
         self._member: Member | None = None
+        self._early: list[Down] = []
+        """What was heard before the welcome."""
         self._site = ""
         self._step = 0
         self._steps_s: list[float] = []
@@ -156,7 +158,12 @@ class FakeRank:
             self._step = down.step
             self._member = Member(down.site, {0: self._version}, head=down.head)
             print(f"begins at version {self._version}", flush=True)
-        if self._member is not None:
+            early, self._early = self._early, []
+            for one in early:
+                self._heard(one)
+        if self._member is None:
+            self._early.append(down)
+        else:
             if isinstance(down, EntrySaid) and isinstance(down.entry, Join) and down.entry.site != self._site:
                 self._keep_state = True
             if isinstance(down, EntrySaid) and isinstance(down.entry, Snapshot):
