@@ -150,11 +150,11 @@ TEST(TwoLevels, impossible_regions_are_refused) {
   EXPECT_EQ(code_of({0, 0, 1}, {-1.0, 0.0, 0.0}), StatusCode::InvalidArgument);
 }
 
-ExchangeGroup::Tune tune_to(std::string_view codec, bool has_regions = true) {
+ExchangeGroup::Tune tune_to(std::string_view codec, bool has_regions = true, std::size_t chunk_bytes = 2048) {
   return [=](int, ExchangeConfig& config) {
     LinkMatrix links = links_for(Way::TwoLevels, static_cast<std::size_t>(config.topology.site_count()));
     config.policy = policy_of(spec_of(codec), has_regions ? links : without_regions(links));
-    config.chunk_bytes = 2048;
+    config.chunk_bytes = chunk_bytes;
   };
 }
 
@@ -261,11 +261,12 @@ TEST(TwoLevels, a_late_site_holds_up_all_and_nothing_else) {
 // By its own region alone; by the others perhaps with the site that adds up what it has for them.
 TEST(TwoLevels, a_site_that_does_not_call_is_named_by_all) {
   for (int late = 0; late < 4; ++late) {
-    ExchangeGroup group({1, 1, 1, 1}, tune_to("none"));
+    // Few chunks, so that all but those of the late site are there in time.
+    ExchangeGroup group({1, 1, 1, 1}, tune_to("none", true, std::size_t{1} << 20));
     reduced(group);
     SiteVectors data(group.topology(0), DType::Float32, kRegionElements, 4);
     const auto results = group.run(
-        [&](int rank) { return rank == late ? Status::ok() : reduce_on(group, rank, 2, data, 400ms); });
+        [&](int rank) { return rank == late ? Status::ok() : reduce_on(group, rank, 2, data, 1s); });
     const std::string name = rank_name(group.topology(0), late);
     for (int rank = 0; rank < 4; ++rank) {
       if (rank == late) continue;
