@@ -7,6 +7,7 @@ import socket
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -93,6 +94,8 @@ class RunTracking:
         try:
             write(self._file)
         except OSError as error:
+            with suppress(OSError):  # what it holds back cannot be written either; Python 3.13 would say so in a traceback
+                self._file.close()
             self._file = None
             tell("train", f"TensorBoard's files cannot be written, and are left out from here on: {error}")
 
