@@ -118,9 +118,9 @@ def run(
         str, elastic_option(help="With --publish: bfloat16, float16 or float32.", metavar="NAME")
     ] = "bfloat16",
     publish_readers: Annotated[
-        str,
+        str | None,
         elastic_option(help="With --publish: the keys that may have the weights; default: all.", metavar="NAME,…"),
-    ] = "",
+    ] = None,
     data: DataOption = "",
     sequence_length: LengthOption = 0,
     held_out_fraction: HeldOutOption = 0.0,
@@ -180,9 +180,11 @@ def run(
                 SnapshotCopies(snapshot_url)  # refuses what is none
             job = SiteJob(tuple(arguments), site_nodes, node_rank, site_hub)
             status = run_elastic(config, job, loaded, publish_config(publish, publish_dtype, publish_readers))
-        elif any((run_dir, wait_for, min_sites != 1, snapshot_url, publish, data, site_nodes != 1, site_hub)):
-            given = "--run-dir, --wait-for, --min-sites, --snapshot-url, --publish, --data, --site-nodes and --site-hub"
-            fail("run", f"{given} are for --elastic")
+        elif any((run_dir, wait_for, min_sites != 1, snapshot_url, publish, data, site_nodes != 1, site_hub)) or (
+            publish_readers is not None
+        ):
+            given = "--run-dir, --wait-for, --min-sites, --snapshot-url, --publish, --publish-readers, --data"
+            fail("run", f"{given}, --site-nodes and --site-hub are for --elastic")
         else:
             from geocomm.group.rendezvous.run_at_hub import run_at_hub
 

@@ -125,18 +125,18 @@ def check_meeting(hub: str | None, address: str, journal: str, listen: str | Non
         Etcd(EtcdAddress.parse(journal))
 
 
-def publish_config(place: str, dtype: str, readers: str) -> PublishConfig | None:
+def publish_config(place: str, dtype: str, readers: str | None) -> PublishConfig | None:
     """Where the run's weights go. Raises BadInput for what they cannot."""
     from geocomm.data.places import open_place, require_writable
 
     if dtype not in ("bfloat16", "float16", "float32"):
         raise BadInput(f"--publish-dtype {dtype}: it must be bfloat16, float16 or float32")
     if not place:
-        if readers:
+        if readers is not None:
             raise BadInput("--publish-readers is for --publish")
         return None
     require_writable(open_place(place, place), "--publish")
-    names = [name.strip() for name in readers.split(",")] if readers else None
+    names = None if readers is None else [name.strip() for name in readers.split(",")]
     try:
         for name in names or ():
             check_site_name(name)

@@ -20,6 +20,7 @@ from geocomm.security.key_folder import Keys
 from geocomm.weights.publication import Publication
 from geocomm.weights.rank_records import RankRecords
 from geocomm.weights.rank_shares import local_part, own_share, publishing_ranks
+from geocomm.weights.stream_version import MOST_READERS
 from geocomm.weights.trained_tensors import Tensors, named_tensors, sent_shape
 from geocomm.weights.weight_layout import PART_BYTES, pack_boxes
 
@@ -199,6 +200,8 @@ def _checked_readers(readers: Sequence[str] | None, keys: Keys | None) -> Sequen
         return ()
     if isinstance(readers, str) or not readers:
         raise BadInput(f"readers is {readers!r}; it must be a list of names of keys, or None for all of the job")
+    if len(readers) > MOST_READERS:
+        raise BadInput(f"readers has {len(readers)} names; {MOST_READERS} is the most that a version can say")
     if keys is None:
         raise BadInput("readers needs keys: set GEOCOMM_KEYS, or keys, to this site's folder of geocomm keys")
     try:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial as partial_of
 from pathlib import Path
 from typing import Any, TypeVar
@@ -51,6 +50,30 @@ class SilentError(DataError):
     """No source answers; one may later."""
 
 
+class _PathLocks:
+    """A lock for each path, for as long as somebody has it or waits: there is no end of paths that may be asked for."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._of: dict[str, tuple[threading.Lock, int]] = {}
+        """Locks, and how many have each or wait for it."""
+
+    @contextmanager
+    def of(self, path: str) -> Generator[None]:
+        """Nobody else is in a block of this path."""
+        with self._guard:
+            lock, users = self._of.get(path) or (threading.Lock(), 0)
+            self._of[path] = lock, users + 1
+        try:
+            with lock:
+                yield
+        finally:
+            with self._guard:
+                _, users = self._of.pop(path)
+                if users > 1:
+                    self._of[path] = lock, users - 1
+
+
 class StreamSources:
     """The versions, layouts and frames of one stream. Methods raise DataError, and OSError of the own disk."""
 
@@ -69,7 +92,7 @@ class StreamSources:
         self.folder = folder
         self._places, self._keys, self._publisher, self._wait_s = places, keys, publisher, wait_s
         self._pace = None if rate is None else TokenBucket(lambda: rate)
-        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._one_at_a_time = _PathLocks()
         self._good: dict[str, Any] = {}
         """Versions and layouts, by their paths."""
         self._complain = CalmLog(logger().warning, _CALM_S)
@@ -139,16 +162,17 @@ class StreamSources:
         return is_long
 
     def version(self, number: int) -> WeightVersion:
-        """A version, whose signature was looked at."""
+        """A version, whose signature was looked at, and which these keys may read."""
 
         def read(content: bytes, where: str) -> WeightVersion:
             version = read_version(content, number, where)
             if self._keys is not None:
                 version.require_signer(self._keys, self._publisher)
-            version.require_reader(self._keys)
             return version
 
-        return self._small(version_path(number), read)
+        version = self._small(version_path(number), read)
+        version.require_reader(self._keys)  # after it is kept: what is for others is not fetched at each look
+        return version
 
     def layout(self, sha256: str) -> WeightLayout:
         """A layout."""
@@ -158,7 +182,7 @@ class StreamSources:
         """The file of a frame, in the folder."""
         relative = frame_path(number, frame.sha256)
         path = self.folder / relative
-        with self._locks[relative]:
+        with self._one_at_a_time.of(relative):
             if not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._fetch(relative, frame, path)
@@ -172,7 +196,6 @@ class StreamSources:
             if file is not None and 0 < file.number < number:
                 place.remove(name)
                 self._good.pop(name, None)
-                self._locks.pop(name, None)
 
     def _in_order(self, places: Sequence[FilePlace]) -> list[FilePlace]:
         """Those that did not answer come last for a moment."""
@@ -182,7 +205,7 @@ class StreamSources:
     def _small(self, path: str, read: Callable[[bytes, str], _Read]) -> _Read:
         """A file that is looked at in memory: as it is kept, else from the first source whose file is good."""
         kept = self.folder / path
-        with self._locks[path]:
+        with self._one_at_a_time.of(path):
             if path not in self._good:
                 with suppress(OSError):
                     self._good[path] = read(kept.read_bytes(), str(self.folder))

@@ -36,7 +36,7 @@ MOST_NUMBER = 999_999_999
 _SHOWN = 5
 _HINT_BYTES = 1024
 """Of which a hint has fewer."""
-_MOST_READERS = 10_000
+MOST_READERS = 10_000
 _SIGNED = b"geocomm weights 1\n"
 _FILE = re.compile(r"versions/([0-9]{9})\.json|layouts/([0-9a-f]{64})|frames/([0-9]{9})/([0-9a-f]{64})")
 
@@ -81,7 +81,7 @@ class WeightVersion(Record):
     """A frame for each part, which need no base: it is an anchor."""
     anchors: Annotated[tuple[Number, ...], Field(min_length=1, max_length=2)]
     """The newest versions up to this one that need no base, two at the most."""
-    readers: Annotated[tuple[_Name, ...], Field(max_length=_MOST_READERS)] = ()
+    readers: Annotated[tuple[_Name, ...], Field(max_length=MOST_READERS)] = ()
     """The names of the keys that may have its weights; empty: all of the job."""
     publisher: _Name | Literal[""] = ""
     """Its site, where it is signed."""

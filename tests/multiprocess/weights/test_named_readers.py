@@ -74,9 +74,27 @@ def test_weights_that_name_their_readers_are_had_by_those_alone(region: Region) 
         ([], True, "must be a list of names"),
         ("engine", True, "must be a list of names"),
         (["a b"], True, "readers: site 'a b'"),
+        ([f"engine{number}" for number in range(10_001)], True, "readers has 10001 names; 10000 is the most"),
     ],
 )
 def test_readers_that_nobody_can_be_are_refused(region: Region, readers: list[str], keyed: bool, said: str) -> None:
     keys = region.keys("a") if keyed else None
     with pytest.raises(InvalidArgumentError, match=said):
         WeightPublisher(region.folder / "new", region.tensors, keys=keys, readers=readers)
+
+
+def test_version_that_is_for_others_is_fetched_once_however_often_one_looks(region: Region) -> None:
+    region.publish()
+    region.publisher.close()
+    region.publisher = WeightPublisher(
+        region.folder / "stream", region.tensors, keys=region.keys("a"), readers=["engine"]
+    )
+    sources = region.sources("cache")
+    assert (newest := sources.newest()) is not None
+    assert newest.number == 1
+    region.publish()
+    region.source.reads.clear()
+    for _ in range(3):
+        with pytest.raises(DataError, match="version 2 is for engine, and these keys are those of relay"):
+            sources.newest()
+    assert region.source.reads.count(version_path(2)) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import hashlib
 import json
 import shutil
@@ -26,6 +27,7 @@ from geocomm.weights.reader import WeightReader
 from geocomm.weights.relay import StreamRelay
 from geocomm.weights.relay_place import RelayPlace
 from geocomm.weights.stream_sources import StreamSources
+from geocomm.weights.stream_version import frame_path, layout_path, version_path
 from geocomm.wire.dial import dial
 from geocomm.wire.doorway import Doorway
 from geocomm.wire.file_ranges import RANGE_BYTES, RangeAnswer, line
@@ -69,6 +71,27 @@ def test_each_frame_crosses_the_line_once_for_all_readers_of_a_region(region: Re
         with again:
             assert again.update() == 6
         assert equal(into, region.tensors)
+
+
+def test_relay_keeps_nothing_of_files_that_nobody_has(region: Region) -> None:
+    region.publish()
+    relay = region.relay()
+    with serving(relay) as url:
+        keys = Keys.load(region.keys("stranger"), readers=True)
+        place = RelayPlace(url, Address.parse(url.partition("://")[2]), keys)
+
+        def ask(numbers: range) -> int:
+            for number in numbers:
+                for path in (version_path(number), layout_path(f"{number:064x}"), frame_path(number, f"{number:064x}")):
+                    with pytest.raises(FileNotFoundError):
+                        place.read(path)
+            gc.collect()
+            return len(gc.get_objects())
+
+        ask(range(100, 110))
+        before = ask(range(110, 120))
+        assert ask(range(120, 320)) < before + 200
+        place.close()
 
 
 def test_relay_of_a_relay_and_one_that_starts_again_while_its_source_is_away(region: Region) -> None:

@@ -70,6 +70,8 @@ CASES = [
     ("run --hub h:1 --publish {away} --keys {keys}/a -- x.py", 2, "--publish"),
     (f"{ELASTIC} --publish-readers a -- x.py", 2, "--publish-readers is for --publish"),
     (f"{ELASTIC} --publish {{folder}}/new --publish-readers a,ü -- x.py", 2, "--publish-readers: site 'ü'"),
+    (f"{ELASTIC} --publish {{folder}}/new --publish-readers= -- x.py", 2, "--publish-readers: site ''"),
+    ("run --hub h:1 --publish-readers a --keys {keys}/a -- x.py", 2, "--publish-readers"),
     (f"{ELASTIC} --publish https://h/x -- x.py", 2, "--publish https://h/x: a web server is only read from"),
     (f"{ELASTIC} --publish foo://h/x -- x.py", 2, "foo://h/x cannot be opened"),
     (f"{ELASTIC} --publish {{away}} --publish-dtype int8 -- x.py", 2, "--publish-dtype int8"),
