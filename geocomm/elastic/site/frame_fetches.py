@@ -42,6 +42,17 @@ class _Fetch:
     work: asyncio.Task[None] | None = None
 
 
+@dataclass
+class _Kept:
+    """What ranks that start anew have of a fragment. They may be away for thousands of rounds, whose frames and entries
+    are not all looked at each second."""
+
+    base: int
+    """The version of the newest state here."""
+    here_until: int
+    """The frames of the rounds from there up to this version were here."""
+
+
 class FrameFetches:
     """Used in one event loop."""
 
@@ -50,6 +61,8 @@ class FrameFetches:
         self._under_way: dict[Wanted, _Fetch] = {}
         self._taking: dict[int, asyncio.Task[int | None]] = {}
         """By fragment: the search for a state in place of frames."""
+        self._kept: dict[int, _Kept] = {}
+        """By fragment, while the ranks are away."""
 
     def once(self, wanted: Wanted, sources: Iterable[str]) -> None:
         """Get an offered frame from these sources, if they have it: the leader waits for its mail no longer."""
@@ -75,6 +88,7 @@ class FrameFetches:
             state = self._view.state
             if not self._are_second_copies:
                 all_here_at = -1
+                self._kept.clear()
             elif all_here_at != state.head.index:
                 are_here = [self._keep_second_copies(fragment) for fragment in range(len(state.versions))]
                 all_here_at = state.head.index if all(are_here) else -1
@@ -86,12 +100,14 @@ class FrameFetches:
 
     def _keep_second_copies(self, fragment: int) -> bool:
         """Whether nothing is missing: else it is looked for again."""
-        base, state = self._kept_state(fragment), self._view.state
-        lacking = [*self._states.lacking(fragment, base)]
-        needs_state = base < self._states.replayed_from(fragment) or self._states.outweighs(fragment, base)
+        kept, state = self._kept_state(fragment), self._view.state
+        lacking = [*self._states.lacking(fragment, kept.here_until)]
+        kept.here_until = lacking[0].version if lacking else state.versions[fragment]
+        outweighs = sum(wanted.bytes for wanted in lacking) > self._states.state_bytes(fragment, kept.base)
+        needs_state = outweighs or kept.base < self._states.replayed_from(fragment)
         if needs_state:
             listed = state.rounds.get(fragment)
-            self._search_state(fragment, base, "" if listed is None else listed.frames[0].site)
+            self._search_state(fragment, kept.base, "" if listed is None else listed.frames[0].site)
             # A state takes long, and who gives it may end then: what it leaves out comes meanwhile.
             room = itertools.accumulate(wanted.bytes for wanted in reversed(lacking))
             lacking = lacking[len(lacking) - sum(size <= 2 * state.most_frame_bytes for size in room) :]
@@ -99,9 +115,13 @@ class FrameFetches:
             self.until_here(wanted)
         return not (lacking or needs_state)
 
-    def _kept_state(self, fragment: int) -> int:
-        """The version that ranks which start anew have without asking others."""
-        return self._view.store.latest_state(fragment, self._view.state.versions[fragment]) or 0
+    def _kept_state(self, fragment: int) -> _Kept:
+        """From the state on that ranks which start anew have without asking others."""
+        store, kept = self._view.store, self._kept.get(fragment)
+        if kept is None or (kept.base and not store.state_path(fragment, kept.base).exists()):
+            base = store.latest_state(fragment, self._view.state.versions[fragment]) or 0
+            kept = self._kept[fragment] = _Kept(base, base)
+        return kept
 
     def came_by_mail(self, hold: Hold) -> None:
         """The ranks have a frame: nobody has to bring it."""
@@ -229,8 +249,14 @@ class FrameFetches:
                 return await self._states.newest(fragment, above, asked)
 
             taking = self._taking[fragment] = self._view.life.start(search())
-            taking.add_done_callback(lambda _: self._taking.pop(fragment, None))
+            taking.add_done_callback(lambda searched: self._state_searched(fragment, searched))
         return taking
+
+    def _state_searched(self, fragment: int, searched: asyncio.Task[int | None]) -> None:
+        """There may be a newer one here."""
+        del self._taking[fragment]
+        if not searched.cancelled() and searched.exception() is None and searched.result() is not None:
+            self._kept.pop(fragment, None)
 
     def _waits_for_earlier(self, wanted: Wanted) -> bool:
         """Whether the ranks lack a frame of an earlier round too: without it this one is of no use, and hundreds that
@@ -244,7 +270,7 @@ class FrameFetches:
         void = (wanted.fragment, wanted.version) in self._view.state.skipped
         if void or self._ranks.lacks(wanted.fragment, wanted.version):
             return not void
-        return self._are_second_copies and wanted.version >= self._kept_state(wanted.fragment)
+        return self._are_second_copies and wanted.version >= self._kept_state(wanted.fragment).base
 
     def _arrived(self, wanted: Wanted) -> None:
         """A frame lies on the disk: the leader may count on it, and the owner of the fragment use it."""

@@ -241,3 +241,47 @@ def test_a_frame_of_a_round_that_the_run_does_not_have_is_not_looked_for(tmp_pat
         assert await brought.for_others(FRAME)
 
     asyncio.run(run())
+
+
+def test_what_ranks_will_begin_with_is_looked_at_once_however_long_they_are_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        fetcher = Attempts(*[Outcome.FAILED] * 100)
+        brought, _ = fetches(tmp_path, fetcher, lambda *_: False)
+        store, state = FragmentStore(tmp_path), brought._view.state
+        state.live, state.rounds, state.most_frame_bytes = ["a"], {}, 9
+        brought._view.store = store
+        brought._ranks.complete = False
+        asked, missing, found = list[int](), [3, 4], None
+
+        def lacking(fragment: int, version: int) -> list[Wanted]:
+            asked.append(version)
+            return [FRAME.model_copy(update={"version": one}) for one in missing if one >= version]
+
+        async def newest(*_: object) -> int | None:
+            return found
+
+        states: Any = brought._states
+        states.lacking, states.newest = lacking, newest
+        states.replayed_from, states.state_bytes = lambda fragment: 0, lambda fragment, version: 100
+        scans, scan = list[int](), store.latest_state
+        monkeypatch.setattr(store, "latest_state", lambda *at: scans.append(at[0]) or scan(*at))
+        assert not brought._keep_second_copies(0)
+        missing.pop(0)
+        assert not brought._keep_second_copies(0)
+        missing.clear()
+        for version in (99, 100, 101):
+            state.versions[0] = version
+            assert brought._keep_second_copies(0)
+        assert asked == [0, 3, 4, 99, 100]
+        assert len(scans) == 1
+        store.write_state(0, 50, [bytes(9)])  # of others
+        for found, base in ((None, 0), (50, 50)):
+            brought._search_state(0, 0, "", ["a:1"])
+            await _until(lambda: not brought._taking)
+            assert brought._kept_state(0).base == base
+        store.remove_state(0, 50)
+        assert brought._kept_state(0).base == 0
+
+    asyncio.run(run())
