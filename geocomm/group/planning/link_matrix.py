@@ -133,6 +133,9 @@ class Matrix(BaseModel):
     def _check_regions(self, path: str | os.PathLike[str]) -> None:
         before: dict[str, str] = {}
         for region, members in self.regions.items():
+            if not region:
+                sites = ", ".join(members) or "none"
+                raise LinkMatrixError(f"{path}: [regions]: a region has an empty name (its sites: {sites})")
             if not members:
                 raise LinkMatrixError(f"{path}: [regions] {region}: it has no site; name its sites, or leave it out")
             for site in members:
@@ -140,6 +143,8 @@ class Matrix(BaseModel):
                     raise LinkMatrixError(
                         f"{path}: [regions] {region}: unknown site {site!r}; sites are {', '.join(self.sites)}"
                     )
+                if before.get(site) == region:
+                    raise LinkMatrixError(f"{path}: [regions] {region}: site {site!r} is there twice")
                 if site in before:
                     raise LinkMatrixError(
                         f"{path}: [regions] {region}: site {site!r} is in {before[site]!r}, too; keep it in one of them"

@@ -87,16 +87,16 @@ def relay_lines(links: Links) -> list[str]:
 
 
 def region_lines(links: Links) -> list[str]:
-    """One line that names the regions, where there are some."""
-    groups = links.by_region()
-    return (
-        [
+    """One line that names the regions, or says why they change nothing, where there are some."""
+    if groups := links.by_region():
+        return [
             f"regions: {regions_text(groups)}; a delta of local steps crosses between two of them once, as does an "
             "all-reduce where that saves time or dollars"
         ]
-        if groups
-        else []
-    )
+    if any(links.regions or ()):
+        why = "all sites are in one" if len({*(links.regions or ())}) == 1 else "no two sites share one"
+        return [f"regions: they change nothing, since {why}"]
+    return []
 
 
 def draw(links: Links, path: Path) -> None:

@@ -155,14 +155,14 @@ class Links(BaseModel):
         Raises:
             InvalidArgumentError: The file cannot be read, or a value in it is invalid.
         """
+        if Path(path).suffix == ".toml":
+            return _from_matrix(path)
         try:
-            if Path(path).suffix == ".toml":
-                return _from_matrix(path)
             document = json.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             _refuse(f"cannot read {path}: {error.strerror}")
-        except ValueError as error:  # JSON, UTF-8, WanConfigError
-            _refuse(f"{path}: {str(error).removeprefix('links: ')}")
+        except ValueError as error:  # JSON, UTF-8
+            _refuse(f"{path}: {error}")
         return cls.from_dict(document, str(path), "file")
 
     @classmethod
@@ -291,9 +291,12 @@ def table_of(sites: int, value: Callable[[int, int], float]) -> Table:
 
 
 def _from_matrix(path: str | Path) -> Links:
-    from geocomm.group.planning.link_matrix import DEFAULT_DELAY_S, DEFAULT_RATE_BPS, Matrix
+    from geocomm.group.planning.link_matrix import DEFAULT_DELAY_S, DEFAULT_RATE_BPS, LinkMatrixError, Matrix
 
-    matrix = Matrix.read(path)
+    try:
+        matrix = Matrix.read(path)
+    except LinkMatrixError as error:  # it names the file
+        _refuse(str(error).removeprefix("matrix: "))
     links = matrix.links()
 
     def number(name: str, src: int, dst: int, unsaid: float) -> float:
@@ -303,15 +306,18 @@ def _from_matrix(path: str | Path) -> Links:
         return number("delay_s", src, dst, DEFAULT_DELAY_S)
 
     count = len(matrix.sites)
-    return Links(
-        tuple(matrix.sites),
-        table_of(count, lambda src, dst: number("rate_bps", src, dst, DEFAULT_RATE_BPS)),
-        table_of(count, lambda src, dst: delay_s(src, dst) + delay_s(dst, src)),
-        table_of(count, lambda src, dst: number("loss", src, dst, 0.0)),
-        regions=matrix.region_of_sites(),
-        dollars_per_gb=matrix.price_of_sites(),
-        source="file",
-    )
+    try:
+        return Links(
+            tuple(matrix.sites),
+            table_of(count, lambda src, dst: number("rate_bps", src, dst, DEFAULT_RATE_BPS)),
+            table_of(count, lambda src, dst: delay_s(src, dst) + delay_s(dst, src)),
+            table_of(count, lambda src, dst: number("loss", src, dst, 0.0)),
+            regions=matrix.region_of_sites(),
+            dollars_per_gb=matrix.price_of_sites(),
+            source="file",
+        )
+    except ValueError as error:
+        _refuse(f"{path}: {str(error).removeprefix('links: ')}")
 
 
 def _refuse(message: str) -> NoReturn:

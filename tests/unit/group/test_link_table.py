@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from geocomm.core.errors import InvalidArgumentError
+from geocomm.group.planning.link_report import region_lines
 from geocomm.group.planning.link_table import ASSUMED_RATE_BPS, LEAST_BPS, MOST_BPS, Links, table_of
 
 SITES = ("a", "b", "c")
@@ -70,6 +71,40 @@ def test_matrix_of_the_emulator_is_a_table_of_links(tmp_path: Path) -> None:
     assert read.sites == ("a", "b")
     assert read.rate_bps == ((0.0, 50e6), (200e6, 0.0))
     assert read.rtt_s[0][1] == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[regions]\nx = ["a", "b"]\n[prices]\na = -1', "prices.a: Input should be greater than or equal to 0 (got -1)"),
+        ("[prices]\nc = 1", "[prices]: unknown site 'c'; sites are a, b"),
+        ('[regions]\n"" = ["a", "b"]', "[regions]: a region has an empty name (its sites: a, b)"),
+        ("[regions]\nx = []", "[regions] x: it has no site; name its sites, or leave it out"),
+        ('[regions]\nx = ["a", "a"]', "[regions] x: site 'a' is there twice"),
+        ('[regions]\nx = ["a"]\ny = ["a"]', "[regions] y: site 'a' is in 'x', too; keep it in one of them"),
+        ('[default]\nrtt = "300s"', "rtt_s from a to b is 300; expected 0 to 120"),
+    ],
+)
+def test_what_a_matrix_says_wrong_is_one_sentence_that_names_the_file_once(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    path = tmp_path / "wan.toml"
+    path.write_text(f'sites = ["a", "b"]\n{text}\n')
+    with pytest.raises(InvalidArgumentError) as error:
+        Links.from_file(path)
+    assert str(error.value) == f"links: {path}: {said}"
+
+
+@pytest.mark.parametrize(
+    ("regions", "why"),
+    [
+        (None, []),
+        (("x", "x", "x"), ["regions: they change nothing, since all sites are in one"]),
+        (("x", "y", ""), ["regions: they change nothing, since no two sites share one"]),
+    ],
+)
+def test_regions_that_change_nothing_are_said_to(regions: tuple[str, ...] | None, why: list[str]) -> None:
+    assert region_lines(Links.uniform(SITES, regions=regions)) == why
 
 
 def test_select_takes_the_rows_of_the_group_in_its_order() -> None:
