@@ -94,7 +94,7 @@ class RunTracking:
         try:
             write(self._file)
         except OSError as error:
-            with suppress(OSError):  # what it holds back cannot be written either, which Python 3.13 tells in a traceback
+            with suppress(OSError):  # what it holds back cannot be written either, as Python 3.13 says in a traceback
                 self._file.close()
             self._file = None
             tell("train", f"TensorBoard's files cannot be written, and are left out from here on: {error}")

@@ -277,7 +277,8 @@ def test_what_ranks_will_begin_with_is_looked_at_once_however_long_they_are_away
         assert asked == [0, 3, 4, 99, 100]
         assert len(scans) == 1
         store.write_state(0, 50, [bytes(9)])  # of others
-        for found, base in ((None, 0), (50, 50)):
+        for answer, base in ((None, 0), (50, 50)):
+            found = answer
             brought._search_state(0, 0, "", ["a:1"])
             await _until(lambda: not brought._taking)
             assert brought._kept_state(0).base == base

@@ -76,7 +76,10 @@ def test_matrix_of_the_emulator_is_a_table_of_links(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('[regions]\nx = ["a", "b"]\n[prices]\na = -1', "prices.a: Input should be greater than or equal to 0 (got -1)"),
+        (
+            '[regions]\nx = ["a", "b"]\n[prices]\na = -1',
+            "prices.a: Input should be greater than or equal to 0 (got -1)",
+        ),
         ("[prices]\nc = 1", "[prices]: unknown site 'c'; sites are a, b"),
         ('[regions]\n"" = ["a", "b"]', "[regions]: a region has an empty name (its sites: a, b)"),
         ("[regions]\nx = []", "[regions] x: it has no site; name its sites, or leave it out"),
