@@ -43,7 +43,7 @@ class _Fetch:
 
 
 @dataclass
-class _Kept:
+class _FragmentHere:
     """What ranks that start anew have of a fragment. They may be away for thousands of rounds, whose frames and entries
     are not all looked at each second."""
 
@@ -61,7 +61,7 @@ class FrameFetches:
         self._under_way: dict[Wanted, _Fetch] = {}
         self._taking: dict[int, asyncio.Task[int | None]] = {}
         """By fragment: the search for a state in place of frames."""
-        self._kept: dict[int, _Kept] = {}
+        self._kept: dict[int, _FragmentHere] = {}
         """By fragment, while the ranks are away."""
 
     def once(self, wanted: Wanted, sources: Iterable[str]) -> None:
@@ -115,12 +115,12 @@ class FrameFetches:
             self.until_here(wanted)
         return not (lacking or needs_state)
 
-    def _kept_state(self, fragment: int) -> _Kept:
+    def _kept_state(self, fragment: int) -> _FragmentHere:
         """From the state on that ranks which start anew have without asking others."""
         store, kept = self._view.store, self._kept.get(fragment)
         if kept is None or (kept.base and not store.state_path(fragment, kept.base).exists()):
             base = store.latest_state(fragment, self._view.state.versions[fragment]) or 0
-            kept = self._kept[fragment] = _Kept(base, base)
+            kept = self._kept[fragment] = _FragmentHere(base, base)
         return kept
 
     def came_by_mail(self, hold: Hold) -> None:
