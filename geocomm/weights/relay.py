@@ -106,4 +106,5 @@ class StreamRelay:
                 write_whole(self._sources.folder / NEWEST, line_of(Hint(number=newest.number)).encode())
                 self._newest = newest.number
         except OSError as error:
-            self._log(f"this relay gives out version {self._newest}: {error_line(error)}")
+            given = f"version {self._newest}" if self._newest else "no version"
+            self._log(f"this relay gives out {given}: {error_line(error)}")

@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from geocomm.core.message_log import log
 from geocomm.core.patience import Waiting
 from geocomm.elastic.files.fetch import Outcome
+from geocomm.elastic.files.needless_files import NeedlessFiles
 from geocomm.elastic.journal.messages import Check, Fetched, Hold, Lost, TakeState, Wanted
 from geocomm.elastic.site.join_states import StatesOfOthers
 from geocomm.elastic.site.run_view import RunView
@@ -26,6 +29,9 @@ NEED_PAUSE_S = 5.0
 """Between two attempts to find a listed frame."""
 _TOLD_EVERY_S = 1.0
 _LOOK_S = 1.0
+_STATES_OF_FRAMES = 4
+"""Frames that weigh more than so many states are given up for a newer state: it crosses the line besides."""
+_NEWER_EVERY_S = 60.0
 PATIENT_ATTEMPTS = 3
 """After these a newer state is taken where there is one, also if nobody says that the frame is gone."""
 
@@ -51,6 +57,8 @@ class _FragmentHere:
     """The version of the newest state here."""
     here_until: int
     """The frames of the rounds from there up to this version were here."""
+    newer_at: float = -math.inf
+    """When others were asked for a newer state last, since the frames weigh more, by the monotonic clock."""
 
 
 class FrameFetches:
@@ -63,6 +71,7 @@ class FrameFetches:
         """By fragment: the search for a state in place of frames."""
         self._kept: dict[int, _FragmentHere] = {}
         """By fragment, while the ranks are away."""
+        self._needless = NeedlessFiles(view.store)
 
     def once(self, wanted: Wanted, sources: Iterable[str]) -> None:
         """Get an offered frame from these sources, if they have it: the leader waits for its mail no longer."""
@@ -105,15 +114,28 @@ class FrameFetches:
         kept.here_until = lacking[0].version if lacking else state.versions[fragment]
         outweighs = sum(wanted.bytes for wanted in lacking) > self._states.state_bytes(fragment, kept.base)
         needs_state = outweighs or kept.base < self._states.replayed_from(fragment)
-        if needs_state:
+        if needs_state or self._wants_newer(fragment, kept):
             listed = state.rounds.get(fragment)
             self._search_state(fragment, kept.base, "" if listed is None else listed.frames[0].site)
+        if needs_state:
             # A state takes long, and who gives it may end then: what it leaves out comes meanwhile.
             room = itertools.accumulate(wanted.bytes for wanted in reversed(lacking))
             lacking = lacking[len(lacking) - sum(size <= 2 * state.most_frame_bytes for size in room) :]
         for wanted in lacking:
             self.until_here(wanted)
         return not (lacking or needs_state)
+
+    def _wants_newer(self, fragment: int, kept: _FragmentHere) -> bool:
+        """Whether to look for a newer state, which others write for each snapshot: else the disk would fill while the
+        ranks are away, and they would replay for long."""
+        listed, now = self._view.state.rounds.get(fragment), time.monotonic()
+        if listed is None or now - kept.newer_at < _NEWER_EVERY_S:
+            return False
+        frames = (listed.version + 1 - kept.base) * sum(Wanted.listed(listed, one).bytes for one in listed.frames)
+        if frames <= _STATES_OF_FRAMES * self._states.state_bytes(fragment, kept.base):
+            return False
+        kept.newer_at = now
+        return True
 
     def _kept_state(self, fragment: int) -> _FragmentHere:
         """From the state on that ranks which start anew have without asking others."""
@@ -255,8 +277,11 @@ class FrameFetches:
     def _state_searched(self, fragment: int, searched: asyncio.Task[int | None]) -> None:
         """There may be a newer one here."""
         del self._taking[fragment]
-        if not searched.cancelled() and searched.exception() is None and searched.result() is not None:
+        version = None if searched.cancelled() or searched.exception() is not None else searched.result()
+        if version is not None:
             self._kept.pop(fragment, None)
+            if self._ranks.are_away:  # those that are here see to it
+                self._view.life.start(asyncio.to_thread(self._needless.state_written, fragment, version))
 
     def _waits_for_earlier(self, wanted: Wanted) -> bool:
         """Whether the ranks lack a frame of an earlier round too: without it this one is of no use, and hundreds that

@@ -78,6 +78,11 @@ class SiteRanks:
         first = next(iter(self._ranks.values()), None)
         return first is not None and len(self._ranks) == first.connection.hello.owners
 
+    @property
+    def are_away(self) -> bool:
+        """Whether none is connected."""
+        return not self._ranks
+
     def came(self, connection: RankConnection) -> None:
         """A rank has said hello."""
         hello = connection.hello

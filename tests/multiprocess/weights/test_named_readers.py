@@ -98,3 +98,19 @@ def test_version_that_is_for_others_is_fetched_once_however_often_one_looks(regi
         with pytest.raises(DataError, match="version 2 is for engine, and these keys are those of relay"):
             sources.newest()
     assert region.source.reads.count(version_path(2)) == 1
+
+
+def test_relay_that_is_not_named_says_why_it_gives_out_nothing(region: Region) -> None:
+    region.publisher.close()
+    region.publisher = WeightPublisher(
+        region.folder / "stream", region.tensors, keys=region.keys("a"), readers=["engine"]
+    )
+    region.publish()
+    with serving(region.relay()) as url:
+        reader, _ = region.reader(url)
+        with reader:
+            assert reader.update() == 0
+    assert region.lines == [
+        "this relay gives out no version: version 1 is for engine, and these keys are those of relay: its publisher "
+        "names them"
+    ]

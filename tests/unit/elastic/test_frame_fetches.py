@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from geocomm.elastic.files import needless_files
 from geocomm.elastic.files.fetch import Outcome
 from geocomm.elastic.files.fragment_store import FragmentStore
 from geocomm.elastic.journal.messages import Hold, Lost, Owner, Peer, Peers, Up, Wanted
@@ -69,7 +70,7 @@ def fetches(
         state=SimpleNamespace(skipped=set(), versions=[99], live=["a", "b"]),
         peers=Peers(peers=(Peer(site="a", owners=(Owner(id="1" * 32, host="a", port=1),), fetch="a:1"),)),
     )
-    ranks: Any = SimpleNamespace(lacks=lacks, tell_owner=lambda fragment, down: told.append(down.kind))
+    ranks: Any = SimpleNamespace(lacks=lacks, complete=True, tell_owner=lambda fragment, down: told.append(down.kind))
     states: Any = SimpleNamespace(newest=no_state)
     return FrameFetches(view, states, ranks), told
 
@@ -252,7 +253,7 @@ def test_what_ranks_will_begin_with_is_looked_at_once_however_long_they_are_away
         store, state = FragmentStore(tmp_path), brought._view.state
         state.live, state.rounds, state.most_frame_bytes = ["a"], {}, 9
         brought._view.store = store
-        brought._ranks.complete = False
+        brought._ranks.complete, brought._ranks.are_away = False, False
         asked, missing, found = list[int](), [3, 4], None
 
         def lacking(fragment: int, version: int) -> list[Wanted]:
@@ -286,3 +287,58 @@ def test_what_ranks_will_begin_with_is_looked_at_once_however_long_they_are_away
         assert brought._kept_state(0).base == 0
 
     asyncio.run(run())
+
+
+def test_frames_that_outweigh_states_give_way_to_a_newer_one_while_the_ranks_are_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(needless_files, "_KEPT_S", 1e-9)
+
+    async def run() -> None:
+        brought, _ = fetches(tmp_path, Attempts(), lambda *_: False)
+        state, states, store = brought._view.state, cast(Any, brought._states), brought._view.store
+        state.live, state.most_frame_bytes = ["a"], 9
+        state.rounds = {
+            0: SimpleNamespace(fragment=0, version=98, frames=[SimpleNamespace(site="a", frame="0", size=9)])
+        }
+        monkeypatch.setattr(Wanted, "listed", lambda entry, one: FRAME)
+        brought._ranks.complete, brought._ranks.are_away = False, True
+        states.lacking, states.replayed_from = lambda *_: iter(()), lambda fragment: 0
+        states.state_bytes = lambda fragment, version: 100
+        searched: list[int] = []
+
+        async def newest(fragment: int, above: int, _: object) -> int | None:
+            searched.append(above)
+            if above >= 90:
+                return None
+            store.write_state(0, above + 30, [bytes(100)])
+            return above + 30
+
+        states.newest = newest
+        for version in range(99):
+            store.write_frame(0, version, "a", [bytes([version])])
+
+        async def look() -> list[int]:
+            assert brought._keep_second_copies(0)
+            await _until(lambda: not brought._taking)
+            await asyncio.gather(*(one for one in asyncio.all_tasks() if one is not asyncio.current_task()))
+            return [version for version in range(99) if list(tmp_path.glob(f"fragments/0@{version}/*.frame"))]
+
+        assert await look() == [*range(99)]  # beside the first one, which may have changed on the disk
+        assert await look() == [*range(30, 99)]
+        assert (searched, store.states(0)) == ([0, 30], [30, 60])
+        assert await look() == [*range(30, 99)]  # 39 rounds are less than four states
+        assert searched == [0, 30]
+
+    asyncio.run(run())
+
+
+def test_others_are_asked_for_a_newer_state_once_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    brought, _ = fetches(tmp_path, Attempts(), lambda *_: False)
+    listed = SimpleNamespace(fragment=0, version=98, frames=[SimpleNamespace(site="a", frame="0", size=9)])
+    monkeypatch.setattr(Wanted, "listed", lambda entry, one: FRAME)
+    brought._view.state.rounds, cast(Any, brought._states).state_bytes = {0: listed}, lambda *_: 100
+    kept = brought._kept_state(0)
+    assert [brought._wants_newer(0, kept) for _ in range(3)] == [True, False, False]
+    kept.newer_at -= frame_fetches._NEWER_EVERY_S
+    assert brought._wants_newer(0, kept)

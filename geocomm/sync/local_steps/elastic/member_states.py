@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -11,14 +10,12 @@ import torch
 from geocomm.core.errors import CorruptDataError
 from geocomm.core.message_log import logger
 from geocomm.elastic.files.fragment_store import FragmentStore
+from geocomm.elastic.files.needless_files import NeedlessFiles
 from geocomm.elastic.files.snapshots import Layout, Snapshots
 from geocomm.elastic.journal.entries import Snapshot
 from geocomm.metrics.events import events
 from geocomm.sync.local_steps.model.fragments import BYTES_PER_ELEMENT
 from geocomm.sync.local_steps.model.host_memory import bytes_of
-
-_KEPT_S = 120.0
-"""Frames are kept for at least this time."""
 
 
 class MemberStates:
@@ -28,8 +25,7 @@ class MemberStates:
         self._store = store
         self._snapshots = Snapshots(store)
         self._fragments = frozenset(fragments)
-        self._written: dict[int, list[tuple[float, int]]] = {}
-        """By fragment: when a state was written, and of which version."""
+        self._needless = NeedlessFiles(store)
         self._lock = threading.Lock()
         self._for_joiner: set[int] = set()
         self._for_snapshots: dict[tuple[int, int], list[Snapshot]] = {}
@@ -74,7 +70,7 @@ class MemberStates:
             for snapshot in snapshots:
                 _tell_lost(snapshot, fragment, error.strerror or str(error))
             raise
-        self._let_go(fragment, version)
+        self._needless.state_written(fragment, version)
 
     def passed(self, fragment: int, version: int) -> None:
         """The fragment is at this version now: a snapshot of an earlier one does not get its state any more."""
@@ -97,20 +93,6 @@ class MemberStates:
     def write_layout(self, layout: Layout) -> None:
         """Keep where the parameters lie in the fragments. OSError: no room."""
         self._snapshots.write_layout(layout)
-
-    def _let_go(self, fragment: int, version: int) -> None:
-        """Remove what nobody asks for any more: a site that comes back needs a state, and the frames since then, for
-        as long as it takes to get them."""
-        now = time.monotonic()
-        # What is written again is not older than itself: between two of its times it would go.
-        written = [one for one in self._written.get(fragment, []) if one[1] != version] + [(now, version)]
-        old = [index for index, (at, _) in enumerate(written) if now - at >= _KEPT_S]
-        if old:
-            self._store.remove_before(fragment, written[old[-1]][1])
-            del written[: old[-1]]
-        for _, between in written[1:-1]:
-            self._store.remove_state(fragment, between)
-        self._written[fragment] = written
 
 
 def _tell_lost(snapshot: Snapshot, fragment: int, reason: str) -> None:
