@@ -112,7 +112,7 @@ def local_estimate(
     cycle_s = max(every * work.compute_s, fragments * round_s)
     per_step = sent_bytes * work.compute_s / cycle_s
     egress = per_step * count * DAY_S / work.compute_s
-    between = wire_bytes * _between(regions, loads) * DAY_S / cycle_s if regions.groups else None
+    between = wire_bytes * sum(regions.crossing(loads)) * DAY_S / cycle_s if regions.groups else None
     return LocalEstimate(
         codec=codec,
         reduce=reduce,
@@ -151,17 +151,11 @@ def round_loads(regions: Regions, reduce: Reduce) -> list[list[float]]:
     return loads
 
 
-def _between(regions: Regions, loads: Sequence[Sequence[float]]) -> float:
-    """The frames that cross between regions."""
-    place = {site: number for number, site in enumerate(regions.sites)}
-    pairs = ((src, dst) for src in regions.sites for dst in regions.sites if dst not in regions.of(src))
-    return sum(loads[place[src]][place[dst]] for src, dst in pairs)
-
-
 def between_regions_alone(links: Links, reduce: Reduce) -> float:
     """How many times more crosses between the regions of the links where rounds know of none."""
     regions, alone = Regions(links.sites, links.by_region()), Regions(links.sites)
-    return _between(regions, round_loads(alone, reduce)) / _between(regions, round_loads(regions, reduce))
+    without, with_them = (sum(regions.crossing(round_loads(rounds, reduce))) for rounds in (alone, regions))
+    return without / with_them
 
 
 def _rtts_in(links: Links, group: Sequence[str]) -> Iterator[float]:

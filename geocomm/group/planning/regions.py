@@ -32,6 +32,13 @@ class Regions:
         """The sites of the region of `site`."""
         return next((group for group in self.groups if site in group), (site,))
 
+    def crossing(self, loads: Sequence[Sequence[float]]) -> list[float]:
+        """Of what sites send, `[from][to]`, what each one sends to other regions."""
+        return [
+            sum(load for to, load in zip(self.sites, row, strict=True) if to not in self.of(site))
+            for site, row in zip(self.sites, loads, strict=True)
+        ]
+
     def head(self, site: str, far: str) -> str:
         """The head of the region of `site` for the site `far`, which is its own head in its own region."""
         group = self.of(site)

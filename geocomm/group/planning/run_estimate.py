@@ -89,7 +89,7 @@ def estimate(work: Workload, links: Links, codec: str, speed: Speed) -> Estimate
     step_s = work.compute_s + exposed_s
     choice = native().CostModel(count, links.for_native()).choice(wire)
     ways: list[tuple[int, int, int]] = choice["relays"]
-    loads = [choice["loads"][site * count : (site + 1) * count] for site in range(count)]
+    loads = _loads(choice, count)
     relays = tuple((links.sites[src], links.sites[over], links.sites[dst]) for src, over, dst in ways)
     sent = wire * max(sum(row) for row in loads)
     egress = wire * sum(sum(row) for row in loads)
@@ -155,18 +155,18 @@ def chosen_levels(work: Workload, links: Links, codec: str) -> RegionChoice | No
         ways: list[tuple[float, float, float | None]] = []
         for scheme in [choice] if choice["by_region"] == by_region else model.schemes(wire):
             if scheme["by_region"] == by_region:
-                loads = [scheme["loads"][site * count : (site + 1) * count] for site in range(count)]
-                crossing = sum(
-                    load
-                    for src, row in zip(links.sites, loads, strict=True)
-                    for dst, load in zip(links.sites, row, strict=True)
-                    if dst not in regions.of(src)
-                )
+                loads = _loads(scheme, count)
+                crossing = sum(regions.crossing(loads))
                 dollars = dollars_of(replace(work, dollars_per_gb=None), links, wire, loads)
                 ways.append((scheme["seconds"], wire * crossing, dollars or None))
         return min(ways, key=lambda way: way[0] * (way[2] or 1.0))
 
     return RegionChoice(choice["by_region"], *cost(True), *cost(False))
+
+
+def _loads(scheme: dict[str, Any], sites: int) -> list[list[float]]:
+    """Of a way of the native model: what sites send for each byte of a site's data, `[from][to]`."""
+    return [scheme["loads"][site * sites : (site + 1) * sites] for site in range(sites)]
 
 
 def dollars_of(work: Workload, links: Links, count: float, loads: Sequence[Sequence[float]]) -> float | None:
@@ -176,13 +176,8 @@ def dollars_of(work: Workload, links: Links, count: float, loads: Sequence[Seque
         return count / 1e9 * sum(map(sum, loads)) * work.dollars_per_gb
     if links.dollars_per_gb is None:
         return None
-    regions = Regions(links.sites, links.by_region())
-    return sum(
-        count / 1e9 * load * price
-        for src, row, price in zip(links.sites, loads, links.dollars_per_gb, strict=True)
-        for dst, load in zip(links.sites, row, strict=True)
-        if dst not in regions.of(src)
-    )
+    crossing = Regions(links.sites, links.by_region()).crossing(loads)
+    return count / 1e9 * sum(load * price for load, price in zip(crossing, links.dollars_per_gb, strict=True))
 
 
 def bytes_per_element(codec: str, element_bytes: int) -> float:
