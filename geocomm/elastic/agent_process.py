@@ -320,8 +320,8 @@ async def _leave(agent: Agent, leader: Leader | None, has_ranks: bool, asked: as
     if not (others := agent.others):
         return
     if leader is not None and (connected := leader.others_connected(agent.site)):
-        what = "a second signal ends it, and rounds stand until it is back"
-        what = "until nobody asks for its last frames" if passes_on else what
+        waits = "until nobody asks for its last frames"
+        what = waits if passes_on else "a second signal ends it, and rounds stand until it is back"
         log(f"this agent leads on for {', '.join(connected)}; {what}")
     else:
         log(f"this agent gives out its last frames to {', '.join(others)}")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from geocomm.core.addresses import Address
@@ -18,13 +15,6 @@ from support.weight_relays import Region, serving
 from support.weight_streams import equal, model_tensors
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture
-def region(tmp_path: Path) -> Iterator[Region]:
-    made = Region(tmp_path)
-    yield made
-    made.publisher.close()
 
 
 def test_weights_that_name_their_readers_are_had_by_those_alone(region: Region) -> None:

@@ -40,13 +40,6 @@ from support.weight_streams import equal, model_tensors
 pytestmark = pytest.mark.timeout(120)
 
 
-@pytest.fixture
-def region(tmp_path: Path) -> Iterator[Region]:
-    made = Region(tmp_path)
-    yield made
-    made.publisher.close()
-
-
 def test_each_frame_crosses_the_line_once_for_all_readers_of_a_region(region: Region) -> None:
     with serving(region.relay()) as url, contextlib.ExitStack() as readers:
         followers = [region.reader(url) for _ in range(3)]

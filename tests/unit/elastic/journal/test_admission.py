@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -222,22 +222,13 @@ def test_member_that_is_given_up_is_not_awaited() -> None:
     assert "c" in run.sequencer.state.live
 
 
-def test_site_that_goes_before_it_has_a_place_is_not_taken_in() -> None:
-    run = _left_alone()
-    store(run, "ad")
-    come(run, "e")
-    run.on(Ended("e"))
-    run.hello("b")
-    store(run, "b")
-    assert "e" not in run.sequencer.state.sites
-
-
-def test_site_that_leaves_before_it_has_a_place_is_not_taken_in() -> None:
+@pytest.mark.parametrize("go", [lambda run: run.on(Ended("e")), lambda run: run.say("e", Leave())])
+def test_site_that_goes_before_it_has_a_place_is_not_taken_in(go: Callable[[Led], object]) -> None:
     """It would be a member for ever, of which most have to hold what counts."""
     run = _left_alone()
     store(run, "ad")
     come(run, "e")
-    run.say("e", Leave())
+    go(run)
     run.hello("b")
     store(run, "b")
     assert "e" not in run.sequencer.state.sites
