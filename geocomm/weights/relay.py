@@ -18,7 +18,7 @@ from geocomm.core.file_systems import write_whole
 from geocomm.core.records import line_of
 from geocomm.data.places import Folder, error_line
 from geocomm.security.key_folder import Identity, Keys
-from geocomm.weights.relay_place import StreamFileAsked
+from geocomm.weights.relay_place import HELD_S, StreamFileAsked
 from geocomm.weights.stream_sources import StreamSources
 from geocomm.weights.stream_version import (
     NEWEST,
@@ -31,7 +31,8 @@ from geocomm.wire.file_ranges import RangeAnswer, give_range, let_ask, line, nex
 from geocomm.wire.greeting import Greeting, ProtocolError, Purpose, SessionRefused
 from geocomm.wire.tls_stream import TlsStream
 
-_AT_ONCE = 32
+AT_ONCE = 32
+"""Files that are got from the sources."""
 _FRESH_S = 1.0
 """How long an answer about the newest version holds for others who ask."""
 
@@ -41,10 +42,12 @@ class StreamRelay:
 
     def __init__(self, sources: StreamSources, keys: Keys, log: Callable[[str], None]) -> None:
         self._sources, self._keys, self._log = sources, keys, log
-        self._threads = ThreadPoolExecutor(_AT_ONCE, "geocomm-relay")
+        self._threads = ThreadPoolExecutor(AT_ONCE, "geocomm-relay")
         # What it knew before it started again: its sources may be away.
         self._newest = newest_number(Folder(str(sources.folder), sources.folder))
         self._asked_at = -_FRESH_S
+        self._awaiting: asyncio.Future[None] | None = None
+        """A newer version of the sources, while somebody wants one."""
 
     async def serve(self, listener: socket.socket) -> None:
         """Answer until cancelled."""
@@ -69,12 +72,28 @@ class StreamRelay:
                 await stream.write(line(RangeAnswer(here=False, bytes=0)))
                 continue
             path = self._sources.folder / asked.path
+            if asked.path == NEWEST and asked.after is not None:
+                await self._await_newer(asked.after)
             # What is here is given also while others wait for a source that does not answer.
             threads = None if asked.path != NEWEST and path.exists() else self._threads
             if await while_alive(stream, loop.run_in_executor(threads, self._get, asked.path, peer.site)):
                 await give_range(stream, path, asked.start, asked.count)
             else:
                 await stream.write(line(RangeAnswer(here=False, bytes=0)))
+
+    async def _await_newer(self, number: int) -> None:
+        """Return once there is a newer version than this to tell of, after HELD_S at the latest."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + HELD_S
+        while self._newest <= number and loop.time() < until:
+            if self._awaiting is None or self._awaiting.done():
+                self._awaiting = loop.run_in_executor(self._threads, self._look_once_newer)
+            await asyncio.wait([self._awaiting], timeout=until - loop.time())
+
+    def _look_once_newer(self) -> None:
+        self._sources.await_newer(self._newest)
+        self._asked_at = -_FRESH_S
+        self._look()
 
     def _get(self, path: str, name: str) -> bool:
         """Have a file in the folder; whether it can be had, and by the keys of this name: frames are weights."""

@@ -16,11 +16,14 @@ from geocomm.core.bad_input import BadInput
 from geocomm.core.records import Record, Text, Whole
 from geocomm.data.places import FilePlace, open_place
 from geocomm.security.key_folder import Keys, KeysError
+from geocomm.weights.stream_version import NEWEST
 from geocomm.wire.dial import dial
 from geocomm.wire.file_ranges import KEPT_S, RANGE_BYTES, SILENCE_S, RangeAnswer, line, next_answer
 from geocomm.wire.greeting import Greeting, Purpose
 from geocomm.wire.tls_stream import TlsStream
 
+HELD_S = 1.0
+"""How long a relay holds a question for a version that it has not got yet."""
 _R = TypeVar("_R")
 
 
@@ -30,6 +33,8 @@ class StreamFileAsked(Record):
     path: Text
     start: Whole
     count: Annotated[int, Field(ge=0, le=RANGE_BYTES)]
+    after: Whole | None = None
+    """Of NEWEST: the answer waits for a newer version than this, for HELD_S at most."""
 
 
 class RelayPlace(FilePlace):
@@ -63,6 +68,10 @@ class RelayPlace(FilePlace):
     @override
     def read_on(self, path: str, start: int, count: int, got: bytearray) -> None:
         self._run(self._asked(path, start + len(got), count - len(got), got))
+
+    def await_newer(self, number: int) -> None:
+        """Return once the relay has a newer version than this, or after HELD_S. FileNotFoundError: it has none."""
+        self._run(self._asked(NEWEST, 0, 0, bytearray(), after=number))
 
     @override
     def close(self) -> None:
@@ -100,11 +109,11 @@ class RelayPlace(FilePlace):
         except TimeoutError as error:
             raise TimeoutError(str(error) or "it has fallen silent") from None
 
-    async def _asked(self, path: str, start: int, count: int, got: bytearray) -> int:
+    async def _asked(self, path: str, start: int, count: int, got: bytearray, after: int | None = None) -> int:
         """The file's size; the range is appended to `got` as it comes. FileNotFoundError: there is none."""
         stream = await self._connection()
         try:
-            await stream.write(line(StreamFileAsked(path=path, start=start, count=count)))
+            await stream.write(line(StreamFileAsked(path=path, start=start, count=count, after=after)))
             answer = await next_answer(stream, RangeAnswer, path)
             left = min(count, max(0, answer.bytes - start)) if answer.here else 0
             while left:

@@ -22,6 +22,7 @@ from geocomm.core.patience import pauses
 from geocomm.data.places import FilePlace, Folder, error_line
 from geocomm.data.shard_stores import TokenBucket, fetch
 from geocomm.security.key_folder import Keys
+from geocomm.weights.relay_place import HELD_S, RelayPlace
 from geocomm.weights.stream_version import (
     FRAMES,
     MOST_FILE_BYTES,
@@ -42,6 +43,7 @@ _Read = TypeVar("_Read")
 _CALM_S = 60.0
 _PAUSE_S = (0.2, 5.0)
 _SILENT_S = 5.0
+_LOOK_S = 0.1
 _SAME_S = 30.0
 """After which the other sources are asked whether there is no newer version."""
 
@@ -152,6 +154,24 @@ class StreamSources:
             self._complain(str(error))
         self.trouble = ""
         return best
+
+    def await_newer(self, number: int) -> None:
+        """Return once the first source tells of a newer version than this, as relays and folders can; after HELD_S at
+        the latest."""
+        place, until = self._in_order(self._places)[0], time.monotonic() + HELD_S
+        answers = True
+        while not self.is_closed and time.monotonic() < until:
+            time.sleep(_LOOK_S)  # one that lies is not asked all the time either
+            try:
+                if answers and isinstance(place, RelayPlace):
+                    place.await_newer(number)
+                    return
+                if answers and isinstance(place, Folder) and newest_number(place) > number:
+                    return
+            except FileNotFoundError:  # there is no version at all
+                answers = False
+            except OSError:
+                answers, self._silent_until[place] = False, time.monotonic() + _SILENT_S
 
     def _is_long_the_same(self, told: int) -> bool:
         """Whether the newest version was this one for a while; then the while begins again."""

@@ -21,7 +21,7 @@ from geocomm.core.patience import Waiting
 from geocomm.security.key_folder import Keys
 from geocomm.weights.reader import StreamFollower, frames_beside
 from geocomm.weights.relay import StreamRelay
-from geocomm.weights.relay_place import open_source
+from geocomm.weights.relay_place import HELD_S, open_source
 from geocomm.weights.stream_sources import StreamSources
 from geocomm.weights.weight_folder import WeightFolder
 from geocomm.wire.doorway import raise_descriptor_limit
@@ -106,7 +106,8 @@ class Subscription:
                     raise
                 at = f"stays at version {self._folder.version.number}" if self._folder.version else "has no version"
                 self._complain(f"{self._settings.into} {at}: {error}")
-            self._stop.wait(self._settings.every_s)
+            self._stop.wait(max(0.0, self._settings.every_s - HELD_S))
+            self._sources.await_newer(self._folder.version.number if self._folder.version else 0)
 
     def _tell(self, seconds: float, fetched: int) -> None:
         version = self._folder.version

@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import geocomm.weights.relay
+import geocomm.weights.stream_sources
 from geocomm.core.addresses import Address
 from geocomm.core.errors import DataError, InvalidArgumentError
 from geocomm.security.job_ca import JobCa
@@ -105,6 +107,55 @@ def test_relay_of_a_relay_and_one_that_starts_again_while_its_source_is_away(reg
         with reader:
             assert reader.update() == 2
     assert equal(into, region.tensors)
+
+
+def test_relays_tell_of_a_newer_version_as_soon_as_there_is_one(
+    region: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (geocomm.weights.relay, geocomm.weights.stream_sources):
+        monkeypatch.setattr(module, "HELD_S", 60.0)
+    region.publish()
+    with serving(region.relay("first")) as first, contextlib.ExitStack() as held:
+
+        def sources(url: str, name: str) -> StreamSources:
+            keys = Keys.load(region.keys("engine"), readers=True)
+            place = RelayPlace(url, Address.parse(url.partition("://")[2]), keys)
+            made = StreamSources([place], region.folder / name, keys=keys, wait_s=0.5)
+            held.callback(made.close)
+            return made
+
+        keys = Keys.load(region.keys("relay"), readers=True)
+        second = StreamRelay(sources(first, "second"), keys, region.lines.append)
+        number = 2 * geocomm.weights.relay.AT_ONCE
+        with serving(second) as url, ThreadPoolExecutor(number) as pool:
+            reader, into = region.reader(url)
+            with reader:
+                waiting = [pool.submit(sources(url, f"{at}").await_newer, 1) for at in range(number)]
+                sources(url, "known").await_newer(0)
+                assert reader.update() == 1  # those that wait hold nobody up
+                assert not any(future.done() for future in waiting)
+                region.publish()
+                for future in waiting:
+                    future.result(30)
+                assert reader.update() == 2
+    assert equal(into, region.tensors)
+
+
+@pytest.mark.parametrize("source", ["away", "empty", "the same"])
+def test_question_for_a_newer_version_is_answered_where_there_is_none(region: Region, source: str) -> None:
+    if source == "the same":
+        region.publish()
+    with serving(region.relay()) as url:
+        keys = Keys.load(region.keys("engine"), readers=True)
+        place = RelayPlace(url, Address.parse(url.partition("://")[2]), keys)
+        region.source.is_away = source == "away"
+        for _ in range(2):
+            if source == "the same":
+                place.await_newer(1)
+            else:
+                with pytest.raises(FileNotFoundError):
+                    place.await_newer(0)
+        place.close()
 
 
 def test_reader_goes_on_with_another_source_where_the_relay_dies_and_comes_back(region: Region) -> None:
