@@ -229,7 +229,8 @@ py::object last_error_dict() {
 }  // namespace
 }  // namespace geocomm::binding
 
-PYBIND11_MODULE(_C, m) {
+// Torch itself lets go of the GIL in each call of a group: what it would guard has locks of its own.
+PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
   using namespace geocomm;           // NOLINT: the module's definition only
   using namespace geocomm::binding;  // NOLINT
   m.doc() = "Native core of geocomm.";
