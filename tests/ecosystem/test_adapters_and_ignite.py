@@ -1,4 +1,4 @@
-"""The programs of docs/how-to/use-trl-and-peft.md and use-ignite.md over two sites learn what they learn over Gloo."""
+"""The programs of docs/how-to/use-trl-and-peft.md and of Ignite over two sites learn what they learn over Gloo."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_adapters_learn_what_they_learn_over_gloo_and_their_base_model_need_not_
 def ignite(extra: str) -> str:
     """The program of the page, with what it needs and does not say."""
     pytest.importorskip("ignite")
-    (page,) = snippets("use-ignite.md")
+    (page,) = snippets("run-scripts-as-they-are.md")
     return "from framework_cases import Batches\nfrom training_cases import Net\ndata, model = Batches(), Net()\n" + (
         "del model.other_head\n" + page + extra
     )
@@ -173,7 +173,7 @@ def test_ignite_learns_what_it_learns_over_gloo(tmp_path: Path, with_keys: bool)
 
 
 def test_ignite_wraps_no_model_where_it_is_told_a_name_that_it_does_not_know(tmp_path: Path) -> None:
-    """Once this fails, docs/how-to/use-ignite.md can say something simpler."""
+    """Once this fails, docs/how-to/run-scripts-as-they-are.md can say something simpler."""
     program = ignite("\nassert type(model) is Net\nnet, losses = model, [0.0]\n")
     in_place = {"GEOCOMM_BACKEND": "geocomm", "GEOCOMM_BACKEND_NAME": "geocomm"}
     assert len(run(tmp_path / "sites", program, **in_place)) == 2

@@ -29,7 +29,7 @@ _REPLAY_OFF = 0.15
 _FEWEST = 4
 """The least steps: of fewer nothing is said."""
 _NOTHING_TO_WIN = "There is nothing to win between the sites."
-_TELLING = "docs/how-to/tell-what-steps-wait-for.md"
+_TELLING = "docs/how-to/look-at-a-run.md#say-what-a-step-waits-for"
 _CLEARLY_MORE = 1.1
 """By so much a cause must save more than one that is tested before it, to stand before it."""
 
