@@ -110,13 +110,13 @@ COUNTERS = _table(
     """
     counter operations: collectives that crossed sites
     counter raw_bytes_sent: tensor bytes sent to other sites, before compression
-    counter wire_bytes_sent: bytes sent to other sites for tensors, relayed ones included, without TCP/IP headers
+    counter wire_bytes_sent: bytes sent to other sites for tensors, also relayed, without TCP/IP headers
     counter raw_bytes_received: tensor bytes received from other sites, after decompression
     counter wire_bytes_received: bytes received from other sites for tensors, without TCP/IP headers
     counter relayed_bytes: bytes passed on between other sites, which are among the bytes sent
     counter encode_seconds: time of host threads for encoding reductions
     counter decode_seconds: time of host threads for decoding and summing reductions
-    counter exposed_seconds: time that threads waited for collectives, in wait() or for a Future of theirs
+    counter exposed_seconds: time that threads waited for collectives, in wait() or for a Future
     """,
 )
 """What each process group counts; of the process: since it started, ended groups included."""
@@ -178,7 +178,7 @@ PEERS = _table(
     gauge streams: connected data streams
     text congestion_control: congestion control of the connections
     text (cipher): cipher of TLS; empty: plaintext
-    text (transport): carrier of the data: "tcp", or for example "rdma (rc_mlx5)", which cipher does not cover
+    text (transport): carrier of the data: "tcp", or such as "rdma (rc_mlx5)", which cipher does not cover
     """,
 )
 """What stats()["peers"] holds of a peer process, since this process first met it."""
