@@ -15,7 +15,7 @@ class DataConfig(Section):
 
     source: Literal["builtin", "text", "jsonl", "dataset", "catalog"] = Field(
         "builtin",
-        description="builtin: the English text of Python's own help (pydoc_data). text: UTF-8 files. jsonl: one JSON "
+        description="builtin: the text of Python's own help. text: UTF-8 files. jsonl: one JSON "
         "object per line. dataset: a folder written by Hugging Face `Dataset.save_to_disk`. catalog: `FOLDER@VERSION` "
         "of `geocomm data add`, tokenized already.",
     )

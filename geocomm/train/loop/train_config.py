@@ -97,7 +97,7 @@ DRIVER_OWNED_DEEPSPEED_KEYS = frozenset(
 class TrainingConfig(Section):
     """Length, batch, precision and ZeRO stage."""
 
-    steps: PositiveInt = Field(100, description="Optimizer steps of the whole run.")
+    steps: PositiveInt = Field(100, description="Optimizer steps of the run.")
     micro_batch_size: PositiveInt = Field(
         4, description="Sequences per rank in one forward pass; with sync.mode local, a site may have its own."
     )
@@ -125,7 +125,7 @@ class OptimizerConfig(Section):
         description="muon: torch's Muon for the matrices between embeddings and output layer, AdamW for the rest; "
         "needs training.zero_stage 0.",
     )
-    learning_rate: Positive = Field(1e-3, description="Peak learning rate.")
+    learning_rate: Positive = Field(1e-3, description="The peak.")
     beta1: Fraction = Field(0.9, description="Decay of the first moment.")
     beta2: Fraction = Field(0.95, description="Decay of the second moment.")
     epsilon: Positive = Field(1e-8, description="Added to the root of the second moment.")
@@ -143,7 +143,7 @@ class ScheduleConfig(Section):
         None, description="Step at which the decay ends; default: training.steps. Constant from there."
     )
     final_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
-        0.1, description="Learning rate at the end of the decay, as a share of the peak."
+        0.1, description="Learning rate at the end, as a share of the peak."
     )
     local_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         1.0,
@@ -167,7 +167,7 @@ class EvaluationConfig(Section):
 class CheckpointConfig(Section):
     """When checkpoints are written, kept and resumed."""
 
-    every_steps: Annotated[int, Field(ge=0)] = Field(0, description="Steps between two checkpoints; 0: not by steps.")
+    every_steps: Annotated[int, Field(ge=0)] = Field(0, description="Steps between two; 0: not by steps.")
     every_minutes: NonNegative = Field(0.0, description="Minutes between two; 0: not by time.")
     at_end: bool = Field(False, description="Save after the last step.")
     keep: PositiveInt = Field(2, description="Newest complete checkpoints kept.")
@@ -185,9 +185,7 @@ class CheckpointConfig(Section):
 class ExportConfig(Section):
     """What a complete run leaves in `output_dir`/export."""
 
-    format: Literal["hf", "none"] = Field(
-        "hf", description="hf: a Hugging Face folder with the weights and the tokenizer. none: nothing."
-    )
+    format: Literal["hf", "none"] = Field("hf", description="hf: a Hugging Face folder. none: nothing.")
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         "auto", description="Type of the exported weights. auto: training.precision."
     )
@@ -206,7 +204,7 @@ class DistributedConfig(Section):
         "auto", description="auto: CUDA where every rank has a GPU, CPU where none has; a mixture is refused."
     )
     timeout_seconds: Positive = Field(1800.0, description="Limit of one collective operation.")
-    startup_timeout_seconds: Positive = Field(1800.0, description="Limit for all ranks to arrive and prepare data.")
+    startup_timeout_seconds: Positive = Field(1800.0, description="Limit to arrive and prepare data.")
 
 
 # DeepSpeed keys that change the reduction which sync.codec and local steps replace.

@@ -110,11 +110,11 @@ class ModelConfig(Section):
     preset: str = Field("tiny", description="DeepSeek-V3 architecture in a named size; see the table of presets.")
     path: Path | None = Field(
         None,
-        description="Folder of a local transformers checkpoint (config.json, weights) to start from; beats `preset`.",
+        description="Folder of a transformers checkpoint to start from; beats `preset`.",
     )
     overrides: dict[str, Any] = Field(
         default_factory=dict,
-        description="Fields of the transformers configuration to replace, for example {num_hidden_layers: 2}.",
+        description="Fields of the transformers configuration to replace, such as {num_hidden_layers: 2}.",
     )
     partitioned_init: bool = Field(
         False,
