@@ -31,11 +31,10 @@ _GROUPS = {
 def option_list() -> str:
     """The options as Markdown lists under headings, for docs/reference."""
     parts: list[str] = []
-    for variable, name, wanted, default, meaning in option_rows():
+    for variable, name, _, default, meaning in option_rows():
         if name in _GROUPS:
             parts.append(("\n" if parts else "") + f"### {_GROUPS[name]}\n\n")
-        told = f"{meaning}; {wanted}" if _tells_a_range(wanted) else meaning
-        parts.append(_item(f"`{name}`, `{variable}`", default, told))
+        parts.append(_item(f"`{name}`, `{variable}`", default, meaning))
     return "".join(parts)
 
 
@@ -46,10 +45,6 @@ def variable_list() -> str:
 
 def _item(names: str, default: str, meaning: str) -> str:
     return f"- {names}{f' ({default})' if default else ''}: {meaning}\n"
-
-
-def _tells_a_range(wanted: str) -> bool:
-    return any(word in wanted for word in ("from", "least", "or more", "letters"))
 
 
 @dataclass(frozen=True)

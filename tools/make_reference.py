@@ -239,15 +239,13 @@ def alerts() -> str:
         # Alerts
 
         [How to get them](../how-to/monitor-with-prometheus.md#alerts). An alert ends {KEEP_FIRING_S:g} s after
-        its cause. In Prometheus names begin with `Geocomm`.
+        its cause. In Prometheus names begin with `Geocomm`. `geocomm alerts rules` has how severe each is, how long
+        its cause must last, and what to do.
         """)
     sections: list[str] = []
     for name in dict.fromkeys(rule.name for rule in RULES):
-        rules = [rule for rule in RULES if rule.name == name]
-        worse = f"; worse: {rules[1].severity.value}" if len(rules) > 1 else ""
-        lasting = f", for {rules[0].for_seconds / 60:g} min" if rules[0].for_seconds else ""
-        told = rules[0].text.format(site="SITE", peer_site="PEER")
-        sections.append(f'- <a id="{name.lower()}"></a>**{name}** ({rules[0].severity.value}{lasting}{worse}): {told}')
+        told = next(rule for rule in RULES if rule.name == name).text.format(site="SITE", peer_site="PEER")
+        sections.append(f'- <a id="{name.lower()}"></a>**{name}**: {told}')
     return f"{NOTE}\n{head}\n\n" + "\n".join(sections) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Checks link.pml: every configuration without a counterexample, every mistake on purpose with one. See README.md.
+"""Checks link.pml: every configuration without a counterexample, every mistake on purpose with one.
 
 python3 docs/model/check_model.py [--only NAME ...] [--mistakes]. Needs spin and a C compiler. Exit status: 0; 1 where a
 check came out otherwise than it should, 2 where it could not be made.
