@@ -244,12 +244,11 @@ LOCAL_STEPS = _table(
     counter held_back: steps for which a round waited for its fragment's last result
     gauge in_flight: rounds whose result is not merged yet
     gauge oldest_in_flight: steps since the oldest round in flight began
-    gauge delta_norm: L2 norm of this rank's last finite delta; None before the first
-    gauge mean_norm: L2 norm of the sites' last average here; None before the first
+    gauge delta_norm: L2 norm of this rank's last finite delta
+    gauge mean_norm: L2 norm of the sites' last average here
     gauge agreement: |mean delta|^2 / mean |delta|^2 of the last round: 1: equal deltas; 1 / sites: noise; None where
         the average is no mean
-    gauge outer_step: how far the anchor moved last, in multiples of mean_norm; None
-        before the first
+    gauge outer_step: how far the anchor moved last, in multiples of mean_norm
     gauge residual_norm: L2 norm of what the codec lost of the last delta; None without error feedback
     """,
 )

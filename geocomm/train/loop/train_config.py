@@ -147,8 +147,7 @@ class ScheduleConfig(Section):
     )
     local_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         1.0,
-        description="With local steps: the peak as a share of optimizer.learning_rate. From three sites on about 0.6 "
-        "of the best rate of per-step training is best.",
+        description="With local steps: the peak as a share of optimizer.learning_rate; from three sites on about 0.6.",
     )
 
 
@@ -173,8 +172,8 @@ class CheckpointConfig(Section):
     keep: PositiveInt = Field(2, description="Newest complete checkpoints kept.")
     resume: Literal["auto", "never", "required"] = Field(
         "auto",
-        description="auto: resume from the newest checkpoint in `output_dir`, if any. never: refuse a folder that "
-        "holds a run. required: refuse a folder without a checkpoint.",
+        description="auto: from the newest checkpoint, if any. never: refuse a folder that holds a run. required: "
+        "refuse one without a checkpoint.",
     )
 
     def saves(self) -> bool:
