@@ -100,15 +100,21 @@ def _is_inherited(leaf: _Leaf) -> bool:
 def config_lists() -> dict[str | None, str]:
     """The Markdown lists of `docs/reference/run-config.md`: the fields of every run under None, then each mode's.
 
-    Fields that a mode has from the settings of geocomm's own functions, which another page explains, have no meaning.
+    Fields that a mode has from the settings of geocomm's own functions, which another page explains, are named alone.
     """
     items: dict[str | None, list[str]] = {}
+    inherited: dict[str | None, list[str]] = {}
     for leaf in _leaves(RunConfig):
+        if _is_inherited(leaf):
+            inherited.setdefault(leaf.mode, []).append(f"`{leaf.name}`")
+            continue
         default: Any = leaf.field.get_default(call_default_factory=True)
         if isinstance(default, Path):
             default = str(default)
         elif isinstance(default, tuple):
             default = list(cast(tuple[Any, ...], default))
-        meaning = "" if _is_inherited(leaf) else f": {field_text(leaf.field.description)}"
-        items.setdefault(leaf.mode, []).append(f"- `{leaf.name}` (`{json.dumps(default)}`){meaning}\n")
+        line = f"- `{leaf.name}` (`{json.dumps(default)}`): {field_text(leaf.field.description)}\n"
+        items.setdefault(leaf.mode, []).append(line)
+    for mode, names in inherited.items():
+        items[mode].append(f"- explained there: {', '.join(names)}\n")
     return {mode: "".join(lines) for mode, lines in items.items()}

@@ -33,8 +33,8 @@ _COMMAND_LINE = """\
 sites or serve; the others have theirs in their help alone. `--port=8000` stands for an option and its
 default. Several commands take:"""
 _SETTINGS = {
-    "gradients": "[`geocomm.HookSettings`](python-api.md#gradient-hooks) explains the fields without a text.",
-    "local": "[`geocomm.LocalSettings`](python-api.md#local-steps) explains the fields without a text.",
+    "gradients": "With the fields of [`geocomm.HookSettings`](python-api.md#gradient-hooks).",
+    "local": "With the fields of [`geocomm.LocalSettings`](python-api.md#local-steps).",
 }
 _EXIT = "exit status"
 _WITH_OPTIONS = {"geocomm run", "geocomm members lead", "geocomm serve"}

@@ -46,7 +46,7 @@ class CodecSettings(Settings):
         int | Literal["auto"], number_or("auto", wanted="a whole number, 0 or more", fits=lambda n: n >= 0, whole=True)
     ] = "auto"
     """Parameters of fewer elements, or of one dimension, go exactly too. auto: 4096; or less, so that those of two
-    dimensions are at most 1 % of the model: of LoRA's adapters, which are all small, most are compressed."""
+    dimensions are at most 1 % of the model, as with LoRA's adapters."""
 
     def exact_names(self, shapes: Mapping[str, Sequence[int]]) -> frozenset[str]:
         """The parameters that always go exactly.

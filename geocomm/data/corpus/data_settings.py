@@ -15,9 +15,8 @@ class DataConfig(Section):
 
     source: Literal["builtin", "text", "jsonl", "dataset", "catalog"] = Field(
         "builtin",
-        description="builtin: the text of Python's own help. text: UTF-8 files. jsonl: one JSON "
-        "object per line. dataset: a folder written by Hugging Face `Dataset.save_to_disk`. catalog: `FOLDER@VERSION` "
-        "of `geocomm data add`, tokenized already.",
+        description="builtin: the text of Python's own help. text: UTF-8 files. jsonl: a JSON object a line. dataset: "
+        "of Hugging Face's `save_to_disk`. catalog: `FOLDER@VERSION` of `geocomm data add`.",
     )
     paths: tuple[Path, ...] = Field(
         (), description="Files or folders of `source`; of a folder, all files with the source's suffix, in name order."

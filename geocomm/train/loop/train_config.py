@@ -35,8 +35,7 @@ class GradientSyncConfig(HookSettings):
     """gradients: averaged over all ranks in every step. local: local steps."""
     codec: Codec | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     """Preset or codec, with error feedback, for the gradients between sites: balanced, small, int4, …. With ZeRO 1 and
-    2 the shards are then inside each site, and parameters never cross. Default: DeepSpeed reduces, with
-    distributed.codec."""
+    2 the shards are then inside each site. Default: DeepSpeed reduces, with distributed.codec."""
 
 
 class LocalSyncConfig(LocalSettings):
@@ -50,8 +49,8 @@ class LocalSyncConfig(LocalSettings):
     weights: Literal["steps", "tokens"] = "tokens"
     """What a site's delta counts by: its optimizer steps, or its tokens."""
     joint_steps: Steps = "auto"
-    """First steps with gradients averaged over all ranks. auto: schedule.warmup_steps, but 0 with ZeRO 3, and with ZeRO
-    1 and 2 at sites of unequal size, where there can be none."""
+    """First steps with gradients averaged over all ranks. auto: schedule.warmup_steps, but 0 with ZeRO
+    3, and with ZeRO 1 and 2 at sites of unequal size."""
 
 
 MODES: dict[str, type[HookSettings | LocalSettings]] = {"gradients": GradientSyncConfig, "local": LocalSyncConfig}
