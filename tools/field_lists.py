@@ -31,10 +31,11 @@ _GROUPS = {
 def option_list() -> str:
     """The options as Markdown lists under headings, for docs/reference."""
     parts: list[str] = []
-    for variable, name, _, default, meaning in option_rows():
+    for variable, name, wanted, default, meaning in option_rows():
         if name in _GROUPS:
             parts.append(("\n" if parts else "") + f"### {_GROUPS[name]}\n\n")
-        parts.append(_item(f"`{name}`, `{variable}`", default, meaning))
+        told = f"{meaning}; {wanted}" if _tells_a_range(wanted) else meaning
+        parts.append(_item(f"`{name}`, `{variable}`", default, told))
     return "".join(parts)
 
 
@@ -45,6 +46,10 @@ def variable_list() -> str:
 
 def _item(names: str, default: str, meaning: str) -> str:
     return f"- {names}{f' ({default})' if default else ''}: {meaning}\n"
+
+
+def _tells_a_range(wanted: str) -> bool:
+    return any(word in wanted for word in ("from", "least", "or more", "letters"))
 
 
 @dataclass(frozen=True)
@@ -100,21 +105,15 @@ def _is_inherited(leaf: _Leaf) -> bool:
 def config_lists() -> dict[str | None, str]:
     """The Markdown lists of `docs/reference/run-config.md`: the fields of every run under None, then each mode's.
 
-    Fields that a mode has from the settings of geocomm's own functions, which another page explains, are named alone.
+    Fields that a mode has from the settings of geocomm's own functions, which another page explains, have no meaning.
     """
     items: dict[str | None, list[str]] = {}
-    inherited: dict[str | None, list[str]] = {}
     for leaf in _leaves(RunConfig):
-        if _is_inherited(leaf):
-            inherited.setdefault(leaf.mode, []).append(f"`{leaf.name}`")
-            continue
         default: Any = leaf.field.get_default(call_default_factory=True)
         if isinstance(default, Path):
             default = str(default)
         elif isinstance(default, tuple):
             default = list(cast(tuple[Any, ...], default))
-        line = f"- `{leaf.name}` (`{json.dumps(default)}`): {field_text(leaf.field.description)}\n"
-        items.setdefault(leaf.mode, []).append(line)
-    for mode, names in inherited.items():
-        items[mode].append(f"- explained there: {', '.join(names)}\n")
+        meaning = "" if _is_inherited(leaf) else f": {field_text(leaf.field.description)}"
+        items.setdefault(leaf.mode, []).append(f"- `{leaf.name}` (`{json.dumps(default)}`){meaning}\n")
     return {mode: "".join(lines) for mode, lines in items.items()}

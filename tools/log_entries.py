@@ -56,13 +56,14 @@ ENTRIES: dict[str, dict[str, str]] = {
         "grad_norm": "before clipping",
         "loss_scale": "of fp16",
         "skipped": "by fp16",
-        "sync": "of rank 0, with sync.codec: codec of the next step, nmse of the worst bucket, skipped_steps, "
-        "fallbacks; with sync.mode local: joint (gradients are averaged over all ranks), and local_steps of stats()",
+        "sync": "with sync.codec, of rank 0: codec of the next step, nmse of the worst bucket, skipped_steps, "
+        "fallbacks. With sync.mode local: joint (gradients are averaged over all ranks), and rank 0's numbers of "
+        "local steps as in stats()",
         "step_seconds": "on rank 0",
         "tokens": "",
         "tokens_per_second": "",
         "input_seconds": "waiting for data, mean of the ranks",
-        "checkpoint_seconds": "writing one before this step, not in step_seconds",
+        "checkpoint_seconds": "writing a checkpoint before this step, not in step_seconds",
         **_COUNTED,
         "site": "of rank 0",
         "codec": "",

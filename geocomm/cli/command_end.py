@@ -45,7 +45,7 @@ def wait_option(option: str, text: str, least_s: float = 0.0, most_s: float = ma
             raise BadInput(f"{option}: {said!r} is not {limits}")
         return seconds
 
-    return typer.Option(option, help=f"{text} Seconds, or 2min.", metavar="TIME", parser=read)
+    return typer.Option(option, help=f"{text} In seconds, or as 90s or 2min.", metavar="TIME", parser=read)
 
 
 def say(what: RenderableType, style: str | None = None, *, err: bool = False, wrap: bool = False) -> None:

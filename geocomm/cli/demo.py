@@ -40,7 +40,7 @@ def demo(
     ] = False,
     out: Annotated[Path | None, typer.Option(help="New folder of the results. Default: runs/demo-<time>.")] = None,
 ) -> None:
-    """Train a small model over two emulated sites: on Gloo, and on geocomm in four ways.
+    """Train a small DeepSeek model over two emulated sites: on Gloo, and on geocomm in four ways.
 
     The ways of geocomm: exact, int8, balanced with error feedback, and local steps. With --elastic: train it over three
     sites with local steps, kill one and start it again. Ends in a table and a picture, OUT/demo.png.

@@ -23,7 +23,7 @@ def export(
         Path,
         typer.Argument(
             metavar="RUN_OR_CHECKPOINT",
-            help="A run's output_dir (its newest checkpoint), a checkpoint, or one of torch.distributed.",
+            help="A run's output_dir (its newest checkpoint), a checkpoint, or a torch.distributed.checkpoint folder.",
         ),
     ],
     out: Annotated[Path, typer.Argument(help="Folder to make, or empty.")],
@@ -31,16 +31,17 @@ def export(
         Format,
         typer.Option(
             "--format",
-            help="hf: a Hugging Face folder. onnx: for ONNX Runtime. gguf: for llama.cpp.",
+            help="hf: a Hugging Face folder. onnx: for ONNX Runtime, also in place of TensorFlow's SavedModel. gguf: "
+            "for llama.cpp.",
         ),
     ] = Format.HF,
     dtype: Annotated[
         Dtype | None, typer.Option(help="Type of the weights; fp32: the masters. Default: as trained.")
     ] = None,
-    verify: Annotated[int, typer.Option(min=0, help="Sequences to compare the result on; 0: none.")] = 32,
+    verify: Annotated[int, typer.Option(min=0, help="Compare the result on this many sequences; 0: do not.")] = 32,
     shards: Annotated[
         list[Path] | None,
-        typer.Option(help="The same checkpoint of another machine; repeatable.", metavar="FOLDER"),
+        typer.Option(help="The same checkpoint from another machine's disk; may be repeated.", metavar="FOLDER"),
     ] = None,
     model: Annotated[
         Path | None,

@@ -69,7 +69,8 @@ def run(
     telemetry: Annotated[
         Path | None,
         typer.Option(
-            help="On all nodes: the hub collects here what ranks do. An elastic run does so in its run folder.",
+            help="On all nodes: the hub collects here what ranks do, for geocomm why and others. An elastic run always "
+            "does, in its run folder.",
             metavar="FOLDER",
         ),
     ] = None,
@@ -79,7 +80,7 @@ def run(
     run_dir: Annotated[
         Path | None,
         elastic_option(
-            help="What this site has of the run, on a local disk. Only its first node needs it.",
+            help="What this site has of the run, on a disk of this machine. Only a site's first node needs it.",
             metavar="FOLDER",
         ),
     ] = None,
@@ -87,28 +88,29 @@ def run(
         bool,
         elastic_option(
             "--lead",
-            help="This site leads, though --hub is translated. With --journal: its run folder fills etcd.",
+            help="This site leads, though --hub is translated. With --journal: etcd gets what it lacks from its run "
+            "folder.",
         ),
     ] = False,
     journal: JournalOption = "",
     address: AddressOption = "",
     never_lead: Annotated[
         bool,
-        elastic_option("--never-lead", help="With --journal: this site does not lead: others cannot dial it."),
+        elastic_option("--never-lead", help="With --journal: this site does not lead, since others cannot dial it."),
     ] = False,
     wait_for: WaitForOption = "",
     min_sites: MinSitesOption = 1,
     snapshot_every: Annotated[
         float, elastic_option(min=0, help="At the leader: minutes between two snapshots; 0: none.")
     ] = 30,
-    copies: Annotated[int, elastic_option(min=1, help="At the leader: least sites that keep a snapshot.")] = 2,
+    copies: Annotated[int, elastic_option(min=1, help="At the leader: sites that keep a snapshot, at least.")] = 2,
     snapshot_url: Annotated[
-        str, elastic_option(help="Where this site copies kept snapshots to, by fsspec.", metavar="URL")
+        str, elastic_option(help="Where this site copies each kept snapshot to, by fsspec.", metavar="URL")
     ] = "",
     publish: Annotated[
         str,
         elastic_option(
-            help="At one site: kept snapshots go to this stream of weights, a folder or bucket.",
+            help="At one site: the run's weights go to this stream, a folder or bucket, with each kept snapshot.",
             metavar="PLACE",
         ),
     ] = "",
@@ -117,14 +119,14 @@ def run(
     ] = "bfloat16",
     publish_readers: Annotated[
         str | None,
-        elastic_option(help="With --publish: keys that may have the weights; default: all.", metavar="NAME,…"),
+        elastic_option(help="With --publish: the keys that may have the weights; default: all.", metavar="NAME,…"),
     ] = None,
     data: DataOption = "",
     sequence_length: LengthOption = 0,
     held_out_fraction: HeldOutOption = 0.0,
     doubt: DoubtOption = 60,
     site_nodes: Annotated[int, elastic_option(min=1, help="Nodes of this site.")] = 1,
-    node_rank: Annotated[int, elastic_option(min=0, help="This node of the site.")] = 0,
+    node_rank: Annotated[int, elastic_option(min=0, help="This node of the site; the run folder is on node 0.")] = 0,
     site_hub: Annotated[
         str | None, elastic_option(help="Where the nodes of this site meet.", metavar="HOST:PORT")
     ] = None,

@@ -19,22 +19,27 @@ if TYPE_CHECKING:
 
 elastic_option = functools.partial(typer.Option, rich_help_panel="Elastic runs")
 
-HubOption = Annotated[str | None, typer.Option(help="Where all meet, the same everywhere.", metavar="HOST:PORT")]
+HubOption = Annotated[
+    str | None, typer.Option(help="Where all meet: host:port, the same everywhere.", metavar="HOST:PORT")
+]
 ListenOption = Annotated[
     str | None,
-    typer.Option(help="The hub is here and listens at this address: --hub is translated.", metavar="ADDRESS:PORT"),
+    typer.Option(
+        help="The hub is here and listens at this address, since --hub is translated.", metavar="ADDRESS:PORT"
+    ),
 ]
 BackendOption = Annotated[
     str | None,
     typer.Option(
-        help="geocomm: groups over sites are geocomm's, whatever the script names. Default: script.",
+        help="geocomm: groups over sites are geocomm's, whatever backend the script names. Default: script, its own.",
         metavar="NAME",
     ),
 ]
 BackendNameOption = Annotated[
     str | None,
     typer.Option(
-        help="What the script is then told: geocomm, gloo, nccl or cpu:gloo,cuda:nccl. Default: what it asked for.",
+        help="With --backend geocomm, what the script is told of its backend: geocomm, gloo, nccl or "
+        "cpu:gloo,cuda:nccl. Default: script, what it asked for.",
         metavar="NAME",
     ),
 ]
@@ -42,13 +47,15 @@ KeysOption = Annotated[str | None, typer.Option(help="This site's folder of keys
 JournalOption = Annotated[
     str,
     elastic_option(
-        help="In place of --hub: the journal is in etcd, and a site takes over from a lost leader.",
+        help="In place of --hub, at all sites: the journal is in etcd, and a site takes over from a lost leader.",
         metavar="etcd://HOST:PORT,HOST:PORT/NAME",
     ),
 ]
 AddressOption = Annotated[
     str,
-    elastic_option(help="With --journal: this site's translated address.", metavar="HOST:PORT"),
+    elastic_option(
+        help="With --journal: where other sites reach this one, if its address is translated.", metavar="HOST:PORT"
+    ),
 ]
 WaitForOption = Annotated[
     str, elastic_option(help="At the leader: no round before these sites are there.", metavar="A,B")
@@ -56,10 +63,14 @@ WaitForOption = Annotated[
 MinSitesOption = Annotated[int, elastic_option(min=1, help="At the leader: no round counts fewer sites.")]
 DataOption = Annotated[
     str,
-    elastic_option(help="At the leader: a catalog, of which it deals each site what to read next.", metavar="URL"),
+    elastic_option(
+        help="At the leader: the catalog of a data set, of which each site gets what to read next.", metavar="URL"
+    ),
 ]
 LengthOption = Annotated[int, elastic_option(min=0, help="With --data: tokens of a sequence.")]
-HeldOutOption = Annotated[float, elastic_option(min=0, max=0.5, help="With --data: the part that is never trained on.")]
+HeldOutOption = Annotated[
+    float, elastic_option(min=0, max=0.5, help="With --data: this part of the sequences is never trained on.")
+]
 DoubtOption = Annotated[
     float,
     elastic_option(

@@ -13,8 +13,8 @@ from geocomm.core.units import parse_rate
 _HELP = """Keep FOLDER at the newest version of a stream of weights, which WeightPublisher writes.
 
 SOURCE is a folder, a bucket (s3://, gs://, az://), or tls://host:port of another geocomm subscribe --listen. Of
-several, the first that has a file gives it. What cannot be had is said, and FOLDER stays as it is. With --once the exit
-status is then 1.
+several, the first that has a file gives it. FOLDER holds safetensors, and is always one whole version; its geocomm.json
+says which. What cannot be had is said, and FOLDER stays as it is. With --once the exit status is then 1.
 
 Example:
 
@@ -33,31 +33,34 @@ def subscribe(
     then: Annotated[
         str | None,
         typer.Option(
-            help="Run this at each version, with WEIGHTS_FOLDER and WEIGHTS_VERSION; the next one waits for it.",
+            help="Run this by the shell at each version, with WEIGHTS_FOLDER and WEIGHTS_VERSION; the next version "
+            "waits for it.",
             metavar="COMMAND",
         ),
     ] = None,
     listen: Annotated[
         str | None,
-        typer.Option(help="Give the stream to others here, over TLS.", metavar="[ADDRESS]:PORT"),
+        typer.Option(help="Give the stream to others here, over TLS; needs keys.", metavar="[ADDRESS]:PORT"),
     ] = None,
     keys: Annotated[
         Path | None,
-        typer.Option(help="Only signed versions count. Default: $GEOCOMM_KEYS.", metavar="FOLDER"),
+        typer.Option(help="Folder of keys: only signed versions count. Default: $GEOCOMM_KEYS.", metavar="FOLDER"),
     ] = None,
     publisher: Annotated[
         str | None, typer.Option(help="The site whose versions count. Default: any of the job.", metavar="SITE")
     ] = None,
     model_files: Annotated[
         Path | None,
-        typer.Option(help="A model's folder, whose config and tokenizer are copied.", metavar="FOLDER"),
+        typer.Option(help="A model's folder, whose other files (config, tokenizer) are copied.", metavar="FOLDER"),
     ] = None,
     rate: Annotated[str | None, typer.Option(help='Fetch no faster than this, as "200mbit".', metavar="RATE")] = None,
     every: Annotated[float, wait_option("--every", "Look for a newer version so often.")] = 1,
     once: Annotated[bool, typer.Option("--once", help="End at the newest version.")] = False,
     wait: Annotated[
         float,
-        wait_option("--wait", "How long silent sources are asked again, and --once waits for a first version."),
+        wait_option(
+            "--wait", "How long sources that do not answer are asked again, and --once waits for a first version."
+        ),
     ] = 120,
 ) -> None:
     """Keep a folder at the newest version of a stream of weights."""

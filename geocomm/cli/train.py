@@ -16,14 +16,14 @@ app = typer.Typer()
 @app.command()
 def train(
     config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="YAML file of the run; default: all defaults.")
+        Path | None, typer.Option("--config", "-c", help="YAML file of the run; without it, all defaults.")
     ] = None,
     assignments: Annotated[
         list[str] | None,
         typer.Option("--set", "-s", metavar="KEY=VALUE", help="Change a field, e.g. training.steps=50; repeatable."),
     ] = None,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print the configuration with all defaults.")
+        bool, typer.Option("--print-config", help="Print the whole configuration with all defaults, and leave.")
     ] = False,
     local_rank: Annotated[int | None, typer.Option("--local_rank", "--local-rank", hidden=True)] = None,
 ) -> None:

@@ -47,13 +47,13 @@ def up(
         list[str] | None,
         typer.Argument(
             metavar="[SITES] [-- TORCHRUN-ARGUMENTS]",
-            help="The sites, a .toml file. After --, as for geocomm run.",
+            help="The sites, in a .toml file. After --, as for geocomm run: options, script, arguments.",
         ),
     ] = None,
     elastic: Annotated[bool, typer.Option("--elastic", help="Each site is a job in an elastic run.")] = False,
     attach: Annotated[bool, typer.Option("--attach", help="Watch the run that is there.")] = False,
     only: _Only = "",
-    print_: Annotated[bool, typer.Option("--print", help="Print the commands that it would run.")] = False,
+    print_: Annotated[bool, typer.Option("--print", help="Print the commands that it would run, and end.")] = False,
     logs: Annotated[bool, typer.Option("--logs", help="Show all lines that the sites write.")] = False,
     doctor: Annotated[bool, typer.Option("--doctor/--no-doctor", help="Check the machines before the start.")] = True,
 ) -> None:

@@ -110,13 +110,13 @@ COUNTERS = _table(
     """
     counter operations: collectives that crossed sites
     counter raw_bytes_sent: tensor bytes sent to other sites, before compression
-    counter wire_bytes_sent: bytes sent to other sites for tensors, also relayed, without TCP/IP headers
+    counter wire_bytes_sent: bytes sent to other sites for tensors, relayed ones included, without TCP/IP headers
     counter raw_bytes_received: tensor bytes received from other sites, after decompression
     counter wire_bytes_received: bytes received from other sites for tensors, without TCP/IP headers
     counter relayed_bytes: bytes passed on between other sites, which are among the bytes sent
     counter encode_seconds: time of host threads for encoding reductions
     counter decode_seconds: time of host threads for decoding and summing reductions
-    counter exposed_seconds: time that threads waited for collectives, in wait() or for a Future
+    counter exposed_seconds: time that threads waited for collectives, in wait() or for a Future of theirs
     """,
 )
 """What each process group counts; of the process: since it started, ended groups included."""
@@ -147,8 +147,8 @@ GROUPS = COUNTERS + _table(
 PEERS = _table(
     LINK,
     """
-    text (peer): the peer, in words
-    text (rank): global rank of the peer, in an elastic run its rank at its site; None: not known
+    text (peer): description of the peer
+    text (rank): global rank of the peer, or its rank at its site in an elastic run; None: not known
     text (site): site of the peer
     counter bytes_sent: bytes sent to the peer, without TCP/IP headers
     counter bytes_received: bytes received from the peer
@@ -159,26 +159,26 @@ PEERS = _table(
     counter tcp_bytes_sent: bytes that TCP sent, repeats included, without headers; 0 also if unknown
     counter resumes: connections made again after a loss
     counter outages: times that connections were lost until all were back
-    counter outage_us: time from last contact to last new connection, over all outages
-    counter resent_segments: pieces that geocomm sent again after lost connections
+    counter outage_us: time from the last contact to the last new connection, over all outages
+    counter resent_segments: pieces that geocomm sent again because of lost connections
     counter acks: acknowledgements received
-    gauge (early_bytes_held): bytes kept that came before an operation asked for them
+    gauge (early_bytes_held): bytes kept now that came before an operation here asked for them
     gauge (early_bytes_sent): bytes sent to the peer before it asked, at most 64 MiB
     counter busy_us: time in which TCP had unacknowledged data; 0 also if unknown
     counter stalled_by_receiver_us: time in which the peer's receive window held back data; 0 also if unknown
     counter stalled_by_send_buffer_us: time in which the send buffers here held back data
     gauge rtt_us: round trip of the last heartbeat
     gauge min_rtt_us: the least round trip of a heartbeat; 0: none came back
-    gauge delivery_rate: rate at which the peer got data, over streams that had enough to send
+    gauge delivery_rate: rate at which the peer got data recently, over streams that had enough to send
     gauge pacing_rate: rate at which TCP paces; 0 also if it does not
     gauge window_bytes: congestion windows of the connections
     gauge unsent_bytes: bytes in the send buffers
-    gauge clock_offset_us: the peer's monotonic clock less this machine's; None: not known
+    gauge clock_offset_us: the peer's monotonic clock less this machine's, from heartbeats; None: not known
     gauge clock_error_us: how wrong the clock offset may be; None: not known
     gauge streams: connected data streams
     text congestion_control: congestion control of the connections
     text (cipher): cipher of TLS; empty: plaintext
-    text (transport): carrier of the data: "tcp", or such as "rdma (rc_mlx5)", which cipher does not cover
+    text (transport): carrier of the data: "tcp", or for example "rdma (rc_mlx5)", which cipher does not cover
     """,
 )
 """What stats()["peers"] holds of a peer process, since this process first met it."""
@@ -187,7 +187,7 @@ MEMORY = _table(
     PROCESS,
     """
     gauge (asked_bytes): memory that the messages need
-    gauge (held_bytes): memory that the pool has for messages, also idle
+    gauge (held_bytes): memory that the pool has for messages, idle memory included
     gauge (most_asked_bytes): the most memory that messages ever needed
     gauge (most_held_bytes): the most memory that the pool ever had
     """,
@@ -210,7 +210,7 @@ GRADIENTS = _table(
     text (kind): kind of the hook: ddp, fsdp or driver
     counter steps: steps begun
     text codec: codec of the next step
-    counter skipped_steps: steps that did not count: gradients not finite, or a failed operation
+    counter skipped_steps: steps that did not count: a gradient was not finite, or an operation failed
     counter fallbacks: changes to a finer codec; in stats() a list with step, codec and reason
     rows (buckets): a row per bucket that was compressed in the last step
     """,
@@ -244,12 +244,13 @@ LOCAL_STEPS = _table(
     counter held_back: steps for which a round waited for its fragment's last result
     gauge in_flight: rounds whose result is not merged yet
     gauge oldest_in_flight: steps since the oldest round in flight began
-    gauge delta_norm: L2 norm of this rank's last finite delta
-    gauge mean_norm: L2 norm of the sites' last average here
+    gauge delta_norm: L2 norm of this rank's last finite delta; None before the first
+    gauge mean_norm: L2 norm of the sites' last average here; None before the first
     gauge agreement: |mean delta|^2 / mean |delta|^2 of the last round: 1: equal deltas; 1 / sites: noise; None where
         the average is no mean
-    gauge outer_step: how far the anchor moved last, in multiples of mean_norm
-    gauge residual_norm: L2 norm of what the codec lost of the last delta; None without error feedback
+    gauge outer_step: how far the anchor moved last, in multiples of mean_norm: lr without momentum, more with it; None
+        before the first
+    gauge residual_norm: L2 norm of what the codec has lost of the last delta; None without error feedback
     """,
 )
 """What stats()["local_steps"] holds of a run, and `LocalSteps.stats()` among its settings."""

@@ -34,7 +34,7 @@ def test_page_of_options_has_every_field_with_its_variable() -> None:
     assert missing == []
 
 
-def test_page_of_commands_has_the_options_of_those_that_run_at_sites_or_serve() -> None:
+def test_page_of_commands_has_the_options_of_those_that_train_or_bring_a_model_to_its_users() -> None:
     text = make_reference.pages()["cli.md"]
     nested = text.split("### geocomm members lead\n")[1].split("\n#")[0]
     assert "`--run-dir=" in nested
