@@ -14,6 +14,9 @@ __torch_version__: str
 # Bytes per second and one-way seconds, both [from * sites + to]; limits of the sites, empty where unknown.
 _Links = tuple[list[float], list[float], list[float], list[float], list[int], list[float]]
 
+# Links; (from so many bytes on, codec); (codec, seconds for a byte to encode, decode and copy on the host).
+_Policy = tuple[_Links, list[tuple[int, CodecSpec]], list[tuple[CodecSpec, float, float, float]]]
+
 class Endpoint:
     """This process's listener and its channels to peer processes; shared by all process groups.
 
@@ -125,7 +128,7 @@ class ProcessGroupGeocomm(C10dBackend):
         group: int = 0,
         token: bytes = b"",
         peers: list[tuple[bytes, str, int, str, bool, int]] = ...,
-        policy: tuple[_Links, list[tuple[int, CodecSpec]]] | None = None,
+        policy: _Policy | None = None,
         min_compress_bytes: int = 65536,
         preserve_inputs: bool = False,
         split: Callable[[ProcessGroupGeocomm, list[int], C10dBackend.Options], C10dBackend | None] | None = None,
@@ -171,7 +174,7 @@ class ProcessGroupGeocomm(C10dBackend):
         (0, 0) in a group inside one site; empty where a site has more ranks than there are parts.
         """
 
-    def set_policy(self, links: _Links, codecs: list[tuple[int, CodecSpec]]) -> None: ...
+    def set_policy(self, policy: _Policy) -> None: ...
     def take_rates(self) -> list[tuple[int, int, float]]: ...
 
 class ReconfigurableGroup(C10dBackend):
@@ -261,11 +264,11 @@ class CodecSpec:
     def __hash__(self) -> int: ...
 
 class CostModel:
-    """What a reduction over the WAN costs (csrc/collective/policy)."""
+    """What an operation over the WAN costs (csrc/collective/policy): `all_reduce`, `reduce_scatter` or `all_gather`."""
 
     def __init__(self, sites: int, links: _Links) -> None: ...
-    def choice(self, wire_bytes: float) -> dict[str, Any]: ...
-    def schemes(self, wire_bytes: float) -> list[dict[str, Any]]: ...
+    def choice(self, wire_bytes: float, pattern: str = "all_reduce", coding_s: float = 0.0) -> dict[str, Any]: ...
+    def schemes(self, wire_bytes: float, pattern: str = "all_reduce") -> list[dict[str, Any]]: ...
 
 def choose_relays(sites: int, links: _Links) -> list[tuple[int, int, int]]: ...
 def compress(

@@ -194,11 +194,20 @@ class _Ways:
         return rows
 
     def level_lines(self, table: Links) -> list[str]:
-        """Whether what is reduced in every step goes by regions, by codec."""
+        """Whether what goes over the sites in every step goes by regions: all-reduces, and what FSDP takes that shards
+        the model over all of them."""
         from geocomm.group.planning.run_estimate import chosen_levels
 
-        choices = ((name, chosen_levels(self.work, table, name)) for name in self.steps)
-        return [f"{name}, in every step: {choice}" for name, choice in choices if choice is not None]
+        found = [(f"{name}, in every step", chosen_levels(self.work, table, name)) for name in self.steps]
+        if self.steps:
+            sharded = "FSDP over all sites, each"
+            found += [
+                (f"{name}, {sharded} reduce-scatter", chosen_levels(self.work, table, name, "reduce_scatter"))
+                for name in self.steps
+            ]
+            gathers = chosen_levels(self.work, table, self.steps[0], "all_gather")
+            found.append((f"{sharded} all-gather", gathers))
+        return [f"{what}: {choice}" for what, choice in found if choice is not None]
 
     def reduce_lines(self, table: Links) -> list[str]:
         """What `reduce="auto"` would be, by codec."""

@@ -254,6 +254,29 @@ def links_over_b(folder: Path, rtt_s: Callable[[int, int], float]) -> str:
     return str(path)
 
 
+def links_of_two_regions(
+    folder: Path, *, near_bps: float = 1e10, far_bps: float = 1e8, near_s: float = 0.0002, far_s: float = 0.002
+) -> str:
+    """A new file of the links of sites a, b, c and d; the first two are a region, and so are the last.
+
+    near_s, far_s: round trips in seconds.
+    """
+    from geocomm.group.planning.link_table import Links, table_of
+
+    def is_near(src: int, dst: int) -> bool:
+        return src // 2 == dst // 2
+
+    links = Links(
+        tuple("abcd"),
+        table_of(4, lambda src, dst: near_bps if is_near(src, dst) else far_bps),
+        table_of(4, lambda src, dst: near_s if is_near(src, dst) else far_s),
+        regions=("east", "east", "west", "west"),
+    )
+    path = folder / "links.json"
+    path.write_text(json.dumps(links.to_dict()), encoding="utf-8")
+    return str(path)
+
+
 def hash_of(*tensors: torch.Tensor) -> str:
     """Of all their bits."""
     digest = hashlib.sha256()

@@ -23,16 +23,16 @@ WorkPtr WanCollectives::all_gather(const Tensors& outputs, const at::Tensor& inp
     std::vector<SendPiece> sends;
     std::vector<ReceivePiece> receives;
     collective::AllGatherLayout layout;
-    collective::RelayPaths relays;
+    collective::RelayTurns relays;
   };
   auto state = std::make_shared<State>();
   const int local_size = topology().local_size();
-  state->relays = call.policy().relays_for(
+  state->relays = call.policy().gather_relays_for(
       shard * static_cast<std::uint64_t>(topology().largest_site_size()) * input.element_size());
   const auto inner_post = inner(input.device(), true);
 
   auto pre = [=, this] {
-    state->layout = collective::all_gather_layout(topology(), shard, &state->relays);
+    state->layout = collective::all_gather_layout(topology(), shard, state->relays);
     state->host = host_room_for(at::empty({signed_size(state->layout.block)}, input.options()));
     state->source = part_view(state->host, 0, shard);
     state->source.copy_(flat(input), kNonBlocking);

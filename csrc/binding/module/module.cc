@@ -100,9 +100,9 @@ c10::intrusive_ptr<ProcessGroupGeocomm> make_group(
     int rank, int size, Milliseconds timeout,
     const std::map<std::string, std::pair<BackendPtr, BackendPtr>>& inner, std::vector<int> site_of_rank,
     std::vector<std::string> site_names, const std::optional<PyEndpoint>& endpoint, std::uint64_t group,
-    const py::bytes& token, const std::vector<PeerTuple>& peers,
-    std::optional<std::pair<LinksTuple, CodecClasses>> policy, std::size_t min_compress_bytes,
-    bool preserve_inputs, const py::object& split, const py::object& on_shutdown) {
+    const py::bytes& token, const std::vector<PeerTuple>& peers, std::optional<PolicyTuple> policy,
+    std::size_t min_compress_bytes, bool preserve_inputs, const py::object& split,
+    const py::object& on_shutdown) {
   InnerBackends backends;
   for (const auto& [device, pair] : inner) backends[at::Device(device).type()] = {pair.first, pair.second};
   auto topology =
@@ -134,7 +134,7 @@ c10::intrusive_ptr<ProcessGroupGeocomm> make_group(
     }
     if (policy) {
       const auto sites = static_cast<std::size_t>(topology.site_count());
-      config.policy = make_policy(sites, std::move(policy->first), policy->second);
+      config.policy = make_policy(sites, std::move(*policy));
     }
     wan = start_wan_collectives(process, std::move(config));
   }
@@ -197,10 +197,10 @@ py::dict group_stats(const ProcessGroupGeocomm& self) {
   return result;
 }
 
-void set_group_policy(const ProcessGroupGeocomm& self, LinksTuple links, const CodecClasses& codecs) {
+void set_group_policy(const ProcessGroupGeocomm& self, PolicyTuple policy) {
   if (!self.spans_sites()) throw_status(StatusCode::InvalidArgument, "the group is inside one site");
   const auto sites = static_cast<std::size_t>(self.wan()->topology().site_count());
-  throw_if_error(self.wan()->set_policy(make_policy(sites, std::move(links), codecs)));
+  throw_if_error(self.wan()->set_policy(make_policy(sites, std::move(policy))));
 }
 
 std::vector<std::tuple<int, std::uint64_t, double>> take_group_rates(const ProcessGroupGeocomm& self) {
@@ -271,7 +271,7 @@ PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
            py::arg("next_residual") = py::none(), py::arg("scale") = py::none(),
            py::call_guard<py::gil_scoped_release>())
       .def("encoded_range", &ProcessGroupGeocomm::encoded_range, py::arg("numel"), py::arg("dtype"))
-      .def("set_policy", &set_group_policy, py::arg("links"), py::arg("codecs"))
+      .def("set_policy", &set_group_policy, py::arg("policy"))
       .def("take_rates", &take_group_rates);
 
 #ifdef C10D_BACKEND_HAS_RECONFIGURE

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 
 #include "binding/torch/comm_error.h"
 #include "binding/torch/pybind_prelude.h"
@@ -50,30 +51,30 @@ collective::CostModel make_cost_model(std::size_t sites, LinksTuple links) {
 }
 
 // (from, over, to) of sites.
-std::vector<std::tuple<std::size_t, int, std::size_t>> relayed_pairs(const collective::RelayPaths& relays) {
-  std::vector<std::tuple<std::size_t, int, std::size_t>> pairs;
-  for (std::size_t from = 0; from < relays.sites; ++from) {
-    for (std::size_t to = 0; to < relays.sites; ++to) {
-      if (const int over = relays.via(from, to); over >= 0) pairs.emplace_back(from, over, to);
+std::set<std::tuple<std::size_t, int, std::size_t>> relayed_pairs(const collective::RelayTurns& relays) {
+  std::set<std::tuple<std::size_t, int, std::size_t>> pairs;
+  for (const collective::RelayPaths& turn : relays.turns) {
+    for (std::size_t pair = 0; pair < turn.over.size(); ++pair) {
+      if (turn.over[pair] >= 0) pairs.emplace(pair / turn.sites, turn.over[pair], pair % turn.sites);
     }
   }
   return pairs;
 }
 
-std::vector<std::tuple<std::size_t, int, std::size_t>> relays_for(std::size_t sites, LinksTuple given) {
+std::set<std::tuple<std::size_t, int, std::size_t>> relays_for(std::size_t sites, LinksTuple given) {
   const collective::LinkMatrix links = link_matrix(sites, std::move(given));
   throw_if_error(links.validate());
   return relayed_pairs(collective::choose_relays(links));
 }
 
 py::dict scheme_values(const collective::CostModel& self, const collective::ReduceScheme& scheme,
-                       double wire_bytes) {
+                       double wire_bytes, double coding_s) {
   std::vector<double> shares;
   for (const std::uint32_t parts : scheme.shares) {
     shares.push_back(static_cast<double>(parts) / collective::kShareParts);
   }
   py::dict result;
-  result["seconds"] = scheme.seconds(wire_bytes);
+  result["seconds"] = scheme.seconds(wire_bytes, coding_s);
   result["shares"] = shares;
   result["by_region"] = scheme.relays.has_adders();
   result["relays"] = relayed_pairs(scheme.relays);
@@ -81,26 +82,39 @@ py::dict scheme_values(const collective::CostModel& self, const collective::Redu
   return result;
 }
 
-py::dict cost_choice(const collective::CostModel& self, double wire_bytes) {
-  return scheme_values(self, self.choose(wire_bytes), wire_bytes);
+collective::Pattern pattern_of(const std::string& name) {
+  if (name == "all_reduce") return collective::Pattern::AllReduce;
+  if (name == "reduce_scatter") return collective::Pattern::ReduceScatter;
+  if (name == "all_gather") return collective::Pattern::AllGather;
+  throw_status(StatusCode::InvalidArgument, core::str("there is no pattern ", name));
 }
 
-std::vector<py::dict> cost_schemes(const collective::CostModel& self, double wire_bytes) {
+py::dict cost_choice(const collective::CostModel& self, double wire_bytes, const std::string& pattern,
+                     double coding_s) {
+  return scheme_values(self, self.choose(wire_bytes, pattern_of(pattern), coding_s), wire_bytes, coding_s);
+}
+
+std::vector<py::dict> cost_schemes(const collective::CostModel& self, double wire_bytes,
+                                   const std::string& pattern) {
   std::vector<py::dict> all;
-  for (const collective::ReduceScheme& scheme : self.schemes()) {
-    all.push_back(scheme_values(self, scheme, wire_bytes));
+  for (const collective::ReduceScheme& scheme : self.schemes(pattern_of(pattern))) {
+    all.push_back(scheme_values(self, scheme, wire_bytes, 0.0));
   }
   return all;
 }
 
 }  // namespace
 
-std::shared_ptr<const collective::WanPolicy> make_policy(std::size_t sites, LinksTuple links,
-                                                         const CodecClasses& codecs) {
+std::shared_ptr<const collective::WanPolicy> make_policy(std::size_t sites, PolicyTuple policy) {
+  auto& [links, codecs, codings] = policy;
   std::vector<collective::CodecClass> classes;
   for (const auto& [from_bytes, codec] : codecs) classes.push_back({from_bytes, codec.spec});
-  return value_or_throw(
-      collective::WanPolicy::create(link_matrix(sites, std::move(links)), std::move(classes)));
+  std::vector<collective::HostCoding> coding;
+  for (const auto& [codec, encode_s, decode_s, copy_s] : codings) {
+    coding.push_back({codec.spec, encode_s, decode_s, copy_s});
+  }
+  return value_or_throw(collective::WanPolicy::create(link_matrix(sites, std::move(links)),
+                                                      std::move(classes), std::move(coding)));
 }
 
 void bind_policy_values(py::module_& m) {
@@ -133,8 +147,9 @@ void bind_policy_values(py::module_& m) {
 
   py::class_<collective::CostModel>(m, "CostModel")
       .def(py::init(&make_cost_model), py::arg("sites"), py::arg("links"))
-      .def("choice", &cost_choice, py::arg("wire_bytes"))
-      .def("schemes", &cost_schemes, py::arg("wire_bytes"));
+      .def("choice", &cost_choice, py::arg("wire_bytes"), py::arg("pattern") = "all_reduce",
+           py::arg("coding_s") = 0.0)
+      .def("schemes", &cost_schemes, py::arg("wire_bytes"), py::arg("pattern") = "all_reduce");
   m.def("choose_relays", &relays_for, py::arg("sites"), py::arg("links"));
 }
 

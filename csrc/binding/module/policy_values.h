@@ -31,9 +31,12 @@ using LinksTuple = std::tuple<std::vector<double>, std::vector<double>, std::vec
 // From so many raw bytes on, this codec; by ascending size.
 using CodecClasses = std::vector<std::pair<std::uint64_t, PyCodecSpec>>;
 
+// As collective::HostCoding.
+using HostCodings = std::vector<std::tuple<PyCodecSpec, double, double, double>>;
+using PolicyTuple = std::tuple<LinksTuple, CodecClasses, HostCodings>;
+
 // Throws what WanPolicy::create() refuses.
-std::shared_ptr<const collective::WanPolicy> make_policy(std::size_t sites, LinksTuple links,
-                                                         const CodecClasses& codecs);
+std::shared_ptr<const collective::WanPolicy> make_policy(std::size_t sites, PolicyTuple policy);
 
 // Adds CodecSpec and CostModel, and the functions that go with them.
 void bind_policy_values(pybind11::module_& m);

@@ -15,6 +15,11 @@ Interval intersection(Interval a, Interval b) {
   return {begin, std::max(begin, std::min(a.end, b.end))};
 }
 
+// The same elements of a shard wherever they lie.
+Interval piece_of(Interval all, std::size_t index, std::size_t pieces) {
+  return {all.begin + all.size() * index / pieces, all.begin + all.size() * (index + 1) / pieces};
+}
+
 Interval shard_of(std::uint64_t shard, int index) {
   const auto begin = static_cast<std::uint64_t>(index) * shard;
   return {begin, begin + shard};
@@ -159,11 +164,11 @@ ReduceScatterLayout reduce_scatter_layout(const Topology& topology, std::uint64_
   return layout;
 }
 
-AllGatherLayout all_gather_layout(const Topology& topology, std::uint64_t shard, const RelayPaths* relays) {
+AllGatherLayout all_gather_layout(const Topology& topology, std::uint64_t shard, const RelayTurns& relays) {
   AllGatherLayout layout;
   const int own = topology.site();
-  const auto relay_of = [&](int from, int to) {
-    const int over = relay_between(relays, from, to);
+  const auto relay_of = [&](int from, int to, std::size_t turn) {
+    const int over = relays.at(turn).via(static_cast<std::size_t>(from), static_cast<std::size_t>(to));
     return over >= 0 && topology.site_size(over) == topology.site_size(to) ? over : -1;
   };
   const auto counterpart = [&](int site) {
@@ -176,25 +181,31 @@ AllGatherLayout all_gather_layout(const Topology& topology, std::uint64_t shard,
   std::vector<AllGatherLayout::Piece> relayed;
   for (int site = 0; site < topology.site_count(); ++site) {
     if (site == own) continue;
-    for (int position = 0; position < topology.site_size(site) && relay_of(own, site) < 0; ++position) {
+    for (int position = 0; position < topology.site_size(site); ++position) {
       const Interval common = intersection(mine, part_of(own_elements, topology.site_size(site), position));
-      if (common.empty()) continue;
-      layout.sends.push_back({topology.ranks_of(site)[static_cast<std::size_t>(position)],
-                              common.begin - mine.begin, common.size()});
-    }
-    const int over = relay_of(site, own);
-    std::vector<int> forward_to;
-    for (int other = 0; other < topology.site_count(); ++other) {
-      if (other != own && other != site && relay_of(site, other) == own) {
-        forward_to.push_back(counterpart(other));
+      for (std::size_t turn = 0; turn < relays.count(); ++turn) {
+        const Interval piece = piece_of(common, turn, relays.count());
+        if (piece.empty() || relay_of(own, site, turn) >= 0) continue;
+        layout.sends.push_back({topology.ranks_of(site)[static_cast<std::size_t>(position)],
+                                piece.begin - mine.begin, piece.size()});
       }
     }
     for (const ShardRun& run :
          runs_of_part(topology, site, shard, topology.local_rank(), bases[static_cast<std::size_t>(site)])) {
-      if (over >= 0) {
-        relayed.push_back({counterpart(over), run.block, run.count, {}, true});
-      } else {
-        layout.receives.push_back({run.rank, run.block, run.count, forward_to});
+      for (std::size_t turn = 0; turn < relays.count(); ++turn) {
+        const Interval piece = piece_of({run.block, run.block + run.count}, turn, relays.count());
+        if (piece.empty()) continue;
+        if (const int over = relay_of(site, own, turn); over >= 0) {
+          relayed.push_back({counterpart(over), piece.begin, piece.size(), {}, true});
+          continue;
+        }
+        std::vector<int> forward_to;
+        for (int other = 0; other < topology.site_count(); ++other) {
+          if (other != own && other != site && relay_of(site, other, turn) == own) {
+            forward_to.push_back(counterpart(other));
+          }
+        }
+        layout.receives.push_back({run.rank, piece.begin, piece.size(), std::move(forward_to)});
       }
     }
   }

@@ -78,13 +78,13 @@ struct AllGatherLayout {
     bool relayed = false;              // receives: the peer does so with this piece
   };
   std::uint64_t block = 0;
-  std::vector<Piece> sends;     // none empty, at most one per peer
+  std::vector<Piece> sends;     // none empty, of a peer at most one for each turn
   std::vector<Piece> receives;  // none empty; of a peer, its own first
   std::vector<CopyRun> unpack;  // gathered blocks (block * local_size) → output (shard * size)
 };
-// `relays`: of those sites only that are of one size, where each rank gets what its counterpart gets. Null:
-// all send straight.
+// `relays`: of those sites only that are of one size, where each rank gets what its counterpart gets. What
+// goes from rank to rank is cut in as many pieces as there are turns.
 AllGatherLayout all_gather_layout(const Topology& topology, std::uint64_t shard,
-                                  const RelayPaths* relays = nullptr);
+                                  const RelayTurns& relays = {});
 
 }  // namespace geocomm::collective

@@ -47,6 +47,10 @@ class OwnerDealer {
     ++dealt_[most_wanting];
     return static_cast<int>(most_wanting);
   }
+  // Chunks of a site so far.
+  std::size_t dealt(int site) const {
+    return static_cast<std::size_t>(dealt_[static_cast<std::size_t>(site)]);
+  }
 
   // How far the site with the most chunks, for its share, is above it: 1 is exact.
   double imbalance() const {
@@ -158,18 +162,14 @@ void for_each_message(const PlannedChunk& chunk, std::size_t index, int site,
   }
 }
 
-const RelayPaths& relays_of(Flow flow, const PlanSettings& settings) {
-  static const RelayPaths kNone;
-  if (flow == Flow::ToReceiver) return settings.relays != nullptr ? *settings.relays : kNone;
-  return settings.scheme != nullptr ? settings.scheme->relays : kNone;
-}
-
 }  // namespace
 
 ReducePlan plan_reduce(const Topology& topology, std::span<const PlannedStripe> stripes,
                        const PlanSettings& settings) {
   ReducePlan plan;
   std::map<int, PeerPlan> peers;
+  const RelayTurns straight;
+  const RelayTurns& relays = settings.scheme != nullptr ? settings.scheme->relays : straight;
   for (std::size_t l = 0; l < stripes.size(); ++l) {
     const PlannedStripe& planned = stripes[l];
     const auto first_receiver = std::find(planned.receives.begin(), planned.receives.end(), true);
@@ -181,14 +181,15 @@ ReducePlan plan_reduce(const Topology& topology, std::span<const PlannedStripe> 
     if (flow == Flow::OwnerReduces) dealer.emplace(settings.scheme->shares);
     std::uint32_t index = 0;
     for (std::uint64_t begin = 0; begin < elements; begin += step, ++index) {
-      PlannedChunk chunk{l, index, {begin, std::min(elements, begin + step)}, flow, -1};
+      PlannedChunk chunk{l, index, index, {begin, std::min(elements, begin + step)}, flow, -1};
       if (flow == Flow::ToReceiver) {
         chunk.reducer = static_cast<int>(first_receiver - planned.receives.begin());
       } else if (flow == Flow::OwnerReduces) {
         chunk.reducer = dealer->next();
+        chunk.turn = dealer->dealt(chunk.reducer) - 1;
       }
-      for_each_message(chunk, plan.chunks.size(), topology.site(), planned.receives,
-                       relays_of(flow, settings), [&](int from, int to, const Message& message) {
+      for_each_message(chunk, plan.chunks.size(), topology.site(), planned.receives, relays.at(chunk.turn),
+                       [&](int from, int to, const Message& message) {
                          if (from != topology.site() && to != topology.site()) return;
                          const bool sends = from == topology.site();
                          const int rank =

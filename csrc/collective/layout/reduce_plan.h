@@ -27,6 +27,7 @@ struct PlannedStripe {
 struct PlannedChunk {
   std::size_t stripe = 0;   // index in the list of stripes
   std::uint32_t index = 0;  // in the stripe
+  std::size_t turn = 0;     // of the scheme's relays: in the stripe, of those that the same site reduces
   Interval range;           // elements, from the start of the stripe
   Flow flow = Flow::BroadcastAll;
   int reducer = -1;  // the site that reduces; -1: every receiver
@@ -55,8 +56,7 @@ struct PeerPlan {
 struct PlanSettings {
   std::size_t element_bytes = 4;
   std::size_t chunk_bytes = std::size_t{1} << 20;
-  const ReduceScheme* scheme = nullptr;  // of stripes with several receivers; null: broadcast-all
-  const RelayPaths* relays = nullptr;    // of stripes with one receiver; null: all send to it straight
+  const ReduceScheme* scheme = nullptr;  // null: broadcast-all, nobody relays
 };
 
 struct ReducePlan {

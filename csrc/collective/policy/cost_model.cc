@@ -41,7 +41,13 @@ std::vector<ReduceScheme::Line> upper_envelope(std::vector<ReduceScheme::Line> l
   return kept;
 }
 
-ReduceScheme broadcast_all(const LinkMatrix& links, const RelayPaths& relays) {
+// Over which of the turns `from` reaches `to` by way of `over`.
+bool is_relayed(const RelayTurns& relays, std::size_t from, std::size_t over, std::size_t to) {
+  return std::ranges::any_of(
+      relays.turns, [&](const RelayPaths& turn) { return turn.via(from, to) == static_cast<int>(over); });
+}
+
+ReduceScheme broadcast_all(const LinkMatrix& links, const RelayTurns& relays) {
   const std::size_t sites = links.sites;
   ReduceScheme scheme;
   scheme.relays = relays;
@@ -59,7 +65,7 @@ ReduceScheme broadcast_all(const LinkMatrix& links, const RelayPaths& relays) {
       if (load == 0.0) continue;
       // The last that comes over the link may have come from afar.
       for (std::size_t origin = 0; origin < sites; ++origin) {
-        if (origin == to || relays.via(origin, to) != static_cast<int>(from)) continue;
+        if (origin == to || !is_relayed(relays, origin, from, to)) continue;
         latency = std::max(latency, path_delay(links, relays, origin, to));
       }
       scheme.lines.push_back({latency, load / links.rate(from, to)});
@@ -72,20 +78,30 @@ ReduceScheme broadcast_all(const LinkMatrix& links, const RelayPaths& relays) {
   return scheme;
 }
 
-// From the last contribution on its way to the result being everywhere.
-double latency_through(const LinkMatrix& links, const RelayPaths& relays, std::size_t owner) {
-  double in = 0.0;
+// From the last contribution on its way to the sum being at its owner.
+double latency_to(const LinkMatrix& links, const RelayTurns& relays, std::size_t owner) {
+  double longest = 0.0;
+  for (std::size_t turn = 0; turn < relays.count(); ++turn) {
+    const RelayPaths& paths = relays.at(turn);
+    for (std::size_t site = 0; site < links.sites; ++site) {
+      if (site == owner) continue;
+      // Sums go the way of the results, backwards.
+      const int adder = paths.has_adders() ? paths.via(owner, site) : -1;
+      const auto over = static_cast<std::size_t>(adder);
+      longest = std::max(longest, adder < 0 ? path_delay(links, paths, site, owner)
+                                            : links.delay(site, over) + links.delay(over, owner));
+    }
+  }
+  return longest;
+}
+
+// And on to the result being everywhere.
+double latency_through(const LinkMatrix& links, const RelayTurns& relays, std::size_t owner) {
   double out = 0.0;
   for (std::size_t site = 0; site < links.sites; ++site) {
-    if (site == owner) continue;
-    // Sums go the way of the results, backwards.
-    const int adder = relays.has_adders() ? relays.via(owner, site) : -1;
-    const auto over = static_cast<std::size_t>(adder);
-    in = std::max(in, adder < 0 ? path_delay(links, relays, site, owner)
-                                : links.delay(site, over) + links.delay(over, owner));
-    out = std::max(out, path_delay(links, relays, owner, site));
+    if (site != owner) out = std::max(out, path_delay(links, relays, owner, site));
   }
-  return in + out;
+  return latency_to(links, relays, owner) + out;
 }
 
 // Rounded so that the sum stays whole: the largest remainders are rounded up.
@@ -105,27 +121,60 @@ std::vector<std::uint32_t> in_parts(const std::vector<double>& shares) {
   return parts;
 }
 
-ReduceScheme owner_reduces(const LinkMatrix& links, const RelayPaths& relays,
+std::vector<double> fractions(const std::vector<std::uint32_t>& parts) {
+  std::vector<double> shares;
+  for (const std::uint32_t part : parts) shares.push_back(static_cast<double>(part) / kShareParts);
+  return shares;
+}
+
+ReduceScheme owner_reduces(const LinkMatrix& links, const RelayTurns& relays,
                            const std::vector<bool>& may_own) {
   ReduceScheme scheme;
   scheme.relays = relays;
   scheme.shares = in_parts(solve_owner_shares(links, may_own, relays));
-  std::vector<double> shares;
+  double seconds = owner_seconds_per_byte(links, fractions(scheme.shares), relays);
+  // Where links are alike, owners in one region alone are as fast for the mean of all turns; for one turn
+  // they are not.
+  if (relays.count() > 1) {
+    const std::vector<std::uint32_t> spread = in_parts(solve_owner_shares(links, may_own, relays.at(0)));
+    const double spread_seconds = owner_seconds_per_byte(links, fractions(spread), relays);
+    if (spread_seconds * kWorthwhile <= seconds) {
+      scheme.shares = spread;
+      seconds = spread_seconds;
+    }
+  }
   double latency = 0.0;
   for (std::size_t site = 0; site < links.sites; ++site) {
-    shares.push_back(static_cast<double>(scheme.shares[site]) / kShareParts);
     if (scheme.shares[site] > 0) latency = std::max(latency, latency_through(links, relays, site));
   }
-  scheme.lines = {{latency, owner_seconds_per_byte(links, shares, relays)}};
+  scheme.lines = {{latency, seconds}};
+  return scheme;
+}
+
+ReduceScheme reduce_scatter(const LinkMatrix& links, const RelayTurns& relays) {
+  ReduceScheme scheme;
+  scheme.relays = relays;
+  scheme.returns = false;
+  const std::vector<double> shares(links.sites, 1.0 / static_cast<double>(links.sites));
+  scheme.shares = in_parts(shares);
+  double latency = 0.0;
+  for (std::size_t site = 0; site < links.sites; ++site) {
+    latency = std::max(latency, latency_to(links, relays, site));
+  }
+  scheme.lines = {{latency, owner_seconds_per_byte(links, shares, relays, false)}};
   return scheme;
 }
 
 }  // namespace
 
-double ReduceScheme::seconds(double bytes) const {
+double ReduceScheme::seconds(double bytes, double coding_s) const {
   double most = 0.0;
-  for (const Line& line : lines) most = std::max(most, line.latency_s + line.s_per_byte * bytes);
-  return most;
+  double latency = 0.0;
+  for (const Line& line : lines) {
+    most = std::max(most, line.latency_s + line.s_per_byte * bytes);
+    latency = std::max(latency, line.latency_s);
+  }
+  return has_two_levels() ? std::max(most, latency + coding_s) : most;
 }
 
 std::vector<double> ReduceScheme::link_loads(std::size_t sites) const {
@@ -138,7 +187,7 @@ std::vector<double> ReduceScheme::link_loads(std::size_t sites) const {
         load = broadcast_load(relays, sites, from, to);
         continue;
       }
-      const std::vector<double> parts = owner_load(relays, sites, from, to);
+      const std::vector<double> parts = owner_load(relays, sites, from, to, returns);
       load = std::inner_product(parts.begin(), parts.end(), shares.begin(), 0.0) / kShareParts;
     }
   }
@@ -157,13 +206,16 @@ CostModel::CostModel(LinkMatrix links) : links_(std::move(links)), relays_(choos
   add_schemes({});
   if (relays_.any()) add_schemes(relays_);
   if (links_.regions.empty()) return;
-  const RelayPaths by_region = relays_by_region(links_);
-  if (by_region.any()) add_schemes(by_region);
-  for (ReduceScheme& scheme : schemes_) scheme.dollars = dollars(scheme);
+  if (const RelayTurns by_region = relays_by_region(links_); by_region.any()) add_schemes(by_region);
+}
+
+void CostModel::add(Pattern pattern, ReduceScheme scheme) {
+  scheme.dollars = dollars(scheme);
+  schemes_[static_cast<std::size_t>(pattern)].push_back(std::move(scheme));
 }
 
 double CostModel::dollars(const ReduceScheme& scheme) const {
-  if (links_.dollars_per_byte.empty()) return 0.0;
+  if (links_.regions.empty() || links_.dollars_per_byte.empty()) return 0.0;
   const std::vector<double> loads = scheme.link_loads(links_.sites);
   double sum = 0.0;
   for (std::size_t from = 0; from < links_.sites; ++from) {
@@ -174,8 +226,10 @@ double CostModel::dollars(const ReduceScheme& scheme) const {
   return sum;
 }
 
-void CostModel::add_schemes(const RelayPaths& relays) {
-  schemes_.push_back(broadcast_all(links_, relays));
+void CostModel::add_schemes(const RelayTurns& relays) {
+  add(Pattern::AllGather, broadcast_all(links_, relays));
+  add(Pattern::ReduceScatter, reduce_scatter(links_, relays));
+  add(Pattern::AllReduce, broadcast_all(links_, relays));
   // Between two sites both ways move the same bytes, and an owner adds a latency.
   if (links_.sites <= 2) return;
   std::vector<double> latencies;
@@ -193,20 +247,21 @@ void CostModel::add_schemes(const RelayPaths& relays) {
     ++sets;
     std::vector<bool> may_own;
     for (const double latency : latencies) may_own.push_back(latency <= bound);
-    schemes_.push_back(owner_reduces(links_, relays, may_own));
+    add(Pattern::AllReduce, owner_reduces(links_, relays, may_own));
   }
 }
 
-const ReduceScheme& CostModel::choose(double bytes) const {
-  const ReduceScheme* best = &schemes_.front();
+const ReduceScheme& CostModel::choose(double bytes, Pattern pattern, double coding_s) const {
+  const std::vector<ReduceScheme>& all = schemes(pattern);
+  const ReduceScheme* best = &all.front();
   const auto take_least = [&](auto cost, auto may_be) {
-    for (const ReduceScheme& scheme : schemes_) {
+    for (const ReduceScheme& scheme : all) {
       if (!may_be(scheme)) continue;
       const bool codes_more = scheme.has_two_levels() && !best->has_two_levels();
       if (cost(scheme) < cost(*best) * (codes_more ? kWorthAnotherCoding : kWorthwhile)) best = &scheme;
     }
   };
-  const auto seconds = [&](const ReduceScheme& scheme) { return scheme.seconds(bytes); };
+  const auto seconds = [&](const ReduceScheme& scheme) { return scheme.seconds(bytes, coding_s); };
   take_least(seconds, [](const ReduceScheme&) { return true; });
   if (best->dollars == 0.0) return *best;
   take_least(

@@ -20,7 +20,7 @@ constexpr double kEpsilon = 1e-9;
 
 // Calls visit(load per share, limit) for whatever may be the busiest: links, and the lines of sites.
 template <typename Visit>
-void for_each_limit(const LinkMatrix& links, const RelayPaths& relays, Visit&& visit) {
+void for_each_limit(const LinkMatrix& links, const RelayTurns& relays, bool returns, Visit&& visit) {
   const std::size_t sites = links.sites;
   std::vector<std::vector<double>> sent(sites, std::vector<double>(sites, 0.0));
   auto received = sent;
@@ -29,8 +29,8 @@ void for_each_limit(const LinkMatrix& links, const RelayPaths& relays, Visit&& v
   };
   for (std::size_t i = 0; i < sites; ++i) {
     for (std::size_t j = 0; j < i; ++j) {
-      const std::vector<double> there = owner_load(relays, sites, i, j);
-      const std::vector<double> back = owner_load(relays, sites, j, i);
+      const std::vector<double> there = owner_load(relays, sites, i, j, returns);
+      const std::vector<double> back = owner_load(relays, sites, j, i, returns);
       if (there == back) {
         visit(there, std::min(links.rate(i, j), links.rate(j, i)));
       } else {
@@ -132,7 +132,7 @@ class PackingProgram {
 }  // namespace
 
 std::vector<double> solve_owner_shares(const LinkMatrix& links, const std::vector<bool>& may_own,
-                                       const RelayPaths& relays) {
+                                       const RelayTurns& relays) {
   const std::size_t sites = links.sites;
   std::vector<std::size_t> owners;
   for (std::size_t site = 0; site < sites; ++site) {
@@ -145,7 +145,7 @@ std::vector<double> solve_owner_shares(const LinkMatrix& links, const std::vecto
     }
   }
   PackingProgram program(owners.size());
-  for_each_limit(links, relays, [&](const std::vector<double>& load, double limit) {
+  for_each_limit(links, relays, true, [&](const std::vector<double>& load, double limit) {
     std::vector<double> row;
     for (const std::size_t owner : owners) row.push_back(load[owner]);
     const bool is_used = std::ranges::any_of(row, [](double part) { return part > 0.0; });
@@ -161,9 +161,9 @@ std::vector<double> solve_owner_shares(const LinkMatrix& links, const std::vecto
 }
 
 double owner_seconds_per_byte(const LinkMatrix& links, const std::vector<double>& shares,
-                              const RelayPaths& relays) {
+                              const RelayTurns& relays, bool returns) {
   double seconds = 0.0;
-  for_each_limit(links, relays, [&](const std::vector<double>& load, double limit) {
+  for_each_limit(links, relays, returns, [&](const std::vector<double>& load, double limit) {
     seconds = std::max(seconds, std::inner_product(load.begin(), load.end(), shares.begin(), 0.0) / limit);
   });
   return seconds;

@@ -14,10 +14,10 @@ namespace geocomm::collective {
 // A site whose links are slow gets less, or nothing; sites with `may_own` false get nothing. At least one
 // may; `links` are valid and have two sites or more. Equal numbers give equal bits on every machine.
 std::vector<double> solve_owner_shares(const LinkMatrix& links, const std::vector<bool>& may_own,
-                                       const RelayPaths& relays = {});
+                                       const RelayTurns& relays = {});
 
-// Seconds per byte that such an exchange takes, latencies left out.
+// Seconds per byte that such an exchange takes, latencies left out. `returns`: as of owner_load().
 double owner_seconds_per_byte(const LinkMatrix& links, const std::vector<double>& shares,
-                              const RelayPaths& relays = {});
+                              const RelayTurns& relays = {}, bool returns = true);
 
 }  // namespace geocomm::collective

@@ -8,6 +8,8 @@ namespace geocomm::collective {
 namespace {
 
 constexpr double kWorthwhileGain = 2.0;
+// An owner has as many chunks at least (reduce_plan.cc), where there are enough elements.
+constexpr std::size_t kMaxTurns = 4;
 
 // What has been given out of the links so far.
 class RelayChooser {
@@ -60,6 +62,11 @@ class RelayChooser {
 
 }  // namespace
 
+const RelayPaths& RelayTurns::at(std::size_t turn) const {
+  static const RelayPaths kStraight;
+  return turns.empty() ? kStraight : turns[turn % turns.size()];
+}
+
 bool RelayPaths::any() const {
   return std::ranges::any_of(over, [](int site) { return site >= 0; });
 }
@@ -77,7 +84,7 @@ RelayPaths choose_relays(const LinkMatrix& links) {
   return {links.sites, chooser.take()};
 }
 
-RelayPaths relays_by_region(const LinkMatrix& links) {
+RelayTurns relays_by_region(const LinkMatrix& links) {
   const std::size_t sites = links.sites;
   std::vector<std::vector<std::size_t>> members(sites);
   std::vector<std::size_t> place(sites);
@@ -85,21 +92,26 @@ RelayPaths relays_by_region(const LinkMatrix& links) {
     place[site] = members[links.regions[site]].size();
     members[links.regions[site]].push_back(site);
   }
-  RelayPaths paths{sites, std::vector<int>(sites * sites, -1), std::vector<bool>(sites * sites, false),
-                   links.regions};
-  for (std::size_t owner = 0; owner < sites; ++owner) {
-    for (std::size_t site = 0; site < sites; ++site) {
-      if (!links.crosses(owner, site)) continue;
-      const std::vector<std::size_t>& region = members[links.regions[site]];
-      // One further on the way back: two regions then meet over twice as many links.
-      const std::size_t back = links.regions[owner] > links.regions[site] ? 1 : 0;
-      const std::size_t head = region[(place[owner] + back) % region.size()];
-      if (head == site) continue;
-      paths.over[owner * sites + site] = static_cast<int>(head);
-      paths.adds[owner * sites + head] = true;
+  std::size_t largest = 0;
+  for (const std::vector<std::size_t>& region : members) largest = std::max(largest, region.size());
+  RelayTurns all;
+  for (std::size_t turn = 0; turn < std::min(largest, kMaxTurns); ++turn) {
+    RelayPaths& paths = all.turns.emplace_back(RelayPaths{
+        sites, std::vector<int>(sites * sites, -1), std::vector<bool>(sites * sites, false), links.regions});
+    for (std::size_t owner = 0; owner < sites; ++owner) {
+      for (std::size_t site = 0; site < sites; ++site) {
+        if (!links.crosses(owner, site)) continue;
+        const std::vector<std::size_t>& region = members[links.regions[site]];
+        // One further on the way back: two regions then meet over twice as many links.
+        const std::size_t back = links.regions[owner] > links.regions[site] ? 1 : 0;
+        const std::size_t head = region[(place[owner] + back + turn) % region.size()];
+        if (head == site) continue;
+        paths.over[owner * sites + site] = static_cast<int>(head);
+        paths.adds[owner * sites + head] = true;
+      }
     }
   }
-  return paths;
+  return all;
 }
 
 RelayPaths relays_for(double bytes, const LinkMatrix& links, const RelayPaths& relays) {
@@ -124,7 +136,18 @@ double path_delay(const LinkMatrix& links, const RelayPaths& relays, std::size_t
   return links.delay(from, relay) + links.delay(relay, to);
 }
 
-double broadcast_load(const RelayPaths& relays, std::size_t sites, std::size_t from, std::size_t to) {
+double path_delay(const LinkMatrix& links, const RelayTurns& relays, std::size_t from, std::size_t to) {
+  double longest = 0.0;
+  for (std::size_t turn = 0; turn < relays.count(); ++turn) {
+    longest = std::max(longest, path_delay(links, relays.at(turn), from, to));
+  }
+  return longest;
+}
+
+namespace {
+
+// Of all chunks of a turn.
+double broadcast_load_at(const RelayPaths& relays, std::size_t sites, std::size_t from, std::size_t to) {
   if (relays.via(from, to) >= 0) return 0.0;
   double load = 1.0;
   for (std::size_t origin = 0; origin < sites; ++origin) {
@@ -133,9 +156,9 @@ double broadcast_load(const RelayPaths& relays, std::size_t sites, std::size_t f
   return load;
 }
 
-std::vector<double> owner_load(const RelayPaths& relays, std::size_t sites, std::size_t from,
-                               std::size_t to) {
-  std::vector<double> load(sites, 0.0);
+void add_owner_load(std::vector<double>& load, const RelayPaths& relays, std::size_t from, std::size_t to,
+                    bool returns) {
+  const std::size_t sites = load.size();
   if (relays.has_adders()) {
     // To each owner a tree: sums go up, results down.
     const auto next = [&](std::size_t site, std::size_t owner) {
@@ -144,14 +167,14 @@ std::vector<double> owner_load(const RelayPaths& relays, std::size_t sites, std:
     };
     for (std::size_t owner = 0; owner < sites; ++owner) {
       if (from != owner && next(from, owner) == to) load[owner] += 1.0;
-      if (to != owner && next(to, owner) == from) load[owner] += 1.0;
+      if (returns && to != owner && next(to, owner) == from) load[owner] += 1.0;
     }
-    return load;
+    return;
   }
-  if (relays.via(from, to) >= 0) return load;
+  if (relays.via(from, to) >= 0) return;
   // What `from` contributes to the owner `to`, and the results that it owns.
   load[to] += 1.0;
-  load[from] += 1.0;
+  if (returns) load[from] += 1.0;
   for (std::size_t other = 0; other < sites; ++other) {
     if (other == from || other == to) continue;
     // On the way to `other`: contributions; results are at `to` anyway.
@@ -159,9 +182,28 @@ std::vector<double> owner_load(const RelayPaths& relays, std::size_t sites, std:
     // On the way from `other`: contributions and results.
     if (relays.via(other, to) == static_cast<int>(from)) {
       load[to] += 1.0;
-      load[other] += 1.0;
+      if (returns) load[other] += 1.0;
     }
   }
+}
+
+}  // namespace
+
+double broadcast_load(const RelayTurns& relays, std::size_t sites, std::size_t from, std::size_t to) {
+  double load = 0.0;
+  for (std::size_t turn = 0; turn < relays.count(); ++turn) {
+    load += broadcast_load_at(relays.at(turn), sites, from, to);
+  }
+  return load / static_cast<double>(relays.count());
+}
+
+std::vector<double> owner_load(const RelayTurns& relays, std::size_t sites, std::size_t from, std::size_t to,
+                               bool returns) {
+  std::vector<double> load(sites, 0.0);
+  for (std::size_t turn = 0; turn < relays.count(); ++turn) {
+    add_owner_load(load, relays.at(turn), from, to, returns);
+  }
+  for (double& part : load) part /= static_cast<double>(relays.count());
   return load;
 }
 

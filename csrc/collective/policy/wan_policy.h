@@ -22,6 +22,15 @@ struct CodecClass {
   codec::CodecSpec codec;
 };
 
+// What a codec takes on the host, of tensors on an accelerator, which codes what goes by no regions: seconds
+// for a byte of a site's elements, by the slowest rank, for each time that it is coded or copied.
+struct HostCoding {
+  codec::CodecSpec codec;
+  double encode_s = 0.0;
+  double decode_s = 0.0;
+  double copy_s = 0.0;
+};
+
 // Whether a codec can run in collectives. Errors: InvalidArgument (impossible settings), Unsupported (a stage
 // that this build lacks; it needs a residual and has none).
 core::Status check_collective_codec(const codec::CodecSpec& codec, bool has_residual);
@@ -30,19 +39,23 @@ core::Status check_collective_codec(const codec::CodecSpec& codec, bool has_resi
 class WanPolicy {
  public:
   // `classes` by ascending size; what is smaller than the first goes uncompressed. `links` has the group's
-  // sites in their order. Errors: as CostModel::create(), but one site is allowed; InvalidArgument: a codec
-  // with impossible settings, classes out of order; Unsupported: a codec that cannot run in collectives.
+  // sites in their order. `coding`: empty where tensors are not on accelerators, or nobody knows. Errors: as
+  // CostModel::create(), but one site is allowed; InvalidArgument: a codec with impossible settings, classes
+  // out of order, seconds below zero; Unsupported: a codec that cannot run in collectives.
   static core::Result<std::shared_ptr<const WanPolicy>> create(LinkMatrix links,
-                                                               std::vector<CodecClass> classes);
+                                                               std::vector<CodecClass> classes,
+                                                               std::vector<HostCoding> coding = {});
 
   const codec::CodecSpec& codec_for(std::uint64_t raw_bytes) const;
-  // How to carry out an all-reduce of `elements`. Null: there is one site.
-  const ReduceScheme* scheme_for(const codec::CodecSpec& codec, core::DType dtype,
+  // How to carry out a reduction of `elements`. Null: there is one site.
+  const ReduceScheme* scheme_for(Pattern pattern, const codec::CodecSpec& codec, core::DType dtype,
                                  std::uint64_t elements) const;
-  // Who relays where only one site wants the result. Null: there is one site.
-  const RelayPaths* relays() const { return costs_ ? &costs_->relays() : nullptr; }
-  // Who relays where several sites want the same `bytes` of each site, or of one.
+  // Seconds of the host that two levels take more than others, of tensors on accelerators.
+  double coding_s(Pattern pattern, const codec::CodecSpec& codec, double raw_bytes) const;
+  // Who relays where all sites want the same `bytes` of one.
   RelayPaths relays_for(std::uint64_t bytes) const;
+  // Who relays where all sites want the same `bytes` of each.
+  RelayTurns gather_relays_for(std::uint64_t bytes) const;
   // As LinkMatrix::regions.
   std::vector<std::uint32_t> regions() const {
     return costs_ ? costs_->links().regions : std::vector<std::uint32_t>{};
@@ -51,9 +64,10 @@ class WanPolicy {
   const std::vector<CodecClass>& classes() const { return classes_; }
 
  private:
-  WanPolicy(std::optional<CostModel> costs, std::vector<CodecClass> classes);
+  WanPolicy(std::optional<CostModel> costs, std::vector<CodecClass> classes, std::vector<HostCoding> coding);
   const std::optional<CostModel> costs_;
   const std::vector<CodecClass> classes_;
+  const std::vector<HostCoding> coding_;
 };
 
 }  // namespace geocomm::collective

@@ -331,13 +331,14 @@ bool HostReduceTransfer::divides_at_end(const FrameChunk& chunk) const {
 }
 
 bool HostReduceTransfer::is_sum(const FrameChunk& chunk, int site) const {
-  return chunk.flow == Flow::OwnerReduces &&
-         scheme_->relays.is_adder(static_cast<std::size_t>(chunk.reducer), static_cast<std::size_t>(site));
+  return scheme_ != nullptr && chunk.reducer >= 0 &&
+         scheme_->relays.at(chunk.turn)
+             .is_adder(static_cast<std::size_t>(chunk.reducer), static_cast<std::size_t>(site));
 }
 
 std::uint32_t HostReduceTransfer::region_of(std::size_t site) const {
   const bool are_apart = scheme_ != nullptr && scheme_->has_two_levels();
-  return are_apart ? scheme_->relays.regions[site] : 0;
+  return are_apart ? scheme_->relays.at(0).regions[site] : 0;
 }
 
 FeedbackReport HostReduceTransfer::report() const {

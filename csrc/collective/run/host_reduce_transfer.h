@@ -46,7 +46,7 @@ class HostReduceTransfer final : public ReduceTransfer {
   bool divides_at_end(const FrameChunk& chunk) const;
   int divisor_of(const FrameChunk& chunk) const { return chunk.adds ? 1 : frames_->divisor; }
   // Of a chunk whose sum this rank makes.
-  static bool sends_sum(const FrameChunk& chunk) { return chunk.flow == Flow::OwnerReduces; }
+  static bool sends_sum(const FrameChunk& chunk) { return chunk.owns || chunk.adds; }
   // Whether a site sends what it adds up for the owner.
   bool is_sum(const FrameChunk& chunk, int site) const;
   // Whose sum is made apart; 0 where no region's is.

@@ -34,8 +34,19 @@ ReducePlan plan_of(const ExchangeConfig& config, const OpContext& context, const
                    std::span<const StripeData> stripes) {
   std::vector<PlannedStripe> shapes;
   for (const StripeData& stripe : stripes) shapes.push_back({stripe.stripe, stripe.receives});
-  return plan_reduce(config.topology, shapes,
-                     {core::size_of(context.dtype), config.chunk_bytes, scheme, context.policy->relays()});
+  return plan_reduce(config.topology, shapes, {core::size_of(context.dtype), config.chunk_bytes, scheme});
+}
+
+// Null: there is one site.
+const ReduceScheme* scheme_of(const ExchangeConfig& config, const OpContext& context,
+                              const codec::CodecSpec& codec) {
+  if (context.kind == OpKind::AllReduce) {
+    return context.policy->scheme_for(Pattern::AllReduce, codec, context.dtype, context.elements);
+  }
+  // One site wants of a reduce what each wants of a reduce-scatter of so many times the elements.
+  const std::uint64_t times =
+      context.kind == OpKind::Reduce ? static_cast<std::uint64_t>(config.topology.site_count()) : 1;
+  return context.policy->scheme_for(Pattern::ReduceScatter, codec, context.dtype, times * context.elements);
 }
 
 }  // namespace
@@ -58,7 +69,7 @@ ReduceTransfer::ReduceTransfer(std::shared_ptr<ExchangeShared> shared, const OpC
   frames_->divisor = op == ReduceOp::Avg ? topology.size() : 1;
   frames_->own_site = static_cast<std::size_t>(topology.site());
   frames_->arrivals = std::make_shared<ArrivalRoom>(core::Buffer(), buffers());
-  scheme_ = context.policy->scheme_for(codec(), context.dtype, context.elements);
+  scheme_ = scheme_of(config(), context, codec());
   ReducePlan plan = plan_of(config(), context, scheme_, stripes);
   messages_ = std::move(plan.peers);
   routes_.resize(plan.chunks.size());
@@ -254,10 +265,11 @@ std::vector<Transfer::Peer> ReduceTransfer::make_peers() const {
 }
 
 std::set<int> ReduceTransfer::added_up_by(const Message& sum) const {
-  const std::vector<int>& ranks = stripes_[frames_->chunks[sum.chunk].stripe].stripe.rank_of_site;
+  const FrameChunk& chunk = frames_->chunks[sum.chunk];
+  const std::vector<int>& ranks = stripes_[chunk.stripe].stripe.rank_of_site;
   std::set<int> added;
   for (std::size_t site = 0; site < ranks.size(); ++site) {
-    if (scheme_->relays.via(frames_->own_site, site) == sum.origin) added.insert(ranks[site]);
+    if (scheme_->relays.at(chunk.turn).via(frames_->own_site, site) == sum.origin) added.insert(ranks[site]);
   }
   return added;
 }

@@ -6,17 +6,19 @@ import base64
 import contextlib
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
 from geocomm.codecs.codec_spec import AUTO, collective_codec
 from geocomm.core.addresses import is_loopback
 from geocomm.core.environment import collector_socket, telemetry_folder
 from geocomm.core.errors import InvalidArgumentError, UnsupportedError
+from geocomm.core.installation import build_facts
 from geocomm.core.message_log import announce
 from geocomm.core.native import native
 from geocomm.core.options import Options, codec_threads, transport_keys
@@ -249,9 +251,9 @@ def introduce(
     if options.site is not None and (options.security == "insecure" or options.keys or any(map(is_loopback, hosts))):
         endpoint = held.enter_context(runtime.endpoint(options, listening_host(hosts), believed_refusal))
     links = links_of_group(options)
-    speeds: Mapping[str, tuple[float, float]] = (
-        codec_choice.measure(codec_choice.candidates(options), codec_threads(options)) if options.codec == AUTO else {}
-    )
+    codes_on_gpu = _codes_on_gpu()
+    measured = codec_choice.worth_measuring(options, links, codes_on_gpu=codes_on_gpu)
+    speeds = codec_choice.measure(measured, codec_threads(options))
     group, token = new_group_identity()
     own = RankInfo(
         rank=rank,
@@ -266,6 +268,7 @@ def introduce(
         codecs=core.codec_names(),
         agreed=options.agreed() | {"codec": form, "links": links.digest() if links else "not given"},
         written={"codec": options.codec},
+        codes_on_gpu=codes_on_gpu,
         codec_speeds={codec: list(speed) for codec, speed in speeds.items()},
         presence=asdict(own_presence(global_rank, options, hosts[0])),
         detail_debugging=dist.get_debug_level() == dist.DebugLevel.DETAIL,
@@ -275,6 +278,12 @@ def introduce(
         token=token,
     )
     return own, options, endpoint
+
+
+def _codes_on_gpu() -> bool:
+    """Whether lossy reductions of CUDA tensors are coded where they are."""
+    facts = build_facts() if torch.cuda.is_available() else None
+    return facts is not None and facts.cuda_kernels
 
 
 def _site_of(options: Options) -> str:

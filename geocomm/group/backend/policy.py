@@ -7,11 +7,11 @@ publishes the decision; the others follow it, so that all ranks carry out an ope
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from geocomm.codecs.codec_spec import AUTO, collective_codec
+from geocomm.codecs.codec_spec import AUTO, collective_codec, collective_form
 from geocomm.core.bad_input import first_problem, problem_text
 from geocomm.core.errors import InvalidArgumentError, VersionMismatchError
 from geocomm.group.membership.rank_record import RankInfo, sites_of
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from geocomm.core.options import Options
 
 
+NativePolicy: TypeAlias = "tuple[NativeLinks, list[tuple[int, CodecSpec]], list[tuple[CodecSpec, float, float, float]]]"
+
+
 class Policy(BaseModel):
     """What the ranks have agreed on for one epoch."""
 
@@ -35,22 +38,30 @@ class Policy(BaseModel):
     links: Links
     codecs: tuple[tuple[int, str], ...]
     """(from this many bytes on, codec as the user calls it), ascending."""
+    coding: tuple[tuple[str, float, float, float], ...] = ()
+    """(codec, seconds to encode, decode and copy a byte of a site's elements on the host of the slowest rank). Given
+    where all ranks code on GPUs, and regions would leave it to their hosts."""
 
     @classmethod
     def decide(cls, epoch: int, links: Links, infos: Sequence[RankInfo], options: Options) -> Policy:
         """Decide from what all ranks know of each other."""
-        if options.codec != AUTO:
-            return cls(epoch=epoch, links=links, codecs=((options.min_compress_bytes, options.codec),))
         site_of_rank, names = sites_of(list(infos))
         fewest = min(site_of_rank.count(site) for site in range(len(names)))
         speeds = codec_choice.slowest([info.codec_speeds for info in infos])
-        model = codec_choice.ReduceTime(links, fewest)
-        codecs = codec_choice.choose(model, speeds, options.min_compress_bytes)
-        return cls(epoch=epoch, links=links, codecs=codecs)
+        codecs: tuple[tuple[int, str], ...] = ((options.min_compress_bytes, options.codec),)
+        if options.codec == AUTO:
+            codecs = codec_choice.choose(codec_choice.ReduceTime(links, fewest), speeds, options.min_compress_bytes)
+        coding: tuple[tuple[str, float, float, float], ...] = ()
+        if links.by_region() and all(info.codes_on_gpu for info in infos):
+            copy_s = speeds[codec_choice.UNCOMPRESSED].encode / fewest
+            coding = tuple((codec, one.encode / fewest, one.decode / fewest, copy_s) for codec, one in speeds.items())
+        return cls(epoch=epoch, links=links, codecs=codecs, coding=coding)
 
-    def for_native(self) -> tuple[NativeLinks, list[tuple[int, CodecSpec]]]:
-        """Links and codecs as the native module takes them."""
-        return self.links.for_native(), [(size, collective_codec(codec)) for size, codec in self.codecs]
+    def for_native(self) -> NativePolicy:
+        """What the native module takes of it."""
+        codecs = [(size, collective_codec(codec)) for size, codec in self.codecs]
+        coding = [(collective_form(codec), encode, decode, copy) for codec, encode, decode, copy in self.coding]
+        return self.links.for_native(), codecs, coding
 
     def describe(self) -> dict[str, Any]:
         """What `geocomm.stats()` shows of it."""

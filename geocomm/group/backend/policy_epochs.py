@@ -24,7 +24,7 @@ _LEAST_SECONDS = 0.001
 
 def apply(group: Group, policy: Policy) -> None:
     """Have the group follow `policy` from its next operation on. Logs a codec that changed."""
-    group.backend.set_policy(*policy.for_native())
+    group.backend.set_policy(policy.for_native())
     note(group, policy)
 
 

@@ -56,7 +56,8 @@ class RankInfo:
     """What is `agreed`, in the user's words where they are others."""
     group: int = 0
     token: str = ""
-    # codec=auto: seconds per byte (codec_choice.py)
+    codes_on_gpu: bool = False  # lossy reductions of CUDA tensors
+    # Where something is chosen by them: seconds per byte (codec_choice.py)
     codec_speeds: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     detail_debugging: bool = False
     presence: dict[str, Any] = field(default_factory=dict[str, Any])  # the fields of a Presence

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from geocomm.codecs.codec_facts import FACTS
-from geocomm.codecs.codec_spec import codec_spec, collective_form
+from geocomm.codecs.codec_spec import AUTO, codec_spec, collective_form
 from geocomm.codecs.tensor_codec import compress, compress_bound, decompress
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.core.native import native
@@ -58,6 +58,13 @@ def candidates(options: Options) -> tuple[str, ...]:
     return tuple(allowed)
 
 
+def worth_measuring(options: Options, links: Links | None, *, codes_on_gpu: bool) -> tuple[str, ...]:
+    """The codecs whose speed on the host decides something: which one is taken, or whether regions are worth it."""
+    if options.codec == AUTO:
+        return candidates(options)
+    return tuple(FACTS) if codes_on_gpu and links is not None and links.by_region() else ()
+
+
 @Once
 def measure(codecs: tuple[str, ...], threads: int) -> Mapping[str, tuple[float, float]]:
     """(encode, decode) seconds per byte on this rank, once per process: the least of some rounds, so that a busy moment
@@ -85,7 +92,7 @@ def measure(codecs: tuple[str, ...], threads: int) -> Mapping[str, tuple[float, 
 
 
 def slowest(speeds: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Speed]:
-    """The speeds of the slowest rank, by codec."""
+    """The speeds of the slowest rank, by codec; none where none were measured."""
     return {
         codec: Speed(max(rank[codec][0] for rank in speeds), max(rank[codec][1] for rank in speeds))
         for codec in speeds[0]

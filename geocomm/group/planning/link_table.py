@@ -73,8 +73,8 @@ class Links(BaseModel):
     down_bps: Rates | None = None
     """The most bits per second that a site receives from all others together; None: no limit is known."""
     regions: tuple[str, ...] | None = None
-    """The region of each site; empty: a region of its own. Between regions a delta of local steps crosses once, and an
-    all-reduce where that saves time or dollars. None: there are no regions."""
+    """The region of each site; empty: a region of its own. Between regions a delta of local steps crosses once, and
+    what reductions and all-gathers send where that saves time or dollars. None: there are no regions."""
     dollars_per_gb: Rates | None = None
     """What a site pays for a GB that it sends to another region, 0 or more; None: nobody has told any price."""
     source: str = "assumed"

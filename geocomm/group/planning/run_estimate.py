@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from geocomm.codecs.codec_spec import codec_spec
 from geocomm.core.native import native
@@ -140,20 +140,26 @@ class RegionChoice:
         )
 
 
-def chosen_levels(work: Workload, links: Links, codec: str) -> RegionChoice | None:
-    """What the backend does of the two, in the model. None: the links have no regions."""
+Pattern: TypeAlias = Literal["all_reduce", "reduce_scatter", "all_gather"]
+"""Of every step: the first where each site has the whole model, else the others, each of all parameters once."""
+
+
+def chosen_levels(work: Workload, links: Links, codec: str, pattern: Pattern = "all_reduce") -> RegionChoice | None:
+    """What the backend does of the two, in the model. None: the links have no regions. codec: of reductions."""
     regions = Regions(links.sites, links.by_region())
     if not regions.groups:
         return None
     count = len(links.sites)
     wire = work.parameters * bytes_per_element(codec, work.element_bytes)
+    if pattern == "all_gather":
+        wire = work.parameters * work.element_bytes / count
     model = native().CostModel(count, links.for_native())
-    choice = model.choice(wire)
+    choice = model.choice(wire, pattern)
 
     def cost(by_region: bool) -> tuple[float, float, float | None]:
         """Of the best way."""
         ways: list[tuple[float, float, float | None]] = []
-        for scheme in [choice] if choice["by_region"] == by_region else model.schemes(wire):
+        for scheme in [choice] if choice["by_region"] == by_region else model.schemes(wire, pattern):
             if scheme["by_region"] == by_region:
                 loads = _loads(scheme, count)
                 crossing = sum(regions.crossing(loads))

@@ -115,8 +115,43 @@ TEST(WanPolicy, classes_choose_the_codec_and_its_size_the_way) {
   EXPECT_EQ(policy->codec_for(1 << 25).to_string(), "int8");
   // 50 ms at 125 MB/s, times three: 18.75 MB of wire bytes.
   const std::uint64_t elements = 6'000'000;
-  EXPECT_TRUE(policy->scheme_for(spec("none"), core::DType::Float32, elements)->has_owners());
-  EXPECT_FALSE(policy->scheme_for(spec("int8"), core::DType::Float32, elements)->has_owners());
+  const auto scheme_of = [&](const char* codec) {
+    return policy->scheme_for(Pattern::AllReduce, spec(codec), core::DType::Float32, elements);
+  };
+  EXPECT_TRUE(scheme_of("none")->has_owners());
+  EXPECT_FALSE(scheme_of("int8")->has_owners());
+}
+
+// Of tensors on accelerators: two levels would leave to the host what they code else.
+TEST(WanPolicy, two_levels_are_left_where_the_host_codes_slower_than_links_carry) {
+  const auto spec = [](const char* text) { return codec::CodecSpec::parse(text).value(); };
+  LinkMatrix links = LinkMatrix::uniform(4, 1e7, 0.001);
+  links.regions = {0, 0, 1, 1};
+  for (const std::size_t pair : {1u, 4u, 11u, 14u}) links.bytes_per_s[pair] = 1e9;
+  const auto by_region = [&](Pattern pattern, const char* codec, std::vector<HostCoding> coding) {
+    const auto policy = WanPolicy::create(links, {}, std::move(coding)).value();
+    return policy->scheme_for(pattern, spec(codec), core::DType::Float32, 10'000'000)->has_two_levels();
+  };
+  const HostCoding slow{spec("int8"), 1e-8, 1e-8, 1e-9};
+  const HostCoding fast{spec("int8"), 1e-10, 1e-10, 1e-11};
+  const HostCoding slow_copies{spec("int8"), 1e-10, 1e-10, 1e-8};
+  for (const Pattern pattern : {Pattern::AllReduce, Pattern::ReduceScatter}) {
+    EXPECT_TRUE(by_region(pattern, "int8", {}));
+    EXPECT_TRUE(by_region(pattern, "int8", {fast}));
+    EXPECT_FALSE(by_region(pattern, "int8", {slow}));
+    EXPECT_FALSE(by_region(pattern, "int8", {slow_copies}));
+    EXPECT_FALSE(by_region(pattern, "int4", {fast, slow}));  // unknown: as the slowest
+    EXPECT_TRUE(by_region(pattern, "none", {slow}));         // the host's business whichever way
+  }
+  // An encoding, a decoding and a copy, and of an all-reduce those of the results; a site owns a quarter.
+  const auto policy = WanPolicy::create(links, {}, {{spec("int8"), 4.0e-9, 3.0e-9, 2.0e-9}}).value();
+  EXPECT_DOUBLE_EQ(policy->coding_s(Pattern::ReduceScatter, spec("int8"), 1e9), 9.0);
+  EXPECT_DOUBLE_EQ(policy->coding_s(Pattern::AllReduce, spec("int8"), 1e9), 15.0);
+  EXPECT_EQ(policy->coding_s(Pattern::AllReduce, spec("lossless"), 1e9), 0.0);
+  for (const HostCoding& bad :
+       {HostCoding{{}, -1e-9, 0, 0}, HostCoding{{}, 2, 0, 0}, HostCoding{{}, 0, NAN, 0}}) {
+    EXPECT_EQ(WanPolicy::create(links, {}, {bad}).status().code(), StatusCode::InvalidArgument);
+  }
 }
 
 TEST(WanPolicy, impossible_classes_are_refused) {

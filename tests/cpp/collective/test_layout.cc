@@ -152,19 +152,24 @@ std::vector<AllGatherLayout::Piece> pieces_between(const std::vector<AllGatherLa
   for (const auto& send : layout.sends) {
     if (send.rank == to) pieces.push_back({from, send.offset, send.count});
   }
+  std::map<int, std::size_t> got;  // pieces of each rank's own so far
   for (const auto& piece : layout.receives) {
-    if (std::ranges::count(piece.forward_to, to) == 0) continue;
-    EXPECT_FALSE(piece.relayed);
-    const auto& sends = layouts[static_cast<std::size_t>(piece.rank)].sends;
-    const auto send = std::ranges::find(sends, from, &AllGatherLayout::Piece::rank);
-    if (send != sends.end()) pieces.push_back({piece.rank, send->offset, send->count, {}, true});
+    if (piece.relayed) {
+      EXPECT_TRUE(piece.forward_to.empty());
+      continue;
+    }
+    std::vector<AllGatherLayout::Piece> sends = layouts[static_cast<std::size_t>(piece.rank)].sends;
+    std::erase_if(sends, [&](const auto& send) { return send.rank != from; });
+    const std::size_t place = got[piece.rank]++;
+    if (std::ranges::count(piece.forward_to, to) == 0 || place >= sends.size()) continue;
+    pieces.push_back({piece.rank, sends[place].offset, sends[place].count, {}, true});
   }
   return pieces;
 }
 
 // Sends matched with receives, an inner all-gather, unpack.
 void check_all_gather(const std::vector<Topology>& topologies, std::uint64_t shard,
-                      const RelayPaths* relays = nullptr) {
+                      const RelayTurns& relays = {}) {
   const int size = topologies.front().size();
   std::vector<AllGatherLayout> layouts;
   for (const Topology& topology : topologies) {
@@ -247,9 +252,41 @@ TEST_P(LayoutShapes, all_gather_over_relays_gives_each_rank_all_shards) {
       }
       const RelayPaths relays = choose_relays(links);
       for (std::uint64_t shard : {1u, 3u, 701u}) {
-        ASSERT_NO_FATAL_FAILURE(check_all_gather(testing::topologies_of(sizes, GetParam()), shard, &relays));
+        ASSERT_NO_FATAL_FAILURE(check_all_gather(testing::topologies_of(sizes, GetParam()), shard, relays));
       }
     }
+  }
+}
+
+TEST_P(LayoutShapes, all_gather_by_regions_gives_each_rank_all_shards) {
+  for (const std::vector<int>& sizes :
+       {std::vector{1, 1, 1, 1}, {2, 2, 2, 2, 2}, {3, 2, 2, 4}, {1, 3, 3, 3, 1, 1}, {4, 1, 2}}) {
+    for (const std::uint32_t members : {2u, 3u}) {
+      LinkMatrix links = LinkMatrix::uniform(sizes.size(), 1e8, 0.05);
+      for (std::uint32_t site = 0; site < links.sites; ++site) links.regions.push_back(site / members);
+      const RelayTurns relays = relays_by_region(links);
+      for (std::uint64_t shard : {1u, 3u, 701u}) {
+        ASSERT_NO_FATAL_FAILURE(check_all_gather(testing::topologies_of(sizes, GetParam()), shard, relays));
+      }
+    }
+  }
+}
+
+TEST(Layout, all_gather_by_regions_crosses_once_for_each_region) {
+  const auto topologies = testing::topologies_of({1, 1, 1, 1, 1, 1}, false);
+  LinkMatrix links = LinkMatrix::uniform(6, 1e8, 0.05);
+  links.regions = {0, 0, 0, 1, 1, 1};
+  const RelayTurns relays = relays_by_region(links);
+  for (const Topology& topology : topologies) {
+    std::map<int, std::uint64_t> crossed;
+    for (const auto& send : all_gather_layout(topology, 600, relays).sends) {
+      if (links.crosses(static_cast<std::size_t>(topology.site()), static_cast<std::size_t>(send.rank))) {
+        crossed[send.rank] += send.count;
+      }
+    }
+    // A third over each of the three links.
+    EXPECT_EQ(crossed.size(), 3u);
+    for (const auto& [rank, count] : crossed) EXPECT_EQ(count, 200u);
   }
 }
 

@@ -150,7 +150,7 @@ TEST(ReducePlan, relayed_frames_travel_once_over_each_link) {
     check_hops(sites, all, {.scheme = &owned}, relays);
     std::vector<bool> one(sites, false);
     one[owner] = true;
-    check_hops(sites, one, {.scheme = nullptr, .relays = &relays}, relays);
+    check_hops(sites, one, {.scheme = &owned}, relays);
     EXPECT_EQ(hops_of(sites, one, {.scheme = nullptr}).size(), sites - 1);
   }
 }
@@ -169,7 +169,7 @@ TEST(ReducePlan, every_shape_and_flow_is_numbered_alike_on_both_sides) {
       schemes.back().relays = relays_by_region(testing::links_for(testing::Way::TwoLevels, 4));
     }
     for (const ReduceScheme& scheme : schemes) {
-      const PlanSettings settings{4, 2048, &scheme, &relays};
+      const PlanSettings settings{4, 2048, &scheme};
       std::vector<bool> receives(sizes.size(), true);
       ASSERT_NO_FATAL_FAILURE(check_plans(sizes, 10'007, receives, settings));
       for (std::size_t only = 0; only < sizes.size(); ++only) {

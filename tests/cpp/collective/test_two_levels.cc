@@ -90,7 +90,9 @@ TEST(TwoLevels, prices_count_for_what_is_mostly_bytes) {
 
 TEST(TwoLevels, owners_of_a_region_have_different_heads_elsewhere) {
   const LinkMatrix links = links_of_regions(2, 4);
-  const RelayPaths paths = relays_by_region(links);
+  const RelayTurns turns = relays_by_region(links);
+  ASSERT_EQ(turns.count(), 4u);
+  const RelayPaths& paths = turns.at(0);
   for (std::size_t owner = 0; owner < links.sites; ++owner) {
     std::size_t heads = 0;
     for (std::size_t site = 0; site < links.sites; ++site) {
@@ -103,35 +105,63 @@ TEST(TwoLevels, owners_of_a_region_have_different_heads_elsewhere) {
     }
     EXPECT_EQ(heads, 1u);
   }
-  // Each link between the regions carries at most what one owner's chunks need, there and back.
+  // Each link between the regions carries at most what one owner's chunks need, there and back; over all
+  // turns a quarter of what those of both its ends do.
   for (std::size_t from = 0; from < 4; ++from) {
     for (std::size_t to = 4; to < 8; ++to) {
       const std::vector<double> load = owner_load(paths, links.sites, from, to);
       EXPECT_LE(std::accumulate(load.begin(), load.end(), 0.0), 1.0);
+      std::vector<double> of_ends(links.sites, 0.0);
+      of_ends[from] = of_ends[to] = 0.25;
+      EXPECT_EQ(owner_load(turns, links.sites, from, to), of_ends);
     }
   }
 }
 
 TEST(TwoLevels, loads_are_those_of_the_frames_that_the_plan_sends) {
   const LinkMatrix links = links_of_regions(3, 2);
-  const RelayPaths paths = relays_by_region(links);
+  const RelayTurns relays = relays_by_region(links);
+  ASSERT_EQ(relays.count(), 2u);
+  constexpr std::size_t kChunks = 6;
   const auto topologies = topologies_of(std::vector<int>(links.sites, 1), false);
   for (std::size_t owner = 0; owner < links.sites; ++owner) {
-    ReduceScheme scheme{.shares = std::vector<std::uint32_t>(links.sites, 0), .lines = {}, .relays = paths};
-    scheme.shares[owner] = kShareParts;
-    for (const Topology& topology : topologies) {
-      const std::vector<PlannedStripe> stripes = {
-          {stripes_of(topology, 100).front(), std::vector<bool>(links.sites, true)}};
-      std::vector<double> sent(links.sites, 0.0);
-      for (const PeerPlan& peer : plan_reduce(topology, stripes, {.scheme = &scheme}).peers) {
-        sent[static_cast<std::size_t>(peer.rank)] += static_cast<double>(peer.sends.size());
-      }
-      for (std::size_t to = 0; to < links.sites; ++to) {
-        const auto from = static_cast<std::size_t>(topology.site());
-        if (from == to) continue;
-        EXPECT_EQ(sent[to], owner_load(paths, links.sites, from, to)[owner]) << from << " to " << to;
+    for (const bool all : {true, false}) {
+      ReduceScheme scheme{
+          .shares = std::vector<std::uint32_t>(links.sites, 0), .lines = {}, .relays = relays};
+      scheme.shares[owner] = kShareParts;
+      std::vector<bool> receives(links.sites, all);
+      receives[owner] = true;
+      for (const Topology& topology : topologies) {
+        const std::vector<PlannedStripe> stripes = {{stripes_of(topology, kChunks * 256).front(), receives}};
+        std::vector<double> sent(links.sites, 0.0);
+        const ReducePlan plan = plan_reduce(topology, stripes, {.chunk_bytes = 1024, .scheme = &scheme});
+        ASSERT_EQ(plan.chunks.size(), kChunks);
+        for (const PeerPlan& peer : plan.peers) {
+          sent[static_cast<std::size_t>(peer.rank)] += static_cast<double>(peer.sends.size());
+        }
+        for (std::size_t to = 0; to < links.sites; ++to) {
+          const auto from = static_cast<std::size_t>(topology.site());
+          if (from == to) continue;
+          EXPECT_EQ(sent[to], kChunks * owner_load(relays, links.sites, from, to, all)[owner]) << from << to;
+        }
       }
     }
+  }
+}
+
+TEST(TwoLevels, reduce_scatters_and_gathers_send_once_to_each_region_over_all_links) {
+  const LinkMatrix links = links_of_regions(4, 8);
+  const CostModel model = CostModel::create(links).value();
+  const CostModel one_level = CostModel::create(without_regions(links)).value();
+  for (const auto& [pattern, parts] : {std::pair(Pattern::ReduceScatter, 1.0), {Pattern::AllGather, 32.0}}) {
+    const ReduceScheme& scheme = model.choose(1e9, pattern);
+    ASSERT_TRUE(scheme.relays.has_adders());
+    EXPECT_EQ(scheme.has_two_levels(), pattern == Pattern::ReduceScatter);
+    EXPECT_NEAR(between(links, scheme), 3.0 * parts, 1e-3);
+    EXPECT_NEAR(between(links, one_level.choose(1e9, pattern)), 24.0 * parts, 1e-2);
+    // Four of eight sites take turns as heads, so that a link carries a quarter.
+    EXPECT_NEAR(scheme.seconds(1e9), 0.25 * one_level.choose(1e9, pattern).seconds(1e9), 0.1 * parts);
+    EXPECT_FALSE(model.choose(1e3, pattern).relays.any());
   }
 }
 

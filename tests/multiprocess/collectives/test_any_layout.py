@@ -3,21 +3,33 @@ same words; and every Work has a Future."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from support import every_operation
-from support.harness import Ranks, ranks_fixture
+from support.harness import Ranks, joined, links_of_two_regions
 
-ranks = ranks_fixture(
-    {
-        "2": ["a", "a"],
-        "1+1": ["a", "b"],
-        "3": ["a", "a", "a"],
-        "2+1": ["a", "a", "b"],
-        "4": ["a", "a", "a", "a"],
-        "2+2": ["a", "a", "b", "b"],
-    }
-)
+LAYOUTS = {
+    "2": "aa",
+    "1+1": "ab",
+    "3": "aaa",
+    "2+1": "aab",
+    "4": "aaaa",
+    "2+2": "aabb",
+    "1+1+1+1 by regions": "abcd",
+}
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    environment = {}
+    if "regions" in request.param:
+        # No operation is so small that another way would be faster.
+        folder = tmp_path_factory.mktemp("links")
+        environment["GEOCOMM_LINKS"] = links_of_two_regions(folder, near_bps=1e12, far_bps=1e3, near_s=0.0, far_s=0.0)
+    with joined(list(LAYOUTS[request.param]), environment=environment) as made:
+        yield made
 
 
 @pytest.mark.parametrize("operation", every_operation.REDUCING)

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from geocomm.group.planning.link_table import Links, table_of
+from geocomm.group.planning.link_table import Links
 from support import planned_gradients as planned
-from support.harness import Ranks, hash_of, ranks_fixture
+from support.harness import Ranks, hash_of, links_of_two_regions, ranks_fixture
 
 ELEMENTS = 400_009
 """So many that links between regions bound what all-reduces take, and two levels are faster."""
@@ -28,25 +28,9 @@ LIMIT_S = 50
 ranks = ranks_fixture({"1+1+1+1": list("abcd"), "2+1+1+2": list("abcdda")})
 
 
-def _links() -> Links:
-    """Of two regions, with fast links inside."""
-
-    def is_near(src: int, dst: int) -> bool:
-        return src // 2 == dst // 2
-
-    return Links(
-        tuple("abcd"),
-        table_of(4, lambda src, dst: 1e10 if is_near(src, dst) else 1e8),
-        table_of(4, lambda src, dst: 0.0002 if is_near(src, dst) else 0.002),
-        regions=("east", "east", "west", "west"),
-    )
-
-
 @pytest.fixture(scope="module")
 def links_file(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("links") / "links.json"
-    path.write_text(json.dumps(_links().to_dict()), encoding="utf-8")
-    return str(path)
+    return links_of_two_regions(tmp_path_factory.mktemp("links"))
 
 
 def _group(links: str, codec: str, *, by_region: bool) -> dist.ProcessGroup:

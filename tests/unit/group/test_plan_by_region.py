@@ -46,6 +46,20 @@ def test_four_regions_of_eight_sites_send_an_eighth() -> None:
     assert "s by regions (24 GB between regions, $0.48), and " in str(choice)
 
 
+def test_what_fsdp_takes_sends_once_to_each_region() -> None:
+    links = _links(4, 8)
+    scatter = chosen_levels(WORK, links, "none", "reduce_scatter")
+    gather = chosen_levels(WORK, links, "int8", "all_gather")
+    assert scatter is not None
+    assert gather is not None
+    # Each of 32 sites gets a sum of its part from three other regions, and each of its parameters goes to them.
+    for choice in (scatter, gather):
+        assert choice.by_region
+        assert choice.region_bytes == pytest.approx(3 * 4e9, rel=1e-3)
+        assert choice.plain_bytes == pytest.approx(24 * 4e9, rel=1e-3)
+        assert choice.region_s < 0.5 * choice.plain_s
+
+
 def test_prices_decide_where_times_are_alike() -> None:
     by_time, by_price = (chosen_levels(WORK, _links(2, 2, 2e9, price), "int8") for price in (None, 0.02))
     assert by_time is not None
@@ -85,7 +99,12 @@ def test_plan_says_which_and_why(tmp_path: Path) -> None:
     plan = ("plan", "--parameters", "1b", "--links", str(path), "--mode", "step", "--codec", "none")
     result = CliRunner(env={"COLUMNS": "250"}).invoke(APP, plan)
     assert result.exit_code == 0, result.output
-    (line,) = (one for one in result.stdout.splitlines() if one.startswith("none, in every step: "))
+    lines = result.stdout.splitlines()
+    for beginning in ("none, FSDP over all sites, each reduce-scatter: ", "FSDP over all sites, each all-gather: "):
+        (line,) = (one for one in lines if one.startswith(beginning))
+        assert line.startswith(f"{beginning}by regions: by the links alone, an exchange takes ")
+        assert "(12 GB between regions)" in line
+    (line,) = (one for one in lines if one.startswith("none, in every step: "))
     assert line.startswith("none, in every step: by regions: by the links alone, an exchange takes ")
     assert line.endswith("else (192 GB between regions)")
     assert "owners, regions" in result.stdout
