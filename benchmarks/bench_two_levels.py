@@ -1,12 +1,13 @@
-"""All-reduces of two and four regions over emulated lines: by regions, without them, and Gloo's, in the same run.
+"""Two and four regions over emulated lines: all-reduces, and what FSDP takes, by regions, without them, and Gloo's, in
+the same run.
 
 `python benchmarks/bench_two_levels.py [--elements N] [--times N] [--shapes 2x2 …] [--results FOLDER]`
 
 Lines inside a region have 500 Mbit/s and a round trip of 2 ms; those between two sites of different regions 50 Mbit/s
 and 40 ms. The links file says so, and names the regions, or not. Each site is one rank. Times are medians, of the
 slowest site; bytes are those that the emulator has passed on between regions, with headers. Before any time counts,
-all ranks compare the bits of what they got, and how far it is from the exact sum: exact codecs within a rounding or two
-of float32. Gloo is float32 and exact, too.
+all ranks look how far what they got is from the exact sum: exact codecs within a rounding or two of float32, gathers
+not at all. Of all-reduces and all-gathers they compare the bits. Gloo is float32 and exact, too.
 """
 
 from __future__ import annotations
@@ -28,9 +29,8 @@ import torch
 import torch.distributed as dist
 
 import geocomm
-from geocomm.core.native import native
 from geocomm.group.planning.link_table import Links, table_of
-from geocomm.group.planning.run_estimate import Workload, bytes_per_element, chosen_levels
+from geocomm.group.planning.run_estimate import Pattern, Workload, chosen_levels
 from geocomm.lab.bench.bench_report import Conditions, page, table_lines, write_pair
 from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.lab.emulator.emulated_wan import WanReport, WanRun
@@ -40,6 +40,8 @@ SHAPES = ("2x2", "2x4", "4x2", "4x8")
 """Regions, and sites of each."""
 WAYS = ("by regions", "one level", "gloo")
 CODECS = ("none", "int8", "int4")
+OPERATIONS: dict[Pattern, tuple[str, ...]] = {"all_reduce": CODECS, "reduce_scatter": CODECS, "all_gather": ("none",)}
+"""What each is measured with."""
 _LIMIT_S = 300.0
 _ROUNDING = 1e-12
 """Squared error of an exact float32 sum over the squared sum, at most."""
@@ -59,9 +61,15 @@ def links_of(regions: int, members: int) -> Links:
     )
 
 
-def cases() -> list[tuple[str, str]]:
-    """(way, codec) of each row."""
-    return [(way, codec) for codec in CODECS for way in WAYS if way != "gloo" or codec == "none"]
+def cases() -> list[tuple[Pattern, str, str]]:
+    """(operation, way, codec) of each row."""
+    return [
+        (operation, way, codec)
+        for operation, codecs in OPERATIONS.items()
+        for codec in codecs
+        for way in WAYS
+        if way != "gloo" or codec == "none"
+    ]
 
 
 # ---- at each site
@@ -71,36 +79,76 @@ def made_by(rank: int, elements: int) -> torch.Tensor:
     return torch.randn(elements, generator=torch.Generator().manual_seed(rank))
 
 
+class Operation:
+    """One operation of `pattern` on a rank: what it gives, where the result lies, and how wrong that is."""
+
+    def __init__(self, pattern: Pattern, rank: int, count: int, elements: int) -> None:
+        self._pattern = pattern
+        shard = slice(rank * elements // count, (rank + 1) * elements // count)
+        own = made_by(rank, elements)
+        self._given = own[shard] if pattern == "all_gather" else own
+        self._exact = torch.zeros(elements, dtype=torch.float64)
+        for one in range(count):
+            if pattern == "all_gather":
+                part = slice(one * elements // count, (one + 1) * elements // count)
+                self._exact[part] = made_by(one, elements)[part]
+            else:
+                self._exact += made_by(one, elements)
+        if pattern == "reduce_scatter":
+            self._exact = self._exact[shard].clone()
+        self.result = torch.empty(len(self._exact))
+        self.prepare()
+
+    def prepare(self) -> None:
+        if self._pattern == "all_reduce":
+            self.result.copy_(self._given)
+
+    def run(self, group: dist.ProcessGroup) -> None:
+        if self._pattern == "all_reduce":
+            dist.all_reduce(self.result, group=group)
+        elif self._pattern == "reduce_scatter":
+            dist.reduce_scatter_tensor(self.result, self._given, group=group)
+        else:
+            dist.all_gather_into_tensor(self.result, self._given, group=group)
+
+    def nmse(self) -> float:
+        return float(((self.result.double() - self._exact) ** 2).sum() / (self._exact**2).sum())
+
+    def check(self, codec: str) -> float:
+        """The squared error over the squared sum, which is as it has to be."""
+        error = self.nmse()
+        raw: Any = self.result.view(torch.uint8).numpy()
+        bits: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(bits, hashlib.sha256(raw).hexdigest())
+        differ = self._pattern != "reduce_scatter" and len({*bits}) != 1
+        if differ or (codec == "none" and error > (0.0 if self._pattern == "all_gather" else _ROUNDING)):
+            raise SystemExit(f"{self._pattern}, {codec}: bits {bits}, error {error:g}")
+        return error
+
+
 def site(folder: Path) -> None:
     torch.set_num_threads(1)
     settings = json.loads((folder / "settings.json").read_text())
     rank, count, elements = int(os.environ["NODE_RANK"]), settings["sites"], settings["elements"]
     dist.init_process_group("geocomm", rank=rank, world_size=count)
-    own = made_by(rank, elements)
-    exact = torch.zeros(elements, dtype=torch.float64)
-    for one in range(count):
-        exact += made_by(one, elements)
-    for number, (way, codec) in enumerate(cases()):
+    operations = {pattern: Operation(pattern, rank, count, elements) for pattern in OPERATIONS}
+    for number, (pattern, way, codec) in enumerate(cases()):
         if way == "gloo":
             group = dist.new_group(backend="gloo")
         else:
             links = str(folder / ("regions.json" if way == "by regions" else "plain.json"))
             group = dist.new_group(pg_options=geocomm.Options(codec=codec, links=links))
-        tensor = own.clone()
-        dist.all_reduce(tensor, group=group)  # connects; what it makes is looked at before any time counts
-        nmse = float(((tensor.double() - exact) ** 2).sum() / (exact**2).sum())
-        raw: Any = tensor.view(torch.uint8).numpy()
-        bits: list[Any] = [None] * count
-        dist.all_gather_object(bits, hashlib.sha256(raw).hexdigest())
-        if len({*bits}) != 1 or (codec == "none" and nmse > _ROUNDING):
-            raise SystemExit(f"{way}, {codec}: bits {bits}, error {nmse:g}")
+        operation = operations[pattern]
+        operation.prepare()
+        operation.run(group)  # connects; what it makes is looked at before any time counts
+        nmse = operation.check(codec)
         for turn in range(settings["times"]):
-            tensor = own.clone()
+            operation.prepare()
             name = f"{number}-{turn}"
             (folder / f"ready-{name}-{rank}").touch()
             _await(folder / f"go-{name}")
             begun = time.monotonic()
-            dist.all_reduce(tensor, group=group)
+            operation.run(group)
             took = time.monotonic() - begun
             said = folder / f"done-{name}-{rank}"
             said.with_suffix(".new").write_text(json.dumps({"seconds": took, "nmse": nmse}))
@@ -154,7 +202,7 @@ def run_shape(regions: int, members: int, elements: int, times: int) -> tuple[li
             def crossed(report: WanReport) -> int:
                 return sum(one.bytes for one in report.links if region[one.src] != region[one.dst])
 
-            for number, (way, codec) in enumerate(cases()):
+            for number, (pattern, way, codec) in enumerate(cases()):
                 seconds, crossing = [], []
                 said: list[dict[str, float]] = []
                 for turn in range(times):
@@ -165,9 +213,10 @@ def run_shape(regions: int, members: int, elements: int, times: int) -> tuple[li
                     seconds.append(max(one["seconds"] for one in said))
                     crossing.append(crossed(run.control.stats()) - before)
                     (folder / f"on-{number}-{turn}").touch()
-                row = {"shape": f"{regions} x {members}", "way": way, "codec": codec, "seconds": seconds}
+                row = {"operation": pattern, "shape": f"{regions} x {members}", "way": way, "codec": codec}
+                row["seconds"] = seconds
                 rows.append(row | {"crossed": statistics.median(crossing), "nmse": said[0]["nmse"]})
-                rows[-1] |= planned(links, way, codec, elements)
+                rows[-1] |= planned(links, pattern, way, codec, elements)
                 print(rows[-1], flush=True)
             status = run.wait(_LIMIT_S)
             report = run.report()
@@ -176,16 +225,14 @@ def run_shape(regions: int, members: int, elements: int, times: int) -> tuple[li
     return rows, report is not None and report.reliable
 
 
-def planned(links: Links, way: str, codec: str, elements: int) -> dict[str, float]:
+def planned(links: Links, pattern: Pattern, way: str, codec: str, elements: int) -> dict[str, float]:
     """Seconds and bytes between regions of the model."""
     if way == "gloo":
         return {}
-    choice = chosen_levels(Workload(elements, 1, 1.0), links, codec)
+    choice = chosen_levels(Workload(elements, 1, 1.0), links, codec, pattern)
     assert choice is not None
-    wire = elements * bytes_per_element(codec, 4)
-    taken = native().CostModel(len(links.sites), links.for_native()).choice(wire)
-    if way == "by regions" and not taken["by_region"]:
-        raise SystemExit(f"{codec}: the model does not go by regions: {choice}")
+    if way == "by regions" and not choice.by_region:
+        raise SystemExit(f"{pattern}, {codec}: the model does not go by regions: {choice}")
     by_region = way == "by regions"
     return {
         "plan_s": choice.region_s if by_region else choice.plain_s,
@@ -215,6 +262,7 @@ def main() -> None:
     cells = [
         (
             row["shape"],
+            row["operation"],
             row["codec"],
             row["way"],
             f"{row['crossed'] / 1e6:.1f}",
@@ -225,17 +273,23 @@ def main() -> None:
         )
         for row in rows
     ]
-    headings = ("regions", "codec", "way", "MB between regions", "plan", "s", "plan", "NMSE")
+    headings = ("regions", "operation", "codec", "way", "MB between regions", "plan", "s", "plan", "NMSE")
     note = (
-        f"An all-reduce of {4 * options.elements / 1e6:.0f} MB of float32, normally distributed, {options.times} "
-        "times: 50 Mbit/s and 40 ms between any two sites of different regions, 500 Mbit/s and 2 ms inside. All "
-        "processes share the machine."
+        f"Of {4 * options.elements / 1e6:.0f} MB of float32 at each site (of an all-gather: at all sites together), "
+        f"normally distributed, {options.times} times: 50 Mbit/s and 40 ms between any two sites of different regions, "
+        "500 Mbit/s and 2 ms inside. All processes share the machine."
     )
     if late:
         note += f" Packets were late, so times of {', '.join(late)} are void as times of a line."
     write_pair(
         options.results / "two-levels.md",
-        page("All-reduces by regions", conditions, note, *table_lines(headings, cells), ""),
+        page(
+            "All-reduces, reduce-scatters and all-gathers by regions",
+            conditions,
+            note,
+            *table_lines(headings, cells),
+            "",
+        ),
         {"conditions": asdict(conditions), "rows": rows, "late": late},
     )
     print(f"written: {options.results / 'two-levels.md'}")
