@@ -45,5 +45,5 @@ def test_threads_use_a_group_each_at_the_same_time() -> None:
 
 @pytest.mark.skipif(not sysconfig.get_config_var("Py_GIL_DISABLED"), reason="this Python always has a GIL")
 def test_native_module_leaves_the_gil_off() -> None:
-    program = "import sys, geocomm._C; sys.exit(sys._is_gil_enabled())"
+    program = "import sys; from geocomm.core.native import native; native(); sys.exit(sys._is_gil_enabled())"
     subprocess.run([sys.executable, "-W", "error::RuntimeWarning", "-c", program], check=True)
