@@ -124,9 +124,12 @@ class LeaderRounds:
             found.charge = None
 
     def held(self, name: str, hold: Hold) -> None:
-        """A frame lies on a site's disk."""
+        """A frame lies on a site's disk, or does no more."""
         for found in (self._open.get(hold.fragment), self._closed.get(hold.fragment, (None, 0.0))[0]):
             if found is None or found.version != hold.version:
+                continue
+            if not hold.held:
+                found.let_go(name, hold.frame)
                 continue
             if not found.hold(name, hold.frame):
                 self._run.drop(name, f"it holds more frames of a round than there can be: {MOST_HOLDS}")
@@ -220,7 +223,7 @@ class LeaderRounds:
         if found.charge is not None:
             self._see_to_charge(fragment, found, found.charge)
         eligible = found.eligible(self._state.live)
-        nothing = not found.offers and all(found.has_tried(name) for name in self._state.live)
+        nothing = found.are_none_anywhere(self._state.live)
         attempt_s = min(self._terms.attempt_s, 2 * grace_s) if nothing else self._terms.attempt_s
         if not eligible and self._run.now - found.tried >= attempt_s:
             self._try_again(fragment, found)

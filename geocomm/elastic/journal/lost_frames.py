@@ -55,8 +55,9 @@ class LostFrames:
         said.last, said.missed_s = run.now, max(said.missed_s, lost.missed_s)
 
     def held(self, hold: Hold) -> None:
-        """A frame lies on some disk."""
-        self._said.pop((hold.fragment, hold.version, hold.site, hold.frame), None)
+        """A frame lies on some disk, or does no more."""
+        if hold.held:
+            self._said.pop((hold.fragment, hold.version, hold.site, hold.frame), None)
 
     def given_up(self) -> Iterator[tuple[int, int, str]]:
         """(fragment, version, why): rounds of frames that nobody has had for long. The caller skips each at once."""

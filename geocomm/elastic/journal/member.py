@@ -6,7 +6,8 @@ version v:
 1. Its schedule says so: `due`. Or OPEN comes.
 2. At the next step hook, `begins` has that OPEN: the caller makes a frame of its delta, writes it to disk (fsync), and
    tells `made`; where that takes a while, it tells `begun` first. The acts send it and say OFFER.
-3. A frame of another site lies on disk (fsync): `arrived`. The act says HOLD. A disk may lose it again: `lost`.
+3. A frame of another site lies on disk (fsync): `arrived`. The act says HOLD. A disk may lose it again: `lost`, and the
+   acts say so, and again where the leader counts on the frame.
 4. The entry comes, and all its frames are there: `next_settled` has it. The caller takes the outer step and tells
    `applied`. It replaces its residual, and takes steps off its uncounted ones, by what `Settled.counted` names: the
    frame that counts need not be the newest that the site has made. Where nobody has the frames any more,
@@ -47,7 +48,8 @@ from geocomm.elastic.journal.messages import (
 )
 
 MOST_OWN_FRAMES = 3
-"""The own frames of one round: a site keeps what counts of each. After these it offers the newest again."""
+"""The own frames of one round that are on its disk: a site keeps what counts of each. After these it offers the newest
+again."""
 
 
 @dataclass(frozen=True)
@@ -249,10 +251,12 @@ class Member:
 
     def lost(self, fragment: int, version: int, site: str, frame: Hash) -> list[Say]:
         """A frame that lay on disk does so no more, or had other bytes: it is asked for again where a round lists it,
-        which waits until it has `arrived`."""
+        which waits until it has `arrived`; before, the leader is not to count on it here."""
         own = self._own[fragment]
         own.on_disk.discard((version, site, frame))
-        return self._needs(own, only=version)
+        if version in own.rounds or version < own.version:
+            return self._needs(own, only=version)
+        return [_no_more(fragment, version, site, frame)]
 
     def next_settled(self, known: Container[int] = ()) -> Settled | None:
         """The next decided round of a fragment of which every listed frame is here, or the state behind it.
@@ -296,7 +300,7 @@ class Member:
                 continue
             if own.due and not self._is_open(own):
                 acts.append(Say(Due(fragment=fragment, version=own.version)))
-            acts += [Say(offer) for offer in own.own]
+            acts += [Say(offer) for offer in self._kept(own)]
             acts += [] if own.summed is None else [Say(own.summed)]
             if own.passed >= 0 and own.passed == own.tried:
                 acts.append(Say(Pass(fragment=fragment, version=own.version, attempt=own.passed)))
@@ -314,7 +318,7 @@ class Member:
         own.open = message
         if message.version > own.version or self._is_decided(own):
             return []
-        if own.tried < message.attempt and len(own.own) >= MOST_OWN_FRAMES:
+        if own.tried < message.attempt and len(self._kept(own)) >= MOST_OWN_FRAMES:
             own.tried = own.passed = message.attempt
             nothing = Pass(fragment=message.fragment, version=message.version, attempt=message.attempt)
             return [*self._offers_again(own), Say(nothing)]
@@ -322,10 +326,15 @@ class Member:
 
     def _offers_again(self, own: _Fragment) -> list[Act]:
         """Who came since then has not got the frame yet, and a leader that came since then does not know of it."""
-        return [act for offer in own.own[-1:] for act in [*self._sends(own, offer), Say(offer)]]
+        return [act for offer in self._kept(own)[-1:] for act in [*self._sends(own, offer), Say(offer)]]
+
+    def _kept(self, own: _Fragment) -> list[Offer]:
+        """The own frames that the disk has not lost."""
+        return [offer for offer in own.own if (offer.version, self._site, offer.frame) in own.on_disk]
 
     def _sums(self, asked: Sum) -> list[Act]:
-        """The site is to average: what it lacks, or cannot do, another one is asked for in a while."""
+        """The site is to average what the leader believes to be here: where it is not, the leader hears so each time,
+        and plans the round without it, or has it brought here."""
         own = self._own.get(asked.fragment)
         if own is None or asked.version != own.version or self._is_decided(own):
             return []
@@ -333,10 +342,17 @@ class Member:
             return [] if own.summed is None else [*self._sends(own, own.summed), Say(own.summed)]
         if own.summing > asked.attempt:
             return []
-        if any((asked.version, one.site, one.frame) not in own.on_disk for one in asked.members):
-            return []
+        lacks = [one for one in asked.members if (asked.version, one.site, one.frame) not in own.on_disk]
+        if lacks:
+            return [_no_more(asked.fragment, asked.version, one.site, one.frame) for one in lacks]
         own.summing, own.summed = asked.attempt, None
         return [MakeSum(asked)]
+
+    def not_summed(self, asked: Sum) -> None:
+        """There is no average of a `MakeSum`: where the leader asks again, it is tried again."""
+        own = self._own[asked.fragment]
+        if asked.version == own.version and asked.attempt == own.summing:
+            own.summing -= 1
 
     def summed(self, said: Summed) -> list[Act]:
         """The average of a `MakeSum` is on disk; or `counts` has no site, and there is none."""
@@ -419,3 +435,8 @@ class Member:
     def _counted(self, own: _Fragment, entry: AnyRound) -> Offer | None:
         listed = tuple(one.frame for one in entry.members if one.site == self._site)
         return next((offer for offer in own.own if offer.frame.startswith(listed)), None)
+
+
+def _no_more(fragment: int, version: int, site: str, frame: Hash) -> Say:
+    """A frame is not on this site's disk."""
+    return Say(Hold(fragment=fragment, version=version, site=site, frame=frame, by_mail=False, held=False))

@@ -30,7 +30,7 @@ from geocomm.elastic.journal.entries import (
     SumFrame,
 )
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 MAX_STATE_CHARS = 64 << 20
 PART_CHARS = 100_000
 """A part of a state: less than a line in any alphabet."""
@@ -245,11 +245,13 @@ class SumChecked(OfAttempt):
 
 
 class Hold(OfFrame):
-    """The site has another site's frame on disk, after fsync."""
+    """The site has a frame on disk, after fsync; or it does not, whatever it has said before."""
 
     kind: Literal["hold"] = "hold"
     by_mail: bool
     """It came from rank to rank."""
+    held: bool = True
+    """False: the disk has lost the frame, or changed it. Said of an offered frame then, and at each Sum that has it."""
 
 
 class Applied(OfRound):

@@ -90,6 +90,17 @@ class OpenRound:
         self._holders.setdefault(frame, set()).add(name)
         return len(held) <= MOST_HOLDS
 
+    def let_go(self, name: str, frame: Hash) -> None:
+        """An offered frame lies on a site's disk no more: an aggregator is asked for the average of what it has. Of
+        others nothing is taken back, else a site could name any number of frames."""
+        if not self.holds(name, frame) or all(frame != one.frame for own in self.offers.values() for one in own):
+            return
+        self._held[name].discard(frame)
+        self._holders[frame].discard(name)
+        charge = self.charge
+        if charge is not None and charge.aggregator.site == name and charge.summed is None:
+            charge.members = () if any(one.frame == frame for one in charge.members) else charge.members
+
     def holds(self, name: str, frame: Hash) -> bool:
         """Whether a frame lies on a site's disk."""
         return name in self._holders.get(frame, ())
@@ -118,6 +129,11 @@ class OpenRound:
     def is_anywhere(self, frame: Hash, live: Sequence[str]) -> bool:
         """Whether a frame lies on a live site's disk: else nobody waits for it."""
         return any(name in self._holders.get(frame, ()) for name in live)
+
+    def are_none_anywhere(self, live: Sequence[str]) -> bool:
+        """Whether all live sites have offered or passed, and no frame lies on the disk of one."""
+        frames = (one.frame for offers in self.offers.values() for one in offers)
+        return all(map(self.has_tried, live)) and not any(self.is_anywhere(frame, live) for frame in frames)
 
     def is_safe(self, frame: Hash, live: Sequence[str]) -> bool:
         """Whether a frame lies on two live sites' disks, or on one where only one is live."""

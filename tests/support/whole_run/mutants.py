@@ -101,6 +101,11 @@ def _a_damaged_frame_is_not_asked_for_again(self: Member, fragment: int, version
     return []
 
 
+@mutant(OpenRound, "let_go", "files")
+def _what_a_disk_has_lost_is_counted_on(self: OpenRound, name: str, frame: Hash) -> None:
+    """Aggregators are asked in turn for the average of frames that their disks have lost."""
+
+
 _say_of_round = RunView.say_of_round
 
 

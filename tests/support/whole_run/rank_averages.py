@@ -48,10 +48,10 @@ class RankAverages:
                 coded, base, attempt = json.loads(content)
                 content = json.dumps([[*coded, 8], base, attempt]).encode().ljust(FRAME_BYTES)
             frame = self._store.write_frame(asked.fragment, asked.version, self._site, [content])
-        except FrameLostError as lost:
-            self._rank.ask_again(lost)
-            return
-        except OSError:
+        except OSError as error:
+            member.not_summed(asked)
+            if isinstance(error, FrameLostError):
+                self._rank.ask_again(error)
             return
         summed = Summed(
             fragment=asked.fragment,

@@ -21,6 +21,11 @@ from support.whole_run.whole_run import WholeRun
 history = WholeRun(int(sys.argv[1]), with_etcd=sys.argv[2] == "etcd", data=sys.argv[2] == "a person, of data").run()
 print(json.dumps([history.broken, history.entries, history.digest]))
 """
+_FILES = """
+import json, sys
+from support.whole_run.whole_run import WholeRun
+print(json.dumps([WholeRun(int(seed), faults={"files": 1.0}, lasting="").run().broken for seed in sys.argv[1:]]))
+"""
 _LIAR = """
 import json, sys
 from support.whole_run.whole_run import WholeRun
@@ -77,6 +82,10 @@ def test_a_run_goes_on_after_all_kinds_of_faults_in_the_same_way_in_each_process
     assert told(_HISTORY, seed, leads, hash_seed=2) == [broken, entries, digest]
 
 
+def test_no_round_stands_for_ever_where_disks_change_frames_before_their_aggregators_read_them() -> None:
+    assert told(_FILES, 37, 49) == ["", ""]
+
+
 def test_a_crowd_joins_within_a_minute_and_each_site_gives_its_state_to_two_at_a_time() -> None:
     broken, seconds, takers, givers = told(_CROWD, 1, 3, 21)
     assert not broken
@@ -101,6 +110,8 @@ def test_a_site_that_averages_wrong_is_named() -> None:
         ("snapshots wait for a leader that lasts", 0),
         ("idle connections stay", 0),
         ("a damaged frame is not asked for again", 2),
+        ("what a disk has lost is counted on", 29),
+        ("what a disk has lost is counted on", 31),
         ("a lost frame is not told", 1),
         ("each leader looks anew", 1),
         ("a need is lost", 110),

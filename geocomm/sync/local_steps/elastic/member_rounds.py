@@ -401,9 +401,9 @@ class MemberRounds:
         """The disk has not kept a frame: where a round needs it, the agent gets it from other sites."""
         logger().warning(f"local steps: {lost}: it is fetched where a round needs it")
         with self._lock:
-            needs = self._require_member().lost(lost.fragment, lost.version, lost.site, lost.frame)
-        for need in needs:
-            self._agent.say(need.message)
+            says = self._require_member().lost(lost.fragment, lost.version, lost.site, lost.frame)
+        for say in says:
+            self._agent.say(say.message)
 
     def _mail_came(self, expected: Expected, content: torch.Tensor | None, why: str) -> None:
         """On a thread of the native core."""
@@ -442,11 +442,13 @@ class MemberRounds:
             return
         try:
             said = self._frames.make_sum(asked, self._records.of(asked.fragment, asked.version))
-        except FrameLostError as lost:  # another site is asked
-            self._ask_again(lost)
-            return
         except OSError as error:
-            self._complain(error)
+            with self._lock:
+                self._require_member().not_summed(asked)
+            if isinstance(error, FrameLostError):
+                self._ask_again(error)
+            else:
+                self._complain(error)
             return
         self._act(self._told(lambda member: member.summed(said)))
 

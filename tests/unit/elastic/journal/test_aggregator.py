@@ -22,6 +22,7 @@ from geocomm.elastic.journal.messages import (
     Sum,
     Summed,
 )
+from geocomm.elastic.journal.open_round import MOST_HOLDS
 from geocomm.elastic.journal.sequencer_events import Close, Ended, LeaderSettings
 from support.led_sequencer import MODEL, Led
 
@@ -75,6 +76,9 @@ class Averaged(Led):
         by = self.charged.site
         self.say(site, Hold(fragment=0, version=0, site=by, frame=AVERAGE, by_mail=True))
 
+    def not_held(self, site: str, one: Listed) -> None:
+        self.say(site, Hold(fragment=0, version=0, site=one.site, frame=one.frame, by_mail=False, held=False))
+
     @property
     def last_counted(self) -> str:
         return "".join(one.site for one in self.round.members)
@@ -100,6 +104,53 @@ def test_a_round_is_decided_once_the_average_of_the_aggregator_is_on_another_dis
     assert led.round.sum.site == led.charged.site
     assert led.round.frames == (led.round.sum,)
     assert all(one.frame == asked[-1].members[number].frame[:16] for number, one in enumerate(led.round.members))
+
+
+def test_an_aggregator_averages_without_a_frame_that_its_disk_has_lost() -> None:
+    led = Averaged("abc")
+    led.offer_all()
+    first, others = led.messages(Sum)[-1], led.others
+    lost = next(one for one in first.members if one.site == others[0])
+    led.not_held(led.charged.site, lost)
+    led.wait(3, beating="abc")  # it may come from another site
+    second = led.messages(Sum)[-1]
+    assert [one.site for one in second.members] == sorted({led.charged.site, others[1]})
+    led.say(led.charged.site, led.summed())
+    led.not_held(led.charged.site, second.members[0])  # it has the average, which is what counts
+    led.hold_average(others[1])
+    assert led.last_counted == "".join(one.site for one in second.members)
+
+
+def test_an_aggregator_fetches_again_what_its_disk_has_lost_and_others_have() -> None:
+    led = Averaged("ab", min_sites=2)
+    led.offer_all()
+    by = led.charged.site
+    lost = next(one for one in led.messages(Sum)[-1].members if one.site != by)
+    led.not_held(by, lost)
+    led.wait(3, beating="ab")
+    assert {one.frame for one in led.messages(Fetch, by)} == {lost.frame}
+    led.say(by, Hold(fragment=0, version=0, site=lost.site, frame=lost.frame, by_mail=False))
+    assert led.messages(Sum)[-1].members == led.messages(Sum)[0].members
+
+
+def test_a_site_that_names_too_many_frames_is_dropped_though_it_takes_each_back() -> None:
+    led = Averaged("abc")
+    for number in range(MOST_HOLDS + 1):
+        for held in (True, False):
+            frame = f"{number:064x}"
+            led.say("b", Hold(fragment=0, version=0, site="a", frame=frame, by_mail=True, held=held))
+    assert [one.site for one in led.sent if isinstance(one, Close)] == ["b"]
+
+
+def test_frames_that_no_disk_has_kept_are_made_anew() -> None:
+    led = Averaged("ab")
+    led.offer_all()
+    for one in led.messages(Sum)[-1].members:
+        for site in "ab":
+            led.not_held(site, one)
+    before = led.opened.attempt
+    led.wait(5, beating="ab")
+    assert led.opened.attempt > before
 
 
 def test_nobody_but_the_aggregator_fetches_frames_of_others() -> None:
@@ -261,6 +312,10 @@ def asked(number: int) -> Sum:
     return Sum(fragment=0, version=0, attempt=number, members=members)
 
 
+def not_held(name: str) -> Hold:
+    return Hold(fragment=0, version=0, site=name, frame=name * 64, by_mail=False, held=False)
+
+
 def sent(acts: list[Any]) -> list[tuple[str, str]]:
     """(to, frame) of each mail."""
     return [(peer.site, act.offer.frame) for act in acts if isinstance(act, SendFrame) for peer in act.peers]
@@ -283,10 +338,16 @@ def test_a_rank_averages_once_for_each_charge_and_sends_that_to_all() -> None:
     member = Member("a", {0: 0})
     member.on_down(opened("a", 1))
     member.made(offer("a"))
-    assert member.on_down(asked(1)) == []  # it lacks a frame: it is asked again
+    for _ in range(2):
+        assert said(member.on_down(asked(1))) == [not_held("b")]
     member.arrived(0, 0, "b", "b" * 64, by_mail=True)
     assert member.on_down(asked(1)) == [MakeSum(asked(1))]
     assert member.on_down(asked(1)) == []
+    member.not_summed(asked(1))
+    assert said(member.lost(0, 0, "a", "a" * 64)) == [not_held("a")]
+    assert said(member.on_down(asked(1))) == [not_held("a")]
+    member.arrived(0, 0, "a", "a" * 64, by_mail=False)
+    assert member.on_down(asked(1)) == [MakeSum(asked(1))]
     summed = Summed(fragment=0, version=0, attempt=1, frame=AVERAGE, coded_bytes=8, exact_bytes=1, counts=("a", "b"))
     acts = member.summed(summed)
     assert sent(acts) == [("b", AVERAGE), ("c", AVERAGE)]

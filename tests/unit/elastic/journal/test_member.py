@@ -207,6 +207,23 @@ def test_after_so_many_frames_the_newest_is_offered_again() -> None:
     assert member.begins() == []
 
 
+def test_a_frame_that_the_disk_has_lost_is_offered_no_more_and_another_may_be_made() -> None:
+    member = Member("a", {0: 0})
+    for attempt, name in enumerate("def"):
+        member.on_down(opened(attempt=attempt))
+        member.made(offer(name, attempt=attempt))
+    member.lost(0, 0, "a", "e" * 64)
+    kept = [offer("d"), offer("f", attempt=2)]
+    assert words(member.on_down(Welcome(term=0, run=None, head=0, open=((0, 0, 2),)))) == kept
+    assert words(member.on_down(opened(attempt=3))) == []
+    assert member.begins() == [opened(attempt=3)]
+    member.on_down(listed(0, a="e"))  # another site has it
+    member.on_down(Fetched(fragment=0, version=0, site="a", frame="e" * 64))
+    settled = member.next_settled()
+    assert settled is not None
+    assert settled.counted == offer("e", attempt=1)
+
+
 def test_void_round_counts_on_without_its_frames() -> None:
     member = Member("a", {0: 0})
     assert words(member.on_down(listed(0, b="b")))
@@ -254,7 +271,8 @@ def test_frame_that_the_disk_has_lost_is_asked_for_again_and_its_round_waits() -
 def test_lost_frame_of_no_round_is_asked_for_once_a_round_lists_it() -> None:
     member = Member("a", {0: 0})
     member.arrived(0, 0, "b", "2" * 64, by_mail=True)
-    assert member.lost(0, 0, "b", "2" * 64) == []
+    [said_at_once] = words([*member.lost(0, 0, "b", "2" * 64)])
+    assert said_at_once == Hold(fragment=0, version=0, site="b", frame="2" * 64, by_mail=False, held=False)
     assert words(member.on_down(listed(0, b="2"))) == [Need(fragment=0, version=0, site="b", frame="2" * 64, bytes=9)]
 
 
