@@ -151,8 +151,14 @@ class FragmentStore:
         return digest
 
     def read_state(self, fragment: int, version: int) -> bytes:
-        """The bytes of the state. FileNotFoundError: it is not there."""
-        return self.state_path(fragment, version).read_bytes()
+        """The bytes of the state. FileNotFoundError: it is not there, or had other bits than when it was written, and
+        was removed: whoever looked at the file before may have seen them."""
+        path = self.state_path(fragment, version)
+        content = path.read_bytes()
+        if self.has_changed(fragment, version, digest_of(version, [content])):
+            self.remove_state(fragment, version)
+            raise FileNotFoundError(f"{path} does not have the bits that were written any more")
+        return content
 
     def state_digest(self, fragment: int, version: int) -> str:
         """The digest of a state on the disk. FileNotFoundError: it is not there."""

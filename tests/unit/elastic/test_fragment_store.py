@@ -47,7 +47,9 @@ def test_a_state_that_a_disk_has_changed_is_noticed_and_is_removed_with_its_dige
     assert not store.has_changed(3, 7, store.state_digest(3, 7))
     store.state_path(3, 7).write_bytes(b"x" + CONTENT[1:])
     assert store.has_changed(3, 7, store.state_digest(3, 7))
-    store.remove_state(3, 7)
+    with pytest.raises(FileNotFoundError):
+        store.read_state(3, 7)
+    assert store.states(3) == []
     store.write_state(3, 8, PIECES)
     store.remove_before(3, 9)
     assert not [*tmp_path.glob("fragments/*")]
