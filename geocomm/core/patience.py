@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 FIRST_WORD_S = 10.0
@@ -126,6 +126,14 @@ async def until_one_ends(*works: Awaitable[Any]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def comes(event: asyncio.Event, within_s: float) -> bool:
+    """Wait for an event for so many seconds at most. Whether it has come."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            await event.wait()
+    return event.is_set()
 
 
 async def for_ever(what: str, work: Callable[[], Awaitable[None]], log: Callable[[str], None]) -> None:

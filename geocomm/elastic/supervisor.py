@@ -24,7 +24,7 @@ from geocomm.core.child_processes import ending_with_this, send_signal
 from geocomm.core.environment import AGENT_OF_FIRST_NODE
 from geocomm.core.file_systems import FULL
 from geocomm.core.message_log import log
-from geocomm.core.patience import Waiting, for_ever
+from geocomm.core.patience import Waiting, comes, for_ever
 from geocomm.core.records import Record, line_of
 from geocomm.core.run_dir import RunDir
 from geocomm.elastic.agent_process import AT_ONCE, LAST_STEPS_S, LEAVE, TOLD_BY, AgentConfig
@@ -249,10 +249,8 @@ class Supervisor:
                 return status
             when = f"in {pause_s:.1f} s" if pause_s else "at once"
             log(f"the ranks of this site have ended ({_told(status)}); they start again {when}")
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self._leaving.wait()
-                    return 0
+            if await comes(self._leaving, pause_s):
+                return 0
 
     async def _run_ranks(self) -> int:
         """torchrun, once; its exit status."""

@@ -21,6 +21,7 @@ from geocomm.core.addresses import Address, AddressError
 from geocomm.core.environment import alert_webhook
 from geocomm.core.file_systems import FolderInUseError, held_by_one
 from geocomm.core.message_log import logger
+from geocomm.core.patience import comes
 from geocomm.core.run_dir import RunDir
 from geocomm.elastic.files.known_agents import about, leader_address
 from geocomm.group.rendezvous.to_collector import CollectorConfig
@@ -61,9 +62,7 @@ async def _run(config: CollectorConfig, parent: int) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
         serving = asyncio.create_task(collector.serve())
         while os.getppid() == parent and not asked.is_set() and not serving.done():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_S):
-                    await asked.wait()
+            await comes(asked, _LOOK_S)
         last = asyncio.create_task(collector.last_reports(_LAST_REPORTS_S, _LAST_LIMIT_S))
         await asyncio.wait([serving, last], return_when=asyncio.FIRST_COMPLETED)
         last.cancel()

@@ -7,7 +7,6 @@ both talk.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import enum
 import os
 import time
@@ -19,7 +18,7 @@ from typing import TypeVar
 from geocomm.core.addresses import Address, AddressError
 from geocomm.core.file_systems import put_in_place
 from geocomm.core.message_log import CalmLog
-from geocomm.core.patience import Waiting
+from geocomm.core.patience import Waiting, comes
 from geocomm.core.records import Record
 from geocomm.elastic.files.file_server import FrameAsked, HeldState, StateAsked, StatesAnswer, StatesAsked
 from geocomm.elastic.files.fragment_store import FragmentStore, file_digest, file_hash, make_room
@@ -366,9 +365,7 @@ class _Transfer:
         """Returns once there is one to take, or all are here."""
         while not self.complete and not self._free and next(self._stalled(), None) is None:
             self._news.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_STALLED_S / 2):
-                    await self._news.wait()
+            await comes(self._news, _STALLED_S / 2)
 
     def _stalled(self) -> Iterator[int]:
         now = time.monotonic()

@@ -117,9 +117,7 @@ class SqliteJournal:
         """Write entries, all of them or none; they are durable on return."""
         head, rows = expected_head, list[tuple[int, str, str, int | None, int | None]]()
         for entry in entries:
-            if entry.index != head.index + 1 or entry.prev != head.hash:
-                raise BadLineError(f"entry {entry.index} does not follow entry {head.index}")
-            head = Head(entry.index, entry.hash)
+            head = head.then(entry)
             fragment, version = (entry.fragment, entry.version) if isinstance(entry, AnyRound) else (None, None)
             rows.append((head.index, head.hash, entry.line, fragment, version))
         with self._transaction():

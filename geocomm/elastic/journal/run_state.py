@@ -59,6 +59,12 @@ class Head:
     hash: str
     """The hash of the last entry: `prev` of the next one."""
 
+    def then(self, entry: Entry) -> Head:
+        """The end with one more entry. BadLineError: it does not follow."""
+        if entry.index != self.index + 1 or entry.prev != self.hash:
+            raise BadLineError(f"entry {entry.index} does not follow entry {self.index}")
+        return Head(entry.index, entry.hash)
+
 
 EMPTY = Head(-1, FIRST_PREV)
 

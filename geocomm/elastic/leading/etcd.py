@@ -255,9 +255,7 @@ class EtcdJournal:
         """As `append`. Others see all of them or none: the head moves with the last one."""
         etcd, head = self._etcd, expected_head
         for entry in entries:
-            if entry.index != head.index + 1 or entry.prev != head.hash:
-                raise BadLineError(f"entry {entry.index} does not follow entry {head.index}")
-            head = Head(entry.index, entry.hash)
+            head = head.then(entry)
             compare, puts = [compare_leader(etcd, self._revision)], [etcd.put(_entry_name(entry.index), entry.line)]
             if entry is entries[-1]:
                 compare.append(_compare_head(etcd, expected_head))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import sqlite3
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from geocomm.core.addresses import Address
 from geocomm.core.message_log import log
-from geocomm.core.patience import Waiting
+from geocomm.core.patience import Waiting, comes
 from geocomm.elastic.files.known_agents import is_forced, tell_led
 from geocomm.elastic.journal.entries import BadLineError, Entry
 from geocomm.elastic.journal.message_lines import journal_said
@@ -92,9 +93,7 @@ class Following:
             heard = leader.others_connected("")
             tell_led(self._view.store.run_dir, [*led.doubt, *sorted(in_doubt)], led.deals.undealt_tokens, heard)
             await asyncio.sleep(_LEAST_PAUSE_S)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(FIND_AFTER_S - _LEAST_PAUSE_S):
-                    await leader.questioned.wait()
+            await comes(leader.questioned, FIND_AFTER_S - _LEAST_PAUSE_S)
             leader.questioned.clear()
 
     async def answer(self, stream: TlsStream, site: str) -> None:
@@ -208,12 +207,8 @@ class Following:
             )
 
     def _take_next(self, entries: Sequence[Entry]) -> None:
-        """Entries that another agent has, and that follow the last one here."""
-        head = self._view.journal.head
-        for entry in entries:
-            if entry.index != head.index + 1 or entry.prev != head.hash:
-                raise BadLineError(f"entry {entry.index} does not follow entry {head.index}")
-            head = Head(entry.index, entry.hash)
+        """Entries that another agent has. BadLineError: they do not follow the last one here."""
+        functools.reduce(Head.then, entries, self._view.journal.head)
         self._append(entries)
 
     async def _heard_of(self, run: str | None, term: int, leader: str) -> bool:

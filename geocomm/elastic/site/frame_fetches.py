@@ -7,7 +7,6 @@ An agent fetches for its ranks, since the leader says so, and for others that ca
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import math
 import time
@@ -15,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from geocomm.core.message_log import log
-from geocomm.core.patience import Waiting
+from geocomm.core.patience import Waiting, comes
 from geocomm.elastic.files.fetch import Outcome
 from geocomm.elastic.files.needless_files import NeedlessFiles
 from geocomm.elastic.journal.messages import Check, Fetched, Hold, Lost, TakeState, Wanted
@@ -197,9 +196,7 @@ class FrameFetches:
             waiting.tell(lambda: f"the frame of site {wanted.site} (fragment {wanted.fragment}, {wanted.version})")
 
         try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(MAIL_S):
-                    await fetch.mail_is_over.wait()
+            await comes(fetch.mail_is_over, MAIL_S)
             fetch.mail_is_over.set()
             if fetch.needed and not self._is_needed(wanted):
                 return

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from geocomm.core.addresses import Address, AddressError
 from geocomm.core.message_log import log
-from geocomm.core.patience import Waiting
+from geocomm.core.patience import Waiting, comes
 from geocomm.elastic.files.fragment_store import FragmentStore
 from geocomm.elastic.files.known_agents import KnownAgents
 from geocomm.elastic.files.snapshots import Snapshots
@@ -93,9 +93,7 @@ async def fetch_if_damaged(store: FragmentStore, hub: str, keys: Keys, leaving: 
             log(f"{path} is whole again, with the {state.head.index + 1} entries that {one.site} has{kept}")
             return True
         waiting.tell(lambda reason=reason: f"another site's journal, since that of this one is damaged ({reason})")
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_PAUSE_S):
-                await leaving.wait()
+        await comes(leaving, _PAUSE_S)
     _remove(part)
     return False
 

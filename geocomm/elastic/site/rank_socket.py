@@ -16,7 +16,7 @@ from pathlib import Path
 
 from geocomm.core.addresses import check_peer_user, private_listener
 from geocomm.core.message_log import CalmLog, logger
-from geocomm.core.patience import until_one_ends
+from geocomm.core.patience import comes, until_one_ends
 from geocomm.core.records import line_of
 from geocomm.elastic.journal.entries import BadLineError
 from geocomm.elastic.journal.message_lines import MAX_LINE_BYTES, down_of, said, up_of
@@ -99,9 +99,7 @@ class RankSocket:
                 pass
             except Exception:  # without this thread the rank would train on and never count again
                 complain(f"the line to the agent is made anew ({self.path}): {traceback.format_exc()}")
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RETRY_S):
-                    await self._closed.wait()
+            await comes(self._closed, RETRY_S)
 
     async def _talk(self) -> None:
         """One connection, until it ends or `close` is called and all is sent."""

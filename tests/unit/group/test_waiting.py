@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from geocomm.core import patience
-from geocomm.core.patience import Waiting, for_ever, said_meanwhile
+from geocomm.core.patience import Waiting, comes, for_ever, said_meanwhile
 from geocomm.group.rendezvous.agents_store import nodes_text
 from geocomm.group.rendezvous.hub_rendezvous import without_telemetry
 
@@ -34,6 +34,16 @@ def test_work_that_awaits_something_long_says_so_meanwhile(monkeypatch: pytest.M
 
     asyncio.run(asyncio.wait_for(run(), 60))
     assert lines[0] == "waiting for the hub"
+
+
+def test_an_event_comes_in_time_or_not() -> None:
+    async def run() -> None:
+        event = asyncio.Event()
+        assert not await comes(event, 0.01)
+        event.set()
+        assert await comes(event, 3600)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def test_a_site_is_named_where_it_is_known() -> None:
