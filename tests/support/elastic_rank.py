@@ -178,12 +178,10 @@ class FakeRank:
         try:
             frame = self._store.write_frame(0, opened.version, self._site, [content])
         except OSError:  # a full disk
-            self._do(self._member.made(Pass(fragment=0, version=opened.version, attempt=opened.attempt)))
+            self._do(self._member.made(Pass(**opened.named)))
             return
         offer = Offer(
-            fragment=0,
-            version=opened.version,
-            attempt=opened.attempt,
+            **opened.named,
             frame=frame,
             coded_bytes=len(content),
             exact_bytes=0,

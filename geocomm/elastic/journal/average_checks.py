@@ -54,16 +54,7 @@ class AverageChecks:
     def checked(self, name: str, said: SumChecked) -> None:
         """A site has averaged the frames too."""
         found = self._open
-        if (
-            found is None
-            or name != found.waits_for
-            or (said.fragment, said.version, said.attempt)
-            != (
-                found.asked.fragment,
-                found.asked.version,
-                found.asked.attempt,
-            )
-        ):
+        if found is None or name != found.waits_for or said.named != found.asked.named:
             return
         found.said[name] = said.frame
         hashes = [*found.said.values()]

@@ -320,8 +320,7 @@ class Member:
             return []
         if own.tried < message.attempt and len(self._kept(own)) >= MOST_OWN_FRAMES:
             own.tried = own.passed = message.attempt
-            nothing = Pass(fragment=message.fragment, version=message.version, attempt=message.attempt)
-            return [*self._offers_again(own), Say(nothing)]
+            return [*self._offers_again(own), Say(Pass(**message.named))]
         return self._offers_again(own) if own.tried >= message.attempt else []
 
     def _offers_again(self, own: _Fragment) -> list[Act]:

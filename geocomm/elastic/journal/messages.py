@@ -92,6 +92,11 @@ class OfAttempt(OfRound):
 
     attempt: Whole
 
+    @property
+    def named(self) -> dict[str, Any]:
+        """The fields that name the attempt, for another message of it."""
+        return {"fragment": self.fragment, "version": self.version, "attempt": self.attempt}
+
 
 class OfFrame(OfRound):
     """A message about a frame that a site has made for a round."""

@@ -191,12 +191,7 @@ class Sequencer:
         if not site.welcomed:
             self._run.drop(name, "its first line was no Hello")
             return
-        if isinstance(message, Beat):
-            site.heard, site.beat, site.head = self._run.now, message, max(site.head, message.head)
-            self.deals.beat(name, message)
-        elif isinstance(message, RanksUp):
-            self._ranks_up(name, site, message)
-        elif isinstance(message, _OfRun) and (why := self._misfit(message)):
+        if isinstance(message, _OfRun) and (why := self._misfit(message)):
             self._run.drop(name, why)
         else:
             self._take(name, site, message)
@@ -204,6 +199,11 @@ class Sequencer:
     def _take(self, name: str, site: LedSite, message: Up) -> None:
         """Take a message of a site that was welcomed, about a fragment that the run has."""
         match message:
+            case Beat():
+                site.heard, site.beat, site.head = self._run.now, message, max(site.head, message.head)
+                self.deals.beat(name, message)
+            case RanksUp():
+                self._ranks_up(name, site, message)
             case ReadySaid():
                 self._ready(name, site)
             case RanksGone():

@@ -34,9 +34,7 @@ class RankAverages:
         """Average as another site has."""
         with contextlib.suppress(OSError):
             frame = hashlib.sha256(self._sum(asked)).hexdigest()
-            self._rank.say(
-                SumChecked(fragment=asked.fragment, version=asked.version, attempt=asked.attempt, frame=frame)
-            )
+            self._rank.say(SumChecked(**asked.named, frame=frame))
 
     def _make(self, asked: Sum) -> None:
         member = self._rank.member
@@ -54,9 +52,7 @@ class RankAverages:
                 self._rank.ask_again(error)
             return
         summed = Summed(
-            fragment=asked.fragment,
-            version=asked.version,
-            attempt=asked.attempt,
+            **asked.named,
             frame=frame,
             coded_bytes=len(content),
             exact_bytes=0,

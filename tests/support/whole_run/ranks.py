@@ -299,7 +299,7 @@ class Rank:
         self._next_due[index] = self._step + EVERY
         version = part.anchor.version
         if not part.uncounted:
-            self.do(member.made(Pass(fragment=index, version=version, attempt=opened.attempt)))
+            self.do(member.made(Pass(**opened.named)))
             return
         counted = part.uncounted[:_MOST_STEPS]
         rest = sum(one.added for one in part.uncounted[_MOST_STEPS:])
@@ -313,15 +313,13 @@ class Rank:
             try:
                 frame = self._store.write_frame(index, version, self._machine.name, [content])
             except OSError:
-                self.do(member.made(Pass(fragment=index, version=version, attempt=opened.attempt)))
+                self.do(member.made(Pass(**opened.named)))
                 return
             part.frames[frame] = Own(delta - coded, local, len(counted))
             self._registry.steps[frame[:16]] = frozenset(one.number for one in counted)
             self._registry.read[frame[:16]] = self._life, frozenset(one for step in counted for one in step.read)
             offer = Offer(
-                fragment=index,
-                version=version,
-                attempt=opened.attempt,
+                **opened.named,
                 frame=frame,
                 coded_bytes=len(content),
                 exact_bytes=0,

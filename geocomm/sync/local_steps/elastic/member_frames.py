@@ -106,9 +106,7 @@ class MemberFrames:
                 delta.own, residual=residual, wire_bytes=coded + exact
             )
         return Offer(
-            fragment=index,
-            version=version,
-            attempt=opened.attempt,
+            **opened.named,
             frame=frame,
             coded_bytes=coded,
             exact_bytes=exact,
@@ -136,9 +134,7 @@ class MemberFrames:
         if counts:
             frame = self.keep(asked.fragment, asked.version, self._site, frames.content)
         return Summed(
-            fragment=asked.fragment,
-            version=asked.version,
-            attempt=asked.attempt,
+            **asked.named,
             frame=frame,
             coded_bytes=coded,
             exact_bytes=exact,

@@ -43,7 +43,6 @@ from geocomm.elastic.journal.messages import (
     Leave,
     Leaving,
     Model,
-    OfAttempt,
     Offer,
     Open,
     Owner,
@@ -201,8 +200,7 @@ class MemberRounds:
 
     def give_nothing(self, opened: Open) -> None:
         """The site has nothing to offer in this attempt."""
-        nothing = Pass(fragment=opened.fragment, version=opened.version, attempt=opened.attempt)
-        acts = self._told(lambda member: member.made(nothing))
+        acts = self._told(lambda member: member.made(Pass(**opened.named)))
         self._thread.post(lambda: self._act(acts))
 
     def applied(self, decided: Decided, held: AnchoredFragment) -> None:
@@ -433,7 +431,7 @@ class MemberRounds:
             said = self._frames.make(opened, delta, self._records.of(opened.fragment, opened.version))
         except OSError as error:
             self._complain(error)
-            said = Pass(fragment=opened.fragment, version=opened.version, attempt=opened.attempt)
+            said = Pass(**opened.named)
         self._act(self._told(lambda member: member.made(said)))
 
     def _make_sum(self, asked: Sum) -> None:
@@ -459,8 +457,7 @@ class MemberRounds:
         except OSError as error:  # another site may say
             logger().debug(f"local steps: an average of another site cannot be checked: {error}")
             return
-        named = asked.model_dump(include=set(OfAttempt.model_fields))
-        self._agent.say(SumChecked(frame=frame, **named))
+        self._agent.say(SumChecked(frame=frame, **asked.named))
 
     def _ended_by_run(self, why: str) -> AbortedError:
         """What ends these ranks: others in their place go on with what the run has."""
