@@ -115,7 +115,8 @@ class FrameFetches:
         needs_state = outweighs or kept.base < self._states.replayed_from(fragment)
         if needs_state or self._wants_newer(fragment, kept):
             listed = state.rounds.get(fragment)
-            self._search_state(fragment, kept.base, "" if listed is None else listed.frames[0].site)
+            last = None if listed is None else Wanted.listed(listed, listed.frames[0])
+            self._search_state(fragment, kept.base, last)
         if needs_state:
             # A state takes long, and who gives it may end then: what it leaves out comes meanwhile.
             room = itertools.accumulate(wanted.bytes for wanted in reversed(lacking))
@@ -158,7 +159,7 @@ class FrameFetches:
         versions = self._view.state.versions
         if wanted.fragment >= len(versions) or wanted.version > versions[wanted.fragment]:
             return False
-        return await self._view.fetcher.frame(wanted, await self._view.sources(first=wanted.site)) is Outcome.HERE
+        return await self._view.fetcher.frame(wanted, await self._view.sources(wanted)) is Outcome.HERE
 
     async def for_check(self, asked: Check) -> None:
         """Get all frames of a round that others have decided, for the ranks to average them too. Where one cannot be
@@ -207,7 +208,7 @@ class FrameFetches:
                     await asyncio.sleep(NEED_PAUSE_S)
                     continue
                 attempts += 1
-                sources = await self._view.sources(first=wanted.site)
+                sources = await self._view.sources(wanted)
                 outcome = await self._view.fetcher.frame(wanted, sources, self._view.proxy)
                 if outcome is Outcome.HERE:
                     break
@@ -240,13 +241,13 @@ class FrameFetches:
         if fetch.sources:
             return await self._view.fetcher.frame(wanted, fetch.sources, self._view.proxy)
         # To ask the leader who is there takes a second across the world.
-        return await self._view.fetcher.frame(wanted, self._view.last_known(first=wanted.site))
+        return await self._view.fetcher.frame(wanted, self._view.last_known(wanted))
 
     async def _take_state(self, wanted: Wanted, sources: Sequence[str], tell: Callable[[], None]) -> bool:
         """Others let go of frames once they have written a state. Whether there is one, which the ranks take then: all
         frames of the fragment that are gone wait for one search. tell: is called meanwhile, for a state takes long."""
         fragment = wanted.fragment
-        taking = self._search_state(fragment, wanted.version, wanted.site, sources)
+        taking = self._search_state(fragment, wanted.version, wanted, sources)
         while not taking.done():
             await asyncio.wait([taking], timeout=_TOLD_EVERY_S)
             tell()
@@ -257,14 +258,14 @@ class FrameFetches:
         return True
 
     def _search_state(
-        self, fragment: int, above: int, first: str, sources: Sequence[str] | None = None
+        self, fragment: int, above: int, wanted: Wanted | None, sources: Sequence[str] | None = None
     ) -> asyncio.Task[int | None]:
-        """The one search for a state of a fragment above this version. first: see `RunView.sources`, which are asked
+        """The one search for a state of a fragment above this version. wanted: see `RunView.sources`, which are asked
         where none are given."""
         if (taking := self._taking.get(fragment)) is None:
 
             async def search() -> int | None:
-                asked = await self._view.sources(first=first) if sources is None else sources
+                asked = await self._view.sources(wanted) if sources is None else sources
                 return await self._states.newest(fragment, above, asked)
 
             taking = self._taking[fragment] = self._view.life.start(search())

@@ -26,6 +26,7 @@ from geocomm.elastic.journal.messages import (
     SumChecked,
     Summed,
     Up,
+    Wanted,
     Welcome,
 )
 from geocomm.elastic.journal.run_state import RunState, Standing
@@ -149,10 +150,9 @@ class RunView:
         """The agent that gets what this one cannot; None: this one is that."""
         return None if self.leader is not None else self.leader_at
 
-    def last_known(self, first: str = "") -> list[str]:
-        """The last known host:port of each whose site trains, asking nobody, after that of the site `first`."""
-        found = {site: self.known.addresses.get(site, "") for site in self.state.live}
-        return self._in_order(found, first)
+    def last_known(self, wanted: Wanted | None = None) -> list[str]:
+        """The last known host:port of each whose site trains, asking nobody; for a frame see `sources`."""
+        return self._in_order({site: self.known.addresses.get(site, "") for site in self.state.live}, wanted)
 
     def holders(self) -> Sources:
         """Where states may be: those last known, and each later time those whom the leader hears.
@@ -166,19 +166,23 @@ class RunView:
 
         return next_ones
 
-    async def sources(self, first: str = "") -> list[str]:
-        """host:port of each, after that of the site `first`."""
+    async def sources(self, wanted: Wanted | None = None) -> list[str]:
+        """host:port of each. For a frame, those too that have left since its round, and first who has made it."""
         found = {peer.site: peer.fetch for opened in self.opens.values() for peer in opened.peers}
         if self.leader is not None:
             found |= {site: one.fetch for site, one in self.leader.sequencer.sites.items() if one.connected}
         else:
             found |= await self._agents_at_leader()
-        return self._in_order(found, first)
+        return self._in_order(found, wanted)
 
-    def _in_order(self, found: dict[str, str], first: str) -> list[str]:
-        if (known := self.state.sites.get(first)) is not None and known.standing is Standing.LEFT:
-            # The leader does not hear it. It gives out its last frames for a while.
-            found.setdefault(first, self.known.addresses.get(first, ""))
+    def _in_order(self, found: dict[str, str], wanted: Wanted | None) -> list[str]:
+        first = "" if wanted is None else wanted.site
+        entry = None if wanted is None else next(self.journal.rounds(wanted.fragment, wanted.version), None)
+        for name, site in self.state.sites.items():
+            # The leader does not hear it. It gives out the frames that it has for a while.
+            gives = name == first or (entry is not None and site.since > entry.index)
+            if gives and site.standing is Standing.LEFT:
+                found.setdefault(name, self.known.addresses.get(name, ""))
         found.pop(self.site, None)
         sites = sorted((site for site, fetch in found.items() if fetch), key=lambda site: (site != first, site))
         return [found[site] for site in sites]

@@ -76,7 +76,7 @@ MUTANTS["mail is waited for for ever"] = Mutant(
 @mutant(FrameFetches, "for_others", "strange frame")
 async def _folders_for_strangers(self: FrameFetches, wanted: Wanted) -> bool:
     """A leader that is asked for a frame makes a folder for it, whatever it is."""
-    return await self._view.fetcher.frame(wanted, await self._view.sources(first=wanted.site)) is Outcome.HERE
+    return await self._view.fetcher.frame(wanted, await self._view.sources(wanted)) is Outcome.HERE
 
 
 @mutant(Fetcher, "_close_idle", "ranks", "line", lasting="headless")

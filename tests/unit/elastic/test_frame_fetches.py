@@ -50,7 +50,7 @@ class Attempts:
 def fetches(
     run_dir: Path, fetcher: Attempts, lacks: Any = lambda *_: True, others: Sequence[str] = ("b:1",)
 ) -> tuple[FrameFetches, Told]:
-    async def sources(first: str = "") -> list[str]:
+    async def sources(wanted: Wanted | None = None) -> list[str]:
         return list(others)
 
     async def no_state(*_: object) -> None:
@@ -61,7 +61,7 @@ def fetches(
         fetcher=fetcher,
         life=SimpleNamespace(start=asyncio.create_task),
         proxy=None,
-        last_known=lambda first: ["b:1"],
+        last_known=lambda wanted: ["b:1"],
         sources=sources,
         say_of_round=told.add,
         is_current=True,
@@ -280,7 +280,7 @@ def test_what_ranks_will_begin_with_is_looked_at_once_however_long_they_are_away
         store.write_state(0, 50, [bytes(9)])  # of others
         for answer, base in ((None, 0), (50, 50)):
             found = answer
-            brought._search_state(0, 0, "", ["a:1"])
+            brought._search_state(0, 0, FRAME, ["a:1"])
             await _until(lambda: not brought._taking)
             assert brought._kept_state(0).base == base
         store.remove_state(0, 50)
