@@ -51,6 +51,8 @@ LEAVE_LIMIT_S = 35.0
 _QUIET_S = 4.0
 """An agent that has left ends once nobody has asked it for a frame for this time: others miss one after a second of
 silence, and dial three round trips."""
+_LEAST_QUIET_S = 0.001
+"""A wait that rounding leaves may be shorter than a clock's tick: no time passes in it."""
 _LINGER_S = 60.0
 """And after this time in any case: a frame of its last round may be on no other disk."""
 _ALONE_LIMIT_S = 3.0
@@ -345,7 +347,7 @@ async def _give_out(agent: Agent, asked: asyncio.Event) -> bool:
         quiet_s = now - max(begin, agent.files.idle_since)
         if quiet_s >= _QUIET_S:
             break
-        if await _either(asked, _QUIET_S - quiet_s):
+        if await _either(asked, max(_LEAST_QUIET_S, _QUIET_S - quiet_s)):
             return True
     return False
 
