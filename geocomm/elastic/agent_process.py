@@ -39,6 +39,7 @@ from geocomm.elastic.site.journal_of_others import fetch_if_damaged
 from geocomm.elastic.site.rank_socket import RankServer
 from geocomm.elastic.site.run_view import AgentEnded
 from geocomm.group.membership.own_address import own_addresses
+from geocomm.group.planning.regions import regions_text
 from geocomm.metrics.own_counters import keep_counters
 from geocomm.security.key_folder import Keys, KeysError
 from geocomm.wire.doorway import Doorway, raise_descriptor_limit
@@ -192,6 +193,8 @@ async def _run_once(
     if begun.leads:
         at = known.leader or begun.leader
         log(f"this site's agent leads the run at {at}")
+        if config.terms.regions:
+            log(f"between regions goes one copy of each frame: {regions_text(config.terms.regions)}")
         leader = Leader(journal, config.terms, at, known, log, begun.shared, begun.term)
     elif not config.ranks and not leadership.passes_on:
         raise AgentEnded(

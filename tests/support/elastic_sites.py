@@ -51,6 +51,7 @@ class ElasticSite:
     mail: bool = True
     data: DealtSet | None = None
     doubt_s: float = LeaderSettings.doubt_s
+    regions: tuple[tuple[str, ...], ...] = ()
     agent: WarmProcess | None = None
     rank: WarmProcess | None = None
     logs: list[Path] = field(default_factory=list[Path])
@@ -72,6 +73,7 @@ class ElasticSite:
                 snapshot_s=self.snapshot_s,
                 data=self.data,
                 doubt_s=self.doubt_s,
+                regions=self.regions,
             ),
             ranks=ranks,
             snapshot_url=self.snapshot_url,

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -20,9 +21,19 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import geocomm
+from geocomm.elastic.journal.messages import Offer, Peer, Summed
+from geocomm.sync.local_steps.elastic.frame_mail import FrameMail
 from geocomm.sync.local_steps.model.optimizer_state import local_part
 
 FEATURES = 64
+MAILED: list[tuple[str, str]] = []
+"""Frames that this rank has mailed, and to which sites."""
+_send = FrameMail.send
+
+
+def _counted_send(of: FrameMail, offer: Offer | Summed, peers: Sequence[Peer], content: torch.Tensor) -> None:
+    MAILED.extend((offer.frame, peer.site) for peer in peers)
+    _send(of, offer, peers, content)
 
 
 def weights_digest(model: torch.nn.Module) -> str:
@@ -72,6 +83,7 @@ def main(
     settings = geocomm.LocalSettings(every=int(every), fragments=int(fragments), reduce=reduce)
     handle = geocomm.local_steps(model, optimizer, settings)
     name = f"{os.environ['GEOCOMM_SITE']}.{os.environ.get('RANK', '0')}"
+    FrameMail.send = _counted_send
     generator = torch.Generator().manual_seed(xxhash.xxh3_64(name.encode()).intdigest() % 2**31)
     began_with = moments(optimizer)
     stop = Path(out) / "stop"
@@ -102,7 +114,7 @@ def main(
                 file=log,
             )
         handle.finish()
-        print(json.dumps({"end": weights_digest(model), "round_log": geocomm.round_log()}), file=log)
+        print(json.dumps({"end": weights_digest(model), "round_log": geocomm.round_log(), "mailed": MAILED}), file=log)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import asyncio
 import enum
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -48,6 +48,10 @@ _LOOK_S = 2.0
 _STALLED_S = 1.5
 """A range of which nothing has come for this time is asked of another source too."""
 _COMPLAINT_S = 60.0
+_FAR_AFTER_S = 5.0
+"""A file that the sources of the own region do not bring within this time is asked of the others too."""
+_NEAR_BYTES_PER_S = 10e6
+"""But for a larger one that comes faster than this. Chosen: a tenth of what a gigabit carries."""
 
 _R = TypeVar("_R", bound=Record)
 
@@ -73,11 +77,13 @@ class Fetcher:
         log: Callable[[str], None],
         most_frame_bytes: Callable[[], int] = lambda: MAX_FILE_BYTES,
         disk_failed: Callable[[int], None] = lambda size: None,
+        near: Callable[[], Collection[str]] = tuple,
     ) -> None:
         """most_frame_bytes: of this run's model, as it is known now: for more than that, no room is made. disk_failed:
-        is called where the disk does not take a file of so many bytes."""
+        is called where the disk does not take a file of so many bytes. near: the sources of the own region now, which
+        are asked first."""
         self._store, self._keys, self._log, self._most_frame_bytes = store, keys, log, most_frame_bytes
-        self._disk_failed = disk_failed
+        self._disk_failed, self._near = disk_failed, near
         self._complain = CalmLog(log, _COMPLAINT_S)  # any site may ask for what cannot be
         self._under_way: dict[Path, asyncio.Task[Outcome]] = {}
         self._idle: dict[str, dict[_Connection, asyncio.TimerHandle]] = {}
@@ -187,15 +193,21 @@ class Fetcher:
             part.unlink(missing_ok=True)
 
     async def _from_all(self, transfer: _Transfer, sources: Sequence[str]) -> Outcome:
-        """All ranges, each from the source that is free first; what one does not finish, another takes over."""
-        each = max(1, min(CONNECTIONS, len(transfer.ranges)) // max(1, len(sources)))
-        workers = [asyncio.create_task(self._from_one(transfer, source)) for source in sources for _ in range(each)]
-        ends: set[Outcome] = set()
-        under_way = set(workers)
+        """All ranges, each from the source that is free first; what one does not finish, another takes over. Sources
+        of other regions begin where those of the own one have ended without all, or are slow."""
+        near = [source for source in sources if source in self._near()]
+        later = [source for source in sources if source not in near] if near else []
+        workers = self._workers(transfer, near or sources)
+        ends, under_way = set[Outcome](), set(workers)
         try:
             # A source that cannot be reached is not waited for once the others have given all.
-            while under_way and not transfer.complete:
-                ended, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+            while (under_way or later) and not transfer.complete:
+                if later and (not under_way or transfer.is_slow()):
+                    more, later = self._workers(transfer, later), []
+                    workers += more
+                    under_way |= {*more}
+                limit_s = _FAR_AFTER_S if later else None
+                ended, under_way = await asyncio.wait(under_way, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
                 ends |= {worker.result() for worker in ended}
         finally:
             for worker in workers:
@@ -207,6 +219,10 @@ class Fetcher:
             return Outcome.BUSY
         answered = ends - {Outcome.FAILED}
         return Outcome.ABSENT if answered == {Outcome.ABSENT} else Outcome.FAILED
+
+    def _workers(self, transfer: _Transfer, sources: Sequence[str]) -> list[asyncio.Task[Outcome]]:
+        each = max(1, min(CONNECTIONS, len(transfer.ranges)) // max(1, len(sources)))
+        return [asyncio.create_task(self._from_one(transfer, source)) for source in sources for _ in range(each)]
 
     async def _from_one(self, transfer: _Transfer, source: str) -> Outcome:
         """Ranges over one connection, until none is left."""
@@ -337,10 +353,16 @@ class _Transfer:
         self._moved: dict[int, float] = {}  # when a piece came last of those that somebody is at
         self._news = asyncio.Event()
         self._descriptor = -1
+        self._begun_at, self._taken_bytes = time.monotonic(), 0
 
     @property
     def complete(self) -> bool:
         return len(self.done) == len(self.ranges)
+
+    def is_slow(self) -> bool:
+        """Whether it has been under way for _FAR_AFTER_S, at a lower rate than _NEAR_BYTES_PER_S."""
+        taken_s = time.monotonic() - self._begun_at
+        return taken_s >= _FAR_AFTER_S and self._taken_bytes < taken_s * _NEAR_BYTES_PER_S
 
     def open(self) -> None:
         """Make the file. OSError where there is no room for it."""
@@ -381,6 +403,7 @@ class _Transfer:
     def write(self, offset: int, at: int, content: bytes) -> None:
         """A part of the range at `offset`."""
         self._moved[offset] = time.monotonic()
+        self._taken_bytes += len(content)
         try:
             os.pwrite(self._descriptor, content, at)
         except OSError:

@@ -53,7 +53,8 @@ class LeaderRounds:
         self._run, self._checks = run, checks
         self._state, self._sites, self._terms = run.state, run.sites, run.terms
         self._digests = digests
-        self._ways, self._peers = FrameWays(run, fetch), LedPeers(run)
+        self._peers = LedPeers(run)
+        self._ways = FrameWays(run, self._peers, fetch)
         self._open: dict[int, OpenRound] = {}
         """By fragment."""
         self._due: set[int] = set()
@@ -114,6 +115,7 @@ class LeaderRounds:
         if not unsound or len(unsound) < len(charge.members):
             charge.summed = summed
             found.hold(name, summed.frame)
+            self._ways.pass_on(found, name, summed, [one for one in self._state.live if found.holds(one, summed.frame)])
         for site in unsound:
             self._run.log(
                 f"{site}: its frame of fragment {summed.fragment} in round {summed.version} is no delta of it, says "
@@ -135,6 +137,14 @@ class LeaderRounds:
                 self._run.drop(name, f"it holds more frames of a round than there can be: {MOST_HOLDS}")
                 return
             self._ways.held(found, name, hold, in_time=self._run.now <= found.opened + self._grace_s())
+            is_wanted = found is self._open.get(hold.fragment) or self._is_listed(hold)
+            if is_wanted and (made := found.made(hold.frame)) is not None:
+                self._ways.pass_on(found, *made, by=[name])
+
+    def _is_listed(self, hold: Hold) -> bool:
+        """Whether the last round of a fragment lists a frame."""
+        last = self._state.rounds.get(hold.fragment)
+        return last is not None and any(one.frame == hold.frame for one in last.frames)
 
     def ready(self, name: str) -> None:
         """A site takes part from now on."""

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from geocomm.core.records import Hash
 from geocomm.elastic.journal.entries import AnyRound, Digest, Entry, Skip
+from geocomm.elastic.journal.mailed_frames import mailed
 from geocomm.elastic.journal.messages import (
     Applied,
     Check,
@@ -364,10 +365,12 @@ class Member:
         return [*self._sends(own, said), Say(said)]
 
     def _sends(self, own: _Fragment, offer: Offer | Summed) -> list[Act]:
-        """An average goes to all, and a frame to those who average."""
+        """An average goes to all, by a head in each other region, and a frame to those who average."""
         sent = own.sent.setdefault(offer.frame, set())
         peers = () if own.open is None else own.open.peers
         to = None if own.open is None or isinstance(offer, Summed) else own.open.aggregator
+        if to is None:
+            peers = mailed(peers, self._site, offer.fragment)
         new = tuple(
             peer
             for peer in peers

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from geocomm.core.records import Hash, Record, Text, Whole
 from geocomm.data.deal_records import LineBegun, SiteDeal, StoreId
@@ -30,7 +30,7 @@ from geocomm.elastic.journal.entries import (
     SumFrame,
 )
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 MAX_STATE_CHARS = 64 << 20
 PART_CHARS = 100_000
 """A part of a state: less than a line in any alphabet."""
@@ -65,6 +65,16 @@ class Peer(Record):
     """None: it has no ranks now."""
     fetch: HostAndPort
     """host:port of its agent, which gives out files; empty: it cannot be dialed."""
+    region: SiteName | None = None
+    """The first site of its region, as the leader's links file says; None: it is a region of its own."""
+
+    @model_serializer(mode="wrap")
+    def _without_none(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Where there are no regions, nothing is said of them."""
+        said: dict[str, Any] = fields(self)
+        if self.region is None:
+            del said["region"]
+        return said
 
 
 class Model(Record):

@@ -76,6 +76,14 @@ class OpenRound:
             self.newest[own[-1].frame] = name
         self.hold(name, offer.frame)
 
+    def made(self, frame: Hash) -> tuple[str, Offer | Summed] | None:
+        """Who has made a frame that all are to have, as it was told; None: it is none, or not known yet."""
+        if self.charge is not None:
+            summed = self.charge.summed
+            return (self.charge.aggregator.site, summed) if summed is not None and summed.frame == frame else None
+        maker = self.newest.get(frame)
+        return None if maker is None else (maker, self.offers[maker][-1])
+
     def take_back(self, name: str) -> None:
         """What a site has offered does not count."""
         for offer in self.offers.pop(name, []):

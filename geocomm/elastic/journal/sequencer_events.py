@@ -147,3 +147,5 @@ class LeaderSettings:
     """How long the deals of a site last."""
     doubt_s: float = 3600.0
     """The deals of a site that is gone for this time are dealt to others; 0: never."""
+    regions: tuple[tuple[str, ...], ...] = ()
+    """Sites between which and others a frame goes once; who is in none is a region of its own."""

@@ -7,7 +7,7 @@ the next one goes on from the run folder.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from geocomm._version import __version__
 from geocomm.core.addresses import Address
@@ -115,7 +115,7 @@ class Agent:
         # A leader may not reach itself by the address that it has for others.
         link_to = own_at if leader is not None else Address.parse(known.leader or hub)
         link = LeaderLink(link_to, keys, self._hello, self._take, self._link_lost, log)
-        fetcher = Fetcher(store, keys, log, lambda: state.most_frame_bytes, lambda size: self._disk.failed(size))
+        fetcher = Fetcher(store, keys, log, lambda: state.most_frame_bytes, self._disk_failed, self._near)
         self.life = AgentLife()
         self._view = view = RunView(
             self.site, hub, keys, store, state, journal, known, leader, link, fetcher, self.life
@@ -215,6 +215,12 @@ class Agent:
     def _say_leave(self) -> None:
         if self._leaving:
             self._view.say(Leave(finished=self._finished))
+
+    def _disk_failed(self, size: int) -> None:
+        self._disk.failed(size)
+
+    def _near(self) -> Collection[str]:
+        return self._view.near
 
     # ---- the leader, and the journal that it writes
 

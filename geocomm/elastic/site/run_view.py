@@ -146,6 +146,13 @@ class RunView:
     # ---- the agents that this one, or its leader, hears now
 
     @property
+    def near(self) -> frozenset[str]:
+        """host:port of those of the own region, as the leader says; none: it has no other site."""
+        peers = () if self.peers is None else self.peers.peers
+        own = next((peer.region for peer in peers if peer.site == self.site), None)
+        return frozenset(peer.fetch for peer in peers if own is not None and peer.region == own)
+
+    @property
     def proxy(self) -> str | None:
         """The agent that gets what this one cannot; None: this one is that."""
         return None if self.leader is not None else self.leader_at

@@ -248,11 +248,18 @@ class Links(BaseModel):
 
     def by_region(self) -> Groups:
         """The sites by region, in their order; nothing where not one region has several sites, or there is but one."""
+        groups = self._groups()
+        return groups if 1 < len(groups) < len(self.sites) else ()
+
+    def named_regions(self) -> Groups:
+        """The regions of several sites, also where there is but one: sites that the table does not name may come."""
+        return tuple(group for group in self._groups() if len(group) > 1)
+
+    def _groups(self) -> Groups:
         groups: dict[tuple[str, int], list[str]] = {}
         for number, (site, region) in enumerate(zip(self.sites, self.regions or (), strict=False)):
             groups.setdefault((region, -1 if region else number), []).append(site)
-        saves = 1 < len(groups) < len(self.sites)
-        return tuple(map(tuple, groups.values())) if saves else ()
+        return tuple(map(tuple, groups.values()))
 
     def with_near_regions(self) -> Links:
         """The same table, with the regions that its round trips show: chains of sites within `REGION_RTT_S`.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import math
 import random
 import time
 from collections.abc import AsyncGenerator
@@ -108,6 +109,45 @@ def test_a_frame_comes_from_all_who_have_it_past_who_has_not(tmp_path: Path) -> 
             assert before < max(sites.servers[site].idle_since for site in "ab") <= time.monotonic()
         assert sites.stores["d"].read_frame(2, 9, "a", FRAME) == CONTENT
         assert not list(tmp_path.rglob("*.part"))
+
+    run(scenario())
+
+
+def test_a_frame_comes_from_the_own_region_where_it_has_it_and_else_from_others(tmp_path: Path) -> None:
+    sites = Sites(tmp_path)
+
+    async def scenario() -> None:
+        async with sites.two_sources() as (a, b), sites.serving("c") as c:
+            store, keys = sites.stores["d"], sites.keys["d"]
+            near = {b}
+            fetcher = Fetcher(store, keys, sites.lines.append, near=lambda: near)
+            assert await fetcher.frame(WANTED, [a, b]) is Outcome.HERE
+            assert sites.servers["a"].idle_since == -math.inf
+            assert sites.servers["b"].idle_since > -math.inf
+            for gone in ({c}, {nobody()}, {nobody(), c}):  # nobody there has it
+                store.frame_path(**WANTED.named).unlink()
+                near = gone
+                assert await fetcher.frame(WANTED, [a, *gone]) is Outcome.HERE
+            assert sites.servers["a"].idle_since > -math.inf
+
+    run(scenario())
+
+
+def test_a_source_of_the_own_region_that_is_slow_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "_FAR_AFTER_S", 0.2)
+    sites = Sites(tmp_path)
+
+    async def scenario() -> None:
+        with loopback_listener() as hangs:
+            near = f"127.0.0.1:{hangs.getsockname()[1]}"
+            async with sites.two_sources() as (a, _):
+                fetcher = Fetcher(sites.stores["d"], sites.keys["d"], sites.lines.append, near=lambda: [near])
+                began = time.monotonic()
+                assert await fetcher.frame(WANTED, [a, near]) is Outcome.HERE
+                assert time.monotonic() >= began + 0.2
+                assert not any(near in line for line in sites.lines)  # it has not even refused
 
     run(scenario())
 

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from geocomm.cli.run_options import leader_settings
+from geocomm.core.bad_input import BadInput
 from geocomm.core.errors import InvalidArgumentError
 from geocomm.group.planning.codec_choice import Speed
 from geocomm.group.planning.link_table import Links
@@ -121,6 +123,25 @@ def test_a_file_names_regions(tmp_path: Path) -> None:
     path = tmp_path / "links.toml"
     path.write_text(MATRIX)
     assert Links.from_file(path).by_region() == REGIONS.groups
+
+
+def test_the_leader_of_an_elastic_run_takes_the_regions_of_the_links_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GEOCOMM_LINKS", raising=False)
+    assert leader_settings("", 1, "", 0, 0.0, 60).regions == ()
+    path = tmp_path / "links.toml"
+    monkeypatch.setenv("GEOCOMM_LINKS", str(path))
+    path.write_text(MATRIX)
+    assert leader_settings("", 1, "", 0, 0.0, 60).regions == (("a", "b", "c"), ("d", "e"))
+    path.write_text('sites = ["a", "b"]\n[regions]\neast = ["a", "b"]\n')  # others may come
+    assert leader_settings("", 1, "", 0, 0.0, 60).regions == (("a", "b"),)
+    path.write_text(MATRIX + 'north = ["g"]')
+    with pytest.raises(BadInput, match=r"GEOCOMM_LINKS: links: .*unknown site 'g'"):
+        leader_settings("", 1, "", 0, 0.0, 60)
+    path.unlink()
+    with pytest.raises(BadInput, match=r"GEOCOMM_LINKS: .*links\.toml"):
+        leader_settings("", 1, "", 0, 0.0, 60)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 
 from geocomm.core.errors import GeocommError, InvalidArgumentError
 from geocomm.core.message_log import logger
+from geocomm.elastic.journal.mailed_frames import mailed_to
 from geocomm.elastic.journal.messages import Offer, Open, Owner, Peer, Summed
 from geocomm.group.backend.runtime import runtime
 
@@ -68,17 +69,10 @@ class FrameMail:
                 self._mail.send(owner, number, offer.attempt, content)
 
     def expect(self, opened: Open) -> None:
-        """Receive the frames of the other members of a round, who send to its members alone. With an aggregator, it
-        receives them, and all others receive the average."""
-        if all(peer.site != self._site for peer in opened.peers):
-            return
-        by = opened.aggregator
-        for peer in opened.peers:
-            if by is not None and by.site not in (self._site, peer.site):
-                continue
-            attempt = opened.attempt if by is None or by.site == self._site else by.attempt
+        """Receive the frames of the other members of a round that are mailed here."""
+        for peer, attempt in mailed_to(opened, self._site):
             expected = Expected(opened.fragment, opened.version, attempt, peer.site)
-            if peer.site == self._site or not peer.owners or expected in self._expected:
+            if not peer.owners or expected in self._expected:
                 continue
             owner = self._meet(peer.site, peer.owners, opened.fragment)
             if owner is None:
