@@ -24,8 +24,9 @@ SPAWN = multiprocessing.get_context("spawn")
 
 
 def whole_run(seed: int, *, log: bool = False) -> WholeRun:
-    """The history of a seed; in one of four etcd says who leads, in one of three the run deals data."""
-    return WholeRun(seed, with_etcd=seed % 4 == 3, data=seed % 3 == 1, log=log)
+    """The history of a seed; in one of four etcd says who leads, in one of three the run deals data, and in one of five
+    there are regions."""
+    return WholeRun(seed, with_etcd=seed % 4 == 3, data=seed % 3 == 1, regions=seed % 5 == 1, log=log)
 
 
 def begin_process() -> None:

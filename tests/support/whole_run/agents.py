@@ -30,7 +30,7 @@ from geocomm.core.run_dir import RunDir
 from geocomm.elastic import agent_process
 from geocomm.elastic.agent_process import AgentConfig, run_agent
 from geocomm.elastic.files import fetch, fragment_store
-from geocomm.elastic.files.file_server import FrameAsked
+from geocomm.elastic.files.file_server import FileServer, FrameAsked
 from geocomm.elastic.files.fragment_store import FragmentStore, StoreError
 from geocomm.elastic.files.known_agents import KnownAgents, TermNotKeptError
 from geocomm.elastic.files.snapshots import SnapshotError
@@ -245,6 +245,13 @@ def simulated(
         really_append(of, new, expected_head)
         registry.appended(new)
 
+    really_give = FileServer._give
+
+    async def give(of: FileServer, stream: Any, asked: Any, site: str) -> None:
+        if isinstance(asked, FrameAsked) and asked.offset == 0 and of._store.has_frame(**asked.named):
+            registry.regions.sent(asked.frame, current().machine.name, site)
+        await really_give(of, stream, asked, site)
+
     random.seed(chance.random())
     with contextlib.ExitStack() as stack:
 
@@ -255,6 +262,7 @@ def simulated(
             put(module, "dial", world.dial)
         for module in (file_systems, fragment_store, fetch):
             put(module, "put_in_place", put_in_place)
+        put(FileServer, "_give", give)
         put(FragmentStore, "new_part", new_part)
         put(SqliteJournal, "_transaction", transaction)
         put(SqliteJournal, "append_all", append_all)

@@ -132,6 +132,8 @@ class Checks:
             raise self._run.broke(why)
         self._replay(chain, state)
         self._snapshots(chain)
+        if why := self._run.registry.regions.broken(chain):
+            raise self._run.broke(why)
         if lost := self._run.person.to_outlive.items() - {(entry.index, entry.hash) for entry in chain}:
             raise self._run.broke(f"the run has lost entry {min(lost)[0]}, which most sites had")
         hashes = {entry.index: entry.hash for entry in entries}

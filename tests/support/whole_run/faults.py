@@ -77,6 +77,9 @@ others and perhaps from etcd, and comes back."""
 OF_DATA = {"version": 1.0, "catalog": 1.0}
 """Where the run deals data, beside the others. `version`: a person adds a version to the set, with more shards, and
 takes some away or lets others read them. `catalog`: nobody reads it for a while."""
+OF_REGIONS = {"head": 4.0}
+"""Where there are regions, beside the others. `head`: one of OF_HEADS befalls a site that shares a region."""
+OF_HEADS = ("ranks", "agent", "machine", "line", "one way", "uplink", "slow", "mail", "full", "leave")
 BY_HAND = {"hub", "minority", "removal"}
 """A person says who leads."""
 
@@ -130,6 +133,9 @@ class Faults:
         chance, there = self._run.chance, [site for site in self._run.sites.values() if site.machine.up]
         if not there:
             return
+        if kind == "head":
+            there = [one for one in there if self._run.registry.regions.has_several(one.name)] or there
+            kind = chance.choice(OF_HEADS)
         site = chance.choice(there)
         self._run.history.faults[kind] += 1
         self._run.say(f"---- {kind}: {site.name}")

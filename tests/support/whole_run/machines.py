@@ -29,12 +29,15 @@ from geocomm.wire.greeting import (
     read_packet,
     write_packet,
 )
+from support.whole_run.regions import SimulatedRegions
 from support.whole_run.virtual_loop import NumberedTask, VirtualLoop
 
 PORT = 29400
 _MOST_UNDERWAY = 4 << 20
 _BYTES_PER_S = 5e3, 1e6
 """Of the slowest line for files, and of the fastest: a frame takes up to a cycle."""
+_LEAST_WITH_REGIONS = 1e5
+_NEAR_S = 0.002
 _CURRENT: ContextVar[Process] = ContextVar("process")
 
 Serve = Callable[["Stream", Greeting, Identity], Awaitable[None]]
@@ -276,9 +279,9 @@ class Stream:
 class Lines:
     """Which machines reach each other, each way by itself, and how long that takes."""
 
-    def __init__(self, chance: random.Random, heard: Callable[[bytes], None]) -> None:
+    def __init__(self, chance: random.Random, heard: Callable[[bytes], None], regions: SimulatedRegions) -> None:
         """heard: is told of all that arrives."""
-        self.heard, self._chance = heard, chance
+        self.heard, self._chance, self._regions = heard, chance, regions
         self._cuts: Counter[tuple[str, str]] = Counter()
         self._latencies: dict[frozenset[str], float] = {}
         self._rates: dict[frozenset[str], float] = {}
@@ -294,6 +297,7 @@ class Lines:
         if one == other:
             return 0.0005
         least = self._latencies.setdefault(frozenset((one, other)), self._chance.uniform(0.01, 0.15))
+        least = _NEAR_S if self._regions.are_near(one, other) else least
         return least * self._chance.uniform(1, 1.2) + self.more_s.get(one, 0.0) + self.more_s.get(other, 0.0)
 
     def bytes_per_s(self, one: str, other: str) -> float:
@@ -303,6 +307,8 @@ class Lines:
             return _BYTES_PER_S[1]
         if (usual := self._rates.get(pair)) is None:
             least, most = _BYTES_PER_S
+            least = _LEAST_WITH_REGIONS if self._regions.groups else least
+            least = most if self._regions.are_near(one, other) else least
             usual = self._rates[pair] = least * (most / least) ** self._chance.random()
         return min(usual, self.slow.get(one, usual), self.slow.get(other, usual))
 
@@ -344,8 +350,10 @@ class Lines:
 class World:
     """All machines. `dial` stands for that of `tunnel`."""
 
-    def __init__(self, chance: random.Random, names: list[str], heard: Callable[[bytes], None]) -> None:
-        self.lines = Lines(chance, heard)
+    def __init__(
+        self, chance: random.Random, names: list[str], heard: Callable[[bytes], None], regions: SimulatedRegions
+    ) -> None:
+        self.lines = Lines(chance, heard, regions)
         self.machines = {name: Machine(name, f"10.0.0.{place + 1}") for place, name in enumerate(names)}
         self._by_host = {machine.host: machine for machine in self.machines.values()}
 

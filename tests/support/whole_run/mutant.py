@@ -26,10 +26,14 @@ class Mutant:
     with_etcd: bool = False
     data: bool = False
     """The run deals some."""
+    regions: bool = False
+    """There are some, and nothing befalls the run."""
 
     @property
     def world(self) -> dict[str, Any]:
         """The histories in which it shows, as arguments of `WholeRun`; with the usual faults for none."""
+        if self.regions:
+            return {"regions": True, "faults": {}, "lasting": "", "sites": 4}
         often = FAULTS | OF_ETCD | OF_DATA
         faults = {"faults": {kind: often[kind] for kind in self.faults}} if self.faults or self.lasting else {}
         return faults | {"lasting": self.lasting, "with_etcd": self.with_etcd, "data": self.data}
@@ -44,13 +48,19 @@ MUTANTS: dict[str, Mutant] = {}
 
 
 def mutant(
-    where: Any, name: str, *faults: str, lasting: str = "", with_etcd: bool = False, data: bool = False
+    where: Any,
+    name: str,
+    *faults: str,
+    lasting: str = "",
+    with_etcd: bool = False,
+    data: bool = False,
+    regions: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """What is decorated comes in the place of `name`, in the world of these faults; its name tells it."""
 
     def add(instead: Callable[..., Any]) -> Callable[..., Any]:
         key = instead.__name__.strip("_").replace("_", " ")
-        MUTANTS[key] = Mutant(instead.__doc__ or "", where, name, instead, faults, lasting, with_etcd, data)
+        MUTANTS[key] = Mutant(instead.__doc__ or "", where, name, instead, faults, lasting, with_etcd, data, regions)
         return instead
 
     return add

@@ -52,6 +52,7 @@ from geocomm.elastic.site.promotion import Candidate
 from geocomm.elastic.site.run_disk import RunDisk
 from geocomm.elastic.site.run_view import RunView
 from geocomm.elastic.site.site_ranks import SiteRanks, own_deals
+from support.whole_run import mutants_of_regions  # noqa: F401  # they are MUTANTS too
 from support.whole_run.mutant import MUTANTS, Mutant, mutant
 
 # ---- frames

@@ -37,6 +37,8 @@ class RankMail:
         except FileNotFoundError:  # this disk has lost it
             return
 
+        self._registry.regions.sent(made.frame, here, site)
+
         def arrives() -> None:
             peer = self._registry.ranks.get(process)
             if peer is None:

@@ -14,6 +14,7 @@ from geocomm.data.deal_records import SiteDeal
 from geocomm.elastic.files.fragment_store import FrameLostError
 from geocomm.elastic.files.snapshots import Layout, Snapshots
 from geocomm.elastic.journal.entries import Join, Listed, Round, Snapshot, SumFrame, SummedRound
+from geocomm.elastic.journal.mailed_frames import mailed_to
 from geocomm.elastic.journal.member import (
     Act,
     CheckSum,
@@ -86,6 +87,9 @@ class Rank:
         self._model = MODEL.model_copy(update={"settings": MODEL.settings | {"reduce": reduce}})
         self._averages = RankAverages(self, machine.name, self._store, chance, registry, lies=lies)
         self._mail = RankMail(world, machine, self._store, chance, registry, self.later)
+        self._expected: set[tuple[int, int, str]] = set()
+        """(fragment, version, site): the mail that this rank takes, where there are regions."""
+        self._unexpected: list[tuple[Offer | Summed, str, bytes]] = []
         self._owner = Owner(id=f"{chance.getrandbits(128):032x}", host=machine.host, port=1)
         self.member: Member | None = None
         self._parts = [Part(Anchor(0), 0) for _ in range(FRAGMENTS)]
@@ -223,6 +227,12 @@ class Rank:
                 pass
         if self.member is not None:
             self.do(self.member.on_down(down))
+        if isinstance(down, Open) and self._registry.regions.groups:
+            named = down.fragment, down.version
+            self._expected |= {(*named, peer.site) for peer, _ in mailed_to(down, self._machine.name)}
+            early, self._unexpected = self._unexpected, []
+            for one in early:
+                self.mail_came(*one)
 
     # ---- training
 
@@ -446,6 +456,9 @@ class Rank:
         """A frame of another rank's."""
         member = self.member
         if member is None or offer.version < member.versions[offer.fragment]:
+            return
+        if self._registry.regions.groups and (offer.fragment, offer.version, site) not in self._expected:
+            self._unexpected.append((offer, site, content))
             return
 
         def kept() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from geocomm.core.records import Hash
 from geocomm.elastic.journal.entries import AnyRound, Entry, Skip, TermBegun
 from support.whole_run.data import Life, Sequence
+from support.whole_run.regions import SimulatedRegions
 
 if TYPE_CHECKING:
     from support.whole_run.ranks import Rank
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 class Registry:
     """Of frames, by the beginning of their hash; of sites, of entries."""
 
-    def __init__(self) -> None:
+    def __init__(self, regions: SimulatedRegions) -> None:
+        self.regions = regions
         self.steps: dict[str, frozenset[int]] = {}
         """In a frame."""
         self.read: dict[str, tuple[Life, frozenset[Sequence]]] = {}

@@ -32,10 +32,11 @@ from support.whole_run.anchors import FRAGMENTS
 from support.whole_run.checks import WORD_S, Checks, Place
 from support.whole_run.data import SET, SimulatedSet
 from support.whole_run.etcd import EtcdModel
-from support.whole_run.faults import BY_HAND, FAULTS, LASTING, LASTING_WITH_ETCD, OF_DATA, OF_ETCD, Faults
+from support.whole_run.faults import BY_HAND, FAULTS, LASTING, LASTING_WITH_ETCD, OF_DATA, OF_ETCD, OF_REGIONS, Faults
 from support.whole_run.learning_rates import any_schedule
 from support.whole_run.machines import Room, World, current_or_none, task_of_process
 from support.whole_run.people import Person
+from support.whole_run.regions import SimulatedRegions
 from support.whole_run.registry import Registry
 from support.whole_run.sites import Site
 from support.whole_run.virtual_loop import StuckError, VirtualLoop
@@ -84,7 +85,7 @@ class WholeRun:
     """One history. sites: how many; None: 2 to 5. faults: see FAULTS; None: all of the kind. lasting: see LASTING;
     None: one of them. rate: the learning rate by the run's step. reduce: "all" or "aggregator"; None: one of them.
     with_etcd: that says who leads. liar: a site that averages wrong. crowd: so many sites more come at once, when the
-    first faults might. data: the run deals some."""
+    first faults might. data: the run deals some. regions: the sites are in two."""
 
     def __init__(
         self,
@@ -100,6 +101,7 @@ class WholeRun:
         liar: str = "",
         crowd: int = 0,
         data: bool = False,
+        regions: bool = False,
         log: bool = False,
     ) -> None:
         self.with_etcd, self.liar = with_etcd, liar
@@ -111,7 +113,9 @@ class WholeRun:
         if data:
             all_faults = all_faults | OF_DATA
             terms = replace(terms, data=SET, ahead_s=20.0, doubt_s=12.0)
-        self._seed, self.terms, self.logs = seed, terms, log
+        if regions:
+            all_faults = all_faults | OF_REGIONS
+        self._seed, self.logs = seed, log
         self._faults = Faults(self, all_faults if faults is None else faults)
         self.checks, self.person = Checks(self), Person(self)
         self.chance = random.Random(seed)
@@ -125,7 +129,9 @@ class WholeRun:
         self.skipped: Site | None = None
         self.words: dict[str, float] = {}
         """By site: when its agent last said something, or somebody something of it."""
-        self.registry = Registry()
+        drawn = SimulatedRegions(seed, self.names if regions else (), is_healthy=regions and faults == {})
+        self.registry = Registry(drawn)
+        self.terms = replace(terms, regions=drawn.groups, **{"least_grace_s": 6.0} if drawn.is_healthy else {})
         self.happened = hashlib.blake2b(digest_size=16)
         self.history = History(seed)
         self._broken: asyncio.Future[None]
@@ -213,7 +219,7 @@ class WholeRun:
 
     async def _happen(self, loop: VirtualLoop) -> None:
         self._broken = loop.create_future()
-        self.world = World(self.chance, self.names, self._heard)
+        self.world = World(self.chance, self.names, self._heard, self.registry.regions)
         self.hub = self.world.machines["a"]
         self.data = SimulatedSet(self.folder / "catalog", self.names, random.Random(f"data {self._seed}"))
         self.etcd = EtcdModel(self.chance, loop.time)

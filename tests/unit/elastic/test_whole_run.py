@@ -26,6 +26,13 @@ import json, sys
 from support.whole_run.whole_run import WholeRun
 print(json.dumps([WholeRun(int(seed), faults={"files": 1.0}, lasting="").run().broken for seed in sys.argv[1:]]))
 """
+_REGIONS = """
+import json, sys
+from support.whole_run.whole_run import WholeRun
+healthy = [WholeRun(seed, sites=4, faults={}, lasting="", regions=True).run() for seed in (0, 1, 6, 9)]
+befallen = [WholeRun(seed, faults={"head": 1.0}, lasting="", regions=True).run() for seed in (0, 1, 2, 3)]
+print(json.dumps([history.broken for history in healthy + befallen]))
+"""
 _LIAR = """
 import json, sys
 from support.whole_run.whole_run import WholeRun
@@ -94,6 +101,10 @@ def test_a_crowd_joins_within_a_minute_and_each_site_gives_its_state_to_two_at_a
     assert givers > 3  # who has got a state gives it on
 
 
+def test_with_regions_one_copy_of_a_frame_crosses_and_nobody_waits_for_heads_that_die_or_hang() -> None:
+    assert told(_REGIONS) == [""] * 8
+
+
 def test_a_site_that_averages_wrong_is_named() -> None:
     broken, liars = told(_LIAR, 2)
     assert not broken
@@ -142,6 +153,9 @@ def test_a_site_that_averages_wrong_is_named() -> None:
         ("states outlive a lost journal", 88),
         ("ranks read on that hear late of a leave", 1),
         ("etcd forgets what few have", 39),
+        ("makers mail to other heads", 0),
+        ("all are to have mail", 0),
+        ("all sources are equal", 1),
     ],
 )
 def test_a_fault_that_geocomm_had_is_found(mutant: str, seed: int) -> None:
