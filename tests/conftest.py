@@ -40,7 +40,7 @@ if renamed := [module for module in LONG_MODULES if not (TESTS / module).exists(
 MAY_SKIP = (
     *("CUDA", "pinned"),  # a GPU is there, or is not
     *("lightning", "torchft"),  # make installs none of them
-    "torch before 2.",  # another torch was chosen
+    *("torch before 2.", "has a GIL"),  # another torch or Python was chosen
     *("BBR", "too busy"),  # the kernel's, and the moment's
     "inside one site",  # one of a test's layouts, in which Gloo does the work
 )
