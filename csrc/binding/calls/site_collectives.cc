@@ -316,7 +316,7 @@ WorkPtr SiteCollectives::all_to_all(const Tensors& outputs, const Tensors& input
   }
   Tensors sources;
   std::vector<std::int64_t> in_sizes, out_sizes;
-  for (const auto& input : inputs) {
+  for (const auto& input : apart_from(outputs, inputs)) {
     sources.push_back(flat_bytes(input));
     in_sizes.push_back(sources.back().numel());
   }
@@ -325,7 +325,7 @@ WorkPtr SiteCollectives::all_to_all(const Tensors& outputs, const Tensors& input
     out_sizes.push_back(static_cast<std::int64_t>(output.nbytes()));
     received += out_sizes.back();
   }
-  auto source = at::cat(sources);
+  auto source = joined(sources);
   const bool whole = results.size() == 1 && outputs.size() != 1 && is_flat_view(results.front());
   auto room = whole ? flat_bytes(results.front()) : at::empty({received}, source.options());
   auto out_counts = out_sizes;  // Gloo takes the vectors' contents
@@ -333,8 +333,8 @@ WorkPtr SiteCollectives::all_to_all(const Tensors& outputs, const Tensors& input
                     c10d::OpType::ALLTOALL, results, [=] {
                       std::int64_t offset = 0;
                       for (std::size_t i = 0; !whole && i < outputs.size(); ++i) {
-                        // clone(): a slice may start where the output's dtype is not aligned.
-                        const auto row = room.narrow(0, offset, out_sizes[i]).clone();
+                        auto row = room.narrow(0, offset, out_sizes[i]);
+                        if (offset % outputs[i].element_size() != 0) row = row.clone();
                         outputs[i].copy_(row.view(outputs[i].scalar_type()).view(outputs[i].sizes()));
                         offset += out_sizes[i];
                       }

@@ -270,9 +270,10 @@ WorkPtr WanCollectives::scatter(const at::Tensor& output, const Tensors& inputs,
   return move_pieces(call, inputs, {output}, choose, move_inside);
 }
 
-WorkPtr WanCollectives::all_to_all(const Tensors& outputs, const Tensors& inputs, const Tensors& results,
+WorkPtr WanCollectives::all_to_all(const Tensors& outputs, const Tensors& given, const Tensors& results,
                                    Milliseconds timeout) {
-  const auto device = inputs.front().device();
+  const auto device = given.front().device();
+  const auto inputs = apart_from(outputs, given);
   const Call call(*this, OpKind::AllToAll, c10d::OpType::ALLTOALL, "all_to_all", device, timeout, 0,
                   moved_dtype(inputs.front().scalar_type()));
   const auto inner_post = inner(device, true);

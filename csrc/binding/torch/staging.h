@@ -1,6 +1,7 @@
 // Moving data between what the user passed and what the stages work on.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <span>
@@ -43,6 +44,38 @@ inline at::Tensor flat(const at::Tensor& tensor) {
 }
 inline at::Tensor flat_bytes(const at::Tensor& tensor) {
   return flat(tensor).view(at::kByte);
+}
+
+// Rows of bytes as one. Where they lie one after the other in one tensor's memory, it is that memory.
+inline at::Tensor joined(const Tensors& rows) {
+  const at::Tensor* first = nullptr;
+  std::int64_t size = 0;
+  for (const auto& row : rows) {
+    if (row.numel() == 0) continue;
+    if (first == nullptr) first = &row;
+    const bool follows = row.is_alias_of(*first) && row.storage_offset() == first->storage_offset() + size;
+    if (!follows) return at::cat(rows);
+    size += row.numel();
+  }
+  return first == nullptr ? rows.front() : first->as_strided({size}, {1});
+}
+
+// Whether writing to one may change the other.
+inline bool may_overlap(const at::Tensor& one, const at::Tensor& other) {
+  if (!one.is_alias_of(other)) return false;
+  if (!one.is_contiguous() || !other.is_contiguous()) return true;
+  const auto* begin = static_cast<const std::byte*>(one.const_data_ptr());
+  const auto* other_begin = static_cast<const std::byte*>(other.const_data_ptr());
+  return begin < other_begin + other.nbytes() && other_begin < begin + one.nbytes();
+}
+
+// The inputs of an operation that writes to the outputs while it reads: copies of those that lie there.
+inline Tensors apart_from(const Tensors& outputs, Tensors inputs) {
+  for (auto& input : inputs) {
+    const auto overlaps = [&](const at::Tensor& output) { return may_overlap(input, output); };
+    if (std::ranges::any_of(outputs, overlaps)) input = input.clone();
+  }
+  return inputs;
 }
 
 inline std::span<std::byte> bytes_of(const at::Tensor& host) {

@@ -209,3 +209,28 @@ def _sparse_sum() -> bool:
 
 def test_sum_of_sparse_tensors_is_gloos(ranks: Ranks) -> None:
     assert ranks.run(_sparse_sum) == [True] * ranks.size
+
+
+def _shared_memory() -> list[bool]:
+    """All-to-alls whose parts lie in one tensor's memory: in order, in another one, with gaps, and of both ends."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    whole = torch.arange(3.0 * size).view(size, 3)
+    sent = whole + 100 * rank
+    expected = torch.stack([whole[rank] + 100 * peer for peer in range(size)])
+    single, in_place = torch.zeros(size, 3), sent.clone()
+    dist.all_to_all_single(single, sent)
+    dist.all_to_all_single(in_place, in_place)
+    results = [torch.equal(single, expected), torch.equal(in_place, expected)]
+    wide = torch.zeros(2 * size, 3)
+    wide[::2] = sent
+    turned = sent.flip(0).contiguous()
+    for inputs in (list(sent), list(wide[::2]), list(turned)[::-1]):
+        outputs = list(torch.zeros(size, 3))
+        dist.group.WORLD.alltoall(outputs, inputs).wait()
+        results.append(torch.equal(torch.stack(outputs), expected))
+    return results
+
+
+def test_all_to_all_of_parts_of_one_tensor(ranks: Ranks) -> None:
+    for found in ranks.run(_shared_memory):
+        assert all(found), found
