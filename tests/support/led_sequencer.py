@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from geocomm.data.dealt_shards import DealtShards, text_of
-from geocomm.elastic.journal.entries import FRAME_BYTES, Entry, Round
+from geocomm.elastic.journal.entries import EMPTY, FRAME_BYTES, Entry, Round
 from geocomm.elastic.journal.messages import (
     PROTOCOL_VERSION,
     Beat,
@@ -23,7 +23,7 @@ from geocomm.elastic.journal.messages import (
     ReadySaid,
     Up,
 )
-from geocomm.elastic.journal.run_state import EMPTY, RunState
+from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.journal.sequencer import Sequencer
 from geocomm.elastic.journal.sequencer_events import (
     Append,

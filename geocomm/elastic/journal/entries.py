@@ -8,6 +8,7 @@ read it.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Literal, Self
 
@@ -342,6 +343,25 @@ Entry = Annotated[
     Field(discriminator="kind"),
 ]
 _ENTRY: TypeAdapter[Entry] = TypeAdapter(Entry)
+
+
+@dataclass(frozen=True)
+class Head:
+    """The end of a chain of entries."""
+
+    index: int
+    """The index of the last entry; -1: there is none."""
+    hash: str
+    """The hash of the last entry: `prev` of the next one."""
+
+    def then(self, entry: Entry) -> Head:
+        """The end with one more entry. BadLineError: it does not follow."""
+        if entry.index != self.index + 1 or entry.prev != self.hash:
+            raise BadLineError(f"entry {entry.index} does not follow entry {self.index}")
+        return Head(entry.index, entry.hash)
+
+
+EMPTY = Head(-1, FIRST_PREV)
 
 
 def words(text: str) -> Text:

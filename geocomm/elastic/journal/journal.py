@@ -15,8 +15,8 @@ from typing import TypeVar
 from geocomm.core.bad_input import BadInput
 from geocomm.core.file_systems import network_file_system
 from geocomm.core.records import Hash
-from geocomm.elastic.journal.entries import AnyRound, BadLineError, Entry, TermBegun, entry_of
-from geocomm.elastic.journal.run_state import EMPTY, Head, RunState
+from geocomm.elastic.journal.entries import EMPTY, AnyRound, BadLineError, Entry, Head, TermBegun, entry_of
+from geocomm.elastic.journal.run_state import RunState
 
 _APPLICATION_ID = 0x47434A4C  # "GCJL"
 _FORMAT = 5

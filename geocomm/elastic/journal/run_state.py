@@ -16,7 +16,7 @@ from geocomm.core.units import count_text
 from geocomm.data.dealt_counts import DealtCounts, count
 from geocomm.data.dealt_shards import DealtShards, Line, Piece, cut, length
 from geocomm.elastic.journal.entries import (
-    FIRST_PREV,
+    EMPTY,
     FRAME_BYTES,
     MAX_FRAME_BYTES,
     MOST_STEPS,
@@ -30,6 +30,7 @@ from geocomm.elastic.journal.entries import (
     End,
     Entry,
     Genesis,
+    Head,
     Join,
     Kept,
     Left,
@@ -48,25 +49,6 @@ KEPT_SNAPSHOTS = 16
 """The number of newest ones of which a state says that they are kept."""
 GONE_BACK_TO = 2
 """Newest kept snapshots that sites have on disk, and so the journal goes back to."""
-
-
-@dataclass(frozen=True)
-class Head:
-    """The end of a chain of entries."""
-
-    index: int
-    """The index of the last entry; -1: there is none."""
-    hash: str
-    """The hash of the last entry: `prev` of the next one."""
-
-    def then(self, entry: Entry) -> Head:
-        """The end with one more entry. BadLineError: it does not follow."""
-        if entry.index != self.index + 1 or entry.prev != self.hash:
-            raise BadLineError(f"entry {entry.index} does not follow entry {self.index}")
-        return Head(entry.index, entry.hash)
-
-
-EMPTY = Head(-1, FIRST_PREV)
 
 
 class Standing(StrEnum):

@@ -21,9 +21,8 @@ from geocomm.core.bad_input import BadInput
 from geocomm.core.environment import etcd_tls_files
 from geocomm.core.records import Record, Text, line_of
 from geocomm.data.deal_records import StoreId
-from geocomm.elastic.journal.entries import BadLineError, Entry, SiteName, entry_of
+from geocomm.elastic.journal.entries import EMPTY, BadLineError, Entry, Head, SiteName, entry_of
 from geocomm.elastic.journal.journal import HeadMovedError
-from geocomm.elastic.journal.run_state import EMPTY, Head
 
 if TYPE_CHECKING:
     from etcd3gw.client import Etcd3Client

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from geocomm.core.addresses import listen_on
 from geocomm.core.patience import Waiting, until_one_ends
 from geocomm.elastic.files.known_agents import KnownAgents
-from geocomm.elastic.journal.entries import BadLineError
+from geocomm.elastic.journal.entries import EMPTY, BadLineError, Head
 from geocomm.elastic.journal.journal import HeadMovedError, NoJournalError, SqliteJournal
-from geocomm.elastic.journal.run_state import EMPTY, Head
 from geocomm.elastic.leading.etcd import Election, Etcd, EtcdAddress, EtcdAwayError, EtcdJournal, LeaderSaid, Leading
 from geocomm.elastic.leading.leader import LeaderChanged
 from geocomm.elastic.leading.leadership import Begun

@@ -12,9 +12,8 @@ from geocomm.core.addresses import Address
 from geocomm.core.message_log import log
 from geocomm.core.patience import Waiting, comes
 from geocomm.elastic.files.known_agents import is_forced, tell_led
-from geocomm.elastic.journal.entries import BadLineError, Entry
+from geocomm.elastic.journal.entries import BadLineError, Entry, Head
 from geocomm.elastic.journal.message_lines import journal_said
-from geocomm.elastic.journal.run_state import Head
 from geocomm.elastic.leading.questions import (
     AgentStanding,
     EntriesAsked,

@@ -18,10 +18,9 @@ from geocomm.core.addresses import check_peer_user, private_listener
 from geocomm.core.message_log import CalmLog, logger
 from geocomm.core.patience import comes, until_one_ends
 from geocomm.core.records import line_of
-from geocomm.elastic.journal.entries import BadLineError
+from geocomm.elastic.journal.entries import EMPTY, BadLineError, Head
 from geocomm.elastic.journal.message_lines import MAX_LINE_BYTES, down_of, said, up_of
 from geocomm.elastic.journal.messages import Down, EntrySaid, RankHello, RankWelcome, Up
-from geocomm.elastic.journal.run_state import EMPTY, Head
 from geocomm.wire.accepting import accept_forever
 
 RETRY_S = 0.2

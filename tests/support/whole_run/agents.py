@@ -35,11 +35,10 @@ from geocomm.elastic.files.fragment_store import FragmentStore, StoreError
 from geocomm.elastic.files.known_agents import KnownAgents, TermNotKeptError
 from geocomm.elastic.files.snapshots import SnapshotError
 from geocomm.elastic.journal import average_checks, journal
-from geocomm.elastic.journal.entries import BadLineError, Entry
+from geocomm.elastic.journal.entries import BadLineError, Entry, Head
 from geocomm.elastic.journal.journal import NoJournalError, SqliteJournal
 from geocomm.elastic.journal.message_lines import down_of, said
 from geocomm.elastic.journal.messages import Down, RankHello, Up, Wanted
-from geocomm.elastic.journal.run_state import Head
 from geocomm.elastic.leading import agent_link, etcd_leadership, leader, leadership, questions
 from geocomm.elastic.site import following
 from geocomm.elastic.site.run_view import AgentEnded

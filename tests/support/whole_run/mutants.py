@@ -22,7 +22,7 @@ from geocomm.elastic.files.fragment_store import FragmentStore, file_digest
 from geocomm.elastic.files.known_agents import KnownAgents
 from geocomm.elastic.files.snapshots import Snapshots
 from geocomm.elastic.journal.admission import LedSite
-from geocomm.elastic.journal.entries import AnyRound, BadLineError, Entry
+from geocomm.elastic.journal.entries import AnyRound, BadLineError, Entry, Head
 from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.leader_deals import LeaderDeals
 from geocomm.elastic.journal.leader_rounds import LeaderRounds
@@ -31,7 +31,7 @@ from geocomm.elastic.journal.lost_frames import LostFrames
 from geocomm.elastic.journal.member import Member
 from geocomm.elastic.journal.messages import Beat, Down, Hello, Lost, Offer, StatePart, Stop, Wanted
 from geocomm.elastic.journal.open_round import OpenRound
-from geocomm.elastic.journal.run_state import Head, RunState, SiteRecord, Standing
+from geocomm.elastic.journal.run_state import RunState, SiteRecord, Standing
 from geocomm.elastic.journal.sequencer import Sequencer
 from geocomm.elastic.leading import agent_link
 from geocomm.elastic.leading.etcd import Election, EtcdJournal, Leading

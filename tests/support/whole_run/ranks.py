@@ -13,7 +13,7 @@ from typing import Any
 from geocomm.data.deal_records import SiteDeal
 from geocomm.elastic.files.fragment_store import FrameLostError
 from geocomm.elastic.files.snapshots import Layout, Snapshots
-from geocomm.elastic.journal.entries import Join, Listed, Round, Snapshot, SumFrame, SummedRound
+from geocomm.elastic.journal.entries import EMPTY, Join, Listed, Round, Snapshot, SumFrame, SummedRound
 from geocomm.elastic.journal.mailed_frames import mailed_to
 from geocomm.elastic.journal.member import (
     Act,
@@ -44,7 +44,6 @@ from geocomm.elastic.journal.messages import (
     TakeState,
     Up,
 )
-from geocomm.elastic.journal.run_state import EMPTY
 from geocomm.elastic.rank_starts import say_ended_by_run
 from geocomm.elastic.site.rank_socket import newest_head, with_head
 from support.whole_run.agents import RankLine, store_of_process

@@ -12,7 +12,7 @@ import pytest
 
 from geocomm.core.addresses import Address
 from geocomm.elastic.files.known_agents import KnownAgents
-from geocomm.elastic.journal.run_state import Head
+from geocomm.elastic.journal.entries import Head
 from geocomm.elastic.leading.leader import LeaderChanged
 from geocomm.elastic.leading.questions import StandingAsked
 from geocomm.elastic.site import following

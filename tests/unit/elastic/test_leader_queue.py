@@ -11,9 +11,9 @@ import pytest
 
 from geocomm.core.run_dir import RunDir
 from geocomm.elastic.files.known_agents import KnownAgents
+from geocomm.elastic.journal.entries import EMPTY, Head
 from geocomm.elastic.journal.journal import SqliteJournal
 from geocomm.elastic.journal.messages import Owner, RanksUp
-from geocomm.elastic.journal.run_state import EMPTY, Head
 from geocomm.elastic.journal.sequencer_events import Came, LeaderSettings, Said
 from geocomm.elastic.leading.etcd import Etcd, EtcdAddress, EtcdJournal
 from geocomm.elastic.leading.leader import MOST_UNDONE, Leader, LeaderChanged

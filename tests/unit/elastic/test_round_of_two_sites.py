@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 
 from geocomm.elastic import journal
-from geocomm.elastic.journal.entries import Entry
+from geocomm.elastic.journal.entries import EMPTY, Entry
 from geocomm.elastic.journal.member import Act, Member, Say, SendFrame
 from geocomm.elastic.journal.messages import (
     PROTOCOL_VERSION,
@@ -24,7 +24,7 @@ from geocomm.elastic.journal.messages import (
     RanksUp,
     ReadySaid,
 )
-from geocomm.elastic.journal.run_state import EMPTY, RunState
+from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.journal.sequencer import Sequencer
 from geocomm.elastic.journal.sequencer_events import Append, Came, Event, LeaderSettings, Said, Send, SendEntries
 

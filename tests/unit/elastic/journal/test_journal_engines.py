@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from geocomm.elastic.files.known_agents import KnownAgents
-from geocomm.elastic.journal.entries import BadLineError, Entry, Kept, Snapshot, TermBegun
+from geocomm.elastic.journal.entries import EMPTY, BadLineError, Entry, Head, Kept, Snapshot, TermBegun
 from geocomm.elastic.journal.journal import HeadMovedError, NoJournalError, SqliteJournal
-from geocomm.elastic.journal.run_state import EMPTY, Head, RunState
+from geocomm.elastic.journal.run_state import RunState
 from geocomm.elastic.leading import etcd_leadership
 from geocomm.elastic.leading.etcd import (
     Election,

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from geocomm.core.records import line_of
-from geocomm.elastic.journal.entries import BadLineError, Entry, Join, Snapshot
+from geocomm.elastic.journal.entries import EMPTY, BadLineError, Entry, Head, Join, Snapshot
 from geocomm.elastic.journal.journal import HeadMovedError, NoJournalError, SqliteJournal
 from geocomm.elastic.journal.message_lines import parts_of
-from geocomm.elastic.journal.run_state import EMPTY, Head, RunState
+from geocomm.elastic.journal.run_state import RunState
 from support.made_entries import made_entries
 
 
