@@ -328,16 +328,9 @@ WorkPtr SiteCollectives::all_to_all(const Tensors& outputs, const Tensors& input
   auto source = joined(sources);
   const bool whole = results.size() == 1 && outputs.size() != 1 && is_flat_view(results.front());
   auto room = whole ? flat_bytes(results.front()) : at::empty({received}, source.options());
-  auto out_counts = out_sizes;  // Gloo takes the vectors' contents
-  return done_after(backend(device).alltoall_base(room, source, out_counts, in_sizes, options),
+  return done_after(backend(device).alltoall_base(room, source, out_sizes, in_sizes, options),
                     c10d::OpType::ALLTOALL, results, [=] {
-                      std::int64_t offset = 0;
-                      for (std::size_t i = 0; !whole && i < outputs.size(); ++i) {
-                        auto row = room.narrow(0, offset, out_sizes[i]);
-                        if (offset % outputs[i].element_size() != 0) row = row.clone();
-                        outputs[i].copy_(row.view(outputs[i].scalar_type()).view(outputs[i].sizes()));
-                        offset += out_sizes[i];
-                      }
+                      if (!whole) take_rows(room, outputs);
                       for (const auto& output : outputs) mark_written(output);
                     });
 }

@@ -108,7 +108,9 @@ WorkPtr WanCollectives::broadcast(const at::Tensor& tensor, int root, Millisecon
   const bool is_leader = leader_of(topo.site()) == topo.rank();
   const int root_site = topo.site_of(root);
   const auto relays = call.policy().relays_for(elements * tensor.element_size());
-  const auto relay_to = [&](int site) { return collective::relay_between(&relays, root_site, site); };
+  const auto relay_to = [&](int site) {
+    return relays.via(static_cast<std::size_t>(root_site), static_cast<std::size_t>(site));
+  };
   const int over = is_root ? -1 : relay_to(topo.site());
   const int informant = over < 0 ? root : leader_of(over);
   std::vector<int> informed;  // by this rank, if it leads
@@ -290,30 +292,22 @@ WorkPtr WanCollectives::all_to_all(const Tensors& outputs, const Tensors& given,
       outputs[own].copy_(flat(inputs[own]).view(outputs[own].sizes()));
       return;
     }
-    const auto& ranks = topology().ranks_of(topology().site());
-    Tensors sources;
+    Tensors sources, targets;
     std::vector<std::int64_t> in_splits, out_splits;
     std::int64_t received = 0;
-    for (const int rank : ranks) {
+    for (const int rank : topology().ranks_of(topology().site())) {
       sources.push_back(flat_bytes(inputs[static_cast<std::size_t>(rank)]));
+      targets.push_back(outputs[static_cast<std::size_t>(rank)]);
       in_splits.push_back(sources.back().numel());
-      out_splits.push_back(static_cast<std::int64_t>(outputs[static_cast<std::size_t>(rank)].nbytes()));
+      out_splits.push_back(static_cast<std::int64_t>(targets.back().nbytes()));
       received += out_splits.back();
     }
     auto source = at::cat(sources);
     auto room = at::empty({received}, source.options());
     c10d::AllToAllOptions options;
     options.timeout = timeout;
-    auto out_counts = out_splits;  // Gloo takes the vectors' contents
-    finish_inner(inner_post->alltoall_base(room, source, out_counts, in_splits, options));
-    std::int64_t offset = 0;
-    for (std::size_t i = 0; i < ranks.size(); ++i) {
-      const auto& output = outputs[static_cast<std::size_t>(ranks[i])];
-      // clone(): a slice may start where the output's dtype is not aligned.
-      output.copy_(
-          room.narrow(0, offset, out_splits[i]).clone().view(output.scalar_type()).view(output.sizes()));
-      offset += out_splits[i];
-    }
+    finish_inner(inner_post->alltoall_base(room, source, out_splits, in_splits, options));
+    take_rows(room, targets);
   };
   return move_pieces(call, inputs, results, choose, move_inside);
 }

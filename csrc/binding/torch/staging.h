@@ -94,6 +94,18 @@ inline void mark_written(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
+// The values of the outputs, one after the other.
+inline void take_rows(const at::Tensor& bytes, const Tensors& outputs) {
+  std::int64_t offset = 0;
+  for (const auto& output : outputs) {
+    const auto size = static_cast<std::int64_t>(output.nbytes());
+    auto row = bytes.narrow(0, offset, size);
+    if (offset % output.element_size() != 0) row = row.clone();  // a view of its dtype starts aligned
+    output.copy_(row.view(output.scalar_type()).view(output.sizes()));
+    offset += size;
+  }
+}
+
 // What a reduction works on: of complex numbers the pairs of reals. Shares memory, unless the tensor is
 // conjugated lazily.
 inline at::Tensor reals_of(const at::Tensor& tensor) {

@@ -29,10 +29,6 @@ struct RelayPaths {
   int via(std::size_t from, std::size_t to) const { return over.empty() ? -1 : over[from * sites + to]; }
   bool any() const;
 };
-// As via(), of sites as ranks know them; null: all go straight.
-inline int relay_between(const RelayPaths* relays, int from, int to) {
-  return relays == nullptr ? -1 : relays->via(static_cast<std::size_t>(from), static_cast<std::size_t>(to));
-}
 
 // Ways that chunks, or parts of a piece, take in turns, so that all links between two regions are busy.
 struct RelayTurns {

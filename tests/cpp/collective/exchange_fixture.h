@@ -174,4 +174,17 @@ class SiteVectors {
   std::vector<Bytes> outputs_;
 };
 
+// What a rank reduces of a reduce-scatter: of four bytes an element, in the order of the layout's blocks.
+inline std::vector<StripeData> scatter_stripes(const Topology& topology, const ReduceScatterLayout& layout,
+                                               Bytes& block) {
+  std::vector<StripeData> stripes;
+  for (std::size_t i = 0; i < layout.stripes.size(); ++i) {
+    std::vector<bool> receives(static_cast<std::size_t>(topology.site_count()), false);
+    receives[static_cast<std::size_t>(topology.site_of(layout.receiver[i]))] = true;
+    stripes.push_back({layout.stripes[i], receives,
+                       std::span(block).subspan(layout.offset[i] * 4, layout.stripes[i].range.size() * 4)});
+  }
+  return stripes;
+}
+
 }  // namespace geocomm::collective::testing

@@ -322,13 +322,7 @@ TEST(ExchangeReduce, reduce_scatter_layout_played_through_gives_each_rank_its_sh
         std::memcpy(block.data() + (run.to - begin + i) * 4, &sum, 4);
       }
     }
-    std::vector<StripeData> stripes;
-    for (std::size_t i = 0; i < layout.stripes.size(); ++i) {
-      std::vector<bool> receives(static_cast<std::size_t>(topology.site_count()), false);
-      receives[static_cast<std::size_t>(topology.site_of(layout.receiver[i]))] = true;
-      stripes.push_back({layout.stripes[i], receives,
-                         std::span(block).subspan(layout.offset[i] * 4, layout.stripes[i].range.size() * 4)});
-    }
+    std::vector<StripeData> stripes = scatter_stripes(topology, layout, block);
     Status status = group.exchange(rank).reduce(context_of(OpKind::ReduceScatter, 1, DType::Int32, elements),
                                                 ReduceOp::Sum, stripes);
     block.resize(kShard * 4);

@@ -53,13 +53,7 @@ Status scatter_on(ExchangeGroup& group, int rank, std::uint64_t seq, DType dtype
   for (const CopyRun& run : layout.pack) {
     std::memcpy(block.data() + run.to * 4, input.data() + run.from * 4, run.count * 4);
   }
-  std::vector<StripeData> stripes;
-  for (std::size_t i = 0; i < layout.stripes.size(); ++i) {
-    std::vector<bool> receives(static_cast<std::size_t>(topology.site_count()), false);
-    receives[static_cast<std::size_t>(topology.site_of(layout.receiver[i]))] = true;
-    stripes.push_back({layout.stripes[i], receives,
-                       std::span(block).subspan(layout.offset[i] * 4, layout.stripes[i].range.size() * 4)});
-  }
+  std::vector<StripeData> stripes = scatter_stripes(topology, layout, block);
   const auto elements = kShard * static_cast<std::uint64_t>(topology.size());
   return group.exchange(rank).reduce(
       context_of(OpKind::ReduceScatter, seq, dtype, elements, Deadline::after(limit)), ReduceOp::Sum,
