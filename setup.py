@@ -170,11 +170,34 @@ def torch_requirement() -> str:
     return f"torch>={major}.{oldest},<{major}.{newest + 1}"
 
 
+def repository() -> str | None:
+    """The address of the repository whose workflow builds this, if one does: the project has no other."""
+    name = os.environ.get("GITHUB_REPOSITORY")
+    return f"{os.environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{name}" if name else None
+
+
+def addresses() -> dict[str, str]:
+    """For the metadata."""
+    if not (source := repository()):
+        return {}
+    pages = {"Documentation": "blob/main/docs/index.md", "Changelog": "blob/main/CHANGELOG.md", "Issues": "issues"}
+    return {"Source": source} | {name: f"{source}/{page}" for name, page in pages.items()}
+
+
+def description() -> str:
+    """For the metadata: the README, whose links lead to the repository, since no other file is beside that page."""
+    text, source = (ROOT / "README.md").read_text(), repository()
+    return re.sub(r"\]\((?![a-z]+:|#)", f"]({source}/blob/main/", text) if source else text
+
+
 REQUIREMENTS = ["numpy", "typer>=0.19", "rich>=13", "cryptography>=44", "pydantic>=2.11", "xxhash>=3.5"]
 REQUIREMENTS += ["typing-extensions>=4.12"]
 
 setup(
     install_requires=[torch_requirement(), *REQUIREMENTS],
+    project_urls=addresses(),
+    long_description=description(),
+    long_description_content_type="text/markdown",
     ext_modules=[Extension("geocomm._C", [])],
     cmdclass={"build_ext": CMakeBuild},
 )

@@ -1,7 +1,8 @@
-"""When setup.py builds the CUDA kernels, and what it says where it does not."""
+"""When setup.py builds the CUDA kernels, and what it says where it does not; which addresses the metadata has."""
 
 from __future__ import annotations
 
+import re
 import runpy
 from collections.abc import Callable
 from pathlib import Path
@@ -15,15 +16,26 @@ Why = Callable[[str | None], str]
 
 
 @pytest.fixture
-def why_no_cuda(monkeypatch: pytest.MonkeyPatch) -> Why:
-    """setup.py's function of this name; nothing is built."""
+def metadata(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What setup.py gives to setuptools, once it has been `run`; nothing is built."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(setuptools, "setup", given.update)
+    return given
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, metadata: dict[str, Any]) -> Callable[[], dict[str, Any]]:
+    """Runs setup.py, and returns what it defines."""
     monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")  # which setup.py sets
     monkeypatch.delenv("GEOCOMM_CUDA", raising=False)
+    monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
+    return lambda: runpy.run_path(str(SETUP))
 
-    def nothing(**_: Any) -> None: ...
 
-    monkeypatch.setattr(setuptools, "setup", nothing)
-    return runpy.run_path(str(SETUP))["why_no_cuda"]
+@pytest.fixture
+def why_no_cuda(run: Callable[[], dict[str, Any]]) -> Why:
+    """setup.py's function of this name."""
+    return run()["why_no_cuda"]
 
 
 @pytest.fixture
@@ -81,3 +93,23 @@ def test_another_word_is_refused_with_those_that_are_known(why_no_cuda: Why, mon
     monkeypatch.setenv("GEOCOMM_CUDA", "yes")
     with pytest.raises(SystemExit, match="auto, on or off"):
         why_no_cuda(None)
+
+
+def test_metadata_leads_to_the_repository_that_builds_it(
+    run: Callable[[], dict[str, Any]], metadata: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_REPOSITORY", "someone/geocomm")
+    monkeypatch.setenv("GITHUB_SERVER_URL", "https://git.example")
+    run()
+    assert metadata["project_urls"]["Source"] == "https://git.example/someone/geocomm"
+    readme = metadata["long_description"]
+    assert "](https://git.example/someone/geocomm/blob/main/docs/reference/limits.md)" in readme
+    assert not re.findall(r"\]\((?!https://|#)", readme)
+
+
+def test_metadata_outside_of_a_repositorys_workflow_has_no_addresses(
+    run: Callable[[], dict[str, Any]], metadata: dict[str, Any]
+) -> None:
+    run()
+    assert metadata["project_urls"] == {}
+    assert metadata["long_description"] == (SETUP.parent / "README.md").read_text()
