@@ -62,6 +62,8 @@ def why_no_cuda(torch_cuda: str | None) -> str:
     nvcc = nvcc_cuda()
     if torch_cuda is None:
         why = "torch is a CPU build"
+    elif built_machine() != os.uname().machine:  # nvcc's libraries are of this machine
+        why = f"they are not cross-built, and this is for {built_machine()}"
     elif nvcc is None:
         why = f"no nvcc on PATH; torch needs the one of CUDA {torch_cuda}"
     elif nvcc.split(".")[0] != torch_cuda.split(".")[0]:  # torch's headers are for the runtime of its major version

@@ -14,5 +14,3 @@ set(CMAKE_CROSSCOMPILING_EMULATOR qemu-aarch64)
 set(CMAKE_EXE_LINKER_FLAGS_INIT -static-libstdc++)
 # Else CMake's search for OpenSSL is told of this machine's.
 set(ENV{PKG_CONFIG_LIBDIR} /usr/lib/aarch64-linux-gnu/pkgconfig)
-# A library that only this machine's architecture has (UCX) is none at all.
-set(CMAKE_IGNORE_PATH /usr/lib/${CMAKE_HOST_SYSTEM_PROCESSOR}-linux-gnu)

@@ -72,6 +72,14 @@ def test_kernels_need_nvcc_and_a_cuda_build_of_torch(why_no_cuda: Why, nvcc: Cal
     assert why_no_cuda(None) == "torch is a CPU build"
 
 
+def test_kernels_are_not_cross_built(
+    why_no_cuda: Why, nvcc: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvcc("13.0")
+    monkeypatch.setenv("_PYTHON_HOST_PLATFORM", "linux-sparc64")
+    assert why_no_cuda("13.0") == "they are not cross-built, and this is for sparc64"
+
+
 def test_off_builds_without_where_all_is_there(
     why_no_cuda: Why, nvcc: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
