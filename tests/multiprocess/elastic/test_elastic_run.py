@@ -205,10 +205,10 @@ def test_the_last_one_that_leaves_ends_the_run(tmp_path: Path) -> None:
 
 
 @contextlib.contextmanager
-def with_small_disk_at_b(folder: Path) -> Generator[ElasticSites]:
+def with_small_disk_at_b(folder: Path, mib: int = 1) -> Generator[ElasticSites]:
     """Two sites that count rounds, of which one has a small disk for its run folder."""
     with (
-        small_disk(folder / "b"),
+        small_disk(folder / "b", mib),
         ElasticSites(folder, make_keys(folder / "keys", "ab"), wait_for=("a", "b")) as sites,
     ):
         for site in sites.values():
@@ -232,7 +232,7 @@ def test_a_full_disk_takes_a_site_out_until_there_is_room(tmp_path: Path) -> Non
 
 
 def test_a_disk_that_takes_no_files_takes_a_site_out_and_it_comes_back_by_itself(tmp_path: Path) -> None:
-    with with_small_disk_at_b(tmp_path) as sites:
+    with with_small_disk_at_b(tmp_path, mib=64) as sites:  # room for a journal of many rounds
         others = tmp_path / "b" / "others"
         with contextlib.suppress(OSError):  # no frame can be made, and the journal, which is there, goes on
             for number in range(1000):

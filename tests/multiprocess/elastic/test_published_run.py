@@ -58,8 +58,12 @@ def test_kept_snapshots_become_signed_versions_also_after_the_process_was_killed
 
             for number in (signal.SIGKILL, signal.SIGTERM):
                 with subprocess.Popen(config.command(), env=ENVIRONMENT) as process:
-                    before = reader.version
-                    sites.until(lambda: is_newer() and reader.version > before + 1, "versions", 240)  # noqa: B023
+                    before, count = reader.version, len(seen)
+                    sites.until(
+                        lambda: is_newer() and reader.version > before + 1 and len(seen) > count,  # noqa: B023
+                        "versions whose snapshots are still kept",
+                        240,
+                    )
                     process.send_signal(number)
                     assert process.wait(LIMIT_S) == (-number if number is signal.SIGKILL else 0)
         assert len(seen) > 1
