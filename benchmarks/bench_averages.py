@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from averages_worker import HIVEMIND, REDUCE, ROUND, Plan, write_plan
+from averages_worker import COLUMNS, HIVEMIND, REDUCE, ROUND, Plan, write_plan
 
 from geocomm.lab.bench.bench_report import Conditions, page, table_lines, write_pair
 from geocomm.lab.bench.wan_bench import describe_link
@@ -191,10 +191,13 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=5, help="operations of each row")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder of the results")
     arguments = parser.parse_args()
+    counts = [int(count) for count in arguments.sites.split(",")]
+    if any((arguments.mib << 20) // 4 % (count * COLUMNS) for count in counts):
+        parser.error(f"--mib {arguments.mib}: the elements are not whole rows of {COLUMNS} for each of so many sites")
     conditions = Conditions.here(shlex.join(["python", *sys.argv]))
     cases = tuple(case for case in CASES if arguments.hivemind or case[0] != HIVEMIND)
     plan = Plan((arguments.mib << 20) // 4, cases, arguments.repeats, arguments.hivemind)
-    rows = [row for sites in arguments.sites.split(",") for row in measure(int(sites), plan)]
+    rows = [row for count in counts for row in measure(count, plan)]
     text = report(conditions, rows, arguments.mib << 20)
     path = write_pair(arguments.out / "averages.md", text, {"rows": [asdict(row) for row in rows]} | asdict(conditions))
     print(text)

@@ -1,6 +1,6 @@
 """What joining an elastic run takes, how soon its leader is back, and what its step hook costs beside a fixed group's.
 
-    bench_elastic.py [--out benchmarks/results] [--only {join,leader,back,hook}]
+    bench_elastic.py [--out benchmarks/results] [--only {join,crowd,leader,back,hook}]
 
 Over the emulated WAN with TLS. What is measured is verified first: equal states at all sites, a frame of every site
 counted. Writes elastic.md, of which --only leaves the other sections as they are. What faults cost is in
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import math
 import os
 import signal
 import statistics
@@ -47,6 +48,11 @@ RETURNS = 5
 MOMENTS_KEPT_S = 65
 """A site keeps the moments of its optimizer after a minute: without them it offers nothing in its first cycle."""
 ENTRIES_BETWEEN_KILLS = 6
+CROWD, FIRST = 9, 3
+CROWD_LINK = EmulatedLink(rate_bps=1e9 / ((CROWD + FIRST) * (CROWD + FIRST - 1)), delay_s=0.05)
+"""So slow that the emulator, which carries all pairs on one machine, is not what is measured."""
+CROWD_WIDTH, CROWD_STEP_S = 512, 0.5
+CROWD_LIMIT_S = 900.0
 
 _START = (
     'while :; do while [ -e "$FOLDER/down-$GEOCOMM_SITE" ]; do sleep 0.1; done; '
@@ -100,6 +106,10 @@ class Run:
                 if is_meant((Path("/proc") / str(process) / "cmdline").read_text().split("\0")):
                     os.kill(process, signal.SIGKILL)
 
+    def bytes_between(self) -> dict[tuple[str, str], int]:
+        """From a site to another one so far, headers included."""
+        return {(link.src, link.dst): link.bytes for link in self.wan.control.stats().links}
+
     def bytes_into(self, site: str) -> int:
         """So far, headers included."""
         return sum(link.bytes for link in self.wan.control.stats().links if link.dst == site)
@@ -107,7 +117,13 @@ class Run:
 
 @contextlib.contextmanager
 def training(
-    folder: Path, sites: int, link: EmulatedLink, width: int, command: Sequence[str], down: Sequence[str] = ()
+    folder: Path,
+    sites: int,
+    link: EmulatedLink,
+    width: int,
+    command: Sequence[str],
+    down: Sequence[str] = (),
+    step_s: float = STEP_S,
 ) -> Generator[Run]:
     """Sites that train until the end of the block; their states are compared then."""
     folder.mkdir()
@@ -116,7 +132,7 @@ def training(
     with site_keys([f"site{index}" for index in range(sites)], None, secure=True) as keys:
         environment = site_environment(os.environ, keys)
         environment |= {"FOLDER": str(folder), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
-        program = [*command, str(WORKER), str(folder), str(width), str(STEP_S), str(EVERY)]
+        program = [*command, str(WORKER), str(folder), str(width), str(step_s), str(EVERY)]
         with (
             (folder / "log.txt").open("w") as log,
             WanRun(
@@ -193,6 +209,61 @@ def join(folder: Path) -> list[str]:
         "(target 1.05) of the median before |",
         f"| 99 of 100 of them | {sorted(meanwhile)[-1 - len(meanwhile) // 100] / median:.2f} x; before "
         f"{sorted(quiet)[-1 - len(quiet) // 100] / median:.2f} x |",
+    ]
+
+
+def crowd(folder: Path) -> list[str]:
+    """Many sites join a few that train, all at once."""
+    names = [f"site{index}" for index in range(FIRST + CROWD)]
+    first, newcomers = names[:FIRST], names[FIRST:]
+    command = ["/bin/sh", "-c", _START, sys.executable]
+    with training(folder, len(names), CROWD_LINK, CROWD_WIDTH, command, newcomers, CROWD_STEP_S) as run:
+        run.wait(lambda: all(run.steps(site) >= 2 * EVERY for site in first), "steps", CROWD_LIMIT_S)
+        before, started = run.bytes_between(), time.monotonic()
+        for site in newcomers:
+            (folder / f"down-{site}").unlink()
+
+        def seen(kind: type[Join | Ready], site: str) -> float:
+            fits = [one.at for one in run.watch.seen if isinstance(one.entry, kind) and one.entry.site == site]
+            return fits[0] if fits else math.inf
+
+        run.wait(lambda: all(seen(Ready, site) < math.inf for site in newcomers), "all are ready", CROWD_LIMIT_S)
+        after = run.bytes_between()
+        for site in newcomers:  # else there is nothing to verify
+            run.wait(
+                lambda site=site: any("states" in line for line in steps_of(folder, site)),
+                f"a round in which {site} takes part",
+                CROWD_LIMIT_S,
+            )
+        joined, ready = ({site: seen(kind, site) for site in newcomers} for kind in (Join, Ready))
+    state = 8 * 2 * CROWD_WIDTH**2
+    given = {
+        donor: [(after[donor, site] - before[donor, site]) / state for site in newcomers if site != donor]
+        for donor in names
+    }
+    since = sorted(at - started for at in ready.values())
+    took = sorted(ready[site] - joined[site] for site in newcomers)
+    return [
+        f"{FIRST} sites train a model of {2 * CROWD_WIDTH**2 / 1e6:.1f} M parameters (steps of "
+        f"{CROWD_STEP_S * 1e3:g} ms, a round of each fragment every {EVERY}); {CROWD} more start at once, with empty "
+        f"folders: {CROWD_LINK.rate_bps / 1e6:.1f} Mbit/s and {CROWD_LINK.delay_s * 2e3:g} ms between each two, TLS. "
+        f"A state has {state / 1e6:.1f} MB. A site gives states to two others at a time. What it sent has frames and "
+        "the journal in it.",
+        "",
+        "| | |",
+        "|---|---:|",
+        f"| from the start of the commands to the first, median and last `ready` | {since[0]:.1f}, "
+        f"{statistics.median(since):.1f}, {since[-1]:.1f} s |",
+        f"| from `join` to `ready`: least, median, most | {took[0]:.1f}, {statistics.median(took):.1f}, "
+        f"{took[-1]:.1f} s |",
+        f"| donors that gave a state | {sum(any(one > 0.5 for one in some) for some in given.values())} |",
+        "",
+        "| donor | newcomers that got over half a state of it | sent to newcomers, in states |",
+        "|---|---:|---:|",
+        *(
+            f"| {donor}{', new' if donor in newcomers else ''} | {sum(one > 0.5 for one in some)} | {sum(some):.1f} |"
+            for donor, some in given.items()
+        ),
     ]
 
 
@@ -335,6 +406,7 @@ def hooks(folder: Path) -> list[str]:
 
 PARTS: dict[str, tuple[str, Callable[[Path], list[str]]]] = {
     "join": ("A third site joins", join),
+    "crowd": ("Nine sites join three at once", crowd),
     "leader": ("The leader's agent is killed", leader),
     "back": ("A site is killed and comes back", back),
     "hook": ("Step hook", hooks),

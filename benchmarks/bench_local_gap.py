@@ -5,7 +5,7 @@ runs train together as rows of one batched model (local_rows.py), on a GPU if th
 minute on an H100, hours on two cores. `--check` compares the rows with geocomm's own simulated sites.
 
 Runs are kept one by one in a file of JSON lines beside the report; what is there is not run again. Parts: rates,
-trials, second, batch, aggregator, regions. Results: benchmarks/results/local-gap.md and .jsonl.
+trials, second, batch, aggregator, regions, many. Results: benchmarks/results/local-gap.md and .jsonl.
 """
 
 from __future__ import annotations
@@ -116,10 +116,16 @@ def in_regions(rate: float, seeds: tuple[int, ...]) -> list[Run]:
     return aggregated((8,), rate, seeds) + regions
 
 
+def against_all(sites: int, rate: float, seed: int) -> list[Run]:
+    """Frames from all to all, and with an aggregator; without per-step training."""
+    return [sites_of(sites, rate, seed, aggregates=aggregates) for aggregates in (False, True)]
+
+
 MIDDLE = (0.0025, 0.004, 0.0063)
 PARTS: dict[str, list[Part]] = {
     "aggregator": [(Recipe("0.1m", 800, 8), aggregated((count,), 0.004, (1, 2))) for count in (4, 8)],
     "regions": [(Recipe("0.1m", 800, 8), in_regions(0.004, (1, 2)))],
+    "many": [(Recipe("0.1m", 300, 64, joint_steps=60), against_all(count, 0.016, 1)) for count in (8, 16)],
     "rates": [(Recipe("0.1m", 2000, 8), compared((2, 4, 8), LOW, (1, 2, 3)))],
     "trials": [
         (Recipe("0.1m", 2000, 8), trials(MIDDLE, (1, 2))),

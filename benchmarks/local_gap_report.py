@@ -13,7 +13,7 @@ from typing import Any
 from bench_local_report import LAW, LAW_PER_STEP
 from local_rows import LENGTH, SIZES, Recipe, Run
 
-DEFAULT_MOMENTUM = {2: 0.5, 4: 0.8, 8: 0.8}
+DEFAULT_MOMENTUM = {2: 0.5, 4: 0.8, 8: 0.8, 16: 0.8}
 _HEAD = """\
 # What local steps cost, by learning rate, batch and number of sites
 
@@ -94,9 +94,8 @@ def _by_batch(found: dict[Recipe, list[Method]]) -> Iterable[str]:
     lines = []
     for recipe, methods in sorted(found.items(), key=lambda item: (item[0].size, -item[0].steps, item[0].batch)):
         for sites in sorted({method.run.sites for method in methods}):
-            base = next(one for one in methods if one.run == _per_step(sites))
-            local = next((one for one in methods if one.run == _default(sites)), None)
-            if local is None:
+            base, local = (_found(methods, run) for run in (_per_step(sites), _default(sites)))
+            if base is None or local is None:
                 continue
             kept = f"{statistics.fmean(local.over(base, base.rate)):+.2f} %" if base.rate in local.losses else "–"
             lines.append(
@@ -112,16 +111,27 @@ def _trials(recipe: Recipe, methods: list[Method]) -> Iterable[str]:
     if not others:
         return
     yield ""
-    yield f"## Trials: {recipe.size}, {recipe.batch * LENGTH:,} tokens of a site and step, {recipe.steps} steps"
+    joint = "" if recipe.joint_steps == Recipe.joint_steps else f", the first {recipe.joint_steps} per-step"
+    title = f"{recipe.size}, {recipe.batch * LENGTH:,} tokens of a site and step, {recipe.steps} steps{joint}"
+    yield f"## Trials: {title}"
     yield ""
+    if not any(one.run == _per_step(one.run.sites) for one in methods):
+        yield "Without per-step training: gaps are over the defaults."
+        yield ""
     yield "| sites | what is other than the defaults | best rate | loss | gap | each seed |"
     yield "|---:|---|---:|---:|---:|---|"
     for sites in sorted({method.run.sites for method in methods}):
-        base = next(one for one in methods if one.run == _per_step(sites))
-        here = [one for one in methods if one.run.sites == sites and one is not base]
+        per_step = _found(methods, _per_step(sites))
+        base = per_step or _found(methods, _default(sites))
+        assert base is not None
+        here = [one for one in methods if one.run.sites == sites and one is not per_step]
         for one in sorted(here, key=lambda one: statistics.fmean(one.losses[one.rate].values())):
             over = one.over(base)
             yield f"| {sites} | {_name(one.run)} | {one.rate:g} | {_loss(one)} | {_mean(over)} | {_each(over)} |"
+
+
+def _found(methods: Iterable[Method], run: Run) -> Method | None:
+    return next((one for one in methods if one.run == run), None)
 
 
 def _per_step(sites: int) -> Run:

@@ -31,9 +31,9 @@ def op_log(after: int = 0) -> list[dict[str, Any]]:
         - `ended_ns`: all of it was over; with an error if `failed`.
         - `wait_began_ns`, `wait_ended_ns`: the program stood still in `wait()`.
         - `coding_ns`: time of all host threads for making, decoding and summing messages; kernels of a GPU: not known.
-        - `peers`: for each peer that sends: `rank`, `site`, `peer` (a description), `first_in_ns`, `last_in_ns`.
+        - `peers`: for each peer that sends: `rank`, `site`, `peer` (in words), `first_in_ns`, `last_in_ns`, `sums`.
 
-        A peer without `first_in_ns` has not come.
+        A peer without `first_in_ns` has not come. One with `sums` sends sums of its region, and waits for that.
 
     Example:
         Whom the program waits for now:

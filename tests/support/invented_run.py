@@ -18,6 +18,8 @@ from geocomm.observe.telemetry.run_store import RunStore
 from support.reports import keep
 
 STEPS = 20
+_TURNS = 4
+"""Chunks of an owner by regions, each with another head."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class Run:
     """Each site sums up a part and sends the result to all; else each sends all others the whole."""
     shares: Sequence[float] = ()
     """Of the tensor, that each owner sums up; empty: all the same."""
+    regions: Sequence[int] = ()
+    """Of the sites, all of them equally large: operations are reduce-scatters by regions."""
     coding: float = 0.0
     repairs: Sequence[float] = (1.0,)
     """By what the times of a link's messages on it are multiplied, one after the other, again and again."""
@@ -135,6 +139,8 @@ class _Simulation:
         run, sites = self._run, range(len(issued))
         ways = [(i, j) for i in sites for j in sites if i != j]
         arrived: list[dict[int, float]] = [{} for _ in sites]
+        if run.regions:
+            return self._scatter(issued)
         if not run.owners:
             for i, j in ways:
                 sent = self._send(i, j, issued[i], run.size)
@@ -152,6 +158,28 @@ class _Simulation:
                 arrived[j][i] = max(self._send(i, j, summed[i, k], size), issued[j])
         return arrived
 
+    def _scatter(self, issued: Sequence[float]) -> list[dict[int, float]]:
+        """By regions: for a chunk of an owner a site of each other region, its head, adds up the chunks of its own."""
+        run, sites = self._run, range(len(issued))
+        arrived: list[dict[int, float]] = [{} for _ in sites]
+        size = run.size / len(sites) / _TURNS
+        summed: dict[tuple[int, int, int], float] = {}
+
+        def send(i: int, j: int, ready: float) -> float:
+            at = max(self._send(i, j, ready, size), issued[j])
+            arrived[j][i] = max(at, arrived[j].get(i, 0.0))
+            return at
+
+        for turn, owner, site in itertools.product(range(_TURNS), sites, sites):
+            region = [one for one in sites if run.regions[one] == run.regions[site]]
+            head = owner if owner in region else region[(owner + turn) % len(region)]
+            at = issued[site] if site == head else send(site, head, issued[site])
+            summed[head, owner, turn] = max(at, summed.get((head, owner, turn), 0.0))
+        for (head, owner, _), ready in summed.items():
+            if head != owner:
+                send(head, owner, ready)
+        return arrived
+
     def _chunks(self) -> list[int]:
         """How many each site owns."""
         count = len(self._places)
@@ -165,9 +193,12 @@ class _Simulation:
         chunks, sites = self._chunks(), len(self._places)
         owned = run.size * chunks[i] / sum(chunks)
         received = round(run.size + (sites - 2) * owned) if run.owners else others * run.size
+        if run.regions:
+            received = run.size * (sites - 1) // sites
+        other_regions = [j for j in arrived if run.regions and run.regions[j] != run.regions[i]]
         return Operation(
             key=(1, number),
-            kind="all_reduce",
+            kind="reduce_scatter" if run.regions else "all_reduce",
             codec="int8",
             issued=issued,
             began=issued,
@@ -180,7 +211,8 @@ class _Simulation:
             raw_bytes=run.size,
             raw_bytes_received=received,
             bytes_received=received,
-            arrivals={self._places[i]: at for i, at in arrived.items()},
+            arrivals={self._places[j]: at for j, at in arrived.items()},
+            of_regions=frozenset(self._places[j] for j in other_regions),
         )
 
     def _links(self) -> list[LinkUse]:
@@ -300,7 +332,10 @@ class _Report:
                 "wire_bytes_sent": one.bytes_received,
                 "wire_bytes_received": one.bytes_received,
                 "coding_ns": 0,
-                "peers": [self.peer(there[1]) | {"last_in_ns": self.ns(at)} for there, at in one.arrivals.items()],
+                "peers": [
+                    self.peer(there[1]) | {"last_in_ns": self.ns(at), "sums": there in one.of_regions}
+                    for there, at in one.arrivals.items()
+                ],
                 **{
                     f"{name}_ns": self.ns(getattr(one, name))
                     for name in ("issued", "began", "encoded", "exchanged", "ended", "wait_began", "wait_ended")

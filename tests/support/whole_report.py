@@ -89,6 +89,7 @@ def whole_report(site: str, second: int, other: str) -> dict[str, Any]:
                         "peer": f"rank {1 - rank}",
                         "first_in_ns": now_ns - S // 2 + 2500,
                         "last_in_ns": now_ns - S // 2 + 2600,
+                        "sums": False,
                     }
                 ],
             }

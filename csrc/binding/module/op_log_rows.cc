@@ -51,6 +51,7 @@ py::list op_log_rows(std::uint64_t after) {
       entry["peer"] = peer.name;
       entry["first_in_ns"] = time_or_none(peer.first_in);
       entry["last_in_ns"] = time_or_none(peer.last_in);
+      entry["sums"] = peer.sums;
       peers.append(std::move(entry));
     }
     row["peers"] = std::move(peers);

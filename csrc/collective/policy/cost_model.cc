@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -127,29 +128,46 @@ std::vector<double> fractions(const std::vector<std::uint32_t>& parts) {
   return shares;
 }
 
-ReduceScheme owner_reduces(const LinkMatrix& links, const RelayTurns& relays,
-                           const std::vector<bool>& may_own) {
-  ReduceScheme scheme;
-  scheme.relays = relays;
-  scheme.shares = in_parts(solve_owner_shares(links, may_own, relays));
-  double seconds = owner_seconds_per_byte(links, fractions(scheme.shares), relays);
-  // Where links are alike, owners in one region alone are as fast for the mean of all turns; for one turn
-  // they are not.
-  if (relays.count() > 1) {
-    const std::vector<std::uint32_t> spread = in_parts(solve_owner_shares(links, may_own, relays.at(0)));
-    const double spread_seconds = owner_seconds_per_byte(links, fractions(spread), relays);
-    if (spread_seconds * kWorthwhile <= seconds) {
-      scheme.shares = spread;
-      seconds = spread_seconds;
+// Owner-reduces over these relays, by who may own. What it reads of the links is computed once.
+class OwnerSchemes {
+ public:
+  OwnerSchemes(const LinkMatrix& links, const RelayTurns& relays) : relays_(relays) {
+    loads_.emplace_back(links, relays);
+    if (relays.count() > 1) loads_.emplace_back(links, relays.at(0));
+    for (std::size_t site = 0; site < links.sites; ++site) {
+      latencies_.push_back(latency_through(links, relays, site));
     }
   }
-  double latency = 0.0;
-  for (std::size_t site = 0; site < links.sites; ++site) {
-    if (scheme.shares[site] > 0) latency = std::max(latency, latency_through(links, relays, site));
+
+  // Through each site.
+  const std::vector<double>& latencies() const { return latencies_; }
+
+  ReduceScheme scheme(const std::vector<bool>& may_own) const {
+    ReduceScheme scheme;
+    scheme.relays = relays_;
+    double seconds = std::numeric_limits<double>::infinity();
+    for (const OwnerLoads& loads : loads_) {
+      std::vector<std::uint32_t> shares = in_parts(loads.best_shares(may_own));
+      const double these = loads_.front().seconds_per_byte(fractions(shares));
+      if (these * kWorthwhile > seconds) continue;
+      scheme.shares = std::move(shares);
+      seconds = these;
+    }
+    double latency = 0.0;
+    for (std::size_t site = 0; site < latencies_.size(); ++site) {
+      if (scheme.shares[site] > 0) latency = std::max(latency, latencies_[site]);
+    }
+    scheme.lines = {{latency, seconds}};
+    return scheme;
   }
-  scheme.lines = {{latency, seconds}};
-  return scheme;
-}
+
+ private:
+  const RelayTurns& relays_;
+  // Also of the first turn: where links are alike, owners in one region alone are as fast for the mean of all
+  // turns; for one turn they are not.
+  std::vector<OwnerLoads> loads_;
+  std::vector<double> latencies_;
+};
 
 ReduceScheme reduce_scatter(const LinkMatrix& links, const RelayTurns& relays) {
   ReduceScheme scheme;
@@ -161,7 +179,7 @@ ReduceScheme reduce_scatter(const LinkMatrix& links, const RelayTurns& relays) {
   for (std::size_t site = 0; site < links.sites; ++site) {
     latency = std::max(latency, latency_to(links, relays, site));
   }
-  scheme.lines = {{latency, owner_seconds_per_byte(links, shares, relays, false)}};
+  scheme.lines = {{latency, OwnerLoads(links, relays, false).seconds_per_byte(shares)}};
   return scheme;
 }
 
@@ -232,11 +250,8 @@ void CostModel::add_schemes(const RelayTurns& relays) {
   add(Pattern::AllReduce, broadcast_all(links_, relays));
   // Between two sites both ways move the same bytes, and an owner adds a latency.
   if (links_.sites <= 2) return;
-  std::vector<double> latencies;
-  for (std::size_t site = 0; site < links_.sites; ++site) {
-    latencies.push_back(latency_through(links_, relays, site));
-  }
-  std::vector<double> bounds = latencies;
+  const OwnerSchemes owners(links_, relays);
+  std::vector<double> bounds = owners.latencies();
   std::ranges::sort(bounds, std::greater<>());
   double last = 0.0;
   std::size_t sets = 0;
@@ -246,8 +261,8 @@ void CostModel::add_schemes(const RelayTurns& relays) {
     last = bound;
     ++sets;
     std::vector<bool> may_own;
-    for (const double latency : latencies) may_own.push_back(latency <= bound);
-    add(Pattern::AllReduce, owner_reduces(links_, relays, may_own));
+    for (const double latency : owners.latencies()) may_own.push_back(latency <= bound);
+    add(Pattern::AllReduce, owners.scheme(may_own));
   }
 }
 

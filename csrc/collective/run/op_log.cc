@@ -32,15 +32,14 @@ void OpRecord::begins(const std::string& codec) {
   if (!codec.empty()) times_.codec = codec;
 }
 
-void OpRecord::awaits(int rank, std::string name) {
+void OpRecord::awaits(int rank, std::string name, bool sums) {
   std::lock_guard lock(mutex_);
   const auto same = [rank](const OpTimes::Peer& peer) { return peer.rank == rank; };
-  if (std::none_of(times_.peers.begin(), times_.peers.end(), same)) {
-    OpTimes::Peer peer;
-    peer.rank = rank;
-    peer.name = std::move(name);
-    times_.peers.push_back(std::move(peer));
+  auto peer = std::ranges::find_if(times_.peers, same);
+  if (peer == times_.peers.end()) {
+    peer = times_.peers.insert(peer, OpTimes::Peer{.rank = rank, .name = std::move(name)});
   }
+  peer->sums = peer->sums || sums;
 }
 
 std::uint64_t OpRecord::made_frame(std::uint64_t began) {

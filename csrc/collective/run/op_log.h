@@ -22,6 +22,7 @@ struct OpTimes {
     std::string name;  // as its channel calls it
     std::uint64_t first_in = 0;
     std::uint64_t last_in = 0;
+    bool sums = false;  // it sends sums of its region, for which it waits for that
   };
   std::uint64_t number = 0;  // in the process, from 1
   std::uint64_t group = 0;
@@ -58,7 +59,7 @@ class OpRecord {
   void issued(std::uint64_t number);
   // What the operation between sites says; a call may have several, one after the other.
   void begins(const std::string& codec);
-  void awaits(int rank, std::string name);
+  void awaits(int rank, std::string name, bool sums);
   std::uint64_t made_frame(std::uint64_t began);  // the time since then, as the next one
   std::uint64_t used_frame(std::uint64_t began);
   void sent(std::uint64_t raw_bytes, std::uint64_t wire_bytes);

@@ -224,7 +224,7 @@ Status Transfer::open() {
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     const Peer& peer = peers_[i];
     if (peer.receives == 0) continue;
-    record_->awaits(peer.rank, peer_name(i));
+    record_->awaits(peer.rank, peer_name(i), peer.sums > 0);
     Status posted = peer.channel->post_receive(key(peer.rank, self), peer.receive_descriptor, peer.receives,
                                                std::make_shared<Sink>(shared_from_this(), i));
     if (!posted.is_ok()) return std::move(posted).with_peer(peer_name(i));

@@ -3,7 +3,8 @@
 The program of each rank is what it did between its operations, which takes the time that it took, its calls, and its
 waits. A message leaves when its operation has begun and those before it have left; it then takes the time that it took
 on the link, and half a round trip. Where each site sums up a part of a tensor, it sends contributions to the others'
-parts, and then the sum of its own, for which it needs the contributions of all. So a replay that changes nothing gives
+parts, and then the sum of its own, for which it needs the contributions of all. By regions a head of a reduce-scatter
+sends sums to other regions, for which it needs the contributions of its own. So a replay that changes nothing gives
 the times that were seen, and one that takes something away moves all that depended on it.
 """
 
@@ -165,12 +166,16 @@ class Replay:
     def _received(self, ranks: Mapping[Place, Operation], target: Place) -> list[Message]:
         """What a rank got for an operation, without the times."""
         operation, owned = ranks[target], _owned(ranks)
+        by_region = not owned and bool(operation.of_regions)
         found: list[Message] = []
         for source in operation.arrivals:
             there, back = self.link((source, target)), self.link((target, source))
             delay = min(filter(None, (there.min_rtt_s, back.min_rtt_s)), default=0.0) / 2
             plain = Message((source, target), operation.bytes_received // len(operation.arrivals), 0.0, 0.0, delay)
-            found.append(_of_owners(plain, operation, owned) if source in owned else plain)
+            if by_region:
+                found.append(_of_regions(plain, operation, len(_sites(ranks))))
+            else:
+                found.append(_of_owners(plain, operation, owned) if source in owned else plain)
         return found
 
     def _shorten(self, early: Sequence[tuple[tuple[Key, Place], int]]) -> None:
@@ -303,7 +308,7 @@ def _owned(ranks: Mapping[Place, Operation]) -> dict[Place, float]:
     """How many bytes of the tensor each rank sums up for the others, before coding; nobody any where all send all
     others the whole, as all-reduces of two sites and small ones do."""
     told = list(ranks.values())
-    sites = {place[0] for one in told for place in one.arrivals} | {place[0] for place in ranks}
+    sites = _sites(ranks)
     if told[0].kind != "all_reduce" or len(sites) < 3:
         return {}
     received, came = sum(one.raw_bytes_received for one in told), sum(len(one.arrivals) for one in told)
@@ -318,6 +323,29 @@ def _owned(ranks: Mapping[Place, Operation]) -> dict[Place, float]:
     stripe = told[0].raw_bytes * len(sites) / len(places)
     found = {place: (one.raw_bytes_received - stripe) / (len(sites) - 2) for place, one in ranks.items()}
     return {place: min(stripe, max(0.0, owned)) for place, owned in found.items()}
+
+
+def _sites(ranks: Mapping[Place, Operation]) -> set[str]:
+    """Those that take part."""
+    return {place[0] for one in ranks.values() for place in one.arrivals} | {place[0] for place in ranks}
+
+
+def _of_regions(message: Message, operation: Operation, sites: int) -> Message:
+    """A message of a reduce-scatter by regions: sums come from other regions, of each of them an equal piece in all;
+    contributions come from the own one. Regions are taken for equally large."""
+    heads = len(operation.of_regions)
+    near = len(operation.arrivals) - heads
+    others = sites / (1 + near) - 1  # regions
+    is_sum = message.way[0] in operation.of_regions
+    share = others / (sites - 1) / heads if is_sum else (1 - others / (sites - 1)) / near
+    piece = operation.raw_bytes_received / (sites - 1)
+    chunk = min(_CHUNK_BYTES, max(_LEAST_CHUNK_BYTES, piece / _MOST_SMALL_CHUNKS))
+    return replace(
+        message,
+        size=round(operation.bytes_received * share),
+        contributed=0.0 if is_sum else 1.0,
+        chunk=min(1.0, chunk / max(1.0, operation.raw_bytes_received * share)),
+    )
 
 
 def _of_owners(message: Message, operation: Operation, owned: Mapping[Place, float]) -> Message:
@@ -360,6 +388,8 @@ def _flights(
             way = one.way
             start, service, delay = max(begun.get(way[0], own), free[way]), without.service(one), without.delay(one)
             found.append((one, start, service, delay))
+            if not one.contributed:
+                continue
             first = max(first, start + min(one.chunk, one.contributed) * service + delay)
             all_in = max(all_in, start + one.contributed * service + delay)
         sums[place] = first, all_in

@@ -80,6 +80,8 @@ class Operation:
     bytes_received: int
     arrivals: Mapping[Place, float]
     """When the last byte of each peer came."""
+    of_regions: frozenset[Place] = frozenset()
+    """The peers that send sums of their regions, for which they wait."""
 
     def moved(self, by: float) -> Operation:
         """The operation, later by this time."""
@@ -417,6 +419,7 @@ def _operation(row: Mapping[str, Any], offset: float) -> Operation:
         raw_bytes_received=row["raw_bytes_received"],
         bytes_received=row["wire_bytes_received"],
         arrivals={(str(peer["site"]), int(peer["rank"])): peer["last_in_ns"] / 1e9 - offset for peer in peers},
+        of_regions=frozenset((str(peer["site"]), int(peer["rank"])) for peer in peers if peer["sums"]),
     )
 
 

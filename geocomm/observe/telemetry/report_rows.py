@@ -252,6 +252,7 @@ OPERATION = row(
                 site=Usually(or_none(TEXT)),
                 peer=Usually(TEXT, ""),
                 **_times("first_in", "last_in"),
+                sums=Usually(YES_OR_NO, False),
             )
         ),
         list,

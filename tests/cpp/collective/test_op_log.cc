@@ -20,8 +20,8 @@ TEST(OpLog, AnOperationUnderWayNamesWhoHasNotCome) {
   OpLog log;
   const auto record = issued_in(log);
   record->begins("");
-  record->awaits(1, "rank 1");
-  record->awaits(2, "rank 2");
+  record->awaits(1, "rank 1", false);
+  record->awaits(2, "rank 2", false);
   record->arrived(2, 100, 50);
   const std::vector<OpTimes> read = log.read(0);
   ASSERT_EQ(read.size(), 1U);
@@ -37,13 +37,13 @@ TEST(OpLog, TimesOfAnOperationFollowEachOther) {
   OpLog log;
   const auto record = issued_in(log);
   record->begins("int8");
-  record->awaits(1, "rank 1");
+  record->awaits(1, "rank 1", false);
   record->made_frame(OpRecord::now());
   record->sent(400, 100);
   record->arrived(1, 400, 100);
   const std::uint64_t first = record->times().peers[0].first_in;
   record->arrived(1, 400, 100);
-  record->awaits(1, "rank 1");
+  record->awaits(1, "rank 1", false);
   record->begins("");  // a second part, which moves bytes
   record->exchanged();
   record->wait_begins();

@@ -130,12 +130,12 @@ TEST(RelayPaths, owners_with_relays_have_shares_that_no_others_beat) {
   for (std::uint32_t seed = 0; seed < 40; ++seed) {
     const LinkMatrix links = random_links(3, seed);
     const RelayPaths relays = choose_relays(links);
-    const auto solved = solve_owner_shares(links, std::vector<bool>(3, true), relays);
-    const double least = owner_seconds_per_byte(links, solved, relays);
+    const OwnerLoads loads(links, relays);
+    const double least = loads.seconds_per_byte(loads.best_shares(std::vector<bool>(3, true)));
     for (int a = 0; a <= 100; ++a) {
       for (int b = 0; a + b <= 100; ++b) {
         const std::vector<double> shares = {a / 100.0, b / 100.0, (100 - a - b) / 100.0};
-        EXPECT_LE(least, owner_seconds_per_byte(links, shares, relays) * (1 + 1e-9)) << "seed " << seed;
+        EXPECT_LE(least, loads.seconds_per_byte(shares) * (1 + 1e-9)) << "seed " << seed;
       }
     }
   }

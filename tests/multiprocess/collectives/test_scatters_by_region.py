@@ -94,6 +94,23 @@ def test_a_reduce_scatter_sends_one_sum_to_each_region(
         assert 0.45 < by_region / plain < 0.55
 
 
+def _senders(links: str, sites: str) -> list[tuple[str, bool]]:
+    """Of the last reduce-scatter here, as the log says: the sites that sent anything, and whether that were sums."""
+    import geocomm
+
+    _scattered(links, "none", torch.float32, sites)
+    rows = [row for row in geocomm.op_log() if row["kind"] == "reduce_scatter"]
+    return [(peer["site"], peer["sums"]) for peer in rows[-1]["peers"]]
+
+
+def test_the_log_says_who_sends_sums_of_its_region(ranks: Ranks, links_file: str, plain_file: str) -> None:
+    sites = "".join(site or "" for site in ranks.sites)
+    for site, senders in zip(sites, ranks.run(_senders, links_file, sites), strict=True):
+        assert {sums for _, sums in senders} == {True, False}
+        assert all(sums is (REGIONS[other] != REGIONS[site]) for other, sums in senders)
+    assert not any(sums for senders in ranks.run(_senders, plain_file, sites) for _, sums in senders)
+
+
 def test_integers_are_what_one_level_makes_of_them(ranks: Ranks, links_file: str, plain_file: str) -> None:
     sites = "".join(site or "" for site in ranks.sites)
     by_region, plain = (ranks.run(_scattered, links, "none", torch.int64, sites) for links in (links_file, plain_file))

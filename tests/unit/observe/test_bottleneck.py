@@ -73,6 +73,17 @@ def test_waiting_for_a_slow_site_is_not_taken_for_a_slow_link() -> None:
     assert said.verdicts[1].where == "a - b"
 
 
+@pytest.mark.parametrize("regions", [(0, 0, 1, 1), (0, 0, 0, 1, 1, 1)])
+def test_a_late_site_is_named_by_regions_where_heads_wait_for_it(regions: tuple[int, ...], tmp_path: Path) -> None:
+    count = len(regions)
+    late = Run(compute=[0.1] * (count - 1) + [0.3], load=[0.0] * count, regions=regions)
+    saved = late.window().step_seconds - replace(late, compute=[0.1] * count).window().step_seconds
+    for said in (late.said(), diagnose(late.read(tmp_path))):
+        assert said.verdict.cause is Cause.STRAGGLER
+        assert said.verdict.where == "abcdef"[count - 1]
+        assert said.verdict.saved_seconds == pytest.approx(saved, rel=0.1)
+
+
 def test_a_full_line_that_loses_is_not_taken_for_one_that_loses_by_itself() -> None:
     full = replace(FULL, counters=dict(FULL.counters, retransmitted=5 * 10**6))
     assert full.said().verdict.cause is Cause.BANDWIDTH

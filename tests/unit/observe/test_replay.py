@@ -39,13 +39,35 @@ def any_run(seed: int) -> Run:
 @pytest.mark.parametrize("seed", range(40))
 def test_replay_without_a_cause_is_the_run_without_it(seed: int) -> None:
     run = any_run(seed)
+    _assert_replays(run, seed)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_replay_of_a_reduce_scatter_by_regions_is_the_run_without_a_cause(seed: int) -> None:
+    chance = random.Random(seed)
+    regions = chance.choice(((0, 0, 1, 1), (0, 1, 0, 1), (0, 0, 1, 1, 2, 2), (0, 0, 0, 1, 1, 1)))
+    count = len(regions)
+    run = Run(
+        compute=[chance.uniform(0.05, 0.2) for _ in regions],
+        load=[0.0] * count,
+        operations=chance.randint(1, 3),
+        size=chance.choice((2000, 1 << 20, 4 << 20)),
+        rate=10 ** chance.uniform(7.5, 8.3),
+        delay=chance.uniform(0.002, 0.03),
+        regions=regions,
+    )
+    _assert_replays(run, seed)
+
+
+def _assert_replays(run: Run, seed: int) -> None:
+    """Without a cause: also links between two sites that are fast, and sites that compute alike."""
     replay = Replay(run.window())
     assert replay.seen == pytest.approx(run.window().step_seconds, rel=0.02)
     quickest = min(run.compute)
     pair = max(
         itertools.combinations(range(len(run.compute)), 2), key=lambda one: random.Random(f"{seed} {one}").random()
     )
-    name = "".join("abcde"[site] for site in pair)
+    name = "".join("abcdef"[site] for site in pair)
     for without, changed in (
         (Without(delay=lambda _: 0.0), replace(run, delay=0.0, delays=dict.fromkeys(run.delays, 0.0))),
         (Without(service=lambda _: 0.0), replace(run, rate=1e15, rates={})),
