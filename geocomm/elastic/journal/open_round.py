@@ -136,7 +136,7 @@ class OpenRound:
 
     def is_anywhere(self, frame: Hash, live: Sequence[str]) -> bool:
         """Whether a frame lies on a live site's disk: else nobody waits for it."""
-        return any(name in self._holders.get(frame, ()) for name in live)
+        return not self._holders.get(frame, set[str]()).isdisjoint(live)
 
     def are_none_anywhere(self, live: Sequence[str]) -> bool:
         """Whether all live sites have offered or passed, and no frame lies on the disk of one."""

@@ -103,7 +103,8 @@ class SiteRecord:
         marks = self.read[fragment]
         most = max(marks[-1][1], one.taken) if marks else one.taken
         return replace(
-            self._with_marks(fragment, _thinned((*marks, (version, most)))),
+            self,
+            read=self._with_marks(fragment, _thinned((*marks, (version, most)))),
             rounds=self.rounds + 1,
             weight=self.weight + one.weight,
         )
@@ -111,7 +112,7 @@ class SiteRecord:
     def voided(self, fragment: int, version: int) -> SiteRecord:
         """The record where this round of the fragment, and with it all later ones, is void."""
         marks = self.read[fragment]
-        return self._with_marks(fragment, tuple(mark for mark in marks if mark[0] < version))
+        return replace(self, read=self._with_marks(fragment, tuple(mark for mark in marks if mark[0] < version)))
 
     def taken_back(self, line: Line, tokens: int) -> SiteRecord:
         """The record where this is left of its line, of which these tokens count: other fragments have more."""
@@ -125,8 +126,8 @@ class SiteRecord:
             gone, line = end, line[1:]
         return replace(self, line=line, for_good=gone)
 
-    def _with_marks(self, fragment: int, marks: Marks) -> SiteRecord:
-        return replace(self, read=(*self.read[:fragment], marks, *self.read[fragment + 1 :]))
+    def _with_marks(self, fragment: int, marks: Marks) -> tuple[Marks, ...]:
+        return (*self.read[:fragment], marks, *self.read[fragment + 1 :])
 
 
 def _thinned(marks: Marks) -> Marks:
