@@ -49,7 +49,7 @@ from geocomm.elastic.journal.sequencer_events import (
 from geocomm.lab.bench.bench_report import Conditions, page, table_lines
 
 RESULT = Path(__file__).parent / "results" / "leader.md"
-SITES = (4, 16, 48, 128)
+SITES = (4, 16, 48, 64, 128)
 FRAGMENTS = 8
 EVERY = 30
 _CYCLES = 2
