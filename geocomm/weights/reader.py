@@ -205,7 +205,14 @@ class StreamFollower:
             newest, own = None, self._target.version
             try:
                 newest = self._sources.newest()
-                if newest is None or newest.number <= (0 if own is None else own.number):
+                if newest is None:
+                    return False
+                if own is not None and own.stream != newest.stream:
+                    raise DataError(
+                        f"{self._sources.names} is another stream than the one of version {own.number} here; remove "
+                        "the folder, or make a new reader, to follow it"
+                    )
+                if own is not None and newest.number <= own.number:
                     return False
                 self._bring(self._way(None if is_other else own, newest))
                 return True
@@ -222,11 +229,6 @@ class StreamFollower:
 
     def _way(self, own: WeightVersion | None, newest: WeightVersion) -> list[VersionStep]:
         """The steps with the fewest bytes."""
-        if own is not None and own.stream != newest.stream:
-            raise DataError(
-                f"{self._sources.names} is another stream than the one of version {own.number} here; empty the folder, "
-                "or make a new reader, to follow it"
-            )
         first = max(1 if own is None else own.number + 1, newest.anchors[-1])
         if newest.number - first > 1:  # one after the other they would take a round trip each
             with ThreadPoolExecutor(_VERSIONS_AT_ONCE, "geocomm-fetch") as pool:

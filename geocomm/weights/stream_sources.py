@@ -91,7 +91,7 @@ class StreamSources:
     ) -> None:
         """keys: versions must be signed; publisher: by this site; empty: by any of the job. rate: bytes a second at
         most. wait_s: how long a source that does not answer is asked again, where no other one has the file."""
-        self.folder = folder
+        self.folder, self._kept = folder, Folder(str(folder), folder)
         self._places, self._keys, self._publisher, self._wait_s = places, keys, publisher, wait_s
         self._pace = None if rate is None else TokenBucket(lambda: rate)
         self._one_at_a_time = _PathLocks()
@@ -99,7 +99,7 @@ class StreamSources:
         """Versions and layouts, by their paths."""
         self._complain = CalmLog(logger().warning, _CALM_S)
         self._silent_until = dict.fromkeys(places, 0.0)
-        self._told, self._told_at = 0, 0.0
+        self._told, self._told_at, self._told_before = 0, 0.0, 0
         self.is_closed = False
         self.trouble = ""
         """Why a file is not had yet, for messages; empty: nothing is wrong."""
@@ -143,7 +143,7 @@ class StreamSources:
                 continue
             try:
                 if told > (0 if best is None else best.number):
-                    best = self.version(told)
+                    best = self._told_version(told)
             except DataError as error:
                 bad.append(error)
         if best is None and bad:
@@ -181,8 +181,23 @@ class StreamSources:
             self._told, self._told_at = told, now
         return is_long
 
-    def version(self, number: int) -> WeightVersion:
-        """A version, whose signature was looked at, and which these keys may read."""
+    def _told_version(self, number: int) -> WeightVersion:
+        """A version that a source tells of. Of the first one, and where sources go back to an earlier one, what is kept
+        is not believed: another stream may have taken the place of the one that it is of. Then none of that stays."""
+        if 0 < self._told_before <= number:
+            self._told_before = number
+            return self.version(number)
+        version = self.version(number, anew=True)
+        for one in version_numbers(self._kept):
+            path = version_path(one)
+            with suppress(OSError):  # DataError is one
+                if read_version(self._kept.read(path), one, self._kept.url).stream != version.stream:
+                    self._kept.remove(path)
+                    self._good.pop(path, None)
+        return version
+
+    def version(self, number: int, *, anew: bool = False) -> WeightVersion:
+        """A version, whose signature was looked at, and which these keys may read. anew: as sources have it now."""
 
         def read(content: bytes, where: str) -> WeightVersion:
             version = read_version(content, number, where)
@@ -190,7 +205,9 @@ class StreamSources:
                 version.require_signer(self._keys, self._publisher)
             return version
 
-        version = self._small(version_path(number), read)
+        version = self._small(version_path(number), read, anew=anew)
+        if anew:
+            self._told_before = number
         version.require_reader(self._keys)  # after it is kept: what is for others is not fetched at each look
         return version
 
@@ -210,11 +227,10 @@ class StreamSources:
 
     def forget_before(self, number: int) -> None:
         """Remove what is kept of versions before this one."""
-        place = Folder(str(self.folder), self.folder)
-        for name in place.names():
+        for name in self._kept.names():
             file = StreamFile.of(name)
             if file is not None and 0 < file.number < number:
-                place.remove(name)
+                self._kept.remove(name)
                 self._good.pop(name, None)
 
     def _in_order(self, places: Sequence[FilePlace]) -> list[FilePlace]:
@@ -222,14 +238,14 @@ class StreamSources:
         now = time.monotonic()
         return sorted(places, key=lambda place: self._silent_until[place] > now)
 
-    def _small(self, path: str, read: Callable[[bytes, str], _Read]) -> _Read:
+    def _small(self, path: str, read: Callable[[bytes, str], _Read], *, anew: bool = False) -> _Read:
         """A file that is looked at in memory: as it is kept, else from the first source whose file is good."""
         kept = self.folder / path
         with self._one_at_a_time.of(path):
-            if path not in self._good:
+            if path not in self._good and not anew:
                 with suppress(OSError):
                     self._good[path] = read(kept.read_bytes(), str(self.folder))
-            if path not in self._good:
+            if path not in self._good or anew:
                 content, good = self._asked(path, self._places, lambda place: _whole_file(place, path, read))
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 write_whole(kept, content)

@@ -91,12 +91,14 @@ class Subscription:
         if (there := self._folder.version) is not None:
             self._say(f"{self._settings.into} is version {there.number} of the weights")
             self._then()  # an earlier process may have died before it could
+        told_bytes = 0
         while not self._stop.is_set():
-            before = self._sources.fetched_bytes
             try:
                 limit_s = math.inf if self._folder.version is None else None
                 if self._follower.update(self._settings.wait_s if self._settings.once else limit_s):
-                    self._tell(self._follower.took_s, self._sources.fetched_bytes - before)
+                    fetched = self._sources.fetched_bytes  # by a relay also before, where a reader was ahead of it
+                    self._tell(self._follower.took_s, fetched - told_bytes)
+                    told_bytes = fetched
                 if self._settings.once:
                     return
             except DataError as error:

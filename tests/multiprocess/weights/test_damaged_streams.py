@@ -14,7 +14,10 @@ from safetensors.torch import load_file
 from geocomm.core.errors import DataError, InvalidArgumentError
 from geocomm.weights import stream_sources
 from geocomm.weights.publisher import WeightPublisher
-from geocomm.weights.reader import WeightReader
+from geocomm.weights.reader import StreamFollower, WeightReader
+from geocomm.weights.reader_targets import TensorsInPlace
+from geocomm.weights.relay_place import open_source
+from geocomm.weights.stream_sources import StreamSources
 from support.weight_streams import equal, model_tensors, moved, publish
 
 pytestmark = pytest.mark.timeout(120)
@@ -113,16 +116,42 @@ def test_stream_of_another_model_is_refused_in_a_sentence(
         reader.update()
 
 
-def test_folder_does_not_take_another_stream_in_the_place_of_its_own(damaged: Damaged, tmp_path: Path) -> None:
+@pytest.mark.parametrize("versions", [1, 2, 4])
+def test_folder_does_not_take_another_stream_in_the_place_of_its_own(
+    damaged: Damaged, tmp_path: Path, versions: int
+) -> None:
     with WeightReader(str(damaged.stream), tmp_path / "model") as reader:
         assert reader.update() == 2
+        shutil.rmtree(damaged.stream)
+        publish(damaged.stream, damaged.tensors, versions, lambda: None)
+        for again in (reader, None, None):
+            follower = again or WeightReader(str(damaged.stream), tmp_path / "model")
+            with follower, pytest.raises(DataError, match="is another stream than the one of version 2 here"):
+                follower.update()
+
+
+@pytest.mark.parametrize("versions", [1, 3, 4])
+def test_what_a_relay_keeps_of_another_stream_counts_for_nothing(
+    damaged: Damaged, tmp_path: Path, versions: int
+) -> None:
+    def followed() -> StreamFollower:
+        sources = StreamSources([open_source(str(damaged.stream), None)], tmp_path / "kept", keys=None, wait_s=0)
+        return StreamFollower(sources, TensorsInPlace(here, None))
+
+    here, there = ({name: torch.empty_like(tensor) for name, tensor in damaged.tensors.items()} for _ in "ab")
+    follower = followed()
+    assert follower.update()
     shutil.rmtree(damaged.stream)
-    publish(damaged.stream, damaged.tensors, 4, lambda: None)
-    with (
-        WeightReader(str(damaged.stream), tmp_path / "model") as reader,
-        pytest.raises(DataError, match="is another stream than the one of version 2 here"),
-    ):
-        reader.update()
+    publish(damaged.stream, damaged.tensors, versions, lambda: moved(damaged.tensors, 0.01))
+    with pytest.raises(DataError, match="is another stream"):
+        follower.update()
+    follower.close()
+    follower = followed()
+    assert follower.update()
+    with WeightReader(str(damaged.stream), there) as reader:
+        assert reader.update() == versions
+    assert equal(here, there)
+    follower.close()
 
 
 def test_folder_that_somebody_damaged_is_made_anew(damaged: Damaged, tmp_path: Path) -> None:
