@@ -47,6 +47,7 @@ def test_nothing_of_a_stream_crosses_in_plaintext(region: Region) -> None:
     assert len(heard) > sum(map(len, files)) > 100_000  # it has crossed this line
     for content in files:
         assert all(content[at : at + 16] not in heard for at in range(0, len(content) - 15, 499))
-    words = [word for word in (b"turned", b"bfloat16", b"geocomm_weights", b"sha256") if any(word in one for one in files)]
+    known = (b"turned", b"bfloat16", b"geocomm_weights", b"sha256")
+    words = [word for word in known if any(word in content for content in files)]
     assert len(words) > 1
     assert all(word not in heard for word in (*words, b"frames/"))
