@@ -184,20 +184,27 @@ class StreamSources:
     def _told_version(self, number: int) -> WeightVersion:
         """A version that a source tells of. Of the first one, and where sources go back to an earlier one, what is kept
         is not believed: another stream may have taken the place of the one that it is of. Then none of that stays."""
-        if 0 < self._told_before <= number:
-            self._told_before = number
-            return self.version(number)
-        version = self.version(number, anew=True)
-        for one in version_numbers(self._kept):
+        is_doubtful = not 0 < self._told_before <= number
+        self._told_before = 0 if is_doubtful else number  # where it cannot be had, the next one is doubtful, too
+        version = self._signed(number, anew=is_doubtful)
+        self._told_before = number
+        for one in version_numbers(self._kept) if is_doubtful else ():
             path = version_path(one)
             with suppress(OSError):  # DataError is one
                 if read_version(self._kept.read(path), one, self._kept.url).stream != version.stream:
                     self._kept.remove(path)
                     self._good.pop(path, None)
+        version.require_reader(self._keys)  # after it is kept: what is for others is not fetched at each look
         return version
 
-    def version(self, number: int, *, anew: bool = False) -> WeightVersion:
-        """A version, whose signature was looked at, and which these keys may read. anew: as sources have it now."""
+    def version(self, number: int) -> WeightVersion:
+        """A version, whose signature was looked at, and which these keys may read."""
+        version = self._signed(number)
+        version.require_reader(self._keys)
+        return version
+
+    def _signed(self, number: int, *, anew: bool = False) -> WeightVersion:
+        """A version, whose signature was looked at. anew: as sources have it now."""
 
         def read(content: bytes, where: str) -> WeightVersion:
             version = read_version(content, number, where)
@@ -205,11 +212,7 @@ class StreamSources:
                 version.require_signer(self._keys, self._publisher)
             return version
 
-        version = self._small(version_path(number), read, anew=anew)
-        if anew:
-            self._told_before = number
-        version.require_reader(self._keys)  # after it is kept: what is for others is not fetched at each look
-        return version
+        return self._small(version_path(number), read, anew=anew)
 
     def layout(self, sha256: str) -> WeightLayout:
         """A layout."""
