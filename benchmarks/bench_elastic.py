@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import math
 import os
 import signal
 import statistics
@@ -87,9 +86,9 @@ class Run:
             time.sleep(0.02)
             self.watch.look()
 
-    def seen(self, fits: Callable[[Entry], bool], what: str) -> float:
+    def seen(self, fits: Callable[[Entry], bool], what: str, limit_s: float = 180) -> float:
         """When the leader had such an entry; waits for it."""
-        self.wait(lambda: any(fits(one.entry) for one in self.watch.seen), what)
+        self.wait(lambda: any(fits(one.entry) for one in self.watch.seen), what, limit_s)
         return next(one.at for one in self.watch.seen if fits(one.entry))
 
     def kill_agent(self, site: str) -> None:
@@ -112,7 +111,7 @@ class Run:
 
     def bytes_into(self, site: str) -> int:
         """So far, headers included."""
-        return sum(link.bytes for link in self.wan.control.stats().links if link.dst == site)
+        return sum(size for (_, target), size in self.bytes_between().items() if target == site)
 
 
 @contextlib.contextmanager
@@ -223,11 +222,17 @@ def crowd(folder: Path) -> list[str]:
         for site in newcomers:
             (folder / f"down-{site}").unlink()
 
-        def seen(kind: type[Join | Ready], site: str) -> float:
-            fits = [one.at for one in run.watch.seen if isinstance(one.entry, kind) and one.entry.site == site]
-            return fits[0] if fits else math.inf
-
-        run.wait(lambda: all(seen(Ready, site) < math.inf for site in newcomers), "all are ready", CROWD_LIMIT_S)
+        joined, ready = (
+            {
+                site: run.seen(
+                    lambda entry, kind=kind, site=site: isinstance(entry, kind) and entry.site == site,
+                    f"{site}: {kind.__name__}",
+                    CROWD_LIMIT_S,
+                )
+                for site in newcomers
+            }
+            for kind in (Join, Ready)
+        )
         after = run.bytes_between()
         for site in newcomers:  # else there is nothing to verify
             run.wait(
@@ -235,7 +240,6 @@ def crowd(folder: Path) -> list[str]:
                 f"a round in which {site} takes part",
                 CROWD_LIMIT_S,
             )
-        joined, ready = ({site: seen(kind, site) for site in newcomers} for kind in (Join, Ready))
     state = 8 * 2 * CROWD_WIDTH**2
     given = {
         donor: [(after[donor, site] - before[donor, site]) / state for site in newcomers if site != donor]

@@ -167,13 +167,14 @@ class Replay:
         """What a rank got for an operation, without the times."""
         operation, owned = ranks[target], _owned(ranks)
         by_region = not owned and bool(operation.of_regions)
+        sites = len(_sites(ranks))
         found: list[Message] = []
         for source in operation.arrivals:
             there, back = self.link((source, target)), self.link((target, source))
             delay = min(filter(None, (there.min_rtt_s, back.min_rtt_s)), default=0.0) / 2
             plain = Message((source, target), operation.bytes_received // len(operation.arrivals), 0.0, 0.0, delay)
             if by_region:
-                found.append(_of_regions(plain, operation, len(_sites(ranks))))
+                found.append(_of_regions(plain, operation, sites))
             else:
                 found.append(_of_owners(plain, operation, owned) if source in owned else plain)
         return found
