@@ -7,12 +7,13 @@ more. The state stays as it is: all sites have applied the same average.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from geocomm.core.records import Hash
 from geocomm.elastic.journal.led_run import LedRun
 from geocomm.elastic.journal.messages import Check, SumChecked
+from geocomm.elastic.journal.open_round import Charge, OpenRound
 
 ONE_IN = 32
 """An average is checked with this chance, which nobody knows before it is in the journal: it costs the site that checks
@@ -45,10 +46,17 @@ class AverageChecks:
         self.found_wrong = 0
         """Averages of which sites said different things, since this leader began."""
 
-    def decided(self, average: Check, aggregator: str, frame: Hash) -> None:
-        """A round is in the journal with this average, which an aggregator has made of these frames."""
-        if self._open is None and int(self._random_hex(), 16) % ONE_IN == 0:
-            self._open = _Open(average, {aggregator: frame})
+    def decided(self, found: OpenRound, fragment: int, averages: Sequence[Charge]) -> None:
+        """A round is in the journal that is made of these averages."""
+        if self._open is not None:
+            return
+        drawn, left = divmod(int(self._random_hex(), 16), ONE_IN)
+        if left:
+            return
+        one = averages[drawn % len(averages)]
+        if one.summed is not None:
+            asked = Check(fragment=fragment, version=found.version, attempt=one.by.attempt, members=one.frames)
+            self._open = _Open(asked, {one.by.site: one.summed.frame})
             self._ask_next(self._open)
 
     def checked(self, name: str, said: SumChecked) -> None:

@@ -5,7 +5,7 @@ be. So one site, by a lie or broken memory, neither moves the run's step by far,
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Generic, TypeVar
 
 from geocomm.elastic.journal.entries import MOST_STEPS, CodedFrame, Listed
@@ -40,14 +40,14 @@ class Claims:
 
     def __init__(self, run: LedRun) -> None:
         self._run = run
-        self._listed_at: float | None = None
+        self._counted_at: float | None = None
         self._weights = {name: site.weight // site.rounds for name, site in run.state.sites.items() if site.rounds}
         """By site: the most that it has counted for since this leader began, and before then the mean."""
 
     def listed(self, offers: Mapping[str, Offer]) -> tuple[Listed, ...]:
         """The members of a round, of which these are the offers."""
         most_weight, most_step = self._most_weight(), self._most_step()
-        members = tuple(
+        return tuple(
             Listed(
                 **offer.model_dump(include=_AS_OFFERED),
                 site=name,
@@ -56,10 +56,12 @@ class Claims:
             )
             for name, offer in sorted(offers.items())
         )
+
+    def counted(self, members: Iterable[Listed]) -> None:
+        """A round is decided, in which these count."""
         for one in members:
             self._weights[one.site] = max(one.weight, self._weights.get(one.site, 0))
-        self._listed_at = self._run.now
-        return members
+        self._counted_at = self._run.now
 
     def every(self, offers: Mapping[str, Offer]) -> int:
         """Optimizer steps between two rounds from now on: the most that a member wants, where sites choose that."""
@@ -77,7 +79,7 @@ class Claims:
         along = {name: one for name in state.live if (one := self._along(name)) is not None}
         steps = MostOfOthers({name: _steps_now(one) for name, one in along.items()})
         slowness = MostOfOthers({name: -one[1] for name, one in along.items()})
-        since = 0.0 if self._listed_at is None else self._run.now - self._listed_at
+        since = 0.0 if self._counted_at is None else self._run.now - self._counted_at
 
         def most(name: str) -> int:
             others, fastest_s = steps.but(name), slowness.but(name)

@@ -78,6 +78,20 @@ class Listed(CodedFrame):
     """Whose it is."""
 
 
+class Added(FrameBytes):
+    """A frame that a site is to average with others: the delta of one site, or the average of a region."""
+
+    site: SiteName
+    """Who has made it."""
+    weight: Annotated[int, Field(ge=1)]
+    """That of the delta, or of all that the average is of."""
+
+    @classmethod
+    def of(cls, frame: FrameBytes, site: str, weight: int) -> Self:
+        """A frame of a site, with its weight."""
+        return cls(**frame.model_dump(include={*FrameBytes.model_fields}), site=site, weight=weight)
+
+
 class Counted(Record):
     """A frame that counts in a round with an aggregator: nobody needs it any more, so little is said of it."""
 

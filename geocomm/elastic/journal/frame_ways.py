@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from geocomm.elastic.journal.led_peers import LedPeers
 from geocomm.elastic.journal.led_run import LedRun
 from geocomm.elastic.journal.messages import Fetch, Hold, Offer, Summed
-from geocomm.elastic.journal.open_round import OpenRound
+from geocomm.elastic.journal.open_round import Charge, OpenRound
 
 _CYCLES_WITHOUT_MAIL = 2
 """Without any frame by mail from a site to another for this time, agents fetch at once."""
@@ -61,9 +61,14 @@ class FrameWays:
         Where no mail has come for long, or none is sent since a site of the same region has the frame, nobody waits for
         the grace. late: it has passed.
         """
-        to = self._run.state.live if found.charge is None else [found.charge.aggregator.site]
         for maker in makers:
+            to = self._run.state.live if found.charge is None else [found.charge.of(maker).by.site]
             self._fetch_by(to, found, maker, found.offers[maker][-1], late=late)
+
+    def bring_to_aggregator(self, found: OpenRound, to: str, charge: Charge) -> None:
+        """The mail has not brought it the average of a region."""
+        if charge.summed is not None:
+            self._fetch_by([to], found, charge.by.site, charge.summed, late=True)
 
     def pass_on(self, found: OpenRound, maker: str, made: Offer | Summed, by: Iterable[str]) -> None:
         """Those that get no mail of a frame fetch it from these sites of their region, which have it."""
@@ -90,9 +95,10 @@ class FrameWays:
                 self._have_fetched_by(name, found, maker, made, sources)
 
     def _is_mailed(self, found: OpenRound, made: Offer | Summed, maker: str, name: str) -> bool:
-        """Whether a frame goes to a site by mail: to an aggregator each does."""
-        to_all = found.charge is None or isinstance(made, Summed)
-        return not to_all or name in self._peers.mailed(maker, made.fragment)
+        """Whether a frame goes to a site by mail: to who averages it does."""
+        charge = found.charge
+        is_for_all = charge is None or made is charge.summed
+        return name in self._peers.mailed(maker, made.fragment) if is_for_all else found.adds(name, maker)
 
     def _is_beside(self, found: OpenRound, made: Offer | Summed, maker: str, name: str) -> bool:
         """Whether a frame does not go to a site by mail, and another one of its region has it."""

@@ -11,24 +11,22 @@ from typing import Any
 from geocomm.elastic.journal.admission import LedSite
 from geocomm.elastic.journal.average_checks import AverageChecks
 from geocomm.elastic.journal.claims import Claims
-from geocomm.elastic.journal.entries import AnyRound, Counted, FrameBytes, Round, SumFrame, SummedRound
+from geocomm.elastic.journal.entries import AnyRound, Counted, FrameBytes, Listed, Round, SumFrame, SummedRound
 from geocomm.elastic.journal.frame_ways import FrameWays
 from geocomm.elastic.journal.learning_rates import LearningRates
 from geocomm.elastic.journal.led_peers import LedPeers
 from geocomm.elastic.journal.led_run import LedRun
 from geocomm.elastic.journal.messages import (
-    Aggregator,
-    Check,
     Due,
     Hold,
     Offer,
     Open,
     Pass,
-    Sum,
     Summed,
 )
 from geocomm.elastic.journal.open_round import MOST_HOLDS, Charge, OpenRound
 from geocomm.elastic.journal.outliers import TIMES, Outliers
+from geocomm.elastic.journal.round_charges import RoundCharges
 from geocomm.elastic.journal.said_digests import SaidDigests
 
 STARVED_ROUNDS = 4
@@ -36,8 +34,6 @@ STARVED_ROUNDS = 4
 before it could make one, and the round was over then. A round waits for it after this many."""
 _MOST_GRACES = 8
 """So many times the grace such a round waits at most."""
-PATIENT_GRACES = 4
-"""So many times the grace an aggregator has for its average, from the first offer on: then another one is named."""
 _ATTEMPTS_OF_A_START = 1 << 20
 _STARTS_OF_A_TERM = 1 << 20
 _MOST_TERMS = 1 << 20
@@ -55,6 +51,15 @@ class LeaderRounds:
         self._digests = digests
         self._peers = LedPeers(run)
         self._ways = FrameWays(run, self._peers, fetch)
+        self._charges = RoundCharges(
+            run,
+            self._peers,
+            self._ways,
+            checks,
+            self._next_attempt,
+            lambda fragment: self._announce(fragment, run.state.live),
+            self._grace_s,
+        )
         self._open: dict[int, OpenRound] = {}
         """By fragment."""
         self._due: set[int] = set()
@@ -104,26 +109,13 @@ class LeaderRounds:
         self._in_time(name, message.fragment, message.version)
 
     def summed(self, name: str, summed: Summed) -> None:
-        """An aggregator has the average that it was asked for."""
+        """A site has the average that it was asked for."""
         found = self._open.get(summed.fragment)
-        charge = None if found is None or found.version != summed.version else found.charge
-        if found is None or charge is None or charge.aggregator != Aggregator(site=name, attempt=summed.attempt):
+        if found is None or found.version != summed.version:
             return
-        if not charge.members or charge.summed is not None:
-            return
-        unsound = [one.site for one in charge.members if one.site not in summed.counts]
-        if not unsound or len(unsound) < len(charge.members):
-            charge.summed = summed
-            found.hold(name, summed.frame)
+        charge = self._charges.summed(found, name, summed)
+        if charge is not None and charge is found.charge:
             self._ways.pass_on(found, name, summed, [one for one in self._state.live if found.holds(one, summed.frame)])
-        for site in unsound:
-            self._run.log(
-                f"{site}: its frame of fragment {summed.fragment} in round {summed.version} is no delta of it, says "
-                f"{name}, which averages: it does not count"
-            )
-            found.left_out.update(one.frame for one in charge.members if one.site == site)
-        if charge.summed is None:
-            found.charge = None
 
     def held(self, name: str, hold: Hold) -> None:
         """A frame lies on a site's disk, or does no more."""
@@ -213,29 +205,65 @@ class LeaderRounds:
             return
         if self._digests.is_repairing(fragment):
             return
-        if self._aggregates and not self._is_charged(fragment, found):
+        if self._charges.are_named:
+            self._look_at_charge(fragment, found)
             return
+        eligible = self._those_that_count(fragment, found, None)
+        if eligible is not None and len(eligible) >= self._terms.min_sites:
+            self._close(fragment, found, self._without_outliers(fragment, found, eligible))
+
+    def _look_at_charge(self, fragment: int, found: OpenRound) -> None:
+        """What the aggregator has averaged goes to the journal once two sites have it. It is asked for that once the
+        frames and averages of regions that count are there."""
+        charge = found.charge
+        if charge is not None and charge.summed is not None and found.is_safe(charge.summed.frame, self._state.live):
+            self._close_summed(fragment, found, charge, charge.summed)
+            return
+        charge = self._charges.see_to(fragment, found)
+        if charge is None or [one for one in charge.regions if self._waits_for_region(fragment, found, one)]:
+            return
+        eligible = self._those_that_count(fragment, found, charge)
+        if eligible is None:
+            return
+        averages = tuple(one for one in charge.regions if self._charges.is_brought(found, one))
+        if len(eligible) + sum(len(one.counted) for one in averages) >= max(1, self._terms.min_sites):
+            self._average(fragment, found, charge, eligible, averages)
+
+    def _waits_for_region(self, fragment: int, found: OpenRound, region: Charge) -> bool:
+        """Whether the aggregator is to wait for the average of a region. Its head is asked for that once the frames are
+        there, and has a grace for it: others of its region are heads in the next rounds."""
+        if not region.frames:
+            eligible = self._those_that_count(fragment, found, region)
+            if eligible:
+                region.since = self._run.now
+                self._average(fragment, found, region, eligible)
+            return eligible is None or bool(region.frames)
+        return not self._charges.is_brought(found, region) and self._run.now - region.since < self._grace_s()
+
+    def _those_that_count(self, fragment: int, found: OpenRound, charge: Charge | None) -> dict[str, Offer] | None:
+        """The frames that are to be averaged, by all or in a charge; None: it waits for others."""
         grace_s = self._grace_s()
         late = self._run.now - found.opened >= grace_s
-        complete = self._is_complete(fragment, found)
+        complete = self._is_complete(fragment, found, charge)
         if not late and not complete:
-            return
-        eligible = found.eligible(self._state.live)
-        waits = self._starved(fragment, found, eligible) and self._run.now - found.opened < _MOST_GRACES * grace_s
+            return None
+        eligible = found.eligible(self._state.live, charge)
+        waits = (
+            self._starved(fragment, found, charge, eligible) and self._run.now - found.opened < _MOST_GRACES * grace_s
+        )
         is_over = (late and not waits) or (complete and self._are_newest(found, eligible))
-        if len(eligible) >= self._terms.min_sites and is_over:
-            self._choose(fragment, found, eligible)
+        return eligible if is_over else None
 
     def _have_fetched(self, fragment: int, found: OpenRound) -> None:
         """Have missing frames fetched, and try again where there are none."""
         grace_s = self._grace_s()
         self._ways.fetch_missing(found, [*found.offers], late=self._run.now - found.opened >= grace_s)
-        if found.charge is not None:
-            self._see_to_charge(fragment, found, found.charge)
-        eligible = found.eligible(self._state.live)
+        self._charges.look(fragment, found)
         nothing = found.are_none_anywhere(self._state.live)
         attempt_s = min(self._terms.attempt_s, 2 * grace_s) if nothing else self._terms.attempt_s
-        if not eligible and self._run.now - found.tried >= attempt_s:
+        charges = (None,) if found.charge is None else found.charge.all
+        are_any = any(found.eligible(self._state.live, charge) for charge in charges)
+        if not are_any and self._run.now - found.tried >= attempt_s:
             self._try_again(fragment, found)
             self._announce(fragment, self._state.live)
 
@@ -246,8 +274,8 @@ class LeaderRounds:
         self._due.discard(fragment)
         attempt = self._next_attempt(fragment)
         self._open[fragment] = OpenRound(self._state.versions[fragment], attempt, self._run.now, self._run.now)
-        if self._aggregates:
-            self._charge(fragment, self._open[fragment])
+        if self._charges.are_named:
+            self._charges.name(fragment, self._open[fragment])
         else:
             self._announce(fragment, self._state.live)
 
@@ -262,75 +290,20 @@ class LeaderRounds:
     def _announce(self, fragment: int, to: Iterable[str]) -> None:
         """Tell sites that a round is open; not before its aggregator is named, else they send their frames to all."""
         found = self._open[fragment]
-        if found.charge is None and self._aggregates:
+        charge = found.charge
+        if charge is None and self._charges.are_named:
             return
         message = Open(
             fragment=fragment,
             version=found.version,
             attempt=found.attempt,
             peers=self._peers.live,
-            aggregator=None if found.charge is None else found.charge.aggregator,
+            aggregator=None if charge is None else charge.by,
+            adders=() if charge is None else tuple(one.by for one in charge.regions),
         )
         for name in to:
             if self._sites[name].welcomed:
                 self._run.send(name, message)
-
-    # ---- an aggregator
-
-    @property
-    def _aggregates(self) -> bool:
-        genesis = self._state.genesis
-        return genesis is not None and genesis.settings.get("reduce") == "aggregator"
-
-    def _is_charged(self, fragment: int, found: OpenRound) -> bool:
-        """Whether an aggregator waits to be asked for the average; one is named where there is none. What it has
-        averaged goes to the journal once two sites have it."""
-        charge = found.charge
-        if charge is not None and charge.summed is not None and found.is_safe(charge.summed.frame, self._state.live):
-            self._close_summed(fragment, found, charge, charge.summed)
-            return False
-        if charge is None or charge.aggregator.site not in self._state.live:
-            self._charge(fragment, found)
-        return found.charge is not None and not found.charge.members
-
-    def _charge(self, fragment: int, found: OpenRound) -> None:
-        """Name an aggregator: sites take turns over the fragments and the rounds of each."""
-        before = "" if found.charge is None else found.charge.aggregator.site
-        able = [name for name in self._state.live if self._sites[name].has_ranks and self._sites[name].leaving is None]
-        able = [name for name in able if name not in self._checks.distrusted] or able
-        others = [name for name in able if name != before] or able or self._state.live
-        found.charge = None
-        if not others:
-            return
-        name = others[(fragment + found.version + found.charges) % len(others)]
-        if found.charges:
-            late = "in time" if before in self._state.live else "and is away"
-            why = f"{before} has not averaged it {late}" if before else "what it was made of has changed"
-            self._run.log(f"round {found.version} of fragment {fragment}: {why}, {name} averages it now")
-        found.charges += 1
-        found.lags = ""
-        found.charge = Charge(Aggregator(site=name, attempt=self._next_attempt(fragment)), self._run.now)
-        self._announce(fragment, self._state.live)
-
-    def _see_to_charge(self, fragment: int, found: OpenRound, charge: Charge) -> None:
-        """Ask the aggregator again, have its average brought to another disk, or name another one."""
-        if not found.offers:
-            charge.since = self._run.now
-        if self._run.now - charge.since >= PATIENT_GRACES * self._grace_s() and len(self._state.live) > 1:
-            self._charge(fragment, found)
-        elif charge.members and charge.summed is None and self._run.now - charge.asked >= self._terms.fetch_again_s:
-            self._ask(fragment, found, charge)
-        elif charge.summed is not None and self._run.now - charge.asked >= self._terms.fetch_again_s:
-            charge.asked = self._run.now
-            self._ways.bring_average(found, charge.aggregator.site, charge.summed)
-
-    def _ask(self, fragment: int, found: OpenRound, charge: Charge) -> None:
-        charge.asked = self._run.now
-        aggregator = charge.aggregator
-        self._run.send(
-            aggregator.site,
-            Sum(fragment=fragment, version=found.version, attempt=aggregator.attempt, members=charge.members),
-        )
 
     # ---- what a round waits for
 
@@ -345,34 +318,35 @@ class LeaderRounds:
         if self._run.now <= until:
             self._sites[name].late = False
 
-    def _is_complete(self, fragment: int, found: OpenRound) -> bool:
-        """Whether everybody who is waited for has offered, or passed, and holds all offers."""
-        live = self._state.live
-        if found.lags in live and self._lags(fragment, found, found.lags):
+    def _is_complete(self, fragment: int, found: OpenRound, charge: Charge | None) -> bool:
+        """Whether everybody who is waited for has offered, or passed, and who averages holds what was offered."""
+        live, looked = self._state.live, found if charge is None else charge
+        if looked.lags in live and self._lags(fragment, found, charge, looked.lags):
             return False
-        found.lags = next((name for name in live if self._lags(fragment, found, name)), "")
-        return not found.lags
+        looked.lags = next((name for name in live if self._lags(fragment, found, charge, name)), "")
+        return not looked.lags
 
-    def _lags(self, fragment: int, found: OpenRound, name: str) -> bool:
+    def _lags(self, fragment: int, found: OpenRound, charge: Charge | None, name: str) -> bool:
+        if found.charge is not None and found.charge.of(name) is not charge:
+            return False
         site = self._sites[name]
         waits = not site.late or site.missed.get(fragment, 0) >= STARVED_ROUNDS
         if waits and site.leaving is None and not found.has_tried(name):
             return True
-        if found.charge is not None and found.charge.aggregator.site != name:
-            return False
-        return self._ways.may_come(found, name)
+        return (charge is None or charge.by.site == name) and self._ways.may_come(found, name)
 
     def _are_newest(self, found: OpenRound, eligible: Mapping[str, Offer]) -> bool:
-        """Whether the newest frames of all live sites are eligible; for an aggregator nothing else is waited for."""
+        """Whether the newest frames of all live sites are eligible; for who averages nothing else is waited for."""
         if found.charge is not None:
             return True
         return all(eligible.get(name) is found.offers[name][-1] for name in self._state.live if name in found.offers)
 
-    def _starved(self, fragment: int, found: OpenRound, eligible: Mapping[str, Offer]) -> bool:
+    def _starved(self, fragment: int, found: OpenRound, charge: Charge | None, eligible: Mapping[str, Offer]) -> bool:
         """Whether a site has offered whose frames have come too late for long: else it would never count."""
         return any(
             name in found.offers
             and name not in eligible
+            and (found.charge is None or found.charge.of(name) is charge)
             and self._sites[name].leaving is None
             and self._sites[name].missed.get(fragment, 0) >= STARVED_ROUNDS
             for name in self._state.live
@@ -389,8 +363,8 @@ class LeaderRounds:
         steps = [beat.step_s for beat in beats if beat is not None and beat.step_s > 0]
         return max(self._terms.least_grace_s, self._state.every * min(steps, default=0.0) / 2)
 
-    def _choose(self, fragment: int, found: OpenRound, eligible: Mapping[str, Offer]) -> None:
-        """The round waits no longer: these frames count, but for those that are far too long."""
+    def _without_outliers(self, fragment: int, found: OpenRound, eligible: Mapping[str, Offer]) -> dict[str, Offer]:
+        """What is to be averaged waits no longer: these frames count, but for those that are far too long."""
         left_out = self._outliers.take(fragment, eligible, max(1, self._terms.min_sites))
         self.left_out += len(left_out)
         for name, (length, usual) in left_out.items():
@@ -400,22 +374,34 @@ class LeaderRounds:
                 f"long, over {TIMES:g} times the {usual:.3g} that is usual there and at the others. The next one "
                 "counts. Look at the loss of that site; its ranks begin with the run's weights when they start again"
             )
-        chosen = {name: offer for name, offer in eligible.items() if name not in left_out}
+        return {name: offer for name, offer in eligible.items() if name not in left_out}
+
+    def _average(
+        self,
+        fragment: int,
+        found: OpenRound,
+        charge: Charge,
+        eligible: Mapping[str, Offer],
+        averages: tuple[Charge, ...] = (),
+    ) -> None:
+        """Ask for the average of these frames, and of the averages of these regions."""
+        chosen = self._without_outliers(fragment, found, eligible)
+        charge.take(self._claims.listed(chosen), averages)
+        self._charges.ask(fragment, found, charge)
+
+    def _close(self, fragment: int, found: OpenRound, chosen: Mapping[str, Offer]) -> None:
+        """These frames are safe, and all average them: the round is decided."""
         members = self._claims.listed(chosen)
-        if found.charge is not None:
-            found.charge.members = members
-            self._ask(fragment, found, found.charge)
-            return
-        self._end_round(fragment, found, chosen)
+        self._end_round(fragment, found, chosen, members)
         self._append_round(Round, fragment, found, chosen, members=members)
 
     def _close_summed(self, fragment: int, found: OpenRound, charge: Charge, summed: Summed) -> None:
         """The average of the chosen frames is safe: the round is decided."""
-        listed = [one for one in charge.members if one.site in summed.counts]
+        listed = charge.counted
         frames = {one.site: one.frame for one in listed}
         chosen = {name: next(one for one in found.offers[name] if one.frame == frame) for name, frame in frames.items()}
-        self._end_round(fragment, found, chosen)
-        aggregator, total = charge.aggregator.site, sum(one.weight for one in listed)
+        self._end_round(fragment, found, chosen, listed)
+        total = sum(one.weight for one in listed)
         self._append_round(
             SummedRound,
             fragment,
@@ -425,21 +411,24 @@ class LeaderRounds:
                 Counted(site=one.site, frame=one.frame[:16], weight=one.weight, step=one.step, taken=one.taken)
                 for one in listed
             ),
-            sum=SumFrame(site=aggregator, **summed.model_dump(include=set(FrameBytes.model_fields))),
+            sum=SumFrame(site=charge.by.site, **summed.model_dump(include=set(FrameBytes.model_fields))),
             squared_norm=sum(one.weight * one.squared_norm for one in listed) / total,
         )
-        asked = Check(fragment=fragment, version=found.version, attempt=summed.attempt, members=charge.members)
-        self._checks.decided(asked, aggregator, summed.frame)
+        self._checks.decided(found, fragment, (*charge.averages, charge))
 
-    def _end_round(self, fragment: int, found: OpenRound, chosen: Mapping[str, Offer]) -> None:
-        """Learn who was late, and whose frames."""
+    def _end_round(
+        self, fragment: int, found: OpenRound, chosen: Mapping[str, Offer], members: Iterable[Listed]
+    ) -> None:
+        """Learn who was late, and whose frames; and what the members count for."""
+        self._claims.counted(members)
+        average = None if found.charge is None else [one.by.site for one in found.charge.all]
         for name in self._state.live:
             site = self._sites[name]
             if site.leaving is None and not found.has_tried(name) and name not in chosen:
                 site.late = True
             passed = found.has_tried(name) and name not in found.offers
             self._count_missed(fragment, site, passed=passed, counts=name in chosen)
-            if found.charge is None or name == found.charge.aggregator.site:
+            if average is None or name in average:
                 self._ways.ended(found, name)
         del self._open[fragment]
         self._closed[fragment] = (found, found.opened + self._grace_s())

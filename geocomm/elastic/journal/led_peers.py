@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from geocomm.elastic.journal.led_run import LedRun
 from geocomm.elastic.journal.mailed_frames import mailed
 from geocomm.elastic.journal.messages import Owner, Peer, Peers
@@ -56,6 +58,11 @@ class LedPeers:
             found = frozenset(peer.site for peer in mailed(self.live, maker, fragment))
             self._mailed[maker, fragment] = found
         return found
+
+    @property
+    def regions(self) -> Sequence[tuple[str, ...]]:
+        """The sites of each region that has several."""
+        return self._regions.groups
 
     def region(self, name: str) -> tuple[str, ...]:
         """The sites of the region of a site, itself included."""

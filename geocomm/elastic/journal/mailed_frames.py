@@ -1,4 +1,5 @@
-"""To which sites a frame is mailed: to all of its maker's region, and to one of each other region, its *head*.
+"""To which sites a frame is mailed: to the site that averages it; or to all of its maker's region, and to one of each
+other region, its *head*.
 
 Both ends and the leader compute it of the same `Open`. The others of a head's region fetch the frame there.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
-from geocomm.elastic.journal.messages import Open, Peer
+from geocomm.elastic.journal.messages import Aggregator, Open, Peer
 
 
 def region_of(peer: Peer) -> str:
@@ -32,18 +33,34 @@ def mailed(peers: Sequence[Peer], maker: str, fragment: int) -> Sequence[Peer]:
     return [peer for peer in peers if region_of(peer) == own or peer.site in heads]
 
 
-def mailed_to(opened: Open, site: str) -> list[tuple[Peer, int]]:
-    """Whose frames of a round come to a member of it by mail, and of which attempt: those of all who mail to it. With
-    an aggregator, it gets the frames of all, and the others its average."""
+def averager(opened: Open, maker: str) -> Aggregator | None:
+    """Who averages the frame of a site: a head of its region, or the aggregator; None: all do."""
+    if not opened.adders:
+        return opened.aggregator
+    regions = {peer.site: region_of(peer) for peer in opened.peers}
+    own = regions.get(maker, maker)
+    return next((one for one in opened.adders if regions.get(one.site) == own), opened.aggregator)
+
+
+def made_for(opened: Open, site: str) -> list[tuple[Peer, int]]:
+    """Whose frames of a round a member of it is to get, and of which attempt: those of all; with an aggregator, those
+    that it averages, or else the average."""
     if all(peer.site != site for peer in opened.peers):
         return []
     by, others = opened.aggregator, [peer for peer in opened.peers if peer.site != site]
-    if by is not None and by.site == site:
+    if by is None:
         return [(peer, opened.attempt) for peer in others]
-    makers = [peer for peer in others if by is None or peer.site == by.site]
-    attempt = opened.attempt if by is None else by.attempt
+    found = [(peer, opened.attempt) for peer in others if (to := averager(opened, peer.site)) and to.site == site]
+    averages = opened.adders if by.site == site else (by,)
+    return found + [(peer, one.attempt) for peer in others for one in averages if one.site == peer.site]
+
+
+def mailed_to(opened: Open, site: str) -> list[tuple[Peer, int]]:
+    """Those of `made_for` that come by mail: what a site averages does, and of other frames what is mailed to it."""
+    by = opened.aggregator
     return [
         (peer, attempt)
-        for peer in makers
-        if any(one.site == site for one in mailed(opened.peers, peer.site, opened.fragment))
+        for peer, attempt in made_for(opened, site)
+        if (by is not None and peer.site != by.site)
+        or any(one.site == site for one in mailed(opened.peers, peer.site, opened.fragment))
     ]

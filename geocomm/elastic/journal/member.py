@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from geocomm.core.records import Hash
 from geocomm.elastic.journal.entries import AnyRound, Digest, Entry, Skip
-from geocomm.elastic.journal.mailed_frames import mailed
+from geocomm.elastic.journal.mailed_frames import averager, mailed
 from geocomm.elastic.journal.messages import (
     Applied,
     Check,
@@ -62,8 +62,8 @@ class Say:
 
 @dataclass(frozen=True)
 class SendFrame:
-    """Send an own frame, or the average that this site has made as the aggregator, to these sites by mail: not to those
-    that have been sent this one before."""
+    """Send an own frame, or an average that this site has made, to these sites by mail: not to those that have been
+    sent this one before."""
 
     offer: Offer | Summed
     peers: tuple[Peer, ...]
@@ -364,13 +364,20 @@ class Member:
             own.on_disk.add((said.version, self._site, said.frame))
         return [*self._sends(own, said), Say(said)]
 
-    def _sends(self, own: _Fragment, offer: Offer | Summed) -> list[Act]:
-        """An average goes to all, by a head in each other region, and a frame to those who average."""
-        sent = own.sent.setdefault(offer.frame, set())
-        peers = () if own.open is None else own.open.peers
-        to = None if own.open is None or isinstance(offer, Summed) else own.open.aggregator
-        if to is None:
-            peers = mailed(peers, self._site, offer.fragment)
+    def _sends(self, own: _Fragment, made: Offer | Summed) -> list[Act]:
+        """A frame goes to who averages it, and the average of a region to the aggregator; other frames to all, by a
+        head in each other region."""
+        opened = own.open
+        if opened is None or (isinstance(made, Summed) and not made.counts):
+            return []
+        to = averager(opened, self._site)
+        if isinstance(made, Summed):
+            of_region = any(made.attempt == one.attempt for one in opened.adders)
+            to = opened.aggregator if of_region else None
+            if not of_region and (opened.aggregator is None or made.attempt != opened.aggregator.attempt):
+                return []  # of an earlier charge
+        peers = mailed(opened.peers, self._site, made.fragment) if to is None else opened.peers
+        sent = own.sent.setdefault(made.frame, set())
         new = tuple(
             peer
             for peer in peers
@@ -378,7 +385,7 @@ class Member:
             if to is None or to.site == peer.site
         )
         sent.update(peer.owners for peer in new)
-        return [SendFrame(offer, new)] if new and (isinstance(offer, Offer) or offer.counts) else []
+        return [SendFrame(made, new)] if new else []
 
     def _listed(self, entry: Entry) -> list[Act]:
         if not isinstance(entry, AnyRound | Skip) or entry.fragment not in self._own:

@@ -20,6 +20,7 @@ from geocomm.core.records import Hash, Record, Text, Whole
 from geocomm.data.deal_records import LineBegun, SiteDeal, StoreId
 from geocomm.elastic.journal.entries import (
     MOST_FRAGMENTS,
+    Added,
     AnyRound,
     CodedFrame,
     Digest,
@@ -30,7 +31,7 @@ from geocomm.elastic.journal.entries import (
     SumFrame,
 )
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 MAX_STATE_CHARS = 64 << 20
 PART_CHARS = 100_000
 """A part of a state: less than a line in any alphabet."""
@@ -245,7 +246,7 @@ class Pass(OfAttempt):
 
 
 class Summed(OfAttempt, FrameBytes):
-    """The aggregator has the average that it was asked for on its own disk, and sends it to all peers of the OPEN."""
+    """The site has the average that it was asked for on its own disk, and sends it to who is to have it."""
 
     kind: Literal["summed"] = "summed"
     counts: tuple[SiteName, ...]
@@ -333,7 +334,7 @@ Up = Annotated[
 
 
 class Aggregator(Record):
-    """Who averages the frames of a round for all."""
+    """Who averages frames of a round: those of all, or of its region."""
 
     site: SiteName
     attempt: Whole
@@ -341,28 +342,29 @@ class Aggregator(Record):
 
 
 class Open(OfAttempt):
-    """A round is open: make a frame at the next optimizer step, send it to all peers or to the aggregator, and offer
-    it."""
+    """A round is open: make a frame at the next optimizer step, send it to all or to who averages it, and offer it."""
 
     kind: Literal["open"] = "open"
     peers: tuple[Peer, ...]
     """The live members, the site itself included."""
     aggregator: Aggregator | None = None
     """None: all average. Another one may follow in the same attempt: it gets the same frames."""
+    adders: tuple[Aggregator, ...] = ()
+    """Heads of other regions: each averages the frames of its region, and sends the average to the aggregator."""
 
 
 class Sum(OfAttempt):
-    """To the aggregator: average these frames, which it has, and say Summed. `attempt`: of the charge."""
+    """To who averages: average these frames, which it has, and say Summed. `attempt`: of the charge."""
 
     kind: Literal["sum"] = "sum"
-    members: Annotated[tuple[Listed, ...], Field(min_length=1)]
+    members: Annotated[tuple[Added, ...], Field(min_length=1)]
 
 
 class Check(OfAttempt):
-    """A round is decided by the average of these frames: average them too, and say SumChecked. `attempt`: see Sum."""
+    """These frames were averaged for a round: average them too, and say SumChecked. `attempt`: see Sum."""
 
     kind: Literal["check"] = "check"
-    members: Annotated[tuple[Listed, ...], Field(min_length=1)]
+    members: Annotated[tuple[Added, ...], Field(min_length=1)]
 
 
 class Peers(Record):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from geocomm.core.records import Hash
-from geocomm.elastic.journal.entries import Listed
+from geocomm.elastic.journal.entries import Added, Listed
 from geocomm.elastic.journal.messages import Aggregator, Offer, Summed
 
 _MOST_OFFERS = 8
@@ -18,18 +18,55 @@ MOST_HOLDS = 1024
 
 @dataclass
 class Charge:
-    """A site is to average the frames of a round: from when it is named until the average is in the journal, or another
-    one is named."""
+    """A site is to average frames of a round: of all sites, or of its region for the one that averages all. From when
+    it is named until the round is decided, or another one is named."""
 
-    aggregator: Aggregator
+    by: Aggregator
     since: float
-    """When it was named, or the first frame was offered."""
+    """When it was named, or the first frame was offered; of a region: when its site was asked first."""
+    region: tuple[str, ...] = ()
+    """The sites whose frames it averages; none: those that no other one does."""
+    regions: tuple[Charge, ...] = ()
+    """Those of other regions, which average for this one."""
     members: tuple[Listed, ...] = ()
-    """What it was asked to average; none: it was not asked yet."""
+    """The frames of sites that it was asked to average."""
+    averages: tuple[Charge, ...] = ()
+    """The regions whose averages are averaged with these."""
+    frames: tuple[Added, ...] = ()
+    """All that it was asked to average, by the names of who has made it; none: it was not asked yet."""
     asked: float = -math.inf
     """When it was asked last."""
     summed: Summed | None = None
     """That it has done so."""
+    lags: str = ""
+    """See `OpenRound`."""
+
+    @property
+    def all(self) -> tuple[Charge, ...]:
+        """Those of regions, and this one."""
+        return *self.regions, self
+
+    @property
+    def counted(self) -> list[Listed]:
+        """The frames of sites that are in its average, by name."""
+        counts = () if self.summed is None else self.summed.counts
+        found = [one for one in self.members if one.site in counts]
+        for one in self.averages:
+            found += one.counted if one.by.site in counts else []
+        return sorted(found, key=lambda one: one.site)
+
+    def of(self, maker: str) -> Charge:
+        """Who averages the frame of a site."""
+        return next((one for one in self.regions if maker in one.region), self)
+
+    def take(self, members: tuple[Listed, ...], averages: tuple[Charge, ...]) -> None:
+        """What is to be averaged; nothing: that has changed, and is to be found anew."""
+        self.members, self.averages = members, averages
+        frames = [Added.of(one, one.site, one.weight) for one in members]
+        for one in averages:
+            if one.summed is not None:
+                frames.append(Added.of(one.summed, one.by.site, sum(listed.weight for listed in one.counted)))
+        self.frames = tuple(sorted(frames, key=lambda frame: frame.site))
 
 
 @dataclass
@@ -76,11 +113,15 @@ class OpenRound:
             self.newest[own[-1].frame] = name
         self.hold(name, offer.frame)
 
+    def adds(self, name: str, maker: str) -> bool:
+        """Whether a site is to average the frame of another one: all do, or one does."""
+        return self.charge is None or self.charge.of(maker).by.site == name
+
     def made(self, frame: Hash) -> tuple[str, Offer | Summed] | None:
         """Who has made a frame that all are to have, as it was told; None: it is none, or not known yet."""
         if self.charge is not None:
             summed = self.charge.summed
-            return (self.charge.aggregator.site, summed) if summed is not None and summed.frame == frame else None
+            return (self.charge.by.site, summed) if summed is not None and summed.frame == frame else None
         maker = self.newest.get(frame)
         return None if maker is None else (maker, self.offers[maker][-1])
 
@@ -88,7 +129,8 @@ class OpenRound:
         """What a site has offered does not count."""
         for offer in self.offers.pop(name, []):
             self.newest.pop(offer.frame, None)
-        if self.charge is not None and any(one.site == name for one in self.charge.members):
+        charges = () if self.charge is None else self.charge.all
+        if any(one.site == name for charge in charges for one in charge.members):
             self.charge = None
 
     def hold(self, name: str, frame: Hash) -> bool:
@@ -99,15 +141,20 @@ class OpenRound:
         return len(held) <= MOST_HOLDS
 
     def let_go(self, name: str, frame: Hash) -> None:
-        """An offered frame lies on a site's disk no more: an aggregator is asked for the average of what it has. Of
-        others nothing is taken back, else a site could name any number of frames."""
-        if not self.holds(name, frame) or all(frame != one.frame for own in self.offers.values() for one in own):
+        """A frame that was offered, or averaged for an aggregator, lies on a site's disk no more: who averages it is
+        asked for the average of what it has. Of others nothing is taken back, else a site could name any number of
+        frames."""
+        charges = () if self.charge is None else self.charge.all
+        made = {one.summed.frame for one in charges if one.summed is not None and one is not self.charge}
+        if not self.holds(name, frame):
+            return
+        if frame not in made and all(frame != one.frame for own in self.offers.values() for one in own):
             return
         self._held[name].discard(frame)
         self._holders[frame].discard(name)
-        charge = self.charge
-        if charge is not None and charge.aggregator.site == name and charge.summed is None:
-            charge.members = () if any(one.frame == frame for one in charge.members) else charge.members
+        for charge in charges:
+            if charge.by.site == name and charge.summed is None and any(frame == one.frame for one in charge.frames):
+                charge.take((), ())
 
     def holds(self, name: str, frame: Hash) -> bool:
         """Whether a frame lies on a site's disk."""
@@ -130,9 +177,12 @@ class OpenRound:
         return self.passes.get(name, -1) == self.attempt or (offers is not None and offers[-1].attempt >= self.attempt)
 
     def lacks(self, name: str) -> list[str]:
-        """The sites whose newest frame is not on a site's disk."""
+        """The sites whose newest frame is to be on a site's disk, and is not."""
         held = self._held.get(name, set[Hash]())
-        return [] if self.newest.keys() <= held else [self.newest[frame] for frame in self.newest.keys() - held]
+        if self.newest.keys() <= held:
+            return []
+        makers = [self.newest[frame] for frame in self.newest.keys() - held]
+        return [maker for maker in makers if self.adds(name, maker)]
 
     def is_anywhere(self, frame: Hash, live: Sequence[str]) -> bool:
         """Whether a frame lies on a live site's disk: else nobody waits for it."""
@@ -147,19 +197,20 @@ class OpenRound:
         """Whether a frame lies on two live sites' disks, or on one where only one is live."""
         return bool(live) and len(self._holders.get(frame, set()).intersection(live)) >= min(2, len(live))
 
-    def eligible(self, live: Sequence[str]) -> dict[str, Offer]:
-        """By site: its newest frame that is safe; or with an aggregator, that lies on its disk, since what it makes of
-        the frames will be."""
+    def eligible(self, live: Sequence[str], charge: Charge | None = None) -> dict[str, Offer]:
+        """By site: its newest frame that is safe; or of those that a charge is for, that lies on the disk of who
+        averages, since what it makes of the frames will be."""
         eligible: dict[str, Offer] = {}
-        charge = self.charge
         for maker, offers in self.offers.items():
+            if self.charge is not None and self.charge.of(maker) is not charge:
+                continue
             for offer in offers:
                 if offer.frame in self.left_out:
                     continue
                 if charge is None:
                     is_there = self.is_safe(offer.frame, live)
                 else:
-                    is_there = self.holds(charge.aggregator.site, offer.frame)
+                    is_there = self.holds(charge.by.site, offer.frame)
                 if is_there:
                     eligible[maker] = offer
         return eligible

@@ -30,7 +30,8 @@ from geocomm.elastic.journal.leader_snapshots import LeaderSnapshots
 from geocomm.elastic.journal.lost_frames import LostFrames
 from geocomm.elastic.journal.member import Member
 from geocomm.elastic.journal.messages import Beat, Down, Hello, Lost, Offer, StatePart, Stop, Wanted
-from geocomm.elastic.journal.open_round import OpenRound
+from geocomm.elastic.journal.open_round import Charge, OpenRound
+from geocomm.elastic.journal.round_charges import RoundCharges
 from geocomm.elastic.journal.run_state import RunState, SiteRecord, Standing
 from geocomm.elastic.journal.sequencer import Sequencer
 from geocomm.elastic.leading import agent_link
@@ -146,30 +147,31 @@ def _the_oldest_round_is_void_first(self: RunState, fragment: int, version: int)
     return [v for v in range(version, self.versions[fragment]) if (fragment, v) not in self.skipped]
 
 
-_choose = LeaderRounds._choose
+_without_outliers = LeaderRounds._without_outliers
 
 
-@mutant(LeaderRounds, "_choose")
-def _another_rate_is_left_out(self: LeaderRounds, fragment: int, found: OpenRound, chosen: Mapping[str, Offer]) -> None:
+@mutant(LeaderRounds, "_without_outliers")
+def _another_rate_is_left_out(
+    self: LeaderRounds, fragment: int, found: OpenRound, eligible: Mapping[str, Offer]
+) -> dict[str, Offer]:
     """The referee of learning rates: who has another one than the site that is furthest does not count, and is stopped
     the third time, though that one may only be past a step of the schedule."""
-    first = max(chosen.values(), key=lambda offer: offer.step).lr
-    fits = {name: offer for name, offer in chosen.items() if abs(offer.lr - first) <= 0.05 * first}
-    for name in sorted(chosen.keys() - fits.keys()):
+    first = max(eligible.values(), key=lambda offer: offer.step).lr
+    fits = {name: offer for name, offer in eligible.items() if abs(offer.lr - first) <= 0.05 * first}
+    for name in sorted(eligible.keys() - fits.keys()):
         faults = self._ways.unmailed[name, ""] = self._ways.unmailed.get((name, ""), 0) + 1
         if faults >= 3:
             self._run.send(name, Stop(why="its learning rate differs from that of the others (the 3rd time)"))
-    _choose(self, fragment, found, fits)
+    return _without_outliers(self, fragment, found, fits)
 
 
-_charge = LeaderRounds._charge
+_name = RoundCharges.name
 
 
-@mutant(LeaderRounds, "_charge", "leave", "machine")
-def _an_aggregator_is_named_once(self: LeaderRounds, fragment: int, found: OpenRound) -> None:
+@mutant(RoundCharges, "name", "leave", "machine")
+def _an_aggregator_is_named_once(self: RoundCharges, fragment: int, found: OpenRound) -> Charge | None:
     """Who averages a round stays the one who does, also where it has left."""
-    if not found.charges:
-        _charge(self, fragment, found)
+    return found.charge if found.charges else _name(self, fragment, found)
 
 
 @mutant(OpenRound, "is_safe", "line", "mail", "disk")

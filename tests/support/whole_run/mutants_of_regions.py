@@ -8,6 +8,7 @@ from typing import Any
 from geocomm.elastic.journal import member
 from geocomm.elastic.journal.frame_ways import FrameWays
 from geocomm.elastic.journal.messages import Peer
+from geocomm.elastic.journal.round_charges import RoundCharges
 from geocomm.elastic.site.run_view import RunView
 from support.whole_run.mutant import MUTANTS, Mutant, mutant
 
@@ -24,6 +25,12 @@ def _makers_mail_to_other_heads(peers: Sequence[Peer], maker: str, fragment: int
 def _all_are_to_have_mail(self: FrameWays, *_: Any) -> bool:
     """Who gets no mail, since a head does, is taken for one whose mail does not come."""
     return True
+
+
+@mutant(RoundCharges, "_regions_but", regions=True)
+def _frames_cross_to_the_aggregator(self: RoundCharges, aggregator: str) -> list[tuple[str, ...]]:
+    """The aggregator takes the frame of each site of another region, and not their average."""
+    return []
 
 
 MUTANTS["all sources are equal"] = Mutant(

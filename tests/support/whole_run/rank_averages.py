@@ -68,4 +68,5 @@ class RankAverages:
         ]
         if any(base != read[0][1] for _, base, _ in read):
             self._registry.broken.append(f"deltas to different states are averaged: {asked}")
-        return json.dumps([[coded for coded, _, _ in read], read[0][1], asked.attempt]).encode().ljust(FRAME_BYTES)
+        coded = [value for one, _, _ in read for value in (one if isinstance(one, list) else [one])]
+        return json.dumps([coded, read[0][1], asked.attempt]).encode().ljust(FRAME_BYTES)

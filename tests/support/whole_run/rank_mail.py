@@ -37,7 +37,7 @@ class RankMail:
         except FileNotFoundError:  # this disk has lost it
             return
 
-        self._registry.regions.sent(made.frame, here, site)
+        self._registry.regions.mailed(made, here, site)
 
         def arrives() -> None:
             peer = self._registry.ranks.get(process)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from geocomm.elastic.journal.entries import AnyRound, Entry, Ready
+from geocomm.elastic.journal.entries import AnyRound, Entry, Ready, SummedRound
+from geocomm.elastic.journal.messages import Offer, Summed
 from geocomm.group.planning.regions import Regions
 from support.whole_run.anchors import FRAGMENTS
 
@@ -28,6 +29,8 @@ class SimulatedRegions:
         self._regions = Regions(names, self.groups)
         self._crossed = Counter[tuple[str, tuple[str, ...]]]()
         """By frame and region: how often the one was sent to the other."""
+        self._in_round = defaultdict[tuple[int, int, str, str], set[str]](set)
+        """By fragment, version, and the first sites of two regions: frames that ranks sent from one to the other."""
 
     def are_near(self, one: str, other: str) -> bool:
         """Whether two sites share a region."""
@@ -37,13 +40,20 @@ class SimulatedRegions:
         """Whether a site may be a head."""
         return len(self._regions.of(name)) > 1
 
+    def mailed(self, made: Offer | Summed, here: str, there: str) -> None:
+        """A frame goes from one rank to another."""
+        self.sent(made.frame, here, there)
+        ends = self._regions.of(here)[0], self._regions.of(there)[0]
+        self._in_round[made.fragment, made.version, *ends].add(made.frame)
+
     def sent(self, frame: str, here: str, there: str) -> None:
         """A frame goes from one site to another."""
         if not self.are_near(here, there):
             self._crossed[frame, self._regions.of(there)] += 1
 
     def broken(self, chain: Sequence[Entry]) -> str:
-        """Whether more than one copy of a frame went to a region in a healthy run; empty: none did."""
+        """Whether more than one copy of a frame went to a region in a healthy run, or more than one frame to the
+        aggregator's; empty: none did."""
         if not self.is_healthy:
             return ""
         ready = max(entry.index for entry in chain if isinstance(entry, Ready))
@@ -54,4 +64,10 @@ class SimulatedRegions:
                     crossed = self._crossed[one.frame, region]
                     if one.site not in region and crossed != 1:
                         return f"{crossed} copies of the frame of {one.site} in entry {entry.index} went to {region}"
+            if isinstance(entry, SummedRound):
+                for region in self.groups:
+                    ends = region[0], self._regions.of(entry.sum.site)[0]
+                    frames = self._in_round[entry.fragment, entry.version, *ends]
+                    if ends[0] != ends[1] and len(frames) > 1:
+                        return f"{len(frames)} frames of {region} went to {entry.sum.site} in entry {entry.index}"
         return ""

@@ -155,7 +155,8 @@ def test_a_site_that_averages_wrong_is_named() -> None:
         ("etcd forgets what few have", 39),
         ("makers mail to other heads", 0),
         ("all are to have mail", 0),
-        ("all sources are equal", 1),
+        ("all sources are equal", 9),
+        ("frames cross to the aggregator", 1),
     ],
 )
 def test_a_fault_that_geocomm_had_is_found(mutant: str, seed: int) -> None:

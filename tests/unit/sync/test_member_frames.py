@@ -10,7 +10,7 @@ import torch
 
 from geocomm.core.errors import CorruptDataError
 from geocomm.elastic.files.fragment_store import FragmentStore
-from geocomm.elastic.journal.entries import Listed, Round, Skip, Snapshot
+from geocomm.elastic.journal.entries import Added, Listed, Round, Skip, Snapshot
 from geocomm.elastic.journal.member import Frame
 from geocomm.elastic.journal.messages import Check, Offer, Open, Owner, Peer, Sum
 from geocomm.metrics.events import EventReader, events
@@ -64,7 +64,8 @@ def test_frame_lies_on_disk_once_it_is_made_and_is_averaged_from_there(tmp_path:
 
 def test_another_site_finds_the_hash_of_an_average_and_that_of_other_frames_is_another_one(tmp_path: Path) -> None:
     sites = [frames_of(FragmentStore(str(tmp_path / name))) for name in "ab"]
-    members = round_of(("a", offer_of(sites[0], 1.0, 3)), ("b", offer_of(sites[0], 3.0, 3))).members
+    listed = round_of(("a", offer_of(sites[0], 1.0, 3)), ("b", offer_of(sites[0], 3.0, 3))).members
+    members = tuple(Added.of(one, one.site, one.weight) for one in listed)
     for one in members:
         for site in sites:
             site.keep(0, 3, one.site, sites[0].content(Frame(0, 3, "a", one.frame)))

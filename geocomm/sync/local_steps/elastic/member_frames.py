@@ -13,7 +13,7 @@ import xxhash
 from geocomm.core.message_log import logger
 from geocomm.core.records import Hash
 from geocomm.elastic.files.fragment_store import FragmentStore
-from geocomm.elastic.journal.entries import AnyRound, Listed, Round, SumFrame
+from geocomm.elastic.journal.entries import Added, AnyRound, Listed, Round, SumFrame
 from geocomm.elastic.journal.member import Frame, Settled
 from geocomm.elastic.journal.messages import Check, Offer, Open, Sum, Summed
 from geocomm.sync.local_steps.model.fragments import Fragment
@@ -204,7 +204,9 @@ class MemberFrames:
             record.averaged()
         return average, counts
 
-    def _average(self, index: int, version: int, members: Iterable[Listed]) -> tuple[torch.Tensor | None, list[str]]:
+    def _average(
+        self, index: int, version: int, members: Iterable[Listed | Added]
+    ) -> tuple[torch.Tensor | None, list[str]]:
         fragment = self._fragments[index]
         deltas = {one: delta for one in members if (delta := self._delta_of(index, version, one)) is not None}
         if not deltas:
@@ -222,7 +224,7 @@ class MemberFrames:
             for frame in [one for one in self._own if one.fragment == fragment and one.version <= version]:
                 del self._own[frame]
 
-    def _delta_of(self, fragment: int, version: int, listed: Listed | SumFrame) -> torch.Tensor | None:
+    def _delta_of(self, fragment: int, version: int, listed: Listed | Added | SumFrame) -> torch.Tensor | None:
         content = self.content(Frame(fragment, version, listed.site, listed.frame))
         frames = DeltaFrames.of_bytes(content, listed.coded_bytes)
         delta = sound_delta(frames, self._fragments[fragment])

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 from geocomm.elastic.journal.entries import AnyRound, Listed, Skip
+from geocomm.elastic.journal.mailed_frames import made_for
 from geocomm.elastic.journal.messages import Open
 from geocomm.sync.local_steps.outer.round_records import ROUNDS, RoundRecord
 
@@ -34,12 +35,7 @@ class MemberRecords:
 
     def opened(self, opened: Open) -> None:
         """Sites with ranks are to send a frame."""
-        by = None if opened.aggregator is None else opened.aggregator.site
-        others = (
-            peer.site
-            for peer in opened.peers
-            if peer.site != self._site and peer.owners and by in (None, self._site, peer.site)
-        )
+        others = (peer.site for peer, _ in made_for(opened, self._site) if peer.owners)
         self.of(opened.fragment, opened.version).awaits(others)
 
     def arrived(self, fragment: int, version: int, site: str, size: int | None = None) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from geocomm.elastic.journal.entries import Counted, Listed, SumFrame, SummedRound
+from geocomm.elastic.journal.entries import Added, Counted, SumFrame, SummedRound
 from geocomm.elastic.journal.member import MakeSum, Member, Say, SendFrame
 from geocomm.elastic.journal.messages import (
     Aggregator,
@@ -76,7 +76,7 @@ class Averaged(Led):
         by = self.charged.site
         self.say(site, Hold(fragment=0, version=0, site=by, frame=AVERAGE, by_mail=True))
 
-    def not_held(self, site: str, one: Listed) -> None:
+    def not_held(self, site: str, one: Added) -> None:
         self.say(site, Hold(fragment=0, version=0, site=one.site, frame=one.frame, by_mail=False, held=False))
 
     @property
@@ -305,10 +305,7 @@ def offer(name: str) -> Offer:
 
 
 def asked(number: int) -> Sum:
-    members = tuple(
-        Listed(site=site, frame=site * 64, coded_bytes=8, exact_bytes=1, weight=3, step=3, squared_norm=1.0, lr=0.1)
-        for site in "ab"
-    )
+    members = tuple(Added(site=site, frame=site * 64, coded_bytes=8, exact_bytes=1, weight=3) for site in "ab")
     return Sum(fragment=0, version=0, attempt=number, members=members)
 
 

@@ -7,11 +7,11 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geocomm.elastic.journal.mailed_frames import mailed, mailed_to, region_of
+from geocomm.elastic.journal.mailed_frames import averager, made_for, mailed, mailed_to, region_of
 from geocomm.elastic.journal.member import Member, SendFrame
 from geocomm.elastic.journal.messages import Aggregator, Fetch, Hold, Open, Owner, Peer, Peers, RanksGone, Summed
 from geocomm.elastic.journal.sequencer_events import LeaderSettings
-from support.led_sequencer import MODEL, STORES, Led
+from support.led_sequencer import STORES, Led
 
 REGIONS = (("a", "b"), ("c", "d"))
 OF = {"a": "a", "b": "a", "c": "c", "d": "c"}
@@ -73,12 +73,31 @@ def test_with_an_aggregator_frames_go_to_it_and_its_average_to_heads() -> None:
     assert [one.site for one in sends.peers] == ["b", head]
 
 
+def test_the_head_of_another_region_gets_its_frames_and_the_aggregator_the_average_of_these() -> None:
+    by, head = Aggregator(site="a", attempt=7), Aggregator(site="d", attempt=8)
+    opened = Open(fragment=0, version=0, attempt=3, peers=FOUR, aggregator=by, adders=(head,))
+    assert [averager(opened, site) for site in "abcd"] == [by, by, head, head]
+    assert [(one.site, attempt) for one, attempt in mailed_to(opened, "a")] == [("b", 3), ("d", 8)]
+    assert [(one.site, attempt) for one, attempt in mailed_to(opened, "b")] == [("a", 7)]
+    assert ("c", 3) in [(one.site, attempt) for one, attempt in mailed_to(opened, "d")]
+    assert ("a", 7) in [(one.site, attempt) for one, attempt in made_for(opened, "c")]
+    member = Member("d", {0: 0})
+    member.on_down(opened)
+    member._own[0].summing = 8
+    summed = Summed(fragment=0, version=0, attempt=8, frame="f" * 64, coded_bytes=1, exact_bytes=0, counts=("c", "d"))
+    [sends] = [one for one in member.summed(summed) if isinstance(one, SendFrame)]
+    assert [one.site for one in sends.peers] == ["a"]
+    later = opened.model_copy(update={"aggregator": Aggregator(site="b", attempt=9), "adders": ()})
+    member.on_down(later)
+    member._own[0].summed = None
+    assert [one for one in member.summed(summed) if isinstance(one, SendFrame)] == []  # nobody waits for it any more
+
+
 # ---- at the leader
 
 
-def led_by_region(sites: str = "abcd", reduce: str = "all") -> Led:
-    model = MODEL.model_copy(update={"settings": MODEL.settings | {"reduce": reduce}})
-    return Led(LeaderSettings(regions=REGIONS), model=model).take_part(sites)
+def led_by_region(sites: str = "abcd") -> Led:
+    return Led(LeaderSettings(regions=REGIONS)).take_part(sites)
 
 
 def head_and_other(led: Led, maker: str, region: str = "cd", fragment: int = 0) -> tuple[str, str]:
@@ -188,28 +207,3 @@ def test_where_a_head_goes_away_makers_hear_of_the_next_one() -> None:
     opened = led.messages(Open, "a")
     assert len(opened) == before + 1
     assert [one.site for one in mailed(opened[-1].peers, "a", 0)] == ["a", "b", other]
-
-
-def test_the_average_is_fetched_near_also_once_its_round_is_decided() -> None:
-    led = led_by_region(reduce="aggregator")
-    led.due()
-    charged = led.messages(Open)[-1].aggregator
-    assert charged is not None
-    by = charged.site
-    for site in "abcd":
-        led.offer(site, "" if site == by else by)
-    assert led.messages(Fetch) == []  # a frame is for the aggregator alone
-    frame = "f" * 64
-    counts = ("a", "b", "c", "d")
-    summed = Summed(
-        fragment=0, version=0, attempt=charged.attempt, frame=frame, coded_bytes=9, exact_bytes=1, counts=counts
-    )
-    led.say(by, summed)
-    near, far = ("ab", "cd") if by in "ab" else ("cd", "ab")
-    head, other = head_and_other(led, by, far)
-    held = Hold(fragment=0, version=0, site=by, frame=frame, by_mail=True)
-    led.say(near.replace(by, ""), held)
-    assert led.sequencer.state.versions[0] == 1
-    assert led.messages(Fetch) == []
-    led.say(head, held)
-    assert [one.frame for one in led.messages(Fetch, other)] == [frame]
