@@ -17,8 +17,10 @@ from pathlib import Path
 
 from geocomm.core.records import line_of
 from geocomm.elastic.journal.entries import FRAME_BYTES, AnyRound, Entry
+from geocomm.elastic.journal.mailed_frames import averager
 from geocomm.elastic.journal.messages import (
     PROTOCOL_VERSION,
+    Aggregator,
     Applied,
     Beat,
     Due,
@@ -52,6 +54,7 @@ RESULT = Path(__file__).parent / "results" / "leader.md"
 SITES = (4, 16, 48, 64, 128)
 FRAGMENTS = 8
 EVERY = 30
+_OF_REGION = 4
 _CYCLES = 2
 """Of which the first is not measured: what the leader learns fills first."""
 
@@ -59,18 +62,21 @@ _CYCLES = 2
 class LedBench:
     """A leader, and the sites that it hears."""
 
-    def __init__(self, sites: int, fragments: int, reduce: str) -> None:
+    def __init__(self, sites: int, fragments: int, reduce: str, of_region: int = 0) -> None:
+        """of_region: sites that share one; 0: each is its own."""
         self.sites = [f"site-{number:03d}" for number in range(sites)]
         self.fragments = fragments
         self.entries: list[Entry] = []
         self.cpu_s = 0.0
         self._now = 1000.0
         self._open: Open | None = None
-        self._asked: Sum | None = None
+        self._asked: dict[int, Sum] = {}
         self._reduce = reduce
         settings = {"codec": "int4", FRAME_BYTES: "1000000", "reduce": reduce}
         model = Model(settings=settings, layout="1" * 32, fragments=fragments, every=EVERY)
-        terms = LeaderSettings(wait_for=frozenset(self.sites))
+        begins = range(0, sites, of_region) if of_region else ()
+        regions = tuple(tuple(self.sites[begin : begin + of_region]) for begin in begins)
+        terms = LeaderSettings(wait_for=frozenset(self.sites), regions=regions)
         self._sequencer = Sequencer(RunState(), terms, self._hash_at, lambda: "1" * 32)
         for number, name in enumerate(self.sites):
             self._on(Came(name))
@@ -138,31 +144,33 @@ class LedBench:
         self._on(*holds)
 
     def _average(self, fragment: int, version: int, frames: Mapping[str, str]) -> None:
-        """The aggregator has all frames and averages them, and all get the average."""
+        """The heads of regions have all frames of theirs and average them, then the aggregator, and all get the
+        average."""
         opened = self._open
         assert opened is not None
         assert opened.aggregator is not None
+        makers: dict[Aggregator, list[str]] = {}
+        for name in self.sites:
+            by = averager(opened, name)
+            assert by is not None
+            makers.setdefault(by, []).append(name)
+        brought: dict[str, str] = {}
+        for head in opened.adders:
+            self._hold(fragment, version, [head.site], {name: frames[name] for name in makers[head]})
+            brought[head.site] = self._summed(head)
         by = opened.aggregator
-        self._hold(fragment, version, [by.site], frames)
-        asked = self._asked
-        assert asked is not None
-        assert asked.attempt == by.attempt
-        average = _hex(f"{fragment} {version}")
-        self._on(
-            Said(
-                by.site,
-                Summed(
-                    fragment=fragment,
-                    version=version,
-                    attempt=by.attempt,
-                    frame=average,
-                    coded_bytes=500_000,
-                    exact_bytes=1_000,
-                    counts=tuple(one.site for one in asked.members),
-                ),
-            )
-        )
-        self._hold(fragment, version, self.sites, {by.site: average})
+        own = {name: frames[name] for name in makers[by]}
+        self._hold(fragment, version, [by.site], own | brought)
+        self._hold(fragment, version, self.sites, {by.site: self._summed(by)})
+
+    def _summed(self, by: Aggregator) -> str:
+        """A site makes the average that it was asked for: its hash."""
+        asked = self._asked[by.attempt]
+        average = _hex(f"{asked.named}")
+        counts = tuple(one.site for one in asked.members)
+        said = Summed(**asked.named, frame=average, coded_bytes=500_000, exact_bytes=1_000, counts=counts)
+        self._on(Said(by.site, said))
+        return average
 
     def beat(self) -> None:
         """All sites say how they do."""
@@ -201,16 +209,16 @@ class LedBench:
             elif isinstance(action, Send) and isinstance(action.message, Open):
                 self._open = action.message
             elif isinstance(action, Send) and isinstance(action.message, Sum):
-                self._asked = action.message
+                self._asked[action.message.attempt] = action.message
 
 
 def _hex(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def measure(sites: int, fragments: int, reduce: str) -> tuple[float, float, int]:
+def measure(sites: int, fragments: int, reduce: str, of_region: int) -> tuple[float, float, int]:
     """Milliseconds of CPU of a round: the median and the most; and bytes of an entry."""
-    led = LedBench(sites, fragments, reduce)
+    led = LedBench(sites, fragments, reduce, of_region)
     took: list[float] = []
     for version in range(_CYCLES):
         for fragment in range(fragments):
@@ -233,13 +241,14 @@ def main() -> None:
     conditions = Conditions.here(f"python benchmarks/bench_leader.py{' --write' if args.write else ''}")
     rows: list[list[str]] = []
     for sites in args.sites:
-        for reduce in ("all", "aggregator"):
-            median, most, size = measure(sites, args.fragments, reduce)
-            rows.append([reduce, str(sites), f"{median:.1f}", f"{most:.1f}", f"{size / 1024:.1f}"])
+        for reduce, of_region in (("all", 0), ("aggregator", 0), ("aggregator", _OF_REGION)):
+            median, most, size = measure(sites, args.fragments, reduce, of_region)
+            of = f", regions of {of_region}" if of_region else ""
+            rows.append([reduce + of, str(sites), f"{median:.1f}", f"{most:.1f}", f"{size / 1024:.1f}"])
             print(*rows[-1], flush=True)
     table = table_lines(("reduce", "sites", "CPU of a round, median, ms", "most, ms", "entry, KiB"), rows)
     text = (
-        f"{args.fragments} fragments. All sites offer a frame, which all others or the aggregator hold, and are "
+        f"{args.fragments} fragments. All sites offer a frame, which all others or who averages it hold, and are "
         "listed. CPU is that of the sequencer alone: it neither writes the journal nor its lines."
     )
     if args.write:

@@ -26,13 +26,13 @@ from geocomm.sync.local_steps.elastic.frame_mail import FrameMail
 from geocomm.sync.local_steps.model.optimizer_state import local_part
 
 FEATURES = 64
-MAILED: list[tuple[str, str]] = []
-"""Frames that this rank has mailed, and to which sites."""
+MAILED: list[tuple[str, str, int, int]] = []
+"""Frames that this rank has mailed, to which sites, and for which fragment and version."""
 _send = FrameMail.send
 
 
 def _counted_send(of: FrameMail, offer: Offer | Summed, peers: Sequence[Peer], content: torch.Tensor) -> None:
-    MAILED.extend((offer.frame, peer.site) for peer in peers)
+    MAILED.extend((offer.frame, peer.site, offer.fragment, offer.version) for peer in peers)
     _send(of, offer, peers, content)
 
 

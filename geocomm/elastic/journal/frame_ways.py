@@ -42,9 +42,10 @@ class FrameWays:
     def ended(self, found: OpenRound, name: str) -> None:
         """A round is over: learn which frames had not come to a site, and which not by mail."""
         self._late_pairs.update((name, maker) for maker in found.lacks(name))
-        for maker, offers in found.offers.items():
-            is_to_come = name != maker and self._is_mailed(found, offers[-1], maker, name)
-            if is_to_come and (name, offers[-1].frame) not in found.mailed:
+        for maker in found.makers_for(name):
+            offer = found.offers[maker][-1]
+            is_to_come = name != maker and self._is_mailed(found, offer, maker, name)
+            if is_to_come and (name, offer.frame) not in found.mailed:
                 self.unmailed[name, maker] = self.unmailed.get((name, maker), 0) + 1
 
     def may_come(self, found: OpenRound, name: str) -> bool:
@@ -95,10 +96,10 @@ class FrameWays:
                 self._have_fetched_by(name, found, maker, made, sources)
 
     def _is_mailed(self, found: OpenRound, made: Offer | Summed, maker: str, name: str) -> bool:
-        """Whether a frame goes to a site by mail: to who averages it does."""
+        """Whether a frame that a site is to have comes by mail: to who averages it does."""
         charge = found.charge
         is_for_all = charge is None or made is charge.summed
-        return name in self._peers.mailed(maker, made.fragment) if is_for_all else found.adds(name, maker)
+        return not is_for_all or name in self._peers.mailed(maker, made.fragment)
 
     def _is_beside(self, found: OpenRound, made: Offer | Summed, maker: str, name: str) -> bool:
         """Whether a frame does not go to a site by mail, and another one of its region has it."""

@@ -195,9 +195,9 @@ class LeaderRounds:
             if (found := self._open.get(fragment)) is not None and not self._digests.is_repairing(fragment):
                 self._have_fetched(fragment, found)
 
-    def look_at(self, fragment: int) -> None:
+    def look_at(self, fragment: int, by: str = "") -> None:
         """Open or close the round of a fragment, if that is due now: after each word of a site, which must cost little
-        however many sites there are."""
+        however many sites there are. by: the site; none: time has passed."""
         found = self._open.get(fragment)
         if found is None:
             if fragment in self._due and self._may_open():
@@ -206,13 +206,13 @@ class LeaderRounds:
         if self._digests.is_repairing(fragment):
             return
         if self._charges.are_named:
-            self._look_at_charge(fragment, found)
+            self._look_at_charge(fragment, found, by)
             return
         eligible = self._those_that_count(fragment, found, None)
         if eligible is not None and len(eligible) >= self._terms.min_sites:
             self._close(fragment, found, self._without_outliers(fragment, found, eligible))
 
-    def _look_at_charge(self, fragment: int, found: OpenRound) -> None:
+    def _look_at_charge(self, fragment: int, found: OpenRound, by: str) -> None:
         """What the aggregator has averaged goes to the journal once two sites have it. It is asked for that once the
         frames and averages of regions that count are there."""
         charge = found.charge
@@ -220,7 +220,7 @@ class LeaderRounds:
             self._close_summed(fragment, found, charge, charge.summed)
             return
         charge = self._charges.see_to(fragment, found)
-        if charge is None or [one for one in charge.regions if self._waits_for_region(fragment, found, one)]:
+        if charge is None or self._waits_for_regions(fragment, found, charge, by):
             return
         eligible = self._those_that_count(fragment, found, charge)
         if eligible is None:
@@ -228,6 +228,18 @@ class LeaderRounds:
         averages = tuple(one for one in charge.regions if self._charges.is_brought(found, one))
         if len(eligible) + sum(len(one.counted) for one in averages) >= max(1, self._terms.min_sites):
             self._average(fragment, found, charge, eligible, averages)
+
+    def _waits_for_regions(self, fragment: int, found: OpenRound, charge: Charge, by: str) -> bool:
+        """Whether an aggregator is to wait for the average of a region. by: who has said something, which may change
+        what its own region waits for."""
+        own, before = charge.of(by), charge.waits_for
+        if by and before is not None:
+            waits = own is not charge and self._waits_for_region(fragment, found, own)
+            if waits or (before is not own and self._waits_for_region(fragment, found, before)):
+                return True
+        waiting = [one for one in charge.regions if self._waits_for_region(fragment, found, one)]
+        charge.waits_for = waiting[0] if waiting else None
+        return bool(waiting)
 
     def _waits_for_region(self, fragment: int, found: OpenRound, region: Charge) -> bool:
         """Whether the aggregator is to wait for the average of a region. Its head is asked for that once the frames are
@@ -320,14 +332,15 @@ class LeaderRounds:
 
     def _is_complete(self, fragment: int, found: OpenRound, charge: Charge | None) -> bool:
         """Whether everybody who is waited for has offered, or passed, and who averages holds what was offered."""
-        live, looked = self._state.live, found if charge is None else charge
-        if looked.lags in live and self._lags(fragment, found, charge, looked.lags):
+        looked = found if charge is None else charge
+        if looked.lags and self._lags(fragment, found, charge, looked.lags):
             return False
-        looked.lags = next((name for name in live if self._lags(fragment, found, charge, name)), "")
+        names = self._state.live if charge is None or not charge.region else charge.region
+        looked.lags = next((name for name in names if self._lags(fragment, found, charge, name)), "")
         return not looked.lags
 
     def _lags(self, fragment: int, found: OpenRound, charge: Charge | None, name: str) -> bool:
-        if found.charge is not None and found.charge.of(name) is not charge:
+        if not self._state.is_live(name) or (found.charge is not None and found.charge.of(name) is not charge):
             return False
         site = self._sites[name]
         waits = not site.late or site.missed.get(fragment, 0) >= STARVED_ROUNDS

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from geocomm.core.records import Hash
 from geocomm.elastic.journal.entries import Added, Listed
@@ -40,6 +41,8 @@ class Charge:
     """That it has done so."""
     lags: str = ""
     """See `OpenRound`."""
+    waits_for: Charge | None = None
+    """A region whose average it waited for at the last look, which is looked at first, and mostly alone."""
 
     @property
     def all(self) -> tuple[Charge, ...]:
@@ -57,7 +60,12 @@ class Charge:
 
     def of(self, maker: str) -> Charge:
         """Who averages the frame of a site."""
-        return next((one for one in self.regions if maker in one.region), self)
+        return self._of.get(maker, self)
+
+    @cached_property
+    def _of(self) -> dict[str, Charge]:
+        """By site: the head of its region. Asked for after each word of a site."""
+        return {name: one for one in self.regions for name in one.region}
 
     def take(self, members: tuple[Listed, ...], averages: tuple[Charge, ...]) -> None:
         """What is to be averaged; nothing: that has changed, and is to be found anew."""
@@ -113,9 +121,13 @@ class OpenRound:
             self.newest[own[-1].frame] = name
         self.hold(name, offer.frame)
 
-    def adds(self, name: str, maker: str) -> bool:
-        """Whether a site is to average the frame of another one: all do, or one does."""
-        return self.charge is None or self.charge.of(maker).by.site == name
+    def makers_for(self, name: str) -> Iterable[str]:
+        """Who has offered a frame that a site is to have: all, or those whose frames it averages."""
+        charge = self.charge
+        if charge is None or not charge.regions:
+            return self.offers
+        own = next((one for one in charge.regions if one.by.site == name), charge)
+        return [maker for maker in own.region or self.offers if maker in self.offers and charge.of(maker) is own]
 
     def made(self, frame: Hash) -> tuple[str, Offer | Summed] | None:
         """Who has made a frame that all are to have, as it was told; None: it is none, or not known yet."""
@@ -179,10 +191,9 @@ class OpenRound:
     def lacks(self, name: str) -> list[str]:
         """The sites whose newest frame is to be on a site's disk, and is not."""
         held = self._held.get(name, set[Hash]())
-        if self.newest.keys() <= held:
-            return []
-        makers = [self.newest[frame] for frame in self.newest.keys() - held]
-        return [maker for maker in makers if self.adds(name, maker)]
+        if self.charge is None or not self.charge.regions:
+            return [] if self.newest.keys() <= held else [self.newest[frame] for frame in self.newest.keys() - held]
+        return [maker for maker in self.makers_for(name) if self.offers[maker][-1].frame not in held]
 
     def is_anywhere(self, frame: Hash, live: Sequence[str]) -> bool:
         """Whether a frame lies on a live site's disk: else nobody waits for it."""

@@ -45,7 +45,7 @@ class RoundCharges:
         """Who is to be asked for the average of all, once what it is made of is there; one is named where nobody
         averages. None: it has been asked, or nobody can average."""
         charge = found.charge
-        if charge is None or charge.by.site not in self._run.state.live or self._lacks_head(found, charge):
+        if charge is None or not self._run.state.is_live(charge.by.site) or self._lacks_head(found, charge):
             charge = self.name(fragment, found)
         return None if charge is None or charge.frames else charge
 
@@ -161,7 +161,7 @@ class RoundCharges:
 
     def _lacks_head(self, found: OpenRound, charge: Charge) -> bool:
         """Whether a head is away that was to average its region, and what it made is not with the aggregator."""
-        live = self._run.state.live
+        is_live = self._run.state.is_live
         return not charge.frames and any(
-            one.by.site not in live and not self.is_brought(found, one) for one in charge.regions
+            not is_live(one.by.site) and not self.is_brought(found, one) for one in charge.regions
         )

@@ -243,6 +243,11 @@ class RunState:
         """The sites that are ready, by name. Asked for after each event: made once for each change."""
         return sorted(name for name, site in self.sites.items() if site.standing is Standing.READY)
 
+    def is_live(self, name: str) -> bool:
+        """Whether a site is among `live`."""
+        site = self.sites.get(name)
+        return site is not None and site.standing is Standing.READY
+
     @property
     def lacks_snapshot(self) -> bool:
         """Whether there is a last snapshot, and too few sites have it."""

@@ -150,7 +150,7 @@ class Sequencer:
         # A site that only says something of a round changes no other one, and most events are of this kind.
         if isinstance(event, Said) and isinstance(event.message, OfRound) and not self._run.has_actions:
             if event.message.fragment < len(self.state.versions):
-                self.rounds.look_at(event.message.fragment)
+                self.rounds.look_at(event.message.fragment, event.site)
         else:
             self.rounds.look()
         return self._run.take_actions()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from geocomm.elastic.journal.entries import SummedRound
 from support.elastic_sites import ElasticSites
 from support.elastic_training_sites import assert_equal_bits, end_all, rounds_of, training, training_sites
 
@@ -22,11 +23,24 @@ def region_of(site: str) -> tuple[str, ...]:
     return next(region for region in REGIONS if site in region)
 
 
+def mail_of(sites: ElasticSites, name: str) -> list[tuple[str, str, int, int]]:
+    """The frames that a rank has mailed: to whom, for which fragment and version."""
+    mailed: list[tuple[str, str, int, int]] = training(sites, name).steps()[-1]["mailed"]
+    return mailed
+
+
+def averages_of_regions(sites: ElasticSites, entry: SummedRound) -> list[set[str]]:
+    """By site of the other region: the frames that it has mailed to the aggregator of a round."""
+    others = [name for name in sites if name not in region_of(entry.sum.site)]
+    named = (entry.sum.site, entry.fragment, entry.version)
+    return [{frame for frame, *to in mail_of(sites, name) if (*to,) == named} for name in others]
+
+
 def crossed(sites: ElasticSites) -> Counter[tuple[str, tuple[str, ...]]]:
     """By frame and region: how often ranks mailed it there, or agents gave it there."""
     found = Counter[tuple[str, tuple[str, ...]]]()
     for name, site in sites.items():
-        mailed = training(sites, name).steps()[-1]["mailed"]
+        mailed = [(frame, to) for frame, to, *_ in mail_of(sites, name)]
         for frame, to in [*mailed, *re.findall(r"gives ([0-9a-f]{64}) to (\w+)", site.text())]:
             if to not in region_of(name):
                 found[frame, region_of(to)] += 1
@@ -53,5 +67,9 @@ def test_of_each_frame_one_copy_goes_to_the_other_region(tmp_path: Path, reduce:
         assert len(counted) >= (8 if reduce == "aggregator" else 32)
         assert min(counted) == 1
         assert sum(number > 1 for number in counted) <= FEW * len(counted)
+        for entry in rounds:
+            if isinstance(entry, SummedRound):
+                heads = [frames for frames in averages_of_regions(sites, entry) if frames]
+                assert [len(frames) for frames in heads] == [1]  # not each site's frame, but their average
         passed_on = {name for name, site in sites.items() if "gives " in site.text()}
         assert passed_on == set(sites)
