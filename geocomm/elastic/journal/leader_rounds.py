@@ -34,8 +34,8 @@ STARVED_ROUNDS = 4
 before it could make one, and the round was over then. A round waits for it after this many."""
 _MOST_GRACES = 8
 """So many times the grace such a round waits at most."""
-_ATTEMPTS_OF_A_START = 1 << 20
-_STARTS_OF_A_TERM = 1 << 20
+_ATTEMPTS_OF_A_START = 1 << 24
+_STARTS_OF_A_TERM = 1 << 16
 _MOST_TERMS = 1 << 20
 
 
